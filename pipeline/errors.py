@@ -1,0 +1,80 @@
+"""Every error Logweir raises on purpose. Each class answers one question: will trying again help?
+
+    LogweirError
+    |-- Retryable                 trying again later can succeed; nothing is wrong with the data
+    |   |-- RedisUnavailable      Redis does not answer, is loading, or is out of memory
+    |   |-- SinkUnavailable       results cannot be written now (disk full, store down)
+    |   |-- LeaseRefused          somebody else holds what we asked for
+    |   `-- ClaimLost             another worker owns the batch now; stop quietly
+    `-- Fatal                     trying again gives the same answer
+        |-- BadInput              the user gave us something we cannot use (exit code 2, HTTP 4xx)
+        |   |-- BadSetting        unknown key, wrong type, missing value
+        |   `-- BadMask           a mask pattern that does not compile or does not match its example
+        |-- BadPayload            a stored payload or message that cannot be read
+        |-- BadBundle             a model version whose files are missing or do not match their hashes
+        |-- StaleToken            the fencing token is older than the newest one: we lost the lease
+        |-- TrainingFailed        a training that cannot give a model, with its reason
+        `-- StackFailed           a process of the embedded stack cannot start or keeps dying
+
+Messages name the value and the remedy, in one sentence.
+"""
+
+
+class LogweirError(Exception):
+    """Base of all errors below."""
+
+
+class Retryable(LogweirError):
+    """Trying again later can succeed."""
+
+
+class RedisUnavailable(Retryable):
+    """Redis does not answer, is loading, or refuses writes."""
+
+
+class SinkUnavailable(Retryable):
+    """Results cannot be written now."""
+
+
+class LeaseRefused(Retryable):
+    """Somebody else holds the resource."""
+
+
+class ClaimLost(Retryable):
+    """Another worker owns the batch now."""
+
+
+class Fatal(LogweirError):
+    """Trying again gives the same answer."""
+
+
+class BadInput(Fatal):
+    """The user gave something unusable; exit code 2."""
+
+
+class BadSetting(BadInput):
+    """A setting is unknown, missing or of the wrong type."""
+
+
+class BadMask(BadInput):
+    """A mask does not compile or does not match its example."""
+
+
+class BadPayload(Fatal):
+    """A stored payload or message cannot be read."""
+
+
+class BadBundle(Fatal):
+    """A model version cannot be loaded."""
+
+
+class StaleToken(Fatal):
+    """The lease was lost; its token is no longer the newest."""
+
+
+class TrainingFailed(Fatal):
+    """No model can come out of this training."""
+
+
+class StackFailed(Fatal):
+    """A process of the embedded stack cannot start or keeps dying."""
