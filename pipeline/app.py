@@ -1,0 +1,89 @@
+"""The Celery app and its settings, each with its reason.
+
+Celery only carries wake-ups: a lost message is sent again by the sweeper, a repeated one finds the batch done or
+claimed. So messages are acknowledged late, never carry payload, and no result backend exists.
+"""
+
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+from pipeline.errors import BadSetting
+from pipeline.routing import QUEUE_PERIODIC, QUEUES, TASK_SWEEP
+from pipeline.settings import Settings
+
+
+def broker_url(redis_url: str) -> str:
+    """The URL that kombu wants for the Redis that redis-py calls `redis_url`; they differ for unix sockets."""
+    parts = urlsplit(redis_url)
+    if parts.scheme == "unix":
+        password = f":{quote(parts.password)}@" if parts.password else ""
+        return f"redis+socket://{password}{parts.path}?virtual_host=0"
+    return redis_url
+
+
+def make_app(settings: Settings) -> Celery:
+    """A new app; nothing is registered or connected yet. Raises BadSetting without a Redis."""
+    if settings.redis_url is None:
+        raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
+    app = Celery("logweir", broker=broker_url(settings.redis_url), set_as_current=False)
+    app.conf.update(configuration(settings))
+    return app
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """Celery's settings. Reasons: shared design notes on Celery with Redis, measured."""
+    exchange = Exchange("", type="direct")
+    return {
+        # JSON only: nothing executable is read from the wire.
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "result_accept_content": ["json"],
+        # Results go through the ledger, never through a backend.
+        "task_ignore_result": True,
+        "result_backend": None,
+        # A message is acknowledged when its step is over; a lost worker's message comes back.
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": False,  # the ledger sends it again; requeueing here would loop on poison
+        "worker_prefetch_multiplier": 1,
+        # The default exchange only: restoring a message then needs no binding keys.
+        "task_queues": [Queue(name, exchange, routing_key=name) for name in QUEUES],
+        "task_default_queue": QUEUE_PERIODIC,
+        "task_create_missing_queues": False,
+        "broker_transport_options": {
+            "global_keyprefix": settings.key_prefix + ":",
+            # Longer than any step but a training, which holds a lease of its own.
+            "visibility_timeout": 3600,
+            # A worker killed inside a restore leaves this mutex behind; kombu's default blocks for 300 s.
+            "unacked_mutex_expire": 15,
+            "socket_timeout": 30,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+        },
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,  # wait for Redis as long as it takes
+        "broker_channel_error_retry": True,  # a full Redis must not end the worker
+        "worker_cancel_long_running_tasks_on_connection_loss": False,  # the claim is renewed elsewhere
+        "worker_send_task_events": True,  # Flower
+        "task_send_sent_event": True,
+        "worker_hijack_root_logger": False,
+        "worker_redirect_stdouts": False,
+        "worker_enable_remote_control": True,
+        "worker_soft_shutdown_timeout": 8.0,
+        "timezone": "UTC",
+        "enable_utc": True,
+        "beat_schedule": {
+            "sweep": {
+                "task": TASK_SWEEP,
+                "schedule": settings.sweep_s,
+                # A sweep that waited longer than the next one is useless; so a stopped consumer piles nothing up.
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.sweep_s * 2)},
+            }
+        },
+        # In memory: the stock scheduler keeps a pickle file, and a sweep needs no memory of the last one.
+        "beat_scheduler": "celery.beat:Scheduler",
+        "beat_max_loop_interval": 1,
+    }

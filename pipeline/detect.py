@@ -1,0 +1,181 @@
+"""From records to verdicts: the file to read first.
+
+    records --parse--> columns --mask--> masked lines --distinct--> few lines
+        few lines --look up--> known verdicts | unknown: score (models) --> evidence
+        evidence + template (drain) --conclude--> verdict --join--> one result row per record
+
+Pure functions over frames; tasks, the command line and the benchmarks all use these. Only distinct masked lines
+ever leave this module for a model or the template tree.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.drain.masking import MaskSet
+from pipeline.drain.templates import UNCLASSIFIED
+from pipeline.drain.verdicts import WARMING_VERSION
+from pipeline.ledger import Meta
+from pipeline.models.bundle import KnownPatterns
+from pipeline.models.threshold import Calibration, Evidence, conclude, severity_words
+from pipeline.records import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, reason
+from pipeline.sources import formats
+
+# The distinct masked lines of one batch on their way through the stages. Verdict columns are null until known.
+WORK_SCHEMA: Final[dict[str, Any]] = {
+    "key": pl.UInt64,  # what the verdict cache is asked for: pattern_id with its lowest bit flipped when severe
+    "pattern_id": pl.UInt64,
+    "masked": pl.String,
+    "severe": pl.Boolean,  # seen at an error-like level
+    "level": pl.String,  # of its first record
+    "version": pl.String,  # model version the batch is answered under, or WARMING_VERSION
+    # evidence, filled by infer
+    "surprise": pl.Float64,
+    "words": pl.List(pl.String),
+    "unseen": pl.List(pl.String),
+    "tokens": pl.UInt32,
+    # verdict, filled by the cache or by drain
+    "template_id": pl.Int64,
+    "score": pl.Float64,
+    "anomalous": pl.Boolean,
+    "reasons": pl.List(pl.String),
+}
+
+
+def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
+    """RAW_SCHEMA -> the same rows with header columns filled, plus `masked`, `pattern_id`, `severe`, `key`."""
+    names = meta.formats or formats.detect(records["raw"].head(200).to_list())
+    parsed = formats.parse(records, names, arrived=meta.arrived, zone=meta.zone)
+    masked = masks.mask(parsed["message"])
+    frame = parsed.with_columns(
+        masked["masked"],
+        masked["pattern_id"],
+        pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False).alias("severe"),
+    )
+    return frame.with_columns((pl.col("pattern_id").xor(pl.col("severe").cast(pl.UInt64))).alias("key"))
+
+
+def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
+    """WORK_SCHEMA with one row per distinct (masked line, severe), nothing answered yet."""
+    few = prepared.unique("key", keep="first", maintain_order=True).select(
+        "key", "pattern_id", "masked", "severe", "level"
+    )
+    blank = [
+        pl.lit(None, dtype=dtype).alias(name)
+        for name, dtype in WORK_SCHEMA.items()
+        if name not in few.columns
+    ]
+    return few.with_columns(blank).with_columns(pl.lit(version).alias("version")).select(list(WORK_SCHEMA))
+
+
+def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
+    """`work` with the verdict columns of these keys filled in; the others stay as they are."""
+    if not verdicts:
+        return work
+    known = pl.DataFrame(
+        {
+            "key": list(verdicts),
+            "template_id": [v.template_id for v in verdicts.values()],
+            "score": [v.score for v in verdicts.values()],
+            "anomalous": [v.anomalous for v in verdicts.values()],
+            "reasons": [list(v.reasons) for v in verdicts.values()],
+        },
+        schema={name: WORK_SCHEMA[name] for name in ("key", "template_id", "score", "anomalous", "reasons")},
+    )
+    return work.update(known, on="key", how="left")
+
+
+def unknown(work: pl.DataFrame) -> pl.DataFrame:
+    """The rows that have no verdict yet."""
+    return work.filter(pl.col("template_id").is_null())
+
+
+def with_evidence(work: pl.DataFrame, evidence: Sequence[Evidence]) -> pl.DataFrame:
+    """Fill the evidence of the unknown rows, in their order; the answered rows are left alone."""
+    rows = unknown(work)
+    filled = pl.DataFrame(
+        {
+            "key": rows["key"],
+            "surprise": [e.surprise for e in evidence],
+            "words": [list(e.words) for e in evidence],
+            "unseen": [list(e.unseen) for e in evidence],
+            "tokens": [e.tokens for e in evidence],
+        },
+        schema={n: WORK_SCHEMA[n] for n in ("key", "surprise", "words", "unseen", "tokens")},
+    )
+    return work.update(filled, on="key", how="left")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What concluding needs from a model version, without its network."""
+
+    calibration: Calibration
+    known: KnownPatterns
+
+
+def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None) -> Verdict:
+    """The verdict of one work row once its template is known; without a model it is warming.
+
+    A template is new when the training data has no line of it.
+    """
+    past_limit = (reason(Reason.UNCLASSIFIED),) if template_id == UNCLASSIFIED else ()
+    if knowledge is None:
+        reasons = (reason(Reason.WARMING), *past_limit)
+        return Verdict(template_id=template_id, score=None, anomalous=None, reasons=reasons)
+    seen = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
+    verdict = conclude(
+        Evidence(
+            surprise=row["surprise"],
+            words=tuple(row["words"]),
+            unseen=tuple(row["unseen"]),
+            tokens=row["tokens"],
+        ),
+        calibration=knowledge.calibration,
+        known_count=knowledge.known.count(row["pattern_id"]),
+        template_new=seen == 0,
+        severe=row["severe"],
+        level=row["level"],
+        template_id=template_id,
+        severity_word=severity_words(row["masked"]),
+        template_count=seen,
+    )
+    return replace(verdict, reasons=(*verdict.reasons, *past_limit))
+
+
+def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: str) -> pl.DataFrame:
+    """RESULT_SCHEMA: one row per record, every record of the batch exactly once.
+
+    `record_id` derives from the source and the line, so reading the same place again gives the same ids; the pieces
+    of a line longer than a record (lines = 0 after the first) are told apart by a running number.
+    """
+    verdicts = work.select("key", "template_id", "score", "anomalous", "reasons", "version")
+    frame = prepared.join(verdicts, on="key", how="left", maintain_order="left")
+    piece = pl.col("line").cum_count().over("line") - 1
+    line = pl.col("line").cast(pl.String)
+    frame = frame.with_columns(
+        (
+            pl.lit(meta.source_key + "-")
+            + pl.when(piece == 0).then(line).otherwise(line + "." + piece.cast(pl.String))
+        ).alias("record_id"),
+        pl.lit(meta.source).alias("source"),
+        pl.lit(workload).alias("workload"),
+        pl.when(pl.col("version") == WARMING_VERSION)
+        .then(None)
+        .otherwise(pl.col("version"))
+        .alias("model_version"),
+    )
+    return frame.select([pl.col(name).cast(dtype) for name, dtype in RESULT_SCHEMA.items()])
+
+
+def outcomes(rows: pl.DataFrame) -> dict[str, int]:
+    """Physical lines by outcome, for the counters of a commit."""
+    lines = rows.select(
+        pl.col("lines").filter(pl.col("anomalous")).sum().alias("anomalous"),
+        pl.col("lines").filter(~pl.col("anomalous")).sum().alias("normal"),
+        pl.col("lines").filter(pl.col("anomalous").is_null()).sum().alias("warming"),
+        pl.col("lines").filter(pl.col("template_id") == UNCLASSIFIED).sum().alias("unclassified"),
+    ).row(0, named=True)
+    return {name: int(count) for name, count in lines.items()}

@@ -1,0 +1,454 @@
+"""Messages to masked lines: variable parts become `<IP>`, `<NUM>`, ...; the hash of a masked line is
+its `pattern_id`.
+
+The masks are data (`config/masks.toml` and files of the user), ordered, each with an example that is
+checked when they are loaded. They run as Polars string expressions over the distinct lines of a
+batch, in Rust and in time linear in the text. Always true: a mask sees one line at a time, so it
+never crosses a line end; masking a masked line changes nothing; a line's result does not depend on
+the batch around it.
+"""
+
+import re
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.errors import BadMask
+from pipeline.records import digest, pattern_ids
+
+# Part of every version: raise it when the code below gives another masked line for the same masks.
+ENGINE: Final = "1"
+
+_NAME: Final = re.compile(r"[A-Z0-9_]+")
+_TOKEN: Final = re.compile(r"<[A-Z0-9_]+>")
+_GROUP: Final = re.compile(r"\$\{(\d+)\}")
+
+# Kept digits hide as noncharacters, which `_clean` has taken out of every text; the underscores make
+# sure that a place inside a word is no word boundary for the masks that follow.
+_HIDDEN: Final = {str(d): f"_{chr(0xFDD0 + d)}_" for d in range(10)}
+_SHOWN: Final = {hidden: d for d, hidden in _HIDDEN.items()}
+_OPEN: Final = "\ufdda"
+_CLOSE: Final = "\ufddb"
+
+_MAX_ROUNDS: Final = 4  # two settle every text seen so far; a set that needs more is refused by its examples
+_PARALLEL_ROWS: Final = 2048  # below this a second thread costs more than it saves
+
+EMPTY: Final = "<EMPTY>"
+LINE_END: Final = "<NL>"
+MAX_FOLLOWING: Final = 8  # lines kept after the head line: exception, its causes, a hint
+MAX_MASKED_CHARS: Final = 4096  # longer than any line a person reads; bounds caches and tokens
+MAX_LINE_CHARS: Final = 16384  # read of one line: bounds the work on a hostile one, four times the result
+
+# Escape sequences of terminals: colours and cursor moves, titles.
+_ANSI: Final = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])"
+# Noncharacters go too: masking uses some of them as marks of its own.
+_BLANK: Final = r"[\s\x00-\x1f\x7f-\x9f\x{FDD0}-\x{FDEF}]"
+_UNCLEAN: Final = r"[^\S ]|  |[\x00-\x1f\x7f-\x9f\x{FDD0}-\x{FDEF}]|^ | $"
+
+# One line of a stack on its own: Java, .NET, Node, Rust (at ...), PHP and gdb (#0), Ruby (from),
+# kernels (symbol+0x1/0x2), Rust (3: core::panicking::panic), Java's counts of what it left out.
+_FRAME: Final = (
+    r"^\s*(?:at (?:[^ ]*\(.*|.*\(.*\).*|[^ ]+:[0-9]+.*|[^ ]+\.[^ ]+)"
+    r"|\.\.\. [0-9]+ (?:more|common frames omitted).*"
+    r"|#[0-9]+:? .*"
+    r"|from [^ ]+:[0-9]+:in .*"
+    r"|(?:\[<[0-9a-f]+>\] )?\??\s*[^ ]+\+0x[0-9a-f]+/0x[0-9a-f]+.*"
+    r"|[0-9]+:\s+(?:0x[0-9a-f]+ - )?[^ ]*::.*"
+    r'|File ".*", line [0-9]+.*'
+    r"|[\^~ ]+"
+    r"|created by [^ ]+(?: in goroutine [0-9]+)?"
+    r")$"
+)
+_PYTHON_FRAME: Final = r'^\s*File ".*", line [0-9]+'
+_GO_PLACE: Final = r"^\s+[^ ]+\.(?:go|s):[0-9]+(?: \+0x[0-9a-f]+)?\s*$"
+_GO_CALL: Final = r"^[^ ]+\(.*\)\s*$"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """One entry of a masks file, as written there."""
+
+    name: str
+    pattern: str
+    example: str
+    expect: str | None = None  # what the whole set makes of `example`
+    replace: str = ""  # empty: `<NAME>`
+    enabled: bool = True
+    keep: bool = False
+
+    @property
+    def replacement(self) -> str:
+        """What stands where the pattern matched; `${1}` is its first group."""
+        return self.replace or f"<{self.name}>"
+
+    def check(self) -> None:
+        """Raises BadMask when the entry cannot be used, whatever stands around it."""
+        if not _NAME.fullmatch(self.name):
+            raise BadMask(f"mask {self.name!r}: a name has only A-Z, 0-9 and _; rename it")
+        if not self.example or "\n" in self.example:
+            raise self._bad("needs an example of one line that it matches")
+        try:
+            found = self._matches([self.example, "", " ", "x", "0", "."])
+        except pl.exceptions.ComputeError as exc:
+            lines = [line.strip() for line in str(exc).splitlines()]
+            why = next((line for line in lines if line.startswith("error:")), lines[0])
+            raise self._bad(f"is not a Rust regular expression ({why}); correct it") from exc
+        if any(match == "" for row in found for match in row):
+            raise self._bad(
+                "can match the empty string; let it need at least one character, for example + for *"
+            )
+        if not found[0]:
+            raise self._bad(f"does not match its example {self.example!r}; correct one of them")
+        # A line end at every place of the example, between its characters and instead of each.
+        text, places = self.example, range(len(self.example) + 1)
+        cut = [text[:i] + "\n" + text[i + skip :] for i in places for skip in (0, 1)]
+        if any("\n" in match for row in self._matches(["\n", *cut]) for match in row):
+            raise self._bad(r"can match a line end; write [ \t] for \s, and \n inside every [^...]")
+        if self.keep and self.replace:
+            raise self._bad("keeps what it matches, so it cannot have `replace`; remove one of the two")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        # The first empty alternative makes the count independent of what the example fills.
+        groups = pl.select(pl.lit("").str.extract_groups(f"(?:)|(?:{self.pattern})")).to_series()
+        known = len(groups.struct.fields)
+        for number in _GROUP.findall(self.replace):
+            if int(number) > known:
+                raise self._bad(f"has {known} groups, but `replace` names ${{{number}}}; correct one of them")
+        rest = _GROUP.sub("", self.replace)
+        if "$" in rest:
+            raise self._bad("has a `replace` with a bare $; write groups as ${1}")
+        if self.replace and rest == self.replace and not _TOKEN.search(rest):
+            raise self._bad("has a `replace` without a token; write one such as <NUM>")
+
+    def _matches(self, texts: list[str]) -> list[list[str]]:
+        found: list[list[str]] = pl.Series(texts).str.extract_all(self.pattern).to_list()
+        return found
+
+    def _bad(self, why: str) -> BadMask:
+        return BadMask(f"mask {self.name}: pattern {self.pattern!r} {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """Neighbouring masks with one effect, as a single regular expression."""
+
+    pattern: str
+    replacement: str
+    keep: bool
+
+    def run(self, lines: pl.Series) -> pl.Series:
+        if not self.keep:
+            return lines.str.replace_all(self.pattern, self.replacement)
+        hit = lines.str.contains(self.pattern)
+        return lines.scatter(hit.arg_true(), _hide(lines.filter(hit), self.pattern)) if hit.any() else lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskSet:
+    """Masks in their order, checked; immutable and safe to share between threads."""
+
+    masks: tuple[Mask, ...]  # enabled and disabled ones
+    version: str  # 16 hex digits; equal versions give equal masked lines
+    tokens: tuple[str, ...]  # every `<NAME>` that can stand in a masked line, sorted
+    passes: tuple[_Pass, ...]
+
+    @classmethod
+    def load(cls, path: Path | None = None, extra: Sequence[Path] = ()) -> "MaskSet":
+        """Read `path` (None: the masks shipped with Logweir) and files of the user, whose masks run first.
+
+        Raises BadMask with the name of the mask at fault.
+        """
+        main, switches = _read(path or shipped())
+        base = cls.of(_set(main, switches))
+        if not extra:
+            return base
+        own: list[Mask] = []
+        for file in extra:
+            found, switched = _read(file)
+            own += found
+            switches |= switched
+        # A user who switches a mask off, or puts one in front, changes on purpose what the examples
+        # of the others give; so those were checked above, among themselves.
+        return cls.of(_set([*own, *main], switches), expect={mask.name for mask in own})
+
+    @classmethod
+    def of(cls, masks: Sequence[Mask], *, expect: Set[str] | None = None) -> "MaskSet":
+        """The set of these masks. Raises BadMask when one of them, or their interplay, is wrong.
+
+        `expect` names the masks whose `expect` counts; None: all.
+        """
+        for mask in masks:
+            mask.check()
+        made = cls._build(masks)
+        made._check_tokens()
+        tried = [mask for mask in masks if expect is None or mask.name in expect]
+        made._check_examples([mask for mask in tried if mask.enabled])
+        for mask in tried:
+            if not mask.enabled:  # tried as if it alone were switched on
+                cls._build([replace(m, enabled=m.enabled or m is mask) for m in masks])._check_examples(
+                    [mask]
+                )
+        return made
+
+    @classmethod
+    def _build(cls, masks: Sequence[Mask]) -> "MaskSet":
+        active = [mask for mask in masks if mask.enabled]
+        texts = [mask.replacement for mask in active if not mask.keep]
+        tokens = {token for text in texts for token in _TOKEN.findall(text)}
+        parts = [str(part) for m in active for part in (m.name, m.pattern, m.replacement, m.keep)]
+        return cls(
+            masks=tuple(masks),
+            version=digest(ENGINE, *parts),
+            tokens=tuple(sorted(tokens | {EMPTY, LINE_END})),
+            passes=_compile(active),
+        )
+
+    def _check_tokens(self) -> None:
+        for token, got in zip(self.tokens, self._mask_all(self.tokens), strict=True):
+            if token != got:
+                raise BadMask(f"token {token}: a mask turns it into {got!r}; give it a name without digits")
+
+    def _check_examples(self, masks: Sequence[Mask]) -> None:
+        once = self._mask_all([mask.example for mask in masks])
+        for mask, got, again in zip(masks, once, self._mask_all(once), strict=True):
+            blame = f"mask {mask.name}: pattern {mask.pattern!r}"
+            if mask.expect is not None and got != mask.expect:
+                raise BadMask(
+                    f"{blame} makes {got!r} of its example {mask.example!r}, not {mask.expect!r}; "
+                    "correct the pattern, its place or `expect`"
+                )
+            if got != again:
+                raise BadMask(
+                    f"{blame} gives {got!r}, which becomes {again!r} when masked again; let it spare tokens"
+                )
+
+    def _mask_all(self, messages: Sequence[str]) -> list[str]:
+        return list(self.mask(pl.Series(messages, dtype=pl.String))["masked"])
+
+    def mask(self, messages: pl.Series) -> pl.DataFrame:
+        """Columns `masked` (String) and `pattern_id` (UInt64), one row per message, in its order.
+
+        A null message counts as empty. A message of many lines gives its first line and those of the
+        following ones that are not stack frames.
+        """
+        column = messages.cast(pl.String).fill_null("").alias("message").to_frame()
+        distinct = column.unique()
+        lines = _lines_of(distinct)
+        texts = lines.select(pl.col("line").unique())
+        done = texts.with_columns(_clean(pl.col("line")).alias("clean"))
+        short = done.select(pl.col("clean").unique())
+        short = short.with_columns(self._settled(short["clean"]).alias("part"))
+        parts = lines.join(done.join(short, on="clean").select("line", "part"), on="line")
+        masked = _fold(parts)
+        kinds = masked.select(pl.col("masked").unique())
+        ids = pl.Series("pattern_id", pattern_ids(kinds["masked"].to_list()), dtype=pl.UInt64)
+        masked = masked.join(kinds.with_columns(ids), on="masked")
+        joined = column.join(masked, on="message", how="left", maintain_order="left")
+        return joined.select("masked", "pattern_id")
+
+    def mask_one(self, message: str) -> str:
+        """The masked line of one message; the plain reference for `mask`."""
+        return self._mask_all([message])[0]
+
+    def _settled(self, lines: pl.Series) -> pl.Series:
+        """Masked cleaned lines, masked again until nothing changes.
+
+        A token can stand where a digit glued to a word hid a boundary (`1user=bob`). The further rounds
+        see distinct masked lines only, so they cost little.
+        """
+        masked = self._mask_lines(lines)
+        for _ in range(_MAX_ROUNDS):
+            kinds = masked.unique()
+            again = self._mask_lines(kinds)
+            moved = kinds != again
+            if not moved.any():
+                break
+            masked = masked.replace(kinds.filter(moved), again.filter(moved))
+        return masked
+
+    def _mask_lines(self, lines: pl.Series) -> pl.Series:
+        """Masked cleaned lines, in order; spread over Polars' threads when they are many."""
+        size = -(-max(len(lines), _PARALLEL_ROWS) // pl.thread_pool_size())
+        slices = [lines.slice(start, size) for start in range(0, max(len(lines), 1), size)]
+        if len(slices) == 1:
+            return self._mask_slice(lines)
+        name = lines.name
+        frames = [
+            part.to_frame().lazy().select(pl.col(name).map_batches(self._mask_slice, return_dtype=pl.String))
+            for part in slices
+        ]
+        return pl.concat([frame[name] for frame in pl.collect_all(frames)])
+
+    def _mask_slice(self, lines: pl.Series) -> pl.Series:
+        for step in self.passes:
+            lines = step.run(lines)
+        shown = lines.str.contains("[\ufdd0-\ufdd9]")
+        if shown.any():
+            whole = lines.filter(shown).str.replace_many(list(_SHOWN), list(_SHOWN.values()))
+            lines = lines.scatter(shown.arg_true(), whole)
+        return _limit(lines)
+
+
+def shipped() -> Path:
+    """The masks file that belongs to this code: of the checkout, else of the installation.
+
+    Raises BadMask when neither is there.
+    """
+    places = [
+        Path(__file__).parents[2] / "config",
+        Path(sysconfig.get_path("data")) / "share" / "logweir",
+        Path(sysconfig.get_path("data", sysconfig.get_preferred_scheme("user"))) / "share" / "logweir",
+        Path(sys.prefix) / "share" / "logweir",
+    ]
+    for place in places:
+        if (place / "masks.toml").is_file():
+            return place / "masks.toml"
+    raise BadMask(
+        f"masks.toml is in none of {', '.join(map(str, places))}; reinstall logweir or name a masks file"
+    )
+
+
+def _read(path: Path) -> tuple[list[Mask], dict[str, bool]]:
+    """Masks of a file, and what it switches on or off."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise BadMask(f"masks file {path} cannot be read: {exc}; correct it or name another") from exc
+    entries = data.pop("mask", [])
+    switches: dict[str, bool] = {}
+    for key, state in (("enable", True), ("disable", False)):
+        names = data.pop(key, [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise BadMask(f"masks file {path}: `{key}` has to be a list of mask names, not {names!r}")
+        switches |= dict.fromkeys(names, state)
+    if data:
+        raise BadMask(f"masks file {path}: unknown key {min(data)!r}; known are mask, enable, disable")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise BadMask(f"masks file {path}: masks have to be written as [[mask]] tables")
+    return [_mask(path, entry) for entry in entries], switches
+
+
+def _mask(path: Path, entry: dict[str, Any]) -> Mask:
+    name = entry.get("name", "without a name")
+    known = [field.name for field in fields(Mask)]
+    for key, value in entry.items():
+        if key not in known:
+            raise BadMask(f"mask {name} in {path}: unknown key {key!r}; known are {', '.join(known)}")
+        if not isinstance(value, bool if key in {"enabled", "keep"} else str):
+            kind = "true or false" if key in {"enabled", "keep"} else "text in quotes"
+            raise BadMask(f"mask {name} in {path}: `{key}` has to be {kind}, not {value!r}")
+    for key in ("name", "pattern", "example"):
+        if key not in entry:
+            raise BadMask(f"mask {name} in {path}: `{key}` is missing; add it")
+    return Mask(**entry)
+
+
+def _set(masks: Sequence[Mask], switches: dict[str, bool]) -> list[Mask]:
+    """The masks with the switches applied; every name stands once."""
+    names = [mask.name for mask in masks]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadMask(f"mask {twice[0]}: two entries have this name; rename one of them")
+    if unknown := sorted(set(switches) - set(names)):
+        raise BadMask(f"enable/disable names {unknown[0]!r}, which is no mask; known are {', '.join(names)}")
+    return [replace(mask, enabled=switches.get(mask.name, mask.enabled)) for mask in masks]
+
+
+def _compile(masks: Sequence[Mask]) -> tuple[_Pass, ...]:
+    """One pass per run of neighbours with the same effect; groups would be renumbered, so those stay alone."""
+
+    def effect(item: tuple[int, Mask]) -> tuple[bool, str, int]:
+        index, mask = item
+        alone = not mask.keep and "$" in mask.replacement
+        return mask.keep, "" if mask.keep else mask.replacement, index if alone else -1
+
+    passes = []
+    for (keep, replacement, _), run in groupby(enumerate(masks), key=effect):
+        pattern = "|".join(f"(?:{mask.pattern})" for _, mask in run)
+        passes.append(_Pass(pattern=pattern, replacement=replacement, keep=keep))
+    return tuple(passes)
+
+
+def _hide(lines: pl.Series, pattern: str) -> pl.Series:
+    """Lines whose digits inside each match are out of reach of the masks that follow."""
+    marked = lines.str.replace_all(pattern, f"{_OPEN}${{0}}{_CLOSE}").alias("text")
+    parts = marked.str.split(_OPEN).to_frame().with_row_index("row").explode("text")
+    halves = pl.col("text").str.splitn(_CLOSE, 2).struct
+    inside, after = halves.field("field_0"), halves.field("field_1")
+    hidden = inside.str.replace_many(list(_HIDDEN), list(_HIDDEN.values()))
+    text = pl.when(after.is_null()).then(inside).otherwise(hidden + after)
+    return (
+        parts.select("row", text.alias("text"))
+        .group_by("row", maintain_order=True)
+        .agg(pl.col("text").str.join(""))["text"]
+    )
+
+
+def _lines_of(messages: pl.DataFrame) -> pl.DataFrame:
+    """The lines that count of distinct messages (column `message`).
+
+    Columns `message`, `at` (0 is the head line) and `line`, in order within a message.
+    """
+    many = pl.col("message").str.contains("\n", literal=True)
+    at = pl.lit(0, dtype=pl.UInt32).alias("at")
+    single = messages.filter(~many).select("message", at, pl.col("message").alias("line"))
+    rest = messages.filter(many)
+    if rest.is_empty():
+        return single
+    # A blank first line is no head line.
+    split = rest.with_columns(pl.col("message").str.strip_chars().str.split("\n").alias("line"))
+    rows = split.explode("line").with_columns(
+        pl.int_range(pl.len(), dtype=pl.UInt32).over("message").alias("at")
+    )
+    text = pl.col("line")
+    before, after = text.shift(1).over("message"), text.shift(-1).over("message")
+    # The source line under a Python frame, and the call above a Go place, belong to the frame.
+    source = before.str.contains(_PYTHON_FRAME).fill_null(False) & text.str.contains(r"^\s")
+    call = text.str.contains(_GO_CALL) & after.str.contains(_GO_PLACE).fill_null(False)
+    frame = text.str.contains(_FRAME) | text.str.contains(_GO_PLACE) | source | call
+    blank = text.str.strip_chars() == ""
+    kept = rows.filter((pl.col("at") == 0) | ~(frame | blank))
+    kept = kept.filter(pl.int_range(pl.len()).over("message") <= MAX_FOLLOWING)
+    return pl.concat([single, kept.select("message", "at", "line")])
+
+
+def _clean(line: pl.Expr) -> pl.Expr:
+    """Without terminal escapes and control characters, blanks collapsed to one space, trimmed, cut."""
+    cut = pl.when(line.str.len_bytes() > MAX_LINE_CHARS).then(line.str.head(MAX_LINE_CHARS)).otherwise(line)
+    bare = cut.str.replace_all(_ANSI, "")
+    tidy = bare.str.replace_all(rf"{_BLANK}+", " ").str.strip_chars(" ")
+    return pl.when(cut.str.contains(_UNCLEAN)).then(tidy).otherwise(cut)
+
+
+def _fold(parts: pl.DataFrame) -> pl.DataFrame:
+    """`message` and `masked` from the masked lines of messages (columns `message`, `at`, `part`)."""
+    many = pl.col("message").str.contains("\n", literal=True)
+    single = parts.filter(~many).select("message", pl.col("part").alias("masked"))
+    rest = parts.filter(many & (pl.col("part") != EMPTY))
+    if parts.height == single.height:
+        return single
+    joined = (
+        rest.sort("at").group_by("message", maintain_order=True).agg(pl.col("part").str.join(f" {LINE_END} "))
+    )
+    lost = parts.filter(many).select(pl.col("message").unique()).join(joined, on="message", how="left")
+    folded = lost.select("message", pl.col("part").fill_null(EMPTY).alias("masked"))
+    return pl.concat([single, folded.with_columns(_limit(folded["masked"]))])
+
+
+def _limit(masked: pl.Series) -> pl.Series:
+    """At most MAX_MASKED_CHARS, cut at a space where there is one, so that no token is halved; never empty."""
+    text = pl.col(masked.name)
+    head = text.str.head(MAX_MASKED_CHARS).str.replace(r" [^ ]{0,200}$", "")
+    cut = pl.when(text.str.len_chars() > MAX_MASKED_CHARS).then(head).otherwise(text).str.strip_chars(" ")
+    return (
+        masked.to_frame()
+        .select(pl.when(cut == "").then(pl.lit(EMPTY)).otherwise(cut).alias(masked.name))
+        .to_series()
+    )

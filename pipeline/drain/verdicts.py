@@ -1,0 +1,106 @@
+"""The shared verdict cache: masked line -> verdict, keyed by model version.
+
+An answer of an old model can never be given for a new one, so a model swap needs no reset and cannot race.
+Two generations of a Redis hash bound it (learn.lua rotates them); a bounded dict in front saves round trips.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import redis
+
+from pipeline.errors import RedisUnavailable
+from pipeline.keyspace import Keys, Scripts
+from pipeline.records import Verdict
+from pipeline.settings import Settings
+
+CACHE_TTL_S: Final = 86_400
+NEAR_LIMIT: Final = 200_000
+# The version under which templates are known while there is no model yet.
+WARMING_VERSION: Final = "warming"
+
+
+class Verdicts:
+    """Look-ups and writes of one process."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self.client = client
+        self.keys = Keys(settings.key_prefix)
+        self.scripts = Scripts(client)
+        self.limit = settings.verdict_cache_entries
+        self._near: OrderedDict[int, Verdict] = OrderedDict()
+        self._near_version = ""
+
+    def lookup(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:
+        """The verdicts that are known under this version; absent keys are unknown."""
+        if version != self._near_version:
+            self._near.clear()
+            self._near_version = version
+        near = self._near
+        found = {key: near[key] for key in keys if key in near}
+        for key in found:
+            near.move_to_end(key)
+        missing = [key for key in keys if key not in found]
+        if missing:
+            far = self._from_redis(version, missing)
+            found.update(far)
+            self._remember(far)
+        return found
+
+    def learn(
+        self,
+        version: str,
+        verdicts: Mapping[int, Verdict],
+        *,
+        templates: Sequence[tuple[int, bytes, str]] = (),
+        token: str = "",
+        lease: str = "drain",
+    ) -> bool:
+        """Write verdicts and templates `(id, packed, workload to count it for or "")` in one fenced step.
+
+        False when `token` is no longer the holder's: nothing was written.
+        """
+        args: list[Any] = [token, self.limit, CACHE_TTL_S, len(templates)]
+        for template_id, blob, workload in templates:
+            args += [template_id, blob, workload]
+        for key, verdict in verdicts.items():
+            args += [_field(key), verdict.pack()]
+        k = self.keys
+        keys = [
+            k.lease(lease), k.templates, k.template_counts, k.verdicts(version, "young"), k.verdicts(version, "old"),
+        ]  # fmt: skip
+        if not self.scripts.run("learn", keys, args):
+            return False
+        if version == self._near_version:
+            self._remember(verdicts)
+        return True
+
+    def _from_redis(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:
+        names = [_field(key) for key in keys]
+        young, old = self.keys.verdicts(version, "young"), self.keys.verdicts(version, "old")
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hmget(young, names)
+        pipe.hmget(old, names)
+        try:
+            fresh, aged = pipe.execute()
+        except (redis.ConnectionError, redis.TimeoutError) as exc:
+            raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
+        found, promote = {}, {}
+        for key, blob, aged_blob in zip(keys, fresh, aged, strict=True):
+            if blob is not None:
+                found[key] = Verdict.unpack(blob)
+            elif aged_blob is not None:
+                found[key] = promote[key] = Verdict.unpack(aged_blob)
+        if promote:
+            self.learn(version, promote)
+        return found
+
+    def _remember(self, verdicts: Mapping[int, Verdict]) -> None:
+        self._near.update(verdicts)
+        while len(self._near) > NEAR_LIMIT:
+            self._near.popitem(last=False)
+
+
+def _field(key: int) -> bytes:
+    return key.to_bytes(8, "little")

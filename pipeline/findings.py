@@ -1,0 +1,406 @@
+"""Findings: what a person on call should read, and in which order.
+
+A finding is one template of one workload that had anomalous records, with a few of those records as
+they were read. Results are read lazily, in chunks: memory grows with distinct templates, masked lines
+and reasons, not with records.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.records import ERROR_LEVELS, LEVELS, RESULT_SCHEMA, Reason
+
+SAMPLES_FIRST: Final = 4  # and the last one: five records show how it began and whether it changed
+SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped payload does not
+EPISODE_GAP: Final = timedelta(seconds=60)  # services retry and time out within a minute as a rule
+BURST_SPAN: Final = timedelta(seconds=120)  # how long one template can hold its episode open
+EPISODE_SPAN: Final = timedelta(seconds=180)  # a longer chain of onsets is more than one incident
+SHORTEST_GAP: Final = timedelta(seconds=5)  # below this, order in time says nothing about cause
+TIMELINE_BUCKETS: Final = 240  # bars that can still be told apart on a 1,600 px page
+
+_CHUNK_ROWS: Final = 50_000
+_KEY: Final = ["workload", "template_id"]
+_REASON_ORDER: Final = (
+    Reason.ERROR_SEVERITY,
+    Reason.NEW_TEMPLATE,
+    Reason.UNLIKELY_TOKENS,
+    Reason.RARE,
+    Reason.UNCLASSIFIED,
+    Reason.WARMING,
+)
+# Widths a reader can name: seconds, minutes, hours, days.
+_BUCKET_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One anomalous record as it was read; texts are cut at SAMPLE_CHARS characters."""
+
+    source: str
+    line: int  # 1-based, first physical line
+    timestamp: datetime
+    message: str
+    raw: str
+    words: tuple[str, ...] = ()  # its surprising words, as the masked line spells them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The anomalous records of one template of one workload."""
+
+    workload: str
+    template_id: int  # 0 or negative: unclassified
+    template: str  # with `<*>`; the first sample's message where the template is not known
+    count: int  # anomalous records
+    lines: int  # physical lines of those records
+    first_seen: datetime
+    last_seen: datetime
+    burst_end: datetime  # end of the opening burst: no gap over EPISODE_GAP, at most BURST_SPAN
+    level: str | None  # the most severe
+    score: float  # the highest
+    reasons: tuple[str, ...]  # every distinct one: severity first, then the most frequent
+    samples: tuple[Sample, ...]  # the first four and the last
+    patterns: int  # distinct masked lines
+    episode: int = 0  # 1-based, by time; 0 until `order` has set it
+
+
+def severity(finding: Finding) -> int:
+    """3: error-like by level or by a reason, 2: warning, 1: neither."""
+    if finding.level in ERROR_LEVELS or _has(finding, Reason.ERROR_SEVERITY):
+        return 3
+    return 2 if finding.level == "warning" else 1
+
+
+def rank(finding: Finding) -> tuple[Any, ...]:
+    """Sort key without regard to episodes, most urgent first.
+
+    Severity, level, strength of the reasons (a new template says more than unlikely words, those more
+    than rarity), score in steps of 0.1, then fewer occurrences: the more specific line. Time and names
+    settle ties.
+    """
+    strength = (
+        4 * _has(finding, Reason.NEW_TEMPLATE)
+        + 2 * _has(finding, Reason.UNLIKELY_TOKENS)
+        + 1 * _has(finding, Reason.RARE)
+    )
+    return (
+        -severity(finding),
+        -_level_rank(finding.level),
+        -strength,
+        -round(finding.score, 1),
+        finding.count,
+        finding.first_seen,
+        finding.workload,
+        finding.template_id,
+    )
+
+
+def order(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings in reading order, their `episode` set.
+
+    The reader should meet every incident before the second line of any. So findings are grouped into
+    episodes, and the list takes turns: the best finding of each episode, then the second-best of each,
+    and so on. Episodes take turns in the order of their best findings (`rank`); an episode without any
+    error or warning therefore comes after all that have one.
+
+    An episode is a run of onsets, over all workloads, because one fault shows in several services. A
+    finding joins by its first record, so a template that keeps coming back belongs to the first episode
+    it appears in and cannot glue a whole day together. An episode stays open for EPISODE_GAP after the
+    last onset or the end of an opening burst; one whose onsets span more than EPISODE_SPAN is cut
+    again with half the gap. Errors and warnings make the episodes; findings without either join one
+    that is near or, failing that, form episodes of their own, so a harmless one-off never joins two
+    incidents. When everything happened within a minute there is one episode and this is plain `rank`.
+    """
+    everything = sorted(findings, key=rank)
+    severe = [f for f in everything if severity(f) > 1]
+    episodes = _episodes(severe, EPISODE_GAP)
+    spans = [(min(f.first_seen for f in e), max(f.burst_end for f in e)) for e in episodes]
+    alone = []
+    for finding in everything:
+        if severity(finding) > 1:
+            continue
+        away = [_distance(finding.first_seen, span) for span in spans]
+        nearest = min(range(len(spans)), key=away.__getitem__, default=None)
+        if nearest is None or away[nearest] > EPISODE_GAP:
+            alone.append(finding)
+        else:
+            episodes[nearest].append(finding)
+    episodes += _episodes(alone, EPISODE_GAP)
+
+    episodes.sort(key=lambda e: min((f.first_seen, rank(f)) for f in e))
+    numbered = [
+        sorted((replace(f, episode=number) for f in episode), key=rank)
+        for number, episode in enumerate(episodes, start=1)
+    ]
+    numbered.sort(key=lambda e: rank(e[0]))
+    return [f for turn in zip_longest(*numbered) for f in turn if f is not None]
+
+
+def collect(results: Path, templates: pl.DataFrame, *, limit: int | None = None) -> list[Finding]:
+    """The findings of a results folder, in reading order; at most `limit` of them.
+
+    `results` holds Parquet files of RESULT_SCHEMA at any depth; a folder that is absent or empty has no
+    findings. `templates` needs `template_id` and `template`.
+    """
+    anomalous = _scan(results).filter(pl.col("anomalous"))
+    parts: list[dict[str, pl.DataFrame]] = []
+    pending = settled = 0
+    for chunk in anomalous.collect_batches(chunk_size=_CHUNK_ROWS, maintain_order=False):
+        parts.append(_parts(chunk))
+        pending += chunk.height
+        # Folding as often as the totals double keeps the work linear when every line is different.
+        if pending > max(settled, 4 * _CHUNK_ROWS):
+            parts = [_fold(parts)]
+            pending, settled = 0, max(frame.height for frame in parts[0].values())
+    if not parts:
+        return []
+    totals = _fold(parts)
+    texts = dict(templates.select("template_id", "template").iter_rows())
+    return order(_build(totals, texts))[:limit]
+
+
+def summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, Any]:
+    """The numbers of a results folder, ready for JSON; times are ISO 8601 in UTC, null when empty.
+
+    Keys: records, lines, anomalous, anomalous_lines, warming, first, last, model_versions, by_workload,
+    by_level, timeline. A row of `by_*` has its name and the same five counts, most lines first.
+    `timeline` is `{"bucket_s": width, "buckets": [[start, lines, anomalous lines], ...]}` without holes.
+    """
+    scan = _scan(results)
+    counts = (
+        pl.len().cast(pl.Int64).alias("records"),
+        pl.col("lines").cast(pl.Int64).sum(),
+        pl.col("anomalous").fill_null(value=False).cast(pl.Int64).sum(),
+        pl.col("lines").cast(pl.Int64).filter(pl.col("anomalous")).sum().alias("anomalous_lines"),
+        pl.col("score").is_null().cast(pl.Int64).sum().alias("warming"),
+    )
+    grouped = (
+        scan.group_by("workload", "level", "model_version")
+        .agg(*counts, pl.col("timestamp").min().alias("first"), pl.col("timestamp").max().alias("last"))
+        .collect(engine="streaming")
+    )
+    names = ["records", "lines", "anomalous", "anomalous_lines", "warming"]
+    first, last = grouped["first"].min(), grouped["last"].max()
+    total = grouped.select(pl.col(names).sum()).row(0, named=True)
+    return {
+        **total,
+        "first": _iso(first),
+        "last": _iso(last),
+        "model_versions": grouped["model_version"].drop_nulls().unique().sort().to_list(),
+        "by_workload": _by(grouped, "workload", names),
+        "by_level": _by(grouped, "level", names),
+        "timeline": _timeline(scan, first, last, buckets),
+    }
+
+
+def _has(finding: Finding, name: Reason) -> bool:
+    return any(text.partition(":")[0] == name for text in finding.reasons)
+
+
+def _level_rank(level: str | None) -> int:
+    return LEVELS.index(level) if level in LEVELS else -1
+
+
+def _distance(moment: datetime, span: tuple[datetime, datetime]) -> timedelta:
+    return max(span[0] - moment, moment - span[1], timedelta(0))
+
+
+def _episodes(findings: Sequence[Finding], gap: timedelta) -> list[list[Finding]]:
+    """Runs of onsets with at most `gap` between an onset and the bursts before it."""
+    runs: list[list[Finding]] = []
+    reach = datetime.min.replace(tzinfo=UTC)
+    for finding in sorted(findings, key=lambda f: (f.first_seen, rank(f))):
+        if not runs or finding.first_seen > reach:
+            runs.append([])
+            reach = finding.first_seen + gap
+        runs[-1].append(finding)
+        # A shorter gap means that onsets alone decide: the bursts are what made the chain too long.
+        open_until = finding.burst_end if gap == EPISODE_GAP else finding.first_seen
+        reach = max(reach, open_until + gap)
+    if gap / 2 < SHORTEST_GAP:
+        return runs
+    whole: list[list[Finding]] = []
+    for run in runs:
+        too_long = run[-1].first_seen - run[0].first_seen > EPISODE_SPAN
+        whole += _episodes(run, gap / 2) if too_long else [run]
+    return whole
+
+
+def _scan(results: Path) -> pl.LazyFrame:
+    """All result files; names that start with a dot are still being written."""
+    files = sorted(p for p in results.rglob("*.parquet") if not p.name.startswith("."))
+    if not files:
+        return pl.LazyFrame(schema=RESULT_SCHEMA)
+    return pl.scan_parquet(files, hive_partitioning=False, glob=False)
+
+
+def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """What one chunk of anomalous records adds to each total."""
+    levels = pl.col("level").replace_strict({name: at for at, name in enumerate(LEVELS)}, default=-1)
+    rows = chunk.with_columns(
+        pl.col("template_id").fill_null(0),
+        levels.cast(pl.Int64).alias("level_rank"),
+        pl.col("timestamp").dt.epoch("s").alias("second"),
+    )
+    by_time = ["timestamp", "source", "line", "record_id"]
+    sampled = [*_KEY, *by_time, "message", "raw", "reasons"]
+    at = rows.select(*_KEY, *by_time).with_row_index("at").sort(by_time)
+    heads = at.group_by(_KEY).head(SAMPLES_FIRST)["at"]
+    tails = at.group_by(_KEY).tail(1)["at"]
+    texts = pl.col("message", "raw").str.head(SAMPLE_CHARS)
+    return {
+        "groups": rows.group_by(_KEY).agg(
+            pl.len().cast(pl.Int64).alias("count"),
+            pl.col("lines").cast(pl.Int64).sum(),
+            pl.col("timestamp").min().alias("first_seen"),
+            pl.col("timestamp").max().alias("last_seen"),
+            pl.col("level_rank").max(),
+            pl.col("score").max(),
+        ),
+        "patterns": rows.select(*_KEY, "pattern_id").unique(),
+        "seconds": rows.select(*_KEY, "second").unique(),
+        "reasons": rows.select(*_KEY, "reasons")
+        .explode("reasons")
+        .drop_nulls("reasons")
+        .group_by(*_KEY, "reasons")
+        .agg(pl.len().cast(pl.Int64).alias("n")),
+        "heads": rows.select(sampled)[heads].with_columns(texts),
+        "tails": rows.select(sampled)[tails].with_columns(texts),
+    }
+
+
+def _fold(several: Sequence[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    """Several parts as one; neither their order nor how they were folded before changes the result."""
+    parts = {name: pl.concat([part[name] for part in several]) for name in several[0]}
+    by_time = ["timestamp", "source", "line", "record_id"]
+    groups = (
+        parts["groups"]
+        .group_by(_KEY)
+        .agg(
+            pl.col("count", "lines").sum(),
+            pl.col("first_seen").min(),
+            pl.col("last_seen", "level_rank", "score").max(),
+        )
+    )
+    # The first record seen so far can only move back, so a second later than its burst stays useless.
+    seconds = (
+        parts["seconds"]
+        .unique()
+        .filter(pl.col("second") <= pl.col("second").min().over(_KEY) + int(BURST_SPAN.total_seconds()))
+    )
+    return {
+        "groups": groups,
+        "patterns": parts["patterns"].unique(),
+        "seconds": seconds,
+        "reasons": parts["reasons"].group_by(*_KEY, "reasons").agg(pl.col("n").sum()),
+        "heads": parts["heads"].sort(by_time).group_by(_KEY).head(SAMPLES_FIRST),
+        "tails": parts["tails"].sort(by_time).group_by(_KEY).tail(1),
+    }
+
+
+def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[Finding]:
+    seconds = totals["seconds"].sort(*_KEY, "second")
+    quiet = pl.col("second").diff().fill_null(0) > int(EPISODE_GAP.total_seconds())
+    bursts = (
+        seconds.with_columns(quiet.cum_sum().over(_KEY).alias("run"))
+        .filter(pl.col("run") == 0)
+        .group_by(_KEY)
+        .agg(pl.col("second").max().alias("burst"))
+    )
+    patterns = totals["patterns"].group_by(_KEY).agg(pl.len().alias("patterns"))
+    reasons = totals["reasons"].sort(["n", "reasons"], descending=[True, False])
+    reasons = reasons.group_by(_KEY, maintain_order=True).agg("reasons")
+    samples: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    chosen = pl.concat([totals["heads"], totals["tails"]]).unique(["record_id", "source", "line"])
+    for row in chosen.sort("timestamp", "source", "line", "record_id").iter_rows():
+        samples.setdefault(row[:2], []).append(row)
+
+    groups = totals["groups"].join(bursts, on=_KEY, nulls_equal=True)
+    groups = groups.join(patterns, on=_KEY, nulls_equal=True)
+    groups = groups.join(reasons, on=_KEY, how="left", nulls_equal=True)
+    for group in groups.iter_rows(named=True):
+        shown = tuple(_sample(row) for row in samples[group["workload"], group["template_id"]])
+        level_rank, known = group["level_rank"], texts.get(group["template_id"])
+        yield Finding(
+            workload=group["workload"] or "",
+            template_id=group["template_id"],
+            template=shown[0].message if known is None else known,
+            count=group["count"],
+            lines=group["lines"],
+            first_seen=group["first_seen"],
+            last_seen=group["last_seen"],
+            burst_end=max(group["first_seen"], datetime.fromtimestamp(group["burst"], UTC)),
+            level=LEVELS[level_rank] if level_rank >= 0 else None,
+            score=group["score"] or 0.0,
+            reasons=tuple(sorted(group["reasons"] or (), key=_reason_place)),
+            samples=shown,
+            patterns=group["patterns"],
+        )
+
+
+def _sample(row: tuple[Any, ...]) -> Sample:
+    _, _, timestamp, source, line, _, message, raw, reasons = row
+    prefix = f"{Reason.UNLIKELY_TOKENS}:"
+    words = [w for text in reasons or () if text.startswith(prefix) for w in text[len(prefix) :].split()]
+    return Sample(
+        source=source or "",
+        line=line or 0,
+        timestamp=timestamp,
+        message=message or "",
+        raw=raw or message or "",
+        words=tuple(words),
+    )
+
+
+def _reason_place(text: str) -> int:
+    """Reasons by kind; `sorted` keeps the more frequent first inside a kind."""
+    name = text.partition(":")[0]
+    return next((at for at, known in enumerate(_REASON_ORDER) if known == name), len(_REASON_ORDER))
+
+
+def _by(grouped: pl.DataFrame, key: str, names: list[str]) -> list[dict[str, Any]]:
+    rows = grouped.group_by(key).agg(pl.col(names).sum())
+    return list(rows.sort("lines", key, descending=[True, False], nulls_last=True).iter_rows(named=True))
+
+
+def _timeline(scan: pl.LazyFrame, first: Any, last: Any, buckets: int) -> dict[str, Any]:
+    if first is None or last is None:
+        return {"bucket_s": 0, "buckets": []}
+    begin, end = int(first.timestamp()), int(last.timestamp())
+    width = _bucket_width(begin, end, buckets)
+    start = (pl.col("timestamp").dt.epoch("s") // width * width).alias("start")
+    lines = pl.col("lines").cast(pl.Int64)
+    rows = (
+        scan.group_by(start)
+        .agg(lines.sum(), lines.filter(pl.col("anomalous")).sum().alias("anomalous"))
+        .collect(engine="streaming")
+    )
+    counted = {at: (n, flagged) for at, n, flagged in rows.drop_nulls("start").iter_rows()}
+    return {
+        "bucket_s": width,
+        "buckets": [
+            [_iso(datetime.fromtimestamp(at, UTC)), *counted.get(at, (0, 0))]
+            for at in range(begin // width * width, end + 1, width)
+        ],
+    }
+
+
+def _bucket_width(begin: int, end: int, buckets: int) -> int:
+    """The smallest width, aligned to its own multiples, that needs no more than `buckets` bars."""
+    for width in _BUCKET_S:
+        if end // width - begin // width + 1 <= buckets:
+            return width
+    days = 1
+    while end // (days * 86_400) - begin // (days * 86_400) + 1 > buckets:
+        days += 1
+    return days * 86_400
+
+
+def _iso(moment: Any) -> str | None:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment is not None else None

@@ -1,0 +1,178 @@
+"""Every Redis key: its name, type, what bounds it and who deletes it. Loads the Lua scripts.
+
+All keys of one deployment share the hash tag `{prefix}`, so that every script's keys live in one slot.
+
+| key | type | content | bound / deleter |
+|---|---|---|---|
+| batch:<id> | hash | ledger entry of one batch | TTL `keep_done_s` from commit/split; discard.lua |
+| payload:<id> | string | the records, Arrow | commit.lua, split.lua, discard.lua; bytes bounded by accept.lua |
+| work:<id> | string | distinct masked lines and their answers so far, Arrow | advance.lua replaces, commit.lua deletes |
+| due | zset id -> ms | unfinished batches, when the sweeper looks at them | commit, bury, split |
+| dead | zset id -> ms | dead letters | retry.lua, discard.lua |
+| warming | zset id -> ms | batches stored without a verdict | rescore.lua |
+| counts | hash | batches and bytes in flight, batches per stage | fixed fields |
+| totals:<workload> | hash | lines accepted, stored, dead, discarded; lines by outcome | one per workload, never deleted |
+| workloads | set | names of all workloads seen | one entry per workload |
+| cursors | hash source -> cursor | where each source goes on reading | one per source |
+| verdicts:<version>:young, :old | hash key -> verdict | answers of one model version | learn.lua rotates young to old; TTL a day |
+| templates | hash id -> msgpack | every template | bounded per workload by the learner |
+| template_counts | hash workload -> n | templates that a workload has created | one per workload |
+| lease:<resource> | hash | exclusive holder, token, waiting holder | fields expire on Redis time in every lease script |
+| lease:<resource>:shared | zset holder -> ms | shared holders | purged in every lease script |
+| tokens | hash resource -> n | newest fencing token | never deleted |
+| epoch | hash | replication id of Redis, end of the quarantine after a change | one |
+| model | hash | version, token, generation of the live model | publish.lua |
+| training | hash | status of the last training | train task |
+| workers | hash name -> JSON | last heartbeat of every worker process | the sweep drops silent ones |
+| trouble | string | the newest reason why work had to wait, JSON | TTL 15 s |
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+import redis
+
+from pipeline.errors import RedisUnavailable
+
+SCRIPT_DIR: Final = Path(__file__).with_name("lua")
+WORKER_TTL_S: Final = 15
+TROUBLE_TTL_S: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names of all keys under one prefix."""
+
+    prefix: str
+
+    def __call__(self, *parts: str) -> str:
+        return ":".join(("{" + self.prefix + "}", *parts))
+
+    def batch(self, batch_id: str) -> str:
+        return self("batch", batch_id)
+
+    def payload(self, batch_id: str) -> str:
+        return self("payload", batch_id)
+
+    def work(self, batch_id: str) -> str:
+        return self("work", batch_id)
+
+    def totals(self, workload: str) -> str:
+        return self("totals", workload)
+
+    def verdicts(self, version: str, half: str) -> str:
+        return self("verdicts", version, half)
+
+    def lease(self, resource: str) -> str:
+        return self("lease", resource)
+
+    def shared(self, resource: str) -> str:
+        return self("lease", resource, "shared")
+
+    @property
+    def due(self) -> str:
+        return self("due")
+
+    @property
+    def dead(self) -> str:
+        return self("dead")
+
+    @property
+    def warming(self) -> str:
+        return self("warming")
+
+    @property
+    def counts(self) -> str:
+        return self("counts")
+
+    @property
+    def workloads(self) -> str:
+        return self("workloads")
+
+    @property
+    def cursors(self) -> str:
+        return self("cursors")
+
+    @property
+    def templates(self) -> str:
+        return self("templates")
+
+    @property
+    def template_counts(self) -> str:
+        return self("template_counts")
+
+    @property
+    def tokens(self) -> str:
+        return self("tokens")
+
+    @property
+    def epoch(self) -> str:
+        return self("epoch")
+
+    @property
+    def model(self) -> str:
+        return self("model")
+
+    @property
+    def workers(self) -> str:
+        return self("workers")
+
+    @property
+    def trouble(self) -> str:
+        return self("trouble")
+
+    @property
+    def training(self) -> str:
+        return self("training")
+
+
+@cache
+def script_text(name: str) -> str:
+    """The source of `lua/<name>.lua`, with the prelude that every script shares in front."""
+    prelude = (SCRIPT_DIR / "_prelude.lua").read_text(encoding="utf-8")
+    return prelude + (SCRIPT_DIR / f"{name}.lua").read_text(encoding="utf-8")
+
+
+class Scripts:
+    """Runs the Lua scripts of one Redis connection by name."""
+
+    def __init__(self, client: "redis.Redis") -> None:
+        self.client = client
+        self._loaded: dict[str, Any] = {}
+
+    def run(self, name: str, keys: list[str], args: list[Any]) -> Any:
+        """Raises RedisUnavailable when Redis does not answer or refuses the write."""
+        script = self._loaded.get(name)
+        if script is None:
+            script = self._loaded[name] = self.client.register_script(script_text(name))
+        try:
+            return script(keys=keys, args=args)
+        except (redis.ConnectionError, redis.TimeoutError) as exc:
+            raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
+        except redis.ResponseError as exc:
+            if is_refusal(exc):
+                raise RedisUnavailable(
+                    f"Redis refuses to write ({exc}); give it memory or disk space"
+                ) from exc
+            raise
+
+
+def byte_map(raw: Any) -> dict[bytes, bytes]:
+    """A HGETALL answer with the type it has: redis-py cannot tell bytes from decoded text."""
+    return cast("dict[bytes, bytes]", raw)
+
+
+def text_map(raw: Any) -> dict[str, str]:
+    """A HGETALL answer as text."""
+    return {
+        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for name, value in byte_map(raw).items()
+    }
+
+
+def is_refusal(error: Exception) -> bool:
+    """True for an answer of Redis that heals by itself or by an operator: memory, disk, loading, failover."""
+    words = ("OOM", "MISCONF", "LOADING", "READONLY", "NOREPLICAS", "MASTERDOWN", "out of memory")
+    return any(word in str(error) for word in words)

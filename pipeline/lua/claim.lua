@@ -1,0 +1,29 @@
+-- Take a waiting batch for one stage, before any user code runs.
+-- KEYS batch, due
+-- ARGV id, stage, owner, ttl ms, max attempts
+-- returns {'claimed' | 'exhausted', seq, attempts, flat ledger fields ...} | {'unknown'} | {'finished', state}
+--         | {'elsewhere', state} | {'held', ms left} | {'early', ms left}
+-- invariant: at most one unexpired claim per batch; attempts are counted here, so that a killed worker counts.
+--            'exhausted' is a claim too: its holder must split or bury the batch, not try it again.
+local batch = fields(KEYS[1])
+if not batch.state then
+  redis.call('ZREM', KEYS[2], ARGV[1])
+  return { 'unknown' }
+end
+if batch.state == 'done' or batch.state == 'dead' or batch.state == 'split' then return { 'finished', batch.state } end
+if batch.state ~= ARGV[2] then return { 'elsewhere', batch.state } end
+local now = now_ms()
+if batch.owner ~= '' and tonumber(batch.deadline) > now then return { 'held', batch.deadline - now } end
+if tonumber(batch.not_before) > now then return { 'early', batch.not_before - now } end
+local verdict = 'claimed'
+if tonumber(batch.attempts) >= tonumber(ARGV[5]) then verdict = 'exhausted' end
+if verdict == 'exhausted' and batch.owner ~= '' and (batch.error or '') == '' then
+  redis.call('HSET', KEYS[1], 'error', 'the worker died or hung in stage ' .. ARGV[2])
+end
+local seq = redis.call('HINCRBY', KEYS[1], 'seq', 1)
+local attempts = redis.call('HINCRBY', KEYS[1], 'attempts', 1)
+redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'deadline', now + tonumber(ARGV[4]))
+redis.call('ZADD', KEYS[2], now + tonumber(ARGV[4]), ARGV[1])
+local answer = { verdict, seq, attempts }
+for _, item in ipairs(redis.call('HGETALL', KEYS[1])) do answer[#answer + 1] = item end
+return answer

@@ -1,0 +1,29 @@
+-- The batch is in every sink: done.
+-- KEYS batch, due, counts, totals, payload, work, warming
+-- ARGV id, seq, keep s, warming ('1': stored without a verdict), then pairs of counter name and amount
+-- returns 1, or 0 when the claim is no longer ours (the sink write is repeated by the next holder: it is idempotent)
+-- invariant: counters change exactly once per batch; only here does a batch become 'done'.
+local batch = fields(KEYS[1])
+if not holds(batch, ARGV[2]) then return 0 end
+redis.call('HSET', KEYS[1], 'state', 'done', 'owner', '', 'deadline', 0, 'done_ms', now_ms(), 'error', '')
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('HINCRBY', KEYS[3], 'stage:' .. batch.state, -1)
+redis.call('HINCRBY', KEYS[3], 'batches', -1)
+redis.call('HINCRBY', KEYS[3], 'bytes', -tonumber(batch.bytes))
+redis.call('HSET', KEYS[1], 'bytes', 0)
+-- A rescored batch was counted as stored the first time.
+if batch.kind ~= 'rescore' then
+  redis.call('HINCRBY', KEYS[4], 'stored', batch.lines)
+  redis.call('HINCRBY', KEYS[4], 'stored_records', batch.records)
+end
+redis.call('HINCRBY', KEYS[4], 'commits', 1)
+for i = 5, #ARGV, 2 do redis.call('HINCRBY', KEYS[4], ARGV[i], ARGV[i + 1]) end
+redis.call('DEL', KEYS[5], KEYS[6])
+if ARGV[4] == '1' then
+  -- It will be read back from the sink when a model arrives, so its entry must not expire before that.
+  redis.call('ZADD', KEYS[7], batch.accepted_ms, ARGV[1])
+  redis.call('PERSIST', KEYS[1])
+else
+  redis.call('EXPIRE', KEYS[1], ARGV[3])
+end
+return 1

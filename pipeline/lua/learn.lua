@@ -1,0 +1,26 @@
+-- The learner's write: templates and verdicts together, refused to a learner that lost its lease.
+-- KEYS lease, templates, template counts, young verdicts, old verdicts
+-- ARGV token ('' = not fenced), cache limit, ttl s, number of templates,
+--      then per template: id, msgpack, workload to count it for ('' = changed, not new),
+--      then pairs of verdict key and verdict
+-- returns 1, or 0 when the token is not the holder's
+-- invariant: a template id once written is never given to another template; the cache holds at most
+--            `limit` verdicts: when the young half is full it becomes the old half (two-generation LRU).
+if ARGV[1] ~= '' then
+  local held = redis.call('HMGET', KEYS[1], 'token', 'deadline')
+  if held[1] ~= ARGV[1] or tonumber(held[2] or '0') <= now_ms() then return 0 end
+end
+local n = tonumber(ARGV[4])
+local at = 5
+for _ = 1, n do
+  redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1])
+  if ARGV[at + 2] ~= '' then redis.call('HINCRBY', KEYS[3], ARGV[at + 2], 1) end
+  at = at + 3
+end
+if at <= #ARGV then
+  if redis.call('HLEN', KEYS[4]) * 2 >= tonumber(ARGV[2]) then redis.call('RENAME', KEYS[4], KEYS[5]) end
+  for i = at, #ARGV, 2 do redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1]) end
+  redis.call('EXPIRE', KEYS[4], ARGV[3])
+  redis.call('EXPIRE', KEYS[5], ARGV[3])
+end
+return 1

@@ -1,0 +1,15 @@
+-- Put a dead letter back to work, on an operator's word.
+-- KEYS batch, due, counts, totals, dead
+-- ARGV id, overdue ms
+-- returns 1, or 0 when the batch is not dead
+-- invariant: lines move from dead to in flight, never twice.
+local batch = fields(KEYS[1])
+if batch.state ~= 'dead' then return 0 end
+redis.call('HSET', KEYS[1], 'state', 'ingest', 'attempts', 0, 'not_before', 0, 'error', '')
+redis.call('ZREM', KEYS[5], ARGV[1])
+redis.call('ZADD', KEYS[2], now_ms() + tonumber(ARGV[2]), ARGV[1])
+redis.call('HINCRBY', KEYS[3], 'stage:ingest', 1)
+redis.call('HINCRBY', KEYS[3], 'batches', 1)
+redis.call('HINCRBY', KEYS[3], 'bytes', batch.bytes)
+if batch.kind ~= 'rescore' then redis.call('HINCRBY', KEYS[4], 'dead', -tonumber(batch.lines)) end
+return 1

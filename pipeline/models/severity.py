@@ -1,0 +1,90 @@
+"""Words in a message that say something went wrong, whatever its level column says.
+
+A closed list, matched word by word, with the cases that only look like a fault taken out: counters,
+negations, faults that were dealt with, and names of things that handle faults.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+# fmt: off
+_SEVERE: Final = frozenset((
+    "error", "errors", "err", "failure", "failures", "fail", "fails", "failed", "failing", "fatal", "panic",
+    "panicked", "exception", "exceptions", "refused", "denied", "timeout", "timeouts", "killed", "corrupt",
+    "corrupted", "corruption", "abort", "aborted", "aborting", "crash", "crashed", "crashes", "unreachable",
+    "unavailable", "rejected", "deadlock", "deadlocked", "segfault", "traceback", "critical", "emergency",
+    "violation", "overflow", "unauthorized", "forbidden", "oom", "unable", "invalid", "broken",
+    "uncorrectable", "unrecoverable", "lost",
+))
+# Said of a whole process or of data, not of one request.
+GRAVE_WORDS: Final = frozenset((
+    "panic", "panicked", "fatal", "corrupt", "corrupted", "corruption", "crash", "crashed", "killed",
+    "segfault", "oom", "out of memory",
+))
+_PHRASES: Final = (("timed", "out"), ("not", "found"), ("out", "of", "memory"))
+# `no error`, `without any errors`, `non-fatal`, `0 failures`
+_NEGATORS: Final = frozenset(("no", "without", "zero", "non", "0"))
+_NOT: Final = frozenset(("not", "never"))
+# The line says the fault was dealt with: `parity error corrected`.
+_HANDLED: Final = frozenset((
+    "corrected", "recovered", "resolved", "cleared", "ignored", "handled", "suppressed",
+))
+# The word is part of a name: `ErrorHandler`, `error log`, `exception resolver`.
+_NAMES: Final = frozenset((
+    "handler", "handlers", "handling", "resolver", "reporter", "listener", "log", "logs", "logger", "page",
+    "pages", "rate", "threshold", "detector", "detection", "correction", "recovery", "tolerance", "free",
+    "policy", "filter", "mapper",
+))
+_EMPTY: Final = frozenset(("none", "null", "nil", "false", "ok", "success"))
+# Counters say how many, not that something failed: `<NUM> errors`, `failed=<NUM>`, `errors: 0`.
+_COUNTED: Final = frozenset((
+    "errors", "failures", "exceptions", "timeouts", "crashes", "failed", "rejected", "aborted", "lost",
+    "denied", "refused",
+))
+# fmt: on
+_NUMBER_BEFORE: Final = re.compile(r"(?:<NUM>|\b\d+)\s+$")
+_NUMBER_AFTER: Final = re.compile(r"(?:_?counts?)?\"?\s*(?:=|:)\s*(?:<NUM>|0\b|\[\]|\"\")")
+# A row of a table names a field: `parity error.......<NUM>`.
+_LEADER: Final = re.compile(r"\.{3,}\s*(?:<[A-Z0-9_]+>|\d)")
+_PIECE: Final = re.compile(r"<[A-Z0-9_]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_SCAN_CHARS: Final = 2048  # a longer line says what is wrong before that
+
+
+def severity_words(masked: str) -> str | None:
+    """The first word or phrase of a masked line that says something went wrong, lower case, or None.
+
+    Compound names are split: `SocketTimeoutException` says `timeout`.
+    """
+    text = masked[:_SCAN_CHARS]
+    spans = [(m.group().lower(), m.start(), m.end()) for m in _PIECE.finditer(text)]
+    words = [w for w, _, _ in spans]
+    leader = max((m.start() for m in _LEADER.finditer(text)), default=-1)
+    dealt_with = max(
+        (j for j, w in enumerate(words) if w in _HANDLED and words[j - 1] not in _NOT), default=-1
+    )
+    for i, (word, start, end) in enumerate(spans):
+        for phrase in _PHRASES:
+            if word == phrase[0] and tuple(words[i : i + len(phrase)]) == phrase:
+                return " ".join(phrase)
+        if word not in _SEVERE or i < dealt_with or end <= leader:
+            continue
+        if not _named_or_negated(words, i) and not _counter(text, word, start, end):
+            return word
+    return None
+
+
+def _named_or_negated(words: Sequence[str], i: int) -> bool:
+    follower = words[i + 1] if i + 1 < len(words) else ""
+    if follower in _NAMES or follower in _EMPTY:
+        return True
+    before = words[max(0, i - 2) : i]
+    return any(w in _NEGATORS for w in before) or (bool(before) and before[-1] in _NOT)
+
+
+def _counter(text: str, word: str, start: int, end: int) -> bool:
+    if word in _COUNTED and _NUMBER_BEFORE.search(text, max(0, start - 24), start):
+        return True
+    after = _NUMBER_AFTER.match(text, end)
+    # `error: <NUM>` is a code; a counter is a plural, or is written with `=` or `count`.
+    return bool(after and (word in _COUNTED or "=" in after.group() or "count" in after.group()))

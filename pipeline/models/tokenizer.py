@@ -1,0 +1,144 @@
+"""Byte-pair tokenizer of masked lines.
+
+Mask tokens (`<IP>`) are single ids that no text can split; every other text is cut at spaces, case
+changes, digits and punctuation, then byte-pair merged over the full byte alphabet, so no input is
+ever unknown. A line becomes at most `max_tokens` ids, whatever its length.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.errors import BadBundle
+
+PAD, CLS, SEP, MASK = "[PAD]", "[CLS]", "[SEP]", "[MASK]"
+SPECIALS: Final = (PAD, CLS, SEP, MASK)
+PAD_ID, CLS_ID, SEP_ID, MASK_ID = range(4)
+
+# A leading space stays with its word, as in GPT-2; CamelCase and digit runs are their own pieces.
+_PIECES: Final = r" ?[A-Z]?[a-z]+| ?[A-Z]+(?![a-z])| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+"
+_MAX_PIECE_CHARS: Final = 24  # longer merges only memorise names
+# Longer lines keep their head and their tail: the verb stands first, the cause last.
+_HEAD_CHARS: Final = 900
+_TAIL_CHARS: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """One line as ids, with [CLS] and [SEP].
+
+    `piece`: index of the pre-token an id belongs to, -1 where it may not be masked or scored
+    (specials and mask tokens). `word`: index of the space-separated word in `words`, -1 likewise.
+    """
+
+    ids: list[int]
+    piece: list[int]
+    word: list[int]
+    words: list[str]
+
+
+class LineTokenizer:
+    """Wraps a `tokenizers.Tokenizer`; immutable after construction."""
+
+    def __init__(self, inner: Any, tokens: Sequence[str], max_tokens: int) -> None:
+        # A line may hold the text "[MASK]"; only mask tokens are cut out of text, never our specials.
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self.tokens = tuple(tokens)
+        self.max_tokens = max_tokens
+        self._fixed = frozenset(inner.token_to_id(t) for t in self.tokens)
+
+    @classmethod
+    def train(
+        cls, lines: Iterable[str], *, tokens: Sequence[str], vocab_size: int, max_tokens: int
+    ) -> "LineTokenizer":
+        """Learns merges from distinct masked lines. Deterministic."""
+        from tokenizers import AddedToken, Regex, Tokenizer
+        from tokenizers.models import BPE
+        from tokenizers.pre_tokenizers import ByteLevel, Split
+        from tokenizers.pre_tokenizers import Sequence as Steps
+        from tokenizers.trainers import BpeTrainer
+
+        names = sorted(set(tokens))
+        inner = Tokenizer(BPE())
+        inner.pre_tokenizer = Steps(
+            [Split(Regex(_PIECES), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        trainer = BpeTrainer(
+            vocab_size=vocab_size - len(names),
+            min_frequency=1,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=ByteLevel.alphabet(),
+            max_token_length=_MAX_PIECE_CHARS,
+            show_progress=False,
+        )
+        # The trainer does not know added tokens and would learn merges inside `<IP>`.
+        gaps = re.compile("|".join(re.escape(t) for t in names) or r"(?!)")
+        inner.train_from_iterator(
+            (part for line in lines for part in gaps.split(_cut(line)) if part), trainer
+        )
+        inner.add_tokens([AddedToken(t, normalized=False, special=False) for t in names])
+        return cls(inner, names, max_tokens)
+
+    @classmethod
+    def from_file(cls, path: Path, *, tokens: Sequence[str], max_tokens: int) -> "LineTokenizer":
+        """Raises BadBundle when the file is no tokenizer or lacks a token."""
+        from tokenizers import Tokenizer
+
+        try:
+            inner = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as exc:  # the binding raises bare Exception
+            raise BadBundle(f"{path} is not a tokenizer: {exc}; publish the bundle again") from exc
+        ids = [inner.token_to_id(t) for t in SPECIALS]
+        if ids != [PAD_ID, CLS_ID, SEP_ID, MASK_ID]:
+            raise BadBundle(f"{path} gives {SPECIALS} the ids {ids}, expected 0..3; train again")
+        missing = [t for t in tokens if inner.token_to_id(t) is None]
+        if missing:
+            raise BadBundle(f"{path} does not know the mask tokens {missing}; train again with these masks")
+        return cls(inner, tokens, max_tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._inner.get_vocab_size())
+
+    def to_json(self) -> str:
+        return str(self._inner.to_str())
+
+    def encode(self, lines: Sequence[str]) -> list[Encoded]:
+        """One Encoded per line, of at most `max_tokens` ids."""
+        cut = [_cut(line) for line in lines]
+        encodings = self._inner.encode_batch(cut, add_special_tokens=False)
+        return [self._one(e, text) for e, text in zip(encodings, cut, strict=True)]
+
+    def _one(self, encoding: Any, text: str) -> Encoded:
+        ids, pieces, offsets = encoding.ids, encoding.word_ids, encoding.offsets
+        owner = [-1] * max(len(text), 1)
+        words: list[str] = []
+        for match in re.finditer(r"\S+", text):
+            owner[match.start() : match.end()] = [len(words)] * (match.end() - match.start())
+            words.append(match.group())
+        room = self.max_tokens - 2
+        keep = list(range(len(ids)))
+        if len(ids) > room:
+            keep = keep[: room - room // 4] + keep[-(room // 4) :]
+        out = Encoded(ids=[CLS_ID], piece=[-1], word=[-1], words=words)
+        for i in keep:
+            word = -1 if ids[i] in self._fixed else owner[max(offsets[i][1] - 1, 0)]
+            out.ids.append(ids[i])
+            # Added tokens split the text into segments that each count their pieces from 0, so the
+            # number alone is not unique; the index of the word keeps neighbours apart.
+            out.piece.append(-1 if word < 0 else word * len(text) + (pieces[i] or 0))
+            out.word.append(word)
+        out.ids.append(SEP_ID)
+        out.piece.append(-1)
+        out.word.append(-1)
+        return out
+
+
+def _cut(line: str) -> str:
+    """The text that is encoded."""
+    if len(line) <= _HEAD_CHARS + _TAIL_CHARS:
+        return line
+    return f"{line[:_HEAD_CHARS]} {line[-_TAIL_CHARS:]}"

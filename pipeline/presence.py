@@ -1,0 +1,92 @@
+"""Which worker processes are alive, and why work waits: small facts in Redis that status and routing read."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import redis
+
+from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S, Keys
+from pipeline.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker process, as of its last heartbeat (`beat_ms`, Redis time)."""
+
+    name: str
+    role: str
+    pid: int
+    queues: tuple[str, ...]
+    model_version: str
+    beat_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something that heals by itself or by an operator, and keeps batches waiting meanwhile."""
+
+    stage: str
+    reason: str
+
+
+class Presence:
+    """Heartbeats and troubles."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self.client = client
+        self.keys = Keys(settings.key_prefix)
+
+    def beat(self, *, name: str, role: str, pid: int, queues: Sequence[str], model_version: str) -> None:
+        """Say that a worker is alive."""
+        view = WorkerView(
+            name=name,
+            role=role,
+            pid=pid,
+            queues=tuple(queues),
+            model_version=model_version,
+            beat_ms=self._now_ms(),
+        )
+        self.client.hset(self.keys.workers, name, json.dumps(asdict(view)))
+
+    def leave(self, name: str) -> None:
+        """Say that a worker ends."""
+        self.client.hdel(self.keys.workers, name)
+
+    def live(self) -> list[WorkerView]:
+        """Workers that were heard within WORKER_TTL_S."""
+        now = self._now_ms()
+        return [w for w in self._all() if now - w.beat_ms < WORKER_TTL_S * 1000]
+
+    def drop_silent(self) -> None:
+        """Forget workers that were not heard for ten times WORKER_TTL_S."""
+        now = self._now_ms()
+        for worker in self._all():
+            if now - worker.beat_ms > WORKER_TTL_S * 10_000:
+                self.leave(worker.name)
+
+    def complain(self, stage: str, reason: str) -> None:
+        """Record why a batch had to wait; it is forgotten when nothing repeats it."""
+        self.client.set(
+            self.keys.trouble, json.dumps({"stage": stage, "reason": reason[:500]}), ex=TROUBLE_TTL_S
+        )
+
+    def trouble(self) -> Trouble | None:
+        """The newest complaint, None when all is well."""
+        raw = self.client.get(self.keys.trouble)
+        if raw is None:
+            return None
+        data = json.loads(raw)
+        return Trouble(stage=data["stage"], reason=data["reason"])
+
+    def _all(self) -> list[WorkerView]:
+        views = []
+        for raw in self.client.hvals(self.keys.workers):
+            data = json.loads(raw)
+            data["queues"] = tuple(data["queues"])
+            views.append(WorkerView(**data))
+        return sorted(views, key=lambda w: w.name)
+
+    def _now_ms(self) -> int:
+        seconds, micros = self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000

@@ -1,0 +1,193 @@
+"""The way in for everybody who has log lines: Python programs, `logweir send`, `logweir run`.
+
+    producer = Producer.connect(Settings.load())
+    answer = producer.send(["line", ...], workload="shop/checkout", batch_id="2026-11-20-0001")
+    # Accepted(duplicate=False) | Accepted(duplicate=True) | Full(retry_after_s=0.5)
+
+Accepted means: stored exactly once in every sink, whatever happens from here on. A producer imports neither
+torch nor the workers' code.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+import polars as pl
+import redis
+
+from pipeline.app import make_app
+from pipeline.errors import BadInput, BadSetting
+from pipeline.ledger import Accepted, Full, Ledger, Stage
+from pipeline.records import LEVELS, RAW_SCHEMA, Batch, Purpose, digest, utc_now
+from pipeline.settings import Settings
+from pipeline.sources.files import Chunk
+from pipeline.sources.framing import Framer
+from pipeline.tasks.submit import Submit
+
+MAX_NAME: Final = 200  # of a workload or batch id: they become part of keys and file names
+RECORD_FIELDS: Final = ("message", "timestamp", "level", "host", "process", "service")
+
+
+class Producer:
+    """Accepts batches into the ledger and wakes a worker. Safe to use from several threads."""
+
+    def __init__(
+        self, ledger: Ledger, submit: Submit, settings: Settings, *, clock: Callable[[], datetime] = utc_now
+    ) -> None:
+        self.ledger = ledger
+        self.submit = submit
+        self.settings = settings
+        self.clock = clock
+
+    @classmethod
+    def connect(cls, settings: Settings) -> Self:
+        """A producer on the Redis of these settings. Raises BadSetting without one."""
+        if settings.redis_url is None:
+            raise BadSetting(
+                "no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`"
+            )
+        client = redis.Redis.from_url(settings.redis_url, socket_timeout=30, socket_connect_timeout=5)
+        return cls(Ledger(client, settings), Submit(make_app(settings), client, settings), settings)
+
+    def send(
+        self,
+        items: Sequence[str] | Sequence[Mapping[str, Any]],
+        *,
+        workload: str,
+        batch_id: str | None = None,
+        source: str = "push",
+    ) -> Accepted | Full:
+        """Send raw lines (stack traces are joined with their head line) or records.
+
+        A record is a mapping with `message` and, if known, timestamp (aware datetime or ISO 8601), level, host,
+        process, service. The same `batch_id` twice is one batch; without one every call is a new batch. Full: nothing
+        was taken, try again after `retry_after_s`. Raises BadInput for what cannot be a batch, RedisUnavailable.
+        """
+        if isinstance(items, str | bytes):
+            raise BadInput("send() takes a list of lines or records; wrap a single line in a list")
+        check_name("workload", workload)
+        bid = check_name("batch id", batch_id if batch_id is not None else uuid.uuid4().hex)
+        if not items:
+            raise BadInput(f"batch {bid!r} has no lines; leave empty batches out")
+        if len(items) > self.settings.batch_records:
+            raise BadInput(
+                f"batch {bid!r} has {len(items):,} lines; send at most {self.settings.batch_records:,} at once"
+            )
+        records, formats = _frame(items)
+        size = int(records["raw"].str.len_bytes().sum())
+        if size > self.settings.batch_kib * 1024 * 4:
+            raise BadInput(
+                f"batch {bid!r} has {size:,} bytes; send at most {self.settings.batch_kib * 4:,} KiB at once"
+            )
+        return self.accept(
+            Batch(
+                batch_id=bid,
+                workload=workload,
+                source=source,
+                source_key=digest("push", workload, bid),
+                purpose=Purpose.SCORE,
+                arrived=self.clock(),
+                formats=formats,
+                zone=self.settings.time_zone,
+                records=records,
+            )
+        )
+
+    def send_chunk(
+        self,
+        chunk: Chunk,
+        *,
+        start: int,
+        workload: str,
+        source: str,
+        source_key: str,
+        purpose: Purpose = Purpose.SCORE,
+    ) -> Accepted | Full:
+        """Send what a source read; its cursor moves in the same step. `start`: offset of the chunk in its source.
+
+        The batch id derives from source and offset, so reading the same place again gives the same batch.
+        """
+        batch = Batch(
+            batch_id=f"{source_key}-{start:x}",
+            workload=workload,
+            source=source,
+            source_key=source_key,
+            purpose=purpose,
+            arrived=self.clock(),
+            formats=chunk.formats,
+            zone=self.settings.time_zone,
+            records=chunk.records,
+        )
+        return self.accept(batch, cursor=chunk.cursor.pack())
+
+    def accept(self, batch: Batch, *, cursor: str = "") -> Accepted | Full:
+        """The one door: ledger first, then the wake-up. A lost wake-up is sent again by the sweeper."""
+        answer = self.ledger.accept(batch, cursor=cursor)
+        if isinstance(answer, Accepted) and not answer.duplicate:
+            self.submit.wake(Stage.INGEST, batch.batch_id)
+        return answer
+
+
+def check_name(what: str, name: str) -> str:
+    """Workloads and batch ids: short, printable, not empty. Raises BadInput."""
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        shown = name if len(name) <= 40 else name[:40] + "..."
+        raise BadInput(f"{what} {shown!r} is not usable; use 1 to {MAX_NAME} printable characters")
+    return name
+
+
+def _frame(items: Sequence[str] | Sequence[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    if all(isinstance(item, str) for item in items):
+        framer = Framer()
+        lines = [piece for item in items for piece in str(item).rstrip("\r\n").split("\n")]
+        frames = [framer.feed(lines), framer.flush()]
+        return pl.concat(frames), framer.formats or ()
+    if not all(isinstance(item, Mapping) for item in items):
+        raise BadInput("a batch holds either lines (str) or records (mappings), not both and nothing else")
+    rows = [_record(dict(item), n) for n, item in enumerate(items, start=1) if isinstance(item, Mapping)]
+    return pl.DataFrame(rows, schema=RAW_SCHEMA), ()
+
+
+def _record(item: dict[str, Any], number: int) -> dict[str, Any]:
+    unknown = sorted(set(map(str, item)) - set(RECORD_FIELDS))
+    if unknown:
+        raise BadInput(
+            f"record {number} has the unknown field {unknown[0]!r}; the fields are: {', '.join(RECORD_FIELDS)}"
+        )
+    message = item.get("message")
+    if not isinstance(message, str):
+        raise BadInput(f"record {number} has no text in 'message'")
+    level = item.get("level")
+    if level is not None and level not in LEVELS:
+        raise BadInput(f"record {number} has the level {level!r}; the levels are: {', '.join(LEVELS)}")
+    texts = {name: item.get(name) for name in ("host", "process", "service")}
+    for name, value in texts.items():
+        if value is not None and not isinstance(value, str):
+            raise BadInput(f"record {number} has {name} = {value!r}; it must be text")
+    return {
+        "raw": message,
+        "line": number,
+        "lines": message.count("\n") + 1,
+        "timestamp": _moment(item.get("timestamp"), number),
+        "level": level,
+        **texts,
+        "message": message,
+    }
+
+
+def _moment(value: object, number: int) -> datetime | None:
+    if value is None:
+        return None
+    moment = value
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            moment = None
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise BadInput(
+            f"record {number} has timestamp {value!r}; give an aware datetime or ISO 8601 with an offset, "
+            "such as 2026-11-20T10:00:00Z"
+        )
+    return moment.astimezone(UTC)

@@ -1,0 +1,150 @@
+"""The findings in a terminal: a table where there is room, blocks where there is not.
+
+Everything is printed as `Text`, after `visible`: no markup, colour code or cursor movement inside a log
+line is obeyed.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.findings import Finding, severity
+from pipeline.report.text import clock, explain, headline, plural, sample_text, shown, span, visible
+
+TABLE_WIDTH: Final = 120  # below this, columns would break words
+TEMPLATE_CHARS: Final = 200
+SAMPLE_CHARS: Final = 240
+LEAD_CHARS: Final = 60  # shown before the first surprising word when a long line is cut
+
+_LEVEL_STYLE: Final = {3: "bold red", 2: "bold yellow", 1: "cyan"}
+_MARK_STYLE: Final = "bold black on yellow"
+
+
+def render(
+    findings: Sequence[Finding], summary: Mapping[str, Any], console: Console, *, limit: int = 20
+) -> None:
+    """Print the first `limit` findings, given in reading order, and say how many more there are.
+
+    `summary` comes from `findings.summary`. With no findings, says whether nothing was unusual or
+    nothing could be judged yet.
+    """
+    console.print(_text(console, headline(len(findings), summary), "bold"))
+    if summary["records"]:
+        console.print(_text(console, _sub(findings, summary), "dim"))
+    first = findings[:limit]
+    if first:
+        console.print()
+        console.print(_table(first, console) if console.width >= TABLE_WIDTH else _blocks(first, console))
+    left = len(findings) - len(first)
+    if left > 0:
+        verb = "is" if left == 1 else "are"
+        note = f"{plural(left, 'more finding')} {verb} not shown here; a report or the results hold them all"
+        console.print(_text(console, note, "dim"))
+
+
+def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
+    first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
+    parts = [f"{span(first, last)} UTC", plural(len(summary["by_workload"]), "workload")]
+    if findings:
+        parts.append(plural(len({f.episode for f in findings}), "episode"))
+    if findings and summary["warming"]:
+        parts.append(f"{plural(summary['warming'], 'record')} not judged: the model was warming up")
+    return " · ".join(parts)
+
+
+def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_lines=True, pad_edge=False)
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("level", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("first and last seen, UTC", no_wrap=True)
+    table.add_column("template and reason", ratio=5, overflow="fold")
+    table.add_column("sample", ratio=6, overflow="fold")
+    for number, finding in enumerate(findings, start=1):
+        what = Text("\n").join(
+            [_template(finding, console), _text(console, "; ".join(explain(finding.reasons)), "dim")]
+        )
+        last = clock(finding.last_seen) if finding.last_seen > finding.first_seen else ""
+        when = "\n".join([clock(finding.first_seen), last, f"episode {finding.episode}"])
+        table.add_row(
+            Text(str(number)),
+            _level(finding, console),
+            Text(f"{finding.count:,}"),
+            _text(console, when.replace("\n\n", "\n"), ""),
+            Text("\n").join([_text(console, shown(finding.workload, 80), "bold"), what]),
+            Text("\n").join(_sample(finding, console)),
+        )
+    return table
+
+
+def _blocks(findings: Sequence[Finding], console: Console) -> RenderableType:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(ratio=1, overflow="fold")
+    for number, finding in enumerate(findings, start=1):
+        facts = [
+            "",
+            shown(finding.workload, 80),
+            plural(finding.count, "time"),
+            f"{span(finding.first_seen, finding.last_seen)} UTC",
+            f"episode {finding.episode}",
+        ]
+        lines = [
+            Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
+            _template(finding, console),
+            _text(console, "; ".join(explain(finding.reasons)), "dim"),
+            *_sample(finding, console),
+            Text(),
+        ]
+        grid.add_row(Text(str(number)), Text("\n").join(line for line in lines))
+    return grid
+
+
+def _text(console: Console, text: str, style: str) -> Text:
+    return Text(_encodable(text, console), style=style)
+
+
+def _encodable(text: str, console: Console) -> str:
+    """What the terminal's encoding lacks, escaped: a log line must never end the run."""
+    return text.encode(console.encoding, "backslashreplace").decode(console.encoding)
+
+
+def _level(finding: Finding, console: Console) -> Text:
+    return _text(console, visible(finding.level or "no level"), _LEVEL_STYLE[severity(finding)])
+
+
+def _template(finding: Finding, console: Console) -> Text:
+    return _text(console, _one_line(shown(finding.template, TEMPLATE_CHARS)), "")
+
+
+def _one_line(text: str) -> str:
+    """Line breaks and tabs as visible as the rest, so that a sample stays one line."""
+    return text.replace("\n", " ⏎ ").replace("\t", " ")
+
+
+def _sample(finding: Finding, console: Console) -> list[Text]:
+    """Where the sample stands, and its text from a little before the first surprising word."""
+    if not finding.samples:
+        return []
+    # The record that holds the most surprising words shows best why it was found.
+    sample = max(finding.samples, key=lambda s: (len(sample_text(s, SAMPLE_CHARS * 8)[1]), -s.line))
+    text, spans = sample_text(sample, SAMPLE_CHARS * 8)
+    begin = 0
+    if len(text) > SAMPLE_CHARS and spans and spans[0][0] > LEAD_CHARS:
+        begin = min(spans[0][0] - LEAD_CHARS, len(text) - SAMPLE_CHARS)
+    line = Text(_encodable("…" if begin else "", console))
+    at = begin
+    for start, end in [(s, e) for s, e in spans if e <= begin + SAMPLE_CHARS]:
+        line.append(_encodable(_one_line(text[at:start]), console))
+        line.append(_encodable(_one_line(text[start:end]), console), style=_MARK_STYLE)
+        at = end
+    line.append(_encodable(_one_line(text[at : begin + SAMPLE_CHARS]), console))
+    if begin + SAMPLE_CHARS < len(text):
+        line.append(_encodable("…", console))
+    place = f"{shown(sample.source, 200)}:{sample.line}"
+    return [_text(console, place, "underline"), line]

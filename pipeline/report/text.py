@@ -1,0 +1,157 @@
+"""Log text and reasons made fit to show to a person.
+
+Log lines are hostile input: everything that a terminal or a browser would obey instead of showing is
+turned into something visible here, before any other code sees it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from pipeline.findings import Finding, Sample
+from pipeline.records import LEVELS, Reason
+
+# C0 controls and DEL have pictures of their own (U+2400...); newline and tab keep their meaning. C1
+# controls, line separators, zero-width and direction marks are named by their number. Lone
+# surrogates cannot be encoded at all.
+_VISIBLE: Final = {
+    **{c: chr(0x2400 + c) for c in range(0x20) if chr(c) not in "\n\t"},
+    0x7F: "\u2421",
+    **{
+        c: f"<U+{c:04X}>"
+        for c in (
+            *range(0x80, 0xA0),
+            *(0x00AD, 0x061C, 0x180E, 0xFEFF),
+            *range(0x200B, 0x2010),
+            *range(0x2028, 0x202F),
+            *range(0x2060, 0x2070),
+            *range(0xFFF9, 0xFFFC),
+            *range(0xD800, 0xE000),
+            *(0xFFFE, 0xFFFF),
+            *range(0xE0000, 0xE0080),
+        )
+    },
+}
+
+
+def visible(text: str) -> str:
+    """The text with every control character, direction mark and separator shown instead of obeyed."""
+    return text.replace("\r\n", "\n").translate(_VISIBLE)
+
+
+def shown(text: str, chars: int) -> str:
+    """The visible text, at most `chars` characters of it, an ellipsis for the rest."""
+    # Two characters can become one (CR LF), never fewer; the rest of a long text need not be looked at.
+    text = visible(text[: 2 * chars + 2])
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def marks(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
+    """Where the words stand in the text: (start, end) of each, in order, never overlapping.
+
+    Whole words only, case-sensitive; a word of the masked line that the text does not hold is skipped.
+    """
+    # No word of a log is this long, nor does anyone look at that many.
+    wanted = sorted({visible(w) for w in list(words)[:50] if 0 < len(w) <= 200}, key=lambda w: (-len(w), w))
+    if not wanted:
+        return []
+    # Only where a word ends in a letter or digit can more of them follow and make it another word.
+    edged = [
+        (r"(?<!\w)" if re.match(r"\w", w) else "")
+        + re.escape(w)
+        + (r"(?!\w)" if re.search(r"\w$", w) else "")
+        for w in wanted
+    ]
+    return [m.span() for m in re.finditer("|".join(edged), text)]
+
+
+def sample_text(sample: Sample, chars: int) -> tuple[str, list[tuple[int, int]]]:
+    """The raw record as it may be shown, and where its surprising words stand in the message part."""
+    text = shown(sample.raw, chars)
+    # The header before the message has words of its own that surprised nobody.
+    message = visible(sample.message[:100])
+    begin = max(text.find(message), 0) if message else 0
+    return text, [(start, end) for start, end in marks(text, sample.words) if start >= begin]
+
+
+def explain(reasons: Iterable[str]) -> list[str]:
+    """The reasons in plain words: one sentence part for each kind, in the order given."""
+    kinds: dict[str, list[str]] = {}
+    for text in reasons:
+        name, _, data = text.partition(":")
+        kinds.setdefault(name, []).append(data)
+    return [_sentence(name, [d for d in data if d]) for name, data in kinds.items()]
+
+
+def _sentence(name: str, data: list[str]) -> str:
+    match name:
+        case Reason.NEW_TEMPLATE:
+            return "no line of this shape in the training data"
+        case Reason.UNLIKELY_TOKENS:
+            words = list(dict.fromkeys(w for d in data for w in d.split()))
+            return "unexpected here: " + _listed(words) if words else "words that do not belong together"
+        case Reason.RARE:
+            # The most frequent data stands first; a range of counts helps nobody.
+            seen, _, total = data[0].partition("/") if data else ("", "", "")
+            known = seen.isdigit() and total.isdigit()
+            return (
+                f"rare: {int(seen):,} of {int(total):,} training lines"
+                if known
+                else "rare in the training data"
+            )
+        case Reason.ERROR_SEVERITY:
+            levels = [d for d in data if d in LEVELS]
+            says = [d for d in data if d not in LEVELS]
+            parts = (["logged as " + " and ".join(levels)] if levels else []) + (
+                ["says " + _listed(says)] if says else []
+            )
+            return ", ".join(parts) or "says that something failed"
+        case Reason.UNCLASSIFIED:
+            return "unclassified: its workload is past its template limit"
+        case Reason.WARMING:
+            return "no model yet"
+        case _:
+            return shown(": ".join([name, *data[:1]]), 120)
+
+
+def _listed(words: list[str], most: int = 5) -> str:
+    first = ", ".join(f"“{shown(w, 60)}”" for w in words[:most])
+    return f"{first} and {len(words) - most:,} more" if len(words) > most else first
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 line`, `2,000 lines`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def headline(findings: int, summary: Mapping[str, Any]) -> str:
+    """What was found, in one sentence."""
+    records, warming, lines = summary["records"], summary["warming"], plural(summary["lines"], "line")
+    if not records:
+        return "No lines were read"
+    if findings:
+        return f"{plural(findings, 'finding')} in {lines}; read these first"
+    if warming == records:
+        return f"No verdict yet: {lines} came while the model was warming up"
+    if warming:
+        return f"Nothing unusual in the lines judged so far; {warming:,} of {records:,} records came while warming up"
+    return f"Nothing unusual in {lines}"
+
+
+def clock(moment: datetime) -> str:
+    """`2026-11-20 10:32:11`, UTC."""
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def span(first: datetime, last: datetime) -> str:
+    """First and last seen; the date of the last only where it differs."""
+    if last.replace(microsecond=0) == first.replace(microsecond=0):
+        return clock(first)
+    end = last.strftime("%H:%M:%S") if first.date() == last.date() else clock(last)
+    return f"{clock(first)} – {end}"
+
+
+def words_of(finding: Finding) -> list[str]:
+    """The surprising words of the samples, most surprising first."""
+    return list(dict.fromkeys(w for sample in finding.samples for w in sample.words))

@@ -1,0 +1,115 @@
+"""Results as Parquet files, one per batch: `date=<day>/workload=<name>/<batch id>.parquet`.
+
+A file is written to a temporary name, fsynced and renamed, so a reader never sees half a file and writing a
+batch again replaces it: that is what makes delivery exactly once in effect. `date` is the UTC day of the
+batch's first record.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import polars as pl
+
+from pipeline.errors import SinkUnavailable
+from pipeline.records import RESULT_SCHEMA, digest
+
+TEMPORARY: Final = ".part"
+_SAFE: Final = " !#$&()+,;=@[]^~"
+
+
+class ParquetSink:
+    """Writes to and reads back from one directory tree."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, batch_id: str, frame: pl.DataFrame) -> Path:
+        """Store a batch's results (RESULT_SCHEMA), replacing what was there under this id.
+
+        Raises SinkUnavailable when the disk is full or the directory cannot be written; nothing half-written stays.
+        """
+        path = self._path(batch_id, frame)
+        with self._explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+            try:
+                with temporary.open("wb") as out:
+                    frame.select(list(RESULT_SCHEMA)).write_parquet(
+                        out, compression="zstd", compression_level=3
+                    )
+                    out.flush()
+                    os.fsync(out.fileno())
+                temporary.replace(path)
+                _sync_directory(path.parent)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return path
+
+    def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
+        """A batch's stored results, None when there are none."""
+        name = _file_name(batch_id)
+        for path in self.root.glob(f"date=*/workload={_glob_escape(_part(workload))}/{_glob_escape(name)}"):
+            return pl.read_parquet(path, hive_partitioning=False)
+        return None
+
+    def scan(self) -> pl.LazyFrame:
+        """All results, lazily; an empty frame when nothing is stored yet."""
+        if next(self.root.glob("date=*/workload=*/*.parquet"), None) is None:
+            return pl.DataFrame(schema=RESULT_SCHEMA).lazy()
+        return pl.scan_parquet(self.root / "date=*/workload=*/*.parquet", hive_partitioning=False, glob=True)
+
+    def sweep(self) -> int:
+        """Remove what killed writers left behind. Only when no writer runs."""
+        gone = 0
+        for path in self.root.glob(f"date=*/workload=*/.*{TEMPORARY}"):
+            path.unlink(missing_ok=True)
+            gone += 1
+        return gone
+
+    def _path(self, batch_id: str, frame: pl.DataFrame) -> Path:
+        first = frame["timestamp"][0]
+        return (
+            self.root
+            / f"date={first:%Y-%m-%d}"
+            / f"workload={_part(frame['workload'][0])}"
+            / _file_name(batch_id)
+        )
+
+    @contextmanager
+    def _explained(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pl.exceptions.ComputeError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+            raise SinkUnavailable(
+                f"results cannot be written to {path.parent} ({why}); free space or fix the rights there, "
+                "nothing is lost and writing goes on by itself"
+            ) from exc
+
+
+def _part(name: str) -> str:
+    """A workload as one path component: no separators, never hidden, never longer than a file system takes."""
+    quoted = quote(name, safe=_SAFE).replace("=", "%3D")
+    quoted = re.sub(r"^\.", "%2E", quoted)
+    return quoted if len(quoted) <= 200 else f"{quoted[:160]}~{digest(name)}"
+
+
+def _file_name(batch_id: str) -> str:
+    return f"{quote(batch_id, safe='-_')[:200]}.parquet"
+
+
+def _glob_escape(text: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", text)
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

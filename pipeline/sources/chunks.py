@@ -1,0 +1,185 @@
+"""Where a source stands, and what it hands over: cursors and chunks of records."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from pipeline.errors import BadPayload
+from pipeline.sources.framing import Framer
+from pipeline.sources.lines import LineCutter
+
+MAX_RECORDS: Final = 5000
+MAX_BYTES: Final = 1024 * 1024
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A place in a source: everything before it was handed over.
+
+    `offset` counts bytes of the unpacked text, `line` the physical lines begun before it; `inside` says
+    that the offset is in the middle of a line too long for one record. `identity` tells a file from
+    another one of the same name.
+    """
+
+    path: str
+    identity: str
+    offset: int = 0
+    line: int = 0
+    inside: bool = False
+
+    def pack(self) -> str:
+        """JSON."""
+        return json.dumps(
+            {
+                "v": _VERSION,
+                "path": self.path,
+                "identity": self.identity,
+                "offset": self.offset,
+                "line": self.line,
+                "inside": self.inside,
+            }
+        )
+
+    @classmethod
+    def unpack(cls, text: str) -> "Cursor":
+        """Raises BadPayload when the text is no cursor."""
+        try:
+            fields = json.loads(text)
+            if fields["v"] > _VERSION:
+                raise BadPayload(
+                    f"a cursor has version {fields['v']}; this build reads up to {_VERSION}, so upgrade it"
+                )
+            return cls(
+                path=str(fields["path"]),
+                identity=str(fields["identity"]),
+                offset=int(fields["offset"]),
+                line=int(fields["line"]),
+                inside=bool(fields["inside"]),
+            )
+        except (ValueError, TypeError, KeyError) as exc:
+            raise BadPayload(f"{text[:80]!r} is not a cursor: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some records of a source, unparsed, and the place behind them.
+
+    `position` is how many bytes of the file itself (packed, where it is) were consumed, for progress.
+    """
+
+    records: pl.DataFrame  # RAW_SCHEMA
+    formats: tuple[str, ...]
+    cursor: Cursor
+    position: int
+
+
+class Assembly:
+    """Bytes to chunks: cuts lines, joins records, cuts chunks at the limits.
+
+    Where a chunk ends depends on the text alone, not on the blocks it came in, so reading again gives
+    the same chunks, unless `flush` was called in between.
+    """
+
+    def __init__(self, start: Cursor, *, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+        self._place = start
+        # a line that is still inside has its number already
+        first_line = start.line + 1
+        self._cutter = LineCutter(offset=start.offset, inside=start.inside)
+        self.framer = Framer(first_line=first_line)
+        self._max_records, self._max_bytes = max_records, max_bytes
+        self._held: list[pl.DataFrame] = []
+        self._held_records = self._held_bytes = 0
+        self.unsent = False  # some finished line is not in a chunk yet
+
+    @property
+    def cursor(self) -> Cursor:
+        """Behind the last chunk."""
+        return self._place
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the last line, which has no newline yet."""
+        return self._cutter.pending
+
+    def identify(self, identity: str) -> None:
+        """Further cursors carry this identity."""
+        place = self._place
+        self._place = Cursor(
+            path=place.path, identity=identity, offset=place.offset, line=place.line, inside=place.inside
+        )
+
+    def push(self, block: bytes, position: int) -> Iterator[Chunk]:
+        """The chunks that this block fills."""
+        lines = self._cutter.push(block)
+        if lines.height:
+            self.unsent = True
+            self._hold(self.framer.feed_frame(lines))
+        yield from self._full(position)
+
+    def flush(self, position: int) -> Iterator[Chunk]:
+        """Everything that ends with a newline, also the record that might have grown."""
+        self._hold(self.framer.flush_frame())
+        yield from self._full(position)
+        yield from self._rest(position)
+
+    def release(self, position: int) -> Iterator[Chunk]:
+        """The finished records; the last one stays open, unless the formats are not known yet."""
+        if not self.framer.settled:
+            yield from self.flush(position)
+        else:
+            yield from self._rest(position, unsent=True)
+
+    def finish(self, position: int) -> Iterator[Chunk]:
+        """Everything: the source has ended, a last line without newline is a line."""
+        lines = self._cutter.finish()
+        if lines.height:
+            self._hold(self.framer.feed_frame(lines))
+        yield from self.flush(position)
+
+    def _hold(self, records: pl.DataFrame) -> None:
+        if records.height:
+            self._held.append(records)
+            self._held_records += records.height
+            self._held_bytes += int(records["raw"].str.len_bytes().sum())
+
+    def _full(self, position: int) -> Iterator[Chunk]:
+        # strictly more: a chunk that is just full is cut when the next record is there, or at the end
+        while self._held_records > self._max_records or self._held_bytes > self._max_bytes:
+            held = pl.concat(self._held)
+            sizes = held["raw"].str.len_bytes().cum_sum().to_numpy()
+            fits = int(np.searchsorted(sizes, self._max_bytes, side="right"))
+            n = max(1, min(self._max_records, fits))
+            if n >= held.height:
+                return
+            self._held = [held[n:]]
+            self._held_records -= n
+            self._held_bytes -= int(sizes[n - 1])
+            yield self._chunk(held[:n], position)
+
+    def _rest(self, position: int, *, unsent: bool = False) -> Iterator[Chunk]:
+        held, self._held = self._held, []
+        self._held_records = self._held_bytes = 0
+        self.unsent = unsent
+        if held:
+            yield self._chunk(pl.concat(held), position)
+
+    def _chunk(self, records: pl.DataFrame, position: int) -> Chunk:
+        line, lines, end = records.select("line", "lines", "end").row(-1)
+        self._place = Cursor(
+            path=self._place.path,
+            identity=self._place.identity,
+            offset=abs(end),
+            line=line + max(lines, 1) - 1,
+            inside=end < 0,
+        )
+        return Chunk(
+            records=records.drop("end").rechunk(),
+            formats=self.framer.formats,
+            cursor=self._place,
+            position=position,
+        )

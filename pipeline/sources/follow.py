@@ -1,0 +1,185 @@
+"""Following a growing file by name, as `tail -F` does: through rotation by rename and by truncation."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from pipeline.errors import BadInput
+from pipeline.sources.bytestreams import GZIP_MAGIC, ZSTD_MAGIC
+from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
+from pipeline.sources.files import (
+    BLOCK_BYTES,
+    identify,
+    is_same,
+    look_at_beginning,
+    open_file,
+    resume_at,
+)
+
+_UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
+
+
+def follow(
+    path: Path,
+    *,
+    start: Cursor | None = None,
+    stop: Callable[[], bool],
+    from_start: bool,
+    poll_s: float = 0.25,
+    flush_after_s: float = 1.0,
+    max_records: int = MAX_RECORDS,
+    max_bytes: int = MAX_BYTES,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Chunk | None]:
+    """Records as they are written, until `stop()`; None whenever there was nothing new.
+
+    The file may be missing for a while. Renamed: it is read to its end, then its successor from the
+    start. Truncated or rewritten: from the start. A last line without newline is held back until its
+    newline comes or the file is rotated; at `stop` it stays unread, before the cursor. Without a
+    fitting `start`, `from_start` chooses between the beginning and the end as it is now; a file that
+    appears later is read from its beginning. Raises BadInput for compressed files.
+    """
+    tail = _Tail(path, max_records=max_records, max_bytes=max_bytes)
+    first = True
+    last_data = clock()
+    oldest: float | None = None  # when the first unsent line came
+    try:
+        while not stop():
+            if not tail.is_open:
+                tail.open(start if first else None, from_start=from_start or not first)
+                first = False
+            moved = False
+            for chunk in tail.advance():
+                if chunk is None:
+                    moved = True
+                else:
+                    yield chunk
+            now = clock()
+            if moved:
+                last_data = now
+                oldest = now if oldest is None and tail.unsent else oldest
+            for chunk in tail.due(
+                silent=now - last_data >= flush_after_s,
+                old=oldest is not None and now - oldest >= flush_after_s,
+            ):
+                yield chunk
+                oldest = None
+            if not tail.unsent:
+                oldest = None
+            if not moved:
+                yield from tail.rotate()
+                yield None
+                sleep(poll_s)
+        yield from tail.flush()
+    finally:
+        tail.close()
+
+
+class _Tail:
+    """The open file behind a name and what was read of it."""
+
+    def __init__(self, path: Path, *, max_records: int, max_bytes: int) -> None:
+        self._path = path
+        self._max_records, self._max_bytes = max_records, max_bytes
+        self._file: BinaryIO | None = None
+        self._assembly: Assembly | None = None
+        self._at = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    @property
+    def unsent(self) -> bool:
+        return self._assembly is not None and self._assembly.unsent
+
+    def open(self, start: Cursor | None, *, from_start: bool) -> None:
+        """Opens the file if it is there."""
+        if not self._path.exists():
+            return
+        if self._path.is_dir():
+            raise BadInput(f"{self._path} is a directory; follow one file in it")
+        self._file = open_file(self._path)
+        head = os.pread(self._file.fileno(), 4, 0)
+        if head.startswith((GZIP_MAGIC, ZSTD_MAGIC, *_UTF16_MARKS)):
+            raise BadInput(
+                f"{self._path} is compressed or UTF-16 and cannot be followed; read it without --follow"
+            )
+        place = resume_at(self._path, self._file, start)
+        if not place.offset and not from_start:
+            place = _end_of(self._file, place)
+        self._begin(place)
+
+    def _begin(self, place: Cursor) -> None:
+        assert self._file is not None  # noqa: S101 - only called while open
+        self._assembly = Assembly(place, max_records=self._max_records, max_bytes=self._max_bytes)
+        if place.offset:
+            look_at_beginning(self._path, self._assembly.framer, final=False)
+        self._at = place.offset
+        self._file.seek(place.offset)
+
+    def advance(self) -> Iterator[Chunk | None]:
+        """Reads one block; its chunks, and one None when there was something to read."""
+        if self._file is None or self._assembly is None:
+            return
+        block = self._file.read(BLOCK_BYTES)
+        if not block:
+            return
+        if self._at < 256:  # while the first bytes still come, the identity grows with them
+            self._assembly.identify(identify(self._file))
+        self._at += len(block)
+        yield None
+        yield from self._assembly.push(block, self._at)
+
+    def due(self, *, silent: bool, old: bool) -> Iterator[Chunk]:
+        """What has waited long enough: after silence also the open record."""
+        if self._assembly is not None and self._assembly.unsent:
+            if silent:
+                yield from self._assembly.flush(self._at)
+            elif old:
+                yield from self._assembly.release(self._at)
+
+    def flush(self) -> Iterator[Chunk]:
+        if self._assembly is not None:
+            yield from self._assembly.flush(self._at)
+
+    def rotate(self) -> Iterator[Chunk]:
+        """At the end of the file: has the name moved on to another one, or does it start over?"""
+        if self._file is None or self._assembly is None:
+            return
+        mine = os.fstat(self._file.fileno())
+        if mine.st_size < self._at or not is_same(self._assembly.cursor.identity, self._file):
+            yield from self._assembly.finish(self._at)
+            self._begin(Cursor(path=str(self._path), identity=identify(self._file)))
+            return
+        try:
+            named = self._path.stat()
+        except OSError:  # renamed and not yet made anew: what is written to the old one still counts
+            return
+        if (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino):
+            return
+        # the writer may have added lines between our last read and its rename
+        while block := self._file.read(BLOCK_BYTES):
+            self._at += len(block)
+            yield from self._assembly.push(block, self._at)
+        yield from self._assembly.finish(self._at)
+        self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = self._assembly = None
+
+
+def _end_of(file: BinaryIO, place: Cursor) -> Cursor:
+    """Behind the last newline. Lines are counted, because ids are made of line numbers."""
+    offset = line = read = 0
+    while block := file.read(BLOCK_BYTES):
+        if newlines := block.count(b"\n"):
+            line += newlines
+            offset = read + block.rfind(b"\n") + 1
+        read += len(block)
+    return Cursor(path=place.path, identity=place.identity, offset=offset, line=line)

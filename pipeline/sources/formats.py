@@ -1,0 +1,263 @@
+"""Log formats: recognised by looking, then parsed a column at a time.
+
+`detect` names the formats of a sample; `parse` fills time, level, host, process, service and message;
+`head_mask` says which lines begin a record. A line of no known format is its own message and carries
+the arrival time. Formats are tried in the order of their table, specific before general, whatever the
+order of the names given: the order of `detect` only tells which is the most frequent.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+import polars as pl
+
+from pipeline.errors import BadInput
+from pipeline.records import RAW_SCHEMA, UTC_US
+from pipeline.sources import formats_json as pairs
+from pipeline.sources.formats_text import BY_NAME, CRI, LEVEL_WORDS, TEXT_FORMATS, Format
+from pipeline.sources.times import ISO_CLOCK, check_zone, read_times, to_utc
+
+WRAPPERS: Final = ("docker", "cri")
+_PAIRS: Final = ("json", "logfmt")
+NAMES: Final = (*WRAPPERS, *_PAIRS, *(f.name for f in TEXT_FORMATS))
+_RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
+
+# Below one line in a hundred a match is more likely an accident of free text than a second format.
+_MIN_SHARE: Final = 0.01
+_PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
+_HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
+# RFC 5424 §6.2.1, severities 0 to 7
+_SYSLOG_LEVELS: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
+# One CRI line: a full one loses its prefix, a partial one also its line end.
+_CRI_PREFIX: Final = (
+    r"(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|[+-][0-9]{2}:[0-9]{2}) (?:stdout|stderr) "
+    r"(?:F(?: |$)|P ?([^\n]*)(?:\n|\z))"
+)
+
+
+def detect(lines: Sequence[str]) -> tuple[str, ...]:
+    """Names of the formats seen in a sample of lines, most frequent first; empty when none is known.
+
+    Behind a container runtime's wrapper come the formats of the lines it wraps.
+    """
+    sample = pl.Series("raw", [line for line in lines if line.strip()], dtype=pl.String)
+    return _detect(sample, NAMES)
+
+
+def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
+    total, rest = sample.len(), sample
+    claims: list[tuple[int, str]] = []
+    inner: tuple[str, ...] = ()
+    for name in names:
+        if rest.is_empty():
+            break
+        mine = _recognised(rest, name)
+        n = int(mine.sum())
+        if n < max(1.0, total * _MIN_SHARE):
+            continue
+        claims.append((n, name))
+        if name in WRAPPERS:
+            inside = inner_lines(rest.filter(mine), (name,))
+            inner += _detect(
+                inside.filter(inside.str.strip_chars() != ""), (*_PAIRS, *(f.name for f in TEXT_FORMATS))
+            )
+        rest = rest.filter(~mine)
+    claims.sort(key=lambda claim: -claim[0])
+    return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
+
+
+def _recognised(raw: pl.Series, name: str) -> pl.Series:
+    """Which lines are of this format by their whole shape."""
+    if name == "docker":
+        return raw.str.contains(pairs.DOCKER_LINE)
+    if name == "json":
+        return raw.str.contains(pairs.JSON_LINE)
+    if name == "logfmt":
+        return raw.str.contains(pairs.LOGFMT_LINE) & raw.str.contains(pairs.LOGFMT_MARK)
+    form = BY_NAME[name]
+    mine = raw.str.contains("(?s)" + form.pattern)
+    return mine & ~raw.str.contains(form.unless) if form.unless else mine
+
+
+def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
+    """True for lines that begin with a header of one of the formats. Wrapped lines: see `inner_lines`."""
+    mask = pl.repeat(False, raw.len(), dtype=pl.Boolean, eager=True)
+    for name in _ordered(formats):
+        if name in WRAPPERS:
+            continue
+        if name == "json":
+            more = raw.str.contains(pairs.JSON_HEAD)
+        elif name == "logfmt":
+            more = _recognised(raw, name)
+        else:
+            more = raw.str.contains(BY_NAME[name].head)
+        mask = mask | more
+        if mask.all():
+            break
+    return mask.alias("head")
+
+
+def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
+    """Physical lines without their container wrapper, near enough to see where records begin."""
+    inner = raw
+    if "cri" in formats:
+        inner = inner.str.replace(CRI.head, "")
+    if "docker" in formats:
+        text = inner.str.extract(pairs.DOCKER_HEAD)
+        text = (
+            text.str.replace_all(r"\\t", "\t")
+            .str.replace_all(r"\\[nr]", "")
+            .str.replace_all(r'\\(["\\])', "$1")
+        )
+        inner = text.zip_with(text.is_not_null(), inner)
+    return inner
+
+
+def parse(
+    records: pl.DataFrame, formats: tuple[str, ...], *, arrived: datetime, zone: str = "UTC"
+) -> pl.DataFrame:
+    """The same rows with header columns and message filled.
+
+    Rows that already have a message only get a missing timestamp. `arrived` is aware; `zone` is the
+    IANA zone of header times without offset. Raises BadInput for an unknown zone or format name.
+    """
+    check_zone(zone)
+    arrival = pl.lit(arrived).dt.convert_time_zone("UTC").cast(UTC_US)
+    todo = records["message"].is_null()
+    if not todo.any():
+        return records.with_columns(pl.col("timestamp").fill_null(arrival))
+    open_rows = records if todo.all() else records.filter(todo)
+    parsed = _parse_text(open_rows["raw"], _ordered(formats), arrived=arrived, zone=zone)
+    # what a producer already knew about a row stays
+    done = open_rows.with_columns(
+        [open_rows[name].zip_with(open_rows[name].is_not_null(), parsed[name]) for name in _PARSED]
+    )
+    if not todo.all():
+        kept = records.with_row_index("_i")
+        done = done.with_columns(kept.filter(todo)["_i"])
+        done = pl.concat([kept.filter(~todo), done.select(kept.columns)]).sort("_i")
+    return done.select(list(RAW_SCHEMA)).with_columns(pl.col("timestamp").fill_null(arrival))
+
+
+def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
+    if unknown := [name for name in formats if name not in _RANK]:
+        raise BadInput(f"log format {unknown[0]!r} is unknown; known are {', '.join(NAMES)}")
+    return tuple(sorted(set(formats), key=_RANK.__getitem__))
+
+
+def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zone: str) -> pl.DataFrame:
+    """Columns `_PARSED` of each text; message is never null, timestamp null where there is no time."""
+    rest = pl.DataFrame({"raw": raw}).with_row_index("_i")
+    pieces: list[pl.DataFrame] = []
+    for name in names:
+        if rest.is_empty():
+            break
+        if name in WRAPPERS:
+            inner = tuple(n for n in names if n not in WRAPPERS)
+            found = _parse_wrapped(rest["raw"], name, inner, arrived=arrived, zone=zone)
+        elif name == "json":
+            found = pairs.parse_json(rest["raw"], arrived=arrived, zone=zone)
+        elif name == "logfmt":
+            found = pairs.parse_logfmt(rest["raw"], arrived=arrived, zone=zone)
+        else:
+            found = _parse_format(rest["raw"], BY_NAME[name], arrived=arrived, zone=zone)
+        hit = found["message"].is_not_null()
+        if hit.any():
+            pieces.append(found.with_columns(rest["_i"]).filter(hit).select("_i", *_PARSED))
+            rest = rest.filter(~hit)
+    if not rest.is_empty():
+        schema = {name: RAW_SCHEMA[name] for name in _PARSED}
+        blank = [pl.lit(None, dtype=schema[name]).alias(name) for name in _PARSED[:-1]]
+        pieces.append(rest.select("_i", *blank, pl.col("raw").alias("message")))
+    whole = pieces[0] if len(pieces) == 1 else pl.concat(pieces).sort("_i")
+    # a trailing blank line or space says nothing, and would make a second pattern of the same message
+    return whole.select(*_PARSED[:-1], pl.col("message").str.strip_chars_end())
+
+
+def _parse_wrapped(
+    raw: pl.Series, name: str, inner: tuple[str, ...], *, arrived: datetime, zone: str
+) -> pl.DataFrame:
+    """Container lines: the runtime's time, which is absolute, and whatever the inner text says."""
+    if name == "docker":
+        wrapped = pairs.unwrap_docker(raw)
+        time = read_times(wrapped["time"], arrived=arrived, zone="UTC")
+    else:
+        parts = _groups(raw, "(?s)" + CRI.pattern)
+        time = to_utc(parts, ISO_CLOCK, arrived=arrived, zone="UTC")
+        mine = parts["message"].is_not_null()
+        text = raw.str.replace_all(_CRI_PREFIX, "${1}")
+        wrapped = pl.DataFrame({"inner": text.set(~mine, None)})
+    texts = wrapped["inner"]
+    mine = texts.is_not_null()
+    found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone)
+    time = time.zip_with(time.is_not_null(), found["timestamp"])
+    message = found["message"].set(~mine, None)
+    return found.with_columns(time.alias("timestamp"), message.alias("message"))
+
+
+def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str) -> pl.DataFrame:
+    """One declaration applied to a column; message is null where it does not match."""
+    groups = _groups(raw, "(?s)" + form.pattern)
+    message = groups["message"]
+    if form.unless:
+        message = message.set(raw.str.contains(form.unless), None)
+    columns: dict[str, pl.Series] = {"message": message}
+    if form.clock is not None:
+        columns["timestamp"] = to_utc(groups, form.clock, arrived=arrived, zone=zone)
+    columns["level"] = _level(groups, form)
+    for name in ("host", "process", "service"):
+        if name in groups.columns:
+            columns[name] = groups[name]
+    if "logger" in groups.columns:
+        service = columns.get("service", groups["logger"])
+        columns["service"] = service.zip_with(service.str.len_bytes().fill_null(0) > 0, groups["logger"])
+    out = pl.DataFrame(columns)
+    missing = [pl.lit(None, dtype=RAW_SCHEMA[name]).alias(name) for name in _PARSED if name not in columns]
+    # an empty header field is an absent one
+    texts = [pl.col(c).replace("", None) for c in ("host", "process", "service") if c in columns]
+    return out.with_columns(*missing, *texts).select(_PARSED)
+
+
+def _groups(raw: pl.Series, pattern: str) -> pl.DataFrame:
+    """The pattern's groups. Capturing costs per character, so of long texts only the beginning is matched
+    and the rest put behind the message; where that fails, the whole text is."""
+    long = raw.str.len_bytes() > _HEADER_CHARS
+    if not long.any():
+        return raw.str.extract_groups(pattern).struct.unnest()
+    groups = raw.str.slice(0, _HEADER_CHARS).str.extract_groups(pattern).struct.unnest()
+    groups = groups.with_columns(groups["message"] + raw.str.slice(_HEADER_CHARS))
+    missed = (long & groups["message"].is_null()).arg_true()
+    if missed.len():
+        again = raw.gather(missed).str.extract_groups(pattern).struct.unnest()
+        groups = groups.with_columns([groups[name].scatter(missed, again[name]) for name in groups.columns])
+    return groups
+
+
+def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
+    level: pl.Series = pl.repeat(None, groups.height, dtype=pl.String, eager=True)
+    for name in ("level", "level_2", "level_3"):
+        if name in groups.columns:
+            word = groups[name]
+            found = (
+                word.replace_strict(form.levels, default=None, return_dtype=pl.String)
+                if form.levels is not None
+                else word.str.to_lowercase().replace_strict(LEVEL_WORDS, default=None, return_dtype=pl.String)
+            )
+            level = level.zip_with(level.is_not_null(), found)
+    if "pri" in groups.columns:
+        severity = groups["pri"].cast(pl.Int32, strict=False) % 8
+        found = severity.replace_strict(dict(enumerate(_SYSLOG_LEVELS)), default=None, return_dtype=pl.String)
+        level = level.zip_with(level.is_not_null(), found)
+    if "status" in groups.columns:
+        status = groups["status"].cast(pl.Int32, strict=False)
+        by_status = (
+            pl.when(pl.col("status") >= 500)
+            .then(pl.lit("error"))
+            .when(pl.col("status") >= 400)
+            .then(pl.lit("warning"))
+            .otherwise(pl.lit("info"))
+        )
+        found = status.alias("status").to_frame().select(by_status).to_series().set(status.is_null(), None)
+        level = level.zip_with(level.is_not_null(), found)
+    return level.alias("level")

@@ -1,0 +1,317 @@
+"""Physical lines to records: a stack trace is one record of many lines.
+
+What always holds, however the lines are cut into feeds: every physical line is counted once in
+`lines`, nothing is dropped, and no record's text exceeds the cap. A record that would grow past the
+cap is closed and its next line begins a new one. A single line longer than the cap becomes several
+consecutive records of the same `line` number, the first with lines = 1, the others with lines = 0;
+nothing else joins those. Records joined by newlines (pieces with lines = 0: by nothing) are the input.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from pipeline.records import RAW_SCHEMA
+from pipeline.sources.formats import detect, head_mask, inner_lines
+
+MAX_RECORD_BYTES: Final = 65536
+# Enough to tell the format of a file that opens with a banner.
+SAMPLE_LINES: Final = 200
+# A source of blank lines must not be held back for ever while the sample fills.
+MAX_LOOKED_AT: Final = 20_000
+# With this share of heads in the sample a line without header belongs to the line before it.
+STRICT_SHARE: Final = 0.8
+
+# What `part` says of a row: a whole line, or the first or a later piece of one longer than the cap.
+WHOLE: Final = 0
+FIRST_PIECE: Final = 1
+NEXT_PIECE: Final = 2
+
+_TRACEBACK: Final = r"^Traceback \(most recent call last\):"
+_CONTINUATION: Final = "|".join(
+    (
+        r"^(?:\s|$)",
+        r"^Caused by: ",
+        _TRACEBACK,
+        r"^(?:During handling of the above exception|The above exception was the direct cause)",
+        r"^(?:[A-Za-z_$][A-Za-z0-9_$]*\.)+[A-Za-z0-9_$]*(?:Exception|Error|Throwable)(?::|\s|$)",  # Java, C#
+        r"^\.\.\. [0-9]+ (?:more|common frames omitted)",
+        r"^goroutine [0-9]+ \[",
+        r"^created by [^ ]+\.[^ ]+",
+        r"^(?:[A-Za-z0-9_.~-]+/)*[A-Za-z0-9_~-]+\.(?:\(\*?[A-Za-z0-9_]+\)\.)?[A-Za-z0-9_.]+\((?:0x[0-9a-f?]+|\.\.\.|\{|\)$)",
+        r"^[}\])]+[;,]?\s*$",
+        r"^-->",
+    )
+)
+_CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?: |$)"
+_DOCKER_START: Final = r'^\{"log":"'
+_DOCKER_LINE_END: Final = r'\\n","stream":"'
+_JOINED: Final = "end"
+
+
+class Framer:
+    """Joins lines to records; formats are found in the first lines unless given.
+
+    `sample` is a look at the beginning of the source, for readers that start in its middle.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+        formats: tuple[str, ...] | None = None,
+        sample: Sequence[str] = (),
+        first_line: int = 1,
+    ) -> None:
+        self._cap = max_record_bytes
+        self._given = formats
+        self.formats: tuple[str, ...] = formats or ()
+        self._strict = False
+        self._sample: list[str] = []
+        self._looked_at = 0
+        self._settled = False
+        self._waiting: list[pl.DataFrame] = []  # lines that came before the formats were known
+        self._open: pl.DataFrame | None = None  # the lines of the record that may still grow
+        self._next_line = first_line
+        self._after_partial = False
+        self._in_traceback = False
+        if sample:
+            self.look(pl.Series("raw", sample, dtype=pl.String))
+
+    def feed(self, lines: Sequence[str] | pl.Series) -> pl.DataFrame:
+        """RAW_SCHEMA frame of the records that these lines finish."""
+        return self.feed_frame(pl.DataFrame({"raw": pl.Series("raw", lines, dtype=pl.String)})).drop(_JOINED)
+
+    def flush(self) -> pl.DataFrame:
+        """The last open record; the next line begins a new one."""
+        return self.flush_frame().drop(_JOINED)
+
+    def feed_frame(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """As `feed`, of a frame with column `raw` and optionally `part` (see WHOLE) and `end`.
+
+        `end` is any Int64 that goes with a line, such as the offset behind it; records carry the one of
+        their last line.
+        """
+        frame = self._numbered(self._split_long(lines))
+        if frame.is_empty():
+            return _no_records()
+        if self._settled:
+            return self._frame(frame)
+        self.look(frame["raw"])
+        self._waiting.append(frame)
+        return self._frame(self._released()) if self.settled else _no_records()
+
+    def flush_frame(self) -> pl.DataFrame:
+        """As `flush`, with the column `end`."""
+        done = self._frame(self._released()) if self._waiting else _no_records()
+        if self._open is not None:
+            done = pl.concat([done, _join(self._open)])
+            self._open = None
+        self._after_partial = self._in_traceback = False
+        return done
+
+    # Which formats
+
+    @property
+    def settled(self) -> bool:
+        """The formats are known for good; before, records only come out by flushing."""
+        return self._settled
+
+    def look(self, lines: pl.Series, *, final: bool = False) -> None:
+        """Adds lines to the sample without framing them; once it is full, or `final`, the formats stay."""
+        if self._settled:
+            return
+        missing = SAMPLE_LINES - len(self._sample)
+        lines = lines.head(MAX_LOOKED_AT - self._looked_at)
+        self._looked_at += lines.len()
+        filled = lines.filter(lines.str.contains(r"\S"))
+        self._sample.extend(filled.head(missing).to_list())
+        if len(self._sample) >= SAMPLE_LINES or self._looked_at >= MAX_LOOKED_AT or final:
+            self._decide()
+            self._settled = True
+            self._sample = []
+
+    def _decide(self) -> None:
+        """Formats and strictness from what was seen so far."""
+        self.formats = detect(self._sample) if self._given is None else self._given
+        seen = pl.Series("raw", self._sample, dtype=pl.String)
+        heads = head_mask(inner_lines(seen, self.formats), self.formats)
+        share = heads.mean()
+        self._strict = isinstance(share, float) and share >= STRICT_SHARE
+
+    def _released(self) -> pl.DataFrame:
+        if not self._settled:
+            self._decide()
+        frame = pl.concat(self._waiting)
+        self._waiting = []
+        return frame
+
+    # Rows
+
+    def _split_long(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Rows of at most the cap: a longer line becomes pieces, cut between characters."""
+        n = lines.height
+        if "part" not in lines.columns:
+            lines = lines.with_columns(pl.repeat(WHOLE, n, dtype=pl.UInt8, eager=True).alias("part"))
+        if _JOINED not in lines.columns:
+            lines = lines.with_columns(pl.repeat(0, n, dtype=pl.Int64, eager=True).alias(_JOINED))
+        lines = lines.select("raw", "part", _JOINED, pl.col("raw").str.len_bytes().alias("size"))
+        if (lines["size"] <= self._cap).all():
+            return lines
+        raws: list[str] = []
+        parts: list[int] = []
+        ends: list[int] = []
+        for raw, part, end, size in lines.iter_rows():
+            if size <= self._cap:
+                pieces: Iterator[str] = iter((raw,))
+            else:
+                pieces = _pieces(raw, self._cap)
+                part = FIRST_PIECE if part == WHOLE else part  # noqa: PLW2901
+            for number, piece in enumerate(pieces):
+                raws.append(piece)
+                parts.append(NEXT_PIECE if number else part)
+                ends.append(end)
+        frame = pl.DataFrame(
+            {
+                "raw": pl.Series(raws, dtype=pl.String),
+                "part": pl.Series(parts, dtype=pl.UInt8),
+                _JOINED: pl.Series(ends, dtype=pl.Int64),
+            }
+        )
+        return frame.with_columns(pl.col("raw").str.len_bytes().alias("size"))
+
+    def _numbered(self, frame: pl.DataFrame) -> pl.DataFrame:
+        fresh = (frame["part"] != NEXT_PIECE).cast(pl.UInt32)
+        count = fresh.cast(pl.UInt64).cum_sum()
+        numbered = frame.with_columns(
+            # a later piece of a line that began in an earlier feed has the number before the next one
+            (count + self._next_line - 1).cast(pl.UInt64).alias("line"),
+            fresh.alias("lines"),
+        )
+        self._next_line += int(fresh.sum())
+        return numbered
+
+    def _frame(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Records that end within these rows; the last one stays open."""
+        frame = frame.with_columns(self._begins(frame))
+        if self._open is not None:
+            frame = pl.concat([self._open, frame])
+        whole = frame["part"] == WHOLE
+        # pieces of a long line stand alone, and so does what follows them
+        begins = frame["begins"] | ~whole | ~whole.shift(1, fill_value=True)
+        begins[0] = True
+        group = begins.cast(pl.UInt32).cum_sum()
+        frame = frame.with_columns(begins.alias("begins"), group.alias("group"))
+        if frame.height > group[-1]:
+            frame = self._capped(frame)
+        start = int(np.flatnonzero(frame["begins"].to_numpy())[-1])
+        self._open = frame[start:].drop("group")
+        return _join(frame[:start])
+
+    def _begins(self, frame: pl.DataFrame) -> pl.Series:
+        """Which rows begin a record by their look and by the row before them."""
+        raw = frame["raw"]
+        inner = inner_lines(raw, self.formats)
+        heads = head_mask(inner, self.formats)
+        if heads.all() and not self._wrapped and not self._in_traceback:
+            return heads.alias("begins")
+        shaped = inner.str.contains(_CONTINUATION)
+        joins = ~heads if self._strict else shaped & ~heads
+        joins = joins | self._ends_traceback(inner, heads)
+        if self._wrapped:
+            partial = raw.str.contains(_CRI_PARTIAL)
+            if "docker" in self.formats:
+                partial |= raw.str.contains(_DOCKER_START) & ~raw.str.contains(_DOCKER_LINE_END)
+            joins = joins | partial.shift(1, fill_value=self._after_partial)
+            self._after_partial = bool(partial[-1])
+        return (~joins).alias("begins")
+
+    @property
+    def _wrapped(self) -> bool:
+        return "cri" in self.formats or "docker" in self.formats
+
+    def _ends_traceback(self, inner: pl.Series, heads: pl.Series) -> pl.Series:
+        """The first unindented line after `Traceback` names the exception and belongs to it."""
+        flush_left = inner.str.contains(r"^\S")
+        starts = inner.str.contains(_TRACEBACK)
+        left = flush_left.arg_true()
+        before = starts.gather(left).shift(1, fill_value=self._in_traceback)
+        if left.len():
+            self._in_traceback = bool(starts[int(left[-1])])
+        ends = pl.repeat(False, inner.len(), dtype=pl.Boolean, eager=True).scatter(left, before)
+        return ends & ~heads
+
+    def _capped(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Closes records at the cap: rows that would pass it begin a new one."""
+        sizes = frame.group_by("group", maintain_order=True).agg((pl.col("size") + 1).sum().alias("total"))
+        over = sizes.filter(pl.col("total") - 1 > self._cap)["group"]
+        if over.is_empty():
+            return frame
+        begins = frame["begins"].to_numpy().copy()
+        rows = frame.with_row_index("i").filter(pl.col("group").is_in(over.implode()))
+        held = 0
+        for i, size, begin in rows.select("i", "size", "begins").iter_rows():
+            held = size if begin or held + 1 + size > self._cap else held + 1 + size
+            begins[i] = begin or held == size
+        marks = pl.Series("begins", begins)
+        return frame.with_columns(marks, marks.cast(pl.UInt32).cum_sum().alias("group"))
+
+
+def _pieces(text: str, cap: int) -> Iterator[str]:
+    data, at = text.encode(), 0
+    while len(data) - at > cap:
+        cut = cut_between_characters(data, at, cap)
+        yield data[at:cut].decode()
+        at = cut
+    yield data[at:].decode()
+
+
+def cut_between_characters(data: bytes | bytearray, at: int, cap: int) -> int:
+    """The last offset up to at + cap that does not split a UTF-8 character."""
+    cut = at + cap
+    if cut >= len(data):
+        return len(data)
+    for back in range(4):
+        if data[cut - back] & 0xC0 != 0x80:  # not a continuation byte
+            return cut - back
+    return cut
+
+
+def _join(rows: pl.DataFrame) -> pl.DataFrame:
+    """One record per group of rows; without `group`, all rows are one record."""
+    if rows.is_empty():
+        return _no_records()
+    if "group" not in rows.columns:
+        rows = rows.with_columns(pl.lit(0).alias("group"))
+    single = rows["group"].is_unique()
+    if single.all():
+        joined = rows.select("raw", "line", "lines", _JOINED)
+    else:
+        many = (
+            rows.filter(~single)
+            .group_by("group", maintain_order=True)
+            .agg(
+                pl.col("raw").str.join("\n"),
+                pl.col("line").first(),
+                pl.col("lines").sum(),
+                pl.col(_JOINED).last(),
+            )
+        )
+        columns = ["group", "raw", "line", "lines", _JOINED]
+        both = pl.concat([rows.filter(single).select(columns), many.select(columns)])
+        joined = both.sort("group").drop("group")
+    return _completed(joined)
+
+
+def _completed(joined: pl.DataFrame) -> pl.DataFrame:
+    missing = [
+        pl.lit(None, dtype=t).alias(name) for name, t in RAW_SCHEMA.items() if name not in joined.columns
+    ]
+    typed = joined.with_columns(pl.col("line").cast(pl.UInt64), pl.col("lines").cast(pl.UInt32), *missing)
+    return typed.select(*RAW_SCHEMA, _JOINED)
+
+
+def _no_records() -> pl.DataFrame:
+    return pl.DataFrame(schema={**RAW_SCHEMA, _JOINED: pl.Int64})

@@ -1,0 +1,197 @@
+"""Header times to aware UTC, a column at a time.
+
+A format's pattern captures the parts of a time (`time`, `fraction`, `millis`, `year`, `zone`); the
+format's `Clock` says how they fit together. What cannot be read becomes null and the caller puts the
+arrival time there; a time is never an error.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Final, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import polars as pl
+
+from pipeline.errors import BadInput
+from pipeline.records import UTC_US
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """How a format writes its time.
+
+    `form` is a chrono format of the `time` group without year (when `missing` is "year") or without
+    date (when it is "date"); empty means seconds (or milli-, micro-, nanoseconds) since 1970.
+    """
+
+    form: str
+    missing: Literal["", "year", "date"] = ""
+
+
+ISO_CLOCK: Final = Clock(form="%Y-%m-%d %H:%M:%S")
+EPOCH_CLOCK: Final = Clock(form="")
+
+# Minutes east of Greenwich. Only abbreviations with one meaning in practice: IST or CST name three
+# zones each, so they fall back on the zone of the source.
+ABBREVIATIONS: Final[Mapping[str, int]] = {
+    "Z": 0, "UTC": 0, "GMT": 0, "UCT": 0, "WET": 0, "WEST": 60, "CET": 60, "CEST": 120, "EET": 120,
+    "EEST": 180, "MSK": 180, "EST": -300, "EDT": -240, "CDT": -300, "MST": -420, "MDT": -360,
+    "PST": -480, "PDT": -420, "JST": 540, "KST": 540, "AEST": 600, "AEDT": 660, "NZST": 720,
+    "NZDT": 780,
+}  # fmt: skip
+
+_OFFSET: Final = re.compile(r"([+-])(\d{2}):?(\d{2})?")
+_FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST: Final = datetime(2261, 1, 1, tzinfo=UTC)  # the last whole year that nanosecond readers can hold
+_FUTURE: Final = timedelta(days=1)  # how far a clock may run ahead before a missing year is the year before
+_YEARS_BACK: Final = 8  # 29 February comes back within eight years, also across 2100
+
+_ISO_PARTS: Final = (
+    r"^\[?(?P<time>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{1,2}:[0-9]{2}:[0-9]{2})"
+    r"(?:[.,](?P<fraction>[0-9]+))?(?: ?(?P<zone>[A-Z]{1,5}|[+-][0-9]{2}(?::?[0-9]{2})?))?\]?$"
+)
+_EPOCH_PARTS: Final = r"^(?P<time>[0-9]{9,19})(?:\.(?P<fraction>[0-9]+))?$"
+
+
+def check_zone(zone: str) -> str:
+    """The zone itself; raises BadInput when it is no IANA name."""
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise BadInput(f"time zone {zone!r} is unknown; give an IANA name such as Europe/Berlin") from exc
+    return zone
+
+
+def to_utc(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
+    """UTC_US column of the times whose parts are the columns of `parts`; null where unreadable."""
+    text = parts["time"]
+    if not clock.form:
+        utc = _epoch(text).dt.replace_time_zone("UTC")
+    elif clock.missing == "year":
+        utc = _with_year(parts, clock, arrived=arrived, zone=zone)
+    elif clock.missing == "date":
+        utc = _with_date(parts, clock, arrived=arrived, zone=zone)
+    else:
+        if clock is ISO_CLOCK:
+            text = text.str.replace("T", " ", literal=True)
+        utc = _localise(_naive(text, clock.form), parts, zone)
+    utc = utc + _fraction(parts)
+    sane = (utc >= _FIRST) & (utc < _LAST)
+    return utc.set(~sane.fill_null(False), None).cast(UTC_US).alias("timestamp")
+
+
+def read_times(text: pl.Series, *, arrived: datetime, zone: str) -> pl.Series:
+    """Times in values of JSON or logfmt: ISO 8601 or an epoch number in any usual unit."""
+    result: pl.Series | None = None
+    for pattern, clock in ((_ISO_PARTS, ISO_CLOCK), (_EPOCH_PARTS, EPOCH_CLOCK)):
+        if result is not None and result.null_count() == text.null_count():
+            break
+        parts = text.str.extract_groups(pattern).struct.unnest()
+        found = to_utc(parts, clock, arrived=arrived, zone=zone)
+        result = found if result is None else result.zip_with(result.is_not_null(), found)
+    assert result is not None  # noqa: S101 - the loop runs at least once
+    return result.alias("timestamp")
+
+
+def _naive(text: pl.Series, form: str) -> pl.Series:
+    return text.str.strptime(pl.Datetime("us"), form, strict=False)
+
+
+def _epoch(text: pl.Series) -> pl.Series:
+    """Naive UTC of an epoch number; its size tells the unit until the year 5138."""
+    number = pl.col("n")
+    micros = (
+        pl.when(number < 10**11)
+        .then(number * 1_000_000)
+        .when(number < 10**14)
+        .then(number * 1000)
+        .when(number < 10**17)
+        .then(number)
+        .otherwise(number // 1000)
+    )
+    frame = pl.DataFrame({"n": text.cast(pl.Int64, strict=False)})
+    return frame.select(micros.cast(pl.Datetime("us"))).to_series()
+
+
+def _fraction(parts: pl.DataFrame) -> pl.Series:
+    """Duration of the digits after the seconds; `millis` are unpadded milliseconds."""
+    if "millis" in parts.columns:
+        micros = parts["millis"].cast(pl.Int64, strict=False) * 1000
+    elif "fraction" in parts.columns:
+        micros = parts["fraction"].str.slice(0, 6).str.pad_end(6, "0").cast(pl.Int64, strict=False)
+    else:
+        micros = pl.repeat(0, parts.height, dtype=pl.Int64, eager=True)
+    return micros.fill_null(0).cast(pl.Duration("us"))
+
+
+def _localise(naive: pl.Series, parts: pl.DataFrame, zone: str) -> pl.Series:
+    """Aware UTC: by the written offset where there is one, else by the zone of the source."""
+    if "zone" not in parts.columns or parts["zone"].null_count() == parts.height:
+        return _in_zone(naive, zone)
+    words = parts["zone"]
+    known = {w: m for w in words.unique().drop_nulls().to_list() if (m := _minutes(w)) is not None}
+    if not known:
+        return _in_zone(naive, zone)
+    minutes = words.replace_strict(known, default=None, return_dtype=pl.Int64)
+    utc = (naive - (minutes * 60_000_000).cast(pl.Duration("us"))).dt.replace_time_zone("UTC")
+    if minutes.null_count():
+        utc = utc.zip_with(minutes.is_not_null(), _in_zone(naive, zone))
+    return utc
+
+
+def _minutes(word: str) -> int | None:
+    if word in ABBREVIATIONS:
+        return ABBREVIATIONS[word]
+    if found := _OFFSET.fullmatch(word):
+        sign, hours, minutes = found.groups()
+        total = int(hours) * 60 + int(minutes or 0)
+        return -total if sign == "-" else total
+    return None
+
+
+def _in_zone(naive: pl.Series, zone: str) -> pl.Series:
+    """Local to UTC. Of a doubled hour the first is meant; a skipped hour keeps the offset before it."""
+    if zone == "UTC":
+        return naive.dt.replace_time_zone("UTC")
+    local = naive.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+    utc = local.dt.convert_time_zone("UTC")
+    if utc.null_count() > naive.null_count():
+        hour = timedelta(hours=1)
+        before = (naive - hour).dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+        utc = utc.zip_with(utc.is_not_null(), before.dt.convert_time_zone("UTC") + hour)
+        # a zone that skipped a whole day (Samoa, 2011) leaves nothing better than the bare digits
+        utc = utc.zip_with(utc.is_not_null(), naive.dt.replace_time_zone("UTC"))
+    return utc
+
+
+def _with_year(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
+    """The written year, else the latest one that is not more than a day in the future."""
+    text, form = parts["time"], "%Y " + clock.form
+    limit = arrived + _FUTURE
+    utc: pl.Series | None = None
+    readable = text.len() - _naive("2000 " + text, form).null_count()
+    for year in range(limit.year + 1, limit.year - _YEARS_BACK, -1):
+        found = _localise(_naive(f"{year} " + text, form), parts, zone)
+        found = found.set((found > limit).fill_null(False), None)
+        utc = found if utc is None else utc.zip_with(utc.is_not_null(), found)
+        if utc.len() - utc.null_count() == readable:
+            break
+    assert utc is not None  # noqa: S101 - the range is never empty
+    if "year" in parts.columns and parts["year"].null_count() < parts.height:
+        written = _localise(_naive(parts["year"] + " " + text, form), parts, zone)
+        utc = written.zip_with(written.is_not_null(), utc)
+    return utc
+
+
+def _with_date(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
+    """Time of day alone: today, or yesterday when that would lie more than an hour ahead."""
+    today: date = arrived.astimezone(ZoneInfo(zone)).date()
+    form = "%Y-%m-%d " + clock.form
+    now = _localise(_naive(f"{today} " + parts["time"], form), parts, zone)
+    # the date is built, not parsed: near midnight the day before is also right in every zone
+    before = datetime.combine(today, time()) - timedelta(days=1)
+    then = _localise(_naive(f"{before:%Y-%m-%d} " + parts["time"], form), parts, zone)
+    ahead = (now > arrived + timedelta(hours=1)).fill_null(False)
+    return then.zip_with(ahead, now)

@@ -1,0 +1,22 @@
+"""Stage store: join the verdicts to the records, write them to the sink, commit."""
+
+from typing import Final
+
+from pipeline import detect
+from pipeline.ledger import Claim, Stage
+from pipeline.routing import TASK_STORE
+from pipeline.tasks.context import Context
+from pipeline.tasks.ingest import finish, records_of
+from pipeline.tasks.step import perform
+
+NAME: Final = TASK_STORE
+
+
+def run(context: Context, batch_id: str) -> None:
+    perform(context, Stage.STORE, batch_id, step)
+
+
+def step(context: Context, claim: Claim) -> Stage | None:
+    prepared = detect.prepare(records_of(context, claim), claim.meta, context.masks)
+    finish(context, claim, prepared, context.ledger.work(claim.batch_id))
+    return None

@@ -1,0 +1,67 @@
+"""The only sender of messages. A message is a wake-up with ids; the ledger knows the rest."""
+
+import contextlib
+import json
+from typing import Any, Final
+
+import kombu.exceptions
+import redis
+from celery import Celery
+
+from pipeline.gpu.devices import GPU
+from pipeline.gpu.leases import Leases
+from pipeline.keyspace import Keys
+from pipeline.ledger import Stage
+from pipeline.observe import logger
+from pipeline.presence import Presence
+from pipeline.routing import QUEUE_GPU, QUEUE_TRAIN, STAGE_QUEUES, STAGE_TASK, TASK_TRAIN, GpuView, queue_for
+from pipeline.settings import Settings
+
+# A message that cannot be sent now is not worth waiting for: the sweeper sends what is missing.
+RETRY: Final = {"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
+
+
+class Submit:
+    """Sends by name; never imports what runs."""
+
+    def __init__(self, app: Celery, client: "redis.Redis", settings: Settings) -> None:
+        self.app = app
+        self.client = client
+        self.keys = Keys(settings.key_prefix)
+        self.leases = Leases(client, settings)
+        self.presence = Presence(client, settings)
+        self.key_prefix = settings.key_prefix
+
+    def wake(self, stage: Stage, batch_id: str, *, queue: str | None = None) -> bool:
+        """Say that a batch waits in a stage. False when the broker could not be reached: the sweeper will do it."""
+        queue = queue or queue_for(stage, self.gpu(stage))
+        return self._send(STAGE_TASK[stage], queue, [batch_id], {"batch": batch_id})
+
+    def train(self, request_id: str) -> bool:
+        """Say that a training is asked for."""
+        return self._send(TASK_TRAIN, QUEUE_TRAIN, [request_id], {"request": request_id})
+
+    def waiting_ids(self, stage: Stage) -> set[str]:
+        """The batch ids whose messages lie in this stage's queues now."""
+        found: set[str] = set()
+        for queue in STAGE_QUEUES[stage]:
+            raw: list[Any] = self.client.lrange(f"{self.key_prefix}:{queue}", 0, -1)
+            for item in raw:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    found.add(str(json.loads(item)["headers"]["batch"]))
+        return found
+
+    def gpu(self, stage: Stage = Stage.INFER) -> GpuView:
+        """A snapshot of the GPU side; asks Redis only for the stage that needs it."""
+        if stage is not Stage.INFER:
+            return GpuView(workers=0, open_to_shared=False)
+        workers = sum(1 for w in self.presence.live() if QUEUE_GPU in w.queues)
+        return GpuView(workers=workers, open_to_shared=workers > 0 and self.leases.look(GPU).open_to_shared)
+
+    def _send(self, task: str, queue: str, args: list[str], headers: dict[str, str]) -> bool:
+        try:
+            self.app.send_task(task, args=args, queue=queue, headers=headers, retry=True, retry_policy=RETRY)
+        except (kombu.exceptions.OperationalError, redis.RedisError, OSError) as exc:
+            logger(task=task, **headers).warning("message.not_sent", why=str(exc))
+            return False
+        return True

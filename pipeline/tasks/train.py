@@ -1,0 +1,81 @@
+"""Queue train: one training, under the exclusive lease, with its status in Redis."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pipeline import training
+from pipeline.errors import LogweirError, TrainingFailed
+from pipeline.gpu.devices import CPU_TRAINING, GPU
+from pipeline.gpu.leases import Lease, Mode, Refused
+from pipeline.models.threshold import Mode as Learning
+from pipeline.observe import logger
+from pipeline.records import Purpose
+from pipeline.routing import TASK_TRAIN
+from pipeline.tasks import periodic, reload
+from pipeline.tasks.context import Context
+from pipeline.training import State, Status
+
+NAME: Final = TASK_TRAIN
+# How long a training waits for its lease: longer than a quarantine and any scoring batch.
+PATIENCE_S: Final = 120.0
+
+
+def run(context: Context, request_id: str) -> None:
+    log = logger(request=request_id)
+    key = context.ledger.keys.training
+    if Status.from_redis(context.client.hgetall(key)).request_id != request_id:
+        log.info("training.superseded")
+        return
+
+    def show(status: Status) -> None:
+        context.client.hset(key, mapping=status.to_redis())
+
+    try:
+        version = _train(context, request_id, show)
+    except LogweirError as exc:
+        log.warning("training.failed", why=str(exc))
+        show(Status(state=State.FAILED, request_id=request_id, reason=str(exc)))
+    except Exception as exc:
+        log.exception("training.failed")
+        show(Status(state=State.FAILED, request_id=request_id, reason=f"{type(exc).__name__}: {exc}"))
+    else:
+        log.info("training.completed", version=version)
+        reload.announce(context.app)
+        periodic.run(context)
+
+
+def _train(context: Context, request_id: str, show: Callable[[Status], None]) -> str:
+    show(Status(state=State.QUEUED, request_id=request_id))
+    lease = _lease(context)
+    status = Status()
+    baseline = context.sink(Purpose.BASELINE)
+    has_baseline = any(baseline.root.glob("date=*/workload=*/*.parquet"))
+    with context.leases.holding(lease) as held:
+        for status in training.train(
+            (baseline if has_baseline else context.sink(Purpose.SCORE)).scan(),
+            mode=Learning.BASELINE if has_baseline else Learning.SELF,
+            masks=context.masks,
+            registry=context.registry,
+            settings=context.settings,
+            held=held,
+            request_id=request_id,
+            device=context.device,
+        ):
+            show(status)
+    return status.version
+
+
+def _lease(context: Context) -> Lease:
+    """Wait for the exclusive right to train. Asking closes the door to new shared leases."""
+    resource = GPU if context.device != "cpu" else CPU_TRAINING
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = context.leases.request(
+            resource, Mode.EXCLUSIVE, context.owner, floor=context.registry.newest_token(), quarantine=True
+        )
+        if not isinstance(answer, Refused):
+            return answer
+        if time.monotonic() > deadline:
+            raise TrainingFailed(f"{resource} stayed {answer.why} for {PATIENCE_S:.0f} s; train again later")
+        time.sleep(min(1.0, max(0.05, answer.wait_ms / 1000)))

@@ -1,0 +1,16 @@
+"""`python -m pipeline.workers.cpu ROLE NAME`: a worker that never sees a GPU (ingest, infer-cpu, drain, store, beat)."""
+
+import sys
+
+from pipeline.settings import Settings
+from pipeline.workers.bootstrap import beat, serve
+
+
+def main(argv: list[str]) -> int:
+    role, name = argv
+    settings = Settings.load()
+    return beat(settings) if role == "beat" else serve(role, settings, name=name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

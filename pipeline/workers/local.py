@@ -1,0 +1,276 @@
+"""The embedded stack on one machine: a private Redis, Celery workers as processes, beat; supervised until it ends.
+
+    with Stack(settings) as stack:     # ready here
+        while work: stack.check()      # restarts what died; raises StackFailed when something keeps dying
+
+One stack per data directory (flock). Children run in sessions of their own, so Ctrl-C reaches only the
+supervisor, which ends them in order: workers finish their step, then Redis. Whatever way the supervisor
+ends, no child outlives it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import redis
+
+from pipeline.errors import BadInput, StackFailed
+from pipeline.gpu.leases import Leases
+from pipeline.observe import logger
+from pipeline.presence import Presence
+from pipeline.settings import Settings, masked_url
+from pipeline.tasks.context import connect
+from pipeline.workers.redis_server import PrivateRedis
+
+READY_S: Final = 60.0
+STOP_S: Final = 12.0
+# A process that dies this often within a minute will not come back by itself.
+CRASHES: Final = 5
+CRASH_WINDOW_S: Final = 60.0
+OLDEST_REDIS: Final = (6, 2)
+
+
+@dataclass(slots=True)
+class Child:
+    """One supervised process."""
+
+    name: str
+    command: list[str]
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    crashes: list[float] = field(default_factory=list)
+
+
+class Stack:
+    """Starts on `__enter__`, ends on `__exit__`. Use from the main thread: the tether of Redis counts the thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        data_dir = settings.data_dir.absolute()
+        self.settings = replace(settings, data_dir=data_dir, supervisor_pid=os.getpid())
+        self.private: PrivateRedis | None = None
+        self.redis_process: subprocess.Popen[bytes] | None = None
+        self.children: list[Child] = []
+        self.ready_s = 0.0
+        self._lock: IO[str] | None = None
+        self._redis_crashes: list[float] = []
+
+    def __enter__(self) -> Self:
+        began = time.monotonic()
+        self._lock = _lock(self.settings.data_dir)
+        try:
+            self._start_redis()
+            for role, name in self._roles():
+                self._spawn(role, name)
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_s = time.monotonic() - began
+        self._write_state()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _roles(self) -> list[tuple[str, str]]:
+        ingest = [("ingest", f"ingest-{n}") for n in range(1, self.settings.ingest_processes + 1)]
+        return [*ingest, *((r, r) for r in ("infer-cpu", "drain", "store", "train", "beat"))]
+
+    def _start_redis(self) -> None:
+        if self.settings.redis_url is None:
+            self.private = PrivateRedis(self.settings)
+            self.redis_process = self.private.start()
+            self.settings = replace(self.settings, redis_url=self.private.url)
+        check_redis(self.settings)
+        if self.private is not None:
+            # Every worker of an earlier Redis here was a child of the process whose lock we hold now.
+            Leases(connect(self.settings), self.settings).bless()
+
+    def _spawn(self, role: str, name: str) -> None:
+        module = "pipeline.workers.train" if role == "train" else "pipeline.workers.cpu"
+        args = [name, "cpu"] if role == "train" else [role, name]
+        logs = self.settings.data_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        log = logs / f"{name}.log"
+        command = [sys.executable, "-m", module, *args]
+        self.children.append(Child(name=name, command=command, process=self._popen(command, log), log=log))
+
+    def _popen(self, command: list[str], log: Path) -> "subprocess.Popen[bytes]":
+        keep = {k: v for k, v in os.environ.items() if not k.startswith("LOGWEIR_")}
+        # torch spins all cores while it waits unless told otherwise, at the cost of everybody else.
+        env = {**keep, **self.settings.to_environ(), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=self.settings.data_dir,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _wait_ready(self) -> None:
+        """Until every child said hello to Redis."""
+        presence = Presence(connect(self.settings), self.settings)
+        wanted = {child.name: child.process for child in self.children}
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            here = {w.name for w in presence.live() if w.name in wanted and w.pid == wanted[w.name].pid}
+            if len(here) == len(wanted):
+                return
+            for child in self.children:
+                if child.process.poll() is not None:
+                    raise StackFailed(f"{child.name} ended while starting: {_tail(child.log)}")
+            time.sleep(0.05)
+        missing = sorted(set(wanted) - here)
+        raise StackFailed(
+            f"{', '.join(missing)} did not get ready within {READY_S:.0f} s; see {self.children[0].log.parent}"
+        )
+
+    def check(self) -> None:
+        """Restart what died. Raises StackFailed when a process keeps dying. Call it at least every second."""
+        if (
+            self.private is not None
+            and self.redis_process is not None
+            and self.redis_process.poll() is not None
+        ):
+            logger().error("redis.died", code=self.redis_process.returncode, why=self.private.last_words())
+            self._count_crash(self._redis_crashes, "Redis", self.private.last_words())
+            self.redis_process = self.private.start()
+        for child in self.children:
+            code = child.process.poll()
+            if code is None:
+                continue
+            logger(worker=child.name).error("worker.died", code=code)
+            self._count_crash(child.crashes, child.name, _tail(child.log))
+            child.process = self._popen(child.command, child.log)
+
+    def _count_crash(self, crashes: list[float], name: str, words: str) -> None:
+        now = time.monotonic()
+        crashes[:] = [t for t in crashes if now - t < CRASH_WINDOW_S] + [now]
+        if len(crashes) >= CRASHES:
+            raise StackFailed(f"{name} died {len(crashes)} times within {CRASH_WINDOW_S:.0f} s: {words}")
+
+    def stop(self) -> None:
+        """End every child: a warm shutdown first, then by force; Redis last, so that steps can be committed."""
+        _end([c.process for c in self.children], signal.SIGTERM)
+        self.children = []
+        if self.redis_process is not None:
+            _end([self.redis_process], signal.SIGTERM)
+            self.redis_process = None
+        with contextlib.suppress(OSError):
+            _state_file(self.settings.data_dir).unlink()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _write_state(self) -> None:
+        state = {
+            "pid": os.getpid(),
+            "redis_url": self.settings.redis_url,
+            "key_prefix": self.settings.key_prefix,
+            "ready_s": round(self.ready_s, 2),
+            "workers": {c.name: c.process.pid for c in self.children},
+        }
+        path = _state_file(self.settings.data_dir)
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(state), encoding="utf-8")
+        temporary.chmod(0o600)
+        temporary.replace(path)
+
+
+def running(data_dir: Path) -> dict[str, object] | None:
+    """What the stack of this data directory wrote about itself, None when none runs."""
+    try:
+        state: dict[str, object] = json.loads(_state_file(data_dir).read_text(encoding="utf-8"))
+        os.kill(int(str(state["pid"])), 0)
+    except (OSError, ValueError, KeyError):
+        return None
+    return state
+
+
+def check_redis(settings: Settings) -> None:
+    """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old, full."""
+    url = masked_url(settings.redis_url or "")
+    try:
+        client = connect(settings)
+        version = str(client.info("server")["redis_version"])
+        probe = settings.key_prefix + ":probe"
+        client.set(probe, "1", ex=5)
+    except redis.AuthenticationError as exc:
+        raise BadInput(
+            f"Redis at {url} refuses the login ({exc}); set the right user and password in REDIS_URL"
+        ) from exc
+    except redis.ResponseError as exc:
+        text = str(exc)
+        if "NOAUTH" in text or "WRONGPASS" in text or "invalid password" in text:
+            raise BadInput(
+                f"Redis at {url} refuses the login ({text}); set the right user and password in REDIS_URL"
+            ) from exc
+        if "NOPERM" in text:
+            raise BadInput(
+                f"the Redis user in {url} may not do this ({text}); give it the rights in docs/operations.md"
+            ) from exc
+        raise BadInput(f"Redis at {url} does not take writes ({text}); give it memory or disk space") from exc
+    except (redis.ConnectionError, redis.TimeoutError) as exc:
+        raise BadInput(f"Redis at {url} does not answer ({exc}); start it or correct REDIS_URL") from exc
+    if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
+        raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        handle = (data_dir / "lock").open("a+", encoding="utf-8")
+    except OSError as exc:
+        raise BadInput(
+            f"the data directory {data_dir} cannot be used ({exc.strerror}); choose another with --data-dir"
+        ) from exc
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        handle.seek(0)
+        pid = handle.read().strip() or "?"
+        handle.close()
+        raise BadInput(
+            f"a logweir stack (process {pid}) already runs on {data_dir}; stop it or use another --data-dir"
+        ) from exc
+    handle.seek(0)
+    handle.truncate()
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle
+
+
+def _state_file(data_dir: Path) -> Path:
+    return data_dir / "stack.json"
+
+
+def _end(processes: "list[subprocess.Popen[bytes]]", first: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(first)
+    deadline = time.monotonic() + STOP_S
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            logger(pid=process.pid).warning("worker.killed", why=f"it did not end within {STOP_S:.0f} s")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its session: pool children too
+            process.wait()
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = [x for x in log.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()]
+    except OSError:
+        return "it left no log"
+    return lines[-1][:500] if lines else "it left no log"

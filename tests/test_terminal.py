@@ -1,0 +1,143 @@
+"""Findings in the terminal: readable at any width, and obeying nothing a log line says."""
+
+import io
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline.findings import Finding, Sample
+from pipeline.report import terminal
+
+START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
+
+
+def finding(number: int, **changes: Any) -> Finding:
+    message = f"connection to ledger-{number} refused after 30000 ms"
+    sample = Sample(
+        source="var/log/app.log",
+        line=100 + number,
+        timestamp=START,
+        message=message,
+        raw=f"2026-11-19 09:00:00 ERROR {message}",
+        words=("refused",),
+    )
+    base = Finding(
+        workload="shop",
+        template_id=number,
+        template="connection to <*> refused after <NUM> ms",
+        count=1_234,
+        lines=1_234,
+        first_seen=START,
+        last_seen=START + timedelta(seconds=90),
+        burst_end=START,
+        level="error",
+        score=0.9,
+        reasons=("error-severity:error", "unlikely-tokens:refused"),
+        samples=(sample,),
+        patterns=1,
+        episode=1,
+    )
+    return replace(base, **changes)
+
+
+def numbers(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "records": 900,
+        "lines": 1_000,
+        "anomalous": 3,
+        "anomalous_lines": 4,
+        "warming": 0,
+        "first": "2026-11-19T09:00:00Z",
+        "last": "2026-11-19T10:00:00Z",
+        "by_workload": [{}],
+    }
+    return base | changes
+
+
+def printed(
+    found: list[Finding], width: int = 80, limit: int = 20, colour: bool = False, **changes: Any
+) -> str:
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=colour, color_system="standard" if colour else None
+    )
+    terminal.render(found, numbers(**changes), console, limit=limit)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_every_fact_of_a_finding_is_printed_at_every_width(width: int) -> None:
+    text = printed([finding(1)], width=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    flat = " ".join(text.split())
+    for fact in ("error", "1,234", "09:00:00", "09:01:30", "logged as", "app.log:101", "<*>", "shop"):
+        assert fact in flat, fact
+
+
+def test_a_narrow_terminal_gets_blocks_in_which_words_stay_whole() -> None:
+    text = printed([finding(1)], width=80)
+    assert "connection to <*> refused after <NUM> ms" in text
+    assert "first and last seen" not in text
+    assert "first and last seen" in printed([finding(1)], width=140)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_surprising_word_is_highlighted_in_the_sample(width: int) -> None:
+    assert "\x1b[1;30;43mrefused\x1b[0m" in printed([finding(1)], width=width, colour=True)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_nothing_in_a_log_line_is_obeyed(width: int) -> None:
+    evil = "[bold red]x[/] [link=file:///etc]y[/link] :boom: \x1b[2J\x1b]0;t\x07 \r\x00 \u202eend \x9b31m"
+    sample = Sample(source=evil, line=1, timestamp=START, message=evil, raw=evil, words=("[bold", "\x1b[2J"))
+    text = printed(
+        [finding(1, template=evil, workload=evil, reasons=(f"unlikely-tokens:{evil}",), samples=(sample,))],
+        width=width,
+    )
+    assert "[bold red]x[/]" in text
+    assert ":boom:" in text
+    assert not {c for c in text if (ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or c == "\u202e"}
+    assert "␛[2J" in "".join(text.split())
+
+
+def test_a_long_line_is_cut_around_its_surprising_word() -> None:
+    message = "padding " * 400 + "refused " + "padding " * 400
+    sample = replace(finding(1).samples[0], message=message, raw=message[3_200 - 600 :], words=("refused",))
+    text = printed([finding(1, template="t", reasons=(), samples=(sample,))], width=200)
+    assert "refused" in text
+    assert text.count("padding") < 40
+    assert text.count("…") == 2
+
+
+def test_a_stack_trace_is_one_line_long() -> None:
+    raw = "Boom\n\tat a.b(C.java:1)\n\tat d.e(F.java:2)"
+    sample = replace(finding(1).samples[0], message=raw, raw=raw)
+    assert "Boom ⏎  at a.b(C.java:1) ⏎  at d.e(F.java:2)" in printed([finding(1, samples=(sample,))])
+
+
+def test_it_says_how_many_more_findings_there_are() -> None:
+    found = [finding(n) for n in range(1, 26)]
+    assert "5 more findings are not shown here" in printed(found)
+    assert "24 more findings are not shown here" in printed(found, limit=1)
+    assert "not shown" not in printed(found, limit=25)
+
+
+def test_it_says_plainly_when_there_is_nothing_to_read() -> None:
+    assert "Nothing unusual in 1,000 lines" in printed([])
+    assert "No verdict yet: 1,000 lines came while" in " ".join(printed([], warming=900).split())
+    assert printed([], records=0, lines=0, first=None, last=None) == "No lines were read\n"
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_its_escape() -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    sample = replace(finding(1).samples[0], message="caf\u00e9 \U0001f525", raw="caf\u00e9 \U0001f525")
+    for width in (80, 160):
+        terminal.render(
+            [finding(1, samples=(sample,))] * 2, numbers(), Console(file=out, width=width), limit=1
+        )
+    out.flush()
+    assert b"caf\\xe9 \\U0001f525" in raw.getvalue()
