@@ -19,7 +19,7 @@ from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger import Meta
 from pipeline.models.bundle import KnownPatterns
-from pipeline.models.threshold import Calibration, Evidence, conclude, severity_words
+from pipeline.models.threshold import Calibration, Evidence, conclude
 from pipeline.records import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, reason
 from pipeline.sources import formats
 
@@ -36,6 +36,7 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
     "words": pl.List(pl.String),
     "unseen": pl.List(pl.String),
     "tokens": pl.UInt32,
+    "severity": pl.String,  # the word in the line that says something went wrong
     # verdict, filled by the cache or by drain
     "template_id": pl.Int64,
     "score": pl.Float64,
@@ -102,8 +103,9 @@ def with_evidence(work: pl.DataFrame, evidence: Sequence[Evidence]) -> pl.DataFr
             "words": [list(e.words) for e in evidence],
             "unseen": [list(e.unseen) for e in evidence],
             "tokens": [e.tokens for e in evidence],
+            "severity": [e.severity for e in evidence],
         },
-        schema={n: WORK_SCHEMA[n] for n in ("key", "surprise", "words", "unseen", "tokens")},
+        schema={n: WORK_SCHEMA[n] for n in ("key", "surprise", "words", "unseen", "tokens", "severity")},
     )
     return work.update(filled, on="key", how="left")
 
@@ -132,6 +134,7 @@ def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None)
             words=tuple(row["words"]),
             unseen=tuple(row["unseen"]),
             tokens=row["tokens"],
+            severity=row["severity"],
         ),
         calibration=knowledge.calibration,
         known_count=knowledge.known.count(row["pattern_id"]),
@@ -139,7 +142,6 @@ def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None)
         severe=row["severe"],
         level=row["level"],
         template_id=template_id,
-        severity_word=severity_words(row["masked"]),
         template_count=seen,
     )
     return replace(verdict, reasons=(*verdict.reasons, *past_limit))

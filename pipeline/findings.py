@@ -14,15 +14,20 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.records import ERROR_LEVELS, LEVELS, RESULT_SCHEMA, Reason
+from pipeline.records import ERROR_LEVELS, LEVELS, Reason
+from pipeline.results import readable, scan, summary
+
+# `summary` is offered here too: findings and numbers are asked for together.
+__all__ = ["Finding", "Sample", "collect", "order", "rank", "severity", "summary"]
 
 SAMPLES_FIRST: Final = 4  # and the last one: five records show how it began and whether it changed
 SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped payload does not
+REASONS_OF_A_KIND: Final = 20  # nobody reads more words than that
 EPISODE_GAP: Final = timedelta(seconds=60)  # services retry and time out within a minute as a rule
 BURST_SPAN: Final = timedelta(seconds=120)  # how long one template can hold its episode open
 EPISODE_SPAN: Final = timedelta(seconds=180)  # a longer chain of onsets is more than one incident
 SHORTEST_GAP: Final = timedelta(seconds=5)  # below this, order in time says nothing about cause
-TIMELINE_BUCKETS: Final = 240  # bars that can still be told apart on a 1,600 px page
+
 
 _CHUNK_ROWS: Final = 50_000
 _KEY: Final = ["workload", "template_id"]
@@ -34,8 +39,6 @@ _REASON_ORDER: Final = (
     Reason.UNCLASSIFIED,
     Reason.WARMING,
 )
-# Widths a reader can name: seconds, minutes, hours, days.
-_BUCKET_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class Finding:
     burst_end: datetime  # end of the opening burst: no gap over EPISODE_GAP, at most BURST_SPAN
     level: str | None  # the most severe
     score: float  # the highest
-    reasons: tuple[str, ...]  # every distinct one: severity first, then the most frequent
+    reasons: tuple[str, ...]  # distinct; kinds in a fixed order, the most frequent of each kind
     samples: tuple[Sample, ...]  # the first four and the last
     patterns: int  # distinct masked lines
     episode: int = 0  # 1-based, by time; 0 until `order` has set it
@@ -146,57 +149,24 @@ def collect(results: Path, templates: pl.DataFrame, *, limit: int | None = None)
     """The findings of a results folder, in reading order; at most `limit` of them.
 
     `results` holds Parquet files of RESULT_SCHEMA at any depth; a folder that is absent or empty has no
-    findings. `templates` needs `template_id` and `template`.
+    findings. `templates` needs `template_id` and `template`. Raises BadPayload when a file is damaged.
     """
-    anomalous = _scan(results).filter(pl.col("anomalous"))
     parts: list[dict[str, pl.DataFrame]] = []
     pending = settled = 0
-    for chunk in anomalous.collect_batches(chunk_size=_CHUNK_ROWS, maintain_order=False):
-        parts.append(_parts(chunk))
-        pending += chunk.height
-        # Folding as often as the totals double keeps the work linear when every line is different.
-        if pending > max(settled, 4 * _CHUNK_ROWS):
-            parts = [_fold(parts)]
-            pending, settled = 0, max(frame.height for frame in parts[0].values())
+    with readable(results):
+        anomalous = scan(results).filter(pl.col("anomalous"))
+        for chunk in anomalous.collect_batches(chunk_size=_CHUNK_ROWS, maintain_order=False):
+            parts.append(_parts(chunk))
+            pending += chunk.height
+            # Folding as often as the totals double keeps the work linear when every line is different.
+            if pending > max(settled, 4 * _CHUNK_ROWS):
+                parts = [_fold(parts)]
+                pending, settled = 0, max(frame.height for frame in parts[0].values())
     if not parts:
         return []
     totals = _fold(parts)
     texts = dict(templates.select("template_id", "template").iter_rows())
     return order(_build(totals, texts))[:limit]
-
-
-def summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, Any]:
-    """The numbers of a results folder, ready for JSON; times are ISO 8601 in UTC, null when empty.
-
-    Keys: records, lines, anomalous, anomalous_lines, warming, first, last, model_versions, by_workload,
-    by_level, timeline. A row of `by_*` has its name and the same five counts, most lines first.
-    `timeline` is `{"bucket_s": width, "buckets": [[start, lines, anomalous lines], ...]}` without holes.
-    """
-    scan = _scan(results)
-    counts = (
-        pl.len().cast(pl.Int64).alias("records"),
-        pl.col("lines").cast(pl.Int64).sum(),
-        pl.col("anomalous").fill_null(value=False).cast(pl.Int64).sum(),
-        pl.col("lines").cast(pl.Int64).filter(pl.col("anomalous")).sum().alias("anomalous_lines"),
-        pl.col("score").is_null().cast(pl.Int64).sum().alias("warming"),
-    )
-    grouped = (
-        scan.group_by("workload", "level", "model_version")
-        .agg(*counts, pl.col("timestamp").min().alias("first"), pl.col("timestamp").max().alias("last"))
-        .collect(engine="streaming")
-    )
-    names = ["records", "lines", "anomalous", "anomalous_lines", "warming"]
-    first, last = grouped["first"].min(), grouped["last"].max()
-    total = grouped.select(pl.col(names).sum()).row(0, named=True)
-    return {
-        **total,
-        "first": _iso(first),
-        "last": _iso(last),
-        "model_versions": grouped["model_version"].drop_nulls().unique().sort().to_list(),
-        "by_workload": _by(grouped, "workload", names),
-        "by_level": _by(grouped, "level", names),
-        "timeline": _timeline(scan, first, last, buckets),
-    }
 
 
 def _has(finding: Finding, name: Reason) -> bool:
@@ -230,14 +200,6 @@ def _episodes(findings: Sequence[Finding], gap: timedelta) -> list[list[Finding]
         too_long = run[-1].first_seen - run[0].first_seen > EPISODE_SPAN
         whole += _episodes(run, gap / 2) if too_long else [run]
     return whole
-
-
-def _scan(results: Path) -> pl.LazyFrame:
-    """All result files; names that start with a dot are still being written."""
-    files = sorted(p for p in results.rglob("*.parquet") if not p.name.startswith("."))
-    if not files:
-        return pl.LazyFrame(schema=RESULT_SCHEMA)
-    return pl.scan_parquet(files, hive_partitioning=False, glob=False)
 
 
 def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
@@ -314,8 +276,16 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
         .agg(pl.col("second").max().alias("burst"))
     )
     patterns = totals["patterns"].group_by(_KEY).agg(pl.len().alias("patterns"))
-    reasons = totals["reasons"].sort(["n", "reasons"], descending=[True, False])
-    reasons = reasons.group_by(_KEY, maintain_order=True).agg("reasons")
+    reasons = (
+        totals["reasons"]
+        .with_columns(pl.col("reasons").str.extract("^([^:]*)").alias("kind"))
+        .sort(["n", "reasons"], descending=[True, False])
+        .group_by(*_KEY, "kind", maintain_order=True)
+        .agg(pl.col("reasons").head(REASONS_OF_A_KIND))
+        .explode("reasons")
+        .group_by(_KEY, maintain_order=True)
+        .agg("reasons")
+    )
     samples: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     chosen = pl.concat([totals["heads"], totals["tails"]]).unique(["record_id", "source", "line"])
     for row in chosen.sort("timestamp", "source", "line", "record_id").iter_rows():
@@ -362,45 +332,3 @@ def _reason_place(text: str) -> int:
     """Reasons by kind; `sorted` keeps the more frequent first inside a kind."""
     name = text.partition(":")[0]
     return next((at for at, known in enumerate(_REASON_ORDER) if known == name), len(_REASON_ORDER))
-
-
-def _by(grouped: pl.DataFrame, key: str, names: list[str]) -> list[dict[str, Any]]:
-    rows = grouped.group_by(key).agg(pl.col(names).sum())
-    return list(rows.sort("lines", key, descending=[True, False], nulls_last=True).iter_rows(named=True))
-
-
-def _timeline(scan: pl.LazyFrame, first: Any, last: Any, buckets: int) -> dict[str, Any]:
-    if first is None or last is None:
-        return {"bucket_s": 0, "buckets": []}
-    begin, end = int(first.timestamp()), int(last.timestamp())
-    width = _bucket_width(begin, end, buckets)
-    start = (pl.col("timestamp").dt.epoch("s") // width * width).alias("start")
-    lines = pl.col("lines").cast(pl.Int64)
-    rows = (
-        scan.group_by(start)
-        .agg(lines.sum(), lines.filter(pl.col("anomalous")).sum().alias("anomalous"))
-        .collect(engine="streaming")
-    )
-    counted = {at: (n, flagged) for at, n, flagged in rows.drop_nulls("start").iter_rows()}
-    return {
-        "bucket_s": width,
-        "buckets": [
-            [_iso(datetime.fromtimestamp(at, UTC)), *counted.get(at, (0, 0))]
-            for at in range(begin // width * width, end + 1, width)
-        ],
-    }
-
-
-def _bucket_width(begin: int, end: int, buckets: int) -> int:
-    """The smallest width, aligned to its own multiples, that needs no more than `buckets` bars."""
-    for width in _BUCKET_S:
-        if end // width - begin // width + 1 <= buckets:
-            return width
-    days = 1
-    while end // (days * 86_400) - begin // (days * 86_400) + 1 > buckets:
-        days += 1
-    return days * 86_400
-
-
-def _iso(moment: Any) -> str | None:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment is not None else None

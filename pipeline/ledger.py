@@ -145,11 +145,10 @@ class Ledger:
 
     # ---- taking in -------------------------------------------------------------------------------
 
-    def accept(self, batch: Batch, *, cursor: str = "", reserve: bool = False) -> Accepted | Full:
+    def accept(self, batch: Batch, *, cursor_key: str = "", cursor: str = "") -> Accepted | Full:
         """Take a batch in, moving its source's cursor in the same step.
 
-        `reserve` lets it pass the limits (a split's halves were accepted already). Raises BadInput when the
-        id is known with other content, RedisUnavailable when Redis cannot take it.
+        Raises BadInput when the id is known with other content, RedisUnavailable when Redis cannot take it.
         """
         k, s = self.keys, self.settings
         payload = pack_frame(batch.records)
@@ -170,7 +169,7 @@ class Ledger:
             [
                 bid, payload, content, batch.physical_lines, batch.records.height, batch.workload, meta.dump(),
                 Stage.INGEST.value, s.max_pending_mib * 2**20, s.max_pending_batches, s.overdue_ms,
-                batch.source_key, cursor, "1" if reserve else "0",
+                cursor_key, cursor,
             ],
         )  # fmt: skip
         match _text(answer[0]):
@@ -184,9 +183,9 @@ class Ledger:
             case _:
                 raise BadInput(f"batch id {bid!r} was accepted before with other records; use a new id")
 
-    def cursor(self, source_key: str) -> str | None:
+    def cursor(self, cursor_key: str) -> str | None:
         """Where the source goes on, or None when it was never read."""
-        value = self._ask(self.client.hget, self.keys.cursors, source_key)
+        value = self._ask(self.client.hget, self.keys.cursors, cursor_key)
         return None if value is None else _text(value)
 
     # ---- working ---------------------------------------------------------------------------------

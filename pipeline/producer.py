@@ -21,7 +21,7 @@ from pipeline.errors import BadInput, BadSetting
 from pipeline.ledger import Accepted, Full, Ledger, Stage
 from pipeline.records import LEVELS, RAW_SCHEMA, Batch, Purpose, digest, utc_now
 from pipeline.settings import Settings
-from pipeline.sources.files import Chunk
+from pipeline.sources.chunks import Chunk
 from pipeline.sources.framing import Framer
 from pipeline.tasks.submit import Submit
 
@@ -102,11 +102,13 @@ class Producer:
         workload: str,
         source: str,
         source_key: str,
+        cursor_key: str,
         purpose: Purpose = Purpose.SCORE,
     ) -> Accepted | Full:
         """Send what a source read; its cursor moves in the same step. `start`: offset of the chunk in its source.
 
         The batch id derives from source and offset, so reading the same place again gives the same batch.
+        `source_key` tells a file from its successor after a rotation; `cursor_key` stays.
         """
         batch = Batch(
             batch_id=f"{source_key}-{start:x}",
@@ -119,11 +121,11 @@ class Producer:
             zone=self.settings.time_zone,
             records=chunk.records,
         )
-        return self.accept(batch, cursor=chunk.cursor.pack())
+        return self.accept(batch, cursor_key=cursor_key, cursor=chunk.cursor.pack())
 
-    def accept(self, batch: Batch, *, cursor: str = "") -> Accepted | Full:
+    def accept(self, batch: Batch, *, cursor_key: str = "", cursor: str = "") -> Accepted | Full:
         """The one door: ledger first, then the wake-up. A lost wake-up is sent again by the sweeper."""
-        answer = self.ledger.accept(batch, cursor=cursor)
+        answer = self.ledger.accept(batch, cursor_key=cursor_key, cursor=cursor)
         if isinstance(answer, Accepted) and not answer.duplicate:
             self.submit.wake(Stage.INGEST, batch.batch_id)
         return answer

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import findings
+from pipeline import findings, results
+from pipeline.errors import BadPayload
 from pipeline.findings import Finding, Sample
 from pipeline.records import RESULT_SCHEMA
 
@@ -157,12 +158,31 @@ def test_a_very_long_record_is_cut_when_it_is_sampled(tmp_path: Path) -> None:
     assert len(found.samples[0].raw) == len(found.samples[0].message) == findings.SAMPLE_CHARS
 
 
+def test_reasons_are_the_most_frequent_of_each_kind(tmp_path: Path) -> None:
+    rows = [record(n, n, reasons=[f"unlikely-tokens:w{n:03}", "rare:1/90"]) for n in range(100)]
+    rows += [record(n, n, reasons=["unlikely-tokens:often", "new-template"]) for n in range(100, 103)]
+    (found,) = findings.collect(store(tmp_path, rows), templates())
+    assert found.reasons[:3] == ("new-template", "unlikely-tokens:often", "unlikely-tokens:w000")
+    assert found.reasons[-1] == "rare:1/90"
+    assert len(found.reasons) == findings.REASONS_OF_A_KIND + 2
+
+
 def test_results_that_are_absent_empty_or_half_written_have_no_findings(tmp_path: Path) -> None:
     assert findings.collect(tmp_path / "absent", templates()) == []
     (tmp_path / ".half.parquet").write_bytes(b"PAR1 and no more")
     assert findings.collect(tmp_path, templates()) == []
     store(tmp_path, [record(1, 0, anomalous=False, score=0.1)])
     assert findings.collect(tmp_path, templates()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"not parquet at all" * 100])
+def test_a_damaged_file_is_named_instead_of_being_left_out(tmp_path: Path, content: bytes) -> None:
+    store(tmp_path, [record(1, 0)])
+    (tmp_path / "damaged.parquet").write_bytes(content)
+    with pytest.raises(BadPayload, match=r"damaged\.parquet"):
+        findings.collect(tmp_path, templates())
+    with pytest.raises(BadPayload, match=r"damaged\.parquet"):
+        findings.summary(tmp_path)
 
 
 def test_the_limit_keeps_the_findings_that_come_first(tmp_path: Path) -> None:
@@ -319,7 +339,7 @@ def test_the_timeline_has_no_holes_and_at_most_240_buckets(tmp_path: Path, days:
     timeline = findings.summary(store(tmp_path, rows))["timeline"]
     starts = [datetime.fromisoformat(start) for start, _, _ in timeline["buckets"]]
     width = timedelta(seconds=timeline["bucket_s"])
-    assert 1 <= len(starts) <= findings.TIMELINE_BUCKETS
+    assert 1 <= len(starts) <= results.TIMELINE_BUCKETS
     assert all(b - a == width for a, b in pairwise(starts))
     assert starts[0] <= rows[0]["timestamp"]
     assert rows[1]["timestamp"] < starts[-1] + width

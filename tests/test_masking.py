@@ -282,6 +282,8 @@ def test_words_that_merely_hold_a_digit_stay(word: str) -> None:
         ("pod-7f9c5d-x2x8k", "pod-66bb4d-mkz4q"),
         ("req-83bc2a", "req-831429"),
         ("req_83bc2a", "req_831429"),
+        ("span 00f067aa0ba902b7", "span 1234567890123456"),
+        ("sha ab1234", "sha 83129f"),
         ("0x0b85eee0", "0x1"),
         ("job_200811092030_0001", "job_200811101024_0016"),
         ("[19939]", "[7]"),

@@ -1,7 +1,7 @@
 -- Take a batch in: payload, ledger entry and source cursor in one step.
 -- KEYS batch, payload, due, counts, workloads, totals, cursors
 -- ARGV id, payload, content hash, lines, records, workload, meta (JSON), stage,
---      max bytes, max batches, overdue ms, source key, cursor ('' = none), reserve ('1' = may pass the limit)
+--      max bytes, max batches, overdue ms, cursor key, cursor ('' = none)
 -- returns {'accepted'} | {'duplicate', state} | {'conflict'} | {'full', pending bytes, pending batches}
 -- invariant: an id is accepted once; pending bytes and batches stay under their limits; the cursor moves
 --            exactly when its batch is in.
@@ -15,7 +15,7 @@ local size = #ARGV[2]
 local bytes = tonumber(redis.call('HGET', KEYS[4], 'bytes') or '0')
 local batches = tonumber(redis.call('HGET', KEYS[4], 'batches') or '0')
 -- One batch larger than the whole limit still gets in when nothing else waits; otherwise it never could.
-if ARGV[14] ~= '1' and batches > 0 and (bytes + size > tonumber(ARGV[9]) or batches + 1 > tonumber(ARGV[10])) then
+if batches > 0 and (bytes + size > tonumber(ARGV[9]) or batches + 1 > tonumber(ARGV[10])) then
   return { 'full', bytes, batches }
 end
 local now = now_ms()

@@ -43,7 +43,8 @@ _COUNTED: Final = frozenset((
     "denied", "refused",
 ))
 # fmt: on
-_NUMBER_BEFORE: Final = re.compile(r"(?:<NUM>|\b\d+)\s+$")
+# A number that opens the line or a clause counts what follows: `<NUM> double-hummer alignment exceptions`.
+_NUMBER_BEFORE: Final = re.compile(r"(?:<NUM>|\b\d+)\s+$|(?:^|[,;:(]\s*)(?:<NUM>|\d+)\s+(?:[\w-]+\s+){1,2}$")
 _NUMBER_AFTER: Final = re.compile(r"(?:_?counts?)?\"?\s*(?:=|:)\s*(?:<NUM>|0\b|\[\]|\"\")")
 # A row of a table names a field: `parity error.......<NUM>`.
 _LEADER: Final = re.compile(r"\.{3,}\s*(?:<[A-Z0-9_]+>|\d)")
@@ -83,7 +84,7 @@ def _named_or_negated(words: Sequence[str], i: int) -> bool:
 
 
 def _counter(text: str, word: str, start: int, end: int) -> bool:
-    if word in _COUNTED and _NUMBER_BEFORE.search(text, max(0, start - 24), start):
+    if word in _COUNTED and _NUMBER_BEFORE.search(text[max(0, start - 64) : start]):
         return True
     after = _NUMBER_AFTER.match(text, end)
     # `error: <NUM>` is a code; a counter is a plural, or is written with `=` or `count`.

@@ -65,7 +65,8 @@
   if (chart && buckets.length) {
     const hits = [...chart.querySelectorAll(".hit")];
     const band = chart.querySelector(".picked");
-    const rest = $("read").textContent;
+    const rest = $("read").textContent + " Click or drag to see the findings of that time.";
+    $("read").textContent = rest;
     let at = -1;
     let start = -1;
     const read = (i) => {

@@ -11,7 +11,7 @@ from pipeline.report.text import clock, explain, plural, sample_text, shown, spa
 
 LISTED: Final = 12  # workloads and levels in the numbers
 
-_HOLE: Final = re.compile(r"<[^<>\s]{1,24}>")  # `<*>` and the masks, `<IP>`
+_HOLE: Final = re.compile(r"<(?:\*|[A-Z][A-Z0-9_]*)>")  # `<*>` and the masks, `<IP>`
 # Of the chart, in user units: bars of lines go up from one base, anomalous lines down from the other.
 _HEIGHT: Final = 140.0
 _LINES_BASE: Final = 92.0
@@ -116,7 +116,7 @@ aria-label="Lines and anomalous lines over time. {peak}.">
 {hits}
 </svg>
 <p class="axis">{axis}</p>
-<p class="read" id="read">{peak}.</p>
+<p class="read" id="read" role="status">{peak}.</p>
 </div>"""
 
 

@@ -28,9 +28,11 @@ _LOOK_BYTES: Final = 65536
 # 10 % of them, executables far more.
 _MAX_CONTROL_SHARE: Final = 0.05
 _TEXT_CONTROLS: Final = (7, 8, 9, 10, 11, 12, 13, 27)  # bell to carriage return, and ESC of terminal colours
-# One zstd input byte can become 32 KiB (a run-length block is 4 bytes for 128 KiB), so input goes in by small
-# steps: at most 32 MiB come out of one.
+# One zstd input byte can become 32 KiB (a run-length block is 4 bytes for 128 KiB), and all of it comes out at
+# once. So input goes in by small steps, by tiny ones while it expands like that: 2 MiB come out of one then.
 _ZSTD_STEP: Final = 1024
+_ZSTD_TINY_STEP: Final = 64
+_ZSTD_EXPANDING: Final = 1024 * 1024
 
 
 class Unpacker(Protocol):
@@ -108,6 +110,7 @@ class _Zstd:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
         self._frame: Any = zstandard.ZstdDecompressor().decompressobj()
+        self._step = _ZSTD_TINY_STEP
         self._input = b""
         self._read = 0
         self._started = False
@@ -124,7 +127,7 @@ class _Zstd:
                         raise _ends_early(self._path)
                     break
             self._started = True
-            step, self._input = self._input[:_ZSTD_STEP], self._input[_ZSTD_STEP:]
+            step, self._input = self._input[: self._step], self._input[self._step :]
             try:
                 data = self._frame.decompress(step)
             except zstandard.ZstdError as exc:
@@ -133,6 +136,7 @@ class _Zstd:
                     self._frame = zstandard.ZstdDecompressor().decompressobj()
                     break
                 raise _damaged(self._path, exc) from exc
+            self._step = _ZSTD_TINY_STEP if len(data) > _ZSTD_EXPANDING else _ZSTD_STEP
             if self._frame.eof:
                 self._input = self._frame.unused_data + self._input
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
@@ -175,7 +179,7 @@ class ByteStream:
     def __init__(self, file: BinaryIO, path: Path, *, offset: int = 0) -> None:
         self._path = path
         self._plain = _Plain(file)
-        self._ahead = b""
+        self._ahead = memoryview(b"")
         self._source: Unpacker = self._plain
         self._at = 0
         self.encoding = "UTF-8"
@@ -204,12 +208,12 @@ class ByteStream:
                 f"{self._path} is not a text log: {share:.0%} of its first bytes are NUL or control characters; "
                 "give the log as text"
             )
-        self._ahead = first
+        self._ahead = memoryview(first)
 
     def _skip(self, offset: int) -> None:
         if not self.packing and self.encoding == "UTF-8":
             self._plain.skip(offset)
-            self._ahead = b""
+            self._ahead = memoryview(b"")
             self._at = offset
             return
         while self._at < offset:
@@ -227,8 +231,8 @@ class ByteStream:
     def read(self, size: int) -> bytes:
         """Up to `size` bytes of text, b"" at the end; a byte order mark at the start is left out."""
         if not self._ahead:
-            self._ahead = self._source.read(size)
-        data, self._ahead = self._ahead[:size], self._ahead[size:]
+            self._ahead = memoryview(self._source.read(size))
+        data, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
         self._at += len(data)
         return data
 

@@ -14,6 +14,24 @@ from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cur
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
 
+# A caller that reads files needs no second import for what it gets from them.
+__all__ = [
+    "BLOCK_BYTES",
+    "IDENTITY_BYTES",
+    "STREAM",
+    "Chunk",
+    "Cursor",
+    "check",
+    "expand",
+    "identify",
+    "is_same",
+    "look_at_beginning",
+    "open_file",
+    "read",
+    "resume_at",
+    "total_bytes",
+]
+
 BLOCK_BYTES: Final = 1024 * 1024
 IDENTITY_BYTES: Final = 256
 STREAM: Final = "stream"  # the identity of pipes, which cannot be read twice

@@ -11,6 +11,7 @@ from pipeline.sources.bytestreams import GZIP_MAGIC, ZSTD_MAGIC
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import (
     BLOCK_BYTES,
+    IDENTITY_BYTES,
     identify,
     is_same,
     look_at_beginning,
@@ -53,9 +54,8 @@ def follow(
                 first = False
             moved = False
             for chunk in tail.advance():
-                if chunk is None:
-                    moved = True
-                else:
+                moved = True
+                if chunk is not None:
                     yield chunk
             now = clock()
             if moved:
@@ -128,7 +128,12 @@ class _Tail:
         block = self._file.read(BLOCK_BYTES)
         if not block:
             return
-        if self._at < 256:  # while the first bytes still come, the identity grows with them
+        if not is_same(self._assembly.cursor.identity, self._file):
+            # rewritten, and already longer than what we had read: these bytes are not the next ones
+            yield from self._start_over()
+            yield None
+            return
+        if self._at < IDENTITY_BYTES:  # while the first bytes still come, the identity grows with them
             self._assembly.identify(identify(self._file))
         self._at += len(block)
         yield None
@@ -152,8 +157,7 @@ class _Tail:
             return
         mine = os.fstat(self._file.fileno())
         if mine.st_size < self._at or not is_same(self._assembly.cursor.identity, self._file):
-            yield from self._assembly.finish(self._at)
-            self._begin(Cursor(path=str(self._path), identity=identify(self._file)))
+            yield from self._start_over()
             return
         try:
             named = self._path.stat()
@@ -167,6 +171,11 @@ class _Tail:
             yield from self._assembly.push(block, self._at)
         yield from self._assembly.finish(self._at)
         self.close()
+
+    def _start_over(self) -> Iterator[Chunk]:
+        assert self._file is not None and self._assembly is not None  # noqa: S101 - only called while open
+        yield from self._assembly.finish(self._at)
+        self._begin(Cursor(path=str(self._path), identity=identify(self._file)))
 
     def close(self) -> None:
         if self._file is not None:

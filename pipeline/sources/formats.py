@@ -21,6 +21,8 @@ from pipeline.sources.times import ISO_CLOCK, check_zone, read_times, to_utc
 WRAPPERS: Final = ("docker", "cri")
 _PAIRS: Final = ("json", "logfmt")
 NAMES: Final = (*WRAPPERS, *_PAIRS, *(f.name for f in TEXT_FORMATS))
+# Formats whose header is a written-out time, which other text hardly ever begins with.
+TIMED: Final = tuple(f.name for f in TEXT_FORMATS if f.clock is not None and f.clock.form)
 _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 
 # Below one line in a hundred a match is more likely an accident of free text than a second format.

@@ -62,8 +62,8 @@ _LEVEL = f"(?P<level>{_UPPER})"
 _ANY_CASE = f"(?i:{_UPPER}|INFORMATION|EMERGENCY|DBG|INF|WRN|FTL)"
 # A bare lower-case word could be the first word of the message, so it needs a mark behind it.
 _LEVEL_SOMEHOW = (
-    f"(?:(?:{_LEVEL}[:,|]?|\\[ *(?P<level_2>{_ANY_CASE}) *\\]:?|(?P<level_3>{_ANY_CASE})(?:[:|]|\t| [|-]))"
-    "(?: -)?(?:[ \t]+|$))"
+    f"(?:{_LEVEL}[:,|]?(?: -)?(?:[ \t]+|$)|\\[ *(?P<level_2>{_ANY_CASE}) *\\]:?(?: -)?(?:[ \t]+|$)"
+    f"|(?P<level_3>{_ANY_CASE})(?:[:|](?:[ \t]+|$)|\t+| [|-][ \t]+))"
 )
 _BSD_CLOCK = Clock(form="%b %d %H:%M:%S", missing="year")
 _SLASH_CLOCK = Clock(form="%Y/%m/%d %H:%M:%S")
@@ -286,6 +286,15 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
         pattern=(
             f"^\\[?{_ISO_Z}\\]? +(?:{_LEVEL}|\\[ *(?P<level_2>{_UPPER}) *\\]) +\\[(?P<process>[^\\]]*)\\]"
             " +(?P<service>[A-Za-z_$][^ ]*?)(?::| -)(?: |$)" + _REST
+        ),
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="log4j-class",
+        # only a dotted name is surely a logger and not the first word of the message
+        pattern=(
+            f"^{_ISO_Z} +{_LEVEL} +(?P<service>(?:[A-Za-z_$][A-Za-z0-9_$]*\\.)+[A-Za-z0-9_$]+)(?::[0-9]+)?(?::| -)(?: |$)"
+            + _REST
         ),
         clock=ISO_CLOCK,
     ),

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.records import RAW_SCHEMA
-from pipeline.sources.formats import detect, head_mask, inner_lines
+from pipeline.sources.formats import TIMED, detect, head_mask, inner_lines
 
 MAX_RECORD_BYTES: Final = 65536
 # Enough to tell the format of a file that opens with a banner.
@@ -218,7 +218,9 @@ class Framer:
         if heads.all() and not self._wrapped and not self._in_traceback:
             return heads.alias("begins")
         shaped = inner.str.contains(_CONTINUATION)
-        joins = ~heads if self._strict else shaped & ~heads
+        joins = shaped & ~heads
+        if self._strict:
+            joins = joins | self._headless(inner, heads)
         joins = joins | self._ends_traceback(inner, heads)
         if self._wrapped:
             partial = raw.str.contains(_CRI_PARTIAL)
@@ -227,6 +229,13 @@ class Framer:
             joins = joins | partial.shift(1, fill_value=self._after_partial)
             self._after_partial = bool(partial[-1])
         return (~joins).alias("begins")
+
+    @staticmethod
+    def _headless(inner: pl.Series, heads: pl.Series) -> pl.Series:
+        """Rows with no header at all: one of a format that the sample did not show still begins a record."""
+        rows = (~heads).arg_true()
+        foreign = head_mask(inner.gather(rows), TIMED)
+        return (~heads).scatter(rows, ~foreign)
 
     @property
     def _wrapped(self) -> bool:

@@ -56,4 +56,7 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
     rows = detect.results(prepared, work, claim.meta, claim.workload)
     context.sink(claim.meta.purpose).write(claim.batch_id, rows)
     warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
-    context.ledger.commit(claim, warming=warming, outcomes=detect.outcomes(rows))
+    outcomes = detect.outcomes(rows)
+    if claim.rescore:
+        outcomes["warming"] -= claim.lines  # they were counted so when they were stored the first time
+    context.ledger.commit(claim, warming=warming, outcomes=outcomes)

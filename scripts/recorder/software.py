@@ -15,9 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SERVICES = Path(__file__).parent / "services"
-PACKAGES = ("pg8000==1.31.2", "redis==6.4.0")  # the clients the recorded services use
-
 # Not the usual numbers, so that a server which already runs here is not in the way.
 HTTP, HTTPS, SHOP_A, SHOP_B, PAYMENTS, POSTGRES, REDIS = 28080, 28443, 28001, 28002, 29443, 25432, 26379
 
@@ -94,6 +91,7 @@ class Stack:
     programs: Programs
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     mounted: list[Path] = field(default_factory=list)
+    disk_full: str = "RLIMIT_FSIZE"  # or "tmpfs"; how that fault is made
     shop_port: int = SHOP_A
     dropped: bool = field(default_factory=lambda: os.geteuid() == 0)  # children give up root
 
@@ -163,98 +161,11 @@ class Stack:
             PGAPPNAME=program,
         )
 
-    # -- preparing ---------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        """Directories, client packages, certificates, an initialised and filled database."""
-        busy = [p for p in (HTTP, HTTPS, SHOP_A, SHOP_B, PAYMENTS, POSTGRES, REDIS) if is_open(p)]
-        if busy:
-            raise Missing(f"loopback port {busy[0]} is already in use; end what listens there")
-        for name in ("log", "run", "redis", "www", "tls", "bulk", "app", "tmp"):
-            (self.work / name).mkdir(parents=True, exist_ok=True)
-        if self.dropped:
-            subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", self.work / "bulk"], check=True
-            )
-            self.mounted.append(self.work / "bulk")
-        for source in SERVICES.glob("*.py"):
-            shutil.copy(source, self.work / "app" / source.name)
-        install = subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "--python", self.programs.python, "install", "-q"),
-                *("--no-compile", "-t", self.work / "lib", *PACKAGES),
-            ],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if install.returncode:
-            raise Missing(f"pip could not install {' and '.join(PACKAGES)}: {install.stderr.strip()[-200:]}")
-        self._write_static()
-        if self.dropped:
-            for path in [self.work, *self.work.rglob("*")]:
-                shutil.chown(path, "nobody", "nogroup")
-        self._make_certificates()
-        self._make_database()
-
-    def _write_static(self) -> None:
-        www = self.work / "www" / "static"
-        www.mkdir(exist_ok=True)
-        for name, size in (
-            ("site.css", 9_000),
-            ("shop.js", 42_000),
-            ("logo.svg", 3_000),
-            ("banner.jpg", 90_000),
-        ):
-            (www / name).write_bytes(b"/* shop */ " * (size // 11))
-
-    def _make_certificates(self) -> None:
-        tls, ssl = self.work / "tls", self.programs.openssl
-        self.call(
-            *(ssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=Shop CA"),
-            *("-keyout", tls / "ca.key", "-out", tls / "ca.pem"),
-        )
-        for name, host, days in (
-            ("site", "shop.example", "30"),
-            ("payments", "payments.shop.example", "30"),
-            ("expired", "payments.shop.example", "-1"),
-        ):
-            self.call(
-                *(ssl, "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={host}"),
-                *("-keyout", tls / f"{name}.key", "-out", tls / f"{name}.csr"),
-            )
-            self.call(
-                *(ssl, "x509", "-req", "-in", tls / f"{name}.csr", "-days", days, "-CAcreateserial"),
-                *("-CA", tls / "ca.pem", "-CAkey", tls / "ca.key", "-out", tls / f"{name}.pem"),
-            )
-        self.present_certificate("payments")
-
     def present_certificate(self, name: str) -> None:
         """Puts one of the certificates where the payment service reads its own."""
         tls = self.work / "tls"
         for kind in ("pem", "key"):
             self.call("cp", tls / f"{name}.{kind}", tls / f"current.{kind}")
-
-    def _make_database(self) -> None:
-        data, bins = self.work / "pgdata", self.programs.postgres
-        self.call(bins / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale")
-        with (data / "postgresql.conf").open("a") as conf:
-            conf.write(POSTGRES_CONF.format(port=POSTGRES, run=self.work / "run"))
-        self.start_postgres(log="setup.log")
-        for database, statement in [
-            *(("postgres", s) for s in ("CREATE ROLE shop LOGIN", "CREATE ROLE worker LOGIN")),
-            ("postgres", "CREATE ROLE reports LOGIN SUPERUSER"),
-            ("postgres", "ALTER ROLE shop SET statement_timeout = '2s'"),
-            ("postgres", "CREATE DATABASE shop"),
-            ("postgres", f"CREATE TABLESPACE bulk LOCATION '{self.work / 'bulk' / 'pg'}'"),
-            *(("shop", s) for s in SCHEMA),
-        ]:
-            if "TABLESPACE bulk LOCATION" in statement:
-                self.call("mkdir", "-p", self.work / "bulk" / "pg")
-            self.psql(statement, database=database)
-        self.end("postgres", signal.SIGINT)
-
-    # -- running -----------------------------------------------------------------------------
 
     def start_postgres(self, log: str = "postgres.log") -> None:
         self.spawn("postgres", self.programs.postgres / "postgres", "-D", self.work / "pgdata", log=log)
@@ -346,47 +257,8 @@ class Stack:
             "Redis": " ".join(self.call(self.programs.redis, "--version").split()[:3]),
             "Python": self.call(self.programs.python, "--version").strip(),
             "OpenSSL": self.call(self.programs.openssl, "version").split("(")[0].strip(),
-            "clients": ", ".join(PACKAGES),
         }
 
-
-# Checkpoints, autovacuum and saves run far oftener than by default, so that all of them occur in the
-# normal phase too.
-POSTGRES_CONF = """
-listen_addresses = '127.0.0.1'
-port = {port}
-unix_socket_directories = '{run}'
-max_connections = 30
-superuser_reserved_connections = 0
-shared_buffers = '32MB'
-log_line_prefix = '%m [%p] %q%u@%d '
-log_timezone = 'UTC'
-log_connections = on
-log_disconnections = on
-log_checkpoints = on
-log_lock_waits = on
-log_temp_files = 0
-log_autovacuum_min_duration = 0
-log_min_duration_statement = '60ms'
-deadlock_timeout = '500ms'
-checkpoint_timeout = '30s'
-autovacuum_naptime = '10s'
-autovacuum_vacuum_scale_factor = 0.01
-autovacuum_analyze_scale_factor = 0.01
-"""
-
-SCHEMA = (
-    "CREATE TABLE products (id int PRIMARY KEY, name text, description text, price numeric(8,2), stock int)",
-    "INSERT INTO products SELECT i, 'Product ' || i, repeat(md5(i::text), 8), (i % 500) + 0.99, 100 "
-    "FROM generate_series(1, 40000) i",
-    "CREATE TABLE orders (id serial PRIMARY KEY, request_key text UNIQUE, product_id int, quantity int, "
-    "state text, placed timestamptz DEFAULT now())",
-    "CREATE TABLE audit (order_id int, document text, written timestamptz DEFAULT now()) TABLESPACE bulk",
-    "ALTER TABLE audit ALTER COLUMN document SET STORAGE PLAIN",
-    "GRANT ALL ON ALL TABLES IN SCHEMA public TO shop, worker",
-    "GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO shop, worker",
-    "VACUUM ANALYZE",
-)
 
 REDIS_CONF = """
 bind 127.0.0.1

@@ -1,0 +1,161 @@
+"""The command line: parses, dispatches, and turns every error of ours into one sentence and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C, 143 by SIGTERM. Nothing heavy is imported before
+a command runs, so `--help` is quick.
+"""
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__
+from pipeline.errors import BadInput, LogweirError
+
+EXAMPLES = """examples:
+  logweir run /var/log/syslog                        what matters in this file?
+  logweir run today.log --baseline yesterday.log     what is new today?
+  logweir run 'logs/*.log.gz' --out findings --report findings.html
+  logweir up                                         keep a pipeline running; then, elsewhere:
+  tail -F app.log | logweir send - --workload shop/app
+"""
+
+
+class Terminated(BaseException):
+    """SIGTERM: ends like Ctrl-C, with its own exit code."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs and flags."""
+    top = argparse.ArgumentParser(
+        prog="logweir",
+        description="Finds the lines that matter in a river of logs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"logweir {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML; see docs/settings.md")
+    common.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="data of the embedded stack (logweir-data)"
+    )
+    common.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), help="of the program itself"
+    )
+    common.add_argument("--json", action="store_true", help="print facts as JSON on standard output")
+
+    def verb(name: str, module: str, text: str, **kwargs: Any) -> argparse.ArgumentParser:
+        made = verbs.add_parser(
+            name, parents=[common], help=text, description=text[0].upper() + text[1:] + ".", **kwargs
+        )
+        made.set_defaults(command=module)
+        return made
+
+    run = verb("run", "run", "the whole pipeline on files, then exit: which lines matter, and why")
+    run.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="log files; globs, .gz and .zst are fine, - is standard input",
+    )
+    run.add_argument(
+        "--out", type=Path, default=Path("logweir-out"), metavar="DIR", help="where results go (logweir-out)"
+    )
+    run.add_argument(
+        "--baseline",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="logs of good times to learn from; default: learn from FILE itself",
+    )
+    run.add_argument("--workload", metavar="NAME", help="whose logs these are; default: each file's name")
+    run.add_argument(
+        "--report", type=Path, metavar="HTML", help="where the HTML report goes (DIR/report.html)"
+    )
+    run.add_argument(
+        "--limit", type=_positive, default=20, metavar="N", help="findings shown in the terminal (20)"
+    )
+    run.add_argument("--time-zone", metavar="ZONE", help="IANA zone of times without offset (UTC)")
+    run.add_argument(
+        "--masks", type=Path, action="append", metavar="FILE", help="more masks; may be given again"
+    )
+
+    up = verb("up", "stack", "start the embedded stack and keep it running until Ctrl-C")
+    up.set_defaults(action="up")
+    status = verb("status", "stack", "what is running, what waits, which model is live")
+    status.set_defaults(action="status")
+    doctor = verb("doctor", "stack", "what is missing on this machine, and how to get it")
+    doctor.set_defaults(action="doctor")
+
+    send = verb("send", "send", "send log lines to a running stack")
+    send.add_argument("files", nargs="+", metavar="FILE", help="log files, or - for standard input")
+    send.add_argument("--workload", metavar="NAME", help="whose logs these are; default: each file's name")
+    send.add_argument(
+        "--follow", "-f", action="store_true", help="go on with what is appended, through rotations"
+    )
+    send.add_argument("--time-zone", metavar="ZONE", help="IANA zone of times without offset (UTC)")
+
+    train = verb("train", "facts", "train a model now on what is stored, and publish it")
+    train.set_defaults(action="train")
+
+    models = verb("models", "facts", "model versions")
+    models.add_argument("action", choices=("list", "show"), help="list them, or show one")
+    models.add_argument("version", nargs="?", help="for show; default: the live one")
+
+    dead = verb("dead", "facts", "batches that could not be processed")
+    dead.add_argument("action", choices=("list", "show", "retry", "discard"))
+    dead.add_argument("batch", nargs="*", metavar="BATCH", help="batch ids; 'all' for every one")
+
+    results = verb("results", "facts", "stored results")
+    results.set_defaults(action="results")
+    results.add_argument("--since", metavar="SPAN", help="only the last 90s, 15m, 1h, 7d")
+    results.add_argument("--anomalous", action="store_true", help="only anomalous lines")
+    results.add_argument("--workload", metavar="NAME", help="only this workload")
+    results.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `logweir` command; returns its exit code."""
+    args = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        module = importlib.import_module(f"pipeline.commands.{args.command}")
+        return int(module.main(args))
+    except BadInput as exc:
+        return _say(exc, 2)
+    except LogweirError as exc:
+        return _say(exc, 1)
+    except KeyboardInterrupt:
+        return _say("stopped", 130)
+    except Terminated:
+        return _say("stopped", 143)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): nothing is wrong, and nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise Terminated
+
+
+def _say(what: object, code: int) -> int:
+    print(f"logweir: {what}", file=sys.stderr)
+    return code
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""What the verbs share: settings from flags, the running stack's Redis, output."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pipeline.errors import BadInput
+from pipeline.settings import Settings
+
+# argparse names that are settings too
+_FLAGS = ("data_dir", "log_level", "time_zone", "masks")
+
+
+def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> Settings:
+    """Settings from all levels; a verb is quieter than a worker unless told otherwise."""
+    flags: dict[str, Any] = {name: getattr(args, name, None) for name in _FLAGS}
+    settings = Settings.load(flags=flags, config=args.config)
+    if args.log_level is None and settings.log_level == "info":
+        settings = replace(settings, log_level=default_level)
+    return settings
+
+
+def attached(settings: Settings) -> Settings:
+    """Settings that reach the stack of the data directory, or the Redis of REDIS_URL. Raises BadInput when there is none."""
+    if settings.redis_url is not None:
+        return settings
+    from pipeline.workers.local import running
+
+    state = running(settings.data_dir)
+    if state is None:
+        raise BadInput(
+            f"no logweir stack runs on {settings.data_dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
+        )
+    return replace(
+        settings,
+        data_dir=settings.data_dir.absolute(),
+        redis_url=str(state["redis_url"]),
+        key_prefix=str(state["key_prefix"]),
+    )
+
+
+def out() -> Console:
+    """Standard output for people."""
+    return Console(highlight=False, soft_wrap=False)
+
+
+def err() -> Console:
+    """Standard error for people: progress and remarks."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(data: Mapping[str, Any] | list[Any]) -> None:
+    """Facts for programs."""
+    json.dump(data, sys.stdout, indent=2, default=_plain)
+    sys.stdout.write("\n")
+
+
+def _plain(value: object) -> str:
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def display(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

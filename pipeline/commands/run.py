@@ -1,0 +1,110 @@
+"""`logweir run`: progress while it works, then the findings."""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from pipeline import run as journey
+from pipeline.commands.common import display, err, out, print_json, settings_of
+from pipeline.observe import set_up
+from pipeline.report import terminal
+
+COPY_BLOCK: Final = 1 << 20
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = settings_of(args)
+    set_up(settings.log_level)
+    with _stdin_as_file(args.files) as files:
+        plan = journey.plan(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
+        with _Bars() as bars:
+            outcome = journey.run(plan, settings, bars.show)
+    if args.json:
+        print_json(outcome.summary)
+        return 0
+    console = out()
+    terminal.render(outcome.findings, outcome.summary, console, limit=args.limit)
+    for note in outcome.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    about = outcome.summary["run"]
+    console.print(
+        f"\n{about['lines_read']:,} lines in {about['seconds']:.1f} s "
+        f"({about['lines_per_s']:,} lines/s, ready after {about['ready_seconds']:.1f} s)",
+        markup=False,
+    )
+    if outcome.report is not None:
+        console.print(f"report:  {display(outcome.report)}", markup=False)
+    console.print(f"results: {display(outcome.out)}", markup=False)
+    return 0
+
+
+@contextmanager
+def _stdin_as_file(names: list[str]) -> Iterator[list[str]]:
+    """`-` among the files: standard input, kept in a temporary file because a run looks at its input before it starts."""
+    if "-" not in names:
+        yield names
+        return
+    import shutil
+    import sys
+
+    with tempfile.TemporaryDirectory(prefix="logweir-") as folder:
+        path = Path(folder) / "stdin"
+        with path.open("wb") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy, COPY_BLOCK)
+        yield [str(path) if name == "-" else name for name in names]
+
+
+class _Bars:
+    """One progress bar per phase, on standard error; plain lines when it is no terminal."""
+
+    def __init__(self) -> None:
+        self.console = err()
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[detail]}", markup=False),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.tasks: dict[str, TaskID] = {}
+        self.last = ""
+
+    def __enter__(self) -> "_Bars":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish()
+        self.progress.stop()
+
+    def show(self, phase: str, done: float, total: float, detail: str) -> None:
+        """The `Show` of a run."""
+        if phase != self.last:
+            self._finish()
+            self.last = phase
+            self.tasks[phase] = self.progress.add_task(phase, total=total or None, detail=detail)
+            if not self.console.is_terminal:
+                self.console.print(f"{phase} ...", markup=False)
+        self.progress.update(self.tasks[phase], completed=done, total=total or None, detail=detail)
+
+    def _finish(self) -> None:
+        if self.last:
+            task = self.tasks[self.last]
+            total = self.progress.tasks[self.progress.task_ids.index(task)].total or 1
+            self.progress.update(task, total=total, completed=total)

@@ -1,0 +1,191 @@
+"""`logweir send`: a producer for files and standard input; waits when the pipeline is full."""
+
+import argparse
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from pipeline.commands.common import attached, err, print_json, settings_of
+from pipeline.errors import BadInput, BadPayload, RedisUnavailable
+from pipeline.ledger import Full
+from pipeline.observe import set_up
+from pipeline.producer import Producer
+from pipeline.records import digest
+from pipeline.run import workload_of
+from pipeline.settings import Settings
+from pipeline.sources import files, follow
+from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.stdin import read_stream
+
+SAY_EVERY_S: Final = 2.0
+REDIS_RETRY_S: Final = 1.0
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = settings_of(args)
+    set_up(settings.log_level)
+    if args.follow and len(args.files) > 1:
+        raise BadInput("--follow takes one file; start one `logweir send --follow` per file")
+    if "-" in args.files and len(args.files) > 1:
+        raise BadInput("- (standard input) cannot be mixed with files; send them apart")
+    if not args.follow and args.files != ["-"]:
+        for path in files.expand(args.files):
+            files.check(path)
+    sender = _Sender(Producer.connect(attached(settings)), settings, err())
+    try:
+        if args.files == ["-"]:
+            _standard_input(sender, args.workload)
+        elif args.follow:
+            _follow(sender, Path(args.files[0]), args.workload)
+        else:
+            for path in files.expand(args.files):
+                _file(sender, path, args.workload)
+    finally:
+        sender.say(final=True)
+    if args.json:
+        print_json({"lines": sender.lines, "batches": sender.batches, "duplicates": sender.duplicates})
+    return 0
+
+
+def _file(sender: "_Sender", path: Path, workload: str | None) -> None:
+    with path.open("rb") as file:
+        identity = files.identify(file)
+    key = digest("file", str(path.absolute()), identity)
+    start = 0
+    for chunk in files.read(
+        path, max_records=sender.settings.batch_records, max_bytes=sender.settings.batch_kib * 1024
+    ):
+        sender.send(
+            chunk,
+            start=start,
+            workload=workload or workload_of(path),
+            source=str(path),
+            key=key,
+            cursor_key=key,
+        )
+        start = chunk.cursor.offset
+
+
+def _standard_input(sender: "_Sender", workload: str | None) -> None:
+    key, start = digest("stdin", uuid.uuid4().hex), 0
+    for chunk in read_stream(
+        sys.stdin.buffer,
+        max_records=sender.settings.batch_records,
+        max_bytes=sender.settings.batch_kib * 1024,
+    ):
+        sender.send(chunk, start=start, workload=workload or "stdin", source="stdin", key=key, cursor_key=key)
+        start = chunk.cursor.offset
+
+
+def _follow(sender: "_Sender", path: Path, workload: str | None) -> None:
+    """Until Ctrl-C, from where the last follower of this file stopped."""
+    cursor_key = digest("follow", str(path.absolute()))
+    start = _stored_cursor(sender, cursor_key)
+    place = (start.identity, start.offset) if start else ("", 0)
+    sender.console.print(f"following {path}; Ctrl-C stops", markup=False)
+    for chunk in _chunks(sender, path, start):
+        if place[0] != chunk.cursor.identity and place[1] and chunk.records["line"].min() == 1:
+            place = ("", 0)  # rotated or truncated: a file of its own, from its beginning
+        key = digest("file", str(path.absolute()), chunk.cursor.identity)
+        sender.send(
+            chunk,
+            start=place[1],
+            workload=workload or workload_of(path),
+            source=str(path),
+            key=key,
+            cursor_key=cursor_key,
+        )
+        place = (chunk.cursor.identity, chunk.cursor.offset)
+
+
+def _chunks(sender: "_Sender", path: Path, start: Cursor | None) -> Iterator[Chunk]:
+    for chunk in follow.follow(
+        path,
+        start=start,
+        stop=lambda: False,
+        from_start=True,
+        max_records=sender.settings.batch_records,
+        max_bytes=sender.settings.batch_kib * 1024,
+    ):
+        if chunk is None:
+            sender.say()
+        else:
+            yield chunk
+
+
+def _stored_cursor(sender: "_Sender", cursor_key: str) -> Cursor | None:
+    stored = sender.producer.ledger.cursor(cursor_key)
+    if stored is None:
+        return None
+    try:
+        return Cursor.unpack(stored)
+    except BadPayload:
+        return None  # from the beginning: what was accepted before is recognised by its batch ids
+
+
+class _Sender:
+    """Sends chunks one after another; says now and then how far it is."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        settings: Settings,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.producer = producer
+        self.settings = settings
+        self.console = console
+        self.clock = clock
+        self.lines = self.batches = self.duplicates = 0
+        self.began = self.said = clock()
+
+    def send(
+        self, chunk: Chunk, *, start: int, workload: str, source: str, key: str, cursor_key: str
+    ) -> None:
+        """Until it is accepted; Redis being away or full only makes it wait."""
+        while True:
+            try:
+                answer = self.producer.send_chunk(
+                    chunk,
+                    start=start,
+                    workload=workload,
+                    source=source,
+                    source_key=key,
+                    cursor_key=cursor_key,
+                )
+            except RedisUnavailable as exc:
+                self._wait(f"waiting: {exc}", REDIS_RETRY_S)
+                continue
+            if isinstance(answer, Full):
+                self._wait(
+                    f"waiting: the pipeline is full ({answer.pending_batches:,} batches)",
+                    answer.retry_after_s,
+                )
+                continue
+            break
+        self.batches += 1
+        self.duplicates += answer.duplicate
+        self.lines += 0 if answer.duplicate else int(chunk.records["lines"].sum())
+        self.say()
+
+    def say(self, *, final: bool = False) -> None:
+        """How much was sent, every few seconds and at the end."""
+        now = self.clock()
+        if not final and now - self.said < SAY_EVERY_S:
+            return
+        self.said = now
+        rate = self.lines / max(0.001, now - self.began)
+        again = f", {self.duplicates} batches were there already" if self.duplicates else ""
+        self.console.print(f"{self.lines:,} lines accepted ({rate:,.0f} lines/s){again}", markup=False)
+
+    def _wait(self, why: str, seconds: float) -> None:
+        if self.clock() - self.said >= SAY_EVERY_S:
+            self.said = self.clock()
+            self.console.print(why, markup=False)
+        time.sleep(seconds)

@@ -1,0 +1,179 @@
+"""The line model: loading a bundle and scoring masked lines."""
+
+import json
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from pipeline.errors import BadBundle
+from pipeline.models import bundle as bundles
+from pipeline.models.fitting import TrainConfig
+from pipeline.models.line import LineModel, ModelConfig, token_surprises
+from pipeline.models.threshold import Mode
+from pipeline.models.trainer import fit
+from pipeline.records import pattern_ids
+
+TOKENS = ("<IP>", "<NUM>")
+NORMAL = [
+    "connection from <IP> closed",
+    "connection from <IP> opened",
+    "request <NUM> served in <NUM> ms",
+    "cache refreshed with <NUM> entries",
+    "worker <NUM> started",
+    "worker <NUM> stopped",
+]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "v1"
+    sample = pl.DataFrame(
+        {
+            "masked": NORMAL,
+            "pattern_id": pl.Series(pattern_ids(NORMAL), dtype=pl.UInt64),
+            "count": pl.Series([50] * len(NORMAL), dtype=pl.UInt64),
+            "severe": [False] * len(NORMAL),
+            "template_id": [1, 1, 2, 3, 4, 4],
+        }
+    )
+    config = TrainConfig(
+        model=ModelConfig(hidden=32, feed_forward=64), min_steps=150, max_steps=150, learning_rate=5e-3
+    )
+    for _ in fit(
+        sample,
+        tokens=TOKENS,
+        mask_version="m",
+        config=config,
+        seed=3,
+        out=out,
+        mode=Mode.BASELINE,
+        version="v1",
+    ):
+        pass
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Path) -> LineModel:
+    return LineModel.load(bundle)
+
+
+def test_a_learnt_line_surprises_less_than_one_of_unknown_words(model: LineModel) -> None:
+    learnt, unknown = model.score([NORMAL[0], "kernel panic while syncing"])
+    assert learnt.surprise < unknown.surprise
+
+
+def test_one_wrong_word_in_a_familiar_line_is_named_first(model: LineModel) -> None:
+    found = model.score(["connection from <IP> refused"])[0]
+    assert found.words[0] == "refused"
+    assert found.unseen == ("refused",)
+    assert found.severity == "refused"
+
+
+def test_a_mask_token_alone_is_never_a_surprising_or_unseen_word(model: LineModel) -> None:
+    found = model.score(["<IP> <NUM>, weird:<NUM> (<IP>)"])[0]
+    assert set(found.words) == {"weird:<NUM>"}
+    assert found.unseen == ("weird:<num",)
+
+
+@pytest.mark.parametrize("line", ["", " ", "<IP>", "<NUM> <IP><NUM>"])
+def test_a_line_without_words_is_not_surprising(model: LineModel, line: str) -> None:
+    found = model.score([line])[0]
+    assert (found.surprise, found.words, found.tokens) == (0.0, (), 0)
+
+
+def test_at_most_five_words_are_shown(model: LineModel) -> None:
+    found = model.score(["alpha beta gamma delta epsilon zeta eta theta iota kappa"])[0]
+    assert 1 <= len(found.words) <= 5
+
+
+def test_a_line_scores_the_same_alone_and_in_any_company(model: LineModel) -> None:
+    lines = [*NORMAL, "some other <NUM> text that is a little longer than the rest", "x"]
+    together = {line: e for line, e in zip(lines, model.score(lines), strict=True)}
+    reverse = {line: e for line, e in zip(lines[::-1], model.score(lines[::-1]), strict=True)}
+    for line in lines:
+        alone = model.score([line])[0]
+        assert alone.surprise == pytest.approx(together[line].surprise, abs=2e-3)
+        assert alone.surprise == pytest.approx(reverse[line].surprise, abs=2e-3)
+        assert alone.unseen == together[line].unseen
+
+
+def test_scoring_leaves_the_weights_as_they_were(model: LineModel) -> None:
+    before = {k: v.clone() for k, v in model.network.state_dict().items()}
+    model.score(NORMAL)
+    assert all(torch.equal(v, before[k]) for k, v in model.network.state_dict().items())
+
+
+def test_hostile_lines_are_cut_to_the_length_cap(model: LineModel) -> None:
+    hostile = ["x" * 4096, "!" * 4096, "é" * 4096, "a b " * 1024, "\x00" * 4096, "<NUM> " * 680, "<" * 4096]
+    found = model.score(hostile)
+    assert len(found) == len(hostile)
+    assert all(e.tokens <= model.config.max_tokens for e in found)
+    assert all(len(w) <= 64 for e in found for w in (*e.words, *e.unseen))
+
+
+def test_memory_does_not_grow_with_the_number_of_lines(model: LineModel) -> None:
+    lines = [f"{'word ' * 30}{i:x}" for i in range(600)]
+    model.score(lines[:50])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model.score(lines)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
+
+
+def test_a_line_costs_at_most_its_groups_in_forwards(model: LineModel) -> None:
+    rows = 0
+
+    def count(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal rows
+        rows += kwargs["input_ids"].shape[0]
+
+    hook = model.network.bert.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        encoded = model.tokenizer.encode(["one two three four five six seven eight nine ten eleven twelve"])
+        token_surprises(model.network, encoded, groups=4, device=model.device)
+    finally:
+        hook.remove()
+    assert rows == 4
+
+
+def test_a_loaded_model_gives_the_same_scores_each_time(bundle: Path, model: LineModel) -> None:
+    assert LineModel.load(bundle, threads=1).score(NORMAL) == model.score(NORMAL)
+
+
+def reseal(out: Path, name: str, change: Callable[[Path], None]) -> None:
+    """Alters a file and makes the manifest agree, as an attacker with write access would."""
+    change(out / name)
+    manifest = json.loads((out / bundles.MANIFEST).read_text(encoding="utf-8"))
+    measured = bundles._measure(out / name)
+    manifest["files"][name] = {"size": measured.size, "sha256": measured.sha256}
+    (out / bundles.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [bundles.WEIGHTS, bundles.TOKENIZER, bundles.WORDS])
+def test_garbage_under_matching_hashes_is_a_bad_bundle(bundle: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "v1"
+    shutil.copytree(bundle, out)
+    reseal(out, name, lambda p: p.write_bytes(b"\x80\x04garbage") and None)
+    with pytest.raises(BadBundle):
+        LineModel.load(out)
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden": 10**6}, {"layers": 0}, {"heads": 3}, {"hidden": "many"}, {"max_tokens": 64}]
+)
+def test_a_configuration_that_does_not_fit_the_weights_is_a_bad_bundle(
+    bundle: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    out = tmp_path / "v1"
+    shutil.copytree(bundle, out)
+    manifest = json.loads((out / bundles.MANIFEST).read_text(encoding="utf-8"))
+    manifest["config"]["model"].update(change)
+    (out / bundles.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(BadBundle):
+        LineModel.load(out)
