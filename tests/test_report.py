@@ -309,6 +309,23 @@ def test_where_not_all_templates_fit_those_with_a_finding_are_kept() -> None:
     assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
 
 
+def test_records_without_a_template_have_a_row_of_their_own() -> None:
+    frame = template_frame(["known", "other"]).with_columns(
+        template_id=pl.Series([1, None]), template=pl.Series(["known", None]), count=pl.lit(5, pl.UInt64)
+    )
+    source = page.render(findings=[], templates=frame, summary=numbers(), title="t", run={})
+    rows = json.loads(Reader(source.decode()).blocks["script"][0])["templates"]
+    assert [row[:3] for row in rows] == [[0, "(unclassified)", 5], [1, "known", 5]]
+
+
+def test_the_facts_of_the_run_are_printed_by_name() -> None:
+    _, reader = rendered([], lines_per_s=81_234, gpu=None, inputs=["a.log", "b.log"], seconds=3.14159)
+    facts = dict(zip(reader.blocks["dt"], reader.blocks["dd"], strict=True))
+    assert facts["lines per s"] == "81,234"
+    assert (facts["gpu"], facts["inputs"], facts["seconds"]) == ("none", "a.log, b.log", "3.142")
+    assert facts["model version"] == "m1"
+
+
 def test_the_same_input_gives_the_same_page() -> None:
     found = [finding(n, f"message {random.Random(n).random()}") for n in range(20)]
     assert rendered(found, ["t"])[0] == rendered(found, ["t"])[0]

@@ -8,6 +8,7 @@ worst k tokens rather than of all: one wrong word in a familiar sentence must no
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from pipeline.models.tokenizer import MASK_ID, PAD_ID, Encoded, LineTokenizer
 
 _WORDS_SHOWN: Final = 5
 _WORD_CHARS: Final = 64  # of a shown word; longer ones are blobs
-_PUNCTUATION: Final = "\"'`.,:;!?()[]{}<>=|#*"
+_PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ class LineModel:
         self.tokenizer = tokenizer
         self.config = config
         self._words = frozenset(words)
-        self._tokens = frozenset(tokenizer.tokens)
+        self._masks = re.compile("|".join(map(re.escape, tokenizer.tokens)) or r"(?!)", re.IGNORECASE)
 
     @classmethod
     def load(cls, bundle_dir: Path, device: str = "cpu", threads: int | None = None) -> "LineModel":
@@ -197,9 +198,11 @@ class LineModel:
                 worst[word] = max(worst.get(word, 0.0), value)
         # Words near the line's worst explain the score; expected words would only be noise.
         floor = 0.5 * max(worst.values(), default=0.0)
-        ranked = sorted((w for w in worst if worst[w] >= floor), key=lambda w: -worst[w])
+        ranked = sorted(
+            (w for w in worst if worst[w] >= floor and self._says(encoded.words[w])), key=lambda w: -worst[w]
+        )
         shown = list(dict.fromkeys(encoded.words[w][:_WORD_CHARS] for w in ranked))[:_WORDS_SHOWN]
-        new = dict.fromkeys(w for w in normal_words(line) if w not in self._words and not self._is_mask(w))
+        new = dict.fromkeys(w for w in normal_words(line) if w not in self._words and self._says(w))
         return Evidence(
             surprise=round(surprise, 4),
             words=tuple(shown),
@@ -208,8 +211,9 @@ class LineModel:
             severity=severity_words(line),
         )
 
-    def _is_mask(self, word: str) -> bool:
-        return f"<{word}>".upper() in self._tokens
+    def _says(self, word: str) -> bool:
+        """Whether a word holds more than masks and punctuation."""
+        return any(c.isalnum() for c in self._masks.sub("", word))
 
 
 # The output matrix is the input embedding; safetensors stores shared memory once.

@@ -178,6 +178,8 @@ def _template_rows(templates: pl.DataFrame, findings: Sequence[Finding]) -> list
         number.setdefault(finding.template_id, at)
     ranked = (
         templates.lazy()
+        # Records that no template holds share the id 0.
+        .with_columns(pl.col("template_id").fill_null(0), pl.col("template").fill_null("(unclassified)"))
         .with_columns(pl.col("template_id").is_in(list(number)).alias("flagged"))
         .sort("flagged", "count", "template_id", descending=[True, True, False])
         .head(TEMPLATES)

@@ -144,7 +144,7 @@ def numbers(findings: int, templates: int, summary: Mapping[str, Any], run: Mapp
         "Warming up": summary["warming"],
     }
     big = "".join(f"<div><dt>{name}</dt><dd>{value:,}</dd></div>" for name, value in counts.items())
-    facts = {name: _fact(value) for name, value in run.items()}
+    facts = {name.replace("_", " "): _fact(value) for name, value in run.items()}
     if summary["model_versions"]:
         facts.setdefault("model version", ", ".join(summary["model_versions"][:5]))
     listed = "".join(
