@@ -19,7 +19,7 @@ from pipeline.errors import BadSetting
 
 PREFIX: Final = "LOGWEIR_"
 # Names that users know from elsewhere.
-ALIASES: Final = {"redis_url": "REDIS_URL"}
+ALIASES: Final = {"redis_url": "REDIS_URL", "flower_auth": "FLOWER_BASIC_AUTH"}
 
 
 def _about(text: str, default: Any, *, least: float | None = None, most: float | None = None) -> Any:
@@ -39,7 +39,7 @@ class Settings:
         "first part of every Redis key, so that several pipelines share one Redis", "logweir"
     )
     time_zone: str = _about("IANA zone of header times that carry no offset", "UTC")
-    masks: tuple[Path, ...] = _about("more mask files, applied after the shipped ones", ())
+    masks: tuple[Path, ...] = _about("more mask files, applied before the shipped ones", ())
 
     batch_records: int = _about("records in one batch at most", 5_000, least=1, most=100_000)
     batch_kib: int = _about("size of one batch at most, before compression", 1_024, least=64, most=65_536)
@@ -72,6 +72,7 @@ class Settings:
     seed: int = _about("seed of a training", 0, least=0)
 
     redis_max_mib: int = _about("memory of the embedded Redis", 768, least=32)
+    flower_auth: str | None = _about("user:password of Flower; it is required off loopback", None)
     supervisor_pid: int = _about(
         "set by the embedded stack for its workers: they end when this process has gone", 0, least=0
     )
@@ -124,6 +125,8 @@ class Settings:
         shown = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.redis_url is not None:
             shown["redis_url"] = masked_url(self.redis_url)
+        if self.flower_auth is not None:
+            shown["flower_auth"] = "***"
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def to_environ(self) -> dict[str, str]:

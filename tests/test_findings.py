@@ -303,9 +303,10 @@ def test_every_fault_stands_in_the_first_ten_among_thirty_other_templates() -> N
 
 
 def test_the_opening_burst_ends_at_the_first_quiet_minute(tmp_path: Path) -> None:
-    rows = [record(n, s) for n, s in enumerate([0, 50, 100, 170, 200], start=1)]
-    (found,) = findings.collect(store(tmp_path, rows), templates())
-    assert found.burst_end == at(100)
+    rows = [record(n, s) for n, s in enumerate([3600, 3650, 3700, 3770, 3800], start=1)]
+    rows.append(record(6, 0, template_id=2, level="error"))
+    earlier, found = findings.collect(store(tmp_path, rows), templates())
+    assert (earlier.burst_end, found.burst_end) == (at(0), at(3700))
     rows = [record(n, n * 30) for n in range(100)]
     (found,) = findings.collect(store(tmp_path / "long", rows), templates())
     assert found.burst_end == at(0) + findings.BURST_SPAN

@@ -53,7 +53,7 @@ def test_a_module_imports_only_what_stands_above_it(path: Path) -> None:
         if not name.startswith("pipeline."):
             continue
         other = name.split(".")[1]
-        if other != own and other != "__version__":
+        if other not in (own, "__version__"):
             assert ORDER.index(other) < ORDER.index(own), f"{path} imports {name}, which stands below it"
 
 

@@ -162,13 +162,24 @@ def test_hostile_text_stays_text_wherever_it_stands(hostile: str) -> None:
         hostile,
         workload=hostile,
         reasons=(f"unlikely-tokens:{hostile}", f"error-severity:{hostile}", f"{hostile}:x"),
-        samples=(Sample(source=hostile, line=1, timestamp=START, message=hostile, raw=hostile),),
+        samples=(
+            Sample(
+                source=hostile,
+                line=1,
+                timestamp=START,
+                message=f"{hostile} tail {hostile}",
+                raw=f"{hostile} tail {hostile}",
+                words=("tail", *hostile.split()),
+            ),
+        ),
     )
     html, reader = rendered([bad], [hostile], title=hostile, fact=hostile)
     assert [t for t in reader.tags if t not in {"span", "mark"}] == [
         t for t in expected if t not in {"span", "mark"}
     ]
     assert text.visible(hostile) in "".join(reader.blocks["pre"])
+    assert "tail" in reader.blocks["mark"]
+    assert not set("<>&") & set(reader.blocks["script"][0])
     (row,) = json.loads(reader.blocks["script"][0])["templates"]
     assert row[1] == text.visible(hostile)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", html)

@@ -4,7 +4,7 @@ from typing import Final
 
 # The resource names leases are taken on. One GPU for now: the pool widens this to one per device UUID.
 GPU: Final = "gpu0"
-# Training without a GPU takes this lease instead, so that two trainers never run at once there either.
-CPU_TRAINING: Final = "cpu-training"
+# Whoever trains, on whatever device, holds this; its token is the fence of a publish.
+TRAINING: Final = "training"
 # The single writer of the template tree.
 DRAIN: Final = "drain"

@@ -150,8 +150,8 @@ class LineModel:
         self._masks = re.compile("|".join(map(re.escape, tokenizer.tokens)) or r"(?!)", re.IGNORECASE)
 
     @classmethod
-    def load(cls, bundle_dir: Path, device: str = "cpu", threads: int | None = None) -> "LineModel":
-        """Verifies and loads a bundle. `threads` sets torch's, for the whole process. Raises BadBundle."""
+    def load(cls, bundle_dir: Path, device: str = "cpu", threads: int | None = 1) -> "LineModel":
+        """Verifies and loads a bundle. `threads` sets torch's for the whole process (None: leave it). Raises BadBundle."""
         if threads is not None:
             torch.set_num_threads(threads)
         manifest = bundles.load_manifest(bundle_dir)

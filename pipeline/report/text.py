@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from pipeline.findings import Finding, Sample
+from pipeline.findings import Sample
 from pipeline.records import LEVELS, Reason
 
 # C0 controls and DEL have pictures of their own (U+2400...); newline and tab keep their meaning. C1
@@ -150,8 +150,3 @@ def span(first: datetime, last: datetime) -> str:
         return clock(first)
     end = last.strftime("%H:%M:%S") if first.date() == last.date() else clock(last)
     return f"{clock(first)} – {end}"
-
-
-def words_of(finding: Finding) -> list[str]:
-    """The surprising words of the samples, most surprising first."""
-    return list(dict.fromkeys(w for sample in finding.samples for w in sample.words))

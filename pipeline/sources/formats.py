@@ -163,7 +163,10 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
         elif name == "logfmt":
             found = pairs.parse_logfmt(rest["raw"], arrived=arrived, zone=zone)
         else:
-            found = _parse_format(rest["raw"], BY_NAME[name], arrived=arrived, zone=zone)
+            maybe = _parse_format(rest["raw"], BY_NAME[name], arrived=arrived, zone=zone)
+            if maybe is None:
+                continue
+            found = maybe
         hit = found["message"].is_not_null()
         if hit.any():
             pieces.append(found.with_columns(rest["_i"]).filter(hit).select("_i", *_PARSED))
@@ -198,12 +201,14 @@ def _parse_wrapped(
     return found.with_columns(time.alias("timestamp"), message.alias("message"))
 
 
-def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str) -> pl.DataFrame:
-    """One declaration applied to a column; message is null where it does not match."""
+def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str) -> pl.DataFrame | None:
+    """One declaration applied to a column; message is null where it does not match. None: nowhere."""
     groups = _groups(raw, "(?s)" + form.pattern)
     message = groups["message"]
     if form.unless:
         message = message.set(raw.str.contains(form.unless), None)
+    if message.null_count() == message.len():
+        return None
     columns: dict[str, pl.Series] = {"message": message}
     if form.clock is not None:
         columns["timestamp"] = to_utc(groups, form.clock, arrived=arrived, zone=zone)

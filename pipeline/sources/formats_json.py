@@ -62,10 +62,10 @@ def parse_json(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
     """Header columns and message of the rows that are JSON objects; message is null in the others."""
     rows = pl.DataFrame({"raw": raw}).with_row_index("row")
     rows = rows.filter(pl.col("raw").str.contains(JSON_LINE))
-    # a bracket inside may open a nested value, which columns of text cannot hold
-    flat = pl.col("raw").str.contains(r"^\s*\{[^\[{]*\}\s*$") & ~pl.col("raw").str.contains(
-        "\\", literal=True
-    )
+    # A bracket inside may open a nested value, which columns of text cannot hold; escaped quotes hide where keys
+    # are, and \\u may be half a character.
+    simple = pl.col("raw").str.contains(r"^\s*\{[^\[{]*\}\s*$")
+    flat = simple & ~pl.col("raw").str.contains(r'\\["\\u]')
     easy, hard = rows.filter(flat), rows.filter(~flat)
     pairs = pl.concat([_flat_pairs(easy), _python_pairs(hard)]).sort("row", "key", maintain_order=True)
     pairs = pairs.with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("pos"))
@@ -146,7 +146,7 @@ def _flat_pairs(rows: pl.DataFrame) -> pl.DataFrame:
         .unique()
         .drop_nulls()
     )["raw"]
-    if keys.len() > _MAX_KEYS:
+    if keys.len() > _MAX_KEYS or keys.str.contains("\\", literal=True).any():
         return _python_pairs(rows)
     shape = pl.Struct(dict.fromkeys(sorted(keys.to_list()), pl.String()))
     try:
@@ -188,9 +188,9 @@ def _python_pairs(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _load(text: str) -> Any:
     try:
-        # numbers keep their spelling up to trailing zeros, as the columnar decoder writes them
         loaded = json.loads(text, parse_constant=_refuse)
-        json.dumps(loaded, ensure_ascii=False).encode()  # a lone surrogate is valid JSON but no text
+        if "\\u" in text:  # a lone surrogate is valid JSON but no text
+            json.dumps(loaded, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
     return loaded

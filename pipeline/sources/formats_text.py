@@ -126,6 +126,14 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
         clock=_BSD_CLOCK,
     ),
     Format(
+        name="syslog-year",  # network gear that is told to write it
+        pattern=(
+            f"^(?:<(?P<pri>[0-9]{{1,3}})>)?(?P<time>{_MONTH_DAY} [0-9]{{4}} {_HMS})(?:\\.(?P<fraction>[0-9]+))? "
+            "(?P<host>[^ :]+) (?:: )?" + _TAG + _REST
+        ),
+        clock=Clock(form="%b %d %Y %H:%M:%S"),
+    ),
+    Format(
         name="syslog-iso",
         pattern=(
             f"^(?:<(?P<pri>[0-9]{{1,3}})>)?(?P<time>{_YMD}T{_HMS})(?:\\.(?P<fraction>[0-9]+))?"

@@ -1,13 +1,14 @@
 """Queue train: one training, under the exclusive lease, with its status in Redis."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from pipeline import training
-from pipeline.errors import LogweirError, TrainingFailed
-from pipeline.gpu.devices import CPU_TRAINING, GPU
-from pipeline.gpu.leases import Lease, Mode, Refused
+from pipeline.errors import LogweirError, StaleToken, TrainingFailed
+from pipeline.gpu.devices import GPU, TRAINING
+from pipeline.gpu.leases import Held, Lease, Mode, Refused
 from pipeline.models.threshold import Mode as Learning
 from pipeline.observe import logger
 from pipeline.records import Purpose
@@ -47,11 +48,10 @@ def run(context: Context, request_id: str) -> None:
 
 def _train(context: Context, request_id: str, show: Callable[[Status], None]) -> str:
     show(Status(state=State.QUEUED, request_id=request_id))
-    lease = _lease(context)
     status = Status()
     baseline = context.sink(Purpose.BASELINE)
     has_baseline = any(baseline.root.glob("date=*/workload=*/*.parquet"))
-    with context.leases.holding(lease) as held:
+    with _alone(context, TRAINING) as held, _device(context) as gpu:
         for status in training.train(
             (baseline if has_baseline else context.sink(Purpose.SCORE)).scan(),
             mode=Learning.BASELINE if has_baseline else Learning.SELF,
@@ -62,13 +62,30 @@ def _train(context: Context, request_id: str, show: Callable[[Status], None]) ->
             request_id=request_id,
             device=context.device,
         ):
+            if gpu.lost.is_set():
+                raise StaleToken("the GPU lease was lost while training; nothing is published, train again")
             show(status)
     return status.version
 
 
-def _lease(context: Context) -> Lease:
-    """Wait for the exclusive right to train. Asking closes the door to new shared leases."""
-    resource = GPU if context.device != "cpu" else CPU_TRAINING
+@contextmanager
+def _alone(context: Context, resource: str) -> Iterator[Held]:
+    with context.leases.holding(_lease(context, resource)) as held:
+        yield held
+
+
+@contextmanager
+def _device(context: Context) -> Iterator[Held]:
+    """The GPU for ourselves when we train on one; asking for it closes the door to new shared leases."""
+    if context.device == "cpu":
+        yield Held(Lease(resource=GPU, mode=Mode.EXCLUSIVE, holder="", token=0, ttl_ms=0))  # nothing to lose
+        return
+    with _alone(context, GPU) as held:
+        yield held
+
+
+def _lease(context: Context, resource: str) -> Lease:
+    """Wait for the exclusive right to a resource."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         answer = context.leases.request(

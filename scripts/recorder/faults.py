@@ -32,7 +32,6 @@ class Fault:
     id: str
     name: str
     done: str  # what was done, in one sentence for labels.json
-    software: tuple[str, ...]
     break_it: Callable[[Stack], None]
     repair: Callable[[Stack], None] = _nothing
     causes: Mapping[str, str] = field(default_factory=dict)  # log -> pattern; answers go by status 5xx
@@ -196,7 +195,6 @@ FAULTS = (
         id="certificate-expired",
         name="Expired certificate upstream",
         done="The payment service was given a certificate that had expired, for 15 s; nginx verifies it.",
-        software=("nginx",),
         break_it=_expire_certificate,
         repair=_renew_certificate,
         causes={
@@ -207,7 +205,6 @@ FAULTS = (
         id="backend-killed",
         name="kill -9 of a PostgreSQL backend",
         done="One server process of PostgreSQL was killed with SIGKILL; it reset itself and recovered.",
-        software=("postgres", "shop", "worker", "nginx"),
         break_it=_kill_backend,
         causes={
             "postgres.log": r"signal 9|terminating (any other|connection because of crash)|recover|reinitializing"
@@ -223,7 +220,6 @@ FAULTS = (
         id="connection-limit",
         name="PostgreSQL connection limit reached",
         done="A client took every free database connection (max_connections = 30) and held them for 12 s.",
-        software=("postgres", "shop", "worker", "nginx"),
         break_it=_take_connections,
         causes={
             "postgres.log": r"too many clients|remaining connection slots|reports@shop LOG:  disconnection",
@@ -235,7 +231,6 @@ FAULTS = (
         id="upstream-gone",
         name="kill -9 of the web service",
         done="The HTTP service behind nginx was killed with SIGKILL and started again 10 s later.",
-        software=("nginx", "shop"),
         break_it=_kill_shop,
         repair=_start_shop,
         causes={
@@ -247,7 +242,6 @@ FAULTS = (
         id="lock-timeout",
         name="Statements time out behind a lock",
         done="A migration changed the orders table and kept its lock for 12 s; statement_timeout is 2 s.",
-        software=("postgres", "shop", "worker", "nginx"),
         break_it=_hold_lock,
         causes={
             "postgres.log": r"statement timeout|still waiting for|acquired \w+Lock|pg_sleep|canceling autovacuum"
@@ -260,7 +254,6 @@ FAULTS = (
         id="redis-cannot-save",
         name="Redis cannot write its snapshot",
         done="Redis lost the right to write to its directory, so that saving failed and it refused writes.",
-        software=("redis", "shop", "worker"),
         break_it=_forbid_saving,
         repair=_allow_saving,
         causes={
@@ -273,7 +266,6 @@ FAULTS = (
         id="disk-full",
         name="Disk full for a PostgreSQL tablespace",
         done="The small file system of the audit table's tablespace was filled to the last byte for 15 s.",
-        software=("postgres", "shop", "nginx"),
         break_it=_fill_disk,
         repair=_free_disk,
         causes={

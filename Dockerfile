@@ -1,0 +1,16 @@
+# One image for every role; docker-compose.yml says which role a container plays.
+FROM python:3.11-slim
+
+WORKDIR /opt/logweir
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pipeline pipeline
+COPY config config
+RUN pip install --no-cache-dir --no-compile --constraint constraints.txt . \
+    && useradd --system --create-home --uid 10001 logweir \
+    && mkdir /data && chown logweir /data
+USER logweir
+WORKDIR /data
+VOLUME /data
+ENV LOGWEIR_DATA_DIR=/data PYTHONUNBUFFERED=1
+ENTRYPOINT ["python", "-m"]
+CMD ["pipeline.cli", "--help"]

@@ -1,0 +1,81 @@
+"""Runs `logweir run` as a user would and watches it from outside: wall time and memory of all its processes."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """One finished run. `peak_rss_mib` adds the resident sets of all processes (shared pages counted in each),
+    `peak_pss_mib` counts shared pages once."""
+
+    seconds: float
+    peak_rss_mib: float
+    peak_pss_mib: float
+    summary: dict[str, Any]
+
+
+def memory(process: psutil.Process) -> tuple[float, float]:
+    """(RSS, PSS) in MiB of a process and its descendants."""
+    rss = pss = 0
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            full = one.memory_full_info()
+        except psutil.Error:
+            continue
+        rss += full.rss
+        pss += getattr(full, "pss", full.rss)
+    return rss / 2**20, pss / 2**20
+
+
+def watched_run(arguments: Sequence[str], out: Path) -> Watched:
+    """Raises CalledProcessError with the command's messages when the run fails."""
+    command = [sys.executable, "-m", "pipeline.cli", "run", *arguments, "--out", str(out), "--json"]
+    began = time.monotonic()
+    peaks = [0.0, 0.0]
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+
+        def watch() -> None:
+            tree = psutil.Process(process.pid)
+            while process.poll() is None:
+                try:
+                    for i, value in enumerate(memory(tree)):
+                        peaks[i] = max(peaks[i], value)
+                except psutil.Error:
+                    return
+                time.sleep(0.1)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        code = process.wait()
+        seconds = time.monotonic() - began
+        watcher.join()
+        if code:
+            said.seek(0)
+            raise subprocess.CalledProcessError(code, command, stderr=said.read().decode())
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return Watched(
+        seconds=round(seconds, 1),
+        peak_rss_mib=round(peaks[0]),
+        peak_pss_mib=round(peaks[1]),
+        summary=summary,
+    )
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="logweir-bench-") as folder:
+        yield Path(folder)

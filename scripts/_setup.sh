@@ -1,0 +1,39 @@
+# Sourced by the scripts beside it: goes to the project's root and makes .venv hold what EXTRA names.
+# Nothing but Python 3.11 or newer is needed; a second call costs milliseconds.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3 python; do
+    [ -n "$candidate" ] || continue
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "logweir: Python 3.11 or newer was not found; install it, or name it: PYTHON=/path/to/python $0" >&2
+  return 2
+}
+
+# install EXTRA: EXTRA is empty for running, "dev" for testing.
+install() {
+  local extra=$1 python stamp
+  stamp=".venv/.installed-${extra:-run}-$(cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)"
+  if [ ! -e "$stamp" ]; then
+    if [ ! -x .venv/bin/python ]; then
+      python=$(find_python) || exit 2
+      "$python" -m venv .venv || {
+        echo "logweir: $python cannot make virtual environments; install its venv package" >&2
+        exit 2
+      }
+    fi
+    echo "setting up .venv (once) ..." >&2
+    # Byte-compiling thousands of files that are never imported would take longer than everything else.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+      --constraint constraints.txt --editable ".${extra:+[$extra]}" >&2 || exit 1
+    rm -f .venv/.installed-"${extra:-run}"-*
+    touch "$stamp"
+  fi
+  export PATH="$PWD/.venv/bin:$PATH"
+}

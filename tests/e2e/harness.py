@@ -1,0 +1,276 @@
+"""Runs the command as a user does: a subprocess, a real Redis, real workers; and leaves no process behind."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import polars as pl
+import psutil
+import pytest
+import redis
+
+# Every process started here, and whatever it starts, carries this name in its environment.
+MARK = "E2E_MARK"
+# Short times for what heals by expiry, so that tests wait seconds; training is as short as it may be useful.
+QUICK = {
+    "LOGWEIR_TRAIN_SECONDS": "3",
+    "LOGWEIR_CLAIM_TTL_MS": "3000",
+    "LOGWEIR_LEASE_TTL_MS": "4000",
+    "LOGWEIR_OVERDUE_MS": "1000",
+    "LOGWEIR_SWEEP_S": "0.5",
+    "OMP_NUM_THREADS": "2",
+    "POLARS_MAX_THREADS": "2",
+}
+
+
+def environment(mark: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The tests' own environment: nothing of a developer's settings, everything of QUICK."""
+    clean = {k: v for k, v in os.environ.items() if k != "REDIS_URL" and not k.startswith("LOGWEIR_")}
+    return {**clean, **QUICK, "COLUMNS": "120", MARK: mark, **(extra or {})}
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes that carry this mark; zombies are dead."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+T = TypeVar("T")
+
+
+def until(ask: Callable[[], T], *, within_s: float = 60.0, what: str) -> T:
+    """Poll until the answer is true; it fails the test with `what` and the last answer."""
+    deadline = time.monotonic() + within_s
+    while not (answer := ask()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {within_s:.0f} s: {what}; the last answer was {answer!r}")
+        time.sleep(0.05)
+    return answer
+
+
+def nothing_left(mark: str, *, within_s: float = 20.0) -> None:
+    """Fails when a process of this mark outlives the time."""
+    deadline = time.monotonic() + within_s
+    while left := marked(mark):
+        if time.monotonic() > deadline:
+            names = [" ".join(p.cmdline()) for p in left]
+            end(mark)
+            pytest.fail(f"orphans after {within_s:.0f} s: {names}")
+        time.sleep(0.1)
+
+
+def end(mark: str) -> None:
+    """Kill what is left of a test that failed."""
+    for process in marked(mark):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+@dataclass(slots=True)
+class Command:
+    """Runs `logweir ...` and waits for its end."""
+
+    mark: str
+    cwd: Path
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        *args: object,
+        text: bytes | None = None,
+        uid: int | None = None,
+        timeout: float = 100,
+        **env: str,
+    ) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", *map(str, args)],
+            input=text,
+            stdin=subprocess.DEVNULL if text is None else None,
+            capture_output=True,
+            env=environment(self.mark, {**self.extra, **env}),
+            cwd=self.cwd,
+            timeout=timeout,
+            user=uid,
+            check=False,
+        )
+        return subprocess.CompletedProcess(
+            done.args,
+            done.returncode,
+            done.stdout.decode("utf-8", "replace"),
+            done.stderr.decode("utf-8", "replace"),
+        )
+
+    def start(self, *args: object, **env: str) -> "subprocess.Popen[bytes]":
+        """The same in the background; output goes to files `out` and `err` in the directory of the command."""
+        with (self.cwd / "out").open("wb") as out, (self.cwd / "err").open("wb") as err:
+            return subprocess.Popen(
+                [sys.executable, "-m", "pipeline.cli", *map(str, args)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment(self.mark, {**self.extra, **env}),
+                cwd=self.cwd,
+            )
+
+
+def sentence(done: "subprocess.CompletedProcess[str]", code: int = 2) -> str:
+    """The one sentence on standard error of a command that ended with this code; no traceback."""
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.endswith("...")]
+    assert done.returncode == code, (done.returncode, done.stdout[-500:], done.stderr[-2000:])
+    assert "Traceback" not in done.stderr, done.stderr
+    assert len(lines) == 1 and lines[0].startswith("logweir: "), done.stderr
+    return lines[0]
+
+
+class Up:
+    """A running `logweir up`."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.mark = uuid.uuid4().hex
+        folder.mkdir(parents=True, exist_ok=True)
+        self.logweir = Command(self.mark, folder, {"LOGWEIR_DATA_DIR": str(self.data), **(env or {})})
+        self.process = self.logweir.start("up", "--json")
+        self.facts: dict[str, Any] = {}
+        self._numbers = 0
+
+    def wait_ready(self) -> "Up":
+        """Until it has said that it is ready."""
+
+        def said() -> bool:
+            if self.process.poll() is not None:
+                pytest.fail(f"logweir up ended with {self.process.returncode}: {self.err()}")
+            with contextlib.suppress(ValueError):
+                self.facts = json.loads((self.folder / "out").read_text())
+            return bool(self.facts)
+
+        until(said, within_s=90, what="logweir up is ready")
+        return self
+
+    def err(self) -> str:
+        return (self.folder / "err").read_text(errors="replace")
+
+    def client(self) -> "redis.Redis":
+        """A plain client on the stack's Redis."""
+        state = json.loads((self.data / "stack.json").read_text())
+        return redis.Redis.from_url(state["redis_url"])
+
+    def pid(self, name: str) -> int:
+        """The process of a worker now, which changes when it is restarted."""
+        for worker in self.status()["workers"]:
+            if worker["name"] == name:
+                return int(worker["pid"])
+        return 0
+
+    def status(self) -> dict[str, Any]:
+        done = self.logweir("status", "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def totals(self, workload: str) -> dict[str, int]:
+        """Line counters of a workload, straight from the ledger: quicker than a command per poll."""
+        with self.client() as client:
+            raw = client.hgetall(f"{{logweir}}:totals:{workload}")
+        return {k.decode(): int(v) for k, v in raw.items()}  # type: ignore[union-attr]
+
+    def write(self, lines: Sequence[str], name: str | None = None) -> Path:
+        """A log file in the folder of this stack."""
+        self._numbers += 1
+        path = self.folder / (name or f"in{self._numbers}.log")
+        path.write_text("".join(line + "\n" for line in lines))
+        return path
+
+    def send(self, lines: Sequence[str], workload: str) -> dict[str, int]:
+        """Send lines as a file and wait until they are stored or dead."""
+        done = self.logweir("send", self.write(lines), "--workload", workload, "--json")
+        assert done.returncode == 0, done.stderr
+        self.settled(workload)
+        return dict(json.loads(done.stdout))
+
+    def settled(self, workload: str, within_s: float = 60) -> dict[str, int]:
+        """Counters once everything accepted of a workload is stored, dead or discarded."""
+
+        def answer() -> dict[str, int]:
+            with contextlib.suppress(redis.RedisError):
+                t = self.totals(workload)
+                if t.get("accepted") == sum(t.get(n, 0) for n in ("stored", "dead", "discarded")):
+                    return t
+            return {}
+
+        return until(answer, within_s=within_s, what=f"all lines of {workload} are stored")
+
+    def rows(self, workload: str) -> pl.DataFrame:
+        """What is stored of a workload."""
+        files = sorted((self.data / "results").glob(f"date=*/workload={workload}/*.parquet"))
+        if not files:
+            return pl.DataFrame(schema={"record_id": pl.String})
+        return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]).sort("line")
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Log events of a worker."""
+        found = []
+        for line in (self.data / "logs" / f"{name}.log").read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                item = json.loads(line)
+                if item.get("event") == event:
+                    found.append(item)
+        return found
+
+    def stop(self, number: signal.Signals = signal.SIGINT, within_s: float = 30) -> int:
+        """Ask it to end; its exit code. Fails when a process is left."""
+        self.process.send_signal(number)
+        code = self.process.wait(within_s)
+        nothing_left(self.mark)
+        return code
+
+
+@contextlib.contextmanager
+def running(env: Mapping[str, str] | None = None) -> Iterator[Up]:
+    """A `logweir up` that is ready, in a directory with a short name."""
+    folder = Path(tempfile.mkdtemp(prefix="logweir-e2e-"))
+    up = Up(folder, env)
+    try:
+        yield up.wait_ready()
+    finally:
+        end(up.mark)
+        up.process.wait(10)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ordinary(n: int, *, start: int = 0) -> list[str]:
+    """Lines of a healthy service: few shapes, many values."""
+    return [
+        f"2026-11-20T10:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: user {i} logged in from 10.0.{i % 250}.7 in {i % 97} ms"
+        if i % 3
+        else f"2026-11-20T10:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: cache refreshed with {i} entries"
+        for i in range(start, start + n)
+    ]
+
+
+def novel(n: int, word: str) -> list[str]:
+    """Lines of which every one is new: no cache knows them."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+
+    def name(i: int) -> str:
+        return word + "".join(letters[i // 26**k % 26] for k in range(4))
+
+    return [
+        f"2026-11-20T11:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: module {name(i)} says {name(i + 7)}"
+        for i in range(n)
+    ]

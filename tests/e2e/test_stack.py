@@ -1,0 +1,153 @@
+"""The embedded stack: start, warming and training, the hot path, both queues, and one stack per directory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from e2e.harness import (
+    MARK,
+    Command,
+    Up,
+    environment,
+    nothing_left,
+    novel,
+    ordinary,
+    running,
+    sentence,
+    until,
+)
+from pipeline.gpu.devices import GPU
+from pipeline.gpu.leases import Lease, Leases, Mode
+from pipeline.settings import Settings
+
+GPU_WORKER = """
+import sys
+from pipeline.settings import Settings
+from pipeline.workers.bootstrap import serve
+sys.exit(serve("infer-gpu", Settings.load(), name="gpu-test", device=sys.argv[1]))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_before_the_first_model_every_line_is_warming_and_none_is_normal_or_dropped(trained: Up) -> None:
+    rows, status = trained.warming  # type: ignore[attr-defined]
+    assert rows.height == 601
+    assert rows["score"].null_count() == rows["anomalous"].null_count() == 601
+    assert rows["model_version"].null_count() == 601
+    assert set(map(tuple, rows["reasons"].to_list())) == {("warming",)}
+    assert status["model"] is None
+    assert (
+        status["workloads"]["base"] | {"stored": 601, "warming": 601, "normal": 0}
+        == status["workloads"]["base"]
+    )
+
+
+@pytest.mark.timeout(120)
+def test_after_training_the_same_rows_have_scores_and_the_counts_are_the_same(trained: Up) -> None:
+    before, _ = trained.warming  # type: ignore[attr-defined]
+    rows, t = trained.rows("base"), trained.status()["workloads"]["base"]
+    assert rows["record_id"].sort().to_list() == before["record_id"].sort().to_list()
+    assert rows["score"].null_count() == 0
+    assert rows["model_version"].unique().to_list() == [trained.training["version"]]  # type: ignore[attr-defined]
+    assert (t["accepted"], t["stored"], t["warming"], t["in_flight"]) == (601, 601, 0, 0)
+    assert t["anomalous"] + t["normal"] == 601
+    assert rows.filter(rows["anomalous"])["message"].str.contains("disk sda1").any()
+
+
+@pytest.mark.timeout(120)
+def test_a_batch_of_known_lines_is_one_task(trained: Up) -> None:
+    trained.send(ordinary(600, start=5000), "hot")
+    trained.send(ordinary(600, start=9000), "hot")
+    rows = trained.rows("hot")
+    assert rows.height == 1200
+    second = trained.events("ingest-1", "batch.step")[-1]
+    assert (second["records"], second["then"]) == (600, "-")
+    for other in ("infer-cpu", "drain", "store"):
+        assert second["batch"] not in {e["batch"] for e in trained.events(other, "batch.step")}
+
+
+@pytest.mark.timeout(120)
+def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebody_holds_it_alone(
+    trained: Up, tmp_path: Path
+) -> None:
+    state = json.loads((trained.data / "stack.json").read_text())
+    settings = Settings(data_dir=trained.data, redis_url=state["redis_url"], lease_ttl_ms=4000)
+    env = environment("gpu-" + trained.mark, {**settings.to_environ()})
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen([sys.executable, "-c", GPU_WORKER, "cpu"], env=env, stderr=log)
+    try:
+        until(lambda: trained.pid("gpu-test"), what="the GPU worker is there")
+        trained.send(novel(20, "gpuopen"), "gpu1")
+        assert _scored(tmp_path / "log") == 1
+        with redis.Redis.from_url(state["redis_url"]) as client:
+            leases = Leases(client, settings)
+            lease = until(lambda: _granted(leases), what="the GPU is free to be held alone", within_s=20)
+            with leases.holding(lease):
+                on_cpu = len(trained.events("infer-cpu", "batch.step"))
+                trained.send(novel(20, "gpuheld"), "gpu2")
+        assert _scored(tmp_path / "log") == 1
+        assert len(trained.events("infer-cpu", "batch.step")) == on_cpu + 1
+        assert trained.rows("gpu1")["score"].null_count() == trained.rows("gpu2")["score"].null_count() == 0
+    finally:
+        worker.terminate()
+        worker.wait(30)
+    nothing_left("gpu-" + trained.mark)
+
+
+def _granted(leases: Leases) -> Lease | None:
+    answer = leases.request(GPU, Mode.EXCLUSIVE, "test")
+    return answer if isinstance(answer, Lease) else None
+
+
+def _scored(log: Path) -> int:
+    return log.read_text().count('"event": "batch.step"')
+
+
+@pytest.mark.timeout(60)
+def test_a_second_stack_on_the_same_directory_says_so_and_exits_2(trained: Up) -> None:
+    said = sentence(trained.logweir("up"))
+    assert str(trained.process.pid) in said and str(trained.data) in said and "already" in said
+    assert trained.status()["workers"], "the first one goes on"
+
+
+@pytest.mark.timeout(90)
+def test_it_is_ready_within_its_bound_and_says_how_long_it_took(trained: Up) -> None:
+    assert 0 < trained.facts["ready_s"] < 60
+    assert set(trained.facts["workers"]) == {"ingest-1", "infer-cpu", "drain", "store", "train", "beat"}
+
+
+@pytest.mark.timeout(120)
+def test_with_a_redis_url_it_uses_that_redis_and_starts_none(redis_url: str) -> None:
+    prefix = f"e2e{os.getpid()}"
+    with running({"REDIS_URL": redis_url, "LOGWEIR_KEY_PREFIX": prefix}) as up:
+        assert not (up.data / "redis").exists()
+        done = up.logweir("send", up.write(ordinary(10)), "--workload", "w")
+        assert done.returncode == 0, done.stderr
+        until(lambda: up.rows("w").height == 10, what="lines are stored")
+        assert up.stop() == 0
+    with redis.Redis.from_url(redis_url) as client:
+        for pattern in (f"{{{prefix}}}:*", f"{prefix}:*"):
+            for key in client.scan_iter(match=pattern):
+                client.delete(key)
+
+
+@pytest.mark.timeout(60)
+def test_without_a_stack_every_verb_that_needs_one_says_how_to_start_it(logweir: Command) -> None:
+    (logweir.cwd / "a.log").write_text("x\n")
+    for verb in (["send", "a.log"], ["status"], ["train"], ["models", "list"], ["dead", "list"]):
+        assert "`logweir up`" in sentence(logweir(*verb))
+
+
+def test_the_mark_of_these_tests_reaches_every_process_of_a_stack(trained: Up) -> None:
+    # Everything that looks for orphans rests on it.
+    from e2e.harness import marked
+
+    names = " ".join(" ".join(p.cmdline()) for p in marked(trained.mark))
+    assert MARK and all(
+        word in names for word in ("redis", "ingest-1", "infer-cpu", "drain", "store", "train", "beat")
+    )
