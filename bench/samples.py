@@ -38,7 +38,7 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
     rows = pl.read_parquet(out / "results/**/*.parquet", hive_partitioning=False)
     found = findings.collect(out / "results", pl.read_parquet(out / "templates.parquet"))
     spans = rows.filter("anomalous").select(
-        pl.col("source").str.split("/").list.last().alias("file"), "workload", "template_id", "line", "lines"
+        pl.col("source").str.split("/").list.last().str.strip_suffix(".zst").alias("file"), "workload", "template_id", "line", "lines"
     )
     place = {(f.workload, f.template_id): n for n, f in enumerate(found, start=1)}
     ranks: dict[str, int | None] = {}
@@ -47,7 +47,7 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
         best: int | None = None
         lines = pl.DataFrame(
             {
-                "file": [Path(x["file"]).name for x in fault["lines"]],
+                "file": [Path(x["file"]).name.removesuffix(".zst") for x in fault["lines"]],
                 "at": [x["line"] for x in fault["lines"]],
             },
             schema={"file": pl.String, "at": pl.UInt64},
@@ -58,7 +58,7 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
         for workload, template_id in hits.select("workload", "template_id").unique().iter_rows():
             here = place[(workload, template_id)]
             best = here if best is None else min(best, here)
-        ranks[fault["id"]] = best
+        ranks[str(fault["name"])] = best
         caught += hits.select("file", "at").unique().height
         named += lines.unique().height
     return {

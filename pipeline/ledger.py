@@ -8,6 +8,7 @@ What always holds: accepted = stored + in flight + dead + discarded, in physical
 A worker must hold a claim (number + deadline on Redis time) to move a batch; an expired claim moves nothing.
 """
 
+import itertools
 import json
 import threading
 import time
@@ -24,7 +25,7 @@ import redis
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable
 from pipeline.keyspace import Keys, Scripts, is_refusal, text_map
 from pipeline.observe import logger
-from pipeline.records import WIRE_VERSION, Batch, Purpose, digest, pack_frame, unpack_frame
+from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, digest, pack_frame, unpack_frame
 from pipeline.settings import Settings
 
 
@@ -38,6 +39,8 @@ class Stage(StrEnum):
 
 
 UNFINISHED: Final = tuple(Stage)
+# Stands in the ids of halves and in no other, so that a half never takes the place of somebody's batch.
+HALF: Final = "~"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +62,12 @@ class Full:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What a batch's ledger entry says about its records besides counts."""
+    """What a batch's ledger entry says about its records besides counts.
 
+    `batch_id` is the id of the entry this was read from; it is not part of the stored text.
+    """
+
+    batch_id: str = ""
     source: str
     source_key: str
     purpose: Purpose
@@ -83,7 +90,7 @@ class Meta:
         )
 
     @classmethod
-    def load(cls, text: str | bytes) -> "Meta":
+    def load(cls, text: str | bytes, batch_id: str = "") -> "Meta":
         """Raises BadPayload."""
         try:
             data = json.loads(text)
@@ -92,6 +99,7 @@ class Meta:
                     f"a batch has wire version {data['wire']}; this build reads up to {WIRE_VERSION}"
                 )
             return cls(
+                batch_id=batch_id,
                 source=data["source"],
                 source_key=data["source_key"],
                 purpose=Purpose(data["purpose"]),
@@ -151,9 +159,12 @@ class Ledger:
         Raises BadInput when the id is known with other content, RedisUnavailable when Redis cannot take it.
         """
         k, s = self.keys, self.settings
+        if HALF in batch.batch_id:
+            raise BadInput(
+                f"batch id {batch.batch_id!r} has a {HALF}, which marks parts of split batches; use another id"
+            )
         payload = pack_frame(batch.records)
-        # Hash the records, not the Arrow bytes: another Polars may write the same records differently.
-        content = digest(*batch.records["raw"].to_list(), *map(str, batch.records["line"].to_list()))
+        content = _content(batch)
         meta = Meta(
             source=batch.source,
             source_key=batch.source_key,
@@ -181,7 +192,7 @@ class Ledger:
                 # Half a second drains a few batches on the slowest machine we tried; the caller adds jitter.
                 return Full(pending_bytes=int(answer[1]), pending_batches=int(answer[2]), retry_after_s=0.5)
             case _:
-                raise BadInput(f"batch id {bid!r} was accepted before with other records; use a new id")
+                raise BadInput(f"batch id {bid!r} was accepted before with other content; use a new id")
 
     def cursor(self, cursor_key: str) -> str | None:
         """Where the source goes on, or None when it was never read."""
@@ -203,7 +214,7 @@ class Ledger:
             return word
         entry = {_text(a): _text(b) for a, b in zip(answer[3::2], answer[4::2], strict=True)}
         try:
-            meta = Meta.load(entry["meta"])
+            meta = Meta.load(entry.get("meta", ""), batch_id)
         except BadPayload as exc:
             # Nobody will ever be able to work on it, so it must not come back for ever.
             self._bury_entry(batch_id, str(answer[1]), entry["workload"], str(exc))
@@ -316,7 +327,7 @@ class Ledger:
     def _split(self, claim: Claim, frame: pl.DataFrame) -> list[str]:
         k, s, bid = self.keys, self.settings, claim.batch_id
         halves = (frame.head(frame.height // 2), frame.tail(frame.height - frame.height // 2))
-        ids = [f"{bid}.{side}" for side in ("0", "1")]
+        ids = [f"{bid}{'' if HALF in bid else HALF}{side}" for side in ("0", "1")]
         keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid)]
         args: list[Any] = [bid, claim.seq, s.keep_done_s, s.overdue_ms, s.max_attempts]
         for half_id, half in zip(ids, halves, strict=True):
@@ -331,7 +342,11 @@ class Ledger:
         blob = self._ask(self.client.get, self.keys.payload(batch_id))
         if blob is None:
             raise BadPayload(f"the records of batch {batch_id} are not in Redis")
-        return unpack_frame(blob)
+        frame = unpack_frame(blob)
+        missing = [name for name in RAW_SCHEMA if name not in frame.columns]
+        if missing:
+            raise BadPayload(f"the records of batch {batch_id} have no column {missing[0]!r}")
+        return frame
 
     def work(self, batch_id: str) -> pl.DataFrame:
         """What earlier stages worked out. Raises BadPayload."""
@@ -473,6 +488,16 @@ def wait_until(done: Callable[[], bool], *, timeout_s: float, poll_s: float = 0.
             return False
         time.sleep(poll_s)
     return True
+
+
+def _content(batch: Batch) -> str:
+    """What makes a batch the same batch: whose it is and its records.
+
+    Hashed by value: another Polars may write the same records as other Arrow bytes. Raw lines fill three columns.
+    """
+    filled = [name for name in RAW_SCHEMA if batch.records[name].null_count() < batch.records.height]
+    columns = [map(str, batch.records[name].to_list()) for name in filled]
+    return digest(batch.workload, *filled, *itertools.chain.from_iterable(columns))
 
 
 def _held(answer: Any, claim: Claim) -> None:

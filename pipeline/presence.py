@@ -1,13 +1,48 @@
-"""Which worker processes are alive, and why work waits: small facts in Redis that status and routing read."""
+"""Which stack and which worker processes are alive, and why work waits: small facts that status and routing read."""
 
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import redis
 
+from pipeline.errors import BadInput
 from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S, Keys
 from pipeline.settings import Settings
+
+
+def state_file(data_dir: Path) -> Path:
+    """Where the embedded stack of a data directory says how it is reached."""
+    return data_dir / "stack.json"
+
+
+def running(data_dir: Path) -> dict[str, object] | None:
+    """What the stack of this data directory wrote about itself, None when none runs."""
+    try:
+        state: dict[str, object] = json.loads(state_file(data_dir).read_text(encoding="utf-8"))
+        os.kill(int(str(state["pid"])), 0)
+    except (OSError, ValueError, KeyError):
+        return None
+    return state
+
+
+def attached(settings: Settings) -> Settings:
+    """Settings that reach the stack of the data directory, or the Redis of REDIS_URL. Raises BadInput when there is none."""
+    if settings.redis_url is not None:
+        return settings
+    state = running(settings.data_dir)
+    if state is None:
+        raise BadInput(
+            f"no logweir stack runs on {settings.data_dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
+        )
+    return replace(
+        settings,
+        data_dir=settings.data_dir.absolute(),
+        redis_url=str(state["redis_url"]),
+        key_prefix=str(state["key_prefix"]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

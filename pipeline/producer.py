@@ -17,7 +17,7 @@ import polars as pl
 import redis
 
 from pipeline.app import make_app
-from pipeline.errors import BadInput, BadSetting
+from pipeline.errors import BadInput
 from pipeline.ledger import Accepted, Full, Ledger, Stage
 from pipeline.records import LEVELS, RAW_SCHEMA, Batch, Purpose, digest, utc_now
 from pipeline.settings import Settings
@@ -42,12 +42,10 @@ class Producer:
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
-        """A producer on the Redis of these settings. Raises BadSetting without one."""
-        if settings.redis_url is None:
-            raise BadSetting(
-                "no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`"
-            )
-        client = redis.Redis.from_url(settings.redis_url, socket_timeout=30, socket_connect_timeout=5)
+        """A producer on REDIS_URL, or on the stack that runs on the data directory. Raises BadInput without one."""
+        settings = attached(settings)
+        url = str(settings.redis_url)
+        client = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
         return cls(Ledger(client, settings), Submit(make_app(settings), client, settings), settings)
 
     def send(

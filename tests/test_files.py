@@ -37,6 +37,15 @@ def joined(chunks: list[Chunk]) -> pl.DataFrame:
     return pl.concat([c.records for c in chunks])
 
 
+def test_reading_needs_no_heavy_package() -> None:
+    script = (
+        "import sys, pipeline.sources.follow, pipeline.sources.stdin, pipeline.sources.formats\n"
+        "print(sorted({'torch', 'transformers', 'celery', 'redis', 'drain3'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 # Which files
 
 

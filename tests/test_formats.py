@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -425,6 +426,19 @@ def test_every_line_of_a_public_log_is_stored_with_its_own_time(system: str) -> 
     same = out["message"].str.strip_chars() == content.fill_null("").str.strip_chars()
     # these authors cut some messages differently: the tag of a syslog line, spaces and quotes of the table
     assert same.mean() > {"Mac": 0.9, "Linux": 0.9, "HPC": 0.9, "Apache": 0.5}.get(system, 0.99)  # type: ignore[operator]
+
+
+def test_every_line_of_our_own_samples_is_stored() -> None:
+    folder = Path(__file__).resolve().parents[1] / "samples"
+    samples = sorted(p for p in folder.rglob("*.log*") if p.is_file())
+    if not samples:
+        pytest.skip("there are no samples yet")
+    for path in samples:
+        data = path.read_bytes()
+        if path.suffix == ".zst":
+            data = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(data)
+        out = stored(path, data)
+        assert (out["timestamp"] != ARRIVED).mean() > 0.5, path.name  # type: ignore[operator]
 
 
 def test_every_line_of_the_microservice_logs_is_stored_with_its_service(tmp_path: Path) -> None:

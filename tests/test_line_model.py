@@ -133,7 +133,7 @@ def test_a_line_costs_at_most_its_groups_in_forwards(model: LineModel) -> None:
         nonlocal rows
         rows += kwargs["input_ids"].shape[0]
 
-    hook = model.network.bert.register_forward_pre_hook(count, with_kwargs=True)
+    hook = model.network.roberta_prelayernorm.register_forward_pre_hook(count, with_kwargs=True)
     try:
         encoded = model.tokenizer.encode(["one two three four five six seven eight nine ten eleven twelve"])
         token_surprises(model.network, encoded, groups=4, device=model.device)

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.errors import BadInput
 from pipeline.settings import Settings
 
 # argparse names that are settings too
@@ -24,25 +23,6 @@ def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> 
     if args.log_level is None and settings.log_level == "info":
         settings = replace(settings, log_level=default_level)
     return settings
-
-
-def attached(settings: Settings) -> Settings:
-    """Settings that reach the stack of the data directory, or the Redis of REDIS_URL. Raises BadInput when there is none."""
-    if settings.redis_url is not None:
-        return settings
-    from pipeline.workers.local import running
-
-    state = running(settings.data_dir)
-    if state is None:
-        raise BadInput(
-            f"no logweir stack runs on {settings.data_dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
-        )
-    return replace(
-        settings,
-        data_dir=settings.data_dir.absolute(),
-        redis_url=str(state["redis_url"]),
-        key_prefix=str(state["key_prefix"]),
-    )
 
 
 def out() -> Console:

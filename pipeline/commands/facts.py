@@ -12,9 +12,10 @@ from typing import Final
 import polars as pl
 from rich.table import Table
 
-from pipeline.commands.common import attached, err, out, print_json, settings_of
+from pipeline.commands.common import err, out, print_json, settings_of
 from pipeline.errors import BadInput, TrainingFailed
 from pipeline.ledger import Ledger
+from pipeline.presence import attached
 from pipeline.producer import Producer
 from pipeline.records import utc_now
 from pipeline.registry import Registry

@@ -10,10 +10,11 @@ from typing import Final
 
 from rich.console import Console
 
-from pipeline.commands.common import attached, err, print_json, settings_of
+from pipeline.commands.common import err, print_json, settings_of
 from pipeline.errors import BadInput, BadPayload, RedisUnavailable
 from pipeline.ledger import Full
 from pipeline.observe import set_up
+from pipeline.presence import attached
 from pipeline.producer import Producer
 from pipeline.records import digest
 from pipeline.run import workload_of

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from pipeline.commands.common import attached, display, err, out, print_json, settings_of
+from pipeline.commands.common import display, err, out, print_json, settings_of
 from pipeline.errors import LogweirError
 from pipeline.observe import set_up
+from pipeline.presence import attached
 from pipeline.settings import Settings
 
 NEEDED_DISK_MIB: Final = 500

@@ -11,7 +11,7 @@ redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZADD', KEYS[6], now, ARGV[1])
 redis.call('HINCRBY', KEYS[3], 'stage:' .. batch.state, -1)
 redis.call('HINCRBY', KEYS[3], 'batches', -1)
-redis.call('HINCRBY', KEYS[3], 'bytes', -tonumber(batch.bytes))
+redis.call('HINCRBY', KEYS[3], 'bytes', 0 - tonumber(batch.bytes))
 if batch.kind ~= 'rescore' then redis.call('HINCRBY', KEYS[4], 'dead', batch.lines) end
 redis.call('DEL', KEYS[5])
 return 1

@@ -9,7 +9,7 @@ redis.call('HSET', KEYS[1], 'state', 'done', 'owner', '', 'deadline', 0, 'done_m
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('HINCRBY', KEYS[3], 'stage:' .. batch.state, -1)
 redis.call('HINCRBY', KEYS[3], 'batches', -1)
-redis.call('HINCRBY', KEYS[3], 'bytes', -tonumber(batch.bytes))
+redis.call('HINCRBY', KEYS[3], 'bytes', 0 - tonumber(batch.bytes))
 redis.call('HSET', KEYS[1], 'bytes', 0)
 -- A rescored batch was counted as stored the first time.
 if batch.kind ~= 'rescore' then

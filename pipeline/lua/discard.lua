@@ -10,7 +10,7 @@ redis.call('EXPIRE', KEYS[1], ARGV[2])
 redis.call('ZREM', KEYS[4], ARGV[1])
 redis.call('DEL', KEYS[2])
 if batch.kind ~= 'rescore' then
-  redis.call('HINCRBY', KEYS[3], 'dead', -tonumber(batch.lines))
+  redis.call('HINCRBY', KEYS[3], 'dead', 0 - tonumber(batch.lines))
   redis.call('HINCRBY', KEYS[3], 'discarded', batch.lines)
 end
 return 1

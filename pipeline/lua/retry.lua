@@ -11,5 +11,5 @@ redis.call('ZADD', KEYS[2], now_ms() + tonumber(ARGV[2]), ARGV[1])
 redis.call('HINCRBY', KEYS[3], 'stage:ingest', 1)
 redis.call('HINCRBY', KEYS[3], 'batches', 1)
 redis.call('HINCRBY', KEYS[3], 'bytes', batch.bytes)
-if batch.kind ~= 'rescore' then redis.call('HINCRBY', KEYS[4], 'dead', -tonumber(batch.lines)) end
+if batch.kind ~= 'rescore' then redis.call('HINCRBY', KEYS[4], 'dead', 0 - tonumber(batch.lines)) end
 return 1

@@ -1,9 +1,12 @@
-"""What beat asks for: send overdue batches again, rescore what was stored while warming, forget silent workers.
+"""What beat asks for: send overdue batches and lost trainings again, rescore what was stored while warming, forget
+silent workers.
 
 A sweep may run twice or be missed: it sends only what waits in the ledger and not in the queues.
 """
 
 from typing import Final
+
+import redis
 
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger import Stage
@@ -19,7 +22,7 @@ RESCORE_AT_ONCE: Final = 200
 def run(context: Context) -> None:
     try:
         sweep(context)
-    except RedisUnavailable as exc:
+    except (RedisUnavailable, redis.RedisError) as exc:
         logger().warning("redis.away", why=str(exc))
 
 

@@ -1,15 +1,18 @@
 """One stage of one batch: claim, do the step, hand on. Every task that moves a batch runs through `perform`.
 
 The claim is taken before the step and counted as an attempt, so that a killed worker counts too. Faults of the
-surroundings (Redis, a full disk, a lease) give the batch back uncounted; faults of the batch are counted, and after
-the last attempt it is split, or buried when it is a single record.
+surroundings (Redis, a full disk, a lease, a damaged model) give the batch back uncounted; faults of the batch are
+counted, and after the last attempt it is split, or buried when it is a single record.
 """
 
 import time
 from collections.abc import Callable
 from typing import Final
 
-from pipeline.errors import ClaimLost, RedisUnavailable, Retryable
+import redis
+
+from pipeline.errors import BadBundle, ClaimLost, RedisUnavailable, Retryable
+from pipeline.keyspace import is_refusal
 from pipeline.ledger import Claim, Stage
 from pipeline.observe import logger
 from pipeline.tasks.context import Context
@@ -35,34 +38,38 @@ def perform(context: Context, stage: Stage, batch_id: str, step: Step) -> None:
             _give_up(context, claim, claim.error)
             return
         with context.ledger.holding(claim, at_most_s=HOLD_S):
-            then = _try(context, claim, step)
-    except RedisUnavailable as exc:
+            done, then = _try(context, claim, step)
+        if then is not None:
+            context.submit.wake(then, batch_id)
+    except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
         # The claim expires by itself and the sweeper sends the batch again.
         log.warning("redis.away", why=str(exc))
         return
-    if then is not None:
-        context.submit.wake(then, batch_id)
-    log.info(
-        "batch.step", records=claim.records, ms=round((time.monotonic() - began) * 1000), then=then or "-"
-    )
-
-
-def _try(context: Context, claim: Claim, step: Step) -> Stage | None:
-    log = logger(batch=claim.batch_id, stage=claim.stage.value, attempt=claim.attempts)
-    try:
-        return step(context, claim)
     except ClaimLost as exc:
         log.warning("claim.lost", why=str(exc))
-    except Retryable as exc:
-        log.warning("batch.waits", why=str(exc))
-        context.presence.complain(claim.stage.value, str(exc))
-        context.ledger.release(
-            claim,
-            reason=str(exc),
-            delay_s=RETRY_S,
-            counted=False,
-        )
+        return
+    if done:
+        ms = round((time.monotonic() - began) * 1000)
+        log.info("batch.step", records=claim.records, ms=ms, then=then or "-")
+
+
+def _try(context: Context, claim: Claim, step: Step) -> tuple[bool, Stage | None]:
+    """(was the step done, where the batch goes next)."""
+    log = logger(batch=claim.batch_id, stage=claim.stage.value, attempt=claim.attempts)
+    try:
+        return True, step(context, claim)
+    except ClaimLost as exc:
+        log.warning("claim.lost", why=str(exc))
+    except (Retryable, BadBundle) as exc:
+        if isinstance(exc, BadBundle) and _replaced(context, claim):
+            return True, Stage.INGEST
+        _wait(context, claim, str(exc))
+    except (redis.ConnectionError, redis.TimeoutError) as exc:
+        _wait(context, claim, f"Redis does not answer ({exc}); it is tried again")
     except Exception as exc:
+        if isinstance(exc, redis.ResponseError) and is_refusal(exc):
+            _wait(context, claim, f"Redis refuses to work ({exc}); give it memory or disk space")
+            return False, None
         log.exception("batch.failed")
         why = f"{type(exc).__name__}: {exc}"
         if claim.attempts >= context.settings.max_attempts:
@@ -70,7 +77,25 @@ def _try(context: Context, claim: Claim, step: Step) -> Stage | None:
         else:
             context.ledger.release(claim, reason=why, delay_s=0.2 * claim.attempts, counted=True)
             context.submit.wake(claim.stage, claim.batch_id)
-    return None
+    return False, None
+
+
+def _wait(context: Context, claim: Claim, why: str) -> None:
+    """Give the batch back, uncounted, and say to operators what it waits for."""
+    logger(batch=claim.batch_id, stage=claim.stage.value).warning("batch.waits", why=why)
+    context.presence.complain(claim.stage.value, why)
+    context.ledger.release(claim, reason=why, delay_s=RETRY_S, counted=False)
+
+
+def _replaced(context: Context, claim: Claim) -> bool:
+    """The batch began under a model that cannot be read and another one is live by now: it begins again under that."""
+    if claim.stage not in (Stage.INFER, Stage.DRAIN):
+        return False
+    live = context.registry.current()
+    if live is None or live.version == context.ledger.work(claim.batch_id)["version"][0]:
+        return False
+    context.ledger.advance(claim, Stage.INGEST)
+    return True
 
 
 def _give_up(context: Context, claim: Claim, why: str) -> None:

@@ -43,13 +43,11 @@ class Submit:
 
     def waiting_ids(self, stage: Stage) -> set[str]:
         """The batch ids whose messages lie in this stage's queues now."""
-        found: set[str] = set()
-        for queue in STAGE_QUEUES[stage]:
-            raw: list[Any] = self.client.lrange(f"{self.key_prefix}:{queue}", 0, -1)
-            for item in raw:
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    found.add(str(json.loads(item)["headers"]["batch"]))
-        return found
+        return {found for queue in STAGE_QUEUES[stage] for found in self._waiting(queue, "batch")}
+
+    def training_waits(self, request_id: str) -> bool:
+        """True when the message of this training lies in its queue."""
+        return request_id in self._waiting(QUEUE_TRAIN, "request")
 
     def gpu(self, stage: Stage = Stage.INFER) -> GpuView:
         """A snapshot of the GPU side; asks Redis only for the stage that needs it."""
@@ -57,6 +55,14 @@ class Submit:
             return GpuView(workers=0, open_to_shared=False)
         workers = sum(1 for w in self.presence.live() if QUEUE_GPU in w.queues)
         return GpuView(workers=workers, open_to_shared=workers > 0 and self.leases.look(GPU).open_to_shared)
+
+    def _waiting(self, queue: str, header: str) -> set[str]:
+        found: set[str] = set()
+        raw: list[Any] = self.client.lrange(f"{self.key_prefix}:{queue}", 0, -1)
+        for item in raw:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found.add(str(json.loads(item)["headers"][header]))
+        return found
 
     def _send(self, task: str, queue: str, args: list[str], headers: dict[str, str]) -> bool:
         try:

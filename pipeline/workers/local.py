@@ -26,7 +26,7 @@ import redis
 from pipeline.errors import BadInput, StackFailed
 from pipeline.gpu.leases import Leases
 from pipeline.observe import logger
-from pipeline.presence import Presence
+from pipeline.presence import Presence, state_file
 from pipeline.settings import Settings, masked_url
 from pipeline.tasks.context import connect
 from pipeline.workers.redis_server import PrivateRedis
@@ -166,7 +166,7 @@ class Stack:
             _end([self.redis_process], signal.SIGTERM)
             self.redis_process = None
         with contextlib.suppress(OSError):
-            _state_file(self.settings.data_dir).unlink()
+            state_file(self.settings.data_dir).unlink()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -179,21 +179,11 @@ class Stack:
             "ready_s": round(self.ready_s, 2),
             "workers": {c.name: c.process.pid for c in self.children},
         }
-        path = _state_file(self.settings.data_dir)
+        path = state_file(self.settings.data_dir)
         temporary = path.with_suffix(".part")
         temporary.write_text(json.dumps(state), encoding="utf-8")
         temporary.chmod(0o600)
         temporary.replace(path)
-
-
-def running(data_dir: Path) -> dict[str, object] | None:
-    """What the stack of this data directory wrote about itself, None when none runs."""
-    try:
-        state: dict[str, object] = json.loads(_state_file(data_dir).read_text(encoding="utf-8"))
-        os.kill(int(str(state["pid"])), 0)
-    except (OSError, ValueError, KeyError):
-        return None
-    return state
 
 
 def check_redis(settings: Settings) -> None:
@@ -247,10 +237,6 @@ def _lock(data_dir: Path) -> IO[str]:
     handle.write(str(os.getpid()))
     handle.flush()
     return handle
-
-
-def _state_file(data_dir: Path) -> Path:
-    return data_dir / "stack.json"
 
 
 def _end(processes: "list[subprocess.Popen[bytes]]", first: signal.Signals) -> None:

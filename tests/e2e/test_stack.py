@@ -33,7 +33,7 @@ sys.exit(serve("infer-gpu", Settings.load(), name="gpu-test", device=sys.argv[1]
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_before_the_first_model_every_line_is_warming_and_none_is_normal_or_dropped(trained: Up) -> None:
     rows, status = trained.warming  # type: ignore[attr-defined]
     assert rows.height == 601
@@ -47,7 +47,7 @@ def test_before_the_first_model_every_line_is_warming_and_none_is_normal_or_drop
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_after_training_the_same_rows_have_scores_and_the_counts_are_the_same(trained: Up) -> None:
     before, _ = trained.warming  # type: ignore[attr-defined]
     rows, t = trained.rows("base"), trained.status()["workloads"]["base"]
@@ -59,7 +59,7 @@ def test_after_training_the_same_rows_have_scores_and_the_counts_are_the_same(tr
     assert rows.filter(rows["anomalous"])["message"].str.contains("disk sda1").any()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_a_batch_of_known_lines_is_one_task(trained: Up) -> None:
     trained.send(ordinary(600, start=5000), "hot")
     trained.send(ordinary(600, start=9000), "hot")
@@ -71,7 +71,7 @@ def test_a_batch_of_known_lines_is_one_task(trained: Up) -> None:
         assert second["batch"] not in {e["batch"] for e in trained.events(other, "batch.step")}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebody_holds_it_alone(
     trained: Up, tmp_path: Path
 ) -> None:
@@ -108,20 +108,20 @@ def _scored(log: Path) -> int:
     return log.read_text().count('"event": "batch.step"')
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_second_stack_on_the_same_directory_says_so_and_exits_2(trained: Up) -> None:
     said = sentence(trained.logweir("up"))
     assert str(trained.process.pid) in said and str(trained.data) in said and "already" in said
     assert trained.status()["workers"], "the first one goes on"
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 def test_it_is_ready_within_its_bound_and_says_how_long_it_took(trained: Up) -> None:
     assert 0 < trained.facts["ready_s"] < 60
     assert set(trained.facts["workers"]) == {"ingest-1", "infer-cpu", "drain", "store", "train", "beat"}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_with_a_redis_url_it_uses_that_redis_and_starts_none(redis_url: str) -> None:
     prefix = f"e2e{os.getpid()}"
     with running({"REDIS_URL": redis_url, "LOGWEIR_KEY_PREFIX": prefix}) as up:
@@ -136,7 +136,7 @@ def test_with_a_redis_url_it_uses_that_redis_and_starts_none(redis_url: str) -> 
                 client.delete(key)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_without_a_stack_every_verb_that_needs_one_says_how_to_start_it(logweir: Command) -> None:
     (logweir.cwd / "a.log").write_text("x\n")
     for verb in (["send", "a.log"], ["status"], ["train"], ["models", "list"], ["dead", "list"]):
