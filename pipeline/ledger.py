@@ -437,7 +437,7 @@ class Ledger:
         except BadPayload:
             first_line = 0
         try:
-            source = Meta.load(entry["meta"]).source
+            source = Meta.load(entry.get("meta", "")).source
         except BadPayload:
             source = "?"
         return DeadLetter(

@@ -19,6 +19,7 @@ import redis
 from pipeline.app import make_app
 from pipeline.errors import BadInput
 from pipeline.ledger import Accepted, Full, Ledger, Stage
+from pipeline.presence import attached
 from pipeline.records import LEVELS, RAW_SCHEMA, Batch, Purpose, digest, utc_now
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk

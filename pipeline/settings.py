@@ -217,3 +217,24 @@ def masked_url(url: str) -> str:
 def describe() -> list[tuple[str, str, str]]:
     """(name, default, what it is) of every setting, for help texts and the manual."""
     return [(f.name, str(f.default), str(f.metadata["about"])) for f in fields(Settings)]
+
+
+def page() -> str:
+    """docs/settings.md: every setting, from the settings themselves (a test compares)."""
+    rows = [
+        f"| `{name}` | `{ALIASES.get(name, PREFIX + name.upper())}` | {default or '-'} | {about} |"
+        for name, default, about in describe()
+    ]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            "Precedence: defaults < configuration file (`--config FILE` or `LOGWEIR_CONFIG`, TOML with the names of the",
+            "first column) < environment < flags. An unknown name, a wrong type or a value out of range is refused.",
+            "",
+            "| setting | environment | default | what it is |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )

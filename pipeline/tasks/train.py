@@ -1,9 +1,14 @@
-"""Queue train: one training, under the exclusive lease, with its status in Redis."""
+"""Queue train: one training, under the exclusive lease, with its status in Redis.
+
+A training whose worker died is asked for again by the sweep, a bounded number of times; so its status always ends.
+"""
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
+
+import redis
 
 from pipeline import training
 from pipeline.errors import LogweirError, StaleToken, TrainingFailed
@@ -20,10 +25,6 @@ from pipeline.training import State, Status
 NAME: Final = TASK_TRAIN
 # How long a training waits for its lease: longer than a quarantine and any scoring batch.
 PATIENCE_S: Final = 120.0
-# Trainings of one request at most; a third death is no accident.
-ATTEMPTS: Final = 3
-# Beside the status: "<request>:<times sent again>:<Redis ms when it was last seen or sent>"
-WATCH: Final = "watch"
 
 
 def run(context: Context, request_id: str) -> None:
@@ -36,7 +37,7 @@ def run(context: Context, request_id: str) -> None:
 
     def show(status: Status) -> None:
         # A Redis that is away for a moment must not cost the training; publishing asks it again anyway.
-        with contextlib.suppress(redis.RedisError):
+        with suppress(redis.RedisError):
             context.client.hset(key, mapping=status.to_redis())
 
     try:
@@ -51,34 +52,6 @@ def run(context: Context, request_id: str) -> None:
         log.info("training.completed", version=version)
         reload.announce(context.app)
         periodic.run(context)
-
-
-def revive(context: Context) -> bool:
-    """Ask again for a training that nobody works on; True when it did. Its worker died, and its message with it."""
-    key, now = context.ledger.keys.training, context.ledger.now_ms()
-    entry = context.client.hgetall(key)
-    raw, status = text_map(entry), Status.from_redis(entry)
-    if status.state is State.NONE or status.ended:
-        return False
-    request, _, rest = raw.get(WATCH, "").partition(":")
-    times, _, seen = rest.partition(":")
-    count, last = (int(times), int(seen)) if request == status.request_id else (0, now)
-    held = any(context.leases.look(name).exclusive is not None for name in (GPU, CPU_TRAINING))
-    if held or context.submit.training_waits(status.request_id):
-        last = now
-    again = now - last > context.settings.lease_ttl_ms
-    if again:
-        count, last = count + 1, now
-        logger(request=status.request_id).warning("training.lost", times=count)
-        if count >= ATTEMPTS:
-            reason = f"the training process died {count} times; its log says why"
-            context.client.hset(
-                key, mapping=replace(status, state=State.FAILED, reason=reason).to_redis()
-            )
-            return False
-        context.submit.train(status.request_id)
-    context.client.hset(key, WATCH, f"{status.request_id}:{count}:{last}")
-    return again
 
 
 def _train(context: Context, request_id: str, show: Callable[[Status], None]) -> str:

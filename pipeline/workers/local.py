@@ -21,10 +21,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
+import psutil
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
+from pipeline.drain.masking import MaskSet
 from pipeline.errors import BadInput, StackFailed
 from pipeline.gpu.leases import Leases
+from pipeline.keyspace import is_refusal
 from pipeline.observe import logger
 from pipeline.presence import Presence, state_file
 from pipeline.settings import Settings, masked_url
@@ -37,6 +42,12 @@ STOP_S: Final = 12.0
 CRASHES: Final = 5
 CRASH_WINDOW_S: Final = 60.0
 OLDEST_REDIS: Final = (6, 2)
+CHECK_S: Final = 5.0
+# Reads the clock and writes, as every script of ours does.
+PROBE: Final = (
+    "if redis.replicate_commands then redis.replicate_commands() end "
+    "redis.call('TIME') redis.call('SET', KEYS[1], '1', 'EX', 5) return 1"
+)
 
 
 @dataclass(slots=True)
@@ -54,8 +65,14 @@ class Stack:
     """Starts on `__enter__`, ends on `__exit__`. Use from the main thread: the tether of Redis counts the thread."""
 
     def __init__(self, settings: Settings) -> None:
-        data_dir = settings.data_dir.absolute()
-        self.settings = replace(settings, data_dir=data_dir, supervisor_pid=os.getpid())
+        # Absolute, because the workers run in the data directory.
+        self.settings = replace(
+            settings,
+            data_dir=settings.data_dir.absolute(),
+            results_dir=None if settings.results_dir is None else settings.results_dir.absolute(),
+            masks=tuple(path.absolute() for path in settings.masks),
+            supervisor_pid=os.getpid(),
+        )
         self.private: PrivateRedis | None = None
         self.redis_process: subprocess.Popen[bytes] | None = None
         self.children: list[Child] = []
@@ -65,8 +82,10 @@ class Stack:
 
     def __enter__(self) -> Self:
         began = time.monotonic()
-        self._lock = _lock(self.settings.data_dir)
+        MaskSet.load(extra=self.settings.masks)  # a bad mask is said here, not by every batch
+        self._lock = lock(self.settings.data_dir)
         try:
+            self._outlive()
             self._start_redis()
             for role, name in self._roles():
                 self._spawn(role, name)
@@ -82,6 +101,22 @@ class Stack:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _outlive(self) -> None:
+        """After a supervisor that was killed: its children end by themselves, and only then ours may start."""
+        try:
+            state = json.loads(state_file(self.settings.data_dir).read_text(encoding="utf-8"))
+            old = {int(pid) for pid in (*state["workers"].values(), *state.get("redis", []))}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return
+        deadline = time.monotonic() + STOP_S
+        while old and time.monotonic() < deadline:
+            old = {pid for pid in old if _works_in(pid, self.settings.data_dir)}
+            time.sleep(0.05)
+        for pid in old:
+            logger(pid=pid).warning("worker.killed", why="it outlived the stack it belonged to")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _roles(self) -> list[tuple[str, str]]:
         ingest = [("ingest", f"ingest-{n}") for n in range(1, self.settings.ingest_processes + 1)]
@@ -144,6 +179,7 @@ class Stack:
             logger().error("redis.died", code=self.redis_process.returncode, why=self.private.last_words())
             self._count_crash(self._redis_crashes, "Redis", self.private.last_words())
             self.redis_process = self.private.start()
+            self._write_state()
         for child in self.children:
             code = child.process.poll()
             if code is None:
@@ -151,6 +187,7 @@ class Stack:
             logger(worker=child.name).error("worker.died", code=code)
             self._count_crash(child.crashes, child.name, _tail(child.log))
             child.process = self._popen(child.command, child.log)
+            self._write_state()
 
     def _count_crash(self, crashes: list[float], name: str, words: str) -> None:
         now = time.monotonic()
@@ -178,11 +215,14 @@ class Stack:
             "key_prefix": self.settings.key_prefix,
             "ready_s": round(self.ready_s, 2),
             "workers": {c.name: c.process.pid for c in self.children},
+            "redis": [] if self.redis_process is None else [self.redis_process.pid],
         }
         path = state_file(self.settings.data_dir)
         temporary = path.with_suffix(".part")
-        temporary.write_text(json.dumps(state), encoding="utf-8")
-        temporary.chmod(0o600)
+        temporary.unlink(missing_ok=True)
+        # The URL may hold a password: nobody else may read it, not for a moment.
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+            json.dump(state, out)
         temporary.replace(path)
 
 
@@ -190,32 +230,50 @@ def check_redis(settings: Settings) -> None:
     """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old, full."""
     url = masked_url(settings.redis_url or "")
     try:
-        client = connect(settings)
+        # Short time-outs and no second try: somebody waits for the answer.
+        client = redis.Redis.from_url(
+            settings.redis_url or "",
+            socket_timeout=CHECK_S,
+            socket_connect_timeout=CHECK_S,
+            retry=Retry(NoBackoff(), 0),
+        )
         version = str(client.info("server")["redis_version"])
-        probe = settings.key_prefix + ":probe"
-        client.set(probe, "1", ex=5)
+        if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
+            raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
+        # Both kinds of key that we write: ours, and those of Celery's queues.
+        client.set(f"{settings.key_prefix}:probe", "1", ex=5)
+        client.eval(PROBE, 1, f"{{{settings.key_prefix}}}:probe")
     except redis.AuthenticationError as exc:
         raise BadInput(
             f"Redis at {url} refuses the login ({exc}); set the right user and password in REDIS_URL"
         ) from exc
     except redis.ResponseError as exc:
-        text = str(exc)
-        if "NOAUTH" in text or "WRONGPASS" in text or "invalid password" in text:
-            raise BadInput(
-                f"Redis at {url} refuses the login ({text}); set the right user and password in REDIS_URL"
-            ) from exc
-        if "NOPERM" in text:
-            raise BadInput(
-                f"the Redis user in {url} may not do this ({text}); give it the rights in docs/operations.md"
-            ) from exc
-        raise BadInput(f"Redis at {url} does not take writes ({text}); give it memory or disk space") from exc
-    except (redis.ConnectionError, redis.TimeoutError) as exc:
+        raise BadInput(f"Redis at {url} {_refusal(str(exc))}") from exc
+    except redis.TimeoutError as exc:
+        raise BadInput(
+            f"Redis at {url} did not answer within {CHECK_S:.0f} s; look after it or correct REDIS_URL"
+        ) from exc
+    except redis.ConnectionError as exc:
         raise BadInput(f"Redis at {url} does not answer ({exc}); start it or correct REDIS_URL") from exc
-    if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
-        raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
+    except (redis.RedisError, ValueError, KeyError) as exc:
+        raise BadInput(f"{url} is no usable Redis ({exc}); correct REDIS_URL") from exc
 
 
-def _lock(data_dir: Path) -> IO[str]:
+def _refusal(text: str) -> str:
+    """What an error answer means, and what to do about it."""
+    if any(word in text for word in ("NOAUTH", "WRONGPASS", "invalid password")):
+        return f"refuses the login ({text}); set the right user and password in REDIS_URL"
+    if "NOPERM" in text or "no permission" in text or "ACL failure" in text:
+        return f"does not let this user work ({text}); give it the rights in docs/operations.md"
+    if "DB index" in text:
+        return f"has no such database ({text}); correct the number at the end of REDIS_URL"
+    if is_refusal(Exception(text)):
+        return f"does not take writes ({text}); give it memory or disk space"
+    return f"refuses to work ({text}); correct REDIS_URL or that server"
+
+
+def lock(data_dir: Path) -> IO[str]:
+    """The right to work in a data directory, until the file is closed. Raises BadInput when another process has it."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         handle = (data_dir / "lock").open("a+", encoding="utf-8")
@@ -230,13 +288,21 @@ def _lock(data_dir: Path) -> IO[str]:
         pid = handle.read().strip() or "?"
         handle.close()
         raise BadInput(
-            f"a logweir stack (process {pid}) already runs on {data_dir}; stop it or use another --data-dir"
+            f"a logweir (process {pid}) already works in {data_dir}; stop it or choose another directory"
         ) from exc
     handle.seek(0)
     handle.truncate()
     handle.write(str(os.getpid()))
     handle.flush()
     return handle
+
+
+def _works_in(pid: int, data_dir: Path) -> bool:
+    """A process of an earlier stack of this directory, and not a stranger who got its number."""
+    try:
+        return Path(psutil.Process(pid).cwd()).is_relative_to(data_dir)
+    except (psutil.Error, OSError):
+        return False
 
 
 def _end(processes: "list[subprocess.Popen[bytes]]", first: signal.Signals) -> None:

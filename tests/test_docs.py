@@ -1,0 +1,57 @@
+"""The documents agree with the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.cli import parser
+from pipeline.errors import BadInput
+from pipeline.settings import page
+from pipeline.workers.bootstrap import ROLES
+from pipeline.workers.flower import arguments
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "samples" / "README.md"])
+
+
+def test_the_settings_page_lists_the_settings_as_they_are() -> None:
+    written = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert written == page(), (
+        "run: python -c 'from pipeline.settings import page; print(page(), end=\"\")' > docs/settings.md"
+    )
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_readme_names_only_verbs_that_exist() -> None:
+    verbs = set(parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr,arg-type]
+    used = set(re.findall(r"\blogweir ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert used <= verbs
+
+
+def test_compose_has_a_service_for_every_role_and_one_image() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    assert set(services) >= {*ROLES, "redis", "beat", "flower"}
+    assert "--appendonly yes" in services["redis"]["command"]
+    workers = {name: s for name, s in services.items() if name != "redis"}
+    assert len({s["image"] for s in workers.values()}) == 1
+    for name, service in workers.items():
+        module, *rest = service["command"]
+        assert (ROOT / (module.replace(".", "/") + ".py")).exists()
+        if module == "pipeline.workers.cpu":
+            assert rest[0] == name
+    assert "gpu" in services["infer-gpu"]["profiles"]
+
+
+def test_flower_does_not_open_off_loopback_without_a_login() -> None:
+    with pytest.raises(BadInput, match="needs authentication"):
+        arguments(["--address=0.0.0.0"], has_auth=False)
+    assert arguments(["--address=0.0.0.0"], has_auth=True)[1] == "--address=0.0.0.0"
+    assert arguments(["--port=1"], has_auth=False) == ["flower", "--address=127.0.0.1", "--port=1"]
