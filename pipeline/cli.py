@@ -26,7 +26,7 @@ EXAMPLES = """examples:
 
 
 class Terminated(BaseException):
-    """SIGTERM: ends like Ctrl-C, with its own exit code."""
+    """SIGTERM, or a closed terminal: ends like Ctrl-C, with its own exit code."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -125,9 +125,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The `logweir` command; returns its exit code."""
     args = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
+        signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
     try:
         module = importlib.import_module(f"pipeline.commands.{args.command}")
-        return int(module.main(args))
+        code = int(module.main(args))
+        sys.stdout.flush()  # here, where a closed pipe is expected
+        return code
     except BadInput as exc:
         return _say(exc, 2)
     except LogweirError as exc:
@@ -140,6 +144,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone (`| head`): nothing is wrong, and nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as exc:
+        if exc.strerror is None:
+            raise
+        what = f" ({exc.filename})" if exc.filename else ""
+        return _say(f"{exc.strerror}{what}; look at that file, its directory and the space there", 1)
 
 
 def _terminate(_number: int, _frame: object) -> None:

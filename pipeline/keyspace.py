@@ -18,7 +18,7 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | templates | hash id -> msgpack | every template | bounded per workload by the learner |
 | template_counts | hash workload -> n | templates that a workload has created | one per workload |
 | lease:<resource> | hash | exclusive holder, token, waiting holder | fields expire on Redis time in every lease script |
-| lease:<resource>:shared | zset holder -> ms | shared holders | purged in every lease script |
+| lease:<resource>:shared | zset token:holder -> ms | shared leases | purged in every lease script |
 | tokens | hash resource -> n | newest fencing token | never deleted |
 | epoch | hash | replication id of Redis, end of the quarantine after a change | one |
 | model | hash | version, token, generation of the live model | publish.lua |
@@ -27,6 +27,8 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | trouble | string | the newest reason why work had to wait, JSON | TTL 15 s |
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -147,16 +149,21 @@ class Scripts:
         script = self._loaded.get(name)
         if script is None:
             script = self._loaded[name] = self.client.register_script(script_text(name))
-        try:
+        with answering():
             return script(keys=keys, args=args)
-        except (redis.ConnectionError, redis.TimeoutError) as exc:
-            raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
-        except redis.ResponseError as exc:
-            if is_refusal(exc):
-                raise RedisUnavailable(
-                    f"Redis refuses to write ({exc}); give it memory or disk space"
-                ) from exc
-            raise
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Around every Redis command: redis-py's errors that heal become RedisUnavailable."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError) as exc:
+        raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
+    except redis.ResponseError as exc:
+        if is_refusal(exc):
+            raise RedisUnavailable(f"Redis refuses to work ({exc}); give it memory or disk space") from exc
+        raise
 
 
 def byte_map(raw: Any) -> dict[bytes, bytes]:

@@ -23,7 +23,7 @@ import polars as pl
 import redis
 
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable
-from pipeline.keyspace import Keys, Scripts, is_refusal, text_map
+from pipeline.keyspace import Keys, Scripts, answering, text_map
 from pipeline.observe import logger
 from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, digest, pack_frame, unpack_frame
 from pipeline.settings import Settings
@@ -468,16 +468,8 @@ class Ledger:
 
     def _ask(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A plain Redis command, with redis-py's errors turned into ours."""
-        try:
+        with answering():
             return call(*args, **kwargs)
-        except (redis.ConnectionError, redis.TimeoutError) as exc:
-            raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
-        except redis.ResponseError as exc:
-            if is_refusal(exc):
-                raise RedisUnavailable(
-                    f"Redis refuses to work ({exc}); give it memory or disk space"
-                ) from exc
-            raise
 
 
 def wait_until(done: Callable[[], bool], *, timeout_s: float, poll_s: float = 0.05) -> bool:

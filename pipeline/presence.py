@@ -9,7 +9,7 @@ from pathlib import Path
 import redis
 
 from pipeline.errors import BadInput
-from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S, Keys
+from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S, Keys, answering
 from pipeline.settings import Settings
 
 
@@ -66,7 +66,7 @@ class Trouble:
 
 
 class Presence:
-    """Heartbeats and troubles."""
+    """Heartbeats and troubles. Every method raises RedisUnavailable."""
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
@@ -82,11 +82,13 @@ class Presence:
             model_version=model_version,
             beat_ms=self._now_ms(),
         )
-        self.client.hset(self.keys.workers, name, json.dumps(asdict(view)))
+        with answering():
+            self.client.hset(self.keys.workers, name, json.dumps(asdict(view)))
 
     def leave(self, name: str) -> None:
         """Say that a worker ends."""
-        self.client.hdel(self.keys.workers, name)
+        with answering():
+            self.client.hdel(self.keys.workers, name)
 
     def live(self) -> list[WorkerView]:
         """Workers that were heard within WORKER_TTL_S."""
@@ -102,26 +104,39 @@ class Presence:
 
     def complain(self, stage: str, reason: str) -> None:
         """Record why a batch had to wait; it is forgotten when nothing repeats it."""
-        self.client.set(
-            self.keys.trouble, json.dumps({"stage": stage, "reason": reason[:500]}), ex=TROUBLE_TTL_S
-        )
+        with answering():
+            self.client.set(
+                self.keys.trouble, json.dumps({"stage": stage, "reason": reason[:500]}), ex=TROUBLE_TTL_S
+            )
 
     def trouble(self) -> Trouble | None:
         """The newest complaint, None when all is well."""
-        raw = self.client.get(self.keys.trouble)
+        with answering():
+            raw = self.client.get(self.keys.trouble)
         if raw is None:
             return None
         data = json.loads(raw)
         return Trouble(stage=data["stage"], reason=data["reason"])
 
     def _all(self) -> list[WorkerView]:
-        views = []
-        for raw in self.client.hvals(self.keys.workers):
-            data = json.loads(raw)
-            data["queues"] = tuple(data["queues"])
-            views.append(WorkerView(**data))
-        return sorted(views, key=lambda w: w.name)
+        with answering():
+            entries = self.client.hvals(self.keys.workers)
+        return sorted(map(_view, entries), key=lambda w: w.name)
 
     def _now_ms(self) -> int:
-        seconds, micros = self.client.time()
+        with answering():
+            seconds, micros = self.client.time()
         return int(seconds) * 1000 + int(micros) // 1000
+
+
+def _view(raw: str | bytes) -> WorkerView:
+    data = json.loads(raw)
+    # By name: a worker of a newer build may say more about itself.
+    return WorkerView(
+        name=data["name"],
+        role=data["role"],
+        pid=data["pid"],
+        queues=tuple(data["queues"]),
+        model_version=data["model_version"],
+        beat_ms=data["beat_ms"],
+    )

@@ -12,9 +12,9 @@ from typing import Final
 
 import redis
 
-from pipeline.errors import BadBundle, RedisUnavailable, StaleToken
+from pipeline.errors import BadBundle, StaleToken
 from pipeline.gpu.leases import Lease
-from pipeline.keyspace import Keys, Scripts, text_map
+from pipeline.keyspace import Keys, Scripts, answering, text_map
 from pipeline.models.bundle import Manifest, load_manifest
 from pipeline.settings import Settings
 
@@ -48,11 +48,8 @@ class Registry:
 
     def current(self) -> Live | None:
         """The live version, None before the first one."""
-        try:
-            raw = self.client.hgetall(self.keys.model)
-        except (redis.ConnectionError, redis.TimeoutError) as exc:
-            raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
-        entry = text_map(raw)
+        with answering():
+            entry = text_map(self.client.hgetall(self.keys.model))
         if not entry.get("version"):
             return None
         return Live(

@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import polars as pl
 import redis
@@ -32,12 +33,16 @@ from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
 from pipeline.tasks.context import connect
 from pipeline.training import State, Status
-from pipeline.workers.local import Stack
+from pipeline.workers.local import Stack, lock
 
 # A directory with this file in it was made by `logweir run`; any other non-empty directory is left alone.
 MARKER: Final = ".logweir"
 # With a sink or Redis in trouble for so long and nothing moving, a run gives up; what was accepted stays.
 STUCK_S: Final = 60.0
+# When the reason is known (a full disk, say) nobody needs to wait so long; longer than a lease takes to expire.
+TROUBLE_S: Final = 25.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,27 +107,40 @@ def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
         journey = _Journey(plan, stack.settings, stack, show)
         outcome = journey.go(began)
     if not outcome.summary["run"]["dead_lines"]:
-        shutil.rmtree(state, ignore_errors=True)
-        state.mkdir(exist_ok=True)  # stays as the mark that this directory is ours
+        _empty(state)
     return outcome
 
 
 def _fresh(out: Path) -> Path:
-    """An output directory without the results of an earlier run; returns the directory for the run's state."""
+    """An output directory without the results of an earlier run; returns the directory for the run's state.
+
+    Raises BadInput when it cannot be written, or when another run or stack works in it: nothing is removed then.
+    """
     state = out / MARKER
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in ("results", MARKER):
-            if (out / name).exists():
-                shutil.rmtree(out / name)
-        for name in ("templates.parquet", "summary.json", "report.html"):
-            (out / name).unlink(missing_ok=True)
-        state.mkdir()
+        state.mkdir(parents=True, exist_ok=True)
+        with lock(
+            state
+        ):  # the stack takes it again; a run that comes in between finds everything removed already
+            _empty(state)
+            if (out / "results").exists():
+                shutil.rmtree(out / "results")
+            for name in ("templates.parquet", "summary.json", "report.html"):
+                (out / name).unlink(missing_ok=True)
     except OSError as exc:
         raise BadInput(
             f"--out {out} cannot be written ({exc.strerror}); choose another directory or fix its rights"
         ) from exc
     return state
+
+
+def _empty(state: Path) -> None:
+    """Remove everything but the lock, which somebody may hold; the directory stays as the mark that it is ours."""
+    for path in state.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -148,6 +166,16 @@ def _clean_redis(settings: Settings) -> Iterator[None]:
             clean()
         except redis.RedisError as exc:
             raise RedisUnavailable(f"the keys of this run could not be removed from Redis ({exc})") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """Where the work stands: batches that wait, steps that ended so far, lines in all and lines done with."""
+
+    pending: int
+    moves: int
+    lines: int
+    done: int
 
 
 class _Journey:
@@ -199,18 +227,17 @@ class _Journey:
                 path, max_records=self.settings.batch_records, max_bytes=self.settings.batch_kib * 1024
             ):
                 empty = False
-                while isinstance(
-                    answer := self.producer.send_chunk(
-                        chunk,
-                        start=start,
-                        workload=workload,
-                        source=str(path),
-                        source_key=key,
-                        cursor_key=key,
-                        purpose=purpose,
-                    ),
-                    Full,
-                ):
+                accept = partial(
+                    self.producer.send_chunk,
+                    chunk,
+                    start=start,
+                    workload=workload,
+                    source=str(path),
+                    source_key=key,
+                    cursor_key=key,
+                    purpose=purpose,
+                )
+                while isinstance(answer := self.asked(accept), Full):
                     self.pause(answer.retry_after_s)
                 start = chunk.cursor.offset
                 lines += int(chunk.records["lines"].sum())
@@ -226,45 +253,53 @@ class _Journey:
         self.stack.check()
         time.sleep(seconds)
 
+    def asked(self, question: Callable[[], T]) -> T:
+        """Redis' answer. One that dies is started again by the stack, so it is asked until it is back; accepting
+        a batch twice is accepting it once. Raises RedisUnavailable."""
+        deadline = time.monotonic() + STUCK_S
+        while True:
+            try:
+                return question()
+            except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
+                if time.monotonic() > deadline:
+                    raise RedisUnavailable(str(exc)) from exc
+            self.pause(0.2)
+
     # ---- waiting ---------------------------------------------------------------------------------
 
     def settle(self, word: str) -> None:
         """Until nothing is in flight and nothing waits for a model that exists. Raises when it is stuck."""
-        live = self.client.exists(self.keys.model)
-        first = self._moved()
-        began = last_move = time.monotonic()
-        moved = first
-        while True:
-            self.stack.check()
-            pending = self._in_flight(bool(live))
-            if pending == 0:
-                return
-            now_moved = self._moved()
-            if now_moved != moved:
-                moved, last_move = now_moved, time.monotonic()
-            done = moved - first
-            rate = done / max(0.001, time.monotonic() - began)
-            self.show(word, done, done + pending, f"{rate:,.0f} batches/s")
-            if time.monotonic() - last_move > STUCK_S:
-                self._stuck(pending)
-            time.sleep(0.05)
+        live = bool(self.asked(lambda: self.client.exists(self.keys.model)))
+        view = self.asked(lambda: self._view(live))
+        first, began = view.done, time.monotonic()
+        last, last_move = view, began
+        while view.pending:
+            elapsed = time.monotonic() - began
+            trouble = self.asked(self.presence.trouble)
+            detail = f"{(view.done - first) / max(0.001, elapsed):,.0f} lines/s"
+            self.show(word, view.done, view.lines, detail if trouble is None else trouble.reason)
+            self.pause(0.05)
+            view = self.asked(lambda: self._view(live))
+            if view.moves != last.moves:
+                last, last_move = view, time.monotonic()
+            still = time.monotonic() - last_move
+            if trouble is not None and still > TROUBLE_S:
+                raise SinkUnavailable(f"{view.pending} batches wait: {trouble.reason}")
+            if still > STUCK_S:
+                raise StackFailed(
+                    f"{view.pending} batches wait and nothing moved for {STUCK_S:.0f} s; the logs in "
+                    f"{self.settings.data_dir / 'logs'} say why"
+                )
 
-    def _in_flight(self, live: bool) -> int:
-        return self.ledger.counts().get("batches", 0) + (self.ledger.warming() if live else 0)
-
-    def _moved(self) -> int:
-        """Grows with every finished batch."""
-        stages = self.ledger.totals().values()
-        return sum(t.get("commits", 0) + t.get("dead", 0) for t in stages)
-
-    def _stuck(self, pending: int) -> None:
-        trouble = self.presence.trouble()
-        if trouble is not None:
-            raise SinkUnavailable(f"{pending} batches wait: {trouble.reason}")
-        raise StackFailed(
-            f"{pending} batches wait and nothing moved for {STUCK_S:.0f} s; the logs in "
-            f"{self.settings.data_dir / 'logs'} say why"
+    def _view(self, live: bool) -> "_View":
+        """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""
+        totals = self.ledger.totals().values()
+        lines, over, warming, moves = (
+            sum(t.get(name, 0) for t in totals for name in names)
+            for names in (("accepted",), ("stored", "dead"), ("warming",), ("commits", "dead"))
         )
+        pending = self.ledger.counts().get("batches", 0) + (self.ledger.warming() if live else 0)
+        return _View(pending=pending, moves=moves, lines=lines, done=max(0, over - (warming if live else 0)))
 
     def train(self) -> Status:
         """Ask for a training and wait for its end. A failed one leaves everything warming, which is said."""
@@ -273,10 +308,10 @@ class _Journey:
             return Status()
         request = uuid.uuid4().hex
         asked = Status(state=State.QUEUED, request_id=request)
-        self.client.hset(self.keys.training, mapping=asked.to_redis())
+        self.asked(lambda: self.client.hset(self.keys.training, mapping=asked.to_redis()))
         self.producer.submit.train(request)
         began = time.monotonic()
-        while not (status := Status.from_redis(self.client.hgetall(self.keys.training))).ended:
+        while not (status := self.asked(self._training)).ended:
             self.stack.check()
             detail = f"{status.patterns:,} distinct lines" if status.patterns else str(status.state)
             self.show("training", status.percent, 100.0, detail)
@@ -290,15 +325,18 @@ class _Journey:
             self.notes.append(f"no model could be trained, so nothing is judged: {status.reason}")
         return status
 
+    def _training(self) -> Status:
+        return Status.from_redis(self.client.hgetall(self.keys.training))
+
     # ---- writing ---------------------------------------------------------------------------------
 
     def write(self, status: Status, *, elapsed_s: float, scored_s: float) -> Outcome:
         self.show("writing", 0, 0, "findings and report")
         results = self.settings.results
-        templates = self.templates()
+        templates = self.asked(self.templates)
         found = finding.collect(results, templates)
         summary = finding.summary(results)
-        dead = sum(t.get("dead", 0) for t in self.ledger.totals().values())
+        dead = sum(t.get("dead", 0) for t in self.asked(self.ledger.totals).values())
         about = {
             "inputs": [str(p) for p in self.plan.inputs],
             "baseline": [str(p) for p in self.plan.baseline],
@@ -322,12 +360,15 @@ class _Journey:
                 out / "summary.json",
                 lambda p: p.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"),
             )
-        except OSError as exc:
+            names = ", ".join(dict.fromkeys(p.name for p in self.plan.inputs))
+            page.write(
+                report, findings=found, templates=templates, summary=summary, title=names[:200], run=about
+            )
+        except (OSError, pl.exceptions.ComputeError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
             raise SinkUnavailable(
-                f"{out} cannot be written ({exc.strerror}); free space there and run again"
+                f"{out} or {report} cannot be written ({why}); free space there and run again"
             ) from exc
-        names = ", ".join(dict.fromkeys(p.name for p in self.plan.inputs))
-        page.write(report, findings=found, templates=templates, summary=summary, title=names[:200], run=about)
         if dead:
             self.notes.append(
                 f"{dead:,} lines could not be processed; see them with: "

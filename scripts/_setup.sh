@@ -18,9 +18,11 @@ find_python() {
 
 # install EXTRA: EXTRA is empty for running, "dev" for testing.
 install() {
-  local extra=$1 python stamp
-  stamp=".venv/.installed-${extra:-run}-$(cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)"
-  if [ ! -e "$stamp" ]; then
+  local extra=$1 python version stamp
+  version=$(cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+  stamp=".venv/.installed-${extra:-run}-$version"
+  # What tests need includes what running needs.
+  if [ ! -e "$stamp" ] && [ ! -e ".venv/.installed-dev-$version" ]; then
     if [ ! -x .venv/bin/python ]; then
       python=$(find_python) || exit 2
       "$python" -m venv .venv || {

@@ -3,13 +3,15 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from pipeline.presence import attached
 from pipeline.settings import Settings
 
 # argparse names that are settings too
@@ -25,9 +27,40 @@ def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> 
     return settings
 
 
+def reached(settings: Settings) -> Settings:
+    """Settings of the running stack, or of REDIS_URL, whose Redis answers and can be used. Raises BadInput."""
+    from pipeline.workers.redis_server import check_redis
+
+    found = attached(settings)
+    check_redis(found)
+    return found
+
+
+@contextmanager
+def redis_explained() -> Iterator[None]:
+    """Turn redis-py's errors into RedisUnavailable, for verbs that ask Redis directly."""
+    import redis
+
+    from pipeline.errors import RedisUnavailable
+
+    try:
+        yield
+    except redis.RedisError as exc:
+        raise RedisUnavailable(
+            f"Redis does not answer any more ({exc}); see whether the stack still runs with `logweir status`"
+        ) from exc
+
+
+class _Output(Console):
+    """A console that leaves a closed pipe to the command line, which ends quietly."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def out() -> Console:
     """Standard output for people."""
-    return Console(highlight=False, soft_wrap=False)
+    return _Output(highlight=False, soft_wrap=False)
 
 
 def err() -> Console:

@@ -12,10 +12,9 @@ from typing import Final
 import polars as pl
 from rich.table import Table
 
-from pipeline.commands.common import err, out, print_json, settings_of
+from pipeline.commands.common import err, out, print_json, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, TrainingFailed
 from pipeline.ledger import Ledger
-from pipeline.presence import attached
 from pipeline.producer import Producer
 from pipeline.records import utc_now
 from pipeline.registry import Registry
@@ -32,8 +31,9 @@ def main(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     if args.verb == "results":
         return _results(args, settings)
-    settings = attached(settings)
-    return {"train": _train, "models": _models, "dead": _dead}[args.verb](args, settings)
+    settings = reached(settings)
+    with redis_explained():
+        return {"train": _train, "models": _models, "dead": _dead}[args.verb](args, settings)
 
 
 def _train(args: argparse.Namespace, settings: Settings) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Final
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TaskProgressColumn,
     TextColumn,
-    TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from pipeline import run as journey
 from pipeline.commands.common import display, err, out, print_json, settings_of
@@ -23,6 +27,7 @@ from pipeline.observe import set_up
 from pipeline.report import terminal
 
 COPY_BLOCK: Final = 1 << 20
+SAY_EVERY_S: Final = 10.0  # how often a log file is told how far a phase is
 
 
 def main(args: argparse.Namespace) -> int:
@@ -67,6 +72,21 @@ def _stdin_as_file(names: list[str]) -> Iterator[list[str]]:
         yield [str(path) if name == "-" else name for name in names]
 
 
+class _Left(ProgressColumn):
+    """The time a phase still takes, or took."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """Nothing while it is not known."""
+        if task.finished:
+            return Text(f"{task.finished_time or 0:,.1f} s".rjust(11))
+        if task.time_remaining is None:
+            return Text(" " * 11)
+        minutes, seconds = divmod(round(task.time_remaining), 60)
+        return Text(f"{minutes}:{seconds:02d} left".rjust(11), style="progress.remaining")
+
+
 class _Bars:
     """One progress bar per phase, on standard error; plain lines when it is no terminal."""
 
@@ -74,16 +94,18 @@ class _Bars:
         self.console = err()
         self.progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description:<20}"),
+            BarColumn(bar_width=14),
             TaskProgressColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[detail]}", markup=False),
+            _Left(),
+            TextColumn("{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
             console=self.console,
             disable=not self.console.is_terminal,
+            expand=True,
         )
         self.tasks: dict[str, TaskID] = {}
         self.last = ""
+        self.said = 0.0
 
     def __enter__(self) -> "_Bars":
         self.progress.start()
@@ -101,7 +123,11 @@ class _Bars:
             self.tasks[phase] = self.progress.add_task(phase, total=total or None, detail=detail)
             if not self.console.is_terminal:
                 self.console.print(f"{phase} ...", markup=False)
+                self.said = time.monotonic()
         self.progress.update(self.tasks[phase], completed=done, total=total or None, detail=detail)
+        if not self.console.is_terminal and total and time.monotonic() - self.said > SAY_EVERY_S:
+            self.said = time.monotonic()
+            self.console.print(f"{phase} {100 * done / total:.0f} %, {detail} ...", markup=False)
 
     def _finish(self) -> None:
         if self.last:

@@ -10,11 +10,10 @@ from typing import Final
 
 from rich.console import Console
 
-from pipeline.commands.common import err, print_json, settings_of
+from pipeline.commands.common import err, print_json, reached, settings_of
 from pipeline.errors import BadInput, BadPayload, RedisUnavailable
 from pipeline.ledger import Full
 from pipeline.observe import set_up
-from pipeline.presence import attached
 from pipeline.producer import Producer
 from pipeline.records import digest
 from pipeline.run import workload_of
@@ -37,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     if not args.follow and args.files != ["-"]:
         for path in files.expand(args.files):
             files.check(path)
-    sender = _Sender(Producer.connect(attached(settings)), settings, err())
+    sender = _Sender(Producer.connect(reached(settings)), settings, err())
     try:
         if args.files == ["-"]:
             _standard_input(sender, args.workload)
@@ -48,6 +47,8 @@ def main(args: argparse.Namespace) -> int:
                 _file(sender, path, args.workload)
     finally:
         sender.say(final=True)
+    if args.wait:
+        sender.wait_stored()
     if args.json:
         print_json({"lines": sender.lines, "batches": sender.batches, "duplicates": sender.duplicates})
     return 0
@@ -184,6 +185,12 @@ class _Sender:
         rate = self.lines / max(0.001, now - self.began)
         again = f", {self.duplicates} batches were there already" if self.duplicates else ""
         self.console.print(f"{self.lines:,} lines accepted ({rate:,.0f} lines/s){again}", markup=False)
+
+    def wait_stored(self) -> None:
+        """Until nothing is in flight; what waits for a model is stored too."""
+        while pending := self.producer.ledger.counts().get("batches", 0):
+            self._wait(f"{pending:,} batches are not stored yet", 0.1)
+        self.console.print("everything accepted is stored", markup=False)
 
     def _wait(self, why: str, seconds: float) -> None:
         if self.clock() - self.said >= SAY_EVERY_S:

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from pipeline.commands.common import display, err, out, print_json, settings_of
+from pipeline.commands.common import display, err, out, print_json, reached, settings_of
 from pipeline.errors import LogweirError
 from pipeline.observe import set_up
-from pipeline.presence import attached
-from pipeline.settings import Settings
+from pipeline.settings import Settings, masked_url
 
 NEEDED_DISK_MIB: Final = 500
 CHECK_S: Final = 0.5
@@ -34,7 +33,7 @@ def _up(args: argparse.Namespace) -> int:
     with Stack(settings) as stack:
         facts = {
             "ready_s": round(stack.ready_s, 2),
-            "redis_url": stack.settings.redis_url,
+            "redis_url": masked_url(stack.settings.redis_url or ""),
             "data_dir": str(stack.settings.data_dir),
             "workers": {c.name: c.process.pid for c in stack.children},
         }
@@ -59,7 +58,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    settings = attached(settings_of(args))
+    settings = reached(settings_of(args))
     facts = gather(settings)
     if args.json:
         print_json(facts)
@@ -198,8 +197,7 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
 
 
 def _redis_check(settings: Settings) -> dict[str, Any]:
-    from pipeline.workers.local import check_redis
-    from pipeline.workers.redis_server import find_server
+    from pipeline.workers.redis_server import check_redis, find_server
 
     try:
         if settings.redis_url is not None:

@@ -13,8 +13,8 @@ import redis
 
 from pipeline.drain.templates import UNCLASSIFIED, Change, Template, Templates
 from pipeline.drain.verdicts import Verdicts
-from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable
-from pipeline.keyspace import Keys, byte_map
+from pipeline.errors import BadPayload, LeaseRefused
+from pipeline.keyspace import Keys, answering, byte_map
 from pipeline.observe import logger
 from pipeline.records import WIRE_VERSION, Verdict
 from pipeline.settings import Settings
@@ -75,13 +75,11 @@ class Learner:
         return self._newest
 
     def _catch_up(self, token: int) -> None:
-        try:
+        with answering():
             run_id = str(self.client.info("server")["run_id"])
             if self._seen == (token, run_id):
                 return
             stored = read_templates(self.client, self.keys)
-        except (redis.ConnectionError, redis.TimeoutError) as exc:
-            raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
         self._templates = self._empty()
         self._templates.restore(stored)
         # Ids that a Redis without its last second has forgotten may stand in stored results: never give them again.

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import redis
 
-from pipeline.errors import RedisUnavailable
-from pipeline.keyspace import Keys, Scripts
+from pipeline.keyspace import Keys, Scripts, answering
 from pipeline.records import Verdict
 from pipeline.settings import Settings
 
@@ -82,10 +81,8 @@ class Verdicts:
         pipe = self.client.pipeline(transaction=False)
         pipe.hmget(young, names)
         pipe.hmget(old, names)
-        try:
+        with answering():
             fresh, aged = pipe.execute()
-        except (redis.ConnectionError, redis.TimeoutError) as exc:
-            raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
         found, promote = {}, {}
         for key, blob, aged_blob in zip(keys, fresh, aged, strict=True):
             if blob is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from pipeline.errors import LeaseRefused, RedisUnavailable
-from pipeline.keyspace import Keys, Scripts, text_map
+from pipeline.keyspace import Keys, Scripts, answering, text_map
 from pipeline.observe import logger
 from pipeline.settings import Settings
 
@@ -111,13 +111,16 @@ class Leases:
         return bool(self.scripts.run("release_lease", keys, [lease.mode.value, lease.holder, lease.token]))
 
     def look(self, resource: str) -> LeaseView:
-        """A snapshot; it may be old by the time it is read."""
-        now = int(self.client.time()[0]) * 1000
-        entry = text_map(self.client.hgetall(self.keys.lease(resource)))
+        """A snapshot; it may be old by the time it is read. Raises RedisUnavailable."""
+        with answering():
+            seconds, micros = self.client.time()
+            now = int(seconds) * 1000 + int(micros) // 1000
+            entry = text_map(self.client.hgetall(self.keys.lease(resource)))
+            shared = int(self.client.zcount(self.keys.shared(resource), f"({now}", "+inf"))
         held = entry.get("holder") and int(entry.get("deadline", "0")) > now
         return LeaseView(
             exclusive=entry["holder"] if held else None,
-            shared=int(self.client.zcount(self.keys.shared(resource), now, "+inf")),
+            shared=shared,
             waiting=bool(entry.get("waiting")) and int(entry.get("waiting_until", "0")) > now,
         )
 
@@ -126,8 +129,9 @@ class Leases:
 
         Only for whoever started this Redis privately and has seen every earlier worker end.
         """
-        replid = str(self.client.info("replication")["master_replid"])
-        self.client.hset(self.keys.epoch, mapping={"id": replid, "until_ms": 0})
+        with answering():
+            replid = str(self.client.info("replication")["master_replid"])
+            self.client.hset(self.keys.epoch, mapping={"id": replid, "until_ms": 0})
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[Held]:
@@ -137,29 +141,44 @@ class Leases:
         expired: measured from before the last confirmed renewal was sent, so that we stop before others start.
         """
         held, stop = Held(lease), threading.Event()
+        confirmed = time.monotonic()
 
-        def beat() -> None:
-            confirmed = time.monotonic()
-            while not stop.wait(lease.ttl_ms / 3000):
-                sent = time.monotonic()
-                try:
-                    if not self.renew(lease):
-                        break
-                    confirmed = sent
-                except RedisUnavailable:
-                    if time.monotonic() - confirmed > lease.ttl_ms * 0.8 / 1000:
-                        break
-            if not stop.is_set():
+        def lose() -> None:
+            if not stop.is_set() and not held.lost.is_set():
                 held.lost.set()
                 logger(resource=lease.resource, token=lease.token).warning("lease.lost")
 
-        thread = threading.Thread(target=beat, name=f"lease-{lease.resource}", daemon=True)
-        thread.start()
+        def beat() -> None:
+            nonlocal confirmed
+            while not stop.wait(lease.ttl_ms / 3000) and not held.lost.is_set():
+                sent = time.monotonic()
+                try:
+                    if not self.renew(lease):
+                        lose()
+                        return
+                    confirmed = sent
+                except RedisUnavailable:
+                    continue  # the watch decides
+
+        def watch() -> None:
+            # A thread of its own: a renewal can hang in a dead connection for longer than the lease lives.
+            while not stop.wait(left := confirmed + lease.ttl_ms * 0.8 / 1000 - time.monotonic()):
+                if left <= 0:
+                    lose()
+                    return
+
+        threads = [
+            threading.Thread(target=work, name=f"lease-{lease.resource}", daemon=True)
+            for work in (beat, watch)
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield held
         finally:
             stop.set()
-            thread.join()
+            for thread in threads:
+                thread.join()
             try:
                 self.release(lease)
             except RedisUnavailable:

@@ -1,5 +1,5 @@
 -- Grant a lease on one resource.
--- KEYS lease, shared holders, tokens, epoch
+-- KEYS lease, shared leases (token:holder), tokens, epoch
 -- ARGV resource, mode ('shared' | 'exclusive'), holder, ttl ms, token floor, quarantine ms (0 = none)
 -- returns {'granted', token} | {'held', ms until it could be free} | {'quarantine', ms left}
 -- invariant: never an exclusive holder beside any other; tokens only grow, above every token the floor names.
@@ -20,8 +20,9 @@ if ARGV[2] == 'shared' then
   local waiting = lease.waiting ~= nil and lease.waiting ~= '' and tonumber(lease.waiting_until) > now
   if held then return { 'held', lease.deadline - now } end
   if waiting then return { 'held', lease.waiting_until - now } end
-  redis.call('ZADD', KEYS[2], now + ttl, ARGV[3])
-  return { 'granted', token() }
+  local given = token()
+  redis.call('ZADD', KEYS[2], now + ttl, given .. ':' .. ARGV[3])
+  return { 'granted', given }
 end
 if held and lease.holder == ARGV[3] then
   redis.call('HSET', KEYS[1], 'deadline', now + ttl)

@@ -31,7 +31,8 @@ class TrainConfig:
     epochs: int = 40  # upper bound by data ...
     min_steps: int = 120  # ... a handful of lines still needs this many steps to be learnt
     max_steps: int = 400  # ... and a huge sample is seen in part, most frequent lines first
-    max_distinct: int = 50_000  # lines encoded in memory, about 2 KiB each
+    max_distinct: int = 20_000  # lines encoded in memory, about 3 KiB each; more than max_steps can draw
+    tokenizer_lines: int = 5_000  # the most frequent; merges hardly change after that, time does
     min_distinct: int = 2
     min_records: int = 20
     batch_tokens: int = 1024  # ids per step: a log of stack traces trains as fast as one of short lines
@@ -73,9 +74,13 @@ def fit_network(
 
     Every line must hold text beside mask tokens. Raises TrainingFailed when the loss is not finite.
     """
+    begun = time.monotonic()
     texts = lines["masked"].to_list()
     tokenizer = LineTokenizer.train(
-        texts, tokens=tokens, vocab_size=config.model.vocab_size, max_tokens=config.model.max_tokens
+        texts[: config.tokenizer_lines],
+        tokens=tokens,
+        vocab_size=config.model.vocab_size,
+        max_tokens=config.model.max_tokens,
     )
     encoded = tokenizer.encode(texts)
     weights = np.sqrt(lines["count"].to_numpy().astype(np.float64))
@@ -84,13 +89,14 @@ def fit_network(
     network = build(config.model, tokenizer.vocab_size).to(device).train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=0.01)
     steps = max(config.min_steps, min(config.max_steps, config.epochs * len(texts) // config.batch))
-    begun = time.monotonic()
+    first = time.monotonic()
     loss_mean, step, seen = math.nan, 0, 0
     for batch in _batches(encoded, weights, config, rng):
         if step == 10 and budget_s is not None:
             # The steps the budget affords, from the first ten: the schedule then still ends at zero.
-            each = (time.monotonic() - begun) / step
-            steps = max(20, min(steps, int(budget_s / each)))
+            now = time.monotonic()
+            left = budget_s - (now - begun)
+            steps = max(20, min(steps, step + int(left * step / (now - first))))
         if step >= steps:
             break
         ids, where = batch[0].to(device), batch[1].to(device)

@@ -34,7 +34,7 @@ _HANDLED: Final = frozenset((
 _NAMES: Final = frozenset((
     "handler", "handlers", "handling", "resolver", "reporter", "listener", "log", "logs", "logger", "page",
     "pages", "rate", "threshold", "detector", "detection", "correction", "recovery", "tolerance", "free",
-    "policy", "filter", "mapper",
+    "policy", "filter", "mapper", "channel",
 ))
 _EMPTY: Final = frozenset(("none", "null", "nil", "false", "ok", "success"))
 # Counters say how many, not that something failed: `<NUM> errors`, `failed=<NUM>`, `errors: 0`.

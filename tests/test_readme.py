@@ -1,0 +1,57 @@
+"""What the README says, word for word: its ```bash blocks are run in a copy of the project, in order, in one shell."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def copied(folder: Path) -> Path:
+    """The project as a clone would have it, with this environment instead of a second one."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True, text=True,
+    ).stdout  # fmt: skip
+    copy = folder / "logweir"
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    (copy / ".venv").symlink_to(ROOT / ".venv")
+    return copy
+
+
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_readme_do_what_it_says(tmp_path: Path) -> None:
+    if not list((ROOT / ".venv").glob(".installed-dev-*")):
+        pytest.skip("the environment was not made by scripts/test, so scripts/run would install into it")
+    copy = copied(tmp_path)
+    text = (copy / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) >= 3
+    (tmp_path / "home").mkdir()
+    # A test needs a model, not a good one.
+    env = {**os.environ, "HOME": str(tmp_path / "home"), "LOGWEIR_TRAIN_SECONDS": "5"}
+    script = "set -euxo pipefail\n" + "\n".join(blocks)
+    shell = subprocess.Popen(
+        ["bash", "-c", script], cwd=copy, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, text=True, errors="replace",
+    )  # fmt: skip
+    try:
+        said, _ = shell.communicate(timeout=550)
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == 0, said[-4000:]
+    assert re.search(r"\d+ findings in 33,\d{3} lines", said), said[-4000:]
+    assert "Accepted(" in said
+    assert (copy / "logweir-out" / "report.html").stat().st_size < 5_000_000
+    stored = pl.read_parquet(copy / "demo/results/**/*.parquet", hive_partitioning=False)
+    assert stored.filter(pl.col("workload") == "shop/web").height == 2
