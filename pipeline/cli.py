@@ -99,6 +99,7 @@ def parser() -> argparse.ArgumentParser:
     send.add_argument(
         "--follow", "-f", action="store_true", help="go on with what is appended, through rotations"
     )
+    send.add_argument("--wait", action="store_true", help="return when everything sent is stored")
     send.add_argument("--time-zone", metavar="ZONE", help="IANA zone of times without offset (UTC)")
 
     train = verb("train", "facts", "train a model now on what is stored, and publish it")

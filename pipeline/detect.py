@@ -20,7 +20,7 @@ from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger import Meta
 from pipeline.models.bundle import KnownPatterns
 from pipeline.models.threshold import Calibration, Evidence, conclude
-from pipeline.records import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, reason
+from pipeline.records import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, digest, reason
 from pipeline.sources import formats
 
 # The distinct masked lines of one batch on their way through the stages. Verdict columns are null until known.
@@ -143,6 +143,7 @@ def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None)
         level=row["level"],
         template_id=template_id,
         template_count=seen,
+        template_severe=knowledge.known.template_severe(template_id),
     )
     return replace(verdict, reasons=(*verdict.reasons, *past_limit))
 
@@ -151,16 +152,23 @@ def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: st
     """RESULT_SCHEMA: one row per record, every record of the batch exactly once.
 
     `record_id` derives from the source and the line, so reading the same place again gives the same ids; the pieces
-    of a line longer than a record (lines = 0 after the first) are told apart by a running number.
+    of a line longer than a record (lines = 0 after the first) are told apart by a running number, and by their batch
+    where the line began in another one.
     """
     verdicts = work.select("key", "template_id", "score", "anomalous", "reasons", "version")
     frame = prepared.join(verdicts, on="key", how="left", maintain_order="left")
     piece = pl.col("line").cum_count().over("line") - 1
     line = pl.col("line").cast(pl.String)
+    began_before = pl.col("lines").first().over("line") == 0
+    rest = pl.lit(f".{digest(meta.batch_id)}.") + piece.cast(pl.String)
     frame = frame.with_columns(
         (
             pl.lit(meta.source_key + "-")
-            + pl.when(piece == 0).then(line).otherwise(line + "." + piece.cast(pl.String))
+            + pl.when(began_before)
+            .then(line + rest)
+            .when(piece == 0)
+            .then(line)
+            .otherwise(line + "." + piece.cast(pl.String))
         ).alias("record_id"),
         pl.lit(meta.source).alias("source"),
         pl.lit(workload).alias("workload"),

@@ -181,5 +181,7 @@ def text_map(raw: Any) -> dict[str, str]:
 
 def is_refusal(error: Exception) -> bool:
     """True for an answer of Redis that heals by itself or by an operator: memory, disk, loading, failover."""
+    if isinstance(error, redis.exceptions.OutOfMemoryError | redis.exceptions.ReadOnlyError):
+        return True  # redis-py takes the code off these messages
     words = ("OOM", "MISCONF", "LOADING", "READONLY", "NOREPLICAS", "MASTERDOWN", "out of memory")
     return any(word in str(error) for word in words)

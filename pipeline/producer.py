@@ -74,6 +74,10 @@ class Producer:
                 f"batch {bid!r} has {len(items):,} lines; send at most {self.settings.batch_records:,} at once"
             )
         records, formats = _frame(items)
+        if records.height > self.settings.batch_records:
+            raise BadInput(
+                f"batch {bid!r} has {records.height:,} lines; send at most {self.settings.batch_records:,} at once"
+            )
         size = int(records["raw"].str.len_bytes().sum())
         if size > self.settings.batch_kib * 1024 * 4:
             raise BadInput(
@@ -83,7 +87,7 @@ class Producer:
             Batch(
                 batch_id=bid,
                 workload=workload,
-                source=source,
+                source=_shown(source),
                 source_key=digest("push", workload, bid),
                 purpose=Purpose.SCORE,
                 arrived=self.clock(),
@@ -112,7 +116,7 @@ class Producer:
         batch = Batch(
             batch_id=f"{source_key}-{start:x}",
             workload=workload,
-            source=source,
+            source=_shown(source),
             source_key=source_key,
             purpose=purpose,
             arrived=self.clock(),
@@ -132,13 +136,40 @@ class Producer:
 
 def check_name(what: str, name: str) -> str:
     """Workloads and batch ids: short, printable, not empty. Raises BadInput."""
-    if not name or len(name) > MAX_NAME or not name.isprintable():
-        shown = name if len(name) <= 40 else name[:40] + "..."
-        raise BadInput(f"{what} {shown!r} is not usable; use 1 to {MAX_NAME} printable characters")
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
+        shown = repr(name) if len(repr(name)) <= 40 else repr(name)[:40] + "..."
+        raise BadInput(f"{what} {shown} is not usable; use 1 to {MAX_NAME} printable characters")
     return name
 
 
+def _shown(source: str) -> str:
+    """A source as it can be stored: a file name that is no text shows its odd bytes as escapes."""
+    if not isinstance(source, str):
+        raise BadInput(f"the source {source!r} is not text; name it as users know it")
+    return source.encode("utf-8", "backslashreplace").decode()
+
+
 def _frame(items: Sequence[str] | Sequence[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    try:
+        return _columns(items)
+    except UnicodeEncodeError as exc:
+        number = next(n for n, item in enumerate(items, start=1) if not _is_text(item))
+        what = "line" if isinstance(items[0], str) else "record"
+        raise BadInput(
+            f"{what} {number} holds a character that is not text; decode bytes with errors='replace'"
+        ) from exc
+
+
+def _is_text(item: str | Mapping[str, Any]) -> bool:
+    texts = [item] if isinstance(item, str) else [v for v in item.values() if isinstance(v, str)]
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _columns(items: Sequence[str] | Sequence[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
     if all(isinstance(item, str) for item in items):
         framer = Framer()
         lines = [piece for item in items for piece in str(item).rstrip("\r\n").split("\n")]
@@ -180,15 +211,13 @@ def _record(item: dict[str, Any], number: int) -> dict[str, Any]:
 def _moment(value: object, number: int) -> datetime | None:
     if value is None:
         return None
-    moment = value
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            moment = None
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
-        raise BadInput(
-            f"record {number} has timestamp {value!r}; give an aware datetime or ISO 8601 with an offset, "
-            "such as 2026-11-20T10:00:00Z"
-        )
-    return moment.astimezone(UTC)
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if isinstance(moment, datetime) and moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # no time, or none that UTC has a year for
+        pass
+    raise BadInput(
+        f"record {number} has timestamp {value!r}; give an aware datetime or ISO 8601 with an offset, "
+        "such as 2026-11-20T10:00:00Z"
+    )

@@ -18,7 +18,7 @@ from pipeline.keyspace import Keys, Scripts, answering, text_map
 from pipeline.models.bundle import Manifest, load_manifest
 from pipeline.settings import Settings
 
-VERSION: Final = re.compile(r"m(\d{6})-[0-9a-f]{8}")
+VERSION: Final = re.compile(r"m(\d{6,})-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,8 @@ class Registry:
         """All versions on disk, oldest first."""
         if not self.directory.is_dir():
             return []
-        return sorted(p.name for p in self.directory.iterdir() if VERSION.fullmatch(p.name))
+        names = (p.name for p in self.directory.iterdir() if VERSION.fullmatch(p.name))
+        return sorted(names, key=lambda name: (_token(name), name))
 
     def newest_token(self) -> int:
         """The highest fencing token that ever published to disk: new leases start above it, even on an empty Redis."""

@@ -161,11 +161,14 @@ def _clean_redis(settings: Settings) -> Iterator[None]:
         clean()
     try:
         yield
-    finally:
-        try:
+    except BaseException:
+        with contextlib.suppress(redis.RedisError):  # what went wrong first is what the user must hear
             clean()
-        except redis.RedisError as exc:
-            raise RedisUnavailable(f"the keys of this run could not be removed from Redis ({exc})") from exc
+        raise
+    try:
+        clean()
+    except redis.RedisError as exc:
+        raise RedisUnavailable(f"the keys of this run could not be removed from Redis ({exc})") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,23 +276,37 @@ class _Journey:
         view = self.asked(lambda: self._view(live))
         first, began = view.done, time.monotonic()
         last, last_move = view, began
+
+        def rate() -> str:
+            return f"{(view.done - first) / max(0.001, time.monotonic() - began):,.0f} lines/s"
+
         while view.pending:
-            elapsed = time.monotonic() - began
-            trouble = self.asked(self.presence.trouble)
-            detail = f"{(view.done - first) / max(0.001, elapsed):,.0f} lines/s"
-            self.show(word, view.done, view.lines, detail if trouble is None else trouble.reason)
+            trouble = self._trouble()
+            self.show(word, view.done, view.lines, trouble or rate())
             self.pause(0.05)
             view = self.asked(lambda: self._view(live))
             if view.moves != last.moves:
                 last, last_move = view, time.monotonic()
             still = time.monotonic() - last_move
-            if trouble is not None and still > TROUBLE_S:
-                raise SinkUnavailable(f"{view.pending} batches wait: {trouble.reason}")
+            if trouble and still > TROUBLE_S:
+                raise SinkUnavailable(f"{view.pending} batches wait: {trouble}")
             if still > STUCK_S:
                 raise StackFailed(
                     f"{view.pending} batches wait and nothing moved for {STUCK_S:.0f} s; the logs in "
                     f"{self.settings.data_dir / 'logs'} say why"
                 )
+        self.show(word, view.done, view.lines, rate())
+
+    def _trouble(self) -> str:
+        """Why work waits, "" when nothing is known. A Redis that takes no writes keeps the workers from saying so."""
+        told = self.asked(self.presence.trouble)
+        try:
+            self.client.set(self.keys("probe"), "1", ex=5)
+        except redis.ResponseError as exc:
+            return f"Redis takes no writes ({exc}); free disk space at {self.settings.data_dir}, or give it memory"
+        except redis.RedisError:
+            return ""  # it is being started again
+        return "" if told is None else told.reason
 
     def _view(self, live: bool) -> "_View":
         """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""

@@ -4,7 +4,9 @@ This module is the only reader of the environment. An entry point builds one `Se
 down; child processes get the same values through `to_environ()`.
 """
 
+import math
 import os
+import re
 import tomllib
 import types
 import typing
@@ -20,6 +22,8 @@ from pipeline.errors import BadSetting
 PREFIX: Final = "LOGWEIR_"
 # Names that users know from elsewhere.
 ALIASES: Final = {"redis_url": "REDIS_URL", "flower_auth": "FLOWER_BASIC_AUTH"}
+# Never shown, not even in a message about their own type.
+SECRETS: Final = frozenset({"redis_url", "flower_auth"})
 
 
 def _about(text: str, default: Any, *, least: float | None = None, most: float | None = None) -> Any:
@@ -60,13 +64,13 @@ class Settings:
         "templates one workload may create; lines past it are unclassified", 5_000, least=1
     )
     drain_similarity: float = _about(
-        "Drain3 sim_th: share of equal tokens that makes two lines one template", 0.5, least=0.05, most=1.0
+        "Drain3 sim_th: share of equal tokens that makes two lines one template", 0.7, least=0.05, most=1.0
     )
-    drain_depth: int = _about("Drain3 tree depth", 5, least=3, most=16)
+    drain_depth: int = _about("Drain3 tree depth", 4, least=3, most=16)
 
     lease_ttl_ms: int = _about("a lease that is not renewed for so long is lost", 15_000, least=2_000)
     ingest_processes: int = _about("ingest workers of the embedded stack", 1, least=1, most=64)
-    torch_threads: int = _about("threads of a scoring or training process; 0 leaves it to torch", 0, least=0)
+    torch_threads: int = _about("threads of a scoring process; more than one pays only on idle cores", 1, least=1)
     train_seconds: float = _about("time the fit of a model may take", 20.0, least=1)
     train_max_patterns: int = _about("distinct masked lines a training takes at most", 100_000, least=100)
     seed: int = _about("seed of a training", 0, least=0)
@@ -81,6 +85,8 @@ class Settings:
     def __post_init__(self) -> None:
         for item in fields(self):
             value, meta = getattr(self, item.name), item.metadata
+            if isinstance(value, float) and not math.isfinite(value):
+                raise BadSetting(f"{item.name} = {value} is not a number one can count with; give a finite one")
             for bound, wrong, word in (
                 ("least", float.__lt__, "at least"),
                 ("most", float.__gt__, "at most"),
@@ -98,8 +104,8 @@ class Settings:
             raise BadSetting(
                 f"key_prefix {self.key_prefix!r} is empty or has one of the characters {{ }} * or space"
             )
-        if self.redis_url is not None and urlsplit(self.redis_url).scheme not in ("redis", "rediss", "unix"):
-            raise BadSetting("REDIS_URL must begin with redis://, rediss:// or unix://")
+        if self.redis_url is not None:
+            _check_url(self.redis_url)
 
     @property
     def zone(self) -> ZoneInfo:
@@ -190,28 +196,45 @@ def _from_environ(env: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
+def _check_url(url: str) -> None:
+    """Raises BadSetting without the URL: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # parsed only when it is asked for
+    except ValueError:
+        raise BadSetting("REDIS_URL is not a URL; write it like redis://host:6379/0") from None
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise BadSetting("REDIS_URL must begin with redis://, rediss:// or unix://")
+
+
 def _as_type(name: str, value: Any, wanted: Any) -> Any:
     if isinstance(wanted, types.UnionType):
         if value is None or value == "":
             return None
         wanted = next(arg for arg in typing.get_args(wanted) if arg is not type(None))
-    if typing.get_origin(wanted) is tuple:
-        items = value.split(os.pathsep) if isinstance(value, str) else value
-        return tuple(Path(item) for item in items if str(item))
-    if isinstance(value, bool) or (isinstance(value, float) and wanted is int):
-        raise BadSetting(f"{name} = {value!r} has the wrong type; it must be {wanted.__name__}")
+    shown = "***" if name in SECRETS else repr(value)
+    word = "a list of paths" if typing.get_origin(wanted) is tuple else wanted.__name__
+    wrong = BadSetting(f"{name} = {shown} has the wrong type; it must be {word}")
     try:
+        if typing.get_origin(wanted) is tuple:
+            items = value.split(os.pathsep) if isinstance(value, str) else value
+            return tuple(Path(item) for item in items if str(item))
+        if isinstance(value, bool) or (isinstance(value, float) and wanted is int):
+            raise wrong
+        if wanted is str and not isinstance(value, str):
+            raise wrong
         return wanted(value)
     except (TypeError, ValueError) as exc:
-        raise BadSetting(f"{name} = {value!r} has the wrong type; it must be {wanted.__name__}") from exc
+        raise wrong from exc
 
 
 def masked_url(url: str) -> str:
-    """The URL with its password hidden, for messages and logs."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
+    """The URL with its password hidden, for messages and logs, also where the password makes it no valid URL."""
+    scheme, mark, rest = url.partition("://")
+    userinfo, at, place = rest.rpartition("@")
+    if ":" in userinfo:
+        rest = f"{userinfo.partition(':')[0]}:***{at}{place}"
+    return re.sub(r"(?i)([?&]password=)[^&#]*", r"\1***", scheme + mark + rest)
 
 
 def describe() -> list[tuple[str, str, str]]:

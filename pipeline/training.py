@@ -106,9 +106,16 @@ def sample(stored: pl.LazyFrame, masks: MaskSet, *, limit: int) -> pl.DataFrame:
     if grouped.is_empty():
         return pl.DataFrame(schema=SAMPLE_SCHEMA)
     masked = masks.mask(grouped["message"])
+    # Lines that older masks kept apart can be one pattern now.
     return (
         grouped.with_columns(masked["masked"], masked["pattern_id"])
-        .unique("pattern_id", keep="first", maintain_order=True)
+        .group_by("pattern_id", maintain_order=True)
+        .agg(
+            pl.col("masked", "template_id").first(),
+            pl.col("count").sum(),
+            pl.col("severe").any(),
+        )
+        .sort("count", descending=True, maintain_order=True)
         .select([pl.col(name).cast(dtype) for name, dtype in SAMPLE_SCHEMA.items()])
     )
 

@@ -33,7 +33,12 @@ STATS = TrainingStats(
     device="cpu",
 )
 KNOWN = pl.DataFrame(
-    {"pattern_id": [1, 2, 2**64 - 1], "count": [20, 9, 1], "template_id": [1, 1, 2]},
+    {
+        "pattern_id": [1, 2, 2**64 - 1],
+        "count": [20, 9, 1],
+        "template_id": [1, 1, 2],
+        "severe": [False, True, False],
+    },
     schema=bundles.KNOWN_SCHEMA,
 )
 
@@ -199,6 +204,7 @@ def test_known_patterns_count_by_pattern_and_by_template(tmp_path: Path) -> None
     assert known.template_count(1) == 29 and known.template_count(9) == 0
     assert known.template_of(2) == 1 and known.template_of(5) is None
     assert 2 in known and 5 not in known
+    assert known.template_severe(1) and not known.template_severe(2)
 
 
 def test_an_unreadable_pattern_file_is_a_bad_bundle(tmp_path: Path) -> None:

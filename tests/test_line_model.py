@@ -142,6 +142,12 @@ def test_a_line_costs_at_most_its_groups_in_forwards(model: LineModel) -> None:
     assert rows == 4
 
 
+def test_the_output_layer_of_a_loaded_model_is_its_input_embedding(model: LineModel) -> None:
+    embedding = model.network.roberta_prelayernorm.embeddings.word_embeddings.weight
+    assert model.network.lm_head.decoder.weight.data_ptr() == embedding.data_ptr()
+    assert model.network.lm_head.decoder.bias.data_ptr() == model.network.lm_head.bias.data_ptr()
+
+
 def test_a_loaded_model_gives_the_same_scores_each_time(bundle: Path, model: LineModel) -> None:
     assert LineModel.load(bundle, threads=1).score(NORMAL) == model.score(NORMAL)
 

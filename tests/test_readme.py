@@ -1,5 +1,6 @@
 """What the README says, word for word: its ```bash blocks are run in a copy of the project, in order, in one shell."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -40,15 +41,18 @@ def test_the_commands_of_the_readme_do_what_it_says(tmp_path: Path) -> None:
     # A test needs a model, not a good one.
     env = {**os.environ, "HOME": str(tmp_path / "home"), "LOGWEIR_TRAIN_SECONDS": "5"}
     script = "set -euxo pipefail\n" + "\n".join(blocks)
-    shell = subprocess.Popen(
-        ["bash", "-c", script], cwd=copy, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True, text=True, errors="replace",
-    )  # fmt: skip
-    try:
-        said, _ = shell.communicate(timeout=550)
-    finally:
-        if shell.poll() is None:
-            os.killpg(shell.pid, signal.SIGKILL)
+    log = tmp_path / "said.txt"
+    with log.open("wb") as out:
+        shell = subprocess.Popen(
+            ["bash", "-c", script], cwd=copy, env=env, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            shell.wait(400)
+        finally:
+            # What a failing script leaves in the background must not outlive the test.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGTERM)
+    said = log.read_text(encoding="utf-8", errors="replace")
     assert shell.returncode == 0, said[-4000:]
     assert re.search(r"\d+ findings in 33,\d{3} lines", said), said[-4000:]
     assert "Accepted(" in said

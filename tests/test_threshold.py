@@ -30,6 +30,7 @@ def judged(
     severe: bool = False,
     level: str | None = None,
     template_count: int | None = None,
+    template_severe: bool | None = None,
 ) -> Verdict:
     return conclude(
         Evidence(surprise=surprise, words=words, unseen=unseen, severity=severity),
@@ -40,6 +41,7 @@ def judged(
         level=level,
         template_id=7,
         template_count=template_count,
+        template_severe=template_severe,
     )
 
 
@@ -110,6 +112,7 @@ def test_a_damaged_calibration_is_a_bad_bundle(change: dict[str, object]) -> Non
     level=st.sampled_from([None, "info", "warning", "error", "fatal"]),
     word=st.sampled_from([None, "error", "panic"]),
     unseen=st.sampled_from([(), ("error",)]),
+    template_severe=st.sampled_from([None, True, False]),
 )
 def test_more_evidence_never_lowers_the_score(
     *,
@@ -122,10 +125,11 @@ def test_more_evidence_never_lowers_the_score(
     level: str | None,
     word: str | None,
     unseen: tuple[str, ...],
+    template_severe: bool | None,
 ) -> None:
     made = calibrate(surprises, mode=mode, total=9000)
     low, high = sorted(pair)
-    common: dict[str, object] = {"severity": word, "unseen": unseen}
+    common: dict[str, object] = {"severity": word, "unseen": unseen, "template_severe": template_severe}
 
     def score(surprise: float = low, **changes: object) -> float:
         kinds = {"known": 0, "new": new, "severe": severe, "level": level, **common, **changes}
@@ -198,6 +202,11 @@ def test_an_error_word_new_to_the_log_flags_a_variation_of_a_known_template() ->
     novel = judged(BASELINE, 6.0, new=False, severity="refused", words=("refused",), unseen=("refused",))
     assert expected.anomalous is False
     assert novel.anomalous is True
+
+
+def test_an_error_level_in_a_template_that_was_always_calm_is_anomalous() -> None:
+    assert judged(BASELINE, 0.0, new=False, severe=True, template_severe=False).anomalous is True
+    assert judged(BASELINE, 0.0, new=False, severe=True, template_severe=True).anomalous is False
 
 
 def test_a_new_error_template_ranks_above_a_new_calm_one_and_that_above_a_variation() -> None:

@@ -87,6 +87,23 @@ def test_the_bundle_appears_only_when_the_training_has_ended(tmp_path: Path) -> 
         assert (tmp_path / "v1").exists() == (progress.percent == 100.0)
 
 
+def test_a_training_that_is_dropped_midway_leaves_nothing_behind(tmp_path: Path) -> None:
+    steps = fit(
+        sample(sentences(6)),
+        tokens=("<IP>",),
+        mask_version="m1",
+        config=TINY,
+        seed=1,
+        out=tmp_path / "v1",
+        mode=Mode.BASELINE,
+        version="v1",
+    )
+    for _ in range(3):
+        next(steps)
+    del steps
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
     frame = sample(sentences(10))
     _, first = run(frame, tmp_path / "a")

@@ -49,6 +49,9 @@ class Learner:
         Raises LeaseRefused when another learner has taken over: nothing was written.
         """
         self._catch_up(token)
+        # Until the write has succeeded the tree may know templates that Redis does not: whatever goes wrong in
+        # between, the next batch reads back first.
+        seen, self._seen = self._seen, None
         verdicts: dict[int, Verdict] = {}
         changed: dict[int, tuple[bytes, str]] = {}
         for row in rows:
@@ -63,10 +66,10 @@ class Learner:
             version, verdicts, templates=[(i, blob, w) for i, (blob, w) in changed.items()], token=str(token)
         )
         if not written:
-            self._seen = None
             raise LeaseRefused(
                 "another learner has taken over the template tree; this batch is tried again there"
             )
+        self._seen = seen
         return verdicts
 
     @property

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import redis
 
+from pipeline.errors import BadPayload
 from pipeline.keyspace import Keys, Scripts, answering
+from pipeline.observe import logger
 from pipeline.records import Verdict
 from pipeline.settings import Settings
 
@@ -85,10 +87,10 @@ class Verdicts:
             fresh, aged = pipe.execute()
         found, promote = {}, {}
         for key, blob, aged_blob in zip(keys, fresh, aged, strict=True):
-            if blob is not None:
-                found[key] = Verdict.unpack(blob)
-            elif aged_blob is not None:
-                found[key] = promote[key] = Verdict.unpack(aged_blob)
+            if (young_verdict := _readable(blob)) is not None:
+                found[key] = young_verdict
+            elif (old_verdict := _readable(aged_blob)) is not None:
+                found[key] = promote[key] = old_verdict
         if promote:
             self.learn(version, promote)
         return found
@@ -97,6 +99,17 @@ class Verdicts:
         self._near.update(verdicts)
         while len(self._near) > NEAR_LIMIT:
             self._near.popitem(last=False)
+
+
+def _readable(blob: bytes | None) -> Verdict | None:
+    """A cached answer that cannot be read, damaged or of a newer build, is worked out again: it must not kill a batch."""
+    if blob is None:
+        return None
+    try:
+        return Verdict.unpack(blob)
+    except BadPayload as exc:
+        logger().warning("verdict.unreadable", why=str(exc))
+        return None
 
 
 def _field(key: int) -> bytes:

@@ -13,13 +13,17 @@ end
 local n = tonumber(ARGV[4])
 local at = 5
 for _ = 1, n do
-  redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1])
-  if ARGV[at + 2] ~= '' then redis.call('HINCRBY', KEYS[3], ARGV[at + 2], 1) end
+  -- Redis may run a script again whose answer was lost, so only the first write of an id counts.
+  local first = redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1]) == 1
+  if first and ARGV[at + 2] ~= '' then redis.call('HINCRBY', KEYS[3], ARGV[at + 2], 1) end
   at = at + 3
 end
 if at <= #ARGV then
-  if redis.call('HLEN', KEYS[4]) * 2 >= tonumber(ARGV[2]) then redis.call('RENAME', KEYS[4], KEYS[5]) end
-  for i = at, #ARGV, 2 do redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1]) end
+  local half = math.max(1, math.floor(tonumber(ARGV[2]) / 2))
+  for i = at, #ARGV, 2 do
+    if redis.call('HLEN', KEYS[4]) >= half then redis.call('RENAME', KEYS[4], KEYS[5]) end
+    redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1])
+  end
   redis.call('EXPIRE', KEYS[4], ARGV[3])
   redis.call('EXPIRE', KEYS[5], ARGV[3])
 end

@@ -36,7 +36,12 @@ FILE_CAPS: Final[dict[str, int]] = {
     WORDS: 64 << 20,
 }
 _MANIFEST_CAP: Final = 1 << 20
-KNOWN_SCHEMA: Final[dict[str, Any]] = {"pattern_id": pl.UInt64, "count": pl.UInt64, "template_id": pl.Int64}
+KNOWN_SCHEMA: Final[dict[str, Any]] = {
+    "pattern_id": pl.UInt64,
+    "count": pl.UInt64,
+    "template_id": pl.Int64,
+    "severe": pl.Boolean,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +228,7 @@ class KnownPatterns:
         self._template_of = dict(
             zip(frame["pattern_id"].to_list(), frame["template_id"].to_list(), strict=True)
         )
+        self._severe = frozenset(frame.filter(pl.col("severe"))["template_id"].to_list())
         by_template = frame.group_by("template_id").agg(pl.col("count").sum())
         self._templates = dict(
             zip(by_template["template_id"].to_list(), by_template["count"].to_list(), strict=True)
@@ -245,6 +251,10 @@ class KnownPatterns:
     def template_count(self, template_id: int) -> int:
         """Occurrences of the template in training; 0 when it was not there."""
         return int(self._templates.get(template_id, 0))
+
+    def template_severe(self, template_id: int) -> bool:
+        """Whether training saw a line of the template at an error-like level."""
+        return template_id in self._severe
 
 
 def load_known(bundle: Path) -> KnownPatterns:

@@ -198,13 +198,17 @@ def conclude(
     level: str | None,
     template_id: int,
     template_count: int | None = None,
+    template_severe: bool | None = None,
 ) -> Verdict:
     """The verdict for one masked line. Pure; rising evidence never lowers the score.
 
     `known_count`: occurrences of the pattern in training, 0 when it was not there. `template_new`:
     no training line has its template. `severe`: seen at an error-like level (`level` refines it).
-    `template_count`: occurrences
-    of the template in training, where known; a variation of a frequent template is then not rare.
+    `template_count`: occurrences of the template in training, where known; a variation of a frequent
+    template is then not rare. `template_severe`: whether training saw the template at an error-like
+    level, where known; an error in a template that was always calm counts like one in a new template.
+
+    In Mode.SELF every distinct line is to be scored, those of the training too.
     """
     level_severe = severe or level in ERROR_LEVELS
     total = calibration.total
@@ -228,11 +232,11 @@ def conclude(
     if template_new:
         z = _NEW + grade
     elif baseline:
-        z = _BASELINE_VARIATION + min(grade, 1.0)
-        word_weight = _variation_word(evidence)
+        turned = level_severe and template_severe is False
+        z = (_NEW if turned else _BASELINE_VARIATION) + min(grade, 1.0)
+        word_weight = min(_variation_word(evidence), _WORD if turned else _UNSEEN_WORD)
     else:
-        seen_weight = rarity(rare_count, total) if rare_count else 0.5
-        z = _SELF_KNOWN + seen_weight + (grade if rare else min(grade, 1.0))
+        z = _SELF_KNOWN + rarity(rare_count, total) + (grade if rare else min(grade, 1.0))
     z += severity + word_weight
 
     score = _logistic(z)

@@ -19,7 +19,7 @@ from pipeline.errors import SinkUnavailable
 from pipeline.records import RESULT_SCHEMA, digest
 
 TEMPORARY: Final = ".part"
-_SAFE: Final = " !#$&()+,;=@[]^~"
+_SAFE: Final = " !#$&()+,;@[]^"
 
 
 class ParquetSink:
@@ -52,16 +52,19 @@ class ParquetSink:
 
     def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
         """A batch's stored results, None when there are none."""
-        name = _file_name(batch_id)
-        for path in self.root.glob(f"date=*/workload={_glob_escape(_part(workload))}/{_glob_escape(name)}"):
-            return pl.read_parquet(path, hive_partitioning=False)
+        for day in self.root.glob("date=*"):
+            path = day / f"workload={_part(workload)}" / _file_name(batch_id)
+            if path.exists():
+                # A workload may be called *, so Polars must take the path as it is.
+                return pl.read_parquet(path, hive_partitioning=False, glob=False)
         return None
 
     def scan(self) -> pl.LazyFrame:
         """All results, lazily; an empty frame when nothing is stored yet."""
-        if next(self.root.glob("date=*/workload=*/*.parquet"), None) is None:
+        files = sorted(self.root.glob("date=*/workload=*/*.parquet"))
+        if not files:
             return pl.DataFrame(schema=RESULT_SCHEMA).lazy()
-        return pl.scan_parquet(self.root / "date=*/workload=*/*.parquet", hive_partitioning=False, glob=True)
+        return pl.scan_parquet(files, hive_partitioning=False, glob=False)
 
     def sweep(self) -> int:
         """Remove what killed writers left behind. Only when no writer runs."""
@@ -93,18 +96,24 @@ class ParquetSink:
 
 
 def _part(name: str) -> str:
-    """A workload as one path component: no separators, never hidden, never longer than a file system takes."""
-    quoted = quote(name, safe=_SAFE).replace("=", "%3D")
+    """A workload as one path component: no separators, never hidden, never longer than a file system takes.
+
+    Where the file system does not tell Shop from shop they share a directory, which does no harm: batches do not share files.
+    """
+    quoted = quote(name, safe=_SAFE).replace("~", "%7E")
     quoted = re.sub(r"^\.", "%2E", quoted)
-    return quoted if len(quoted) <= 200 else f"{quoted[:160]}~{digest(name)}"
+    return quoted if len(quoted) <= 200 else _short(quoted, name)
 
 
 def _file_name(batch_id: str) -> str:
-    return f"{quote(batch_id, safe='-_')[:200]}.parquet"
+    quoted = quote(batch_id, safe="-_").replace("~", "%7E")
+    plain = len(quoted) <= 200 and batch_id == batch_id.lower()
+    return f"{quoted if plain else _short(quoted, batch_id)}.parquet"
 
 
-def _glob_escape(text: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", text)
+def _short(quoted: str, name: str) -> str:
+    # Nothing else has a ~, so no other name can look like this one.
+    return f"{quoted[:160]}~{digest(name)}"
 
 
 def _sync_directory(path: Path) -> None:

@@ -107,8 +107,8 @@ class Context:
         from pipeline.models.line import LineModel
 
         if self._model is None or self._model[0] != version:
-            threads = self.settings.torch_threads or None
-            self._model = (version, LineModel.load(self.registry.path(version), self.device, threads))
+            path = self.registry.path(version)
+            self._model = (version, LineModel.load(path, self.device, self.settings.torch_threads))
         return self._model[1]
 
     def knowledge(self, version: str) -> Knowledge:

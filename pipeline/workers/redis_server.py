@@ -117,7 +117,7 @@ def check_redis(settings: Settings) -> None:
             f"Redis at {url} refuses the login ({exc}); set the right user and password in REDIS_URL"
         ) from exc
     except redis.ResponseError as exc:
-        raise BadInput(f"Redis at {url} {_refusal(str(exc))}") from exc
+        raise BadInput(f"Redis at {url} {_refusal(exc)}") from exc
     except redis.TimeoutError as exc:
         raise BadInput(
             f"Redis at {url} did not answer within {CHECK_S:.0f} s; look after it or correct REDIS_URL"
@@ -128,15 +128,16 @@ def check_redis(settings: Settings) -> None:
         raise BadInput(f"{url} is no usable Redis ({exc}); correct REDIS_URL") from exc
 
 
-def _refusal(text: str) -> str:
+def _refusal(error: redis.ResponseError) -> str:
     """What an error answer means, and what to do about it."""
+    text = str(error)
     if any(word in text for word in ("NOAUTH", "WRONGPASS", "invalid password")):
         return f"refuses the login ({text}); set the right user and password in REDIS_URL"
-    if "NOPERM" in text or "no permission" in text or "ACL failure" in text:
+    if isinstance(error, redis.exceptions.NoPermissionError) or "NOPERM" in text or "ACL failure" in text:
         return f"does not let this user work ({text}); give it the rights in docs/operations.md"
     if "DB index" in text:
         return f"has no such database ({text}); correct the number at the end of REDIS_URL"
-    if is_refusal(Exception(text)):
+    if is_refusal(error):
         return f"does not take writes ({text}); give it memory or disk space"
     return f"refuses to work ({text}); correct REDIS_URL or that server"
 

@@ -1,7 +1,6 @@
 """The command in a directory of its own, and one trained stack for the whole session."""
 
 import json
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from e2e.harness import Command, Up, end, ordinary, running, until
 @pytest.fixture
 def logweir(tmp_path: Path) -> Iterator[Command]:
     """The command in an empty directory."""
-    command = Command(uuid.uuid4().hex, tmp_path)
+    command = Command(str(tmp_path), tmp_path)
     yield command
     end(command.mark)
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,11 +40,17 @@ def environment(mark: str, extra: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes that carry this mark; zombies are dead."""
+    """The processes that carry this mark, or work below the directory of this name; zombies are dead.
+
+    Redis writes its title over its environment, so it is known by its directory.
+    """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+                continue
+            ours = process.environ().get(MARK) == mark or process.cwd().startswith(mark + os.sep)
+            if ours:
                 found.append(process)
     return found
 
@@ -143,7 +148,7 @@ class Up:
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
-        self.mark = uuid.uuid4().hex
+        self.mark = str(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.logweir = Command(self.mark, folder, {"LOGWEIR_DATA_DIR": str(self.data), **(env or {})})
         self.process = self.logweir.start("up", "--json")

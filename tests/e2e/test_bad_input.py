@@ -1,0 +1,332 @@
+"""Bad input: each kind is refused in one sentence with exit code 2, or taken as well as it can be; nothing is lost."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import redis
+
+from e2e.harness import Command, Up, environment, novel, ordinary, running, sentence, until
+from pipeline.workers.redis_server import find_server
+
+NOBODY = 65534
+# The issue speaks of a line of 1 GB; 64 MiB takes the same path (it is cut into records) in a test's time.
+LONG_LINE = 64 * 2**20
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("verb", ["run", "send"])
+def test_files_that_cannot_be_read_are_refused_in_one_sentence(
+    logweir: Command, trained: Up, verb: str
+) -> None:
+    (logweir.cwd / "binary.log").write_bytes(bytes(range(256)) * 64)
+    (logweir.cwd / "folder").mkdir()
+    (logweir.cwd / "cut.log.gz").write_bytes(b"\x1f\x8b\x08\x00")
+    logweir.extra["LOGWEIR_DATA_DIR"] = str(trained.data)
+    for name, word in (
+        ("missing.log", "does not exist"), ("folder", "is a directory"), ("binary.log", "binary"),
+        ("nothing*.log", "matches no file"), ("/dev/null/x", "cannot be looked at"),
+    ):  # fmt: skip
+        said = sentence(logweir(verb, name))
+        assert name in said and word in said and ";" in said, said
+    assert not (logweir.cwd / "logweir-out").exists()
+
+
+# Everything is imported before the rights are given up: another user may not be able to read this checkout.
+AS_NOBODY = """
+import os, sys
+import pipeline.commands.run, pipeline.commands.stack, pipeline.workers.local
+from pipeline.cli import main
+os.setgroups([]), os.setgid({0}), os.setuid({0})
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not read a file")
+def test_what_this_user_may_not_read_or_write_is_refused_with_the_remedy() -> None:
+    with tempfile.TemporaryDirectory(prefix="logweir-e2e-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        secret = folder / "secret.log"
+        secret.write_text("x\n")
+
+        def nobody(*args: str) -> str:
+            command = [sys.executable, "-c", AS_NOBODY.format(NOBODY), *args]
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment(name),
+                capture_output=True,
+                text=True,
+                timeout=50,
+                check=False,
+            )
+            return sentence(done)
+
+        secret.chmod(0o600)
+        assert "chmod" in nobody("run", "secret.log")
+        secret.chmod(0o644)
+        assert "cannot be written" in nobody("run", "secret.log", "--out", str(folder / "o"))
+        assert "cannot be used" in nobody("up", "--data-dir", str(folder / "d"))
+
+
+@pytest.mark.timeout(240)
+def test_everything_that_is_a_line_somehow_is_stored(trained: Up) -> None:
+    folder = trained.folder / "odd"
+    folder.mkdir()
+    kinds: dict[str, bytes] = {
+        "empty": b"",
+        "newlines": b"\n\n\n",
+        "noend": b"one\ntwo",
+        "utf8": b"caf\xe9 open\nok \xff\xfe\n",
+        "nul": b"disk\x00failed on node 3\nok\n",
+        "clock": b"".join(
+            f"{t} INFO app: tick\n".encode()
+            for t in (
+                "2026-11-20T10:00:00Z",
+                "1970-01-01T00:00:00Z",
+                "2038-01-19T03:14:08Z",
+                "2026-11-20T09:00:00Z",
+            )
+        ),
+        "crlf": b"a\r\nb\r\n",
+    }
+    for name, content in kinds.items():
+        path = folder / f"{name}.log"
+        path.write_bytes(content)
+        done = trained.logweir("send", path, "--workload", f"odd-{name}", "--json")
+        assert done.returncode == 0 and "Traceback" not in done.stderr, (name, done.stderr)
+    for name, lines in (("noend", 2), ("utf8", 2), ("nul", 2), ("clock", 4), ("crlf", 2)):
+        t = trained.settled(f"odd-{name}")
+        assert (t["accepted"], t["stored"], t.get("dead", 0)) == (lines, lines, 0), name
+    assert trained.rows("odd-noend")["message"].to_list() == ["one", "two"]
+    assert "failed on node 3" in trained.rows("odd-nul")["message"][0]
+    assert set(trained.rows("odd-clock")["timestamp"].dt.year()) == {1970, 2026, 2038}
+    assert not trained.totals("odd-empty")
+
+
+@pytest.mark.timeout(240)
+def test_a_file_that_is_one_enormous_line_is_stored_in_pieces_without_losing_a_byte(trained: Up) -> None:
+    path = trained.folder / "long.log"
+    with path.open("wb") as out:
+        for _ in range(LONG_LINE // 2**20):
+            out.write(b"0123456789abcdef" * 2**16)
+    done = trained.logweir("send", path, "--workload", "long", "--json")
+    path.unlink()
+    assert done.returncode == 0, done.stderr
+    trained.settled("long", within_s=120)
+    files = list((trained.data / "results").glob("date=*/workload=long/*.parquet"))
+    rows = pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files])
+    assert rows["raw"].str.len_bytes().sum() == LONG_LINE
+    assert rows["lines"].sum() == 1 and rows["record_id"].n_unique() == rows.height
+
+
+@pytest.mark.timeout(60)
+def test_a_run_on_an_empty_file_says_that_it_is_empty(logweir: Command) -> None:
+    (logweir.cwd / "empty.log").touch()
+    done = logweir("run", "empty.log")
+    assert done.returncode == 0 and "empty.log is empty" in done.stdout, (done.stdout, done.stderr)
+
+
+# ---- Redis that refuses ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def server(folder: Path, *options: str) -> Iterator["redis.Redis"]:
+    """A Redis of its own on a unix socket, with these options."""
+    path = folder / "r.sock"
+    with subprocess.Popen(
+        [
+            str(find_server()),
+            "--port",
+            "0",
+            "--unixsocket",
+            str(path),
+            "--dir",
+            str(folder),
+            "--save",
+            "",
+            *options,
+        ],
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        client = redis.Redis(unix_socket_path=str(path))
+        try:
+            until(lambda: _answers(client), what="the server answers")
+            yield client
+        finally:
+            client.close()
+            process.terminate()
+
+
+def _answers(client: "redis.Redis") -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ResponseError:  # it wants a password
+        return True
+    except redis.ConnectionError:
+        return False
+
+
+def listening(answer: Callable[[bytes], bytes | None]) -> contextlib.AbstractContextManager[int]:
+    """A TCP server that answers each request with `answer(request)`, or never."""
+
+    @contextlib.contextmanager
+    def serve() -> Iterator[int]:
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            held: list[socket.socket] = []
+
+            def talk(line: socket.socket) -> None:
+                with contextlib.suppress(OSError):
+                    while request := line.recv(65536):
+                        reply = answer(request)
+                        if reply is not None:
+                            line.sendall(reply)
+
+            def accept() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        line, _ = door.accept()
+                        held.append(line)
+                        threading.Thread(target=talk, args=(line,), daemon=True).start()
+
+            threading.Thread(target=accept, daemon=True).start()
+            yield door.getsockname()[1]
+            for line in held:
+                line.close()
+
+    return serve()
+
+
+def old_redis(request: bytes) -> bytes:
+    if b"INFO" in request.upper():
+        body = b"# Server\r\nredis_version:5.0.14\r\nredis_mode:standalone\r\n"
+        return b"$%d\r\n%s\r\n" % (len(body), body)
+    if b"HELLO" in request.upper():
+        return b"-ERR unknown command `HELLO`\r\n"
+    return b"+OK\r\n" * max(1, request.count(b"*"))
+
+
+@pytest.mark.timeout(120)
+def test_a_redis_with_another_password_is_named_and_no_password_is_shown(
+    logweir: Command, tmp_path: Path
+) -> None:
+    (logweir.cwd / "a.log").write_text("x\n")
+    with server(tmp_path, "--requirepass", "right-one") as client:
+        socket_path = client.connection_pool.connection_kwargs["path"]
+        for verb in (["up"], ["send", "a.log"], ["run", "a.log"], ["status"], ["doctor"]):
+            done = logweir(*verb, REDIS_URL=f"unix://:s3cret-word@{socket_path}")
+            assert "s3cret-word" not in done.stdout + done.stderr
+            if verb != ["doctor"]:
+                assert "refuses the login" in sentence(done)
+            else:
+                assert done.returncode == 1 and "refuses the login" in done.stdout
+        assert "refuses the login" in sentence(logweir("up", REDIS_URL=f"unix://{socket_path}"))
+
+
+@pytest.mark.timeout(120)
+def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path) -> None:
+    with server(tmp_path, "--user", "reader on >pw ~* +info +ping +set +client|setinfo") as client:
+        url = f"unix://reader:pw@{client.connection_pool.connection_kwargs['path']}"
+        said = sentence(logweir("up", REDIS_URL=url))
+        assert "rights" in said and "eval" in said.lower()
+
+
+@pytest.mark.timeout(120)
+def test_a_full_redis_is_told_so(logweir: Command, tmp_path: Path) -> None:
+    with server(tmp_path, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction") as client:
+        with contextlib.suppress(redis.ResponseError):
+            for n in range(4000):
+                client.set(f"k{n}", b"x" * 1000)
+        said = sentence(logweir("up", REDIS_URL=f"unix://{client.connection_pool.connection_kwargs['path']}"))
+        assert "does not take writes" in said and "memory" in said
+
+
+@pytest.mark.timeout(120)
+def test_a_redis_that_is_too_old_or_silent_or_no_redis_at_all_is_refused_within_seconds(
+    logweir: Command,
+) -> None:
+    with listening(old_redis) as port:
+        assert "5.0.14" in sentence(logweir("up", REDIS_URL=f"redis://127.0.0.1:{port}"))
+    with listening(lambda _: None) as port:
+        assert "did not answer" in sentence(logweir("up", REDIS_URL=f"redis://127.0.0.1:{port}", timeout=25))
+    with listening(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
+        assert "correct REDIS_URL" in sentence(logweir("up", REDIS_URL=f"redis://127.0.0.1:{port}"))
+    said = sentence(logweir("status", REDIS_URL="redis://127.0.0.1:1", timeout=25))
+    assert "does not answer" in said and "start it" in said
+    assert "REDIS_URL" in sentence(logweir("status", REDIS_URL="redis://localhost:port"))
+    assert "REDIS_URL" in sentence(logweir("status", REDIS_URL="http://localhost"))
+
+
+# ---- a full disk -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    """A file system of this size."""
+    path.mkdir()
+    mounted = (
+        os.getuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path)],
+            capture_output=True,
+            check=False,
+        ).returncode
+    )
+    if not mounted:
+        pytest.skip("a small file system can only be mounted by root where mounting is allowed")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.mark.timeout(240)
+def test_a_full_disk_keeps_lines_waiting_and_stores_them_all_once_there_is_space(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "disk", "1m") as disk,
+        running({"LOGWEIR_RESULTS_DIR": str(disk / "results"), "LOGWEIR_BATCH_RECORDS": "200"}) as up,
+    ):
+        filler = disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb") as out:
+            while True:
+                out.write(b"x" * 4096)
+                out.flush()
+        path = up.write(ordinary(2000))
+        done = up.logweir("send", path, "--workload", "w")
+        assert done.returncode == 0, done.stderr
+        trouble = until(lambda: up.status()["trouble"], what="the trouble is told")
+        assert "results cannot be written" in trouble["reason"] and "free space" in trouble["reason"]
+        t = up.totals("w")
+        assert (t["accepted"], t.get("dead", 0)) == (2000, 0) and t.get("stored", 0) < 2000
+        filler.unlink()
+        t = up.settled("w")
+        assert (t["stored"], t.get("dead", 0)) == (2000, 0)
+        files = sorted((disk / "results").glob("date=*/workload=w/*.parquet"))
+        ids = pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files])["record_id"]
+        assert ids.len() == ids.n_unique() == 2000
+        assert not list(disk.rglob("*.part"))
+        assert up.stop() == 0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("size", ["700k", "3m"])
+def test_a_run_on_a_full_disk_ends_within_a_minute_and_says_what_to_do(
+    logweir: Command, tmp_path: Path, size: str
+) -> None:
+    # On the smaller one Redis cannot even begin; on the other the results do not fit beside its log.
+    (logweir.cwd / "a.log").write_text("\n".join(novel(40_000, "big")))
+    with small_disk(tmp_path / "disk", size) as disk:
+        done = logweir("run", "a.log", "--out", disk / "out", timeout=110)
+        assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith("logweir: ") and "space" in last.lower(), last

@@ -1,0 +1,142 @@
+"""`logweir run`: results, refusals of what cannot be used, interrupts, and processes that die in the middle."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import polars as pl
+import psutil
+import pytest
+
+from e2e.harness import Command, marked, nothing_left, novel, ordinary, sentence, until
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def stored(out: Path) -> pl.DataFrame:
+    files = sorted((out / "results").glob("date=*/workload=*/*.parquet"))
+    return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]).sort("line")
+
+
+def whole(out: Path, lines: int) -> None:
+    """Every line is stored once, nothing half-written lies about."""
+    rows = stored(out)
+    assert rows["line"].to_list() == list(range(1, lines + 1))
+    assert rows["record_id"].n_unique() == lines
+    assert not list(out.rglob("*.part"))
+
+
+@pytest.mark.timeout(240)
+def test_a_run_stores_every_line_once_and_a_second_one_into_the_same_directory_replaces_it(
+    logweir: Command,
+) -> None:
+    write(logweir.cwd / "old.log", ordinary(300))
+    write(logweir.cwd / "new.log", [*ordinary(40), "2026-11-20T10:30:00Z ERROR app: disk sda1 failed"])
+    first = logweir("run", "old.log", "--json")
+    assert first.returncode == 0, first.stderr
+    assert "Traceback" not in first.stderr
+    whole(logweir.cwd / "logweir-out", 300)
+    second = logweir("run", "new.log", "--baseline", "old.log")
+    assert second.returncode == 0, second.stderr
+    out = logweir.cwd / "logweir-out"
+    whole(out, 41)
+    rows = stored(out)
+    assert rows.filter(pl.col("anomalous"))["line"].to_list() == [41]
+    assert "lines/s" in second.stdout and "disk sda" in second.stdout
+    about = json.loads((out / "summary.json").read_text())["run"]
+    assert (about["lines_read"], about["baseline_lines"], about["dead_lines"]) == (41, 300, 0)
+    assert (out / "report.html").stat().st_size and (out / "templates.parquet").stat().st_size
+    nothing_left(logweir.mark, within_s=5)
+
+
+@pytest.mark.timeout(60)
+def test_an_output_directory_of_somebody_else_is_left_alone(logweir: Command) -> None:
+    write(logweir.cwd / "a.log", ordinary(5))
+    photos = logweir.cwd / "photos"
+    photos.mkdir()
+    (photos / "cat.jpg").write_bytes(b"x")
+    said = sentence(logweir("run", "a.log", "--out", photos))
+    assert "not empty" in said and str(photos) in said
+    assert [p.name for p in photos.iterdir()] == ["cat.jpg"]
+    assert "is a file" in sentence(logweir("run", "a.log", "--out", photos / "cat.jpg"))
+    assert "cannot be written" in sentence(logweir("run", "a.log", "--out", photos / "cat.jpg" / "below"))
+
+
+@pytest.mark.timeout(240)
+def test_two_runs_into_one_directory_at_the_same_time_cannot_spoil_each_other(logweir: Command) -> None:
+    write(logweir.cwd / "a.log", ordinary(300))
+    first = logweir.start("run", "a.log", "--out", "o")
+    until((logweir.cwd / "o/.logweir/logs/drain.log").exists, what="the first run has begun")
+    said = sentence(logweir("run", "a.log", "--out", "o"))
+    assert str(first.pid) in said and "already" in said
+    assert first.wait(120) == 0, (logweir.cwd / "err").read_text()
+    whole(logweir.cwd / "o", 300)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_next_one_works(
+    logweir: Command, number: signal.Signals, code: int
+) -> None:
+    write(logweir.cwd / "a.log", ordinary(1500))
+    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_BATCH_RECORDS="20")
+    until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
+    run.send_signal(number)
+    assert run.wait(40) == code
+    nothing_left(logweir.mark, within_s=2)
+    assert not list((logweir.cwd / "o").rglob("*.part"))
+    said = (logweir.cwd / "err").read_text()
+    assert "Traceback" not in said and said.rstrip().endswith("logweir: stopped")
+    if number is signal.SIGINT:
+        again = logweir("run", "a.log", "--out", "o")
+        assert again.returncode == 0, again.stderr
+        whole(logweir.cwd / "o", 1500)
+
+
+@pytest.mark.timeout(240)
+def test_redis_and_the_trainer_may_be_killed_in_the_middle_of_a_run_and_every_line_is_scored_once(
+    logweir: Command,
+) -> None:
+    write(logweir.cwd / "a.log", [*ordinary(200), *novel(200, "mod")])
+    state = logweir.cwd / "o/.logweir"
+    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_BATCH_RECORDS="4", LOGWEIR_TRAIN_SECONDS="5")
+    until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
+    for process in marked(logweir.mark):
+        if "redis-server" in " ".join(process.cmdline()):
+            process.kill()
+    until(lambda: "training" in (logweir.cwd / "err").read_text(), what="the training begins")
+    trainer = until(
+        lambda: [p for p in marked(logweir.mark) if _trains(p)], what="the trainer's process and its child"
+    )
+    until(lambda: any((state / "models").glob(".*")) or _busy(trainer), what="the training works")
+    for process in trainer:
+        process.kill()
+    assert run.wait(150) == 0, (logweir.cwd / "err").read_text()
+    whole(logweir.cwd / "o", 400)
+    assert stored(logweir.cwd / "o")["score"].null_count() == 0
+    nothing_left(logweir.mark, within_s=2)
+
+
+def _trains(process: psutil.Process) -> bool:
+    return "pipeline.workers.train" in process.cmdline()
+
+
+def _busy(processes: list[psutil.Process]) -> bool:
+    return any(p.is_running() and p.memory_info().rss > 400 * 2**20 for p in processes)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_is_killed_outright_leaves_no_orphan(logweir: Command) -> None:
+    write(logweir.cwd / "a.log", ordinary(2000))
+    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_BATCH_RECORDS="20")
+    until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
+    began = time.monotonic()
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait(10)
+    nothing_left(logweir.mark, within_s=20)
+    assert time.monotonic() - began < 20

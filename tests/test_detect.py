@@ -1,0 +1,293 @@
+"""Records to verdicts as pure functions: every record once, in order, with an id of its own."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import detect
+from pipeline.detect import WORK_SCHEMA, Knowledge
+from pipeline.drain.masking import MaskSet
+from pipeline.drain.templates import UNCLASSIFIED
+from pipeline.drain.verdicts import WARMING_VERSION
+from pipeline.ledger import Claim, Ledger, Meta, Stage
+from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
+from pipeline.models.threshold import Evidence, Mode, calibrate
+from pipeline.records import (
+    RAW_SCHEMA, RESULT_SCHEMA, Batch, Purpose, Verdict, pack_frame, pattern_ids, raw_frame, unpack_frame,
+)  # fmt: skip
+from pipeline.settings import Settings
+from pipeline.sources.framing import Framer
+
+ARRIVED = datetime(2026, 11, 20, 10, tzinfo=UTC)
+MASKS = MaskSet.load()
+META = Meta(
+    batch_id="b", source="app.log", source_key="00aa", purpose=Purpose.SCORE, arrived=ARRIVED, formats=(), zone="UTC"
+)
+LINES = [
+    "2026-11-20 09:00:00 INFO user 17 logged in",
+    "2026-11-20 09:00:01 ERROR user 18 logged in",
+    "2026-11-20 09:00:02 INFO user 19 logged in",
+    "2026-11-20 09:00:03 INFO cache is warm",
+]
+
+
+def verdict(template_id: int, score: float | None = 0.5) -> Verdict:
+    return Verdict(
+        template_id=template_id, score=score, anomalous=None if score is None else True, reasons=("rare:1/9",)
+    )
+
+
+def answered(work: pl.DataFrame, score: float | None = 0.5) -> pl.DataFrame:
+    return detect.answer(work, {key: verdict(n, score) for n, key in enumerate(work["key"].to_list(), start=1)})
+
+
+def results_of(records: pl.DataFrame, meta: Meta = META, version: str = "m1") -> pl.DataFrame:
+    prepared = detect.prepare(records, meta, MASKS)
+    return detect.results(prepared, answered(detect.distinct(prepared, version)), meta, "shop")
+
+
+# Preparing
+
+
+def test_a_line_that_differs_only_in_its_parameters_is_one_distinct_line_per_severity() -> None:
+    prepared = detect.prepare(raw_frame(LINES), META, MASKS)
+    assert prepared["masked"].to_list() == ["user <NUM> logged in"] * 3 + ["cache is warm"]
+    work = detect.distinct(prepared, "m1")
+    assert dict(work.schema) == WORK_SCHEMA
+    assert work.select("masked", "severe", "level").rows() == [
+        ("user <NUM> logged in", False, "info"),
+        ("user <NUM> logged in", True, "error"),
+        ("cache is warm", False, "info"),
+    ]
+    assert detect.unknown(work).height == work.height
+    assert work["version"].unique().to_list() == ["m1"]
+
+
+def test_the_key_tells_severe_from_plain_and_only_that() -> None:
+    prepared = detect.prepare(raw_frame(LINES), META, MASKS)
+    ids, keys = prepared["pattern_id"].to_list(), prepared["key"].to_list()
+    assert ids[0] == ids[1] == ids[2] == pattern_ids(["user <NUM> logged in"])[0]
+    assert keys[0] == keys[2] == ids[0]
+    assert keys[1] == ids[0] ^ 1
+    assert keys[3] == ids[3]
+
+
+def test_a_record_without_a_time_gets_the_time_of_arrival() -> None:
+    prepared = detect.prepare(raw_frame(["no header", LINES[0]]), META, MASKS)
+    assert prepared["timestamp"].to_list() == [ARRIVED, datetime(2026, 11, 20, 9, tzinfo=UTC)]
+
+
+# Answering
+
+
+def test_answers_fill_their_rows_and_leave_the_others_alone() -> None:
+    work = detect.distinct(detect.prepare(raw_frame(LINES), META, MASKS), "m1")
+    keys = work["key"].to_list()
+    assert detect.answer(work, {}) is work
+    some = detect.answer(work, {keys[2]: verdict(9), 12345: verdict(10)})
+    assert some.drop("template_id", "score", "anomalous", "reasons").equals(
+        work.drop("template_id", "score", "anomalous", "reasons")
+    )
+    assert some["template_id"].to_list() == [None, None, 9]
+    assert detect.unknown(some)["key"].to_list() == keys[:2]
+    whole = detect.answer(some, {keys[0]: verdict(1), keys[1]: verdict(2, None)})
+    assert whole["template_id"].to_list() == [1, 2, 9]
+    assert whole["score"].to_list() == [0.5, None, 0.5]
+    assert detect.unknown(whole).is_empty()
+
+
+def test_evidence_reaches_the_unknown_rows_in_their_order() -> None:
+    work = detect.distinct(detect.prepare(raw_frame(LINES), META, MASKS), "m1")
+    work = detect.answer(work, {work["key"][1]: verdict(5)})
+    first = Evidence(surprise=1.5, words=("user",), unseen=(), tokens=3, severity="failed")
+    last = Evidence(surprise=0.0)
+    filled = detect.with_evidence(work, [first, last])
+    assert filled["surprise"].to_list() == [1.5, None, 0.0]
+    assert filled["words"].to_list() == [["user"], None, []]
+    assert filled["severity"].to_list() == ["failed", None, None]
+    assert dict(unpack_frame(pack_frame(filled)).schema) == WORK_SCHEMA
+
+
+# Judging
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    plain = {
+        "pattern_id": 7, "surprise": 0.1, "words": [], "unseen": [], "tokens": 2, "severity": None, "severe": False,
+        "level": "info",
+    }  # fmt: skip
+    return {**plain, **changes}
+
+
+KNOWN = KnownPatterns(
+    pl.DataFrame([{"pattern_id": 7, "count": 90, "template_id": 3, "severe": False}], schema=KNOWN_SCHEMA)
+)
+KNOWLEDGE = Knowledge(calibration=calibrate([1.0, 1.1, 1.2], mode=Mode.SELF, total=100), known=KNOWN)
+
+
+def test_without_a_model_a_line_is_warming_and_neither_normal_nor_anomalous() -> None:
+    answer = detect.judge(row(surprise=None, words=None), 3, None)
+    assert (answer.score, answer.anomalous, answer.reasons, answer.template_id) == (None, None, ("warming",), 3)
+    assert detect.judge(row(), UNCLASSIFIED, None).reasons == ("warming", "unclassified")
+
+
+def test_a_template_is_new_when_training_has_no_line_of_it() -> None:
+    assert "new-template" not in detect.judge(row(), 3, KNOWLEDGE).reasons
+    assert "new-template" in detect.judge(row(pattern_id=8), 4, KNOWLEDGE).reasons
+    past = detect.judge(row(pattern_id=8), UNCLASSIFIED, KNOWLEDGE)
+    assert past.reasons[-1] == "unclassified"
+    assert past.score is not None
+
+
+# Results
+
+
+def test_results_have_the_public_columns_and_the_verdict_of_each_line() -> None:
+    out = results_of(raw_frame(LINES))
+    assert dict(out.schema) == RESULT_SCHEMA
+    assert out["template_id"].to_list() == [1, 2, 1, 3]
+    assert out["record_id"].to_list() == [f"00aa-{n}" for n in range(1, 5)]
+    assert out["model_version"].unique().to_list() == ["m1"]
+    assert out["workload"].unique().to_list() == ["shop"]
+    assert out["source"].unique().to_list() == ["app.log"]
+    assert out["raw"].to_list() == LINES
+
+
+def test_warming_rows_have_no_score_no_answer_and_no_version() -> None:
+    prepared = detect.prepare(raw_frame(LINES), META, MASKS)
+    work = detect.distinct(prepared, WARMING_VERSION)
+    judged = {key: detect.judge({}, n, None) for n, key in enumerate(work["key"].to_list(), start=1)}
+    out = detect.results(prepared, detect.answer(work, judged), META, "shop")
+    for name in ("score", "anomalous", "model_version"):
+        assert out[name].null_count() == out.height
+    assert out["reasons"].to_list() == [["warming"]] * out.height
+    assert detect.outcomes(out) == {"anomalous": 0, "normal": 0, "warming": 4, "unclassified": 0}
+
+
+def test_outcomes_count_physical_lines() -> None:
+    records = raw_frame(LINES).with_columns(pl.Series("lines", [1, 10, 100, 1000], dtype=pl.UInt32))
+    prepared = detect.prepare(records, META, MASKS)
+    keys = prepared["key"].to_list()
+    answers = {keys[0]: verdict(UNCLASSIFIED), keys[1]: verdict(2, None)}
+    answers[keys[3]] = Verdict(template_id=3, score=0.1, anomalous=False, reasons=())
+    out = detect.results(prepared, detect.answer(detect.distinct(prepared, "m1"), answers), META, "shop")
+    assert detect.outcomes(out) == {"anomalous": 101, "normal": 1000, "warming": 10, "unclassified": 101}
+
+
+def test_a_stored_batch_scored_again_keeps_its_ids_times_and_messages() -> None:
+    records = raw_frame(LINES)
+    first = results_of(records, version=WARMING_VERSION)
+    again = results_of(first.select(list(RAW_SCHEMA)))
+    same = ["record_id", "line", "lines", "timestamp", "level", "message", "pattern_id", "raw"]
+    assert again.select(same).equals(first.select(same))
+    assert again["model_version"].to_list() == ["m1"] * 4
+
+
+# Ids of records
+
+
+def pieces(cap: int = 2048) -> pl.DataFrame:
+    """A line far too long for one record, between two others."""
+    framer = Framer(max_record_bytes=cap)
+    lines = ["before", "x" * (cap * 5 + 7), "after"]
+    return pl.concat([framer.feed(lines), framer.flush()])
+
+
+def test_the_pieces_of_one_long_line_have_different_ids() -> None:
+    frame = pieces()
+    assert frame["lines"].sum() == 3
+    assert (frame["lines"] == 0).sum() >= 5, "the line must be in pieces"
+    ids = results_of(frame)["record_id"].to_list()
+    assert len(set(ids)) == len(ids)
+    assert ids[:3] == ["00aa-1", "00aa-2", "00aa-2.1"]
+    assert results_of(frame)["record_id"].to_list() == ids
+
+
+def batch(batch_id: str, records: pl.DataFrame) -> Batch:
+    return Batch(
+        batch_id=batch_id, workload="shop", source="app.log", source_key="00aa", purpose=Purpose.SCORE,
+        arrived=ARRIVED, formats=(), zone="UTC", records=records,
+    )  # fmt: skip
+
+
+def ids_through(ledger: Ledger, name: str) -> list[str]:
+    claim = ledger.claim(name, Stage.INGEST, "w")
+    assert isinstance(claim, Claim)
+    return results_of(ledger.payload(name), claim.meta)["record_id"].to_list()
+
+
+def test_pieces_of_one_line_in_different_batches_have_different_ids(
+    client: "redis.Redis", settings: Settings
+) -> None:
+    ledger, frame = Ledger(client, settings), pieces()
+    for cut in range(1, frame.height):
+        names = [f"00aa-{cut}-0", f"00aa-{cut}-1"]
+        for name, part in zip(names, (frame[:cut], frame[cut:]), strict=True):
+            ledger.accept(batch(name, part))
+        ids = [i for name in names for i in ids_through(ledger, name)]
+        assert len(set(ids)) == frame.height, cut
+
+
+def test_the_halves_of_a_split_batch_have_different_ids(client: "redis.Redis", settings: Settings) -> None:
+    ledger, frame = Ledger(client, settings), pieces()
+    waiting, ids = ["b"], []
+    ledger.accept(batch("b", frame[2:]))  # begins inside the long line
+    while waiting:
+        name = waiting.pop()
+        claim = ledger.claim(name, Stage.INGEST, "w")
+        assert isinstance(claim, Claim)
+        halves = ledger.give_up(claim, "died") if claim.records > 1 else []
+        waiting += halves
+        if not halves:
+            ids += results_of(ledger.payload(name), claim.meta)["record_id"].to_list()
+    assert len(set(ids)) == len(ids) == frame.height - 2
+
+
+# Whatever the lines
+
+TEXT = st.sampled_from(
+    ["", " ", "user 1 in", "user 2 in", "ERROR boom", "2026-11-20 09:00:00 ERROR user 3 in", "\tat x(y)", "ü\x00", "a\nb"]
+) | st.text(max_size=12)
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> pl.DataFrame:
+    rows = draw(st.lists(st.tuples(TEXT, st.sampled_from([0, 1, 1, 1, 3]), st.none() | st.integers(0, 9)), min_size=1, max_size=25))
+    sizes = [n for _, n, _ in rows]
+    # a piece (lines = 0) has the number of the line that it continues
+    ends = list(itertools.accumulate(sizes))
+    starts = [max(1, end if size == 0 else end - size + 1) for end, size in zip(ends, sizes, strict=True)]
+    times = [None if t is None else ARRIVED + timedelta(seconds=t) for _, _, t in rows]
+    return raw_frame([text for text, _, _ in rows]).with_columns(
+        pl.Series("line", starts, dtype=pl.UInt64),
+        pl.Series("lines", sizes, dtype=pl.UInt32),
+        pl.Series("timestamp", times, dtype=RAW_SCHEMA["timestamp"]),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(frames(), st.integers(0, 25))
+def test_every_record_comes_out_exactly_once_and_in_order(records: pl.DataFrame, known: int) -> None:
+    prepared = detect.prepare(records, META, MASKS)
+    assert prepared.select("raw", "line", "lines").equals(records.select("raw", "line", "lines"))
+    work = detect.distinct(prepared, "m1")
+    keys = work["key"].to_list()
+    assert set(keys) == set(prepared["key"].to_list())
+    assert len(set(keys)) == len(keys)
+    part = detect.answer(work, {key: verdict(n) for n, key in enumerate(keys[:known], start=1)})
+    rest = detect.unknown(part)["key"].to_list()
+    assert rest == keys[known:]
+    whole = detect.answer(part, {key: verdict(n) for n, key in enumerate(rest, start=len(keys) - len(rest) + 1)})
+    assert whole["key"].to_list() == keys
+    out = detect.results(prepared, whole, META, "shop")
+    assert out.select("raw", "line", "lines").equals(records.select("raw", "line", "lines"))
+    template_of = {key: n for n, key in enumerate(keys, start=1)}
+    assert out["template_id"].to_list() == [template_of[key] for key in prepared["key"].to_list()]
+    assert out["record_id"].n_unique() == records.height
+    assert sum(detect.outcomes(out)[name] for name in ("anomalous", "normal", "warming")) == records["lines"].sum()

@@ -1,0 +1,157 @@
+"""Model versions: complete bundles on disk, one fenced pointer in Redis."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from pipeline.errors import BadBundle, RedisUnavailable, StaleToken
+from pipeline.gpu.leases import Lease, Leases, Mode, granted
+from pipeline.models import bundle
+from pipeline.models.bundle import Manifest, TrainingStats
+from pipeline.models.threshold import Mode as Learning
+from pipeline.models.threshold import calibrate
+from pipeline.registry import Registry
+from pipeline.settings import Settings
+
+AT = datetime(2026, 11, 20, tzinfo=UTC)
+ONE, TWO, THREE = "m000001-0a1b2c3d", "m000002-0a1b2c3d", "m000003-0a1b2c3d"
+STATS: dict[str, Any] = {"hold_out": "", "device": "cpu"}
+
+
+@pytest.fixture
+def registry(client: "redis.Redis", settings: Settings) -> Registry:
+    return Registry(client, settings)
+
+
+@pytest.fixture
+def leases(client: "redis.Redis", settings: Settings) -> Leases:
+    return Leases(client, settings)
+
+
+def lease(leases: Leases, holder: str = "trainer", floor: int = 0) -> Lease:
+    return granted(leases.request("gpu0", Mode.EXCLUSIVE, holder, floor=floor), "gpu0")
+
+
+def written(registry: Registry, version: str) -> Path:
+    """A complete bundle, though not one that a network could be loaded from."""
+
+    def manifest(files: Any) -> Manifest:
+        names = TrainingStats.__dataclass_fields__
+        return Manifest(
+            version=version, created=AT, mode=Learning.SELF, mask_version="m", tokens=(), config={},
+            calibration=calibrate([], mode=Learning.SELF, total=1), seed=0, template_watermark=0, files=files,
+            stats=TrainingStats(**{name: STATS.get(name, 0) for name in names}),
+        )  # fmt: skip
+
+    out = registry.path(version)
+    writers = {name: lambda path: path.write_bytes(b"content") and None for name in bundle.FILE_CAPS}
+    bundle.write(out, writers=writers, manifest=manifest)
+    return out
+
+
+def test_publishing_moves_the_pointer_and_keeps_the_version_before(registry: Registry, leases: Leases) -> None:
+    assert registry.current() is None
+    held = lease(leases)
+    for generation, version in enumerate((ONE, TWO), start=1):
+        path = written(registry, version)
+        assert registry.publish(version, held, at=AT) == generation
+        live = registry.current()
+        assert live is not None
+        assert (live.version, live.generation, live.token) == (version, generation, held.token)
+        assert live.published == AT.isoformat()
+        assert path.is_dir()
+    assert registry.versions() == [ONE, TWO]
+    assert registry.client.hget(registry.keys.model, "previous") == ONE.encode()
+
+
+def test_publishing_the_same_version_twice_changes_nothing_more(registry: Registry, leases: Leases) -> None:
+    held = lease(leases)
+    for version in (ONE, TWO):
+        written(registry, version)
+        registry.publish(version, held, at=AT)
+    before = registry.client.hgetall(registry.keys.model)
+    assert registry.publish(TWO, held, at=AT) == 2, "an answer that was lost on the way is given again"
+    assert registry.client.hgetall(registry.keys.model) == before
+
+
+def expire(leases: Leases) -> None:
+    leases.client.hset(leases.keys.lease("gpu0"), "deadline", 1)
+
+
+@pytest.mark.parametrize("lost", ["expired", "taken over", "given back", "stranger", "never held"])
+def test_whoever_lost_the_lease_publishes_nothing(registry: Registry, leases: Leases, lost: str) -> None:
+    held = lease(leases)
+    written(registry, ONE)
+    registry.publish(ONE, held, at=AT)
+    written(registry, TWO)
+    if lost == "stranger":
+        held = replace(held, holder="somebody")
+    elif lost == "given back":
+        leases.release(held)
+    elif lost == "never held":
+        held = replace(held, resource="gpu7")
+    else:
+        expire(leases)
+    if lost == "taken over":
+        lease(leases, "other")
+    with pytest.raises(StaleToken, match=f"{TWO} is not published"):
+        registry.publish(TWO, held, at=AT)
+    live = registry.current()
+    assert live is not None
+    assert (live.version, live.generation) == (ONE, 1)
+
+
+def test_a_token_older_than_the_live_models_publishes_nothing(registry: Registry, leases: Leases) -> None:
+    written(registry, ONE)
+    held = lease(leases)
+    registry.client.hset(registry.keys.model, mapping={"version": TWO, "token": held.token + 1, "generation": 4, "published": ""})
+    with pytest.raises(StaleToken):
+        registry.publish(ONE, held, at=AT)
+    live = registry.current()
+    assert live is not None
+    assert live.version == TWO
+
+
+def test_a_bundle_that_is_not_whole_is_not_published(registry: Registry, leases: Leases) -> None:
+    held = lease(leases)
+    with pytest.raises(BadBundle):
+        registry.publish(ONE, held, at=AT)
+    (written(registry, ONE) / bundle.WEIGHTS).write_bytes(b"altered")
+    with pytest.raises(BadBundle, match="SHA-256"):
+        registry.publish(ONE, held, at=AT)
+    assert registry.current() is None
+
+
+def test_new_tokens_start_above_those_on_disk_even_on_an_empty_redis(registry: Registry, leases: Leases) -> None:
+    assert registry.newest_token() == 0
+    for name in (ONE, "m000041-ffffffff", THREE, ".m000099-0a1b2c3d.7.tmp", "notes", "m000077-short"):
+        (registry.directory / name).mkdir(parents=True)
+    assert registry.newest_token() == 41
+    held = lease(leases, floor=registry.newest_token())
+    assert held.token == 42
+    assert registry.name(held.token, "0123456789abcdef") == "m000042-01234567"
+
+
+def test_versions_stay_in_order_when_tokens_pass_a_million(registry: Registry) -> None:
+    big = registry.name(1_000_000, "0123456789abcdef")
+    assert registry.path(big).name == big
+    for name in (big, "m999999-0a1b2c3d", ONE):
+        (registry.directory / name).mkdir(parents=True)
+    assert registry.versions() == [ONE, "m999999-0a1b2c3d", big]
+    assert registry.newest_token() == 1_000_000
+
+
+@pytest.mark.parametrize("name", ["", "..", "../m000001-0a1b2c3d", "m000001-0a1b2c3d/..", "m1-0a1b2c3d", "m000001-0A1B2C3D\n"])
+def test_a_name_that_is_no_version_has_no_path(registry: Registry, name: str) -> None:
+    with pytest.raises(BadBundle, match="not a model version"):
+        registry.path(name)
+
+
+def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
+    away = Registry(redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None), settings)
+    with pytest.raises(RedisUnavailable, match="does not answer"):
+        away.current()

@@ -1,0 +1,39 @@
+"""Where a batch waits: the queue of its stage, and the GPU only when somebody serves it and training leaves it free."""
+
+import pytest
+
+from pipeline.app import configuration
+from pipeline.ledger import Stage
+from pipeline.routing import (
+    QUEUE_CPU, QUEUE_DRAIN, QUEUE_GPU, QUEUE_INGEST, QUEUE_STORE, QUEUES, STAGE_QUEUES, STAGE_TASK, GpuView, queue_for, route,
+)  # fmt: skip
+from pipeline.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("workers", "open_to_shared", "queue"),
+    [(0, False, QUEUE_CPU), (0, True, QUEUE_CPU), (1, False, QUEUE_CPU), (1, True, QUEUE_GPU), (8, True, QUEUE_GPU)],
+)
+def test_unknown_lines_go_to_a_gpu_that_is_served_and_free(workers: int, open_to_shared: bool, queue: str) -> None:
+    gpu = GpuView(workers=workers, open_to_shared=open_to_shared)
+    assert route(gpu) == queue
+    assert queue_for(Stage.INFER, gpu) == queue
+
+
+@pytest.mark.parametrize(
+    ("stage", "queue"), [(Stage.INGEST, QUEUE_INGEST), (Stage.DRAIN, QUEUE_DRAIN), (Stage.STORE, QUEUE_STORE)]
+)
+def test_the_other_stages_have_one_queue_whatever_the_gpu_does(stage: Stage, queue: str) -> None:
+    for gpu in (GpuView(workers=0, open_to_shared=False), GpuView(workers=3, open_to_shared=True)):
+        assert queue_for(stage, gpu) == queue
+
+
+def test_every_stage_has_a_task_and_queues_that_exist() -> None:
+    assert set(STAGE_TASK) == set(STAGE_QUEUES) == set(Stage)
+    assert len(set(STAGE_TASK.values())) == len(Stage)
+    declared = {queue.name for queue in configuration(Settings(redis_url="redis://h"))["task_queues"]}
+    assert declared == set(QUEUES)
+    for stage, queues in STAGE_QUEUES.items():
+        assert set(queues) <= declared
+        for free in (True, False):
+            assert queue_for(stage, GpuView(workers=1, open_to_shared=free)) in queues

@@ -1,0 +1,190 @@
+"""Settings: one precedence, nothing accepted by accident, no secret shown."""
+
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import BadSetting
+from pipeline.settings import Settings, describe, masked_url
+
+
+def config(folder: Path, text: str) -> Path:
+    path = folder / "logweir.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    path = config(tmp_path, 'seed = 1\nbatch_records = 11\ntime_zone = "Europe/Berlin"\n')
+    environ = {"LOGWEIR_SEED": "2", "LOGWEIR_BATCH_RECORDS": "12", "UNRELATED": "x"}
+    got = Settings.load(flags={"seed": 3, "batch_records": None}, environ=environ, config=path)
+    assert (got.seed, got.batch_records, got.time_zone, got.overdue_ms) == (3, 12, "Europe/Berlin", Settings().overdue_ms)
+    assert got.zone.key == "Europe/Berlin"
+
+
+def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+    path = config(tmp_path, "seed = 1\n")
+    assert Settings.load(environ={"LOGWEIR_CONFIG": str(path)}).seed == 1
+    other = config(tmp_path, "seed = 7\n").rename(tmp_path / "other.toml")
+    config(tmp_path, "seed = 1\n")
+    assert Settings.load(environ={"LOGWEIR_CONFIG": str(path)}, config=other).seed == 7
+
+
+def test_redis_url_has_the_name_that_users_know() -> None:
+    assert Settings.load(environ={"REDIS_URL": "redis://h:1/2"}).redis_url == "redis://h:1/2"
+    assert Settings.load(environ={"REDIS_URL": ""}).redis_url is None
+    assert Settings.load(environ={}).redis_url is None
+
+
+def test_several_mask_files_stand_in_one_variable(tmp_path: Path) -> None:
+    both = os.pathsep.join(("a.toml", "b.toml"))
+    assert Settings.load(environ={"LOGWEIR_MASKS": both}).masks == (Path("a.toml"), Path("b.toml"))
+    assert Settings.load(environ={"LOGWEIR_MASKS": ""}).masks == ()
+    assert Settings.load(environ={}, config=config(tmp_path, 'masks = ["a.toml"]')).masks == (Path("a.toml"),)
+
+
+def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
+    plain = Settings(data_dir=Path("d"))
+    assert (plain.results, plain.models, plain.baseline) == (Path("d/results"), Path("d/models"), Path("d/baseline"))
+    assert replace(plain, results_dir=Path("r")).results == Path("r")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sede = 1", "'sede' is not a setting; the settings are: .*seed"),
+        ('seed = "many"', "seed = 'many' has the wrong type; it must be int"),
+        ("seed = 1.5", "seed = 1.5 has the wrong type"),
+        ("seed = true", "seed = True has the wrong type"),
+        ("sweep_s = false", "sweep_s = False has the wrong type"),
+        ("sweep_s = nan", "sweep_s"),
+        ("train_seconds = inf", "train_seconds"),
+        ("seed = -1", "seed = -1 is out of range; it must be at least 0"),
+        ("drain_similarity = 1.5", "drain_similarity = 1.5 is out of range; it must be at most 1"),
+        ('key_prefix = ["a"]', r"key_prefix = \['a'\] has the wrong type; it must be str"),
+        ("key_prefix = 5", "key_prefix = 5 has the wrong type"),
+        ("masks = 5", "masks = 5 has the wrong type"),
+        ("masks = [1]", r"masks = \[1\] has the wrong type"),
+        ("data_dir = 5", "data_dir = 5 has the wrong type"),
+        ("[seed]\nx = 1", "seed = .* has the wrong type"),
+        ('time_zone = "Mars/Base"', "time_zone 'Mars/Base' is not known; use an IANA name"),
+        ('log_level = "loud"', "log_level 'loud' is not known"),
+        ('key_prefix = ""', "key_prefix '' is empty"),
+        ('key_prefix = "a{b"', "key_prefix"),
+        ('redis_url = "http://h"', "REDIS_URL must begin with redis://, rediss:// or unix://"),
+        ('redis_url = "localhost:6379"', "REDIS_URL must begin with"),
+        ('redis_url = "redis://h:many/0"', "REDIS_URL"),
+        ('redis_url = "redis://[::1"', "REDIS_URL"),
+        ("seed = ", "not valid TOML"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_name(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(BadSetting, match=says):
+        Settings.load(environ={}, config=config(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["LOGWEIR_SEDE", "LOGWEIR_"])
+def test_an_unknown_variable_of_ours_is_refused(name: str) -> None:
+    with pytest.raises(BadSetting, match="is not a setting"):
+        Settings.load(environ={name: "1"})
+
+
+@pytest.mark.parametrize("value", ["", "1.5", "true", "1e3", "nan"])
+def test_a_variable_of_the_wrong_type_is_refused(value: str) -> None:
+    with pytest.raises(BadSetting, match="seed = .* has the wrong type"):
+        Settings.load(environ={"LOGWEIR_SEED": value})
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="cannot be read: No such file"):
+        Settings.load(environ={}, config=tmp_path / "absent.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadSetting, match="not valid TOML"):
+        Settings.load(environ={}, config=tmp_path / "bytes.toml")
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}@host:6379/0",
+        f"rediss://ann:{SECRET}@host",
+        f"redis://ann:{SECRET}%40%2F%3A@host",
+        f"redis://ann:a@{SECRET}@host",
+        f"unix://:{SECRET}@/run/redis.sock?db=0",
+        f"unix:///run/redis.sock?db=0&password={SECRET}",
+        f"redis://host/0?PASSWORD={SECRET}&db=1",
+    ],
+)
+def test_a_password_is_never_shown(url: str) -> None:
+    assert SECRET not in masked_url(url)
+    assert "***" in masked_url(url)
+    assert SECRET not in repr(Settings(redis_url=url))
+    assert SECRET not in str(Settings(redis_url=url))
+
+
+@pytest.mark.parametrize("url", [f"redis://ann:a/{SECRET}#x@host:1/0", f"redis://ann:a?password={SECRET}@host"])
+def test_a_password_that_makes_it_no_url_is_not_shown_either(url: str) -> None:
+    assert SECRET not in masked_url(url)
+    with pytest.raises(BadSetting, match="not a URL") as caught:
+        Settings(redis_url=url)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["redis://host:6379/0", "unix:///run/a:b/redis.sock?db=0", "redis://ann@host"])
+def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
+    assert masked_url(url) == url
+
+
+def test_a_url_that_is_refused_is_not_shown(tmp_path: Path) -> None:
+    for text in (f"http://:{SECRET}@h", f"redis://:{SECRET}@h:port", f"redis://:{SECRET}@[h"):
+        with pytest.raises(BadSetting) as caught:
+            Settings.load(environ={"REDIS_URL": text})
+        assert SECRET not in str(caught.value)
+    with pytest.raises(BadSetting) as caught:
+        Settings.load(environ={}, config=config(tmp_path, f'redis_url = ["redis://:{SECRET}@h"]'))
+    assert SECRET not in str(caught.value)
+
+
+def value_of(name: str, metadata: Any) -> st.SearchStrategy[Any]:
+    texts = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="{}*:"), min_size=1, max_size=8)
+    special: dict[str, st.SearchStrategy[Any]] = {
+        "redis_url": st.none() | st.just("redis://:a%40b@h:1/0"),
+        "results_dir": st.none() | texts.map(Path),
+        "data_dir": texts.map(Path),
+        "masks": st.lists(texts.map(Path), max_size=3).map(tuple),
+        "key_prefix": texts,
+        "time_zone": st.sampled_from(["UTC", "Europe/Berlin"]),
+        "log_level": st.sampled_from(["debug", "error"]),
+    }
+    if name in special:
+        return special[name]
+    default = getattr(Settings(), name)
+    least, most = metadata["least"], metadata["most"]
+    top = most if most is not None else 10**9
+    if isinstance(default, float):
+        return st.floats(least, top, allow_nan=False)
+    if isinstance(default, int):
+        return st.integers(int(least), int(top))
+    return st.just(default)
+
+
+@given(st.fixed_dictionaries({f.name: value_of(f.name, f.metadata) for f in fields(Settings)}))
+def test_a_child_process_builds_the_same_settings_from_its_environment(values: dict[str, Any]) -> None:
+    wanted = Settings(**values)
+    environ = wanted.to_environ()
+    assert all(isinstance(value, str) for value in environ.values())
+    assert Settings.load(environ=environ) == wanted
+
+
+def test_every_setting_is_described() -> None:
+    rows = describe()
+    assert {name for name, _, _ in rows} == {f.name for f in fields(Settings)}
+    assert all(about for _, _, about in rows)
