@@ -1,6 +1,7 @@
 """Shared fixtures: a real Redis for the session, a private key prefix for every test."""
 
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -60,3 +61,19 @@ def need_data(path: Path) -> Path:
     if not path.exists():
         pytest.skip(f"the labelled log sets are not here ({path.name})")
     return path
+
+
+# In CI everything a test needs is there or can be installed; only these reasons may skip one.
+MAY_SKIP = re.compile(r"\bGPU\b|runs as root")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With CI set, a skip for any other reason fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("CI") or reporter is None:
+        return
+    wrong = [r for r in reporter.stats.get("skipped", []) if not MAY_SKIP.search(str(r.longrepr))]
+    for report in wrong:
+        reporter.write_line(f"skipped in CI: {report.nodeid}: {report.longrepr}", red=True)
+    if wrong and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
