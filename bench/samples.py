@@ -38,7 +38,11 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
     rows = pl.read_parquet(out / "results/**/*.parquet", hive_partitioning=False)
     found = findings.collect(out / "results", pl.read_parquet(out / "templates.parquet"))
     spans = rows.filter("anomalous").select(
-        pl.col("source").str.split("/").list.last().str.strip_suffix(".zst").alias("file"), "workload", "template_id", "line", "lines"
+        pl.col("source").str.split("/").list.last().str.strip_suffix(".zst").alias("file"),
+        "workload",
+        "template_id",
+        "line",
+        "lines",
     )
     place = {(f.workload, f.template_id): n for n, f in enumerate(found, start=1)}
     ranks: dict[str, int | None] = {}

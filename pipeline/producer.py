@@ -160,8 +160,9 @@ def _frame(items: Sequence[str] | Sequence[Mapping[str, Any]]) -> tuple[pl.DataF
         ) from exc
 
 
-def _is_text(item: str | Mapping[str, Any]) -> bool:
-    texts = [item] if isinstance(item, str) else [v for v in item.values() if isinstance(v, str)]
+def _is_text(item: object) -> bool:
+    values = item.values() if isinstance(item, Mapping) else [item]
+    texts = [value for value in values if isinstance(value, str)]
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:

@@ -70,7 +70,9 @@ class Settings:
 
     lease_ttl_ms: int = _about("a lease that is not renewed for so long is lost", 15_000, least=2_000)
     ingest_processes: int = _about("ingest workers of the embedded stack", 1, least=1, most=64)
-    torch_threads: int = _about("threads of a scoring process; more than one pays only on idle cores", 1, least=1)
+    torch_threads: int = _about(
+        "threads of a scoring process; more than one pays only on idle cores", 1, least=1
+    )
     train_seconds: float = _about("time the fit of a model may take", 20.0, least=1)
     train_max_patterns: int = _about("distinct masked lines a training takes at most", 100_000, least=100)
     seed: int = _about("seed of a training", 0, least=0)
@@ -86,7 +88,9 @@ class Settings:
         for item in fields(self):
             value, meta = getattr(self, item.name), item.metadata
             if isinstance(value, float) and not math.isfinite(value):
-                raise BadSetting(f"{item.name} = {value} is not a number one can count with; give a finite one")
+                raise BadSetting(
+                    f"{item.name} = {value} is not a number one can count with; give a finite one"
+                )
             for bound, wrong, word in (
                 ("least", float.__lt__, "at least"),
                 ("most", float.__gt__, "at most"),

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
-import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,15 @@ from pipeline.ledger import Claim, Ledger, Meta, Stage
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.threshold import Evidence, Mode, calibrate
 from pipeline.records import (
-    RAW_SCHEMA, RESULT_SCHEMA, Batch, Purpose, Verdict, pack_frame, pattern_ids, raw_frame, unpack_frame,
+    RAW_SCHEMA,
+    RESULT_SCHEMA,
+    Batch,
+    Purpose,
+    Verdict,
+    pack_frame,
+    pattern_ids,
+    raw_frame,
+    unpack_frame,
 )  # fmt: skip
 from pipeline.settings import Settings
 from pipeline.sources.framing import Framer
@@ -27,7 +34,13 @@ from pipeline.sources.framing import Framer
 ARRIVED = datetime(2026, 11, 20, 10, tzinfo=UTC)
 MASKS = MaskSet.load()
 META = Meta(
-    batch_id="b", source="app.log", source_key="00aa", purpose=Purpose.SCORE, arrived=ARRIVED, formats=(), zone="UTC"
+    batch_id="b",
+    source="app.log",
+    source_key="00aa",
+    purpose=Purpose.SCORE,
+    arrived=ARRIVED,
+    formats=(),
+    zone="UTC",
 )
 LINES = [
     "2026-11-20 09:00:00 INFO user 17 logged in",
@@ -44,7 +57,9 @@ def verdict(template_id: int, score: float | None = 0.5) -> Verdict:
 
 
 def answered(work: pl.DataFrame, score: float | None = 0.5) -> pl.DataFrame:
-    return detect.answer(work, {key: verdict(n, score) for n, key in enumerate(work["key"].to_list(), start=1)})
+    return detect.answer(
+        work, {key: verdict(n, score) for n, key in enumerate(work["key"].to_list(), start=1)}
+    )
 
 
 def results_of(records: pl.DataFrame, meta: Meta = META, version: str = "m1") -> pl.DataFrame:
@@ -133,7 +148,12 @@ KNOWLEDGE = Knowledge(calibration=calibrate([1.0, 1.1, 1.2], mode=Mode.SELF, tot
 
 def test_without_a_model_a_line_is_warming_and_neither_normal_nor_anomalous() -> None:
     answer = detect.judge(row(surprise=None, words=None), 3, None)
-    assert (answer.score, answer.anomalous, answer.reasons, answer.template_id) == (None, None, ("warming",), 3)
+    assert (answer.score, answer.anomalous, answer.reasons, answer.template_id) == (
+        None,
+        None,
+        ("warming",),
+        3,
+    )
     assert detect.judge(row(), UNCLASSIFIED, None).reasons == ("warming", "unclassified")
 
 
@@ -252,13 +272,29 @@ def test_the_halves_of_a_split_batch_have_different_ids(client: "redis.Redis", s
 # Whatever the lines
 
 TEXT = st.sampled_from(
-    ["", " ", "user 1 in", "user 2 in", "ERROR boom", "2026-11-20 09:00:00 ERROR user 3 in", "\tat x(y)", "ü\x00", "a\nb"]
+    [
+        "",
+        " ",
+        "user 1 in",
+        "user 2 in",
+        "ERROR boom",
+        "2026-11-20 09:00:00 ERROR user 3 in",
+        "\tat x(y)",
+        "ü\x00",
+        "a\nb",
+    ]
 ) | st.text(max_size=12)
 
 
 @st.composite
 def frames(draw: st.DrawFn) -> pl.DataFrame:
-    rows = draw(st.lists(st.tuples(TEXT, st.sampled_from([0, 1, 1, 1, 3]), st.none() | st.integers(0, 9)), min_size=1, max_size=25))
+    rows = draw(
+        st.lists(
+            st.tuples(TEXT, st.sampled_from([0, 1, 1, 1, 3]), st.none() | st.integers(0, 9)),
+            min_size=1,
+            max_size=25,
+        )
+    )
     sizes = [n for _, n, _ in rows]
     # a piece (lines = 0) has the number of the line that it continues
     ends = list(itertools.accumulate(sizes))
@@ -283,11 +319,16 @@ def test_every_record_comes_out_exactly_once_and_in_order(records: pl.DataFrame,
     part = detect.answer(work, {key: verdict(n) for n, key in enumerate(keys[:known], start=1)})
     rest = detect.unknown(part)["key"].to_list()
     assert rest == keys[known:]
-    whole = detect.answer(part, {key: verdict(n) for n, key in enumerate(rest, start=len(keys) - len(rest) + 1)})
+    whole = detect.answer(
+        part, {key: verdict(n) for n, key in enumerate(rest, start=len(keys) - len(rest) + 1)}
+    )
     assert whole["key"].to_list() == keys
     out = detect.results(prepared, whole, META, "shop")
     assert out.select("raw", "line", "lines").equals(records.select("raw", "line", "lines"))
     template_of = {key: n for n, key in enumerate(keys, start=1)}
     assert out["template_id"].to_list() == [template_of[key] for key in prepared["key"].to_list()]
     assert out["record_id"].n_unique() == records.height
-    assert sum(detect.outcomes(out)[name] for name in ("anomalous", "normal", "warming")) == records["lines"].sum()
+    assert (
+        sum(detect.outcomes(out)[name] for name in ("anomalous", "normal", "warming"))
+        == records["lines"].sum()
+    )

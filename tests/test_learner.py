@@ -33,7 +33,9 @@ class Process:
     def lease(self) -> int:
         return granted(self.leases.request(DRAIN, Mode.EXCLUSIVE, self.name), DRAIN).token
 
-    def learn(self, *lines: str, token: int | None = None, workload: str = "shop", judge: Any = judge) -> list[int]:
+    def learn(
+        self, *lines: str, token: int | None = None, workload: str = "shop", judge: Any = judge
+    ) -> list[int]:
         rows = [{"key": hash_of(text), "masked": text, "severe": False} for text in lines]
         token = self.lease() if token is None else token
         answers = self.learner.learn(rows, version="m1", workload=workload, token=token, judge=judge)
@@ -43,6 +45,12 @@ class Process:
 
 def hash_of(text: str) -> int:
     return int.from_bytes(text.encode()[:8].ljust(8), "little")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """With a tree whose answers can be foretold, whatever the defaults are."""
+    return replace(settings, drain_similarity=0.5, drain_depth=5)
 
 
 def expire(process: Process) -> None:
@@ -69,7 +77,10 @@ def test_what_is_learnt_is_stored_with_its_answers(first: Process) -> None:
     assert first.learn("alpha", "beta") == [2, 3]
     counts: Any = first.leases.client.hgetall(first.leases.keys.template_counts)
     assert counts == {b"shop": b"3"}
-    assert set(first.verdicts.lookup("m1", [hash_of("alpha"), hash_of("beta")])) == {hash_of("alpha"), hash_of("beta")}
+    assert set(first.verdicts.lookup("m1", [hash_of("alpha"), hash_of("beta")])) == {
+        hash_of("alpha"),
+        hash_of("beta"),
+    }
 
 
 def test_whoever_takes_over_knows_everything_and_the_one_before_can_write_nothing(
@@ -143,7 +154,9 @@ def test_a_stored_template_comes_back_unchanged() -> None:
 
 
 @pytest.mark.parametrize("blob", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x63\xa1a\xc2\xa1w"], ids=repr)
-def test_a_template_that_cannot_be_read_is_named(client: "redis.Redis", settings: Settings, blob: bytes) -> None:
+def test_a_template_that_cannot_be_read_is_named(
+    client: "redis.Redis", settings: Settings, blob: bytes
+) -> None:
     keys = Keys(settings.key_prefix)
     client.hset(keys.templates, "7", blob)
     with pytest.raises(BadPayload, match="template 7"):

@@ -176,7 +176,9 @@ def test_a_stranger_and_an_old_token_can_neither_renew_nor_release(leases: Lease
 # After Redis changed
 
 
-def test_an_unknown_redis_grants_nothing_exclusive_for_one_ttl_where_that_is_asked_for(leases: Leases) -> None:
+def test_an_unknown_redis_grants_nothing_exclusive_for_one_ttl_where_that_is_asked_for(
+    leases: Leases,
+) -> None:
     answer = refused(leases, EXCLUSIVE, "trainer", quarantine=True)
     assert answer.why == "quarantine"
     assert 0 < answer.wait_ms <= leases.ttl_ms
@@ -263,7 +265,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.client = redis.Redis.from_url(self.server)
-        self.leases = Leases(self.client, Settings(key_prefix=f"m{uuid.uuid4().hex[:12]}", lease_ttl_ms=600_000))
+        self.leases = Leases(
+            self.client, Settings(key_prefix=f"m{uuid.uuid4().hex[:12]}", lease_ttl_ms=600_000)
+        )
         self.handles: list[Handle] = []
         self.newest = 0
 

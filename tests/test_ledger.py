@@ -1,6 +1,6 @@
 """The life of a batch on a real Redis: taken in once, claimed, moved, stored once, or dead with its reason."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable
+from pipeline.keyspace import answering
 from pipeline.ledger import Accepted, Claim, Full, Ledger, Meta, Stage, wait_until
 from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, pack_frame, raw_frame
 from pipeline.settings import Settings
@@ -145,7 +146,10 @@ def test_too_many_batches_are_refused_until_one_is_done(client: "redis.Redis", s
 
 def noise(seed: int) -> list[str]:
     """Lines that do not compress: about 700 KiB packed."""
-    return [f"{(seed * 7919 + i) * 2654435761 % 2**64:x}{(i * 40503 + seed) ** 7 % 2**128:x}" for i in range(30_000)]
+    return [
+        f"{(seed * 7919 + i) * 2654435761 % 2**64:x}{(i * 40503 + seed) ** 7 % 2**128:x}"
+        for i in range(30_000)
+    ]
 
 
 def test_too_many_bytes_are_refused_but_a_batch_above_the_limit_gets_in_alone(
@@ -163,7 +167,9 @@ def test_too_many_bytes_are_refused_but_a_batch_above_the_limit_gets_in_alone(
 
 
 def test_a_stack_trace_counts_as_its_physical_lines(ledger: Ledger) -> None:
-    frame = raw_frame(["head\n  at x\n  at y", "next"]).with_columns(pl.Series("lines", [3, 1], dtype=pl.UInt32))
+    frame = raw_frame(["head\n  at x\n  at y", "next"]).with_columns(
+        pl.Series("lines", [3, 1], dtype=pl.UInt32)
+    )
     ledger.accept(batch("b", records=frame))
     ledger.commit(take(ledger), warming=False, outcomes={"normal": 4})
     assert balance(ledger)["accepted"] == balance(ledger)["stored"] == 4
@@ -548,3 +554,44 @@ def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     for ask in (away.counts, away.overdue, away.now_ms, away.dead, lambda: away.accept(batch("b"))):
         with pytest.raises(RedisUnavailable, match="does not answer"):
             ask()
+
+
+@pytest.fixture
+def full_redis(client: "redis.Redis") -> Iterator[None]:
+    """The server refuses everything that needs memory, for this test."""
+    limit = client.config_get("maxmemory")["maxmemory"]
+    client.config_set("maxmemory", 1)
+    yield
+    client.config_set("maxmemory", limit)
+
+
+@pytest.mark.usefixtures("full_redis")
+def test_a_redis_without_memory_is_said_so_by_scripts_and_plain_commands(ledger: Ledger) -> None:
+    with pytest.raises(RedisUnavailable, match="give it memory or disk space"):
+        ledger.accept(batch("b"))
+    with pytest.raises(RedisUnavailable, match="give it memory or disk space"), answering():
+        ledger.client.set(ledger.keys("probe"), "x")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.exceptions.ReadOnlyError("You can't write against a read only replica."),
+        redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
+        redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory"),
+        redis.ResponseError(
+            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist"
+        ),
+        redis.ResponseError("NOREPLICAS Not enough good replicas to write."),
+        redis.TimeoutError("Timeout reading from socket"),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_what_heals_by_itself_or_by_an_operator_is_retryable(error: Exception) -> None:
+    with pytest.raises(RedisUnavailable), answering():
+        raise error
+
+
+def test_a_fault_of_ours_is_not_called_a_fault_of_redis() -> None:
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"), answering():
+        raise redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")

@@ -11,7 +11,15 @@ import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, precondition, rule, run_state_machine_as_test,
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
 )  # fmt: skip
 
 from pipeline.errors import BadInput, ClaimLost
@@ -291,7 +299,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 def test_the_ledger_agrees_with_its_model_whatever_happens(redis_url: str) -> None:
     LedgerMachine.server, LedgerMachine.base = redis_url, Settings(claim_ttl_ms=600_000)
-    run_state_machine_as_test(  
+    run_state_machine_as_test(
         LedgerMachine,
         settings=settings(
             max_examples=30,

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.drain import masking
-from pipeline.drain.masking import EMPTY, LINE_END, MaskSet
+from pipeline.drain import digest
+from pipeline.drain.digest import EMPTY, LINE_END
+from pipeline.drain.masking import MaskSet
 from pipeline.errors import BadMask
 from pipeline.records import pattern_ids
 
@@ -242,9 +243,9 @@ def test_at_most_eight_following_lines_are_kept() -> None:
 def test_a_hostile_line_is_read_to_a_limit_and_gives_a_limited_line(unit: str) -> None:
     text = unit * (65536 // len(unit))
     line = MASKS.mask_one(text)
-    assert len(line) <= masking.MAX_MASKED_CHARS
+    assert len(line) <= digest.MAX_MASKED_CHARS
     # Whatever stands behind the limit costs nothing, since it is never looked at.
-    assert line == MASKS.mask_one(text[: masking.MAX_LINE_CHARS])
+    assert line == MASKS.mask_one(text[: digest.MAX_LINE_CHARS])
     assert MASKS.mask_one(line) == line
 
 

@@ -22,7 +22,14 @@ AT = datetime(2026, 11, 20, 23, 59, tzinfo=UTC)
 
 def rows(n: int = 3, *, workload: str = "shop", at: datetime = AT, message: str = "one") -> pl.DataFrame:
     blank: dict[str, Any] = dict.fromkeys(RESULT_SCHEMA)
-    row = {**blank, "record_id": "k-1", "workload": workload, "timestamp": at, "message": message, "reasons": ["rare:1/9"]}
+    row = {
+        **blank,
+        "record_id": "k-1",
+        "workload": workload,
+        "timestamp": at,
+        "message": message,
+        "reasons": ["rare:1/9"],
+    }
     return pl.DataFrame([{**row, "line": i} for i in range(n)], schema=RESULT_SCHEMA)
 
 
@@ -98,7 +105,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_says_what_to_do(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        with pytest.raises(SinkUnavailable, match="No space left on device.*free space or fix the rights"):
+        with pytest.raises(SinkUnavailable, match=r"No space left on device.*free space or fix the rights"):
             sink.write("b", rows(2, message="new"))
         with pytest.raises(SinkUnavailable):
             sink.write("c", rows(2, message="new"))
@@ -110,11 +117,15 @@ def test_a_write_that_fails_leaves_what_was_there_and_says_what_to_do(
 
 def test_a_disk_that_fills_up_in_the_middle_leaves_nothing(sink: ParquetSink) -> None:
     noise = [f"{i * 2654435761 % 2**61:x}{i**5 % 2**89:x}" for i in range(40_000)]
-    frame = rows(1).select(pl.all().exclude("message").repeat_by(len(noise)).explode()).with_columns(
-        pl.Series("message", noise)
+    frame = (
+        rows(1)
+        .select(pl.all().exclude("message").repeat_by(len(noise)).explode())
+        .with_columns(pl.Series("message", noise))
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the write itself is cut off, as on a full disk
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (100_000, hard)
+    )  # the write itself is cut off, as on a full disk
     try:
         with pytest.raises(SinkUnavailable, match="File too large"):
             sink.write("b", frame.select(list(RESULT_SCHEMA)))
@@ -197,7 +208,9 @@ def test_no_name_leaves_the_store_or_meets_another_one(
 def test_a_long_name_never_meets_the_name_that_looks_like_its_short_form(sink: ParquetSink) -> None:
     for long in ("x" * 300, "ü" * 200):
         short = place(sink, long, long)
-        for twin in itertools.chain([short.parent.name.removeprefix("workload=")], [short.name.removesuffix(".parquet")]):
+        for twin in itertools.chain(
+            [short.parent.name.removeprefix("workload=")], [short.name.removesuffix(".parquet")]
+        ):
             assert place(sink, twin, "b").parent != short.parent
             assert place(sink, "shop", twin).name != short.name
 

@@ -18,7 +18,12 @@ def presence(client: "redis.Redis", settings: Settings) -> Presence:
 
 
 def beat(presence: Presence, name: str, **changes: Any) -> None:
-    given: dict[str, Any] = {"role": "cpu", "pid": 7, "queues": ["ingest", "infer.cpu"], "model_version": "m1"}
+    given: dict[str, Any] = {
+        "role": "cpu",
+        "pid": 7,
+        "queues": ["ingest", "infer.cpu"],
+        "model_version": "m1",
+    }
     presence.beat(name=name, **{**given, **changes})
 
 
@@ -76,6 +81,13 @@ def test_the_newest_complaint_is_shown_for_a_while(presence: Presence) -> None:
 
 def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     away = Presence(redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None), settings)
-    for ask in (away.live, away.drop_silent, away.trouble, lambda: away.complain("a", "b"), lambda: away.leave("a"), lambda: beat(away, "a")):
+    for ask in (
+        away.live,
+        away.drop_silent,
+        away.trouble,
+        lambda: away.complain("a", "b"),
+        lambda: away.leave("a"),
+        lambda: beat(away, "a"),
+    ):
         with pytest.raises(RedisUnavailable, match="does not answer"):
             ask()

@@ -62,13 +62,20 @@ def test_lines_are_accepted_and_a_worker_is_woken(producer: Producer) -> None:
     assert frame.select("raw", "line", "lines").rows() == [("one", 1, 1), ("two", 2, 1), ("three", 3, 1)]
     assert awake(producer) == {batch_id}
     got = claim(producer, batch_id)
-    assert (got.workload, got.meta.source, got.meta.purpose, got.meta.arrived) == ("shop", "push", Purpose.SCORE, NOW)
+    assert (got.workload, got.meta.source, got.meta.purpose, got.meta.arrived) == (
+        "shop",
+        "push",
+        Purpose.SCORE,
+        NOW,
+    )
 
 
 def test_a_stack_trace_becomes_one_record_of_many_lines(producer: Producer) -> None:
     head = "2026-11-20 10:00:00 ERROR boom"
-    trace = "Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nValueError: x"
-    frame = producer.ledger.payload(id_of(producer.send([head, trace, "2026-11-20 10:00:01 INFO next"], workload="shop")))
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: x'
+    frame = producer.ledger.payload(
+        id_of(producer.send([head, trace, "2026-11-20 10:00:01 INFO next"], workload="shop"))
+    )
     assert frame["lines"].to_list() == [4, 1]
     assert frame["line"].to_list() == [1, 5]
 
@@ -195,7 +202,9 @@ def test_a_wake_up_that_cannot_be_sent_does_not_lose_the_batch(settings: Setting
 # Names
 
 
-@pytest.mark.parametrize("name", ["", "x" * 300, "a\nb", "a\tb", "\x00", "a\x7f", "\u200b", "\udc80", None, 5, b"x", ["x"]])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 300, "a\nb", "a\tb", "\x00", "a\x7f", "\u200b", "\udc80", None, 5, b"x", ["x"]]
+)
 def test_a_name_that_cannot_be_shown_is_refused(producer: Producer, name: Any) -> None:
     for names in ({"workload": name}, {"workload": "shop", "batch_id": name if name is not None else 5}):
         with pytest.raises(BadInput, match="is not usable; use 1 to 200 printable characters"):
@@ -218,7 +227,27 @@ def test_a_source_that_is_no_text_is_shown_and_does_not_stop_its_batch(producer:
         producer.send(["a"], workload="shop", source=5)  # type: ignore[arg-type]
 
 
-HOSTILE = ["../x", "..", ".", "a/b", "/etc/passwd", "C:\\x", "a:b", "{x}", "a}b{c", "*", "?[x]", "%2e%2e", "a=b", "日本/ü", "due", "~", "a b", "-rf", "$(x)"]
+HOSTILE = [
+    "../x",
+    "..",
+    ".",
+    "a/b",
+    "/etc/passwd",
+    "C:\\x",
+    "a:b",
+    "{x}",
+    "a}b{c",
+    "*",
+    "?[x]",
+    "%2e%2e",
+    "a=b",
+    "日本/ü",
+    "due",
+    "~",
+    "a b",
+    "-rf",
+    "$(x)",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -240,7 +269,12 @@ def names() -> st.SearchStrategy[str]:
     )
 
 
-@profile(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@profile(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(names(), names())
 @example("shop", "shop:1")
 @example("a:b", "c")

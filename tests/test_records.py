@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
 from pipeline.records import (
-    RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, Reason, Verdict, digest, pack_frame, pattern_ids, raw_frame, reason, unpack_frame, utc_now,
+    RAW_SCHEMA,
+    WIRE_VERSION,
+    Batch,
+    Purpose,
+    Reason,
+    Verdict,
+    digest,
+    pack_frame,
+    pattern_ids,
+    raw_frame,
+    reason,
+    unpack_frame,
+    utc_now,
 )  # fmt: skip
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -44,7 +56,9 @@ def test_a_verdict_comes_back_as_it_was_packed(verdict: Verdict) -> None:
     assert Verdict.unpack(verdict.pack()) == verdict
 
 
-@pytest.mark.parametrize("blob", [b"", b"\xc1", b"\x01", b"\x92\x01\x02", msgpack.packb([1, 2, 3, 4, 5, 6])], ids=repr)
+@pytest.mark.parametrize(
+    "blob", [b"", b"\xc1", b"\x01", b"\x92\x01\x02", msgpack.packb([1, 2, 3, 4, 5, 6])], ids=repr
+)
 def test_bytes_that_are_no_verdict_are_refused(blob: bytes) -> None:
     with pytest.raises(BadPayload, match="is not readable"):
         Verdict.unpack(blob)
@@ -52,7 +66,9 @@ def test_bytes_that_are_no_verdict_are_refused(blob: bytes) -> None:
 
 def test_a_verdict_of_a_newer_build_is_refused_with_its_version() -> None:
     blob = msgpack.packb([WIRE_VERSION + 1, 7, 0.5, True, []])
-    with pytest.raises(BadPayload, match=f"wire version {WIRE_VERSION + 1}; this build reads up to {WIRE_VERSION}"):
+    with pytest.raises(
+        BadPayload, match=f"wire version {WIRE_VERSION + 1}; this build reads up to {WIRE_VERSION}"
+    ):
         Verdict.unpack(blob)
 
 

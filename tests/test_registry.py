@@ -53,7 +53,9 @@ def written(registry: Registry, version: str) -> Path:
     return out
 
 
-def test_publishing_moves_the_pointer_and_keeps_the_version_before(registry: Registry, leases: Leases) -> None:
+def test_publishing_moves_the_pointer_and_keeps_the_version_before(
+    registry: Registry, leases: Leases
+) -> None:
     assert registry.current() is None
     held = lease(leases)
     for generation, version in enumerate((ONE, TWO), start=1):
@@ -108,7 +110,10 @@ def test_whoever_lost_the_lease_publishes_nothing(registry: Registry, leases: Le
 def test_a_token_older_than_the_live_models_publishes_nothing(registry: Registry, leases: Leases) -> None:
     written(registry, ONE)
     held = lease(leases)
-    registry.client.hset(registry.keys.model, mapping={"version": TWO, "token": held.token + 1, "generation": 4, "published": ""})
+    registry.client.hset(
+        registry.keys.model,
+        mapping={"version": TWO, "token": held.token + 1, "generation": 4, "published": ""},
+    )
     with pytest.raises(StaleToken):
         registry.publish(ONE, held, at=AT)
     live = registry.current()
@@ -126,7 +131,9 @@ def test_a_bundle_that_is_not_whole_is_not_published(registry: Registry, leases:
     assert registry.current() is None
 
 
-def test_new_tokens_start_above_those_on_disk_even_on_an_empty_redis(registry: Registry, leases: Leases) -> None:
+def test_new_tokens_start_above_those_on_disk_even_on_an_empty_redis(
+    registry: Registry, leases: Leases
+) -> None:
     assert registry.newest_token() == 0
     for name in (ONE, "m000041-ffffffff", THREE, ".m000099-0a1b2c3d.7.tmp", "notes", "m000077-short"):
         (registry.directory / name).mkdir(parents=True)
@@ -145,7 +152,9 @@ def test_versions_stay_in_order_when_tokens_pass_a_million(registry: Registry) -
     assert registry.newest_token() == 1_000_000
 
 
-@pytest.mark.parametrize("name", ["", "..", "../m000001-0a1b2c3d", "m000001-0a1b2c3d/..", "m1-0a1b2c3d", "m000001-0A1B2C3D\n"])
+@pytest.mark.parametrize(
+    "name", ["", "..", "../m000001-0a1b2c3d", "m000001-0a1b2c3d/..", "m1-0a1b2c3d", "m000001-0A1B2C3D\n"]
+)
 def test_a_name_that_is_no_version_has_no_path(registry: Registry, name: str) -> None:
     with pytest.raises(BadBundle, match="not a model version"):
         registry.path(name)

@@ -5,16 +5,34 @@ import pytest
 from pipeline.app import configuration
 from pipeline.ledger import Stage
 from pipeline.routing import (
-    QUEUE_CPU, QUEUE_DRAIN, QUEUE_GPU, QUEUE_INGEST, QUEUE_STORE, QUEUES, STAGE_QUEUES, STAGE_TASK, GpuView, queue_for, route,
+    QUEUE_CPU,
+    QUEUE_DRAIN,
+    QUEUE_GPU,
+    QUEUE_INGEST,
+    QUEUE_STORE,
+    QUEUES,
+    STAGE_QUEUES,
+    STAGE_TASK,
+    GpuView,
+    queue_for,
+    route,
 )  # fmt: skip
 from pipeline.settings import Settings
 
 
 @pytest.mark.parametrize(
     ("workers", "open_to_shared", "queue"),
-    [(0, False, QUEUE_CPU), (0, True, QUEUE_CPU), (1, False, QUEUE_CPU), (1, True, QUEUE_GPU), (8, True, QUEUE_GPU)],
+    [
+        (0, False, QUEUE_CPU),
+        (0, True, QUEUE_CPU),
+        (1, False, QUEUE_CPU),
+        (1, True, QUEUE_GPU),
+        (8, True, QUEUE_GPU),
+    ],
 )
-def test_unknown_lines_go_to_a_gpu_that_is_served_and_free(workers: int, open_to_shared: bool, queue: str) -> None:
+def test_unknown_lines_go_to_a_gpu_that_is_served_and_free(
+    workers: int, open_to_shared: bool, queue: str
+) -> None:
     gpu = GpuView(workers=workers, open_to_shared=open_to_shared)
     assert route(gpu) == queue
     assert queue_for(Stage.INFER, gpu) == queue

@@ -23,7 +23,12 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
     path = config(tmp_path, 'seed = 1\nbatch_records = 11\ntime_zone = "Europe/Berlin"\n')
     environ = {"LOGWEIR_SEED": "2", "LOGWEIR_BATCH_RECORDS": "12", "UNRELATED": "x"}
     got = Settings.load(flags={"seed": 3, "batch_records": None}, environ=environ, config=path)
-    assert (got.seed, got.batch_records, got.time_zone, got.overdue_ms) == (3, 12, "Europe/Berlin", Settings().overdue_ms)
+    assert (got.seed, got.batch_records, got.time_zone, got.overdue_ms) == (
+        3,
+        12,
+        "Europe/Berlin",
+        Settings().overdue_ms,
+    )
     assert got.zone.key == "Europe/Berlin"
 
 
@@ -50,7 +55,11 @@ def test_several_mask_files_stand_in_one_variable(tmp_path: Path) -> None:
 
 def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
     plain = Settings(data_dir=Path("d"))
-    assert (plain.results, plain.models, plain.baseline) == (Path("d/results"), Path("d/models"), Path("d/baseline"))
+    assert (plain.results, plain.models, plain.baseline) == (
+        Path("d/results"),
+        Path("d/models"),
+        Path("d/baseline"),
+    )
     assert replace(plain, results_dir=Path("r")).results == Path("r")
 
 
@@ -96,7 +105,7 @@ def test_an_unknown_variable_of_ours_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "1.5", "true", "1e3", "nan"])
 def test_a_variable_of_the_wrong_type_is_refused(value: str) -> None:
-    with pytest.raises(BadSetting, match="seed = .* has the wrong type"):
+    with pytest.raises(BadSetting, match=r"seed = .* has the wrong type"):
         Settings.load(environ={"LOGWEIR_SEED": value})
 
 
@@ -130,7 +139,9 @@ def test_a_password_is_never_shown(url: str) -> None:
     assert SECRET not in str(Settings(redis_url=url))
 
 
-@pytest.mark.parametrize("url", [f"redis://ann:a/{SECRET}#x@host:1/0", f"redis://ann:a?password={SECRET}@host"])
+@pytest.mark.parametrize(
+    "url", [f"redis://ann:a/{SECRET}#x@host:1/0", f"redis://ann:a?password={SECRET}@host"]
+)
 def test_a_password_that_makes_it_no_url_is_not_shown_either(url: str) -> None:
     assert SECRET not in masked_url(url)
     with pytest.raises(BadSetting, match="not a URL") as caught:
@@ -138,7 +149,9 @@ def test_a_password_that_makes_it_no_url_is_not_shown_either(url: str) -> None:
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["redis://host:6379/0", "unix:///run/a:b/redis.sock?db=0", "redis://ann@host"])
+@pytest.mark.parametrize(
+    "url", ["redis://host:6379/0", "unix:///run/a:b/redis.sock?db=0", "redis://ann@host"]
+)
 def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
     assert masked_url(url) == url
 
@@ -154,7 +167,11 @@ def test_a_url_that_is_refused_is_not_shown(tmp_path: Path) -> None:
 
 
 def value_of(name: str, metadata: Any) -> st.SearchStrategy[Any]:
-    texts = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="{}*:"), min_size=1, max_size=8)
+    texts = st.text(
+        st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="{}*:"),
+        min_size=1,
+        max_size=8,
+    )
     special: dict[str, st.SearchStrategy[Any]] = {
         "redis_url": st.none() | st.just("redis://:a%40b@h:1/0"),
         "results_dir": st.none() | texts.map(Path),

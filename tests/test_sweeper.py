@@ -101,7 +101,9 @@ def test_a_backlog_longer_than_one_look_is_sent_whole_and_never_doubled(
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_a_batch_of_a_dead_worker_is_sent_again_for_the_stage_it_is_in(context: Context, stage: Stage) -> None:
+def test_a_batch_of_a_dead_worker_is_sent_again_for_the_stage_it_is_in(
+    context: Context, stage: Stage
+) -> None:
     accept(context, "a")
     if stage is not Stage.INGEST:
         context.ledger.advance(take(context, "a"), stage)
@@ -154,7 +156,10 @@ def test_rescoring_starts_when_a_model_is_there_and_every_batch_is_sent_once(con
     assert context.ledger.warming() == 2
     publish(context)
     assert periodic.sweep(context) == 2
-    assert Counter(messages(context)[QUEUE_INGEST]) == {("logweir.ingest", "a"): 1, ("logweir.ingest", "b"): 1}
+    assert Counter(messages(context)[QUEUE_INGEST]) == {
+        ("logweir.ingest", "a"): 1,
+        ("logweir.ingest", "b"): 1,
+    }
     assert periodic.sweep(context) == 0
     assert context.ledger.warming() == 0
     assert take(context, "a").rescore

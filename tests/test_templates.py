@@ -7,14 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.drain.templates import UNCLASSIFIED, Change, Template, Templates
+from pipeline.settings import Settings
 
 words = st.sampled_from(["open", "close", "user", "<NUM>", "<IP>", "x1", "failed", "to", "disk"])
 line = st.lists(words, min_size=1, max_size=6).map(" ".join)
 learnt = st.lists(st.tuples(line, st.booleans(), st.sampled_from(["shop", "bank"])), max_size=40)
 
 
-def tree(per_workload: int = 1000) -> Templates:
-    return Templates(similarity=0.5, depth=5, per_workload=per_workload)
+# (similarity, depth): one whose answers can be foretold, and what is shipped
+SHAPES = [(0.5, 5), (Settings().drain_similarity, Settings().drain_depth)]
+
+
+def tree(per_workload: int = 1000, shape: tuple[float, int] = SHAPES[0]) -> Templates:
+    return Templates(similarity=shape[0], depth=shape[1], per_workload=per_workload)
 
 
 def put(templates: Templates, text: str, *, severe: bool = False, workload: str = "shop") -> Template:
@@ -54,8 +59,11 @@ def test_severe_and_plain_lines_never_share_a_template() -> None:
     ("one", "other"),
     [("connected", "disconnected"), ("<NUM>", "done"), ("task a failed", "task b finished")],
 )
-def test_what_says_how_grave_a_line_is_does_not_make_two_lines_alike(one: str, other: str) -> None:
-    templates = tree()
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_says_how_grave_a_line_is_does_not_make_two_lines_alike(
+    one: str, other: str, shape: tuple[float, int]
+) -> None:
+    templates = tree(shape=shape)
     assert put(templates, one).template_id != put(templates, other).template_id
 
 
@@ -87,9 +95,11 @@ def test_skipped_ids_are_never_given() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(learnt)
-def test_an_id_stays_with_its_template_and_every_line_with_its_id(lines: list[tuple[str, bool, str]]) -> None:
-    templates = tree(per_workload=5)
+@given(learnt, st.sampled_from(SHAPES))
+def test_an_id_stays_with_its_template_and_every_line_with_its_id(
+    lines: list[tuple[str, bool, str]], shape: tuple[float, int]
+) -> None:
+    templates = tree(per_workload=5, shape=shape)
     ids: dict[tuple[str, bool], int] = {}
     owner: dict[int, tuple[bool, str]] = {}
     for text, severe, workload in lines:
@@ -106,13 +116,13 @@ def test_an_id_stays_with_its_template_and_every_line_with_its_id(lines: list[tu
 
 
 @settings(max_examples=60, deadline=None)
-@given(learnt, learnt)
+@given(learnt, learnt, st.sampled_from(SHAPES))
 def test_a_restored_tree_knows_what_the_stored_templates_say(
-    lines: list[tuple[str, bool, str]], more: list[tuple[str, bool, str]]
+    lines: list[tuple[str, bool, str]], more: list[tuple[str, bool, str]], shape: tuple[float, int]
 ) -> None:
-    first = tree()
+    first = tree(shape=shape)
     stored = newest(t for text, severe, w in lines if (t := first.learn(text, severe=severe, workload=w)[0]))
-    second, third = tree(), tree()
+    second, third = tree(shape=shape), tree(shape=shape)
     second.restore(reversed(stored))
     third.restore(stored)
     assert len(second) == len(first)

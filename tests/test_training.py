@@ -21,7 +21,7 @@ def stored(*rows: tuple[str, int, str | None], pattern: Any = None) -> pl.LazyFr
     out = []
     for message, times, level in rows:
         masked = MASKS.mask(pl.Series([message]))["masked"][0]
-        row = {name: None for name in RESULT_SCHEMA} | {
+        row = dict.fromkeys(RESULT_SCHEMA) | {
             "message": message,
             "level": level,
             "timestamp": NOW,
@@ -42,8 +42,10 @@ def test_a_sample_has_each_pattern_once_with_its_count_most_frequent_first() -> 
 
 
 def test_a_pattern_is_severe_when_any_of_its_lines_was() -> None:
-    lines = stored(("user 1 in", 9, "info"), ("user 2 in", 1, "fatal"), ("warm", 1, "warning"), ("cold", 1, None))
-    got = {masked: severe for masked, severe in sample(lines, MASKS, limit=10).select("masked", "severe").rows()}
+    lines = stored(
+        ("user 1 in", 9, "info"), ("user 2 in", 1, "fatal"), ("warm", 1, "warning"), ("cold", 1, None)
+    )
+    got = dict(sample(lines, MASKS, limit=10).select("masked", "severe").rows())
     assert got == {"user <NUM> in": True, "warm": False, "cold": False}
 
 
@@ -60,7 +62,11 @@ def test_nothing_stored_gives_an_empty_sample() -> None:
 
 def test_lines_stored_under_older_masks_that_are_one_pattern_now_are_counted_together() -> None:
     lines = pl.concat(
-        [stored(("user 1 in", 4, "info"), pattern=11), stored(("user 2 in", 3, "error"), pattern=12), stored(("warm", 5, None))]
+        [
+            stored(("user 1 in", 4, "info"), pattern=11),
+            stored(("user 2 in", 3, "error"), pattern=12),
+            stored(("warm", 5, None)),
+        ]
     )
     got = sample(lines, MASKS, limit=10)
     assert got.select("masked", "count", "severe").rows() == [("user <NUM> in", 7, True), ("warm", 5, False)]
@@ -72,8 +78,12 @@ STATUS = Status(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("status", [Status(), STATUS, Status(state=State.FAILED, reason="a\nb")], ids=lambda s: s.state)
-def test_a_status_comes_back_from_redis_as_it_was(client: "redis.Redis", settings: Settings, status: Status) -> None:
+@pytest.mark.parametrize(
+    "status", [Status(), STATUS, Status(state=State.FAILED, reason="a\nb")], ids=lambda s: s.state
+)
+def test_a_status_comes_back_from_redis_as_it_was(
+    client: "redis.Redis", settings: Settings, status: Status
+) -> None:
     key = settings.key_prefix + ":status"
     client.hset(key, mapping=status.to_redis())
     assert Status.from_redis(client.hgetall(key)) == status

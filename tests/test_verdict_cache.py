@@ -82,7 +82,9 @@ def test_what_is_asked_for_survives_and_what_is_not_leaves(cache: Verdicts) -> N
     cache.limit = 100
     cache.learn("m1", {1: verdict(1), 2: verdict(2)})
     for start in range(100, 600, 10):
-        assert fresh(cache).lookup("m1", [1]) == {1: verdict(1)}, "an old answer that is used becomes young again"
+        assert fresh(cache).lookup("m1", [1]) == {1: verdict(1)}, (
+            "an old answer that is used becomes young again"
+        )
         cache.learn("m1", {k: verdict(k) for k in range(start, start + 10)})
     assert fresh(cache).lookup("m1", [2]) == {}
 

@@ -135,6 +135,8 @@ def _refusal(error: redis.ResponseError) -> str:
         return f"refuses the login ({text}); set the right user and password in REDIS_URL"
     if isinstance(error, redis.exceptions.NoPermissionError) or "NOPERM" in text or "ACL failure" in text:
         return f"does not let this user work ({text}); give it the rights in docs/operations.md"
+    if "unknown command" in text and "HELLO" in text:
+        return f"is too old ({text}); at least 6.2 is needed"
     if "DB index" in text:
         return f"has no such database ({text}); correct the number at the end of REDIS_URL"
     if is_refusal(error):

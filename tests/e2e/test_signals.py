@@ -1,0 +1,148 @@
+"""Processes that are killed: restarted, without a line lost or doubled, and never an orphan."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from e2e.harness import Up, marked, nothing_left, novel, ordinary, running, until
+
+ROLES = ("ingest-1", "infer-cpu", "drain", "store", "train", "beat", "redis")
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[Up]:
+    """A stack of its own with a model, small batches, and so work in every stage."""
+    with running({"LOGWEIR_BATCH_RECORDS": "10"}) as up:
+        up.send(ordinary(200), "base")
+        done = up.logweir("train", "--json")
+        assert done.returncode == 0, done.stderr
+        yield up
+
+
+def kill(up: Up, role: str) -> None:
+    """kill -9 of the process and of its pool children."""
+    if role == "redis":
+        found = [p for p in marked(up.mark) if "redis-server" in " ".join(p.cmdline())]
+    else:
+        found = [p for p in marked(up.mark) if _is_worker(p.cmdline(), role)]
+    assert found, role
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _is_worker(command: list[str], role: str) -> bool:
+    return any(part.startswith("pipeline.workers.") for part in command) and role in command
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_killed_process_is_restarted_and_every_line_is_stored_once(busy: Up, role: str) -> None:
+    workload = f"kill-{role}"
+    path = busy.write([*novel(250, role.replace("-", "")), *ordinary(50)])
+    log = busy.folder / f"{role}.sent"
+    with log.open("wb") as out:
+        send = subprocess.Popen(
+            [*busy.process.args[:3], "send", str(path), "--workload", workload],  # type: ignore[index]
+            env={**os.environ, "LOGWEIR_DATA_DIR": str(busy.data), "LOGWEIR_BATCH_RECORDS": "10"},
+            stdout=out,
+            stderr=out,
+        )
+    until(lambda: _stored(busy, workload) > 0, what="the first lines are stored")
+    kill(busy, role)
+    assert send.wait(90) == 0, log.read_text()
+    t = busy.settled(workload, within_s=90)
+    assert (t["accepted"], t["stored"], t.get("dead", 0)) == (300, 300, 0)
+    rows = busy.rows(workload)
+    assert rows["line"].to_list() == list(range(1, 301))
+    assert rows["record_id"].n_unique() == 300
+    until(lambda: len(busy.status()["workers"]) == 6, what="all six workers are back")
+    assert busy.process.poll() is None
+
+
+def _stored(up: Up, workload: str) -> int:
+    return up.totals(workload).get("stored", 0)
+
+
+@pytest.mark.timeout(180)
+def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(busy: Up) -> None:
+    before = busy.status()["model"]["version"]
+    train = busy.logweir.start("train", "--json")
+    until(lambda: busy.status()["training"]["state"] == "training", what="the training works")
+    kill(busy, "train")
+    assert train.wait(100) == 0, (busy.folder / "err").read_text()
+    after = busy.status()
+    assert after["model"]["version"] > before and after["training"]["state"] == "completed"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
+def test_a_signal_ends_the_stack_with_every_process_and_no_half_written_file(
+    number: signal.Signals, code: int
+) -> None:
+    with running({"LOGWEIR_BATCH_RECORDS": "10"}) as up:
+        done = up.logweir("send", up.write(ordinary(600)), "--workload", "w")
+        assert done.returncode == 0, done.stderr
+        assert up.stop(number) == code
+        assert not list(up.data.rglob("*.part"))
+        assert not (up.data / "stack.json").exists()
+        assert "Traceback" not in up.err()
+        if number is signal.SIGTERM:  # what was accepted is stored by the next one
+            again = Up(up.folder, {"LOGWEIR_BATCH_RECORDS": "10"}).wait_ready()
+            assert again.settled("w")["stored"] == 600
+            assert again.rows("w")["record_id"].n_unique() == again.rows("w").height == 600
+            assert again.stop() == 0
+
+
+@pytest.mark.timeout(180)
+def test_a_supervisor_that_is_killed_outright_leaves_no_orphan_and_its_successor_goes_on() -> None:
+    with running({"LOGWEIR_BATCH_RECORDS": "10"}) as up:
+        done = up.logweir("send", up.write(novel(600, "kill")), "--workload", "w")
+        assert done.returncode == 0, done.stderr
+        old = {p.pid for p in marked(up.mark)} - {up.process.pid}
+        assert len(old) >= 7
+        os.kill(up.process.pid, signal.SIGKILL)
+        up.process.wait(10)
+        # At once, while the old workers still end: the new stack waits for them.
+        again = Up(up.folder, {"LOGWEIR_BATCH_RECORDS": "10"}).wait_ready()
+        assert not {p.pid for p in marked(up.mark)} & old
+        assert again.settled("w")["stored"] == 600
+        rows = again.rows("w")
+        assert rows["record_id"].n_unique() == rows.height == 600
+        os.kill(again.process.pid, signal.SIGKILL)
+        again.process.wait(10)
+        nothing_left(again.mark, within_s=20)
+
+
+@pytest.mark.timeout(180)
+def test_a_worker_that_keeps_dying_ends_the_stack_with_its_name_and_no_orphan() -> None:
+    with running() as up:
+        deadline = time.monotonic() + 60
+        while up.process.poll() is None and time.monotonic() < deadline:
+            for process in marked(up.mark):
+                with contextlib.suppress(psutil.Error):
+                    if process.cmdline()[-1] == "beat":
+                        process.kill()
+            time.sleep(0.2)
+        assert up.process.wait(30) == 1
+        nothing_left(up.mark, within_s=2)
+        last = up.err().strip().splitlines()[-1]
+        assert last.startswith("logweir: beat died 5 times"), up.err()
+        assert "Traceback" not in up.err()
+
+
+@pytest.mark.timeout(60)
+def test_the_state_of_a_stack_is_readable_by_nobody_else(trained: Up) -> None:
+    path = Path(trained.data / "stack.json")
+    assert path.stat().st_mode & 0o077 == 0
+    assert json.loads(path.read_text())["pid"] == trained.process.pid
