@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -332,6 +332,7 @@ def test_no_order_of_events_gives_a_resource_away_twice(redis_url: str) -> None:
         settings=settings(
             max_examples=30,
             stateful_step_count=25,
+            phases=[Phase.generate],  # shrinking takes minutes on a real server
             deadline=None,
             derandomize=True,
             database=None,

@@ -3,24 +3,21 @@
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import polars as pl
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
-    multiple,
     precondition,
     rule,
     run_state_machine_as_test,
-)  # fmt: skip
+)
 
 from pipeline.errors import BadInput, ClaimLost
 from pipeline.ledger import UNFINISHED, Accepted, Claim, Ledger, Stage
@@ -56,9 +53,6 @@ class LedgerMachine(RuleBasedStateMachine):
     server: ClassVar[str]
     base: ClassVar[Settings]
 
-    batches = Bundle("batches")
-    claims = Bundle("claims")
-
     @initialize()
     def start(self) -> None:
         own = replace(self.base, key_prefix=f"m{uuid.uuid4().hex[:12]}", max_attempts=ATTEMPTS)
@@ -67,6 +61,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model: dict[str, Expected] = {}
         self.totals: dict[str, dict[str, int]] = {}
         self.serial = 0
+        self.claims: list[Claim] = []
 
     def teardown(self) -> None:
         if hasattr(self, "client"):
@@ -74,22 +69,28 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # ---- taking in
 
+    @precondition(lambda self: len(self.model) < 12)
     @rule(
-        target=batches,
         workload=st.sampled_from(["shop", "{x}:*"]),
         sizes=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     )
-    def accept(self, workload: str, sizes: list[int]) -> str:
+    def accept(self, workload: str, sizes: list[int]) -> None:
         self.serial += 1
         name = f"b{self.serial}"
         texts = [f"{name} line {i}" for i in range(len(sizes))]
         self.model[name] = Expected(workload=workload, sizes=sizes, texts=texts)
         assert self.ledger.accept(self._batch(name)) == Accepted(batch_id=name)
         self._count(workload, "accepted", sum(sizes))
-        return name
 
-    @rule(name=batches)
-    def accept_again(self, name: str) -> None:
+    def pick(self, data: st.DataObject, *, state: str = "") -> str:
+        """Any batch; one in this state if there is one."""
+        wanted = sorted(n for n, e in self.model.items() if e.state == state)
+        return data.draw(st.sampled_from(wanted or sorted(self.model)))
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def accept_again(self, data: st.DataObject) -> None:
+        name = self.pick(data)
         if "~" in name:
             with pytest.raises(BadInput):
                 self.ledger.accept(self._batch(name))
@@ -113,8 +114,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # ---- workers
 
-    @rule(target=claims, name=batches, stage=st.sampled_from([None, *Stage]))
-    def claim(self, name: str, stage: Stage | None) -> Any:
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), stage=st.sampled_from([None, None, None, *Stage]))
+    def claim(self, data: st.DataObject, stage: Stage | None) -> None:
+        self._claim(self.pick(data), stage)
+
+    def _claim(self, name: str, stage: Stage | None) -> None:
         expected = self.model[name]
         if stage is None:  # the stage it waits in
             stage = Stage(expected.state) if expected.state in UNFINISHED else Stage.INGEST
@@ -134,19 +139,54 @@ class LedgerMachine(RuleBasedStateMachine):
             assert (answer.seq, answer.attempts, answer.rescore, answer.lines, answer.records) == (
                 str(expected.seq), expected.attempts, expected.rescore, expected.lines, len(expected.sizes),
             )  # fmt: skip
-            return answer
-        return multiple()
+            self.claims.append(answer)
+
+    def free(self) -> list[str]:
+        return sorted(n for n, e in self.model.items() if e.state in UNFINISHED and not e.claimed)
+
+    @precondition(lambda self: self.free())
+    @rule(
+        data=st.data(),
+        deed=st.sampled_from(["advance", "commit", "warm", "split", "split", "fault", "full", "die"]),
+    )
+    def take_a_batch_and(self, data: st.DataObject, deed: str) -> None:
+        """What a worker does in one go; the rules below do it in pieces, with others in between."""
+        self._claim(data.draw(st.sampled_from(self.free())), None)
+        claim = self.claims[-1]
+        if deed == "advance":
+            self._advance(claim, data.draw(st.sampled_from(Stage)))
+        elif deed in ("commit", "warm"):
+            self._commit(claim, deed == "warm")
+        elif deed == "split":
+            self._give_up(claim)
+        elif deed == "die":
+            self._time_passes_over_a_claim(claim)
+        else:
+            self._release(claim, deed == "fault")
+
+    def claimed(self, data: st.DataObject) -> Claim:
+        """Any claim ever given; of two tries the one that still holds, so that most moves are moves."""
+        first, second = (data.draw(st.sampled_from(self.claims)) for _ in range(2))
+        return first if self._ours(first) else second
 
     def _ours(self, claim: Claim) -> bool:
         expected = self.model[claim.batch_id]
         return expected.claimed and str(expected.seq) == claim.seq
 
-    @rule(claim=claims)
-    def renew(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        self._renew(self.claimed(data))
+
+    def _renew(self, claim: Claim) -> None:
         assert self.ledger.renew(claim) == self._ours(claim)
 
-    @rule(claim=claims, to=st.sampled_from(list(Stage)))
-    def advance(self, claim: Claim, to: Stage) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), to=st.sampled_from(list(Stage)))
+    def advance(self, data: st.DataObject, to: Stage) -> None:
+        self._advance(self.claimed(data), to)
+
+    def _advance(self, claim: Claim, to: Stage) -> None:
         if not self._ours(claim):
             with pytest.raises(ClaimLost):
                 self.ledger.advance(claim, to)
@@ -154,8 +194,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.advance(claim, to)
         self._left(claim.batch_id, state=to.value).attempts = 0
 
-    @rule(claim=claims, warming=st.booleans())
-    def commit(self, claim: Claim, warming: bool) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), warming=st.booleans())
+    def commit(self, data: st.DataObject, warming: bool) -> None:
+        self._commit(self.claimed(data), warming)
+
+    def _commit(self, claim: Claim, warming: bool) -> None:
         outcomes = {"normal": claim.lines}
         if not self._ours(claim):
             with pytest.raises(ClaimLost):
@@ -168,20 +212,28 @@ class LedgerMachine(RuleBasedStateMachine):
             self._count(expected.workload, "stored", expected.lines)
         self._count(expected.workload, "commits", 1)
 
-    @rule(claim=claims, counted=st.booleans())
-    def release(self, claim: Claim, counted: bool) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), counted=st.booleans())
+    def release(self, data: st.DataObject, counted: bool) -> None:
+        self._release(self.claimed(data), counted)
+
+    def _release(self, claim: Claim, counted: bool) -> None:
         ours = self._ours(claim)
         self.ledger.release(claim, reason="why", delay_s=0, counted=counted)
         if ours:
             expected = self._left(claim.batch_id)
             expected.attempts -= not counted
 
-    @rule(target=batches, claim=claims)
-    def give_up(self, claim: Claim) -> Any:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        self._give_up(self.claimed(data))
+
+    def _give_up(self, claim: Claim) -> None:
         if not self._ours(claim):
             with pytest.raises(ClaimLost):
                 self.ledger.give_up(claim, "why")
-            return multiple()
+            return
         expected = self.model[claim.batch_id]
         halves = self.ledger.give_up(claim, "why")
         if expected.rescore or len(expected.sizes) == 1:
@@ -189,7 +241,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self._left(claim.batch_id, state="dead")
             if not expected.rescore:
                 self._count(expected.workload, "dead", expected.lines)
-            return multiple()
+            return
         assert len(halves) == 2
         self._left(claim.batch_id, state="split").has_payload = False
         middle = len(expected.sizes) // 2
@@ -203,7 +255,6 @@ class LedgerMachine(RuleBasedStateMachine):
                 attempts=ATTEMPTS - 1 if len(sizes) > 1 else 0,
             )
             assert self.ledger.payload(half)["raw"].to_list() == expected.texts[part]
-        return multiple(*halves)
 
     def _left(self, name: str, *, state: str | None = None) -> Expected:
         expected = self.model[name]
@@ -213,16 +264,22 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # ---- time, operators, a new model
 
-    @rule(claim=consumes(claims))
-    def time_passes_over_a_claim(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def time_passes_over_a_claim(self, data: st.DataObject) -> None:
+        self._time_passes_over_a_claim(self.claimed(data))
+
+    def _time_passes_over_a_claim(self, claim: Claim) -> None:
         if self._ours(claim):
             past = self.ledger.now_ms() - 1
             self.client.hset(self.ledger.keys.batch(claim.batch_id), "deadline", past)
             self.client.zadd(self.ledger.keys.due, {claim.batch_id: past})
             self.model[claim.batch_id].claimed = False
 
-    @rule(name=batches)
-    def retry(self, name: str) -> None:
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), aimed=st.booleans())
+    def retry(self, data: st.DataObject, aimed: bool) -> None:
+        name = self.pick(data, state="dead" if aimed else "")
         expected = self.model[name]
         dead = expected.state == "dead"
         assert self.ledger.retry(name) == dead
@@ -231,8 +288,10 @@ class LedgerMachine(RuleBasedStateMachine):
             if not expected.rescore:
                 self._count(expected.workload, "dead", -expected.lines)
 
-    @rule(name=batches)
-    def discard(self, name: str) -> None:
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), aimed=st.booleans())
+    def discard(self, data: st.DataObject, aimed: bool) -> None:
+        name = self.pick(data, state="dead" if aimed else "")
         expected = self.model[name]
         dead = expected.state == "dead"
         assert self.ledger.discard(name) == dead
@@ -302,8 +361,10 @@ def test_the_ledger_agrees_with_its_model_whatever_happens(redis_url: str) -> No
     run_state_machine_as_test(
         LedgerMachine,
         settings=settings(
-            max_examples=30,
-            stateful_step_count=40,
+            max_examples=40,
+            stateful_step_count=50,
+            # Shrinking takes minutes on a real server; fifty steps can be read as they are.
+            phases=[Phase.generate],
             deadline=None,
             derandomize=True,
             database=None,

@@ -124,15 +124,15 @@ def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
     if args.json:
         print_json([asdict(letter) for letter in letters])
         return 0
-    table = Table(
-        "batch", "workload", "source", "lines", "died in", "when", "reason", box=None, pad_edge=False
-    )
+    console = out()
     for x in letters:
-        where = f"{x.source}:{x.first_line}"
-        table.add_row(
-            x.batch_id, x.workload, where, str(x.lines), x.died_in, f"{x.died:%Y-%m-%d %H:%M:%S}", x.reason
-        )
-    out().print(table if letters else "no dead batches")
+        what = f"{x.lines:,} {'line' if x.lines == 1 else 'lines'} of {x.workload}, {x.source}:{x.first_line}"
+        when = f"died in {x.died_in} on {x.died:%Y-%m-%d %H:%M:%S} UTC"
+        # Never cut: an id is there to be copied.
+        console.print(x.batch_id, style="bold", markup=False, soft_wrap=True)
+        console.print(f"  {what}, {when}\n  {_printable(x.reason)}", markup=False, soft_wrap=True)
+    if not letters:
+        console.print("no dead batches")
     return 0
 
 
@@ -163,7 +163,7 @@ def _rows(rows: pl.DataFrame) -> Iterator[tuple[str, ...]]:
     for row in rows.iter_rows(named=True):
         when: datetime = row["timestamp"]
         score = "warming" if row["score"] is None else f"{row['score']:.2f}"
-        message = "".join(c if c.isprintable() else " " for c in row["message"][:300])
+        message = _printable(row["message"][:300])
         yield (
             f"{when:%Y-%m-%d %H:%M:%S}",
             escape(row["workload"]),
@@ -172,6 +172,11 @@ def _rows(rows: pl.DataFrame) -> Iterator[tuple[str, ...]]:
             str(row["line"]),
             escape(message),
         )
+
+
+def _printable(text: str) -> str:
+    """Text from elsewhere, unable to steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _span(text: str) -> timedelta:

@@ -24,6 +24,7 @@ from pipeline.observe import logger, set_up
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context
+from pipeline.workers import guard
 
 BEAT_S: Final = 4.0
 
@@ -73,6 +74,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     if role is None:
         raise BadSetting(f"{role_name!r} is not a worker role; the roles are: {', '.join(ROLES)}")
     set_up(settings.log_level)
+    guard.install()
     app = make_app(settings)
     context = Context(app, settings, device=device or role.device)
     register(app, context, role)

@@ -253,6 +253,7 @@ def running(env: Mapping[str, str] | None = None) -> Iterator[Up]:
     try:
         yield up.wait_ready()
     finally:
+        print(up.err()[-3000:])  # shown when a test fails
         end(up.mark)
         up.process.wait(10)
         shutil.rmtree(folder, ignore_errors=True)
