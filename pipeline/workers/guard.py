@@ -38,7 +38,13 @@ class Channel(transport.Channel):  # type: ignore[misc] # kombu publishes no typ
         self._delivered = False
         try:
             return super()._brpop_read(**options)
-        except (Empty, OSError, OperationalError, *self.connection.connection_errors, *self.connection.channel_errors):
+        except (
+            Empty,
+            OSError,
+            OperationalError,
+            *self.connection.connection_errors,
+            *self.connection.channel_errors,
+        ):
             raise
         except Exception as exc:
             if self._delivered:
