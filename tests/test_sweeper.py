@@ -192,3 +192,12 @@ def test_a_sweep_without_redis_waits_for_the_next_one(context: Context) -> None:
     with pytest.raises(RedisUnavailable):
         periodic.sweep(away)
     periodic.run(away)
+
+
+def test_a_batch_that_waits_for_a_gpu_worker_that_left_is_sent_to_the_cpu(context: Context) -> None:
+    accept(context, "a")
+    context.ledger.advance(take(context, "a"), Stage.INFER)
+    context.submit.wake(Stage.INFER, "a", queue=QUEUE_GPU)  # its worker has died since
+    let_pass(context, "a")
+    periodic.sweep(context)
+    assert ("logweir.infer", "a") in messages(context).get(QUEUE_CPU, [])

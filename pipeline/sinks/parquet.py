@@ -59,6 +59,13 @@ class ParquetSink:
                 return pl.read_parquet(path, hive_partitioning=False, glob=False)
         return None
 
+    def remove(self, batch_id: str, workload: str) -> None:
+        """Take back what was stored under this id: its records will be stored under other ids, or not at all."""
+        for day in self.root.glob("date=*"):
+            path = day / f"workload={_part(workload)}" / _file_name(batch_id)
+            with self._explained(path):
+                path.unlink(missing_ok=True)
+
     def scan(self) -> pl.LazyFrame:
         """All results, lazily; an empty frame when nothing is stored yet."""
         files = sorted(self.root.glob("date=*/workload=*/*.parquet"))

@@ -58,5 +58,7 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
     warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
     outcomes = detect.outcomes(rows)
     if claim.rescore:
-        outcomes["warming"] -= claim.lines  # they were counted so when they were stored the first time
+        # They were counted when they were stored the first time.
+        outcomes["warming"] -= claim.lines
+        outcomes["unclassified"] = 0
     context.ledger.commit(claim, warming=warming, outcomes=outcomes)

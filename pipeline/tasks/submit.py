@@ -42,8 +42,13 @@ class Submit:
         return self._send(TASK_TRAIN, QUEUE_TRAIN, [request_id], {"request": request_id})
 
     def waiting_ids(self, stage: Stage) -> set[str]:
-        """The batch ids whose messages lie in this stage's queues now."""
-        return {found for queue in STAGE_QUEUES[stage] for found in self._waiting(queue, "batch")}
+        """The batch ids whose messages lie in this stage's queues now, where a worker may still take them.
+
+        What lies in the GPU queue after its last worker has gone counts as lost: the sweeper sends it elsewhere.
+        """
+        dead = () if self.gpu(stage).workers else (QUEUE_GPU,)
+        queues = [queue for queue in STAGE_QUEUES[stage] if queue not in dead]
+        return {found for queue in queues for found in self._waiting(queue, "batch")}
 
     def training_waits(self, request_id: str) -> bool:
         """True when the message of this training lies in its queue."""

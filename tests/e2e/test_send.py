@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import Command, Up, environment, novel, ordinary, sentence, until
+from e2e.harness import Command, Up, environment, ordinary, sentence, until
 
 
 @pytest.mark.timeout(120)
@@ -195,31 +195,3 @@ def test_masks_of_the_user_given_by_a_relative_path_reach_the_workers(logweir: C
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["run"]["dead_lines"], facts["run"]["templates"]) == (0, 1)
-
-
-@pytest.mark.timeout(180)
-def test_a_model_that_is_damaged_on_disk_keeps_lines_waiting_until_another_one_is_trained(
-    trained: Up,
-) -> None:
-    live = trained.status()["model"]["version"]
-    weights = trained.data / "models" / live / "model.safetensors"
-    good = weights.read_bytes()
-    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    try:
-        for process in _children_of(trained.pid("infer-cpu")):
-            os.kill(process, signal.SIGKILL)  # the next one has to load the model
-        path = trained.write(novel(20, "damage"))
-        assert trained.logweir("send", path, "--workload", "damage").returncode == 0
-        trouble = until(lambda: trained.status()["trouble"], within_s=40, what="the trouble is told")
-        assert live in trouble["reason"]
-        assert trained.totals("damage").get("dead", 0) == 0
-    finally:
-        weights.write_bytes(good)
-    assert trained.settled("damage")["stored"] == 20
-    assert trained.rows("damage")["score"].null_count() == 0
-
-
-def _children_of(pid: int) -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process(pid).children()]

@@ -1,0 +1,75 @@
+"""What a step does with the sink and the counters when its batch is given up or scored again."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline import detect
+from pipeline.app import make_app
+from pipeline.ledger import Claim, Stage
+from pipeline.producer import Producer
+from pipeline.records import Purpose
+from pipeline.settings import Settings
+from pipeline.tasks import drain, ingest, store
+from pipeline.tasks.context import Context
+from pipeline.tasks.step import perform
+
+
+@pytest.fixture
+def context(settings: Settings) -> Context:
+    tight = replace(settings, templates_per_workload=1)
+    return Context(make_app(tight), tight)
+
+
+def stored_while_warming(context: Context) -> None:
+    lines = ["first shape of a line", "another one", "and a third that is longer still"]
+    Producer(context.ledger, context.submit, context.settings).send(lines, workload="shop", batch_id="b")
+    for stage, module in ((Stage.INGEST, ingest), (Stage.DRAIN, drain), (Stage.STORE, store)):
+        perform(context, stage, "b", module.step)
+
+
+def test_a_batch_that_is_split_after_it_was_stored_is_not_stored_twice(context: Context) -> None:
+    sink = context.sink(Purpose.SCORE)
+
+    def dies_between_write_and_commit(context: Context, claim: Claim) -> None:
+        prepared = detect.prepare(ingest.records_of(context, claim), claim.meta, context.masks)
+        work = context.ledger.work(claim.batch_id)
+        sink.write("b", detect.results(prepared, work, claim.meta, claim.workload))
+        raise ValueError("broken after the write")
+
+    Producer(context.ledger, context.submit, context.settings).send(
+        ["one", "two"], workload="shop", batch_id="b"
+    )
+    perform(context, Stage.INGEST, "b", ingest.step)
+    perform(context, Stage.DRAIN, "b", drain.step)
+    for _ in range(context.settings.max_attempts):
+        assert context.client.hset(context.ledger.keys.batch("b"), "not_before", 0) == 0
+        perform(context, Stage.STORE, "b", dies_between_write_and_commit)
+    assert context.client.hget(context.ledger.keys.batch("b"), "state") == b"split"
+    assert sink.read("b", "shop") is None
+
+
+def test_lines_past_the_template_limit_are_counted_once_when_they_are_scored_again(context: Context) -> None:
+    stored_while_warming(context)
+    first = context.ledger.totals()["shop"]
+    assert (first["unclassified"], first["warming"]) == (2, 3)
+    assert context.ledger.start_rescoring(10) == ["b"]
+    perform(context, Stage.INGEST, "b", ingest.step)  # no model yet after all: warming again
+    again = context.ledger.totals()["shop"]
+    assert (again["unclassified"], again["warming"], again["stored"]) == (2, 3, 3)
+
+
+def test_burying_a_batch_that_is_scored_again_leaves_what_was_stored(context: Context) -> None:
+    stored_while_warming(context)
+    context.ledger.start_rescoring(10)
+
+    def fails(_context: Context, _claim: Claim) -> None:
+        raise ValueError("no")
+
+    for _ in range(context.settings.max_attempts):
+        context.client.hset(context.ledger.keys.batch("b"), "not_before", 0)
+        perform(context, Stage.INGEST, "b", fails)
+    assert context.client.hget(context.ledger.keys.batch("b"), "state") == b"dead"
+    assert context.sink(Purpose.SCORE).read("b", "shop").height == 3
+    totals = context.ledger.totals()["shop"]
+    assert (totals["stored"], totals.get("dead", 0)) == (3, 0)
