@@ -85,7 +85,7 @@ def test_a_name_that_is_no_log_is_one_clear_sentence(tmp_path: Path, name: str, 
         expand([str(tmp_path / name)])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="runs as root, who may read everything")
 def test_a_file_without_permission_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = written(tmp_path, b"secret\n")
     path.chmod(0)

@@ -50,7 +50,7 @@ def hash_of(text: str) -> int:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """With a tree whose answers can be foretold, whatever the defaults are."""
-    return replace(settings, drain_similarity=0.5, drain_depth=5)
+    return replace(settings, drain_similarity=0.5, drain_depth=4)
 
 
 def expire(process: Process) -> None:

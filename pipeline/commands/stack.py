@@ -171,11 +171,14 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
             found.append(check(name, False, f"not installed; run: pip install {name}"))
     found.append(_redis_check(settings))
     try:
+        new = not settings.data_dir.exists()
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         probe = settings.data_dir / ".probe"
         probe.write_bytes(b"x")
         probe.unlink()
         free = shutil.disk_usage(settings.data_dir).free // 2**20
+        if new:
+            settings.data_dir.rmdir()  # looking is no reason to leave a directory behind
         enough = free >= NEEDED_DISK_MIB
         found.append(check("data directory", enough, f"{display(settings.data_dir)}, {free:,} MiB free"))
     except OSError as exc:

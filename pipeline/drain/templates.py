@@ -6,6 +6,7 @@ tree that merges "succeeded" with "failed" hides what we look for; and exact rep
 because drain3 searches one-token lines slowly (logpai/Drain3 issue 37).
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,14 +38,34 @@ class Template:
 
 
 class _Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
-    """Drain3 without the marker in its measure of likeness: only the words of the lines count."""
+    """Drain3 without the marker in its measure of likeness: only the words of the lines count.
 
-    def get_seq_distance(
-        self, seq1: Sequence[str], seq2: Sequence[str], include_params: bool
-    ) -> tuple[float, int]:
-        # The marker is equal wherever two lines are compared; counted, it made all one-word lines alike.
-        likeness: tuple[float, int] = super().get_seq_distance(seq1[1:], seq2[1:], include_params)
-        return likeness
+    A candidate is dropped at the word that makes it too unlike; drain3 compares every word of every candidate,
+    which is slow where many templates share their first words.
+    """
+
+    def fast_match(
+        self, cluster_ids: Sequence[int], tokens: Sequence[str], sim_th: float, include_params: bool
+    ) -> LogCluster | None:
+        words = len(tokens) - 1  # the marker is equal wherever two lines are compared
+        allowed = words - math.ceil(sim_th * words)
+        best: LogCluster | None = None
+        fewest, most_wild = allowed + 1, -1
+        for cluster_id in cluster_ids:
+            cluster = self.id_to_cluster[cluster_id]
+            misses = wild = 0
+            for own, other in zip(cluster.log_template_tokens, tokens, strict=True):
+                if own == WILDCARD:
+                    wild += 1
+                    misses += not include_params
+                elif own != other:
+                    misses += 1
+                if misses > allowed:
+                    break
+            # As drain3: the most alike, of equals the one with more wildcards.
+            if (misses, -wild) < (fewest, -most_wild) and misses <= allowed:
+                best, fewest, most_wild = cluster, misses, wild
+        return best
 
 
 class Templates:
@@ -54,7 +75,7 @@ class Templates:
         self.per_workload = per_workload
         self._drain = _Tree(
             sim_th=similarity,
-            depth=depth,
+            depth=depth + 1,  # the marker takes a level of its own
             max_children=200,
             param_str=WILDCARD,
             parametrize_numeric_tokens=True,
@@ -97,16 +118,31 @@ class Templates:
         found = self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)
         if found is None and self._created.get(workload, 0) >= self.per_workload:
             return None, Change.NONE
-        cluster, change = self._drain.add_log_message(self._content(masked, severe=severe))
-        created = change == "cluster_created"
-        if created:
-            self._note(cluster.cluster_id, workload)
         if len(self._exact) >= _EXACT_LIMIT:
             self._exact.clear()
+        cluster, change = (
+            (self._create(tokens), Change.CREATED) if found is None else self._widen(found, tokens)
+        )
+        if change is Change.CREATED:
+            self._note(cluster.cluster_id, workload)
         self._exact[(severe, masked)] = cluster.cluster_id
-        changed = change == "cluster_template_changed"
-        how = Change.CREATED if created else Change.CHANGED if changed else Change.NONE
-        return self._template(cluster.cluster_id, severe), how
+        return self._template(cluster.cluster_id, severe), change
+
+    # The two halves of drain3's add_log_message, which would search the tree a second time.
+
+    def _create(self, tokens: tuple[str, ...]) -> LogCluster:
+        self._drain.clusters_counter += 1
+        cluster = LogCluster(tokens, self._drain.clusters_counter)
+        self._drain.id_to_cluster[cluster.cluster_id] = cluster
+        self._drain.add_seq_to_prefix_tree(self._drain.root_node, cluster)
+        return cluster
+
+    def _widen(self, cluster: LogCluster, tokens: tuple[str, ...]) -> tuple[LogCluster, Change]:
+        wider = tuple(self._drain.create_template(tokens, cluster.log_template_tokens))
+        if wider == tuple(cluster.log_template_tokens):
+            return cluster, Change.NONE
+        cluster.log_template_tokens = wider
+        return cluster, Change.CHANGED
 
     def _template(self, template_id: int, severe: bool) -> Template:
         cluster = self._drain.id_to_cluster[template_id]

@@ -134,8 +134,8 @@ class Leases:
             self.client.hset(self.keys.epoch, mapping={"id": replid, "until_ms": 0})
 
     @contextmanager
-    def holding(self, lease: Lease) -> Iterator[Held]:
-        """Renew in the background while the body works; give back at the end.
+    def holding(self, lease: Lease, *, give_back: bool = True) -> Iterator[Held]:
+        """Renew in the background while the body works; give back at the end, unless the holder keeps it.
 
         `lost` is set as soon as a renewal is refused, or when Redis was silent for so long that the lease may have
         expired: measured from before the last confirmed renewal was sent, so that we stop before others start.
@@ -180,7 +180,8 @@ class Leases:
             for thread in threads:
                 thread.join()
             try:
-                self.release(lease)
+                if give_back:
+                    self.release(lease)
             except RedisUnavailable:
                 logger(resource=lease.resource).warning("lease.not_released", why="Redis is away; it expires")
 

@@ -27,13 +27,15 @@ def step(context: Context, claim: Claim) -> Stage | None:
     work = detect.answer(work, context.verdicts.lookup(version, detect.unknown(work)["key"].to_list()))
     rows = detect.unknown(work).to_dicts()
     if rows:
-        verdicts = context.learner.learn(
-            rows,
-            version=version,
-            workload=claim.workload,
-            token=lease.token,
-            judge=lambda row, template_id: detect.judge(row, template_id, knowledge),
-        )
+        # Kept for the next batch: giving it back would make another learner read every template first.
+        with context.leases.holding(lease, give_back=False):
+            verdicts = context.learner.learn(
+                rows,
+                version=version,
+                workload=claim.workload,
+                token=lease.token,
+                judge=lambda row, template_id: detect.judge(row, template_id, knowledge),
+            )
         work = detect.answer(work, verdicts)
     context.ledger.advance(claim, Stage.STORE, work)
     return Stage.STORE

@@ -19,7 +19,7 @@ from celery import Celery, signals
 
 from pipeline import routing
 from pipeline.app import make_app
-from pipeline.errors import BadSetting
+from pipeline.errors import BadSetting, RedisUnavailable
 from pipeline.observe import logger, set_up
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
@@ -144,7 +144,7 @@ class _Heartbeat(threading.Thread):
         while True:
             try:
                 self.presence.beat(**self.fields, model_version="")  # type: ignore[arg-type]
-            except redis.RedisError as exc:
+            except (RedisUnavailable, redis.RedisError) as exc:
                 logger().warning("heartbeat.failed", why=str(exc))
             if self.stopping.wait(BEAT_S):
                 return
@@ -153,7 +153,7 @@ class _Heartbeat(threading.Thread):
         self.stopping.set()
         try:
             self.presence.leave(str(self.fields["name"]))
-        except redis.RedisError:
+        except (RedisUnavailable, redis.RedisError):
             return  # the sweep forgets silent workers
 
 

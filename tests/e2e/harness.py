@@ -177,11 +177,12 @@ class Up:
         return redis.Redis.from_url(state["redis_url"])
 
     def pid(self, name: str) -> int:
-        """The process of a worker now, which changes when it is restarted."""
-        for worker in self.status()["workers"]:
-            if worker["name"] == name:
-                return int(worker["pid"])
-        return 0
+        """The process of a worker now, which changes when it is restarted. Waits until it is there: never 0."""
+
+        def found() -> int:
+            return next((int(w["pid"]) for w in self.status()["workers"] if w["name"] == name), 0)
+
+        return until(found, within_s=40, what=f"the worker {name} is there")
 
     def status(self) -> dict[str, Any]:
         done = self.logweir("status", "--json")

@@ -239,6 +239,20 @@ def test_a_redis_with_another_password_is_named_and_no_password_is_shown(
 
 
 @pytest.mark.timeout(120)
+def test_the_password_of_redis_stands_in_no_log_and_no_output(tmp_path: Path) -> None:
+    with server(tmp_path, "--requirepass", "s3cret-word") as client:
+        socket_path = client.connection_pool.connection_kwargs["path"]
+        with running({"REDIS_URL": f"unix://:s3cret-word@{socket_path}"}) as up:
+            assert up.logweir("send", up.write(ordinary(5)), "--workload", "w", "--wait").returncode == 0
+            for verb in ("status", "doctor"):
+                assert "s3cret-word" not in up.logweir(verb, "--json").stdout
+            assert up.stop() == 0
+            texts = [up.err(), (up.folder / "out").read_text()]
+            texts += [log.read_text(errors="replace") for log in (up.data / "logs").iterdir()]
+            assert len(texts) > 6 and not any("s3cret-word" in text for text in texts)
+
+
+@pytest.mark.timeout(120)
 def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path) -> None:
     with server(tmp_path) as client:
         client.acl_setuser(

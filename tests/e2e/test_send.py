@@ -161,6 +161,18 @@ def test_what_makes_no_sense_is_refused_with_exit_code_2(trained: Up, args: list
     assert last.startswith("logweir") and word in last and "Traceback" not in done.stderr
 
 
+@pytest.mark.timeout(60)
+def test_the_doctor_leaves_nothing_behind_and_names_a_directory_that_cannot_be_used(logweir: Command) -> None:
+    done = logweir("doctor")
+    assert done.returncode == 0 and "everything is here" in done.stdout, done.stdout
+    assert list(logweir.cwd.iterdir()) == []
+    (logweir.cwd / "file").touch()
+    done = logweir("doctor", "--json", "--data-dir", "file")
+    assert done.returncode == 1
+    (bad,) = [check for check in json.loads(done.stdout)["checks"] if not check["ok"]]
+    assert bad["what"] == "data directory" and "--data-dir" in bad["found"]
+
+
 @pytest.mark.timeout(120)
 def test_a_setting_that_is_unknown_or_out_of_range_is_refused(logweir: Command) -> None:
     assert "colour" in sentence(logweir("status", LOGWEIR_COLOUR="red"))

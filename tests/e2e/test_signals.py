@@ -83,6 +83,25 @@ def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(bus
     assert after["model"]["version"] > before and after["training"]["state"] == "completed"
 
 
+@pytest.mark.timeout(180)
+def test_a_model_that_is_damaged_on_disk_keeps_lines_waiting_until_another_one_is_trained(busy: Up) -> None:
+    live = busy.status()["model"]["version"]
+    weights = busy.data / "models" / live / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    kill(busy, "infer-cpu")  # the next one has to load the model
+    path = busy.write(novel(20, "damage"))
+    assert busy.logweir("send", path, "--workload", "damage").returncode == 0
+    trouble = until(lambda: busy.status()["trouble"], within_s=40, what="the trouble is told")
+    assert live in trouble["reason"]
+    assert busy.totals("damage").get("dead", 0) == 0
+    assert busy.logweir("train").returncode == 0
+    assert busy.settled("damage")["stored"] == 20
+    rows = busy.rows("damage")
+    assert rows.height == 20 and rows["score"].null_count() == 0
+    assert rows["model_version"].unique().to_list() == [busy.status()["model"]["version"]] != [live]
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
