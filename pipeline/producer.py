@@ -11,6 +11,7 @@ torch nor the workers' code.
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Self
 
 import polars as pl
@@ -132,6 +133,15 @@ class Producer:
         if isinstance(answer, Accepted) and not answer.duplicate:
             self.submit.wake(Stage.INGEST, batch.batch_id)
         return answer
+
+
+def workload_of(path: Path) -> str:
+    """A file's workload when none is given: its name without endings that only say how it is stored."""
+    name = path.name
+    for ending in (".gz", ".zst", ".log", ".txt", ".jsonl", ".json"):
+        if name.endswith(ending) and len(name) > len(ending):
+            name = name.removesuffix(ending)
+    return "".join(c if c.isprintable() else "_" for c in name)[:100]
 
 
 def check_name(what: str, name: str) -> str:

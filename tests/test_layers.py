@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = [
     "errors", "records", "settings", "observe", "keyspace", "ledger", "models", "drain", "gpu", "presence",
     "registry", "routing", "sources", "sinks", "results", "findings", "report", "detect", "training", "app", "tasks",
-    "producer", "workers", "run", "commands", "cli",
+    "producer", "workers", "journey", "run", "commands", "cli",
 ]  # fmt: skip
 # Heavy packages and the only places that may import them at module level or inside functions.
 HOMES = {

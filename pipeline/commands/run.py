@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     about = outcome.summary["run"]
     console.print(
         f"\n{about['lines_read']:,} lines in {about['seconds']:.1f} s "
-        f"({about['lines_per_s']:,} lines/s, ready after {about['ready_seconds']:.1f} s)",
+        f"(ready after {about['ready_seconds']:.1f} s; {about['lines_per_s']:,} lines/s read, scored and stored)",
         markup=False,
     )
     if outcome.report is not None:

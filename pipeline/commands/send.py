@@ -14,9 +14,8 @@ from pipeline.commands.common import err, print_json, reached, settings_of
 from pipeline.errors import BadInput, BadPayload, RedisUnavailable
 from pipeline.ledger import Full
 from pipeline.observe import set_up
-from pipeline.producer import Producer
+from pipeline.producer import Producer, workload_of
 from pipeline.records import digest
-from pipeline.run import workload_of
 from pipeline.settings import Settings
 from pipeline.sources import files, follow
 from pipeline.sources.chunks import Chunk, Cursor

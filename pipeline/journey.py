@@ -1,0 +1,195 @@
+"""What `logweir run` does on a running stack: send files, wait until nothing is in flight, have a model trained.
+
+Redis and workers may die meanwhile; the stack brings them back, so every question is asked until it is answered, and
+only standing still for long ends the journey.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import redis
+
+from pipeline.errors import RedisUnavailable, SinkUnavailable, StackFailed
+from pipeline.keyspace import Keys
+from pipeline.ledger import Full, Ledger
+from pipeline.presence import Presence
+from pipeline.producer import Producer, workload_of
+from pipeline.records import Purpose, digest
+from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.sources import files
+from pipeline.tasks.context import connect
+from pipeline.training import State, Status
+from pipeline.workers.local import Stack
+
+# With a sink or Redis in trouble for so long and nothing moving, a run gives up; what was accepted stays.
+STUCK_S: Final = 60.0
+# When the reason is known (a full disk, say) nobody needs to wait so long; longer than a lease takes to expire.
+TROUBLE_S: Final = 25.0
+
+T = TypeVar("T")
+
+# (phase, done, total, detail): phases are named for people; total 0 means unknown.
+Show = Callable[[str, float, float, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """Where the work stands: batches that wait, steps that ended so far, lines in all and lines done with."""
+
+    pending: int
+    moves: int
+    lines: int
+    done: int
+
+
+class Journey:
+    """One run's steps on a running stack."""
+
+    def __init__(self, settings: Settings, stack: Stack, show: Show, *, workload: str | None) -> None:
+        self.workload = workload
+        self.settings = settings
+        self.stack = stack
+        self.show = show
+        client = connect(settings)
+        self.client = client
+        self.keys = Keys(settings.key_prefix)
+        self.ledger = Ledger(client, settings)
+        self.presence = Presence(client, settings)
+        self.producer = Producer.connect(settings)
+        self.notes: list[str] = []
+
+    # ---- sending ---------------------------------------------------------------------------------
+
+    def send(self, paths: Sequence[Path], purpose: Purpose) -> int:
+        """Read and send every file, waiting when the ledger says full; returns the physical lines sent."""
+        total = float(sum(max(1, files.total_bytes(p)) for p in paths))
+        before, began, lines = 0.0, time.monotonic(), 0
+        word = "reading the baseline" if purpose is Purpose.BASELINE else "reading"
+        for path in paths:
+            workload = self.workload or workload_of(path)
+            key, start = digest("file", purpose.value, str(path)), 0
+            empty = True
+            for chunk in files.read(
+                path, max_records=self.settings.batch_records, max_bytes=self.settings.batch_kib * 1024
+            ):
+                empty = False
+                accept = partial(
+                    self.producer.send_chunk,
+                    chunk,
+                    start=start,
+                    workload=workload,
+                    source=str(path),
+                    source_key=key,
+                    cursor_key=key,
+                    purpose=purpose,
+                )
+                while isinstance(answer := self.asked(accept), Full):
+                    self.pause(answer.retry_after_s)
+                start = chunk.cursor.offset
+                lines += int(chunk.records["lines"].sum())
+                rate = lines / max(0.001, time.monotonic() - began)
+                self.show(word, before + chunk.position, total, f"{path.name}, {rate:,.0f} lines/s")
+                self.stack.check()
+            before += max(1, files.total_bytes(path))
+            if empty:
+                self.notes.append(f"{path} is empty")
+        return lines
+
+    def pause(self, seconds: float) -> None:
+        self.stack.check()
+        time.sleep(seconds)
+
+    def asked(self, question: Callable[[], T]) -> T:
+        """Redis' answer. One that dies is started again by the stack, so it is asked until it is back; accepting
+        a batch twice is accepting it once. Raises RedisUnavailable."""
+        deadline = time.monotonic() + STUCK_S
+        while True:
+            try:
+                return question()
+            except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
+                if time.monotonic() > deadline:
+                    raise RedisUnavailable(str(exc)) from exc
+            self.pause(0.2)
+
+    # ---- waiting ---------------------------------------------------------------------------------
+
+    def settle(self, word: str) -> None:
+        """Until nothing is in flight and nothing waits for a model that exists. Raises when it is stuck."""
+        live = bool(self.asked(lambda: self.client.exists(self.keys.model)))
+        view = self.asked(lambda: self._view(live))
+        first, began = view.done, time.monotonic()
+        last, last_move = view, began
+
+        def rate() -> str:
+            return f"{(view.done - first) / max(0.001, time.monotonic() - began):,.0f} lines/s"
+
+        while view.pending:
+            trouble = self._trouble()
+            self.show(word, view.done, view.lines, trouble or rate())
+            self.pause(0.05)
+            view = self.asked(lambda: self._view(live))
+            if view.moves != last.moves:
+                last, last_move = view, time.monotonic()
+            still = time.monotonic() - last_move
+            if trouble and still > TROUBLE_S:
+                raise SinkUnavailable(f"{view.pending} batches wait: {trouble}")
+            if still > STUCK_S:
+                raise StackFailed(
+                    f"{view.pending} batches wait and nothing moved for {STUCK_S:.0f} s; the logs in "
+                    f"{self.settings.data_dir / 'logs'} say why"
+                )
+        self.show(word, view.done, view.lines, rate())
+
+    def _trouble(self) -> str:
+        """Why work waits, "" when nothing is known. A Redis that takes no writes keeps the workers from saying so."""
+        told = self.asked(self.presence.trouble)
+        try:
+            self.client.set(self.keys("probe"), "1", ex=5)
+        except redis.ResponseError as exc:
+            return f"Redis takes no writes ({exc}); free disk space at {self.settings.data_dir}, or give it memory"
+        except redis.RedisError:
+            return ""  # it is being started again
+        return "" if told is None else told.reason
+
+    def _view(self, live: bool) -> "_View":
+        """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""
+        totals = self.ledger.totals().values()
+        lines, over, warming, moves = (
+            sum(t.get(name, 0) for t in totals for name in names)
+            for names in (("accepted",), ("stored", "dead"), ("warming",), ("commits", "dead"))
+        )
+        pending = self.ledger.counts().get("batches", 0) + (self.ledger.warming() if live else 0)
+        return _View(pending=pending, moves=moves, lines=lines, done=max(0, over - (warming if live else 0)))
+
+    def train(self, learn_from: Path) -> Status:
+        """Ask for a training on what is stored there; wait for its end. A failed one leaves everything warming."""
+        stored = ParquetSink(learn_from)
+        if stored.scan().head(1).collect().is_empty():
+            return Status()
+        request = uuid.uuid4().hex
+        asked = Status(state=State.QUEUED, request_id=request)
+        self.asked(lambda: self.client.hset(self.keys.training, mapping=asked.to_redis()))
+        self.producer.submit.train(request)
+        began = time.monotonic()
+        while not (status := self.asked(self._training)).ended:
+            self.stack.check()
+            detail = f"{status.patterns:,} distinct lines" if status.patterns else str(status.state)
+            self.show("training", status.percent, 100.0, detail)
+            if time.monotonic() - began > STUCK_S + self.settings.train_seconds * 10:
+                raise StackFailed(
+                    f"the training did not end; the log {self.settings.data_dir / 'logs/train.log'} says why"
+                )
+            time.sleep(0.1)
+        self.show("training", 100.0, 100.0, "")
+        if status.state is State.FAILED:
+            self.notes.append(f"no model could be trained, so nothing is judged: {status.reason}")
+        return status
+
+    def _training(self) -> Status:
+        return Status.from_redis(self.client.hgetall(self.keys.training))
