@@ -54,22 +54,35 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _file(sender: "_Sender", path: Path, workload: str | None) -> None:
-    with path.open("rb") as file:
-        identity = files.identify(file)
-    key = digest("file", str(path.absolute()), identity)
-    start = 0
+    """From where an earlier `send` of this file stopped, so that sending it again adds only what is new."""
+    workload = workload or workload_of(path)
+    cursor_key, stored, place = (
+        _cursor_key(path, workload),
+        None,
+        Cursor(path=str(path), identity=uuid.uuid4().hex),
+    )
+    if path.is_file():  # a pipe can be read once only, and has no place to go on from
+        stored = _stored_cursor(sender, cursor_key)
+        with path.open("rb") as file:
+            place = files.resume_at(path, file, stored)
+    key, start, before = digest("file", str(path.absolute()), place.identity, workload), place.offset, sender.batches
     for chunk in files.read(
-        path, max_records=sender.settings.batch_records, max_bytes=sender.settings.batch_kib * 1024
+        path,
+        start=stored if place.offset else None,
+        max_records=sender.settings.batch_records,
+        max_bytes=sender.settings.batch_kib * 1024,
     ):
-        sender.send(
-            chunk,
-            start=start,
-            workload=workload or workload_of(path),
-            source=str(path),
-            key=key,
-            cursor_key=key,
-        )
+        sender.send(chunk, start=start, workload=workload, source=str(path), key=key, cursor_key=cursor_key)
         start = chunk.cursor.offset
+    if place.offset and sender.batches == before:
+        sender.console.print(
+            f"{path}: nothing new, its {place.line:,} lines were accepted before", markup=False
+        )
+
+
+def _cursor_key(path: Path, workload: str) -> str:
+    """One for sending and following: a follower goes on where a sender stopped."""
+    return digest("cursor", str(path.absolute()), workload)
 
 
 def _standard_input(sender: "_Sender", workload: str | None) -> None:
@@ -84,19 +97,20 @@ def _standard_input(sender: "_Sender", workload: str | None) -> None:
 
 
 def _follow(sender: "_Sender", path: Path, workload: str | None) -> None:
-    """Until Ctrl-C, from where the last follower of this file stopped."""
-    cursor_key = digest("follow", str(path.absolute()))
+    """Until Ctrl-C, from where the last sender or follower of this file stopped."""
+    workload = workload or workload_of(path)
+    cursor_key = _cursor_key(path, workload)
     start = _stored_cursor(sender, cursor_key)
     place = (start.identity, start.offset) if start else ("", 0)
     sender.console.print(f"following {path}; Ctrl-C stops", markup=False)
     for chunk in _chunks(sender, path, start):
         if place[0] != chunk.cursor.identity and place[1] and chunk.records["line"].min() == 1:
             place = ("", 0)  # rotated or truncated: a file of its own, from its beginning
-        key = digest("file", str(path.absolute()), chunk.cursor.identity)
+        key = digest("file", str(path.absolute()), chunk.cursor.identity, workload)
         sender.send(
             chunk,
             start=place[1],
-            workload=workload or workload_of(path),
+            workload=workload,
             source=str(path),
             key=key,
             cursor_key=cursor_key,

@@ -25,13 +25,20 @@ def test_a_file_sent_twice_is_stored_once_and_a_longer_one_only_adds_its_end(tra
         return dict(json.loads(done.stdout))
 
     assert send() == {"lines": 40, "batches": 1, "duplicates": 0}
-    assert send() == {"lines": 0, "batches": 1, "duplicates": 1}
+    assert send() == {"lines": 0, "batches": 0, "duplicates": 0}
     assert trained.settled("twice")["stored"] == 40
     assert trained.rows("twice")["line"].to_list() == list(range(1, 41))
+    with path.open("a") as more:
+        more.write("\n".join(ordinary(3)) + "\n")
+    assert send()["lines"] == 3
+    assert trained.settled("twice")["stored"] == 43
+    assert trained.rows("twice")["line"].to_list() == list(range(1, 44))
+    assert trained.rows("twice")["record_id"].n_unique() == 43
+    assert trained.logweir("send", path, "--workload", "under-another-name", "--wait").returncode == 0
+    assert trained.rows("under-another-name").height == 43
     done = trained.logweir("send", path, "--workload", "twice", "--wait")
-    assert (
-        done.returncode == 0 and "already" in done.stderr and "everything accepted is stored" in done.stderr
-    )
+    assert done.returncode == 0 and "nothing new" in done.stderr
+    assert "everything accepted is stored" in done.stderr
 
 
 @pytest.mark.timeout(120)
@@ -107,7 +114,7 @@ def test_the_verbs_that_print_facts_speak_json(trained: Up) -> None:
     assert [m["version"] for m in facts("models", "list") if m["live"]] == [version]
     assert facts("models", "show")["version"] == version
     assert facts("models", "show", version)["files"]
-    assert facts("dead", "list") == [] or isinstance(facts("dead", "list"), list)
+    assert facts("dead", "list") == []
     rows = facts("results", "--anomalous", "--workload", "base")
     assert any("disk sda1" in r["message"] for r in rows) and all(r["anomalous"] for r in rows)
     assert facts("results", "--since", "1h", "--anomalous") is not None
@@ -124,9 +131,7 @@ def test_results_since_counts_back_from_now(trained: Up) -> None:
         [f"{t:%Y-%m-%dT%H:%M:%SZ} INFO app: at {n}" for n, t in (("past", old), ("late", new))], "since"
     )
     done = trained.logweir("results", "--since", "1h", "--workload", "since", "--json")
-    assert [r["message"] for r in json.loads(done.stdout)] == ["app: at late"] or [
-        r["message"][-7:] for r in json.loads(done.stdout)
-    ] == ["at late"]
+    assert [r["message"][-7:] for r in json.loads(done.stdout)] == ["at late"]
 
 
 @pytest.mark.timeout(120)
