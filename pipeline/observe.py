@@ -6,6 +6,7 @@ payloads never enter an event.
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any, cast
 
 import structlog
@@ -31,12 +32,22 @@ def set_up(level: str, *, json: bool | None = None) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(
-        level=max(getattr(logging, level.upper()), logging.WARNING),
-        format='{"time": "%(asctime)s", "level": "%(levelname)s", "logger": "%(name)s", "event": "%(message)s"}',
-        stream=sys.stderr,
-        force=True,
+    # Libraries log through the standard module; the same processors make the same lines of what they say.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name, _of_library],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail],
+        )
     )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(max(getattr(logging, level.upper()), logging.WARNING))
+
+
+def _of_library(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A foreign message becomes the `message` of one event, so that events keep their closed set of names."""
+    return {**event, "event": "library", "message": event["event"]}
 
 
 def logger(**context: object) -> structlog.stdlib.BoundLogger:

@@ -32,7 +32,7 @@ install() {
     fi
     echo "setting up .venv (once) ..." >&2
     # Byte-compiling thousands of files that are never imported would take longer than everything else.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --use-pep517 \
       --constraint constraints.txt --editable ".${extra:+[$extra]}" >&2 || exit 1
     rm -f .venv/.installed-"${extra:-run}"-*
     touch "$stamp"
