@@ -65,7 +65,8 @@ def _file(sender: "_Sender", path: Path, workload: str | None) -> None:
         stored = _stored_cursor(sender, cursor_key)
         with path.open("rb") as file:
             place = files.resume_at(path, file, stored)
-    key, start, before = digest("file", str(path.absolute()), place.identity, workload), place.offset, sender.batches
+    key = digest("file", str(path.absolute()), place.identity, workload)
+    start, before = place.offset, sender.batches
     for chunk in files.read(
         path,
         start=stored if place.offset else None,
