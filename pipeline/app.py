@@ -5,7 +5,7 @@ claimed. So messages are acknowledged late, never carry payload, and no result b
 """
 
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery
 from kombu import Exchange, Queue
@@ -16,12 +16,19 @@ from pipeline.settings import Settings
 
 
 def broker_url(redis_url: str) -> str:
-    """The URL that kombu wants for the Redis that redis-py calls `redis_url`; they differ for unix sockets."""
+    """The URL that kombu wants for the Redis that redis-py calls `redis_url`.
+
+    redis-py takes the database from `?db=`, kombu from the path, and for unix sockets from `virtual_host`: the
+    messages must lie in the database of the ledger, or the sweeper would never see them.
+    """
     parts = urlsplit(redis_url)
-    if parts.scheme == "unix":
-        password = f":{quote(parts.password)}@" if parts.password else ""
-        return f"redis+socket://{password}{parts.path}?virtual_host=0"
-    return redis_url
+    query = parse_qs(parts.query)
+    database = query.get("db", [""])[0]
+    if parts.scheme != "unix":
+        return parts._replace(path=f"/{database}").geturl() if database else redis_url
+    # Password and user are quoted in the URL already, and kombu unquotes them again.
+    login = parts.netloc.rpartition("@")[0]
+    return f"redis+socket://{login + '@' if login else ''}{parts.path}?virtual_host={database or '0'}"
 
 
 def make_app(settings: Settings) -> Celery:
@@ -34,7 +41,7 @@ def make_app(settings: Settings) -> Celery:
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """Celery's settings. Reasons: shared design notes on Celery with Redis, measured."""
+    """Celery's settings, each with its reason."""
     exchange = Exchange("", type="direct")
     return {
         # JSON only: nothing executable is read from the wire.

@@ -27,8 +27,10 @@ from pipeline.tasks.context import connect
 from pipeline.training import State, Status
 from pipeline.workers.local import Stack
 
-# With a sink or Redis in trouble for so long and nothing moving, a run gives up; what was accepted stays.
-STUCK_S: Final = 60.0
+# With nothing moving for so long a run gives up; what was accepted stays. Longer than a step may take (tasks/step.py).
+STUCK_S: Final = 150.0
+# A Redis that died is started again within seconds.
+AWAY_S: Final = 60.0
 # When the reason is known (a full disk, say) nobody needs to wait so long; longer than a lease takes to expire.
 TROUBLE_S: Final = 25.0
 
@@ -43,7 +45,7 @@ class _View:
     """Where the work stands: batches that wait, steps that ended so far, lines in all and lines done with."""
 
     pending: int
-    moves: int
+    moves: tuple[int, ...]
     lines: int
     done: int
 
@@ -86,7 +88,7 @@ class Journey:
                     workload=workload,
                     source=str(path),
                     source_key=key,
-                    cursor_key=key,
+                    cursor_key="",  # a run begins at the beginning
                     purpose=purpose,
                 )
                 while isinstance(answer := self.asked(accept), Full):
@@ -108,7 +110,7 @@ class Journey:
     def asked(self, question: Callable[[], T]) -> T:
         """Redis' answer. One that dies is started again by the stack, so it is asked until it is back; accepting
         a batch twice is accepting it once. Raises RedisUnavailable."""
-        deadline = time.monotonic() + STUCK_S
+        deadline = time.monotonic() + AWAY_S
         while True:
             try:
                 return question()
@@ -160,11 +162,14 @@ class Journey:
     def _view(self, live: bool) -> "_View":
         """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""
         totals = self.ledger.totals().values()
-        lines, over, warming, moves = (
+        lines, over, warming, ended = (
             sum(t.get(name, 0) for t in totals for name in names)
             for names in (("accepted",), ("stored", "dead"), ("warming",), ("commits", "dead"))
         )
-        pending = self.ledger.counts().get("batches", 0) + (self.ledger.warming() if live else 0)
+        stages = self.ledger.counts()
+        moves = (ended, *(stages[name] for name in sorted(stages)))
+        batches, waiting = self.ledger.pending()
+        pending = batches + (waiting if live else 0)
         return _View(pending=pending, moves=moves, lines=lines, done=max(0, over - (warming if live else 0)))
 
     def train(self, learn_from: Path) -> Status:

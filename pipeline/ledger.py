@@ -189,7 +189,7 @@ class Ledger:
             case "duplicate":
                 return Accepted(batch_id=bid, duplicate=True)
             case "full":
-                # Half a second drains a few batches on the slowest machine we tried; the caller adds jitter.
+                # Half a second drains a few batches on the slowest machine we tried.
                 return Full(pending_bytes=int(answer[1]), pending_batches=int(answer[2]), retry_after_s=0.5)
             case _:
                 raise BadInput(f"batch id {bid!r} was accepted before with other content; use a new id")
@@ -270,6 +270,10 @@ class Ledger:
             )
         )
 
+    def check(self, claim: Claim) -> None:
+        """Renew the claim, or raise ClaimLost: for the moment before something outside Redis is changed."""
+        _held(self.renew(claim), claim)
+
     def advance(self, claim: Claim, to: Stage, work: pl.DataFrame | None = None) -> None:
         """Hand the batch to its next stage, with what was worked out so far. Raises ClaimLost."""
         k, bid = self.keys, claim.batch_id
@@ -337,6 +341,10 @@ class Ledger:
         logger(batch=bid).warning("batch.split", records=frame.height, reason=claim.error)
         return ids
 
+    def state(self, batch_id: str) -> str:
+        """Where a batch is: a stage, done, dead or split; "" when it is unknown."""
+        return _text(self._ask(self.client.hget, self.keys.batch(batch_id), "state") or b"")
+
     def payload(self, batch_id: str) -> pl.DataFrame:
         """The records of an unfinished or dead batch, RAW_SCHEMA. Raises BadPayload."""
         blob = self._ask(self.client.get, self.keys.payload(batch_id))
@@ -397,6 +405,14 @@ class Ledger:
                 [batch_id, self.settings.overdue_ms],
             )
         ]
+
+    def pending(self) -> tuple[int, int]:
+        """(batches in flight, batches that wait for a model) at one moment: a batch moves from one to the other."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.hget(self.keys.counts, "batches")
+        pipe.zcard(self.keys.warming)
+        batches, warming = self._ask(pipe.execute)
+        return int(batches or 0), int(warming)
 
     def warming(self) -> int:
         """Batches that wait for a model."""

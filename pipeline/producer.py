@@ -8,6 +8,7 @@ Accepted means: stored exactly once in every sink, whatever happens from here on
 torch nor the workers' code.
 """
 
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ from pipeline.sources.chunks import Chunk
 from pipeline.sources.framing import Framer
 from pipeline.tasks.submit import Submit
 
+# What rotation appends: app.log.1, app.log-20261120, app.log.2.gz
+ROTATED: Final = re.compile(r"(?<=.)[.-](?:\d{1,3}|\d{8}|\d{4}-\d\d-\d\d)(?=(?:\.gz|\.zst)?$)")
 MAX_NAME: Final = 200  # of a workload or batch id: they become part of keys and file names
 RECORD_FIELDS: Final = ("message", "timestamp", "level", "host", "process", "service")
 
@@ -112,8 +115,9 @@ class Producer:
         """Send what a source read; its cursor moves in the same step. `start`: offset of the chunk in its source.
 
         The batch id derives from source and offset, so reading the same place again gives the same batch.
-        `source_key` tells a file from its successor after a rotation; `cursor_key` stays.
+        `source_key` tells a file from its successor after a rotation; `cursor_key` stays, "" keeps no cursor.
         """
+        check_name("workload", workload)
         batch = Batch(
             batch_id=f"{source_key}-{start:x}",
             workload=workload,
@@ -125,7 +129,7 @@ class Producer:
             zone=self.settings.time_zone,
             records=chunk.records,
         )
-        return self.accept(batch, cursor_key=cursor_key, cursor=chunk.cursor.pack())
+        return self.accept(batch, cursor_key=cursor_key, cursor=chunk.cursor.pack() if cursor_key else "")
 
     def accept(self, batch: Batch, *, cursor_key: str = "", cursor: str = "") -> Accepted | Full:
         """The one door: ledger first, then the wake-up. A lost wake-up is sent again by the sweeper."""
@@ -137,7 +141,7 @@ class Producer:
 
 def workload_of(path: Path) -> str:
     """A file's workload when none is given: its name without endings that only say how it is stored."""
-    name = path.name
+    name = ROTATED.sub("", path.name)
     for ending in (".gz", ".zst", ".log", ".txt", ".jsonl", ".json"):
         if name.endswith(ending) and len(name) > len(ending):
             name = name.removesuffix(ending)

@@ -7,6 +7,7 @@ start the stack -> [baseline: send, store, train] -> send -> [no baseline: train
 import contextlib
 import json
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import redis
 
 from pipeline import findings as finding
 from pipeline.drain.learner import read_templates
+from pipeline.drain.masking import MaskSet
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
 from pipeline.journey import Journey, Show
 from pipeline.producer import check_name
@@ -30,8 +32,9 @@ from pipeline.sources import files
 from pipeline.tasks.context import connect
 from pipeline.training import Status
 from pipeline.workers.local import Stack, lock
+from pipeline.workers.redis_server import check_redis, find_server
 
-# A directory with this file in it was made by `logweir run`; any other non-empty directory is left alone.
+# What holds this directory was made by `logweir run`; any other directory that is not empty is left alone.
 MARKER: Final = ".logweir"
 
 
@@ -44,6 +47,7 @@ class Plan:
     out: Path
     workload: str | None
     report: Path | None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,8 +70,7 @@ def plan(
     if workload is not None:
         check_name("workload", workload)
     chosen, normal = tuple(files.expand(inputs)), tuple(files.expand(baseline)) if baseline else ()
-    for path in (*chosen, *normal):
-        files.check(path)
+    notes = tuple(note for path in (*chosen, *normal) if (note := files.check(path)))
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a directory")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_dir():
@@ -76,17 +79,39 @@ def plan(
         raise BadInput(
             f"--report {report}: the directory {report.absolute().parent} does not exist; create it first"
         )
-    return Plan(inputs=chosen, baseline=normal, out=out.absolute(), workload=workload, report=report)
+    if report is not None:
+        _refuse_to_overwrite(report)
+    return Plan(
+        inputs=chosen, baseline=normal, out=out.absolute(), workload=workload, report=report, notes=notes
+    )
+
+
+def _refuse_to_overwrite(report: Path) -> None:
+    """A report may take the place of a report, and of nothing else: a log named by mistake must survive."""
+    if not report.exists():
+        return
+    if not report.is_file():
+        raise BadInput(f"--report {report} is not a file; name one, for example {report / 'report.html'}")
+    with report.open("rb") as file:
+        first = file.read(64).lstrip().lower()
+    if first and not first.startswith(b"<!doctype html"):
+        raise BadInput(f"--report {report} exists and is no report; choose another name")
 
 
 def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
     """Do it. Raises BadInput, SinkUnavailable (disk), StackFailed; KeyboardInterrupt stops cleanly."""
     began = time.monotonic()
+    # What can be refused is refused before the results of an earlier run are removed.
+    MaskSet.load(extra=settings.masks)
+    if settings.redis_url is None:
+        find_server()
+    else:
+        check_redis(settings)
     state = _fresh(plan.out)
     prefix = settings.key_prefix
     if settings.redis_url is not None:
         # On a shared Redis every run has keys of its own, removed at the end.
-        prefix = f"{prefix}-run-{digest(str(plan.out))}"
+        prefix = f"{prefix}-run-{digest(socket.gethostname(), str(plan.out))}"
     settings = replace(settings, data_dir=state, results_dir=plan.out / "results", key_prefix=prefix)
     show("starting", 0, 0, "Redis and workers")
     with _clean_redis(settings), Stack(settings) as stack:
@@ -109,13 +134,15 @@ def _fresh(out: Path) -> Path:
             state
         ):  # the stack takes it again; a run that comes in between finds everything removed already
             _empty(state)
-            if (out / "results").exists():
+            if (out / "results").is_symlink():
+                (out / "results").unlink()
+            elif (out / "results").exists():
                 shutil.rmtree(out / "results")
             for name in ("templates.parquet", "summary.json", "report.html"):
                 (out / name).unlink(missing_ok=True)
     except OSError as exc:
         raise BadInput(
-            f"--out {out} cannot be written ({exc.strerror}); choose another directory or fix its rights"
+            f"--out {out} cannot be written ({exc.strerror or exc}); choose another directory or fix its rights"
         ) from exc
     return state
 
@@ -209,12 +236,13 @@ def _write(plan: Plan, journey: Journey, about: dict[str, Any]) -> Outcome:
         raise SinkUnavailable(
             f"{out} or {report} cannot be written ({why}); free space there and run again"
         ) from exc
-    notes = list(journey.notes)
+    notes = [*plan.notes, *journey.notes]
     if about["dead_lines"]:
-        notes.append(
-            f"{about['dead_lines']:,} lines could not be processed; see them with: "
-            f"logweir up --data-dir {journey.settings.data_dir} and logweir dead list"
-        )
+        notes.append(f"{about['dead_lines']:,} lines could not be processed and are not in the results:")
+        notes += [
+            f"{letter.source}:{letter.first_line} ({letter.lines} lines): {letter.reason}"
+            for letter in journey.asked(lambda: journey.ledger.dead(limit=5))
+        ]
     return Outcome(out=out, findings=found, summary=summary, report=report, notes=notes)
 
 

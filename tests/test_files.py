@@ -324,3 +324,19 @@ def test_lines_do_not_depend_on_the_blocks_and_lose_nothing(
     ends = whole["end"].to_list()
     assert [abs(e) for e in ends] == sorted(abs(e) for e in ends)
     assert not ends or abs(ends[-1]) == len(data)
+
+
+@pytest.mark.parametrize(("tail", "rest"), [(b"OR tail\nthird\n", "OR tail"), (b"\nthird\n", "")])
+def test_the_rest_of_a_last_line_that_had_no_newline_is_a_piece_of_that_line(
+    tmp_path: Path, tail: bytes, rest: str
+) -> None:
+    path = tmp_path / "grows.log"
+    path.write_bytes(b"first\npartial ERR")
+    (chunk,) = read(path)
+    with path.open("ab") as file:
+        file.write(tail)
+    (more,) = read(path, start=chunk.cursor)
+    rows = [*chunk.records.iter_rows(named=True), *more.records.iter_rows(named=True)]
+    assert [(r["raw"], r["line"], r["lines"]) for r in rows] == [
+        ("first", 1, 1), ("partial ERR", 2, 1), (rest, 2, 0), ("third", 3, 1),
+    ]  # fmt: skip

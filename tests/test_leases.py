@@ -191,9 +191,10 @@ def test_a_failover_starts_a_new_quarantine(leases: Leases) -> None:
     leases.release(get(leases, EXCLUSIVE, "trainer", quarantine=True))
     leases.client.hset(leases.keys.epoch, "id", "0" * 40)  # as if this were another server than before
     assert refused(leases, EXCLUSIVE, "trainer", quarantine=True).why == "quarantine"
-    get(leases, SHARED, "a")
-    leases.bless()
-    assert refused(leases, EXCLUSIVE, "trainer", quarantine=True).why == "held"
+    left_behind = get(leases, SHARED, "a")
+    leases.bless()  # nobody of before is alive: no quarantine, and nothing is held
+    assert get(leases, EXCLUSIVE, "trainer", quarantine=True).token > left_behind.token
+    assert not leases.renew(left_behind)
 
 
 def test_what_compares_tokens_itself_needs_no_quarantine(leases: Leases) -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from pipeline import detect
 from pipeline.app import make_app
+from pipeline.errors import ClaimLost
 from pipeline.ledger import Claim, Stage
 from pipeline.producer import Producer
-from pipeline.records import Purpose
+from pipeline.records import Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest, store
 from pipeline.tasks.context import Context
@@ -73,3 +74,37 @@ def test_burying_a_batch_that_is_scored_again_leaves_what_was_stored(context: Co
     assert context.sink(Purpose.SCORE).read("b", "shop").height == 3
     totals = context.ledger.totals()["shop"]
     assert (totals["stored"], totals.get("dead", 0)) == (3, 0)
+
+
+@pytest.mark.parametrize("stalls", ["before the write", "between write and commit"])
+def test_a_worker_that_wakes_up_after_its_batch_was_split_stores_nothing(
+    context: Context, monkeypatch: pytest.MonkeyPatch, stalls: str
+) -> None:
+    Producer(context.ledger, context.submit, context.settings).send(
+        ["one", "two"], workload="shop", batch_id="b"
+    )
+    perform(context, Stage.INGEST, "b", ingest.step)
+    perform(context, Stage.DRAIN, "b", drain.step)
+    sink, entry = context.sink(Purpose.SCORE), context.ledger.keys.batch("b")
+    claim = context.ledger.claim("b", Stage.STORE, "the one that stalls")
+    assert isinstance(claim, Claim)
+
+    def others_split_it() -> None:
+        context.client.hset(entry, mapping={"deadline": 1, "attempts": 99})
+        perform(context, Stage.STORE, "b", store.step)
+        assert context.client.hget(entry, "state") == b"split"
+
+    if stalls == "before the write":
+        others_split_it()
+    else:
+        write = sink.write
+
+        def slow(*args: object) -> object:
+            others_split_it()
+            return write(*args)
+
+        monkeypatch.setattr(sink, "write", slow)
+    prepared = detect.prepare(raw_frame(["one", "two"]), claim.meta, context.masks)
+    with pytest.raises(ClaimLost):
+        ingest.finish(context, claim, prepared, detect.distinct(prepared, "warming"))
+    assert sink.read("b", "shop") is None

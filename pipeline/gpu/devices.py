@@ -8,3 +8,4 @@ GPU: Final = "gpu0"
 TRAINING: Final = "training"
 # The single writer of the template tree.
 DRAIN: Final = "drain"
+RESOURCES: Final = (GPU, TRAINING, DRAIN)

@@ -16,6 +16,7 @@ from typing import Any
 import redis
 
 from pipeline.errors import LeaseRefused, RedisUnavailable
+from pipeline.gpu.devices import RESOURCES
 from pipeline.keyspace import Keys, Scripts, answering, text_map
 from pipeline.observe import logger
 from pipeline.settings import Settings
@@ -125,13 +126,15 @@ class Leases:
         )
 
     def bless(self) -> None:
-        """Say that no process of an earlier Redis can still hold a lease, so that no quarantine is needed.
+        """Say that no earlier process can still hold a lease: none is held any more, and no quarantine is needed.
 
         Only for whoever started this Redis privately and has seen every earlier worker end.
         """
         with answering():
             replid = str(self.client.info("replication")["master_replid"])
             self.client.hset(self.keys.epoch, mapping={"id": replid, "until_ms": 0})
+            for resource in RESOURCES:  # what dead workers held; their tokens stay the floor of the next ones
+                self.client.delete(self.keys.lease(resource), self.keys.shared(resource))
 
     @contextmanager
     def holding(self, lease: Lease, *, give_back: bool = True) -> Iterator[Held]:

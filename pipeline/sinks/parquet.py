@@ -7,6 +7,7 @@ batch's first record.
 
 import os
 import re
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,7 @@ class ParquetSink:
         path = self._path(batch_id, frame)
         with self._explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+            temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
             try:
                 with temporary.open("wb") as out:
                     frame.select(list(RESULT_SCHEMA)).write_parquet(

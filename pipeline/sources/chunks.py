@@ -135,9 +135,13 @@ class Assembly:
             yield from self._rest(position, unsent=True)
 
     def finish(self, position: int) -> Iterator[Chunk]:
-        """Everything: the source has ended, a last line without newline is a line."""
+        """Everything: the source has ended, a last line without newline is a line.
+
+        Should the source grow after all, its cursor says that what comes next is the rest of that line.
+        """
         lines = self._cutter.finish()
         if lines.height:
+            lines = lines.with_columns(-pl.col("end").abs())
             self._hold(self.framer.feed_frame(lines))
         yield from self.flush(position)
 

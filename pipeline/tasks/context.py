@@ -7,6 +7,7 @@ before the first task runs.
 import functools
 import os
 import socket
+import uuid
 from typing import TYPE_CHECKING
 
 import redis
@@ -52,8 +53,8 @@ class Context:
 
     @functools.cached_property
     def owner(self) -> str:
-        """Who we are in claims and leases; the pid tells a restarted worker from the one before."""
-        return f"{socket.gethostname()}:{os.getpid()}"
+        """Who we are in claims and leases. Host and pid are for readers: containers share both, so chance tells apart."""
+        return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
     @functools.cached_property
     def client(self) -> "redis.Redis":

@@ -6,7 +6,7 @@ import polars as pl
 
 from pipeline import detect
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.errors import BadPayload
+from pipeline.errors import BadPayload, ClaimLost
 from pipeline.ledger import Claim, Stage
 from pipeline.records import RAW_SCHEMA, Purpose
 from pipeline.routing import TASK_INGEST
@@ -52,13 +52,24 @@ def version_for(context: Context, claim: Claim) -> str:
 
 
 def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.DataFrame) -> None:
-    """Store the results, then commit. Written before committed: a crash in between writes the same file again."""
+    """Store the results, then commit. Written before committed: a crash in between writes the same file again.
+
+    Raises ClaimLost. Whoever stalled past his claim must not write over what its next owner stored.
+    """
     rows = detect.results(prepared, work, claim.meta, claim.workload)
-    context.sink(claim.meta.purpose).write(claim.batch_id, rows)
+    sink = context.sink(claim.meta.purpose)
+    context.ledger.check(claim)
+    sink.write(claim.batch_id, rows)
     warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
     outcomes = detect.outcomes(rows)
     if claim.rescore:
         # They were counted when they were stored the first time.
         outcomes["warming"] -= claim.lines
         outcomes["unclassified"] = 0
-    context.ledger.commit(claim, warming=warming, outcomes=outcomes)
+    try:
+        context.ledger.commit(claim, warming=warming, outcomes=outcomes)
+    except ClaimLost:
+        # The claim was lost while we wrote. Of a batch that was split or buried meanwhile nothing may stay here.
+        if not claim.rescore and context.ledger.state(claim.batch_id) in ("split", "dead"):
+            sink.remove(claim.batch_id, claim.workload)
+        raise

@@ -99,10 +99,11 @@ def _replaced(context: Context, claim: Claim) -> bool:
 
 
 def _give_up(context: Context, claim: Claim, why: str) -> None:
-    if not claim.rescore:
-        # A worker may have died between storing and committing; a split or dead batch must not be stored as well.
-        context.sink(claim.meta.purpose).remove(claim.batch_id, claim.workload)
     try:
+        if not claim.rescore:
+            # A worker may have died between storing and committing; a split or dead batch must not be stored as well.
+            context.ledger.check(claim)
+            context.sink(claim.meta.purpose).remove(claim.batch_id, claim.workload)
         for half in context.ledger.give_up(claim, why or "it failed without a reason"):
             context.submit.wake(Stage.INGEST, half)
     except ClaimLost as exc:

@@ -17,6 +17,7 @@ from pipeline.gpu.leases import Held, Lease, Mode, Refused
 from pipeline.models.threshold import Mode as Learning
 from pipeline.observe import logger
 from pipeline.records import Purpose
+from pipeline.results import readable
 from pipeline.routing import TASK_TRAIN
 from pipeline.tasks import periodic, reload
 from pipeline.tasks.context import Context
@@ -59,9 +60,10 @@ def _train(context: Context, request_id: str, show: Callable[[Status], None]) ->
     status = Status()
     baseline = context.sink(Purpose.BASELINE)
     has_baseline = any(baseline.root.glob("date=*/workload=*/*.parquet"))
-    with _alone(context, TRAINING) as held, _device(context) as gpu:
+    source = baseline if has_baseline else context.sink(Purpose.SCORE)
+    with _alone(context, TRAINING) as held, _device(context) as gpu, readable(source.root):
         for status in training.train(
-            (baseline if has_baseline else context.sink(Purpose.SCORE)).scan(),
+            source.scan(),
             mode=Learning.BASELINE if has_baseline else Learning.SELF,
             masks=context.masks,
             registry=context.registry,

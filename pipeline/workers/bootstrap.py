@@ -137,6 +137,8 @@ class _Heartbeat(threading.Thread):
         from pipeline.tasks.context import connect
 
         self.presence = Presence(connect(settings), settings)
+        # Replicas in containers share a name; those of the embedded stack are awaited by theirs.
+        name = name if settings.supervisor_pid else f"{name}@{socket.gethostname()}"
         self.fields = {"name": name, "role": role_name, "pid": os.getpid(), "queues": queues}
         self.stopping = threading.Event()
 

@@ -29,6 +29,7 @@ from pipeline.gpu.leases import Leases
 from pipeline.observe import logger
 from pipeline.presence import Presence, state_file
 from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.tasks.context import connect
 from pipeline.workers.redis_server import PrivateRedis, check_redis
 
@@ -75,6 +76,9 @@ class Stack:
         self._lock = lock(self.settings.data_dir)
         try:
             self._outlive()
+            if self.settings.redis_url is None:  # with a Redis of our own nobody else writes there either
+                for place in (self.settings.results, self.settings.baseline):
+                    ParquetSink(place).sweep()
             self._start_redis()
             for role, name in self._roles():
                 self._spawn(role, name)

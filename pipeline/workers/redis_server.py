@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
@@ -106,6 +107,10 @@ def check_redis(settings: Settings) -> None:
             socket_connect_timeout=CHECK_S,
             retry=Retry(NoBackoff(), 0),
         )
+        if client.get_encoder().decode_responses:
+            raise BadInput(
+                f"{url} asks for decoded answers, but payloads are bytes; leave decode_responses out"
+            )
         version = str(client.info("server")["redis_version"])
         if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
             raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
@@ -124,7 +129,7 @@ def check_redis(settings: Settings) -> None:
         ) from exc
     except redis.ConnectionError as exc:
         raise BadInput(f"Redis at {url} does not answer ({exc}); start it or correct REDIS_URL") from exc
-    except (redis.RedisError, ValueError, KeyError) as exc:
+    except (redis.RedisError, ValueError, KeyError, TypeError) as exc:
         raise BadInput(f"{url} is no usable Redis ({exc}); correct REDIS_URL") from exc
 
 
@@ -151,7 +156,7 @@ class PrivateRedis:
         self.settings = settings
         self.directory = settings.data_dir / "redis"
         self.socket = socket_path(settings.data_dir)
-        self.url = f"unix://{self.socket}?db=0"
+        self.url = f"unix://{quote(str(self.socket))}?db=0"
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start and wait until it answers. Raises StackFailed with the end of its log."""
