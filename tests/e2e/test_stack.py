@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebo
     with (tmp_path / "log").open("wb") as log:
         worker = subprocess.Popen([sys.executable, "-c", GPU_WORKER, "cpu"], env=env, stderr=log)
     try:
-        assert trained.pid("gpu-test")
+        assert trained.pid(f"gpu-test@{socket.gethostname()}")  # outside the stack, so named with its host
         trained.send(novel(20, "gpuopen"), "gpu1")
         assert _scored(tmp_path / "log") == 1
         with redis.Redis.from_url(state["redis_url"]) as client:
