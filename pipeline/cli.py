@@ -43,16 +43,19 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML; see docs/settings.md")
     common.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="data of the embedded stack (logweir-data)"
-    )
-    common.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), help="of the program itself"
     )
     common.add_argument("--json", action="store_true", help="print facts as JSON on standard output")
+    place = argparse.ArgumentParser(add_help=False)
+    place.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="data of the embedded stack (logweir-data)"
+    )
 
     def verb(name: str, module: str, text: str, **kwargs: Any) -> argparse.ArgumentParser:
+        # A run keeps everything below its --out.
+        parents = [common] if name == "run" else [common, place]
         made = verbs.add_parser(
-            name, parents=[common], help=text, description=text[0].upper() + text[1:] + ".", **kwargs
+            name, parents=parents, help=text, description=text[0].upper() + text[1:] + ".", **kwargs
         )
         made.set_defaults(command=module)
         return made
@@ -99,7 +102,11 @@ def parser() -> argparse.ArgumentParser:
     send.add_argument(
         "--follow", "-f", action="store_true", help="go on with what is appended, through rotations"
     )
-    send.add_argument("--wait", action="store_true", help="return when everything sent is stored")
+    send.add_argument(
+        "--wait",
+        action="store_true",
+        help="return when everything sent is stored; fail if some of it cannot be",
+    )
     send.add_argument("--time-zone", metavar="ZONE", help="IANA zone of times without offset (UTC)")
 
     train = verb("train", "facts", "train a model now on what is stored, and publish it")
@@ -124,11 +131,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The `logweir` command; returns its exit code."""
-    args = parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
-        signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
     try:
+        _open_streams()
+        signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
+            signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
+        args = parser().parse_args(argv)
         module = importlib.import_module(f"pipeline.commands.{args.command}")
         code = int(module.main(args))
         sys.stdout.flush()  # here, where a closed pipe is expected
@@ -150,6 +158,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         what = f" ({exc.filename})" if exc.filename else ""
         return _say(f"{exc.strerror}{what}; look at that file, its directory and the space there", 1)
+
+
+def _open_streams() -> None:
+    """Streams that were closed before we began (`>&-`) lead nowhere, and no file of ours gets their number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the end
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the end
 
 
 def _terminate(_number: int, _frame: object) -> None:

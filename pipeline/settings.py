@@ -5,6 +5,7 @@ down; child processes get the same values through `to_environ()`.
 """
 
 import math
+import operator
 import os
 import re
 import tomllib
@@ -47,40 +48,60 @@ class Settings:
 
     batch_records: int = _about("records in one batch at most", 5_000, least=1, most=100_000)
     batch_kib: int = _about("size of one batch at most, before compression", 1_024, least=64, most=65_536)
-    max_pending_mib: int = _about("payloads waiting in Redis before accept says full", 256, least=1)
-    max_pending_batches: int = _about("batches waiting before accept says full", 10_000, least=1)
-    max_attempts: int = _about(
-        "attempts at a batch before it is split, and at a record before it is dead", 3, least=1
+    max_pending_mib: int = _about(
+        "payloads waiting in Redis before accept says full", 256, least=1, most=1_048_576
     )
-    claim_ttl_ms: int = _about("a worker that is silent for so long has lost its batch", 10_000, least=1_000)
-    overdue_ms: int = _about("a batch nobody took for so long is sent again", 5_000, least=500)
-    sweep_s: float = _about("how often the sweeper looks for overdue batches", 2.0, least=0.2)
+    max_pending_batches: int = _about(
+        "batches waiting before accept says full", 10_000, least=1, most=10_000_000
+    )
+    max_attempts: int = _about(
+        "attempts at a batch before it is split, and at a record before it is dead", 3, least=1, most=100
+    )
+    claim_ttl_ms: int = _about(
+        "a worker that is silent for so long has lost its batch", 10_000, least=1_000, most=3_600_000
+    )
+    overdue_ms: int = _about(
+        "a batch nobody took for so long is sent again", 5_000, least=500, most=3_600_000
+    )
+    sweep_s: float = _about("how often the sweeper looks for overdue batches", 2.0, least=0.2, most=3_600)
     keep_done_s: int = _about(
-        "how long a finished batch id is remembered, so that it is not accepted twice", 604_800, least=60
+        "how long a finished batch id is remembered, so that it is not accepted twice",
+        604_800,
+        least=60,
+        most=315_360_000,
     )
 
-    verdict_cache_entries: int = _about("cached verdicts per model version in Redis", 500_000, least=1_000)
+    verdict_cache_entries: int = _about(
+        "cached verdicts per model version in Redis", 500_000, least=1_000, most=100_000_000
+    )
     templates_per_workload: int = _about(
-        "templates one workload may create; lines past it are unclassified", 5_000, least=1
+        "templates one workload may create; lines past it are unclassified", 5_000, least=1, most=1_000_000
     )
     drain_similarity: float = _about(
         "Drain3 sim_th: share of equal tokens that makes two lines one template", 0.7, least=0.05, most=1.0
     )
     drain_depth: int = _about("Drain3 tree depth", 4, least=3, most=16)
 
-    lease_ttl_ms: int = _about("a lease that is not renewed for so long is lost", 15_000, least=2_000)
+    lease_ttl_ms: int = _about(
+        "a lease that is not renewed for so long is lost", 15_000, least=2_000, most=3_600_000
+    )
     ingest_processes: int = _about("ingest workers of the embedded stack", 1, least=1, most=64)
     torch_threads: int = _about(
-        "threads of a scoring process; more than one pays only on idle cores", 1, least=1
+        "threads of a scoring process; more than one pays only on idle cores", 1, least=1, most=1_024
     )
-    train_seconds: float = _about("time the fit of a model may take", 20.0, least=1)
-    train_max_patterns: int = _about("distinct masked lines a training takes at most", 100_000, least=100)
-    seed: int = _about("seed of a training", 0, least=0)
+    train_seconds: float = _about("time the fit of a model may take", 20.0, least=1, most=86_400)
+    train_max_patterns: int = _about(
+        "distinct masked lines a training takes at most", 100_000, least=100, most=10_000_000
+    )
+    seed: int = _about("seed of a training", 0, least=0, most=2**31 - 1)
 
-    redis_max_mib: int = _about("memory of the embedded Redis", 768, least=32)
+    redis_max_mib: int = _about("memory of the embedded Redis", 768, least=32, most=1_048_576)
     flower_auth: str | None = _about("user:password of Flower; it is required off loopback", None)
     supervisor_pid: int = _about(
-        "set by the embedded stack for its workers: they end when this process has gone", 0, least=0
+        "set by the embedded stack for its workers: they end when this process has gone",
+        0,
+        least=0,
+        most=2**22,
     )
     log_level: str = _about("debug, info, warning or error", "info")
 
@@ -92,12 +113,12 @@ class Settings:
                     f"{item.name} = {value} is not a number one can count with; give a finite one"
                 )
             for bound, wrong, word in (
-                ("least", float.__lt__, "at least"),
-                ("most", float.__gt__, "at most"),
+                ("least", operator.lt, "at least"),
+                ("most", operator.gt, "at most"),
             ):
                 limit = meta.get(bound)
-                if limit is not None and wrong(float(value), float(limit)):
-                    raise BadSetting(f"{item.name} = {value} is out of range; it must be {word} {limit:g}")
+                if limit is not None and wrong(value, limit):
+                    raise BadSetting(f"{item.name} = {value} is out of range; it must be {word} {limit:.15g}")
         if self.time_zone not in available_timezones():
             raise BadSetting(
                 f"time_zone {self.time_zone!r} is not known; use an IANA name such as Europe/Berlin"

@@ -342,6 +342,26 @@ def test_the_same_input_gives_the_same_page() -> None:
     assert rendered(found, ["t"])[0] == rendered(found, ["t"])[0]
 
 
+@pytest.mark.parametrize(
+    ("reasons", "level", "says"),
+    [
+        (["error-severity:error"], "error", "logged as error"),
+        (["error-severity:error"], "fatal", "logged as error"),
+        (["error-severity:error"], None, "says “error”"),
+        (["error-severity:critical"], "info", "says “critical”"),
+        (["error-severity:error", "error-severity:fatal"], "error", "logged as error, says “fatal”"),
+        (["error-severity:error", "error-severity:refused"], "error", "logged as error, says “refused”"),
+        (["error-severity:info"], "info", "says that something failed"),
+        (["error-severity"], "error", "says that something failed"),
+    ],
+)
+def test_a_line_is_logged_as_an_error_only_when_its_level_says_so(
+    reasons: list[str], level: str | None, says: str
+) -> None:
+    assert text.explain(reasons, level) == [says]
+    assert "logged as" not in text.explain(reasons)[0]
+
+
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_report_and_no_half_written_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str

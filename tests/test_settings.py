@@ -90,6 +90,12 @@ def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
         ('redis_url = "redis://h:many/0"', "REDIS_URL"),
         ('redis_url = "redis://[::1"', "REDIS_URL"),
         ("seed = ", "not valid TOML"),
+        ("seed = 2147483648", "it must be at most 2147483647"),
+        (f"seed = {10**400}", "seed = .* is out of range"),
+        ("torch_threads = 1025", "it must be at most 1024"),
+        ("sweep_s = 3601", "it must be at most 3600"),
+        ("redis_max_mib = 1048577", "it must be at most 1048576"),
+        ("max_pending_mib = 1048577", "it must be at most 1048576"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_name(tmp_path: Path, text: str, says: str) -> None:
@@ -199,6 +205,13 @@ def test_a_child_process_builds_the_same_settings_from_its_environment(values: d
     environ = wanted.to_environ()
     assert all(isinstance(value, str) for value in environ.values())
     assert Settings.load(environ=environ) == wanted
+
+
+def test_every_number_has_a_least_and_a_most() -> None:
+    numbers = {f.name: f.metadata for f in fields(Settings) if isinstance(f.default, int | float)}
+    assert "seed" in numbers and "sweep_s" in numbers
+    open_ended = [n for n, about in numbers.items() if about["least"] is None or about["most"] is None]
+    assert open_ended == []
 
 
 def test_every_setting_is_described() -> None:

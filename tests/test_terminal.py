@@ -118,6 +118,19 @@ def test_a_stack_trace_is_one_line_long() -> None:
     assert "Boom ⏎  at a.b(C.java:1) ⏎  at d.e(F.java:2)" in printed([finding(1, samples=(sample,))])
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_line_break_in_a_name_does_not_break_the_line_of_the_place(width: int) -> None:
+    sample = replace(finding(1).samples[0], source="app\nERROR forged.log", message="m", raw="m")
+    text = printed([finding(1, samples=(sample,), workload="shop\nforged")], width=width)
+    assert "app ⏎ ERROR forged.log:101" in text
+    assert "shop ⏎ forged" in text
+
+
+def test_a_word_is_no_level_where_the_line_has_none() -> None:
+    assert "says “error”" in " ".join(printed([finding(1, level=None)]).split())
+    assert "logged as error" in printed([finding(1, level="fatal")])
+
+
 def test_it_says_how_many_more_findings_there_are() -> None:
     found = [finding(n) for n in range(1, 26)]
     assert "5 more findings are not shown here" in printed(found)

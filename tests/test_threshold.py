@@ -259,6 +259,11 @@ def test_rarity_falls_from_one_to_zero_with_the_count() -> None:
         ("config file not found", "not found"),
         ("no error in first pass, then parser crashed", "crashed"),
         ("table..........<NUM> and then a failure", "failure"),
+        ("probe: connection-refused.", "refused"),
+        ("event=failed-to-connect pod=web", "failed"),
+        ("kernel-panic on cpu <NUM>", "panic"),
+        ("read of crash-report.txt failed", "failed"),
+        ("status half-installed libgpg-error-dev: out of memory", "out of memory"),
     ],
 )
 def test_a_word_that_says_something_went_wrong_is_found(line: str, word: str) -> None:
@@ -285,6 +290,13 @@ def test_a_word_that_says_something_went_wrong_is_found(line: str, word: str) ->
         "parity error.......<NUM>",
         "terrors and mirrors",
         "failover to replica",
+        "status installed libgpg-error-dev:amd64 <NUM>",
+        "status installed libgpg-error0:amd64 <NUM>",
+        "unpacking ruby-error-highlight over <NUM>",
+        "unpacking (gpg-error-doc) ...",
+        "fetched gpg-error_<NUM>-<NUM>_amd64.deb",
+        "wrote crash-report.txt.",
+        'rotated "/var/log/app-error.log" to app-error.log.1',
         "",
     ],
 )

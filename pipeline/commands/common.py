@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rich.console import Console
+from rich.text import Text
 
+from pipeline.errors import BadInput
 from pipeline.presence import attached
 from pipeline.settings import Settings
 
@@ -60,12 +62,12 @@ class _Output(Console):
 
 def out() -> Console:
     """Standard output for people."""
-    return _Output(highlight=False, soft_wrap=False)
+    return _Output(highlight=False, soft_wrap=False, emoji=False)
 
 
 def err() -> Console:
     """Standard error for people: progress and remarks."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_json(data: Mapping[str, Any] | list[Any]) -> None:
@@ -76,6 +78,23 @@ def print_json(data: Mapping[str, Any] | list[Any]) -> None:
 
 def _plain(value: object) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def printable(text: object) -> str:
+    """Text from elsewhere, unable to steer a terminal or to begin a line of its own."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def cell(text: object) -> Text:
+    """Data in a table: shown as it is, whatever markup it looks like."""
+    return Text(printable(text))
+
+
+def standard_input() -> BinaryIO:
+    """Raises BadInput when it was closed before we began (`<&-`)."""
+    if sys.stdin is None:
+        raise BadInput("standard input is closed; pipe log lines into it, or name a file instead of -")
+    return sys.stdin.buffer
 
 
 def display(path: Path) -> str:

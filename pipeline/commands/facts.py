@@ -11,13 +11,25 @@ from typing import Final
 
 import polars as pl
 from rich.table import Table
+from rich.text import Text
 
-from pipeline.commands.common import err, out, print_json, reached, redis_explained, settings_of
+from pipeline.commands.common import (
+    cell,
+    err,
+    out,
+    print_json,
+    printable,
+    reached,
+    redis_explained,
+    settings_of,
+)
+from pipeline.commands.own import batches
 from pipeline.errors import BadInput, TrainingFailed
-from pipeline.ledger import Ledger
+from pipeline.ledger import DeadLetter, Ledger
 from pipeline.producer import Producer
 from pipeline.records import utc_now
 from pipeline.registry import Registry
+from pipeline.results import readable
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.tasks.context import connect
@@ -86,7 +98,7 @@ def _models(args: argparse.Namespace, settings: Settings) -> int:
         return 0
     table = Table("version", "created", "", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(str(row["version"]), str(row["created"]), "live" if row["live"] else "")
+        table.add_row(cell(row["version"]), cell(row["created"]), "live" if row["live"] else "")
     out().print(table if rows else "no models yet; train one with `logweir train`")
     return 0
 
@@ -95,92 +107,110 @@ def _dead(args: argparse.Namespace, settings: Settings) -> int:
     ledger = Ledger(connect(settings), settings)
     if args.action == "list":
         return _dead_list(args, ledger)
-    ids = [letter.batch_id for letter in ledger.dead()] if args.batch == ["all"] else args.batch
-    if not ids and args.batch != ["all"]:
-        raise BadInput(
-            f"`logweir dead {args.action}` needs a batch id, or 'all'; `logweir dead list` shows them"
-        )
-    for batch_id in ids:
-        letter = ledger.dead_letter(batch_id)
-        if letter is None:
-            raise BadInput(f"there is no dead batch {batch_id!r}; `logweir dead list` shows them")
-        if args.action == "show":
-            print_json({**asdict(letter), "records": ledger.payload(batch_id)["raw"].head(100).to_list()})
-        elif args.action == "retry":
-            ledger.retry(batch_id)
-        else:
-            ledger.discard(batch_id)
-    if args.action != "show":
-        word = "sent through the pipeline again" if args.action == "retry" else "discarded"
-        if args.json:
-            print_json({"batches": ids, "action": args.action})
-        else:
-            out().print(f"{len(ids)} batches {word}", markup=False)
+    letters = _chosen(args, ledger)
+    if args.action == "show":
+        for letter in letters:
+            records = ledger.payload(letter.batch_id)["raw"].head(100).to_list()
+            print_json({**asdict(letter), "records": records})
+        return 0
+    act, word = (
+        (ledger.retry, "sent through the pipeline again")
+        if args.action == "retry"
+        else (ledger.discard, "discarded")
+    )
+    # Somebody else may be quicker with one of them.
+    done = [letter.batch_id for letter in letters if act(letter.batch_id)]
+    if args.json:
+        print_json({"batches": done, "action": args.action})
+    else:
+        out().print(f"{batches(len(done))} {word}", markup=False)
     return 0
 
 
+def _chosen(args: argparse.Namespace, ledger: Ledger) -> list[DeadLetter]:
+    """The dead letters that are meant. Raises BadInput before anything is done when one of them is none."""
+    if not args.batch:
+        raise BadInput(
+            f"`logweir dead {args.action}` needs a batch id, or 'all'; `logweir dead list` shows them"
+        )
+    if args.batch == ["all"]:
+        return _all_dead(ledger)
+    found = {batch_id: ledger.dead_letter(batch_id) for batch_id in args.batch}
+    unknown = [batch_id for batch_id, letter in found.items() if letter is None]
+    if unknown:
+        undone = "" if len(found) == 1 else ", so nothing was done"
+        raise BadInput(f"there is no dead batch {unknown[0]!r}{undone}; `logweir dead list` shows them")
+    return [letter for letter in found.values() if letter is not None]
+
+
+def _all_dead(ledger: Ledger) -> list[DeadLetter]:
+    """Those that are dead now: one that is retried and dies again meanwhile is not taken twice."""
+    return ledger.dead(limit=max(1, int(ledger.client.zcard(ledger.keys.dead))))
+
+
 def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
-    letters = ledger.dead()
+    letters = _all_dead(ledger)
     if args.json:
         print_json([asdict(letter) for letter in letters])
         return 0
     console = out()
     for x in letters:
-        what = f"{x.lines:,} {'line' if x.lines == 1 else 'lines'} of {x.workload}, {x.source}:{x.first_line}"
+        what = f"{x.lines:,} {'line' if x.lines == 1 else 'lines'} of {printable(x.workload)}, {printable(x.source)}:{x.first_line}"
         when = f"died in {x.died_in} on {x.died:%Y-%m-%d %H:%M:%S} UTC"
         # Never cut: an id is there to be copied.
         console.print(x.batch_id, style="bold", markup=False, soft_wrap=True)
-        console.print(f"  {what}, {when}\n  {_printable(x.reason)}", markup=False, soft_wrap=True)
+        console.print(f"  {what}, {when}\n  {printable(x.reason)}", markup=False, soft_wrap=True)
     if not letters:
         console.print("no dead batches")
     return 0
 
 
 def _results(args: argparse.Namespace, settings: Settings) -> int:
-    stored = ParquetSink(settings.results).scan()
-    if args.since:
-        since = utc_now() - _span(args.since)
-        stored = stored.filter(pl.col("timestamp") >= since)
-    if args.anomalous:
-        stored = stored.filter(pl.col("anomalous"))
-    if args.workload:
-        stored = stored.filter(pl.col("workload") == args.workload)
-    rows = stored.sort("timestamp", "record_id").tail(args.limit).drop("raw").collect()
+    with readable(settings.results):
+        rows = _wanted(args, ParquetSink(settings.results).scan())
     if args.json:
         print_json(rows.to_dicts())
+        return 0
+    console = out()
+    if rows.is_empty():
+        console.print(f"no results in {printable(settings.results)}", markup=False, soft_wrap=True)
         return 0
     table = Table("time (UTC)", "workload", "level", "score", "line", "message", box=None, pad_edge=False)
     for row in _rows(rows):
         table.add_row(*row)
-    console = out()
-    console.print(table if rows.height else f"no results in {settings.results}")
+    console.print(table)
     return 0
 
 
-def _rows(rows: pl.DataFrame) -> Iterator[tuple[str, ...]]:
-    from rich.markup import escape
+def _wanted(args: argparse.Namespace, stored: pl.LazyFrame) -> pl.DataFrame:
+    """The newest records that were asked for, oldest first."""
+    if args.since:
+        stored = stored.filter(pl.col("timestamp") >= _since(args.since, utc_now()))
+    if args.anomalous:
+        stored = stored.filter(pl.col("anomalous"))
+    if args.workload:
+        stored = stored.filter(pl.col("workload") == args.workload)
+    return stored.sort("timestamp", "record_id").tail(args.limit).drop("raw").collect()
 
+
+def _rows(rows: pl.DataFrame) -> Iterator[tuple[Text, ...]]:
     for row in rows.iter_rows(named=True):
         when: datetime = row["timestamp"]
         score = "warming" if row["score"] is None else f"{row['score']:.2f}"
-        message = _printable(row["message"][:300])
-        yield (
-            f"{when:%Y-%m-%d %H:%M:%S}",
-            escape(row["workload"]),
-            row["level"] or "",
-            score,
-            str(row["line"]),
-            escape(message),
-        )
+        shown = (
+            f"{when:%Y-%m-%d %H:%M:%S}", row["workload"], row["level"] or "", score, row["line"],
+            row["message"][:300],
+        )  # fmt: skip
+        yield tuple(cell(value) for value in shown)
 
 
-def _printable(text: str) -> str:
-    """Text from elsewhere, unable to steer a terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _span(text: str) -> timedelta:
+def _since(text: str, now: datetime) -> datetime:
     match = SPAN.fullmatch(text)
     if match is None:
         raise BadInput(f"--since {text!r} is not a span; write 90s, 15m, 1h or 7d")
-    return timedelta(**{UNITS[match[2]]: int(match[1])})
+    try:
+        return now - timedelta(**{UNITS[match[2]]: int(match[1])})
+    except OverflowError as exc:
+        raise BadInput(
+            f"--since {text!r} reaches back before the year 1; leave it out for all times"
+        ) from exc

@@ -1,13 +1,18 @@
 """`logweir run`: progress while it works, then the findings."""
 
 import argparse
+import contextlib
+import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -22,7 +27,8 @@ from rich.table import Column
 from rich.text import Text
 
 from pipeline import run as journey
-from pipeline.commands.common import display, err, out, print_json, settings_of
+from pipeline.commands.common import display, err, out, print_json, settings_of, standard_input
+from pipeline.errors import BadInput
 from pipeline.observe import set_up
 from pipeline.report import terminal
 
@@ -33,9 +39,13 @@ SAY_EVERY_S: Final = 10.0  # how often a log file is told how far a phase is
 def main(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     set_up(settings.log_level)
+    if "-" in args.baseline:
+        raise BadInput(
+            "--baseline - is not possible; a baseline must be files, so save the lines to one first"
+        )
     with _stdin_as_file(args.files) as files:
         plan = journey.plan(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
-        with _Bars() as bars:
+        with _Bars() as bars, _saying_that_it_stops(bars.console):
             outcome = journey.run(plan, settings, bars.show)
     if args.json:
         print_json(outcome.summary)
@@ -43,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     console = out()
     terminal.render(outcome.findings, outcome.summary, console, limit=args.limit)
     for note in outcome.notes:
-        console.print(f"note: {note}", style="yellow", markup=False)
+        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     about = outcome.summary["run"]
     console.print(
         f"\n{about['lines_read']:,} lines in {about['seconds']:.1f} s "
@@ -51,8 +61,8 @@ def main(args: argparse.Namespace) -> int:
         markup=False,
     )
     if outcome.report is not None:
-        console.print(f"report:  {display(outcome.report)}", markup=False)
-    console.print(f"results: {display(outcome.out)}", markup=False)
+        console.print(f"report:  {display(outcome.report)}", markup=False, soft_wrap=True)
+    console.print(f"results: {display(outcome.out)}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -62,14 +72,33 @@ def _stdin_as_file(names: list[str]) -> Iterator[list[str]]:
     if "-" not in names:
         yield names
         return
-    import shutil
-    import sys
-
+    stream = standard_input()
     with tempfile.TemporaryDirectory(prefix="logweir-") as folder:
         path = Path(folder) / "stdin"
         with path.open("wb") as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy, COPY_BLOCK)
+            shutil.copyfileobj(stream, copy, COPY_BLOCK)
         yield [str(path) if name == "-" else name for name in names]
+
+
+@contextmanager
+def _saying_that_it_stops(console: Console) -> Iterator[None]:
+    """Ctrl-C ends the stack in order, which takes seconds: say so at once, from where the signal arrives."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, as in the background of a script: it stays so
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)  # a second Ctrl-C has nothing new to say
+        with contextlib.suppress(OSError, RuntimeError):  # nobody reads, or it came in the middle of a write
+            console.print("stopping: workers finish their step first", markup=False)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Left(ProgressColumn):

@@ -1,7 +1,8 @@
 """`logweir send`: a producer for files and standard input; waits when the pipeline is full."""
 
 import argparse
-import sys
+import contextlib
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ from typing import Final
 
 from rich.console import Console
 
-from pipeline.commands.common import err, print_json, reached, settings_of
+from pipeline.commands.common import err, print_json, reached, settings_of, standard_input
+from pipeline.commands.own import LOOK_AT_ONCE, Own, batches
 from pipeline.errors import BadInput, BadPayload, RedisUnavailable
 from pipeline.ledger import Full
 from pipeline.observe import set_up
@@ -23,6 +25,7 @@ from pipeline.sources.stdin import read_stream
 
 SAY_EVERY_S: Final = 2.0
 REDIS_RETRY_S: Final = 1.0
+WAIT_S: Final = 0.1
 
 
 def main(args: argparse.Namespace) -> int:
@@ -32,10 +35,17 @@ def main(args: argparse.Namespace) -> int:
         raise BadInput("--follow takes one file; start one `logweir send --follow` per file")
     if "-" in args.files and len(args.files) > 1:
         raise BadInput("- (standard input) cannot be mixed with files; send them apart")
-    if not args.follow and args.files != ["-"]:
-        for path in files.expand(args.files):
-            files.check(path)
-    sender = _Sender(Producer.connect(reached(settings)), settings, err())
+    console = err()
+    if args.files == ["-"]:
+        standard_input()
+    elif args.follow:
+        _refuse_unfollowable(Path(args.files[0]))
+    else:
+        for note in filter(None, map(files.check, files.expand(args.files))):
+            console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+    producer = Producer.connect(reached(settings))
+    own = Own(producer.ledger) if args.wait else None
+    sender = _Sender(producer, settings, console, own=own)
     try:
         if args.files == ["-"]:
             _standard_input(sender, args.workload)
@@ -46,11 +56,19 @@ def main(args: argparse.Namespace) -> int:
                 _file(sender, path, args.workload)
     finally:
         sender.say(final=True)
-    if args.wait:
-        sender.wait_stored()
+    facts = {"lines": sender.lines, "batches": sender.batches, "duplicates": sender.duplicates}
+    if own is not None:
+        sender.wait_stored(own)
+        facts["dead_lines"] = own.dead
     if args.json:
-        print_json({"lines": sender.lines, "batches": sender.batches, "duplicates": sender.duplicates})
-    return 0
+        print_json(facts)
+    return 1 if own is not None and own.trouble() else 0
+
+
+def _refuse_unfollowable(path: Path) -> None:
+    """A file that is not there yet is waited for; what is there must be one that grows."""
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        raise BadInput(f"{path} is no regular file and cannot be followed; read a pipe without --follow")
 
 
 def _file(sender: "_Sender", path: Path, workload: str | None) -> None:
@@ -77,7 +95,9 @@ def _file(sender: "_Sender", path: Path, workload: str | None) -> None:
         start = chunk.cursor.offset
     if place.offset and sender.batches == before:
         sender.console.print(
-            f"{path}: nothing new, its {place.line:,} lines were accepted before", markup=False
+            f"{path}: nothing new, its {place.line:,} lines were accepted before",
+            markup=False,
+            soft_wrap=True,
         )
 
 
@@ -89,7 +109,7 @@ def _cursor_key(path: Path, workload: str) -> str:
 def _standard_input(sender: "_Sender", workload: str | None) -> None:
     key, start = digest("stdin", uuid.uuid4().hex), 0
     for chunk in read_stream(
-        sys.stdin.buffer,
+        standard_input(),
         max_records=sender.settings.batch_records,
         max_bytes=sender.settings.batch_kib * 1024,
     ):
@@ -103,7 +123,7 @@ def _follow(sender: "_Sender", path: Path, workload: str | None) -> None:
     cursor_key = _cursor_key(path, workload)
     start = _stored_cursor(sender, cursor_key)
     place = (start.identity, start.offset) if start else ("", 0)
-    sender.console.print(f"following {path}; Ctrl-C stops", markup=False)
+    sender.console.print(f"following {path}; Ctrl-C stops", markup=False, soft_wrap=True)
     for chunk in _chunks(sender, path, start):
         if place[0] != chunk.cursor.identity and place[1] and chunk.records["line"].min() == 1:
             place = ("", 0)  # rotated or truncated: a file of its own, from its beginning
@@ -120,6 +140,7 @@ def _follow(sender: "_Sender", path: Path, workload: str | None) -> None:
 
 
 def _chunks(sender: "_Sender", path: Path, start: Cursor | None) -> Iterator[Chunk]:
+    absent = False
     for chunk in follow.follow(
         path,
         start=start,
@@ -128,10 +149,13 @@ def _chunks(sender: "_Sender", path: Path, start: Cursor | None) -> Iterator[Chu
         max_records=sender.settings.batch_records,
         max_bytes=sender.settings.batch_kib * 1024,
     ):
-        if chunk is None:
-            sender.say()
-        else:
+        if chunk is not None:
             yield chunk
+            continue
+        sender.say()
+        if not absent and not path.exists():
+            sender.console.print(f"waiting for {path} to appear", markup=False, soft_wrap=True)
+        absent = not path.exists()
 
 
 def _stored_cursor(sender: "_Sender", cursor_key: str) -> Cursor | None:
@@ -153,12 +177,15 @@ class _Sender:
         settings: Settings,
         console: Console,
         clock: Callable[[], float] = time.monotonic,
+        own: Own | None = None,
     ) -> None:
         self.producer = producer
         self.settings = settings
         self.console = console
         self.clock = clock
+        self.own = own
         self.lines = self.batches = self.duplicates = 0
+        self.told = (0, 0)
         self.began = self.said = clock()
 
     def send(
@@ -188,23 +215,40 @@ class _Sender:
         self.batches += 1
         self.duplicates += answer.duplicate
         self.lines += 0 if answer.duplicate else int(chunk.records["lines"].sum())
+        if self.own is not None:
+            self.own.open.append(answer.batch_id)
+            if self.batches % LOOK_AT_ONCE == 0:  # those that have ended need not be remembered
+                with contextlib.suppress(RedisUnavailable):
+                    self.own.look()
         self.say()
 
     def say(self, *, final: bool = False) -> None:
         """How much was sent, every few seconds and at the end."""
         now = self.clock()
-        if not final and now - self.said < SAY_EVERY_S:
+        told = (self.lines, self.duplicates)
+        if not final and (now - self.said < SAY_EVERY_S or told == self.told):
             return
-        self.said = now
+        self.said, self.told = now, told
         rate = self.lines / max(0.001, now - self.began)
         again = f", {self.duplicates} batches were there already" if self.duplicates else ""
         self.console.print(f"{self.lines:,} lines accepted ({rate:,.0f} lines/s){again}", markup=False)
 
-    def wait_stored(self) -> None:
-        """Until nothing is in flight; what waits for a model is stored too."""
-        while pending := self.producer.ledger.counts().get("batches", 0):
-            self._wait(f"{pending:,} batches are not stored yet", 0.1)
-        self.console.print("everything accepted is stored", markup=False)
+    def wait_stored(self, own: Own) -> None:
+        """Until every batch of this command has ended; one that waits for a model is stored, too."""
+        while True:
+            try:
+                if own.look():
+                    break
+            except RedisUnavailable as exc:
+                self._wait(f"waiting: {exc}", REDIS_RETRY_S)
+                continue
+            self._wait(
+                f"{batches(len(own.open))} {'is' if len(own.open) == 1 else 'are'} not stored yet", WAIT_S
+            )
+        said = own.trouble()
+        if not self.batches:
+            said = "this command sent nothing new, so there is nothing to wait for"
+        self.console.print(said or "everything accepted is stored", markup=False, soft_wrap=True)
 
     def _wait(self, why: str, seconds: float) -> None:
         if self.clock() - self.said >= SAY_EVERY_S:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from pipeline.commands.common import display, err, out, print_json, reached, settings_of
+from pipeline.commands.common import cell, display, err, out, print_json, printable, reached, settings_of
 from pipeline.errors import LogweirError
 from pipeline.observe import set_up
 from pipeline.settings import Settings, masked_url
@@ -45,9 +45,11 @@ def _up(args: argparse.Namespace) -> int:
                 "" if str(args.data_dir or "") == "" else f" --data-dir {display(stack.settings.data_dir)}"
             )
             console.print(f"ready in {stack.ready_s:.1f} s; Ctrl-C stops it", style="bold", markup=False)
-            console.print(f"  send lines:  logweir send FILE{where}", markup=False)
-            console.print(f"  look at it:  logweir status{where}", markup=False)
-            console.print(f"  logs:        {display(stack.settings.data_dir / 'logs')}", markup=False)
+            console.print(f"  send lines:  logweir send FILE{where}", markup=False, soft_wrap=True)
+            console.print(f"  look at it:  logweir status{where}", markup=False, soft_wrap=True)
+            console.print(
+                f"  logs:        {display(stack.settings.data_dir / 'logs')}", markup=False, soft_wrap=True
+            )
         try:
             while True:
                 time.sleep(CHECK_S)
@@ -72,16 +74,18 @@ def _status(args: argparse.Namespace) -> int:
         markup=False,
     )
     training = facts["training"]
-    console.print(f"training  {training['state']} {training['reason']}".rstrip(), markup=False)
+    console.print(f"training  {training['state']} {printable(training['reason'])}".rstrip(), markup=False)
     stages = ", ".join(f"{name} {n}" for name, n in facts["stages"].items() if n) or "nothing waits"
     console.print(
         f"waiting   {facts['batches']} batches, {facts['bytes'] / 2**20:.1f} MiB ({stages})", markup=False
     )
     if facts["trouble"]:
-        console.print(f"trouble   {facts['trouble']['reason']}", style="red", markup=False)
+        console.print(f"trouble   {printable(facts['trouble']['reason'])}", style="red", markup=False)
     workers = Table("worker", "role", "pid", "queues", box=None, pad_edge=False)
     for worker in facts["workers"]:
-        workers.add_row(worker["name"], worker["role"], str(worker["pid"]), " ".join(worker["queues"]))
+        workers.add_row(
+            *map(cell, (worker["name"], worker["role"], worker["pid"], " ".join(worker["queues"])))
+        )
     console.print(workers)
     lines = Table(
         "workload",
@@ -96,7 +100,8 @@ def _status(args: argparse.Namespace) -> int:
     )
     for name, t in facts["workloads"].items():
         lines.add_row(
-            name, *(f"{t[c]:,}" for c in ("accepted", "stored", "in_flight", "dead", "anomalous", "warming"))
+            cell(name),
+            *(f"{t[c]:,}" for c in ("accepted", "stored", "in_flight", "dead", "anomalous", "warming")),
         )
     if facts["workloads"]:
         console.print(lines)
@@ -152,7 +157,7 @@ def _doctor(args: argparse.Namespace) -> int:
     for check in checks:
         mark = "[green]ok[/]     " if check["ok"] else "[red]missing[/]"
         console.print(mark, end=" ")
-        console.print(f"{check['what']}: {check['found']}", markup=False)
+        console.print(f"{check['what']}: {check['found']}", markup=False, soft_wrap=True)
     console.print(
         "everything is here" if not bad else f"{len(bad)} of {len(checks)} checks failed", markup=False
     )

@@ -48,6 +48,19 @@ _NUMBER_BEFORE: Final = re.compile(r"(?:<NUM>|\b\d+)\s+$|(?:^|[,;:(]\s*)(?:<NUM>
 _NUMBER_AFTER: Final = re.compile(r"(?:_?counts?)?\"?\s*(?:=|:)\s*(?:<NUM>|0\b|\[\]|\"\")")
 # A row of a table names a field: `parity error.......<NUM>`.
 _LEADER: Final = re.compile(r"\.{3,}\s*(?:<[A-Z0-9_]+>|\d)")
+# Marks that end the name of a package or a file.
+_NAME_END: Final = re.compile(r"[^\w.+~/<>:%@-]")
+_MASK: Final = re.compile(r"<[A-Z0-9_]+>")
+_NAME_CHARS: Final = 256  # no longer name is looked at
+# `libgpg-error-dev`, `ruby-error-highlight`, `gpg-error-doc`, `gpg-error:amd64`, `gpg-error_<NUM>`; `auth-failure` is none.
+_PACKAGE: Final = re.compile(
+    r"(?:lib(?!rar)|python\d?-|ruby-|node-|golang-|php\d?-|r-cran-)[^/]*"
+    r"|[^/]*-(?:dev|devel|doc|docs|dbg|dbgsym|debuginfo|common|utils|tools|libs|bin|perl|java|ruby)(?:[_:.-][^/]*)?"
+    r"|[^/]*[_:.](?:amd64|arm64|i386|i686|all|x86_64|aarch64|noarch)"
+    r"|[^/]*_\d[^/]*"
+)
+# `/srv/app-error/x`, `crash-report.txt`, `app-error.log.1`
+_FILE: Final = re.compile(r"[~.]{0,2}/.*|.*\.[a-z][a-z0-9]{0,4}(?:\.(?:\d+|gz|zst|xz|bz2))*")
 _PIECE: Final = re.compile(r"<[A-Z0-9_]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SCAN_CHARS: Final = 2048  # a longer line says what is wrong before that
 
@@ -70,7 +83,11 @@ def severity_words(masked: str) -> str | None:
                 return " ".join(phrase)
         if word not in _SEVERE or i < dealt_with or end <= leader:
             continue
-        if not _named_or_negated(words, i) and not _counter(text, word, start, end):
+        if (
+            not _named_or_negated(words, i)
+            and not _counter(text, word, start, end)
+            and not _inside_a_name(text, start, end)
+        ):
             return word
     return None
 
@@ -81,6 +98,19 @@ def _named_or_negated(words: Sequence[str], i: int) -> bool:
         return True
     before = words[max(0, i - 2) : i]
     return any(w in _NEGATORS for w in before) or (bool(before) and before[-1] in _NOT)
+
+
+def _inside_a_name(text: str, start: int, end: int) -> bool:
+    """Glued by `-` in the name of a package or file: `libgpg-error-dev` is no error, `connection-refused` is one."""
+    if "-" not in (text[start - 1 : start], text[end : end + 1]) and not re.match(
+        r"\d+-", text[end : end + 8]
+    ):
+        return False
+    before = _NAME_END.split(text[max(0, start - _NAME_CHARS) : start])[-1]
+    after = _NAME_END.split(text[end : end + _NAME_CHARS], maxsplit=1)[0]
+    # A mark at its end belongs to the sentence; a masked part was a number or the like.
+    name = _MASK.sub("0", before + text[start:end] + after).rstrip(".:-/")
+    return name == name.lower() and bool(_PACKAGE.fullmatch(name) or _FILE.fullmatch(name))
 
 
 def _counter(text: str, word: str, start: int, end: int) -> bool:

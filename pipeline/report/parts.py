@@ -44,7 +44,7 @@ def card(number: int, finding: Finding, samples: int, chars: int) -> str:
     if others:
         more = plural(len(others), "more sample")
         first += f"<details><summary>{more}</summary>{''.join(others)}</details>"
-    why = "; ".join(explain(finding.reasons)) or "the model finds it unlikely"
+    why = "; ".join(explain(finding.reasons, finding.level)) or "the model finds it unlikely"
     facts = [
         f"<b>{plural(finding.count, 'time')}</b>",
         f'<time datetime="{finding.first_seen.strftime("%Y-%m-%dT%H:%M:%SZ")}">{clock(finding.first_seen)}</time>'

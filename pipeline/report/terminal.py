@@ -67,7 +67,10 @@ def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
     table.add_column("sample", ratio=6, overflow="fold")
     for number, finding in enumerate(findings, start=1):
         what = Text("\n").join(
-            [_template(finding, console), _text(console, "; ".join(explain(finding.reasons)), "dim")]
+            [
+                _template(finding, console),
+                _text(console, "; ".join(explain(finding.reasons, finding.level)), "dim"),
+            ]
         )
         last = clock(finding.last_seen) if finding.last_seen > finding.first_seen else ""
         when = "\n".join([clock(finding.first_seen), last, f"episode {finding.episode}"])
@@ -76,7 +79,7 @@ def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
             _level(finding, console),
             Text(f"{finding.count:,}"),
             _text(console, when.replace("\n\n", "\n"), ""),
-            Text("\n").join([_text(console, shown(finding.workload, 80), "bold"), what]),
+            Text("\n").join([_text(console, _one_line(shown(finding.workload, 80)), "bold"), what]),
             Text("\n").join(_sample(finding, console)),
         )
     return table
@@ -89,7 +92,7 @@ def _blocks(findings: Sequence[Finding], console: Console) -> RenderableType:
     for number, finding in enumerate(findings, start=1):
         facts = [
             "",
-            shown(finding.workload, 80),
+            _one_line(shown(finding.workload, 80)),
             plural(finding.count, "time"),
             f"{span(finding.first_seen, finding.last_seen)} UTC",
             f"episode {finding.episode}",
@@ -97,7 +100,7 @@ def _blocks(findings: Sequence[Finding], console: Console) -> RenderableType:
         lines = [
             Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
             _template(finding, console),
-            _text(console, "; ".join(explain(finding.reasons)), "dim"),
+            _text(console, "; ".join(explain(finding.reasons, finding.level)), "dim"),
             *_sample(finding, console),
             Text(),
         ]
@@ -146,5 +149,5 @@ def _sample(finding: Finding, console: Console) -> list[Text]:
     line.append(_encodable(_one_line(text[at : begin + SAMPLE_CHARS]), console))
     if begin + SAMPLE_CHARS < len(text):
         line.append(_encodable("…", console))
-    place = f"{shown(sample.source, 200)}:{sample.line}"
+    place = f"{_one_line(shown(sample.source, 200))}:{sample.line}"
     return [_text(console, place, "underline"), line]

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from pipeline.findings import Sample
-from pipeline.records import LEVELS, Reason
+from pipeline.records import ERROR_LEVELS, LEVELS, Reason
 
 # C0 controls and DEL have pictures of their own (U+2400...); newline and tab keep their meaning. C1
 # controls, line separators, zero-width and direction marks are named by their number. Lone
@@ -75,16 +75,20 @@ def sample_text(sample: Sample, chars: int) -> tuple[str, list[tuple[int, int]]]
     return text, [(start, end) for start, end in marks(text, sample.words) if start >= begin]
 
 
-def explain(reasons: Iterable[str]) -> list[str]:
-    """The reasons in plain words: one sentence part for each kind, in the order given."""
+def explain(reasons: Iterable[str], level: str | None = "") -> list[str]:
+    """The reasons in plain words: one sentence part for each kind, in the order given.
+
+    `level` is the most severe one of the records, None when they have none. A word such as `error` is taken
+    for a level only where it can be one; "", for a level that is not known here, leaves open which it is.
+    """
     kinds: dict[str, list[str]] = {}
     for text in reasons:
         name, _, data = text.partition(":")
         kinds.setdefault(name, []).append(data)
-    return [_sentence(name, [d for d in data if d]) for name, data in kinds.items()]
+    return [_sentence(name, [d for d in data if d], level) for name, data in kinds.items()]
 
 
-def _sentence(name: str, data: list[str]) -> str:
+def _sentence(name: str, data: list[str], level: str | None) -> str:
     match name:
         case Reason.NEW_TEMPLATE:
             return "no line of this shape in the training data"
@@ -101,18 +105,26 @@ def _sentence(name: str, data: list[str]) -> str:
                 else "rare in the training data"
             )
         case Reason.ERROR_SEVERITY:
-            levels = [d for d in data if d in LEVELS]
-            says = [d for d in data if d not in LEVELS]
-            parts = (["logged as " + " and ".join(levels)] if levels else []) + (
-                ["says " + _listed(says)] if says else []
-            )
-            return ", ".join(parts) or "says that something failed"
+            return _error_sign(data, level)
         case Reason.UNCLASSIFIED:
             return "unclassified: its workload is past its template limit"
         case Reason.WARMING:
             return "no model yet"
         case _:
             return shown(": ".join([name, *data[:1]]), 120)
+
+
+def _error_sign(data: list[str], level: str | None) -> str:
+    # The data is the record's level where that is error-like, else the word in its text; both may read `error`.
+    words = [d for d in data if d not in LEVELS or d in ERROR_LEVELS]
+    if level == "":
+        return "error sign " + _listed(words) if words else "says that something failed"
+    highest = LEVELS.index(level) if level in ERROR_LEVELS else -1
+    levels = [d for d in words if d in ERROR_LEVELS and LEVELS.index(d) <= highest]
+    says = [d for d in words if d not in levels]
+    parts = ["logged as " + " and ".join(levels)] if levels else []
+    parts += ["says " + _listed(says)] if says else []
+    return ", ".join(parts) or "says that something failed"
 
 
 def _listed(words: list[str], most: int = 5) -> str:

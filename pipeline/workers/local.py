@@ -230,7 +230,7 @@ def lock(data_dir: Path) -> IO[str]:
         handle = (data_dir / "lock").open("a+", encoding="utf-8")
     except OSError as exc:
         raise BadInput(
-            f"the data directory {data_dir} cannot be used ({exc.strerror}); choose another with --data-dir"
+            f"the data directory {data_dir} cannot be used ({exc.strerror}); choose another directory"
         ) from exc
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

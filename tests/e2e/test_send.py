@@ -38,7 +38,12 @@ def test_a_file_sent_twice_is_stored_once_and_a_longer_one_only_adds_its_end(tra
     assert trained.rows("under-another-name").height == 43
     done = trained.logweir("send", path, "--workload", "twice", "--wait")
     assert done.returncode == 0 and "nothing new" in done.stderr
-    assert "everything accepted is stored" in done.stderr
+    assert "nothing to wait for" in done.stderr
+    path.write_text("\n".join(ordinary(5, start=90)) + "\n")
+    done = trained.logweir("send", path, "--workload", "anew", "--wait", "--json")
+    assert done.returncode == 0 and "everything accepted is stored" in done.stderr
+    assert json.loads(done.stdout) == {"lines": 5, "batches": 1, "duplicates": 0, "dead_lines": 0}
+    assert trained.rows("anew").height == 5
 
 
 @pytest.mark.timeout(120)
@@ -154,6 +159,10 @@ def test_results_since_counts_back_from_now(trained: Up) -> None:
         (["status", "--config", "none.toml"], "none.toml"),
         (["up", "--colour"], "--colour"),
         (["send", "a", "b", "--follow"], "one file"),
+        (["send", ".", "--follow"], "cannot be followed"),
+        (["run", "x.log", "--data-dir", "d"], "--data-dir"),
+        (["run", "in.log", "--baseline", "-"], "must be files"),
+        (["results", "--since", "999999d"], "--since"),
         (["fly"], "invalid choice"),
         ([], "VERB"),
     ],

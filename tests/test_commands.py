@@ -1,0 +1,404 @@
+"""The verbs in this process, on a real Redis without workers: hostile data, closed streams, what is waited for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import redis
+
+from pipeline import cli
+from pipeline.commands import own as own_module
+from pipeline.commands import send
+from pipeline.commands.own import Own
+from pipeline.errors import RedisUnavailable
+from pipeline.ledger import Claim, Ledger, Meta, Stage
+from pipeline.records import RESULT_SCHEMA, Batch, Purpose, raw_frame
+from pipeline.run import Outcome
+from pipeline.settings import Settings
+
+NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
+HOSTILE = "[/red]x"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Verb = Callable[..., Said]
+
+
+@pytest.fixture
+def verb(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Verb]:
+    """Runs a command line here, on this test's own keys and directories."""
+    for name, value in settings.to_environ().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "80")
+    for module in ("send", "run"):
+        monkeypatch.setattr(f"pipeline.commands.{module}.set_up", lambda _level: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def run(*args: str) -> Said:
+        capsys.readouterr()
+        code = cli.main(args)
+        said = capsys.readouterr()
+        return Said(code=code, out=said.out, err=said.err)
+
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def ledger(client: "redis.Redis", settings: Settings) -> Ledger:
+    return Ledger(client, settings)
+
+
+def accept(ledger: Ledger, batch_id: str, lines: int = 1, workload: str = "shop") -> str:
+    batch = Batch(
+        batch_id=batch_id,
+        workload=workload,
+        source="app.log",
+        source_key="00112233aabbccdd",
+        purpose=Purpose.SCORE,
+        arrived=NOW,
+        formats=(),
+        zone="UTC",
+        records=raw_frame([f"line {n}" for n in range(lines)]),
+    )
+    ledger.accept(batch)
+    return batch_id
+
+
+def claimed(ledger: Ledger, batch_id: str) -> Claim:
+    claim = ledger.claim(batch_id, Stage.INGEST, "worker")
+    assert isinstance(claim, Claim), claim
+    return claim
+
+
+def finish(ledger: Ledger, batch_id: str, *, warming: bool = False) -> None:
+    ledger.commit(claimed(ledger, batch_id), warming=warming, outcomes={})
+
+
+def bury(ledger: Ledger, batch_id: str) -> None:
+    assert ledger.give_up(claimed(ledger, batch_id), "it cannot be read") == []
+
+
+# Data that looks like markup, or like anything else than what it is
+
+
+@pytest.mark.parametrize("workload", [HOSTILE, "[bold]y", ":boom:"])
+def test_a_workload_that_looks_like_markup_is_shown_by_status_as_it_is(
+    verb: Verb, ledger: Ledger, workload: str
+) -> None:
+    accept(ledger, "b", workload=workload)
+    said = verb("status")
+    assert said.code == 0, said.err
+    assert workload in said.out
+
+
+def test_a_dead_letter_cannot_steer_the_terminal(verb: Verb, ledger: Ledger) -> None:
+    accept(ledger, "b", workload=HOSTILE + "\x1b[2J")
+    bury(ledger, "b")
+    said = verb("dead", "list")
+    assert said.code == 0 and HOSTILE in said.out
+    assert "\x1b" not in said.out
+
+
+def store(settings: Settings, **changes: Any) -> Path:
+    row = dict.fromkeys(RESULT_SCHEMA) | {
+        "record_id": "r", "source": "app.log", "line": 1, "lines": 1, "timestamp": NOW, "workload": "shop",
+        "message": "hello", "raw": "hello",
+    }  # fmt: skip
+    path = settings.results / "date=2026-11-20" / "workload=w" / "a.parquet"
+    path.parent.mkdir(parents=True)
+    pl.DataFrame([row | changes], schema=RESULT_SCHEMA).write_parquet(path)
+    return path
+
+
+def test_results_are_shown_as_they_are(verb: Verb, settings: Settings) -> None:
+    store(settings, workload=HOSTILE, message="[/bold] \x1b[2J\nend", level="[/]")
+    said = verb("results")
+    assert said.code == 0, said.err
+    assert HOSTILE in said.out and "[/bold]" in said.out and "\x1b" not in said.out
+
+
+def test_a_directory_that_looks_like_markup_can_be_empty(verb: Verb, tmp_path: Path) -> None:
+    place = tmp_path / (HOSTILE.replace("/", "") + ":boom:") / ("d" * 90)
+    said = verb("results", "--data-dir", str(place))
+    assert (said.code, said.out) == (0, f"no results in {place / 'results'}\n")
+
+
+def test_a_damaged_result_file_is_named_in_one_sentence(verb: Verb, settings: Settings) -> None:
+    path = store(settings)
+    path.write_bytes(b"PAR1 is how it begins")
+    said = verb("results")
+    assert said.code == 1
+    assert said.err.startswith("logweir: results cannot be read from") and str(path) in said.err
+    assert "Traceback" not in said.err
+
+
+# Ends that are no surprise
+
+
+@pytest.mark.parametrize("args", ["run -", "send -"])
+def test_a_standard_input_that_is_closed_is_one_sentence(tmp_path: Path, args: str) -> None:
+    done = shell(f"{args} <&-", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "logweir: standard input is closed; pipe log lines into it, or name a file instead of -"
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_output_that_is_closed_is_no_error(tmp_path: Path, closed: str) -> None:
+    done = shell(f"results --json {closed}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m pipeline.cli {command}"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_span_longer_than_time_itself_is_refused(verb: Verb) -> None:
+    said = verb("results", "--since", "999999d")
+    assert said.code == 2 and "--since '999999d' reaches back before the year 1" in said.err
+
+
+def test_ctrl_c_while_the_flags_are_read_is_no_traceback(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "parser", interrupted)
+    said = verb("status")
+    assert (said.code, said.err) == (130, "logweir: stopped\n")
+
+
+def test_a_run_says_at_once_that_ctrl_c_was_heard(
+    verb: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.log").write_text("x\n")
+    monkeypatch.setattr("pipeline.run.run", lambda *_: signal.raise_signal(signal.SIGINT))
+    said = verb("run", str(tmp_path / "a.log"), "--out", str(tmp_path / "out"))
+    assert said.code == 130
+    assert said.err.splitlines() == ["stopping: workers finish their step first", "logweir: stopped"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# Runs
+
+
+def test_the_paths_of_a_run_are_printed_unbroken(
+    verb: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / ("a" * 100) / "out"
+    about = {"lines_read": 0, "seconds": 1.0, "ready_seconds": 0.5, "lines_per_s": 0}
+    outcome = Outcome(out=out, findings=[], summary={"records": 0, "lines": 0, "warming": 0, "run": about},
+                      report=out / "report.html")  # fmt: skip
+    monkeypatch.setattr("pipeline.run.run", lambda *_: outcome)
+    (tmp_path / "a.log").write_text("x\n")
+    said = verb("run", str(tmp_path / "a.log"), "--out", str(tmp_path / "other"))
+    assert said.code == 0, said.err
+    assert f"report:  {out / 'report.html'}" in said.out.splitlines()
+    assert f"results: {out}" in said.out.splitlines()
+
+
+def test_a_baseline_must_be_files(verb: Verb, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("x\n")
+    said = verb("run", str(tmp_path / "a.log"), "--baseline", "-")
+    assert said.code == 2 and "a baseline must be files" in said.err
+
+
+def test_a_run_has_no_data_directory_but_the_other_verbs_have(verb: Verb) -> None:
+    with pytest.raises(SystemExit) as caught:
+        verb("run", "a.log", "--data-dir", "d")
+    assert caught.value.code == 2
+    assert cli.parser().parse_args(["send", "a.log", "--data-dir", "d"]).data_dir == Path("d")
+
+
+# Dead letters
+
+
+def many_dead(ledger: Ledger, count: int) -> list[str]:
+    """Dead letters as the ledger keeps them, written at once."""
+    meta = Meta(source="a.log", source_key="k", purpose=Purpose.SCORE, arrived=NOW, formats=(), zone="UTC")
+    pipe = ledger.client.pipeline(transaction=False)
+    ids = [f"d{n:05d}" for n in range(count)]
+    for n, batch_id in enumerate(ids):
+        fields: dict[str, Any] = {"state": "dead", "workload": "shop", "lines": 1, "records": 1, "bytes": 0, "kind": "",
+                  "meta": meta.dump(), "dead_ms": n}  # fmt: skip
+        pipe.hset(ledger.keys.batch(batch_id), mapping=fields)
+        pipe.zadd(ledger.keys.dead, {batch_id: n})
+    pipe.execute()
+    return ids
+
+
+def test_all_dead_letters_are_listed_and_retried_however_many_there_are(verb: Verb, ledger: Ledger) -> None:
+    ids = many_dead(ledger, 1_003)
+    said = verb("dead", "list", "--json")
+    assert {letter["batch_id"] for letter in json.loads(said.out)} == set(ids)
+    said = verb("dead", "retry", "all")
+    assert (said.code, said.out) == (0, "1,003 batches sent through the pipeline again\n")
+    assert ledger.dead() == []
+
+
+@pytest.mark.parametrize("action", ["retry", "discard", "show"])
+def test_an_unknown_batch_among_several_leaves_all_as_they_are(
+    verb: Verb, ledger: Ledger, action: str
+) -> None:
+    many_dead(ledger, 2)
+    said = verb("dead", action, "d00000", "nothing", "d00001")
+    assert said.code == 2
+    assert said.err == (
+        "logweir: there is no dead batch 'nothing', so nothing was done; `logweir dead list` shows them\n"
+    )
+    assert said.out == "" and len(ledger.dead()) == 2
+    if action != "show":
+        assert verb("dead", action, "d00000", "d00001", "d00000").out.startswith("2 batches ")
+
+
+# Waiting for what this command sent
+
+
+def test_waiting_ends_when_ones_own_batches_have_ended_whatever_others_send(ledger: Ledger) -> None:
+    own = Own(ledger)
+    own.open = [accept(ledger, "mine"), accept(ledger, "mine too")]
+    accept(ledger, "of somebody else")
+    assert not own.look()
+    finish(ledger, "mine")
+    assert not own.look() and own.open == ["mine too"]
+    finish(ledger, "mine too", warming=True)
+    assert own.look() and own.trouble() == ""
+    assert ledger.counts()["batches"] == 1
+
+
+def test_waiting_for_a_split_batch_is_waiting_for_its_halves(ledger: Ledger) -> None:
+    own = Own(ledger)
+    own.open = [accept(ledger, "b", lines=3)]
+    first = ledger.give_up(claimed(ledger, "b"), "one of them is bad")
+    assert not own.look() and sorted(own.open) == sorted(first)
+    finish(ledger, first[0])
+    second = ledger.give_up(claimed(ledger, first[1]), "one of them is bad")
+    while not own.look() and set(own.open) != set(second):
+        pass
+    assert sorted(own.open) == sorted(second)
+    finish(ledger, second[0])
+    bury(ledger, second[1])
+    assert own.look()
+    assert own.trouble() == "1 line could not be processed; `logweir dead list` shows it and why"
+
+
+def test_what_is_scored_again_was_stored_and_what_is_discarded_or_gone_was_not(ledger: Ledger) -> None:
+    own = Own(ledger)
+    own.open = [accept(ledger, "again"), accept(ledger, "away", lines=1), "gone"]
+    finish(ledger, "again", warming=True)
+    assert ledger.start_rescoring(10) == ["again"]
+    bury(ledger, "away")
+    ledger.discard("away")
+    assert own.look()
+    assert (own.dead, own.discarded, own.lost) == (0, 1, 1)
+    assert "discarded" in own.trouble() and "not in Redis any more" in own.trouble()
+
+
+def test_a_redis_that_goes_away_loses_nothing_that_is_waited_for(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_module, "LOOK_AT_ONCE", 2)
+    own = Own(ledger)
+    own.open = [accept(ledger, f"b{n}") for n in range(5)]
+    bury(ledger, "b0")
+    answer, calls = own._entries, []
+
+    def once(ids: Any) -> Any:
+        calls.append(ids)
+        if len(calls) == 2:
+            raise RedisUnavailable("away")
+        return answer(ids)
+
+    monkeypatch.setattr(own, "_entries", once)
+    with pytest.raises(RedisUnavailable):
+        own.look()
+    assert not own.look()
+    assert (own.open, own.dead) == (["b1", "b2", "b3", "b4"], 1)
+
+
+def test_send_and_wait_says_that_a_line_is_dead_and_fails(
+    verb: Verb, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("one\n")
+    waits: list[str] = []
+
+    def bury_it(_sender: object, why: str, _seconds: float) -> None:
+        waits.append(why)
+        ((batch_id, _stage),) = due(ledger)
+        bury(ledger, batch_id)
+
+    monkeypatch.setattr("pipeline.commands.send._Sender._wait", bury_it)
+    said = verb("send", str(path), "--workload", "w", "--wait", "--json")
+    assert said.code == 1 and waits == ["1 batch is not stored yet"]
+    assert "1 line could not be processed" in said.err and "everything" not in said.err
+    facts = said.out[said.out.index("{") :]  # behind what the ledger logs, unconfigured, in this process
+    assert json.loads(facts) == {"lines": 1, "batches": 1, "duplicates": 0, "dead_lines": 1}
+    again = verb("send", str(path), "--workload", "w", "--wait")
+    assert again.code == 0 and "nothing to wait for" in again.err and "everything" not in again.err
+
+
+def due(ledger: Ledger) -> list[tuple[str, Stage]]:
+    """What waits, at once instead of after `overdue_ms`."""
+    raw: Any = ledger.client.zrange(ledger.keys.due, 0, -1)
+    ledger.client.zadd(ledger.keys.due, dict.fromkeys(raw, 0))
+    return ledger.overdue()
+
+
+# Following, and what a look at the files says
+
+
+def test_following_what_cannot_grow_is_refused(verb: Verb, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        said = verb("send", "--follow", str(tmp_path / name))
+        assert said.code == 2 and "is no regular file and cannot be followed" in said.err
+
+
+def test_following_a_file_that_is_absent_says_so_once(
+    verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send, "SAY_EVERY_S", 0.0)
+    monkeypatch.setattr("pipeline.sources.follow.follow", lambda *_, **__: iter([None] * 4))
+    path = tmp_path / "absent.log"
+    said = verb("send", "--follow", str(path))
+    assert said.code == 0
+    assert said.err.splitlines()[1] == f"waiting for {path} to appear"
+    assert said.err.count("to appear") == 1 and said.err.count("lines accepted") == 1
+
+
+def test_a_file_that_is_no_utf_8_is_said_to_be_read_as_such(verb: Verb, tmp_path: Path) -> None:
+    path = tmp_path / "wide.log"
+    path.write_text("one\ntwo\n", encoding="utf-16")
+    said = verb("send", str(path), "--json")
+    assert said.code == 0, said.err
+    assert f"note: {path} is UTF-16" in said.err and json.loads(said.out)["lines"] == 2
