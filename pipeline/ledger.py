@@ -29,6 +29,11 @@ from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, digest, p
 from pipeline.settings import Settings
 
 
+def half_ids(batch_id: str) -> list[str]:
+    """The ids of the two halves of a split batch: `x~0`, `x~1`; of such a half `x~00`, `x~01`."""
+    return [f"{batch_id}{'' if HALF in batch_id else HALF}{side}" for side in ("0", "1")]
+
+
 class Stage(StrEnum):
     """Where an unfinished batch waits; also the first part of its queue's name."""
 
@@ -331,7 +336,7 @@ class Ledger:
     def _split(self, claim: Claim, frame: pl.DataFrame) -> list[str]:
         k, s, bid = self.keys, self.settings, claim.batch_id
         halves = (frame.head(frame.height // 2), frame.tail(frame.height - frame.height // 2))
-        ids = [f"{bid}{'' if HALF in bid else HALF}{side}" for side in ("0", "1")]
+        ids = half_ids(bid)
         keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid)]
         args: list[Any] = [bid, claim.seq, s.keep_done_s, s.overdue_ms, s.max_attempts]
         for half_id, half in zip(ids, halves, strict=True):
@@ -486,16 +491,6 @@ class Ledger:
         """A plain Redis command, with redis-py's errors turned into ours."""
         with answering():
             return call(*args, **kwargs)
-
-
-def wait_until(done: Callable[[], bool], *, timeout_s: float, poll_s: float = 0.05) -> bool:
-    """Poll a state with a deadline on the monotonic clock; True when it was reached."""
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(poll_s)
-    return True
 
 
 def _content(batch: Batch) -> str:

@@ -57,6 +57,15 @@ RESULT_SCHEMA: Final[dict[str, Any]] = {
     "raw": pl.String,
 }
 
+# What a model is trained on: distinct masked lines and how often they were seen.
+SAMPLE_SCHEMA: Final[dict[str, Any]] = {
+    "masked": pl.String,
+    "pattern_id": pl.UInt64,
+    "count": pl.UInt64,
+    "severe": pl.Boolean,  # seen at an error-like level
+    "template_id": pl.Int64,
+}
+
 # One spelling per severity, lowest first; formats map their own words to these.
 LEVELS: Final = ("trace", "debug", "info", "notice", "warning", "error", "critical", "fatal")
 ERROR_LEVELS: Final = frozenset({"error", "critical", "fatal"})

@@ -50,8 +50,8 @@ def summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, Any]
 
 
 def _files(results: Path) -> list[Path]:
-    """Names that start with a dot are still being written."""
-    return sorted(p for p in results.rglob("*.parquet") if not p.name.startswith("."))
+    """Names that start with a dot are still being written; a workload may be called x.parquet, and is a folder."""
+    return sorted(p for p in results.rglob("*.parquet") if not p.name.startswith(".") and p.is_file())
 
 
 def _intact(file: Path) -> bool:

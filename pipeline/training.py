@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 import polars as pl
 
@@ -17,17 +17,9 @@ from pipeline.errors import StaleToken, TrainingFailed
 from pipeline.gpu.leases import Held
 from pipeline.keyspace import text_map
 from pipeline.models.threshold import Mode
-from pipeline.records import ERROR_LEVELS, digest
+from pipeline.records import ERROR_LEVELS, SAMPLE_SCHEMA, digest
 from pipeline.registry import Registry
 from pipeline.settings import Settings
-
-SAMPLE_SCHEMA: Final[dict[str, Any]] = {
-    "masked": pl.String,
-    "pattern_id": pl.UInt64,
-    "count": pl.UInt64,
-    "severe": pl.Boolean,
-    "template_id": pl.Int64,
-}
 
 
 class State(StrEnum):

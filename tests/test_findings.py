@@ -351,3 +351,11 @@ def test_the_summary_of_nothing_is_zero(tmp_path: Path) -> None:
     numbers = findings.summary(tmp_path)
     assert (numbers["records"], numbers["first"], numbers["by_workload"]) == (0, None, [])
     assert numbers["timeline"] == {"bucket_s": 0, "buckets": []}
+
+
+def test_a_workload_whose_name_looks_like_a_file_is_counted_once(tmp_path: Path) -> None:
+    rows = pl.DataFrame([{"workload": "x.parquet", "lines": 1}], schema=RESULT_SCHEMA)
+    folder = tmp_path / "date=2026-11-20" / "workload=x.parquet"
+    folder.mkdir(parents=True)
+    rows.write_parquet(folder / "b.parquet")
+    assert results.summary(tmp_path)["records"] == 1

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Top to bottom. A package stands for all its modules; modules of one entry may import each other.
 ORDER = [
     "errors", "records", "settings", "observe", "keyspace", "ledger", "models", "drain", "gpu", "presence",
-    "registry", "routing", "sources", "sinks", "results", "findings", "report", "detect", "training", "app", "tasks",
+    "registry", "routing", "sources", "results", "sinks", "findings", "report", "detect", "training", "app", "tasks",
     "producer", "workers", "journey", "run", "commands", "cli",
 ]  # fmt: skip
 # Heavy packages and the only places that may import them at module level or inside functions.

@@ -9,11 +9,11 @@ import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from polling import wait_until
 
 from pipeline.errors import LeaseRefused, RedisUnavailable
 from pipeline.gpu.leases import Lease, Leases, Mode, Refused, granted
 from pipeline.keyspace import Scripts
-from pipeline.ledger import wait_until
 from pipeline.settings import Settings
 
 GPU = "gpu0"

@@ -8,10 +8,11 @@ from typing import Any
 import polars as pl
 import pytest
 import redis
+from polling import wait_until
 
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable
 from pipeline.keyspace import answering
-from pipeline.ledger import Accepted, Claim, Full, Ledger, Meta, Stage, wait_until
+from pipeline.ledger import Accepted, Claim, Full, Ledger, Meta, Stage
 from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, pack_frame, raw_frame
 from pipeline.settings import Settings
 

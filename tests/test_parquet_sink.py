@@ -222,3 +222,9 @@ def test_a_store_may_have_any_name_itself(tmp_path: Path, folder: str) -> None:
     sink.write("b", rows(2))
     assert sink.scan().collect().height == 2
     assert sink.read("b", "shop") is not None
+
+
+def test_a_batch_id_that_begins_with_a_dot_is_read_like_any_other(sink: ParquetSink) -> None:
+    sink.write(".hidden", rows(2))
+    assert sink.scan().collect().height == 2
+    assert sink.read(".hidden", "shop") is not None

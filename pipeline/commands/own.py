@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.keyspace import answering
-from pipeline.ledger import HALF, Ledger
+from pipeline.ledger import Ledger, half_ids
 from pipeline.report.text import plural
 
 LOOK_AT_ONCE: Final = 1_000  # entries in one round trip; some 100 KB of answers
@@ -24,11 +24,6 @@ class _Entry:
 def batches(count: int) -> str:
     """`1 batch`, `2,000 batches`."""
     return f"{count:,} batch" if count == 1 else f"{count:,} batches"
-
-
-def halves(batch_id: str) -> list[str]:
-    """The ids of the halves of a split batch, as the ledger names them."""
-    return [f"{batch_id}{'' if HALF in batch_id else HALF}{side}" for side in ("0", "1")]
 
 
 class Own:
@@ -69,7 +64,7 @@ class Own:
         """What there is to wait for instead of this batch."""
         match entry.state:
             case "split":
-                return halves(batch_id)
+                return half_ids(batch_id)
             case "":
                 self.lost += 1
             case _ if entry.discarded:

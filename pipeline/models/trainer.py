@@ -24,15 +24,8 @@ from pipeline.models.fitting import Fitted, Step, TrainConfig, fit_network
 from pipeline.models.line import normal_words, stored_state, summarise, token_surprises
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode, calibrate, is_rare
-from pipeline.records import utc_now
+from pipeline.records import SAMPLE_SCHEMA, utc_now
 
-SAMPLE_SCHEMA: Final[dict[str, Any]] = {
-    "masked": pl.String,
-    "pattern_id": pl.UInt64,
-    "count": pl.UInt64,
-    "severe": pl.Boolean,
-    "template_id": pl.Int64,
-}
 _HOLD_OUT: Final = 20  # templates; a 5 % quantile needs 19
 _FOLDS_BELOW: Final = 60  # templates; with fewer, holding out 20 would leave too little to learn from
 _HOLD_OUT_MOST: Final = 200  # scoring more would cost seconds and move the quantile by little

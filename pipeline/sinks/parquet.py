@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import polars as pl
 
+from pipeline import results
 from pipeline.errors import SinkUnavailable
 from pipeline.records import RESULT_SCHEMA, digest
 
@@ -69,10 +70,7 @@ class ParquetSink:
 
     def scan(self) -> pl.LazyFrame:
         """All results, lazily; an empty frame when nothing is stored yet."""
-        files = sorted(self.root.glob("date=*/workload=*/*.parquet"))
-        if not files:
-            return pl.DataFrame(schema=RESULT_SCHEMA).lazy()
-        return pl.scan_parquet(files, hive_partitioning=False, glob=False)
+        return results.scan(self.root)
 
     def sweep(self) -> int:
         """Remove what killed writers left behind. Only when no writer runs."""
@@ -114,7 +112,8 @@ def _part(name: str) -> str:
 
 
 def _file_name(batch_id: str) -> str:
-    quoted = quote(batch_id, safe="-_").replace("~", "%7E")
+    # A leading dot would hide the file from whoever reads the results.
+    quoted = re.sub(r"^\.", "%2E", quote(batch_id, safe="-_").replace("~", "%7E"))
     plain = len(quoted) <= 200 and batch_id == batch_id.lower()
     return f"{quoted if plain else _short(quoted, batch_id)}.parquet"
 

@@ -101,11 +101,6 @@ class Assembly:
         """Behind the last chunk."""
         return self._place
 
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of the last line, which has no newline yet."""
-        return self._cutter.pending
-
     def identify(self, identity: str) -> None:
         """Further cursors carry this identity."""
         place = self._place
