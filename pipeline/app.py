@@ -11,7 +11,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from pipeline.errors import BadSetting
-from pipeline.routing import QUEUE_PERIODIC, QUEUES, TASK_SWEEP
+from pipeline.routing import QUEUE_PERIODIC, QUEUES, TASK_SWEEP, TASK_TICK
 from pipeline.settings import Settings
 
 
@@ -88,7 +88,13 @@ def configuration(settings: Settings) -> dict[str, Any]:
                 "schedule": settings.sweep_s,
                 # A sweep that waited longer than the next one is useless; so a stopped consumer piles nothing up.
                 "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.sweep_s * 2)},
-            }
+            },
+            "tick": {
+                # Which tick acts is told by the slot ledger (controller/schedule.py), not by who sends it.
+                "task": TASK_TICK,
+                "schedule": settings.tick_s,
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.tick_s * 2)},
+            },
         },
         # In memory: the stock scheduler keeps a pickle file, and a sweep needs no memory of the last one.
         "beat_scheduler": "celery.beat:Scheduler",

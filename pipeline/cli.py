@@ -91,13 +91,17 @@ def parser() -> argparse.ArgumentParser:
 
     up = verb("up", "stack", "start the embedded stack and keep it running until Ctrl-C")
     up.set_defaults(action="up")
-    status = verb("status", "stack", "what is running, what waits, which model is live")
-    status.set_defaults(action="status")
+    verb("status", "status", "what is running, what waits, which models are live, what trains next and why")
     doctor = verb("doctor", "stack", "what is missing on this machine, and how to get it")
     doctor.set_defaults(action="doctor")
 
     send = verb("send", "send", "send log lines to a running stack")
-    send.add_argument("files", nargs="+", metavar="FILE", help="log files, or - for standard input")
+    send.add_argument("files", nargs="*", metavar="FILE", help="log files, or - for standard input")
+    send.add_argument(
+        "--opensearch",
+        metavar="INDEX",
+        help="documents of these indices of OPENSEARCH_URL instead, app-logs-*",
+    )
     send.add_argument("--workload", metavar="NAME", help="whose logs these are; default: each file's name")
     send.add_argument(
         "--follow", "-f", action="store_true", help="go on with what is appended, through rotations"
@@ -109,12 +113,47 @@ def parser() -> argparse.ArgumentParser:
     )
     send.add_argument("--time-zone", metavar="ZONE", help="IANA zone of times without offset (UTC)")
 
-    train = verb("train", "facts", "train a model now on what is stored, and publish it")
-    train.set_defaults(action="train")
+    watch = verb("watch", "watch", "whose logs get models by themselves")
+    watch.add_argument("action", choices=("add", "remove", "list"))
+    watch.add_argument(
+        "pattern",
+        nargs="*",
+        metavar="WORKLOAD",
+        help="cluster/namespace/deployment, with * and ? as wildcards",
+    )
 
-    models = verb("models", "facts", "model versions")
-    models.add_argument("action", choices=("list", "show"), help="list them, or show one")
-    models.add_argument("version", nargs="?", help="for show; default: the live one")
+    train = verb(
+        "train",
+        "training",
+        "train a model on what is stored; publish it unless it is worse than the live one",
+    )
+    train.add_argument(
+        "--workload", action="append", metavar="NAME", help="only this one, or a pattern; may be given again"
+    )
+    train.add_argument("--since", metavar="WHEN", help="only lines of the last 15m, 1h, 7d, or since a time")
+    train.add_argument("--until", metavar="WHEN", help="only lines before that")
+    train.add_argument(
+        "--exclude",
+        action="append",
+        metavar="WORD",
+        help="leave out lines with this word; may be given again",
+    )
+    train.add_argument("--no-wait", action="store_true", help="ask for it and return")
+    train.add_argument("--list", action="store_true", help="show trainings that wait, run or ran")
+    train.add_argument(
+        "--cancel", nargs="?", const="", metavar="TRAINING", help="stop this one, or the one that runs"
+    )
+
+    models = verb("models", "models", "model versions: list them, show one, make another one live")
+    models.add_argument("action", choices=("list", "show", "promote", "rollback"))
+    models.add_argument("version", nargs="?", help="for show (default: the live one) and promote")
+    models.add_argument(
+        "--model",
+        default="shared",
+        metavar="WORKLOAD",
+        help="for rollback: a workload with its own model (shared)",
+    )
+    models.add_argument("--reason", metavar="TEXT", help="for promote and rollback: kept with the version")
 
     dead = verb("dead", "facts", "batches that could not be processed")
     dead.add_argument("action", choices=("list", "show", "retry", "discard"))

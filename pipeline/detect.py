@@ -157,19 +157,8 @@ def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: st
     """
     verdicts = work.select("key", "template_id", "score", "anomalous", "reasons", "version")
     frame = prepared.join(verdicts, on="key", how="left", maintain_order="left")
-    piece = pl.col("line").cum_count().over("line") - 1
-    line = pl.col("line").cast(pl.String)
-    began_before = pl.col("lines").first().over("line") == 0
-    rest = pl.lit(f".{digest(meta.batch_id)}.") + piece.cast(pl.String)
     frame = frame.with_columns(
-        (
-            pl.lit(meta.source_key + "-")
-            + pl.when(began_before)
-            .then(line + rest)
-            .when(piece == 0)
-            .then(line)
-            .otherwise(line + "." + piece.cast(pl.String))
-        ).alias("record_id"),
+        _record_id(meta).alias("record_id"),
         pl.lit(meta.source).alias("source"),
         pl.lit(workload).alias("workload"),
         pl.when(pl.col("version") == WARMING_VERSION)
@@ -178,6 +167,21 @@ def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: st
         .alias("model_version"),
     )
     return frame.select([pl.col(name).cast(dtype) for name, dtype in RESULT_SCHEMA.items()])
+
+
+def record_ids(prepared: pl.DataFrame, meta: Meta) -> list[str]:
+    """The ids that `results` gives to these records, in their order."""
+    return prepared.select(_record_id(meta)).to_series().to_list()
+
+
+def _record_id(meta: Meta) -> pl.Expr:
+    piece = pl.col("line").cum_count().over("line") - 1
+    line = pl.col("line").cast(pl.String)
+    began_before = pl.col("lines").first().over("line") == 0
+    rest = pl.lit(f".{digest(meta.batch_id)}.") + piece.cast(pl.String)
+    return pl.lit(meta.source_key + "-") + pl.when(began_before).then(line + rest).when(piece == 0).then(
+        line
+    ).otherwise(line + "." + piece.cast(pl.String))
 
 
 def outcomes(rows: pl.DataFrame) -> dict[str, int]:

@@ -3,7 +3,10 @@
     LogweirError
     |-- Retryable                 trying again later can succeed; nothing is wrong with the data
     |   |-- RedisUnavailable      Redis does not answer, is loading, or is out of memory
-    |   |-- SinkUnavailable       results cannot be written now (disk full, store down)
+    |   |-- SinkUnavailable       results cannot be written now (disk full, store down, no right to write)
+    |   |-- SourceUnavailable     logs cannot be read now (store down, no right to read)
+    |   |-- ModelUnavailable      no version of a model can be read; somebody has to repair its files
+    |   |-- LiveChanged           another version was made live meanwhile; look again
     |   |-- LeaseRefused          somebody else holds what we asked for
     |   `-- ClaimLost             another worker owns the batch now; stop quietly
     `-- Fatal                     trying again gives the same answer
@@ -11,13 +14,18 @@
         |   |-- BadSetting        unknown key, wrong type, missing value
         |   `-- BadMask           a mask pattern that does not compile or does not match its example
         |-- BadPayload            a stored payload or message that cannot be read
+        |-- Rejected              records that a store will never take as they are (mapping conflict)
         |-- BadBundle             a model version whose files are missing or do not match their hashes
         |-- StaleToken            the fencing token is older than the newest one: we lost the lease
         |-- TrainingFailed        a training that cannot give a model, with its reason
+        |-- Cancelled             a training that somebody stopped
+        |-- StepFailed            what Celery and Flower are told of a step whose fault the ledger has recorded
         `-- StackFailed           a process of the embedded stack cannot start or keeps dying
 
 Messages name the value and the remedy, in one sentence.
 """
+
+from collections.abc import Collection
 
 
 class LogweirError(Exception):
@@ -34,6 +42,18 @@ class RedisUnavailable(Retryable):
 
 class SinkUnavailable(Retryable):
     """Results cannot be written now."""
+
+
+class SourceUnavailable(Retryable):
+    """Logs cannot be read now."""
+
+
+class ModelUnavailable(Retryable):
+    """No version of a model can be read."""
+
+
+class LiveChanged(Retryable):
+    """Another version was made live meanwhile."""
 
 
 class LeaseRefused(Retryable):
@@ -64,6 +84,14 @@ class BadPayload(Fatal):
     """A stored payload or message cannot be read."""
 
 
+class Rejected(Fatal):
+    """A store will never take some records of a batch as they are. `ids` are their record ids, where it said which."""
+
+    def __init__(self, message: str, ids: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.ids = frozenset(ids)
+
+
 class BadBundle(Fatal):
     """A model version cannot be loaded."""
 
@@ -74,6 +102,14 @@ class StaleToken(Fatal):
 
 class TrainingFailed(Fatal):
     """No model can come out of this training."""
+
+
+class Cancelled(Fatal):
+    """Somebody stopped the training."""
+
+
+class StepFailed(Fatal):
+    """A step failed; the ledger knows what follows, this is only for people who watch tasks."""
 
 
 class StackFailed(Fatal):

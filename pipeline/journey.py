@@ -5,7 +5,6 @@ only standing still for long ends the journey.
 """
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +13,9 @@ from typing import Final, TypeVar
 
 import redis
 
+from pipeline.controller.trainings import Request, Status, Trainings
 from pipeline.errors import RedisUnavailable, SinkUnavailable, StackFailed
-from pipeline.keyspace import Keys
+from pipeline.keyspace import Keys, connect
 from pipeline.ledger import Full, Ledger
 from pipeline.presence import Presence
 from pipeline.producer import Producer, workload_of
@@ -23,8 +23,6 @@ from pipeline.records import Purpose, digest
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
-from pipeline.tasks.context import connect
-from pipeline.training import State, Status
 from pipeline.workers.local import Stack
 
 # With nothing moving for so long a run gives up; what was accepted stays. Longer than a step may take (tasks/step.py).
@@ -63,6 +61,7 @@ class Journey:
         self.keys = Keys(settings.key_prefix)
         self.ledger = Ledger(client, settings)
         self.presence = Presence(client, settings)
+        self.trainings = Trainings(client, settings)
         self.producer = Producer.connect(settings)
         self.notes: list[str] = []
 
@@ -123,7 +122,7 @@ class Journey:
 
     def settle(self, word: str) -> None:
         """Until nothing is in flight and nothing waits for a model that exists. Raises when it is stuck."""
-        live = bool(self.asked(lambda: self.client.exists(self.keys.model)))
+        live = bool(self.asked(lambda: self.client.exists(self.keys.model())))
         view = self.asked(lambda: self._view(live))
         first, began = view.done, time.monotonic()
         last, last_move = view, began
@@ -177,12 +176,11 @@ class Journey:
         stored = ParquetSink(learn_from)
         if stored.scan().head(1).collect().is_empty():
             return Status()
-        request = uuid.uuid4().hex
-        asked = Status(state=State.QUEUED, request_id=request)
-        self.asked(lambda: self.client.hset(self.keys.training, mapping=asked.to_redis()))
-        self.producer.submit.train(request)
+        request = Request(asked_by="run", why="logweir run")
+        request_id, _ = self.asked(lambda: self.trainings.request(request))
+        self.producer.submit.train(request_id)
         began = time.monotonic()
-        while not (status := self.asked(self._training)).ended:
+        while not (status := self.asked(lambda: self.trainings.followed(request_id))).ended:
             self.stack.check()
             detail = f"{status.patterns:,} distinct lines" if status.patterns else str(status.state)
             self.show("training", status.percent, 100.0, detail)
@@ -192,9 +190,6 @@ class Journey:
                 )
             time.sleep(0.1)
         self.show("training", 100.0, 100.0, "")
-        if status.state is State.FAILED:
+        if not status.published:
             self.notes.append(f"no model could be trained, so nothing is judged: {status.reason}")
         return status
-
-    def _training(self) -> Status:
-        return Status.from_redis(self.client.hgetall(self.keys.training))

@@ -16,13 +16,28 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | cursors | hash source -> cursor | where each source goes on reading | one per source |
 | verdicts:<version>:young, :old | hash key -> verdict | answers of one model version | learn.lua rotates young to old; TTL a day |
 | templates | hash id -> msgpack | every template | bounded per workload by the learner |
+| templates_untold | hash id -> changes | templates that the OpenSearch index does not hold yet | as templates; told.lua |
 | template_counts | hash workload -> n | templates that a workload has created | one per workload |
 | lease:<resource> | hash | exclusive holder, token, waiting holder | fields expire on Redis time in every lease script |
 | lease:<resource>:shared | zset token:holder -> ms | shared leases | purged in every lease script |
 | tokens | hash resource -> n | newest fencing token | never deleted |
 | epoch | hash | replication id of Redis, end of the quarantine after a change | one |
-| model | hash | version, token, generation of the live model | publish.lua |
-| training | hash | status of the last training | train task |
+| model | hash | live version of the shared model, its token, generation and the versions before it | publish.lua |
+| model:<workload> | hash | the same for a model of a workload's own | publish.lua |
+| model_names | set | models that were ever published | one per model |
+| model_faults | hash version -> JSON | versions whose files cannot be read, and why | cleared when they can, or are removed; TTL 20 s from the last report |
+| watch | hash | watchlist: pattern -> JSON, and its version under '' | watch.lua, bounded there |
+| training:<id> | hash | one requested training: request, state, status, token | TTL 30 days from its end |
+| training_queue | zset id -> ms | trainings that wait, and from when on they may begin | training_take.lua, training_cancel.lua |
+| training_keys | hash | key of a waiting request -> id, to merge equal ones | as training_queue |
+| training_now | string | the training that runs | training_end.lua |
+| trainings | zset id -> ms | trainings, newest last | those that wait or run, and 200 that ended |
+| trainings_ended | zset id -> number | trainings in the order they ended | 200 |
+| drift:<version> | hash | what was measured under a version, and the window it is compared in (controller/drift.py) | TTL 30 days from the last commit |
+| slots | hash | per schedule: slot that is done, who is at the current one (controller/schedule.py) | one per schedule |
+| controller | hash | per model: last decision, what its past trainings left behind | one per model |
+| decisions | list | decisions with their inputs, newest first, JSON | 1,000 |
+| serving | hash worker -> JSON | the versions that a worker serves, and since when | the sweep drops silent workers |
 | workers | hash name -> JSON | last heartbeat of every worker process | the sweep drops silent ones |
 | trouble | string | the newest reason why work had to wait, JSON | TTL 15 s |
 """
@@ -36,7 +51,8 @@ from typing import Any, Final, cast
 
 import redis
 
-from pipeline.errors import RedisUnavailable
+from pipeline.errors import BadSetting, RedisUnavailable
+from pipeline.settings import Settings
 
 SCRIPT_DIR: Final = Path(__file__).with_name("lua")
 WORKER_TTL_S: Final = 15
@@ -102,6 +118,10 @@ class Keys:
         return self("templates")
 
     @property
+    def templates_untold(self) -> str:
+        return self("templates_untold")
+
+    @property
     def template_counts(self) -> str:
         return self("template_counts")
 
@@ -113,9 +133,62 @@ class Keys:
     def epoch(self) -> str:
         return self("epoch")
 
+    def model(self, name: str = "shared") -> str:
+        return self("model") if name == "shared" else self("model", name)
+
+    def training(self, request_id: str) -> str:
+        return self("training", request_id)
+
+    def drift(self, version: str) -> str:
+        return self("drift", version)
+
     @property
-    def model(self) -> str:
-        return self("model")
+    def model_names(self) -> str:
+        return self("model_names")
+
+    @property
+    def model_faults(self) -> str:
+        return self("model_faults")
+
+    @property
+    def watch(self) -> str:
+        return self("watch")
+
+    @property
+    def slots(self) -> str:
+        return self("slots")
+
+    @property
+    def training_queue(self) -> str:
+        return self("training_queue")
+
+    @property
+    def training_keys(self) -> str:
+        return self("training_keys")
+
+    @property
+    def training_now(self) -> str:
+        return self("training_now")
+
+    @property
+    def trainings(self) -> str:
+        return self("trainings")
+
+    @property
+    def trainings_ended(self) -> str:
+        return self("trainings_ended")
+
+    @property
+    def controller(self) -> str:
+        return self("controller")
+
+    @property
+    def decisions(self) -> str:
+        return self("decisions")
+
+    @property
+    def serving(self) -> str:
+        return self("serving")
 
     @property
     def workers(self) -> str:
@@ -125,16 +198,21 @@ class Keys:
     def trouble(self) -> str:
         return self("trouble")
 
-    @property
-    def training(self) -> str:
-        return self("training")
-
 
 @cache
 def script_text(name: str) -> str:
     """The source of `lua/<name>.lua`, with the prelude that every script shares in front."""
     prelude = (SCRIPT_DIR / "_prelude.lua").read_text(encoding="utf-8")
     return prelude + (SCRIPT_DIR / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def connect(settings: Settings) -> "redis.Redis":
+    """A client for the ledger: short time-outs, because a process that waits for ever is not alive. Raises BadSetting."""
+    if settings.redis_url is None:
+        raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
+    return redis.Redis.from_url(
+        settings.redis_url, socket_timeout=30, socket_connect_timeout=5, health_check_interval=10
+    )
 
 
 class Scripts:
@@ -169,6 +247,11 @@ def answering() -> Iterator[None]:
 def byte_map(raw: Any) -> dict[bytes, bytes]:
     """A HGETALL answer with the type it has: redis-py cannot tell bytes from decoded text."""
     return cast("dict[bytes, bytes]", raw)
+
+
+def byte_set(raw: Any) -> set[bytes]:
+    """A SMEMBERS answer with the type it has."""
+    return cast("set[bytes]", raw)
 
 
 def text_map(raw: Any) -> dict[str, str]:

@@ -4,7 +4,7 @@
                  |         |          |          |
                  +---------+----------+----------+--> split (halves start at ingest) or dead, after bounded attempts
 
-What always holds: accepted = stored + in flight + dead + discarded, in physical lines, per workload.
+What always holds: accepted = stored + in flight + dead + discarded + skipped, in physical lines, per workload.
 A worker must hold a claim (number + deadline on Redis time) to move a batch; an expired claim moves nothing.
 """
 
@@ -46,14 +46,17 @@ class Stage(StrEnum):
 UNFINISHED: Final = tuple(Stage)
 # Stands in the ids of halves and in no other, so that a half never takes the place of somebody's batch.
 HALF: Final = "~"
+DRIFT_KEEP_S: Final = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The batch is in. `duplicate`: its id had been accepted before, nothing was added."""
+    """The batch is in. `duplicate`: its id had been accepted before, nothing was added. `skipped`: its workload is
+    not watched, so it was only counted (setting `unwatched`)."""
 
     batch_id: str
     duplicate: bool = False
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +158,14 @@ class Ledger:
         self.settings = settings
         self.keys = Keys(settings.key_prefix)
         self.scripts = Scripts(client)
+        self._rescored_to = 0
 
     # ---- taking in -------------------------------------------------------------------------------
 
-    def accept(self, batch: Batch, *, cursor_key: str = "", cursor: str = "") -> Accepted | Full:
-        """Take a batch in, moving its source's cursor in the same step.
+    def accept(
+        self, batch: Batch, *, cursor_key: str = "", cursor: str = "", skip: bool = False
+    ) -> Accepted | Full:
+        """Take a batch in, moving its source's cursor in the same step. `skip`: only count its lines.
 
         Raises BadInput when the id is known with other content, RedisUnavailable when Redis cannot take it.
         """
@@ -185,12 +191,14 @@ class Ledger:
             [
                 bid, payload, content, batch.physical_lines, batch.records.height, batch.workload, meta.dump(),
                 Stage.INGEST.value, s.max_pending_mib * 2**20, s.max_pending_batches, s.overdue_ms,
-                cursor_key, cursor,
+                cursor_key, cursor, s.keep_done_s if skip else "",
             ],
         )  # fmt: skip
         match _text(answer[0]):
             case "accepted":
                 return Accepted(batch_id=bid)
+            case "skipped":
+                return Accepted(batch_id=bid, skipped=True)
             case "duplicate":
                 return Accepted(batch_id=bid, duplicate=True)
             case "full":
@@ -289,15 +297,31 @@ class Ledger:
         )
         _held(done, claim)
 
-    def commit(self, claim: Claim, *, warming: bool, outcomes: Mapping[str, int]) -> None:
-        """The batch is in every sink. `outcomes` are line counters to add. Raises ClaimLost."""
+    def commit(
+        self,
+        claim: Claim,
+        *,
+        warming: bool,
+        outcomes: Mapping[str, int],
+        version: str = "",
+        measured: Mapping[str, int] | None = None,
+    ) -> None:
+        """The batch is in every sink. `outcomes` are line counters to add, `measured` what drift is told from, under
+        the version it was answered with. Raises ClaimLost."""
         k, bid = self.keys, claim.batch_id
-        pairs = [x for name, amount in outcomes.items() if amount for x in (name, amount)]
+        totals = [x for name, amount in outcomes.items() if amount for x in (name, amount)]
+        drift = [x for name, amount in (measured or {}).items() if amount for x in (name, amount)]
         done = self.scripts.run(
             "commit",
-            [k.batch(bid), k.due, k.counts, k.totals(claim.workload), k.payload(bid), k.work(bid), k.warming],
-            [bid, claim.seq, self.settings.keep_done_s, "1" if warming else "0", *pairs],
-        )
+            [
+                k.batch(bid), k.due, k.counts, k.totals(claim.workload), k.payload(bid), k.work(bid), k.warming,
+                k.drift(version),
+            ],
+            [
+                bid, claim.seq, self.settings.keep_done_s, "1" if warming else "0", len(totals) // 2, DRIFT_KEEP_S,
+                *totals, *drift,
+            ],
+        )  # fmt: skip
         _held(done, claim)
 
     def release(self, claim: Claim, *, reason: str, delay_s: float, counted: bool) -> None:
@@ -308,19 +332,25 @@ class Ledger:
             [claim.batch_id, claim.seq, int(delay_s * 1000), reason[:500], "1" if counted else "0"],
         )
 
-    def give_up(self, claim: Claim, reason: str) -> list[str]:
+    def give_up(self, claim: Claim, reason: str, *, apart: Sequence[int] = ()) -> list[str]:
         """After the last attempt: split the batch, or bury it when it is one record or cannot be read.
 
-        Returns the ids of the halves, [] when it was buried.
+        `apart`: rows that are known to be at fault; they are split off, and buried together when it is all of them.
+        Returns the ids of the two parts, [] when it was buried.
         """
         try:
             frame = None if claim.rescore else self.payload(claim.batch_id)
         except BadPayload as exc:
             frame, reason = None, f"{reason}; {exc}"
-        if frame is None or frame.height < 2:
+        if frame is None or frame.height < 2 or len(apart) == frame.height:
             self._bury(claim, reason)
             return []
-        return self._split(claim, frame)
+        if apart:
+            numbered = frame.with_row_index("row")
+            bad = pl.col("row").is_in(list(apart))
+            return self._split(claim, (numbered.filter(~bad).drop("row"), numbered.filter(bad).drop("row")))
+        middle = frame.height // 2
+        return self._split(claim, (frame.head(middle), frame.tail(frame.height - middle)))
 
     def _bury(self, claim: Claim, reason: str) -> None:
         _held(self._bury_entry(claim.batch_id, claim.seq, claim.workload, reason), claim)
@@ -333,9 +363,8 @@ class Ledger:
             logger(batch=batch_id, workload=workload).error("batch.dead", reason=reason[:500])
         return done
 
-    def _split(self, claim: Claim, frame: pl.DataFrame) -> list[str]:
+    def _split(self, claim: Claim, halves: tuple[pl.DataFrame, pl.DataFrame]) -> list[str]:
         k, s, bid = self.keys, self.settings, claim.batch_id
-        halves = (frame.head(frame.height // 2), frame.tail(frame.height - frame.height // 2))
         ids = half_ids(bid)
         keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid)]
         args: list[Any] = [bid, claim.seq, s.keep_done_s, s.overdue_ms, s.max_attempts]
@@ -343,7 +372,8 @@ class Ledger:
             keys += [k.batch(half_id), k.payload(half_id)]
             args += [half_id, pack_frame(half), digest(half_id), int(half["lines"].sum()), half.height]
         _held(self.scripts.run("split", keys, args), claim)
-        logger(batch=bid).warning("batch.split", records=frame.height, reason=claim.error)
+        records = [half.height for half in halves]
+        logger(batch=bid).warning("batch.split", records=records, reason=claim.error)
         return ids
 
     def state(self, batch_id: str) -> str:
@@ -397,13 +427,23 @@ class Ledger:
             at = self.now_ms() + self.settings.overdue_ms
             self._ask(self.client.zadd, self.keys.due, dict.fromkeys(batch_ids, at), xx=True)
 
-    def start_rescoring(self, limit: int) -> list[str]:
-        """Send batches that were stored while warming through the path again; returns their ids."""
-        ids = [_text(x) for x in self._ask(self.client.zrange, self.keys.warming, 0, limit - 1)]
+    def start_rescoring(self, limit: int, *, has_model: Callable[[str], bool]) -> list[str]:
+        """Send batches that were stored while warming, and whose workload has a model now, through the path again;
+        returns their ids."""
+        # Where only some workloads have a model, the others must not hide theirs: so more are looked at than sent, and
+        # where none of those was ready, the next call looks further on.
+        first, many = self._rescored_to, 10 * limit
+        ids = [_text(x) for x in self._ask(self.client.zrange, self.keys.warming, first, first + many - 1)]
+        pipe = self.client.pipeline(transaction=False)
+        for batch_id in ids:
+            pipe.hget(self.keys.batch(batch_id), "workload")
+        owners = self._ask(pipe.execute)
+        ready = [i for i, owner in zip(ids, owners, strict=True) if owner is None or has_model(_text(owner))]
+        self._rescored_to = first + many if not ready and len(ids) == many else 0
         k = self.keys
         return [
             batch_id
-            for batch_id in ids
+            for batch_id in ready[:limit]
             if self.scripts.run(
                 "rescore",
                 [k.batch(batch_id), k.due, k.counts, k.warming],
@@ -430,7 +470,10 @@ class Ledger:
     def totals(self) -> dict[str, dict[str, int]]:
         """Line counters by workload."""
         names = sorted(_text(x) for x in self._ask(self.client.smembers, self.keys.workloads))
-        return {name: _ints(self._ask(self.client.hgetall, self.keys.totals(name))) for name in names}
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hgetall(self.keys.totals(name))
+        return dict(zip(names, map(_ints, self._ask(pipe.execute)), strict=True))
 
     def now_ms(self) -> int:
         """Redis time in milliseconds; the only clock of the ledger."""

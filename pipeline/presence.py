@@ -2,14 +2,14 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import redis
 
 from pipeline.errors import BadInput
-from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S, Keys, answering
+from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S, Keys, answering, text_map
 from pipeline.settings import Settings
 
 
@@ -53,8 +53,15 @@ class WorkerView:
     role: str
     pid: int
     queues: tuple[str, ...]
-    model_version: str
     beat_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The version of each model that a worker answers under, and since when (Redis time)."""
+
+    versions: Mapping[str, str]
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +79,13 @@ class Presence:
         self.client = client
         self.keys = Keys(settings.key_prefix)
 
-    def beat(self, *, name: str, role: str, pid: int, queues: Sequence[str], model_version: str) -> None:
+    def beat(self, *, name: str, role: str, pid: int, queues: Sequence[str]) -> None:
         """Say that a worker is alive."""
         view = WorkerView(
             name=name,
             role=role,
             pid=pid,
             queues=tuple(queues),
-            model_version=model_version,
             beat_ms=self._now_ms(),
         )
         with answering():
@@ -89,6 +95,23 @@ class Presence:
         """Say that a worker ends."""
         with answering():
             self.client.hdel(self.keys.workers, name)
+            self.client.hdel(self.keys.serving, name)
+
+    def serves(self, name: str, versions: Mapping[str, str]) -> None:
+        """Say which version of each model a worker answers under from now on."""
+        entry = Served(versions=dict(versions), since_ms=self._now_ms())
+        with answering():
+            self.client.hset(self.keys.serving, name, json.dumps(asdict(entry)))
+
+    def serving(self) -> dict[str, Served]:
+        """What each worker said last; a worker that uses no model says nothing."""
+        with answering():
+            raw = text_map(self.client.hgetall(self.keys.serving))
+        found = {}
+        for name, text in raw.items():
+            data = json.loads(text)
+            found[name] = Served(versions=dict(data["versions"]), since_ms=int(data["since_ms"]))
+        return found
 
     def live(self) -> list[WorkerView]:
         """Workers that were heard within WORKER_TTL_S."""
@@ -98,9 +121,15 @@ class Presence:
     def drop_silent(self) -> None:
         """Forget workers that were not heard for ten times WORKER_TTL_S."""
         now = self._now_ms()
+        known = set()
         for worker in self._all():
             if now - worker.beat_ms > WORKER_TTL_S * 10_000:
                 self.leave(worker.name)
+            else:
+                known.add(worker.name)
+        for name, served in self.serving().items():  # one may speak once more while its worker ends
+            if name not in known and now - served.since_ms > WORKER_TTL_S * 10_000:
+                self.leave(name)
 
     def complain(self, stage: str, reason: str) -> None:
         """Record why a batch had to wait; it is forgotten when nothing repeats it."""
@@ -137,6 +166,5 @@ def _view(raw: str | bytes) -> WorkerView:
         role=data["role"],
         pid=data["pid"],
         queues=tuple(data["queues"]),
-        model_version=data["model_version"],
         beat_ms=data["beat_ms"],
     )

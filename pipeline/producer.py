@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import polars as pl
-import redis
 
 from pipeline.app import make_app
+from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import BadInput
+from pipeline.keyspace import connect
 from pipeline.ledger import Accepted, Full, Ledger, Stage
 from pipeline.presence import attached
-from pipeline.records import LEVELS, RAW_SCHEMA, Batch, Purpose, digest, utc_now
+from pipeline.records import LEVELS, MAX_NAME, RAW_SCHEMA, Batch, Purpose, digest, utc_now
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk
 from pipeline.sources.framing import Framer
@@ -30,7 +31,6 @@ from pipeline.tasks.submit import Submit
 
 # What rotation appends: app.log.1, app.log-20261120, app.log.2.gz
 ROTATED: Final = re.compile(r"(?<=.)[.-](?:\d{1,3}|\d{8}|\d{4}-\d\d-\d\d)(?=(?:\.gz|\.zst)?$)")
-MAX_NAME: Final = 200  # of a workload or batch id: they become part of keys and file names
 RECORD_FIELDS: Final = ("message", "timestamp", "level", "host", "process", "service")
 
 
@@ -44,13 +44,13 @@ class Producer:
         self.submit = submit
         self.settings = settings
         self.clock = clock
+        self.watchlist = Watchlist(ledger.client, settings)
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
         """A producer on REDIS_URL, or on the stack that runs on the data directory. Raises BadInput without one."""
         settings = attached(settings)
-        url = str(settings.redis_url)
-        client = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
+        client = connect(settings)
         return cls(Ledger(client, settings), Submit(make_app(settings), client, settings), settings)
 
     def send(
@@ -133,10 +133,19 @@ class Producer:
 
     def accept(self, batch: Batch, *, cursor_key: str = "", cursor: str = "") -> Accepted | Full:
         """The one door: ledger first, then the wake-up. A lost wake-up is sent again by the sweeper."""
-        answer = self.ledger.accept(batch, cursor_key=cursor_key, cursor=cursor)
-        if isinstance(answer, Accepted) and not answer.duplicate:
-            self.submit.wake(Stage.INGEST, batch.batch_id)
+        skip = self._skips(batch)
+        answer = self.ledger.accept(batch, cursor_key=cursor_key, cursor=cursor, skip=skip)
+        if isinstance(answer, Accepted) and not answer.duplicate and not answer.skipped:
+            self.submit.wake(
+                Stage.INGEST, batch.batch_id, workload=batch.workload, lines=batch.physical_lines
+            )
         return answer
+
+    def _skips(self, batch: Batch) -> bool:
+        """True for what is only counted: lines to be scored of a workload that is off the watchlist, by setting."""
+        if self.settings.unwatched == "score" or batch.purpose is not Purpose.SCORE:
+            return False
+        return not self.watchlist.lately().covers(batch.workload)
 
 
 def workload_of(path: Path) -> str:

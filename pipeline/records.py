@@ -66,6 +66,18 @@ SAMPLE_SCHEMA: Final[dict[str, Any]] = {
     "template_id": pl.Int64,
 }
 
+# What a training reads, from whatever store, a page at a time.
+LEARN_SCHEMA: Final[dict[str, Any]] = {
+    "message": pl.String,
+    "level": pl.String,
+    "workload": pl.String,
+    "timestamp": UTC_US,
+    "pattern_id": pl.UInt64,  # null: not masked yet (a document that another program wrote)
+    "template_id": pl.Int64,  # null: not known
+}
+
+MAX_NAME: Final = 200  # characters of a workload or batch id: they become part of keys and file names
+
 # One spelling per severity, lowest first; formats map their own words to these.
 LEVELS: Final = ("trace", "debug", "info", "notice", "warning", "error", "critical", "fatal")
 ERROR_LEVELS: Final = frozenset({"error", "critical", "fatal"})

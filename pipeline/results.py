@@ -23,7 +23,7 @@ def readable(results: Path) -> Iterator[None]:
     try:
         yield
     except pl.exceptions.PolarsError as exc:
-        place = next((file for file in _files(results) if not _intact(file)), results)
+        place = next((file for file in files_of(results) if not _intact(file)), results)
         raise BadPayload(
             f"results cannot be read from {place} ({exc}); remove the damaged file and run again"
         ) from exc
@@ -31,7 +31,7 @@ def readable(results: Path) -> Iterator[None]:
 
 def scan(results: Path) -> pl.LazyFrame:
     """All records, RESULT_SCHEMA; a folder that is absent or empty has none."""
-    files = _files(results)
+    files = files_of(results)
     if not files:
         return pl.LazyFrame(schema=RESULT_SCHEMA)
     return pl.scan_parquet(files, hive_partitioning=False, glob=False)
@@ -49,7 +49,7 @@ def summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, Any]
         return _summary(scan(results), buckets)
 
 
-def _files(results: Path) -> list[Path]:
+def files_of(results: Path) -> list[Path]:
     """Names that start with a dot are still being written; a workload may be called x.parquet, and is a folder."""
     return sorted(p for p in results.rglob("*.parquet") if not p.name.startswith(".") and p.is_file())
 

@@ -23,6 +23,7 @@ TASK_DRAIN: Final = "logweir.drain"
 TASK_STORE: Final = "logweir.store"
 TASK_TRAIN: Final = "logweir.train"
 TASK_SWEEP: Final = "logweir.sweep"
+TASK_TICK: Final = "logweir.tick"
 
 STAGE_TASK: Final = {
     Stage.INGEST: TASK_INGEST,

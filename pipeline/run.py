@@ -19,18 +19,18 @@ import polars as pl
 import redis
 
 from pipeline import findings as finding
+from pipeline.controller.trainings import Status
 from pipeline.drain.learner import read_templates
 from pipeline.drain.masking import MaskSet
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
 from pipeline.journey import Journey, Show
+from pipeline.keyspace import connect
 from pipeline.producer import check_name
 from pipeline.records import Purpose, digest
 from pipeline.report import page
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
-from pipeline.tasks.context import connect
-from pipeline.training import Status
 from pipeline.workers.local import Stack, lock
 from pipeline.workers.redis_server import check_redis, find_server
 
@@ -112,7 +112,19 @@ def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
     if settings.redis_url is not None:
         # On a shared Redis every run has keys of its own, removed at the end.
         prefix = f"{prefix}-run-{digest(socket.gethostname(), str(plan.out))}"
-    settings = replace(settings, data_dir=state, results_dir=plan.out / "results", key_prefix=prefix)
+    settings = replace(
+        settings,
+        data_dir=state,
+        results_dir=plan.out / "results",
+        key_prefix=prefix,
+        # A run is of its files alone, whatever a pipeline on this machine watches and wherever that one stores.
+        unwatched="score",
+        own_models=(),
+        sinks=("parquet",),
+        train_source="results",
+        train_span_s=None,
+        opensearch_source=None,
+    )
     show("starting", 0, 0, "Redis and workers")
     with _clean_redis(settings), Stack(settings) as stack:
         journey = Journey(stack.settings, stack, show, workload=plan.workload)

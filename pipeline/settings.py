@@ -9,22 +9,28 @@ import operator
 import os
 import re
 import tomllib
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, available_timezones
 
 from pipeline.errors import BadSetting
+from pipeline.values import as_type, check_opensearch_url, check_url, joined, masked_url
 
 PREFIX: Final = "LOGWEIR_"
 # Names that users know from elsewhere.
-ALIASES: Final = {"redis_url": "REDIS_URL", "flower_auth": "FLOWER_BASIC_AUTH"}
+ALIASES: Final = {
+    "redis_url": "REDIS_URL",
+    "flower_auth": "FLOWER_BASIC_AUTH",
+    "opensearch_url": "OPENSEARCH_URL",
+}
 # Never shown, not even in a message about their own type.
-SECRETS: Final = frozenset({"redis_url", "flower_auth"})
+SECRETS: Final = frozenset(
+    {"redis_url", "flower_auth", "opensearch_url", "opensearch_password", "opensearch_read_password"}
+)
+SINKS: Final = ("parquet", "opensearch")
 
 
 def _about(text: str, default: Any, *, least: float | None = None, most: float | None = None) -> Any:
@@ -93,10 +99,99 @@ class Settings:
     train_max_patterns: int = _about(
         "distinct masked lines a training takes at most", 100_000, least=100, most=10_000_000
     )
+    train_source: str = _about(
+        "where training data comes from: results (whatever the first sink is), parquet or opensearch",
+        "results",
+    )
+    train_span_s: float | None = _about(
+        "how far back training data reaches, by record time; without it everything",
+        None,
+        least=1,
+        most=3_153_600_000,
+    )
+    train_exclude_words: tuple[str, ...] = _about("lines with one of these words are not learnt from", ())
+    train_exclude_anomalous: bool = _about(
+        "do not learn from lines that were judged anomalous; new normal shapes are then never learnt", False
+    )
     seed: int = _about("seed of a training", 0, least=0, most=2**31 - 1)
 
+    unwatched: str = _about(
+        "what happens to workloads off the watchlist: score (by the shared model) or skip (counted only)",
+        "score",
+    )
+    own_models: tuple[str, ...] = _about(
+        "watchlist patterns of workloads that get a model of their own; all others share one", ()
+    )
+    tick_s: float = _about("how often the controller decides about trainings", 10.0, least=0.2, most=3_600)
+    retrain_age_s: float = _about(
+        "a model older than this is trained again", 86_400.0, least=1, most=3_153_600_000
+    )
+    retrain_lines: int = _about(
+        "lines stored since the last training that are worth another one", 5_000_000, least=100, most=10**15
+    )
+    retrain_at: tuple[str, ...] = _about("times of day for a training, HH:MM in time_zone", ())
+    retrain_min_lines: int = _about(
+        "lines of watched workloads needed before the controller trains", 1_000, least=20, most=10**12
+    )
+    retrain_backoff_s: float = _about(
+        "wait after a failed training; doubled with every further failure, an hour at most",
+        30.0,
+        least=0.1,
+        most=3_600,
+    )
+    drift_lines: int = _about("lines in one window of drift measurement", 20_000, least=100, most=10**12)
+    drift_novelty: float = _about(
+        "drift: rise of the share of lines with a new template", 0.05, least=0.0, most=1.0
+    )
+    drift_unknown: float = _about("drift: rise of the share of unknown words", 0.10, least=0.0, most=1.0)
+    drift_score: float = _about(
+        "drift: population stability index of the scores; 0.25 is the usual mark of a major shift",
+        0.25,
+        least=0.0,
+        most=1_000,
+    )
+    keep_models: int = _about("model versions kept on disk besides those in use", 10, least=1, most=100_000)
+    keep_models_mib: int = _about("size of all kept model versions", 2_048, least=16, most=1_048_576)
+    loaded_models: int = _about(
+        "model versions that a process keeps in memory, some MiB each; more than `own_models` has workloads saves loading",
+        8,
+        least=2,
+        most=10_000,
+    )
+    reload_poll_ms: int = _about(
+        "how often a process compares the live model version, should the hint not reach it",
+        200,
+        least=20,
+        most=60_000,
+    )
+
     redis_max_mib: int = _about("memory of the embedded Redis", 768, least=32, most=1_048_576)
+    flower: bool = _about("start Flower with `logweir up`", True)
+    flower_address: str = _about("where Flower listens; off loopback it needs flower_auth", "127.0.0.1")
+    flower_port: int = _about("port of Flower; when it is taken, one of the next", 5555, least=1, most=65_535)
     flower_auth: str | None = _about("user:password of Flower; it is required off loopback", None)
+
+    sinks: tuple[str, ...] = _about("where results are stored: parquet, opensearch or both", ("parquet",))
+    opensearch_url: str | None = _about("the OpenSearch of sink and source, https://host:9200", None)
+    opensearch_user: str | None = _about("the user who writes results", None)
+    opensearch_password: str | None = _about("the password of that user", None)
+    opensearch_read_user: str | None = _about(
+        "the user who reads log indices; without it the writing user reads too", None
+    )
+    opensearch_read_password: str | None = _about("the password of that user", None)
+    opensearch_ca: Path | None = _about("certificate authority of the server, PEM", None)
+    opensearch_prefix: str = _about("first part of the names of our indices", "logweir")
+    opensearch_source: str | None = _about("index pattern of logs that the stack polls, app-logs-*", None)
+    opensearch_time_field: str = _about("where polled documents have their time", "@timestamp")
+    opensearch_message_field: str = _about("where polled documents have their message", "message")
+    opensearch_level_field: str = _about("where polled documents have their level", "level")
+    opensearch_workload_fields: tuple[str, ...] = _about(
+        "fields whose values, joined by /, are the workload of a polled document",
+        ("cluster_id", "namespace_name", "deployment"),
+    )
+    opensearch_poll_s: float = _about(
+        "how often a source is polled once it has been read", 5.0, least=0.1, most=86_400
+    )
     supervisor_pid: int = _about(
         "set by the embedded stack for its workers: they end when this process has gone",
         0,
@@ -117,7 +212,7 @@ class Settings:
                 ("most", operator.gt, "at most"),
             ):
                 limit = meta.get(bound)
-                if limit is not None and wrong(value, limit):
+                if value is not None and limit is not None and wrong(value, limit):
                     raise BadSetting(f"{item.name} = {value} is out of range; it must be {word} {limit:.15g}")
         if self.time_zone not in available_timezones():
             raise BadSetting(
@@ -129,8 +224,29 @@ class Settings:
             raise BadSetting(
                 f"key_prefix {self.key_prefix!r} is empty or has one of the characters {{ }} * or space"
             )
+        if self.unwatched not in ("score", "skip"):
+            raise BadSetting(f"unwatched {self.unwatched!r} is not known; use score or skip")
+        if self.train_source not in ("results", *SINKS):
+            raise BadSetting(
+                f"train_source {self.train_source!r} is not known; use results, parquet or opensearch"
+            )
+        if not self.sinks or not set(self.sinks) <= set(SINKS):
+            raise BadSetting(
+                f"sinks {','.join(self.sinks)!r} is not usable; name {' or '.join(SINKS)}, or both"
+            )
+        if self.opensearch_url is None and (
+            "opensearch" in (*self.sinks, self.train_source) or self.opensearch_source
+        ):
+            raise BadSetting(
+                "OPENSEARCH_URL is not set; name the server, such as https://search.example:9200"
+            )
+        for text in self.retrain_at:
+            if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
+                raise BadSetting(f"retrain_at {text!r} is not a time of day; write it like 02:30")
         if self.redis_url is not None:
-            _check_url(self.redis_url)
+            check_url(self.redis_url)
+        if self.opensearch_url is not None:
+            check_opensearch_url(self.opensearch_url)
 
     @property
     def zone(self) -> ZoneInfo:
@@ -154,10 +270,10 @@ class Settings:
 
     def __repr__(self) -> str:
         shown = {f.name: getattr(self, f.name) for f in fields(self)}
-        if self.redis_url is not None:
-            shown["redis_url"] = masked_url(self.redis_url)
-        if self.flower_auth is not None:
-            shown["flower_auth"] = "***"
+        for name in SECRETS:
+            value = shown[name]
+            if value is not None:
+                shown[name] = masked_url(value) if name.endswith("_url") else "***"
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def to_environ(self) -> dict[str, str]:
@@ -168,10 +284,7 @@ class Settings:
             if value == item.default:
                 continue
             name = ALIASES.get(item.name, PREFIX + item.name.upper())
-            if isinstance(value, tuple):
-                values[name] = os.pathsep.join(str(v) for v in value)
-            else:
-                values[name] = str(value)
+            values[name] = joined(value)
         return values
 
     @classmethod
@@ -198,7 +311,17 @@ class Settings:
             if name not in known:
                 raise BadSetting(f"{name!r} is not a setting; the settings are: {', '.join(sorted(known))}")
         hints = typing.get_type_hints(cls)
-        return cls(**{name: _as_type(name, value, hints[name]) for name, value in values.items()})
+        return cls(
+            **{
+                name: as_type(name, value, hints[name], secret=name in SECRETS)
+                for name, value in values.items()
+            }
+        )
+
+
+def visible_devices(environ: Mapping[str, str] | None = None) -> str | None:
+    """CUDA_VISIBLE_DEVICES: not ours to set, but it tells which GPU a process works on."""
+    return (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -219,47 +342,6 @@ def _from_environ(env: Mapping[str, str]) -> dict[str, Any]:
         if key.startswith(PREFIX) and key != "LOGWEIR_CONFIG":
             values[key.removeprefix(PREFIX).lower()] = value
     return values
-
-
-def _check_url(url: str) -> None:
-    """Raises BadSetting without the URL: it may hold a password."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # parsed only when it is asked for
-    except ValueError:
-        raise BadSetting("REDIS_URL is not a URL; write it like redis://host:6379/0") from None
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise BadSetting("REDIS_URL must begin with redis://, rediss:// or unix://")
-
-
-def _as_type(name: str, value: Any, wanted: Any) -> Any:
-    if isinstance(wanted, types.UnionType):
-        if value is None or value == "":
-            return None
-        wanted = next(arg for arg in typing.get_args(wanted) if arg is not type(None))
-    shown = "***" if name in SECRETS else repr(value)
-    word = "a list of paths" if typing.get_origin(wanted) is tuple else wanted.__name__
-    wrong = BadSetting(f"{name} = {shown} has the wrong type; it must be {word}")
-    try:
-        if typing.get_origin(wanted) is tuple:
-            items = value.split(os.pathsep) if isinstance(value, str) else value
-            return tuple(Path(item) for item in items if str(item))
-        if isinstance(value, bool) or (isinstance(value, float) and wanted is int):
-            raise wrong
-        if wanted is str and not isinstance(value, str):
-            raise wrong
-        return wanted(value)
-    except (TypeError, ValueError) as exc:
-        raise wrong from exc
-
-
-def masked_url(url: str) -> str:
-    """The URL with its password hidden, for messages and logs, also where the password makes it no valid URL."""
-    scheme, mark, rest = url.partition("://")
-    userinfo, at, place = rest.rpartition("@")
-    if ":" in userinfo:
-        rest = f"{userinfo.partition(':')[0]}:***{at}{place}"
-    return re.sub(r"(?i)([?&]password=)[^&#]*", r"\1***", scheme + mark + rest)
 
 
 def describe() -> list[tuple[str, str, str]]:

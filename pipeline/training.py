@@ -1,172 +1,318 @@
-"""From stored lines to a training sample, and from a sample to a published model.
+"""From stored lines to a published model, or to a candidate with the reason why it was not published.
 
-stored results --group by pattern--> distinct masked lines with counts --fit--> bundle --publish(fence)--> live
+stored results --pages--> sample --split--> fit --> bundle --judge against the live model--> publish(fence) or keep
+
+Where the lines come from is told by the query, which becomes part of the bundle's manifest. What was sent as a
+baseline is learnt from instead of the results, where there is any.
 """
 
+import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any
 
 import polars as pl
 
+from pipeline import judging, sampling
+from pipeline.controller.trainings import Request, State, Status
+from pipeline.controller.watchlist import covers, model_of
 from pipeline.drain.masking import MaskSet
-from pipeline.errors import StaleToken, TrainingFailed
+from pipeline.drain.templates import Template
+from pipeline.errors import BadBundle, LiveChanged, StaleToken, TrainingFailed
 from pipeline.gpu.leases import Held
-from pipeline.keyspace import text_map
 from pipeline.models.threshold import Mode
-from pipeline.records import ERROR_LEVELS, SAMPLE_SCHEMA, digest
-from pipeline.registry import Registry
+from pipeline.query import Query
+from pipeline.records import Purpose, digest
+from pipeline.registry import SHARED, Live, Note, Registry
 from pipeline.settings import Settings
+from pipeline.sinks.choose import kind_of, root_of
 
-
-class State(StrEnum):
-    """Where a training is."""
-
-    NONE = "none"
-    QUEUED = "queued"
-    FETCHING = "fetching"
-    TRAINING = "training"
-    PUBLISHING = "publishing"
-    COMPLETED = "completed"
-    FAILED = "failed"
+# How the percents of a training are shared out: reading, fitting, judging.
+_READ, _FIT = 10.0, 85.0
+_SHOW_S = 0.3
+_STREAM_PATTERNS = 2_000  # the judge shows some hundreds of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What a user sees of a training. Times in seconds."""
+class Lines:
+    """What a training reads: a query to one purpose's store."""
 
-    state: State = State.NONE
-    request_id: str = ""
-    reason: str = ""
-    percent: float = 0.0
-    elapsed_s: float = 0.0
-    remaining_s: float = 0.0
-    epoch: int = 0
-    loss: float = 0.0
-    lines: int = 0
-    patterns: int = 0
-    version: str = ""
+    query: Query
+    purpose: Purpose
+    settings: Settings
 
-    def to_redis(self) -> dict[Any, Any]:
-        return {name: str(value) for name, value in asdict(self).items()}
+    def pages(self) -> Iterator[pl.DataFrame]:
+        """LEARN_SCHEMA. Raises SourceUnavailable, BadPayload."""
+        if self.query.store == "parquet":
+            return sampling.read_parquet(root_of(self.settings, self.purpose), self.query)
+        from pipeline.opensearch import client, documents, training
 
-    @classmethod
-    def from_redis(cls, raw: Any) -> "Status":
-        entry = text_map(raw)
-        if not entry:
-            return cls()
-        return cls(
-            state=State(entry["state"]),
-            request_id=entry["request_id"],
-            reason=entry["reason"],
-            percent=float(entry["percent"]),
-            elapsed_s=float(entry["elapsed_s"]),
-            remaining_s=float(entry["remaining_s"]),
-            epoch=int(entry["epoch"]),
-            loss=float(entry["loss"]),
-            lines=int(entry["lines"]),
-            patterns=int(entry["patterns"]),
-            version=entry["version"],
+        return training.learn_pages(
+            client.connect(self.settings),
+            self.settings,
+            self.query,
+            index=documents.indices(self.settings, kind_of(self.purpose)),
         )
 
-    @property
-    def ended(self) -> bool:
-        return self.state in (State.COMPLETED, State.FAILED)
+    def total(self) -> int:
+        """How many records there are about, 0 when nobody knows without reading."""
+        if self.query.store == "parquet":
+            return 0
+        from pipeline.opensearch import client, documents, training
+
+        connection = client.connect(self.settings)
+        return training.count(
+            connection,
+            self.settings,
+            self.query,
+            index=documents.indices(self.settings, kind_of(self.purpose)),
+        )
 
 
-def sample(stored: pl.LazyFrame, masks: MaskSet, *, limit: int) -> pl.DataFrame:
-    """SAMPLE_SCHEMA: the `limit` most frequent patterns of stored results (RESULT_SCHEMA).
+def chosen(
+    request: Request, seen: Sequence[str], watched: Sequence[str], own: Sequence[str]
+) -> tuple[str, ...]:
+    """The workloads that a request means, of those seen. Own models learn from their workload alone.
 
-    One streaming pass; only distinct patterns are held. The masked line is made again from one message of each
-    pattern: results do not store it, and masking the same message gives the same line.
+    Without names: what is watched, or everything where nothing is; never what has a model of its own.
     """
-    grouped = (
-        stored.group_by("pattern_id")
-        .agg(
-            pl.len().cast(pl.UInt64).alias("count"),
-            pl.col("message").first(),
-            pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False).any().alias("severe"),
-            pl.col("template_id").first(),
-        )
-        .sort("count", "pattern_id", descending=[True, False])
-        .head(limit)
-        .collect(engine="streaming")
-    )
-    if grouped.is_empty():
-        return pl.DataFrame(schema=SAMPLE_SCHEMA)
-    masked = masks.mask(grouped["message"])
-    # Lines that older masks kept apart can be one pattern now.
+    if request.workloads or request.patterns:
+        named = set(request.workloads) | {w for w in seen if covers(request.patterns, w)}
+        return tuple(sorted(named))
+    if request.model != SHARED:
+        return (request.model,)
+    wanted = [w for w in seen if not watched or covers(watched, w)]
+    return tuple(sorted(w for w in wanted if model_of(w, own) == SHARED))
+
+
+def none_chosen(request: Request, watched: Sequence[str]) -> str:
+    """What to say when a request means none of the workloads seen."""
+    patterns = request.patterns or tuple(watched)
+    if not patterns:
+        return "every workload has a model of its own (own_models), so none is left for the shared one; name one to train"
+    names = ", ".join(patterns[:5]) + (f" and {len(patterns) - 5} more" if len(patterns) > 5 else "")
     return (
-        grouped.with_columns(masked["masked"], masked["pattern_id"])
-        .group_by("pattern_id", maintain_order=True)
-        .agg(
-            pl.col("masked", "template_id").first(),
-            pl.col("count").sum(),
-            pl.col("severe").any(),
-        )
-        .sort("count", descending=True, maintain_order=True)
-        .select([pl.col(name).cast(dtype) for name, dtype in SAMPLE_SCHEMA.items()])
+        f"no workload with logs matches {names}; send logs first, or choose among those that "
+        "`logweir watch list` shows"
     )
+
+
+def lines_for(query: Query, settings: Settings) -> Lines:
+    """The baseline of these workloads where each of them has one, else the results of all: nothing is left out."""
+    baseline = Lines(
+        query=replace(query, since=None, until=None), purpose=Purpose.BASELINE, settings=settings
+    )
+    missing = set(query.workloads)
+    for page in baseline.pages():
+        missing -= set(page["workload"].unique())
+        if not missing:
+            return baseline
+    return Lines(query=query, purpose=Purpose.SCORE, settings=settings)
 
 
 def train(
-    stored: pl.LazyFrame,
+    request: Request,
+    status: Status,
+    lines: Lines,
     *,
-    mode: Mode,
+    stream: Lines | None = None,
     masks: MaskSet,
+    templates: Sequence[Template],
     registry: Registry,
     settings: Settings,
     held: Held,
-    request_id: str,
     device: str,
+    alone: Callable[[], AbstractContextManager[Held | None]] = nullcontext,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator[Status]:
-    """Sample, fit, publish; yields what to show. The last status is COMPLETED, with the version.
+    """Read, fit, judge, publish; yields what to show. The last status is COMPLETED, with the version.
 
-    Raises TrainingFailed (too few lines), StaleToken (the lease was lost: nothing was published).
+    `stream`: all that the model will answer, where that is more than it learns from; a model that knows less than the
+    live one about the rest is not to replace it unseen. `alone` gives the device to us from the fit on: reading needs
+    none.
+
+    Raises TrainingFailed (no or too few lines), StaleToken (the lease was lost: nothing was published),
+    SourceUnavailable (the store does not answer).
     """
-    from pipeline.models import trainer  # torch
+    work = _Training(
+        request=request, lines=lines, stream=stream, masks=masks, templates=templates, registry=registry,
+        settings=settings, held=held, device=device, clock=clock, status=replace(status, device=device),
+    )  # fmt: skip
+    sample = yield from work.read()
+    held_out = judging.split(sample.frame, seed=settings.seed, mode=work.mode)
+    recent = yield from work.answered(sample)
+    with alone() as work.gpu:
+        yield from work.fit(sample, held_out)
+        yield from work.judge_and_publish(held_out, recent)
 
-    started = time.monotonic()
-    status = Status(state=State.FETCHING, request_id=request_id)
-    yield status
-    chosen = sample(stored, masks, limit=settings.train_max_patterns)
-    lines = int(chosen["count"].sum())
-    status = replace(status, state=State.TRAINING, lines=lines, patterns=chosen.height)
-    yield status
-    version = registry.name(held.lease.token, digest(request_id, str(lines), masks.version))
-    out = registry.path(version)
-    for step in trainer.fit(
-        chosen,
-        tokens=masks.tokens,
-        mask_version=masks.version,
-        config=trainer.TrainConfig(),
-        seed=settings.seed,
-        out=out,
-        mode=mode,
-        version=version,
-        device=device,
-        time_budget_s=settings.train_seconds,
-    ):
-        if held.lost.is_set():
-            raise StaleToken(
-                f"the training lease (token {held.lease.token}) was lost; {version} is not published"
-            )
-        yield replace(
-            status,
-            percent=step.percent,
-            elapsed_s=time.monotonic() - started,
-            remaining_s=step.remaining_s or 0.0,
-            epoch=int(step.epoch),
-            loss=step.loss or 0.0,
+
+@dataclass(slots=True, kw_only=True)
+class _Training:
+    """One training on its way; `status` is what was shown last."""
+
+    request: Request
+    lines: Lines
+    stream: Lines | None
+    masks: MaskSet
+    templates: Sequence[Template]
+    registry: Registry
+    settings: Settings
+    held: Held
+    device: str
+    clock: Callable[[], datetime]
+    status: Status
+    gpu: Held | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.BASELINE if self.lines.purpose is Purpose.BASELINE else Mode.SELF
+
+    def at(self, **changes: object) -> Status:
+        """The next status to show. Raises StaleToken when the lease is lost."""
+        if self.held.lost.is_set():
+            token = self.held.lease.token
+            raise StaleToken(f"the training lease (token {token}) was lost; nothing is published")
+        if self.gpu is not None and self.gpu.lost.is_set():
+            raise StaleToken("the GPU was lost while training; nothing is published, it is tried again")
+        self.status = replace(self.status, elapsed_s=time.monotonic() - self.began, **changes)  # type: ignore[arg-type]
+        return self.status
+
+    def read(self) -> Generator[Status, None, sampling.Sample]:
+        """The sample. Raises TrainingFailed when there is nothing to read."""
+        yield self.at(state=State.FETCHING)
+        sampler = self._sampler(self.settings.train_max_patterns)
+        for read in _fed(sampler, self.lines):
+            yield self.at(lines=read.lines, percent=round(_READ * read.share, 1))
+        sample = sampler.sample()
+        if sample.lines == 0:
+            raise TrainingFailed(_nothing(self.lines.query, self.clock()))
+        return sample
+
+    def fit(self, sample: sampling.Sample, held_out: judging.HeldOut) -> Iterator[Status]:
+        """Fit and write the bundle; afterwards `status.version` names it."""
+        from pipeline.models import trainer  # torch
+
+        yield self.at(
+            state=State.TRAINING,
+            lines=sample.lines,
+            patterns=sample.frame.height,
+            percent=_READ,
+            workloads=sample.workloads,
         )
-    yield replace(status, state=State.PUBLISHING, percent=99.0, version=version)
-    if not out.is_dir():
-        raise TrainingFailed(f"the training of {version} ended without a model")
-    registry.publish(version, held.lease, at=clock())
-    yield replace(
-        status, state=State.COMPLETED, percent=100.0, version=version, elapsed_s=time.monotonic() - started
-    )
+        name = digest(self.status.request_id, str(sample.lines), self.masks.version)
+        version = self.registry.name(self.held.lease.token, name)
+        live = self.registry.current(self.request.model)
+        for step in trainer.fit(
+            sample.frame,
+            tokens=self.masks.tokens,
+            mask_version=self.masks.version,
+            config=trainer.TrainConfig(),
+            seed=self.settings.seed,
+            out=self.registry.path(version),
+            mode=self.mode,
+            version=version,
+            device=self.device,
+            time_budget_s=self.settings.train_seconds,
+            parent=live.version if live else None,
+            held_out=held_out.patterns,
+            model=self.request.model,
+            workloads=tuple(sorted(sample.workloads)),
+            query=self.lines.query.to_json() | {"purpose": self.lines.purpose.value},
+        ):
+            yield self.at(
+                percent=round(_READ + (_FIT - _READ) * step.percent / 100.0, 1),
+                remaining_s=step.remaining_s or 0.0,
+                epoch=int(step.epoch),
+                loss=step.loss or 0.0,
+            )
+        if not self.registry.path(version).is_dir():
+            raise TrainingFailed(f"the training of {version} ended without a model")
+        yield self.at(state=State.JUDGING, percent=_FIT, version=version, remaining_s=0.0)
+
+    def answered(self, sample: sampling.Sample) -> Generator[Status, None, pl.DataFrame]:
+        """What the model will answer, for the judge: the sample itself, or more where it learnt from less."""
+        if self.stream is None:
+            return sample.frame
+        sampler = self._sampler(_STREAM_PATTERNS)
+        for _ in _fed(sampler, self.stream):
+            yield self.at()
+        return sampler.sample().frame
+
+    def judge_and_publish(self, held_out: judging.HeldOut, recent: pl.DataFrame) -> Iterator[Status]:
+        """Judge against what is live now, and publish against that alone: when somebody moves the pointer meanwhile
+        (a rollback, say), the question is another one."""
+        version, threads = self.status.version, self.settings.torch_threads
+        candidate = judging.Examinee.load(self.registry.path(version), device=self.device, threads=threads)
+        while True:
+            live = self.registry.current(self.request.model)
+            judgement = judging.judge(candidate, self._examinee(live), held_out, recent)
+            figures = json.loads(judgement.to_json())
+            if not judgement.passed:
+                at = self.clock().isoformat()
+                note = Note(state="candidate", reason=judgement.reason, at=at, judgement=figures)
+                self.registry.write_note(version, note)
+                yield self.at(state=State.COMPLETED, percent=100.0, reason=judgement.reason)
+                return
+            yield self.at(state=State.PUBLISHING, percent=99.0)
+            generation = live.generation if live else 0
+            try:
+                self.registry.publish(
+                    version, self.held.lease, at=self.clock(), judgement=figures, expected=generation
+                )
+            except LiveChanged:
+                yield self.at(state=State.JUDGING, percent=_FIT)
+                continue
+            self.status = replace(self.status, state=State.COMPLETED, percent=100.0, published=True)
+            yield self.status
+            return
+
+    def _sampler(self, limit: int) -> sampling.Sampler:
+        return sampling.Sampler(
+            self.masks,
+            limit=limit,
+            templates=self.templates,
+            seed=self.settings.seed,
+            similarity=self.settings.drain_similarity,
+            depth=self.settings.drain_depth,
+        )
+
+    def _examinee(self, live: Live | None) -> judging.Examinee | None:
+        """The live model; one that cannot be read is no reason to keep a new one back."""
+        if live is None:
+            return None
+        try:
+            path = self.registry.path(live.version)
+            return judging.Examinee.load(path, device=self.device, threads=self.settings.torch_threads)
+        except BadBundle:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    lines: int
+    share: float  # 0..1 of what there is to read, 0 when unknown
+
+
+def _fed(sampler: sampling.Sampler, lines: Lines) -> Iterator[_Read]:
+    total, count, said = lines.total(), 0, 0.0
+    for page in lines.pages():
+        sampler.add(page)
+        count += page.height
+        if time.monotonic() - said > _SHOW_S:
+            said = time.monotonic()
+            yield _Read(lines=count, share=min(1.0, count / total) if total else 0.0)
+
+
+def _nothing(query: Query, now: datetime) -> str:
+    names = ", ".join(query.workloads[:5]) or "any workload"
+    if len(query.workloads) > 5:
+        names += f" and {len(query.workloads) - 5} more"
+    if query.since is not None and query.since > now:
+        return f"the time range begins at {query.since.isoformat()}, which lies in the future; no line can be in it"
+    span = "" if query.since is None else f" since {query.since.isoformat()}"
+    if query.until is not None:
+        span += f" before {query.until.isoformat()}"
+    return f"no line of {names} is stored{span}; send logs first, or choose another workload or time range"

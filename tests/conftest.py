@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from opensearch_node import Node, Secure, forget
 
 from pipeline.settings import Settings
 from pipeline.workers.redis_server import PrivateRedis
@@ -18,6 +20,12 @@ from pipeline.workers.redis_server import PrivateRedis
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 DATA = SHARED / "data"
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background has Ctrl-C ignored, and what is ignored stays so in every process
+    that they start: those that test Ctrl-C would wait for ever."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +58,9 @@ def client(redis_url: str) -> "Iterator[redis.Redis]":
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own REDIS_URL or LOGWEIR_* must not reach the tests."""
+    """A developer's own REDIS_URL, OPENSEARCH_URL or LOGWEIR_* must not reach the tests."""
     for name in list(os.environ):
-        if name == "REDIS_URL" or name.startswith("LOGWEIR_"):
+        if name in ("REDIS_URL", "OPENSEARCH_URL") or name.startswith("LOGWEIR_"):
             monkeypatch.delenv(name)
 
 
@@ -64,7 +72,9 @@ def need_data(path: Path) -> Path:
 
 
 # In CI everything a test needs is there or can be installed; only these reasons may skip one.
-MAY_SKIP = re.compile(r"\bGPU\b|runs as root")
+MAY_SKIP = re.compile(
+    r"\bGPU\b|runs as root" + ("" if (SHARED / "opensearch").exists() else "|OpenSearch is not here")
+)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -77,3 +87,41 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter.write_line(f"skipped in CI: {report.nodeid}: {report.longrepr}", red=True)
     if wrong and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+# Read now: the tests themselves see none of these variables.
+PLAIN_URL = os.environ.get("OPENSEARCH_URL")
+SECURE_URL = os.environ.get("OPENSEARCH_SECURE_URL")
+SECURE_CA = os.environ.get("OPENSEARCH_SECURE_CA")
+
+
+@pytest.fixture(scope="session")
+def opensearch() -> Iterator[str]:
+    """The URL of a real server without users. Tests keep to their own index prefix."""
+    if PLAIN_URL:
+        yield PLAIN_URL
+        return
+    node = Node.on_free_port()
+    yield node.start()
+    node.close()
+
+
+@pytest.fixture(scope="session")
+def secure_opensearch() -> Iterator[Secure]:
+    """A real server with TLS and users: admin:admin-pass, writer:writer-pass, reader:reader-pass."""
+    if SECURE_URL and SECURE_CA:
+        yield Secure(url=SECURE_URL, ca=Path(SECURE_CA))
+        return
+    node = Node.on_free_port(secure=True)
+    yield Secure(url=node.start(), ca=node.ca)
+    node.close()
+
+
+@pytest.fixture
+def search_settings(opensearch: str) -> Iterator[Settings]:
+    """Settings on the plain server with an index prefix of this test alone; its indices go with it."""
+    own = replace(
+        Settings(), opensearch_url=opensearch, opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}"
+    )
+    yield own
+    forget(own)

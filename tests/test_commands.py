@@ -153,6 +153,29 @@ def test_a_damaged_result_file_is_named_in_one_sentence(verb: Verb, settings: Se
     assert "Traceback" not in said.err
 
 
+def test_a_model_version_that_cannot_be_read_is_listed_as_nobodys_own(verb: Verb, settings: Settings) -> None:
+    folder = settings.models / "m000001-00000000"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{")
+    said = verb("models", "list")
+    assert said.code == 0
+    assert said.out.splitlines()[0] == "m000001-00000000  unreadable"
+    assert "own model" not in said.out
+
+
+def test_the_watchlist_counts_the_lines_of_all_that_a_pattern_covers(verb: Verb, ledger: Ledger) -> None:
+    accept(ledger, "a", lines=2, workload="shop/cart")
+    accept(ledger, "b", lines=3, workload="shop/pay")
+    assert verb("watch", "add", "shop/*", "quiet").code == 0
+    refused = verb("watch", "list", "shop")
+    assert (refused.code, "'shop' is one too many" in refused.err) == (2, True)
+    watched = json.loads(verb("watch", "list", "--json").out)["watched"]
+    assert [(row["pattern"], row["workloads"], row["lines"]) for row in watched] == [
+        ("quiet", [], 0),
+        ("shop/*", ["shop/cart", "shop/pay"], 5),
+    ]
+
+
 # Ends that are no surprise
 
 
@@ -200,8 +223,8 @@ def test_ctrl_c_while_the_flags_are_read_is_no_traceback(verb: Verb, monkeypatch
 def test_a_run_says_at_once_that_ctrl_c_was_heard(
     verb: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.log").write_text("x\n")
     monkeypatch.setattr("pipeline.run.run", lambda *_: signal.raise_signal(signal.SIGINT))
+    (tmp_path / "a.log").write_text("x\n")
     said = verb("run", str(tmp_path / "a.log"), "--out", str(tmp_path / "out"))
     assert said.code == 130
     assert said.err.splitlines() == ["stopping: workers finish their step first", "logweir: stopped"]
@@ -315,7 +338,7 @@ def test_what_is_scored_again_was_stored_and_what_is_discarded_or_gone_was_not(l
     own = Own(ledger)
     own.open = [accept(ledger, "again"), accept(ledger, "away", lines=1), "gone"]
     finish(ledger, "again", warming=True)
-    assert ledger.start_rescoring(10) == ["again"]
+    assert ledger.start_rescoring(10, has_model=lambda _: True) == ["again"]
     bury(ledger, "away")
     ledger.discard("away")
     assert own.look()

@@ -7,10 +7,8 @@ import pytest
 import yaml
 
 from pipeline.cli import parser
-from pipeline.errors import BadInput
 from pipeline.settings import page
 from pipeline.workers.bootstrap import ROLES
-from pipeline.workers.flower import arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "samples" / "README.md"])
@@ -48,10 +46,3 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
         if module == "pipeline.workers.cpu":
             assert rest[0] == name
     assert "gpu" in services["infer-gpu"]["profiles"]
-
-
-def test_flower_does_not_open_off_loopback_without_a_login() -> None:
-    with pytest.raises(BadInput, match="needs authentication"):
-        arguments(["--address=0.0.0.0"], has_auth=False)
-    assert arguments(["--address=0.0.0.0"], has_auth=True)[1] == "--address=0.0.0.0"
-    assert arguments(["--port=1"], has_auth=False) == ["flower", "--address=127.0.0.1", "--port=1"]

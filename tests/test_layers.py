@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Top to bottom. A package stands for all its modules; modules of one entry may import each other.
 ORDER = [
-    "errors", "records", "settings", "observe", "keyspace", "ledger", "models", "drain", "gpu", "presence",
-    "registry", "routing", "sources", "results", "sinks", "findings", "report", "detect", "training", "app", "tasks",
-    "producer", "workers", "journey", "run", "commands", "cli",
+    "errors", "records", "query", "values", "settings", "observe", "keyspace", "ledger", "models", "drain", "gpu", "presence",
+    "registry", "routing", "opensearch", "sources", "results", "sinks", "findings", "report", "controller", "detect",
+    "sampling", "judging", "training", "app", "tasks", "producer", "workers", "journey", "run", "commands", "cli",
 ]  # fmt: skip
 # Heavy packages and the only places that may import them at module level or inside functions.
 HOMES = {
@@ -20,6 +20,7 @@ HOMES = {
     "transformers": {"models"},
     "drain3": {"drain"},
     "pynvml": {"gpu"},
+    "opensearchpy": {"opensearch"},
     "celery": {"app", "tasks", "workers"},
     "kombu": {"app", "tasks", "workers"},
 }

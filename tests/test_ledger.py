@@ -327,12 +327,17 @@ def test_a_done_batch_is_remembered_for_a_time_and_a_warming_one_until_it_is_res
     assert ttl(ledger.keys.batch("warm")) == -1
 
 
+def has_model(workload: str) -> bool:
+    return workload == "shop"
+
+
 def test_a_rescored_batch_is_stored_once_and_leaves_the_waiting_list(ledger: Ledger) -> None:
     ledger.accept(batch("b"))
     ledger.commit(take(ledger), warming=True, outcomes={"warming": 3})
     assert ledger.warming() == 1
-    assert ledger.start_rescoring(10) == ["b"]
-    assert ledger.start_rescoring(10) == []
+    assert ledger.start_rescoring(10, has_model=lambda _: False) == []
+    assert ledger.start_rescoring(10, has_model=has_model) == ["b"]
+    assert ledger.start_rescoring(10, has_model=has_model) == []
     assert (ledger.warming(), ledger.counts()["batches"], ledger.counts()["stage:ingest"]) == (0, 1, 1)
     claim = take(ledger)
     assert claim.rescore
@@ -343,10 +348,21 @@ def test_a_rescored_batch_is_stored_once_and_leaves_the_waiting_list(ledger: Led
     assert int(ledger.client.ttl(ledger.keys.batch("b"))) > 0
 
 
+def test_batches_without_a_model_do_not_hide_those_with_one(ledger: Ledger) -> None:
+    for n in range(25):
+        ledger.client.zadd(ledger.keys.warming, {f"other-{n}": n})
+        ledger.client.hset(ledger.keys.batch(f"other-{n}"), mapping={"workload": "other", "state": "done"})
+    ledger.accept(batch("b"))
+    ledger.commit(take(ledger), warming=True, outcomes={})
+    sent = [ledger.start_rescoring(1, has_model=has_model) for _ in range(4)]
+    assert sent == [[], [], ["b"], []]
+    assert ledger.warming() == 25
+
+
 def test_a_rescoring_that_fails_leaves_the_lines_counted_as_stored(ledger: Ledger) -> None:
     ledger.accept(batch("b"))
     ledger.commit(take(ledger), warming=True, outcomes={})
-    ledger.start_rescoring(10)
+    ledger.start_rescoring(10, has_model=has_model)
     assert ledger.give_up(take(ledger), "the stored results are gone") == []
     assert [d.reason for d in ledger.dead()] == ["the stored results are gone"]
     assert balance(ledger) == {"accepted": 3, "stored": 3, "dead": 0, "discarded": 0}

@@ -73,14 +73,18 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         workload=st.sampled_from(["shop", "{x}:*"]),
         sizes=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+        skip=st.sampled_from([False, False, False, True]),
     )
-    def accept(self, workload: str, sizes: list[int]) -> None:
+    def accept(self, workload: str, sizes: list[int], skip: bool) -> None:
         self.serial += 1
         name = f"b{self.serial}"
         texts = [f"{name} line {i}" for i in range(len(sizes))]
         self.model[name] = Expected(workload=workload, sizes=sizes, texts=texts)
-        assert self.ledger.accept(self._batch(name)) == Accepted(batch_id=name)
+        assert self.ledger.accept(self._batch(name), skip=skip) == Accepted(batch_id=name, skipped=skip)
         self._count(workload, "accepted", sum(sizes))
+        if skip:
+            self.model[name].state, self.model[name].has_payload = "done", False
+            self._count(workload, "skipped", sum(sizes))
 
     def pick(self, data: st.DataObject, *, state: str = "") -> str:
         """Any batch; one in this state if there is one."""
@@ -305,7 +309,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def a_model_arrives(self) -> None:
         waiting = {name for name, e in self.model.items() if e.warming}
-        assert set(self.ledger.start_rescoring(1_000)) == waiting
+        assert set(self.ledger.start_rescoring(1_000, has_model=lambda _: True)) == waiting
         for name in waiting:
             expected = self.model[name]
             expected.state, expected.attempts = "ingest", 0
@@ -324,14 +328,14 @@ class LedgerMachine(RuleBasedStateMachine):
         found = self.ledger.totals()
         assert set(found) == set(self.totals)
         for workload, totals in found.items():
-            for name in ("accepted", "stored", "dead", "discarded", "commits"):
+            for name in ("accepted", "stored", "dead", "discarded", "skipped", "commits"):
                 assert totals.get(name, 0) == self.totals[workload].get(name, 0), name
             in_flight = sum(
                 e.lines
                 for e in self.model.values()
                 if e.workload == workload and e.state in UNFINISHED and not e.rescore
             )
-            ended = sum(totals.get(name, 0) for name in ("stored", "dead", "discarded"))
+            ended = sum(totals.get(name, 0) for name in ("stored", "dead", "discarded", "skipped"))
             assert totals["accepted"] == in_flight + ended
 
     @invariant()

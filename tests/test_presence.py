@@ -22,7 +22,6 @@ def beat(presence: Presence, name: str, **changes: Any) -> None:
         "role": "cpu",
         "pid": 7,
         "queues": ["ingest", "infer.cpu"],
-        "model_version": "m1",
     }
     presence.beat(name=name, **{**given, **changes})
 
@@ -37,11 +36,9 @@ def age(presence: Presence, name: str, seconds: float, **more: object) -> None:
 def test_a_worker_that_beats_is_live_with_what_it_said(presence: Presence) -> None:
     beat(presence, "b", role="gpu", queues=("infer.gpu",), pid=9)
     beat(presence, "a")
-    beat(presence, "a", model_version="m2")
+    beat(presence, "a", pid=8)
     first, second = presence.live()
-    assert (first.name, first.role, first.pid, first.queues, first.model_version) == (
-        "a", "cpu", 7, ("ingest", "infer.cpu"), "m2",
-    )  # fmt: skip
+    assert (first.name, first.role, first.pid, first.queues) == ("a", "cpu", 8, ("ingest", "infer.cpu"))
     assert (second.name, second.role, second.queues) == ("b", "gpu", ("infer.gpu",))
 
 

@@ -1,25 +1,16 @@
 """Model versions: complete bundles on disk, one fenced pointer in Redis."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
+from small_bundles import AT, ONE, THREE, TWO, written
 
 from pipeline.errors import BadBundle, RedisUnavailable, StaleToken
 from pipeline.gpu.leases import Lease, Leases, Mode, granted
 from pipeline.models import bundle
-from pipeline.models.bundle import Manifest, TrainingStats
-from pipeline.models.threshold import Mode as Learning
-from pipeline.models.threshold import calibrate
 from pipeline.registry import Registry
 from pipeline.settings import Settings
-
-AT = datetime(2026, 11, 20, tzinfo=UTC)
-ONE, TWO, THREE = "m000001-0a1b2c3d", "m000002-0a1b2c3d", "m000003-0a1b2c3d"
-STATS: dict[str, Any] = {"hold_out": "", "device": "cpu"}
 
 
 @pytest.fixture
@@ -36,23 +27,6 @@ def lease(leases: Leases, holder: str = "trainer", floor: int = 0) -> Lease:
     return granted(leases.request("gpu0", Mode.EXCLUSIVE, holder, floor=floor), "gpu0")
 
 
-def written(registry: Registry, version: str) -> Path:
-    """A complete bundle, though not one that a network could be loaded from."""
-
-    def manifest(files: Any) -> Manifest:
-        names = TrainingStats.__dataclass_fields__
-        return Manifest(
-            version=version, created=AT, mode=Learning.SELF, mask_version="m", tokens=(), config={},
-            calibration=calibrate([], mode=Learning.SELF, total=1), seed=0, template_watermark=0, files=files,
-            stats=TrainingStats(**{name: STATS.get(name, 0) for name in names}),
-        )  # fmt: skip
-
-    out = registry.path(version)
-    writers = {name: lambda path: path.write_bytes(b"content") and None for name in bundle.FILE_CAPS}
-    bundle.write(out, writers=writers, manifest=manifest)
-    return out
-
-
 def test_publishing_moves_the_pointer_and_keeps_the_version_before(
     registry: Registry, leases: Leases
 ) -> None:
@@ -67,7 +41,7 @@ def test_publishing_moves_the_pointer_and_keeps_the_version_before(
         assert live.published == AT.isoformat()
         assert path.is_dir()
     assert registry.versions() == [ONE, TWO]
-    assert registry.client.hget(registry.keys.model, "previous") == ONE.encode()
+    assert live.previous == ONE
 
 
 def test_publishing_the_same_version_twice_changes_nothing_more(registry: Registry, leases: Leases) -> None:
@@ -75,9 +49,9 @@ def test_publishing_the_same_version_twice_changes_nothing_more(registry: Regist
     for version in (ONE, TWO):
         written(registry, version)
         registry.publish(version, held, at=AT)
-    before = registry.client.hgetall(registry.keys.model)
+    before = registry.client.hgetall(registry.keys.model())
     assert registry.publish(TWO, held, at=AT) == 2, "an answer that was lost on the way is given again"
-    assert registry.client.hgetall(registry.keys.model) == before
+    assert registry.client.hgetall(registry.keys.model()) == before
 
 
 def expire(leases: Leases) -> None:
@@ -111,7 +85,7 @@ def test_a_token_older_than_the_live_models_publishes_nothing(registry: Registry
     written(registry, ONE)
     held = lease(leases)
     registry.client.hset(
-        registry.keys.model,
+        registry.keys.model(),
         mapping={"version": TWO, "token": held.token + 1, "generation": 4, "published": ""},
     )
     with pytest.raises(StaleToken):

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
-from pipeline.settings import Settings, describe, masked_url
+from pipeline.settings import Settings, describe
+from pipeline.values import masked_url
 
 
 def config(folder: Path, text: str) -> Path:
@@ -186,12 +187,20 @@ def value_of(name: str, metadata: Any) -> st.SearchStrategy[Any]:
         "key_prefix": texts,
         "time_zone": st.sampled_from(["UTC", "Europe/Berlin"]),
         "log_level": st.sampled_from(["debug", "error"]),
+        "train_span_s": st.none() | st.floats(1, 10**9),
+        "own_models": st.lists(texts.filter(lambda t: "," not in t), max_size=3).map(tuple),
+        "sinks": st.sampled_from([("parquet",), ("opensearch",), ("opensearch", "parquet")]),
+        "opensearch_url": st.just("https://user:a%40b@h:9200"),
+        "opensearch_ca": st.none() | texts.map(Path),
+        "retrain_at": st.just(("02:30", "23:59")),
     }
     if name in special:
         return special[name]
     default = getattr(Settings(), name)
     least, most = metadata["least"], metadata["most"]
     top = most if most is not None else 10**9
+    if isinstance(default, bool):
+        return st.booleans()
     if isinstance(default, float):
         return st.floats(least, top, allow_nan=False)
     if isinstance(default, int):
@@ -208,7 +217,11 @@ def test_a_child_process_builds_the_same_settings_from_its_environment(values: d
 
 
 def test_every_number_has_a_least_and_a_most() -> None:
-    numbers = {f.name: f.metadata for f in fields(Settings) if isinstance(f.default, int | float)}
+    numbers = {
+        f.name: f.metadata
+        for f in fields(Settings)
+        if isinstance(f.default, int | float) and not isinstance(f.default, bool)
+    }
     assert "seed" in numbers and "sweep_s" in numbers
     open_ended = [n for n, about in numbers.items() if about["least"] is None or about["most"] is None]
     assert open_ended == []

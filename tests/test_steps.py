@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from pipeline import detect
 from pipeline.app import make_app
-from pipeline.errors import ClaimLost
-from pipeline.ledger import Claim, Stage
+from pipeline.errors import ClaimLost, Rejected, SinkUnavailable
+from pipeline.ledger import Claim, Stage, half_ids
 from pipeline.producer import Producer
 from pipeline.records import Purpose, raw_frame
 from pipeline.settings import Settings
@@ -54,7 +55,7 @@ def test_lines_past_the_template_limit_are_counted_once_when_they_are_scored_aga
     stored_while_warming(context)
     first = context.ledger.totals()["shop"]
     assert (first["unclassified"], first["warming"]) == (2, 3)
-    assert context.ledger.start_rescoring(10) == ["b"]
+    assert context.ledger.start_rescoring(10, has_model=lambda _: True) == ["b"]
     perform(context, Stage.INGEST, "b", ingest.step)  # no model yet after all: warming again
     again = context.ledger.totals()["shop"]
     assert (again["unclassified"], again["warming"], again["stored"]) == (2, 3, 3)
@@ -62,7 +63,7 @@ def test_lines_past_the_template_limit_are_counted_once_when_they_are_scored_aga
 
 def test_burying_a_batch_that_is_scored_again_leaves_what_was_stored(context: Context) -> None:
     stored_while_warming(context)
-    context.ledger.start_rescoring(10)
+    context.ledger.start_rescoring(10, has_model=lambda _: True)
 
     def fails(_context: Context, _claim: Claim) -> None:
         raise ValueError("no")
@@ -108,3 +109,72 @@ def test_a_worker_that_wakes_up_after_its_batch_was_split_stores_nothing(
     with pytest.raises(ClaimLost):
         ingest.finish(context, claim, prepared, detect.distinct(prepared, "warming"))
     assert sink.read("b", "shop") is None
+
+
+def everything(context: Context, batch_id: str) -> None:
+    for stage, module in ((Stage.INGEST, ingest), (Stage.DRAIN, drain), (Stage.STORE, store)):
+        perform(context, stage, batch_id, module.step)
+
+
+def test_records_that_the_store_refuses_by_name_die_together_at_once_and_the_rest_is_stored(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = context.sink(Purpose.SCORE)
+    write = sink.write
+
+    def refuses(batch_id: str, frame: pl.DataFrame) -> None:
+        bad = frame.filter(pl.col("message").str.contains("bad"))["record_id"].to_list()
+        if bad:
+            raise Rejected("the mapping does not take it", bad)
+        write(batch_id, frame)
+
+    monkeypatch.setattr(sink, "write", refuses)
+    lines = [f"line {n} is {'bad' if n in (1, 4, 5) else 'good'}" for n in range(8)]
+    Producer(context.ledger, context.submit, context.settings).send(lines, workload="shop", batch_id="b")
+    everything(context, "b")
+    rest, apart = half_ids("b")
+    everything(context, rest)
+    everything(context, apart)
+    stored = sink.read(rest, "shop")
+    assert stored is not None and stored["line"].to_list() == [1, 3, 4, 7, 8]
+    (letter,) = context.ledger.dead()
+    assert (letter.batch_id, letter.lines, letter.reason) == (apart, 3, "the mapping does not take it")
+    assert context.ledger.payload(apart)["line"].to_list() == [2, 5, 6]
+    assert context.ledger.totals()["shop"]["stored"] == 5
+
+
+def test_a_batch_that_a_store_refuses_as_a_whole_is_one_dead_letter(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = context.sink(Purpose.SCORE)
+
+    def refuses(_batch_id: str, frame: pl.DataFrame) -> None:
+        raise Rejected("the mapping does not take it", frame["record_id"].to_list())
+
+    monkeypatch.setattr(sink, "write", refuses)
+    Producer(context.ledger, context.submit, context.settings).send(
+        ["one", "two", "three"], workload="shop", batch_id="b"
+    )
+    everything(context, "b")
+    (letter,) = context.ledger.dead()
+    assert (letter.batch_id, letter.lines) == ("b", 3)
+
+
+def test_a_store_that_is_away_while_a_batch_is_given_up_is_waited_for(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = context.sink(Purpose.SCORE)
+
+    def away(*_: object) -> None:
+        raise SinkUnavailable("the store is away")
+
+    def refuses(_batch_id: str, frame: pl.DataFrame) -> None:
+        raise Rejected("no", frame["record_id"].to_list())
+
+    monkeypatch.setattr(sink, "write", refuses)
+    monkeypatch.setattr(sink, "remove", away)
+    Producer(context.ledger, context.submit, context.settings).send(["one"], workload="shop", batch_id="b")
+    everything(context, "b")
+    assert context.ledger.state("b") == "store"
+    trouble = context.presence.trouble()
+    assert trouble is not None and trouble.reason == "the store is away"

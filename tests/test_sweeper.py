@@ -133,7 +133,7 @@ def test_unknown_lines_go_to_a_live_gpu_worker_and_to_the_cpu_while_training_has
     from pipeline.gpu.devices import GPU
     from pipeline.gpu.leases import Mode
 
-    context.presence.beat(name="g", role="gpu", pid=1, queues=[QUEUE_GPU], model_version="")
+    context.presence.beat(name="g", role="gpu", pid=1, queues=[QUEUE_GPU])
     for name, queue in (("a", QUEUE_GPU), ("b", QUEUE_CPU)):
         accept(context, name)
         context.ledger.advance(take(context, name), Stage.INFER)
@@ -145,7 +145,8 @@ def test_unknown_lines_go_to_a_live_gpu_worker_and_to_the_cpu_while_training_has
 
 def publish(context: Context) -> None:
     model = {"version": "m000001-0a1b2c3d", "generation": 1, "token": 1, "published": ""}
-    context.client.hset(context.ledger.keys.model, mapping=model)
+    context.client.hset(context.ledger.keys.model(), mapping=model)
+    context.client.sadd(context.ledger.keys.model_names, "shared")
 
 
 def test_rescoring_starts_when_a_model_is_there_and_every_batch_is_sent_once(context: Context) -> None:
@@ -201,3 +202,21 @@ def test_a_batch_that_waits_for_a_gpu_worker_that_left_is_sent_to_the_cpu(contex
     let_pass(context, "a")
     periodic.sweep(context)
     assert ("logweir.infer", "a") in messages(context).get(QUEUE_CPU, [])
+
+
+def test_only_workloads_that_a_model_answers_are_scored_again(context: Context) -> None:
+    own = replace(context.settings, own_models=("shop",))
+    apart = Context(context.app, own)
+    accept(context, "a")
+    context.ledger.commit(take(context, "a"), warming=True, outcomes={})
+    model = {"version": "m000001-0a1b2c3d", "generation": 1, "token": 1, "published": ""}
+    for name in ("shop", "other"):
+        context.client.hset(context.ledger.keys.model(name), mapping=model)
+        context.client.sadd(context.ledger.keys.model_names, name)
+        if name == "shop":
+            assert periodic.sweep(context) == 0, (
+                "its own model is off the settings, so it would only warm again"
+            )
+            assert context.ledger.warming() == 1
+    assert periodic.sweep(apart) == 1
+    assert take(context, "a").rescore

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import redis
 
-from pipeline.drain.verdicts import Verdicts
+from pipeline.drain import verdicts
+from pipeline.drain.verdicts import NEAR_VERSIONS, Verdicts
 from pipeline.errors import RedisUnavailable
 from pipeline.records import Verdict
 from pipeline.settings import Settings
@@ -53,14 +54,36 @@ def test_an_answer_of_one_version_is_never_given_for_another(cache: Verdicts) ->
     assert cache.lookup("m1", [1]) == {1: verdict(7)}
 
 
-def test_the_near_cache_answers_without_redis_and_forgets_when_the_version_changes(cache: Verdicts) -> None:
-    cache.learn("m1", {1: verdict(7)})
-    cache.lookup("m1", [1])
-    for half in ("young", "old"):
-        cache.client.delete(cache.keys.verdicts("m1", half))
-    assert cache.lookup("m1", [1]) == {1: verdict(7)}
-    cache.lookup("m2", [])
-    assert cache.lookup("m1", [1]) == {}
+def test_the_near_cache_answers_without_redis_for_versions_that_serve_side_by_side(cache: Verdicts) -> None:
+    names = [f"m{n}" for n in range(NEAR_VERSIONS)]
+    for n, name in enumerate(names):
+        cache.learn(name, {1: verdict(n)})
+        cache.lookup(name, [1])
+        for half in ("young", "old"):
+            cache.client.delete(cache.keys.verdicts(name, half))
+    for n, name in enumerate(names):
+        assert cache.lookup(name, [1]) == {1: verdict(n)}
+    assert len(cache._near) == NEAR_VERSIONS
+
+
+def test_the_version_that_was_asked_least_recently_is_forgotten_near_first(cache: Verdicts) -> None:
+    names = [f"m{n}" for n in range(NEAR_VERSIONS)]
+    for name in names:
+        cache.learn(name, {1: verdict(7)})
+        cache.lookup(name, [1])
+        cache.client.delete(cache.keys.verdicts(name, "young"))
+    cache.lookup(names[0], [1])
+    cache.lookup("one more", [])
+    assert cache.lookup(names[0], [1]) == {1: verdict(7)}
+    assert cache.lookup(names[1], [1]) == {}, "it was not near any more, and Redis does not know it"
+    assert len(cache._near) == NEAR_VERSIONS
+
+
+def test_the_near_cache_of_one_version_is_bounded(cache: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "NEAR_LIMIT", 10)
+    cache.lookup("m1", [])
+    cache.learn("m1", {k: verdict(k) for k in range(25)})
+    assert list(cache._near["m1"]) == list(range(15, 25))
 
 
 def test_the_cache_never_holds_more_than_its_limit(cache: Verdicts) -> None:

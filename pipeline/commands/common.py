@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +18,8 @@ from pipeline.errors import BadInput
 from pipeline.presence import attached
 from pipeline.settings import Settings
 
+_SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 # argparse names that are settings too
 _FLAGS = ("data_dir", "log_level", "time_zone", "masks")
 
@@ -36,6 +40,12 @@ def reached(settings: Settings) -> Settings:
     found = attached(settings)
     check_redis(found)
     return found
+
+
+def span(text: str) -> timedelta | None:
+    """`90s`, `15m`, `1h`, `7d` as a length of time, None for anything else. Raises OverflowError."""
+    match = _SPAN.fullmatch(text)
+    return None if match is None else timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
 @contextmanager

@@ -1,13 +1,9 @@
-"""`logweir train | models | dead | results`: facts of a running stack, and the few things to do about them."""
+"""`logweir dead | results`: what is stored, what could not be, and the few things to do about it."""
 
 import argparse
-import re
-import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 import polars as pl
 from rich.table import Table
@@ -15,28 +11,22 @@ from rich.text import Text
 
 from pipeline.commands.common import (
     cell,
-    err,
     out,
     print_json,
     printable,
     reached,
     redis_explained,
     settings_of,
+    span,
 )
 from pipeline.commands.own import batches
-from pipeline.errors import BadInput, TrainingFailed
+from pipeline.errors import BadInput
+from pipeline.keyspace import connect
 from pipeline.ledger import DeadLetter, Ledger
-from pipeline.producer import Producer
 from pipeline.records import utc_now
-from pipeline.registry import Registry
 from pipeline.results import readable
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.tasks.context import connect
-from pipeline.training import State, Status
-
-SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
-UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,62 +35,7 @@ def main(args: argparse.Namespace) -> int:
         return _results(args, settings)
     settings = reached(settings)
     with redis_explained():
-        return {"train": _train, "models": _models, "dead": _dead}[args.verb](args, settings)
-
-
-def _train(args: argparse.Namespace, settings: Settings) -> int:
-    client = connect(settings)
-    ledger = Ledger(client, settings)
-    now = Status.from_redis(client.hgetall(ledger.keys.training))
-    if now.state is not State.NONE and not now.ended:
-        raise BadInput(f"a training is {now.state.value} already ({now.percent:.0f} %); wait for its end")
-    request = uuid.uuid4().hex
-    client.hset(ledger.keys.training, mapping=Status(state=State.QUEUED, request_id=request).to_redis())
-    Producer.connect(settings).submit.train(request)
-    console = err()
-    with console.status("queued") as line:
-        while not (status := Status.from_redis(client.hgetall(ledger.keys.training))).ended:
-            line.update(f"{status.state.value} {status.percent:.0f} %, {status.remaining_s:.0f} s left")
-            time.sleep(0.2)
-    if status.state is State.FAILED:
-        raise TrainingFailed(status.reason)
-    if args.json:
-        print_json(asdict(status))
-    else:
-        out().print(
-            f"{status.version} is live: learnt from {status.lines:,} lines ({status.patterns:,} distinct) in {status.elapsed_s:.1f} s",
-            markup=False,
-        )
-    return 0
-
-
-def _models(args: argparse.Namespace, settings: Settings) -> int:
-    registry = Registry(connect(settings), settings)
-    live = registry.current()
-    if args.action == "show":
-        version = args.version or (live.version if live else None)
-        if version is None:
-            raise BadInput("there is no model yet; train one with `logweir train`")
-        if version not in registry.versions():
-            raise BadInput(f"there is no model {version!r}; `logweir models list` shows what there is")
-        print_json(asdict(registry.manifest(version)))
-        return 0
-    rows = [
-        {
-            "version": v,
-            "live": live is not None and v == live.version,
-            "created": registry.manifest(v).created,
-        }
-        for v in registry.versions()
-    ]
-    if args.json:
-        print_json(rows)
-        return 0
-    table = Table("version", "created", "", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(cell(row["version"]), cell(row["created"]), "live" if row["live"] else "")
-    out().print(table if rows else "no models yet; train one with `logweir train`")
-    return 0
+        return _dead(args, settings)
 
 
 def _dead(args: argparse.Namespace, settings: Settings) -> int:
@@ -166,20 +101,43 @@ def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
 
 
 def _results(args: argparse.Namespace, settings: Settings) -> int:
-    with readable(settings.results):
-        rows = _wanted(args, ParquetSink(settings.results).scan())
+    rows = _stored(args, settings)
     if args.json:
         print_json(rows.to_dicts())
         return 0
     console = out()
     if rows.is_empty():
-        console.print(f"no results in {printable(settings.results)}", markup=False, soft_wrap=True)
+        console.print(f"no results in {printable(_place(settings))}", markup=False, soft_wrap=True)
         return 0
     table = Table("time (UTC)", "workload", "level", "score", "line", "message", box=None, pad_edge=False)
     for row in _rows(rows):
         table.add_row(*row)
     console.print(table)
     return 0
+
+
+def _stored(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
+    """From Parquet files where there are some by setting, else from OpenSearch."""
+    if "parquet" in settings.sinks:
+        with readable(settings.results):
+            return _wanted(args, ParquetSink(settings.results).scan())
+    from pipeline.opensearch.client import connect as open_search
+    from pipeline.opensearch.newest import newest
+
+    since = _since(args.since, utc_now()) if args.since else None
+    rows = newest(
+        open_search(settings), settings, limit=args.limit, since=since, workload=args.workload,
+        anomalous=args.anomalous,
+    )  # fmt: skip
+    return rows.drop("raw")
+
+
+def _place(settings: Settings) -> object:
+    if "parquet" in settings.sinks:
+        return settings.results
+    from pipeline.opensearch.documents import indices
+
+    return indices(settings)
 
 
 def _wanted(args: argparse.Namespace, stored: pl.LazyFrame) -> pl.DataFrame:
@@ -198,18 +156,23 @@ def _rows(rows: pl.DataFrame) -> Iterator[tuple[Text, ...]]:
         when: datetime = row["timestamp"]
         score = "warming" if row["score"] is None else f"{row['score']:.2f}"
         shown = (
-            f"{when:%Y-%m-%d %H:%M:%S}", row["workload"], row["level"] or "", score, row["line"],
+            f"{when:%Y-%m-%d %H:%M:%S}", row["workload"], row["level"] or "", score, _line(row["line"]),
             row["message"][:300],
         )  # fmt: skip
         yield tuple(cell(value) for value in shown)
 
 
+def _line(number: int) -> str:
+    """The line in its source; a polled document has none, but a number made of its id."""
+    return str(number) if number < 2**40 else ""
+
+
 def _since(text: str, now: datetime) -> datetime:
-    match = SPAN.fullmatch(text)
-    if match is None:
+    length = span(text)
+    if length is None:
         raise BadInput(f"--since {text!r} is not a span; write 90s, 15m, 1h or 7d")
     try:
-        return now - timedelta(**{UNITS[match[2]]: int(match[1])})
+        return now - length
     except OverflowError as exc:
         raise BadInput(
             f"--since {text!r} reaches back before the year 1; leave it out for all times"

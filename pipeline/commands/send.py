@@ -29,6 +29,14 @@ WAIT_S: Final = 0.1
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.opensearch:
+        from pipeline.commands import poll  # opensearch-py is imported by those who need it
+
+        return poll.main(args)
+    if not args.files:
+        raise BadInput(
+            "nothing is named to send; give a log file, - for standard input, or --opensearch INDEX"
+        )
     settings = settings_of(args)
     set_up(settings.log_level)
     if args.follow and len(args.files) > 1:

@@ -1,4 +1,4 @@
-"""`logweir up | status | doctor`: the embedded stack and what is around it."""
+"""`logweir up | doctor`: the embedded stack and what is around it."""
 
 import argparse
 import importlib.metadata
@@ -6,21 +6,21 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
-from rich.table import Table
-
-from pipeline.commands.common import cell, display, err, out, print_json, printable, reached, settings_of
+from pipeline.commands.common import display, err, out, print_json, settings_of
 from pipeline.errors import LogweirError
 from pipeline.observe import set_up
-from pipeline.settings import Settings, masked_url
+from pipeline.settings import Settings
+from pipeline.values import masked_url
 
 NEEDED_DISK_MIB: Final = 500
 CHECK_S: Final = 0.5
 
 
 def main(args: argparse.Namespace) -> int:
-    actions = {"up": _up, "status": _status, "doctor": _doctor}
+    actions = {"up": _up, "doctor": _doctor}
     return actions[args.action](args)
 
 
@@ -30,12 +30,13 @@ def _up(args: argparse.Namespace) -> int:
     settings = settings_of(args, default_level="info")
     set_up(settings.log_level)
     console = err()
-    with Stack(settings) as stack:
+    with Stack(settings, flower=settings.flower) as stack:
         facts = {
             "ready_s": round(stack.ready_s, 2),
             "redis_url": masked_url(stack.settings.redis_url or ""),
             "data_dir": str(stack.settings.data_dir),
             "workers": {c.name: c.process.pid for c in stack.children},
+            "flower": stack.flower_url,
         }
         if args.json:
             print_json(facts)
@@ -47,6 +48,8 @@ def _up(args: argparse.Namespace) -> int:
             console.print(f"ready in {stack.ready_s:.1f} s; Ctrl-C stops it", style="bold", markup=False)
             console.print(f"  send lines:  logweir send FILE{where}", markup=False, soft_wrap=True)
             console.print(f"  look at it:  logweir status{where}", markup=False, soft_wrap=True)
+            if stack.flower_url is not None:
+                console.print(f"  watch it:    {stack.flower_url}", markup=False, soft_wrap=True)
             console.print(
                 f"  logs:        {display(stack.settings.data_dir / 'logs')}", markup=False, soft_wrap=True
             )
@@ -57,93 +60,6 @@ def _up(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             console.print("stopping: workers finish their step first", markup=False)
     return 0
-
-
-def _status(args: argparse.Namespace) -> int:
-    settings = reached(settings_of(args))
-    facts = gather(settings)
-    if args.json:
-        print_json(facts)
-        return 0
-    console = out()
-    model = facts["model"]
-    console.print(
-        f"model     {model['version']} since {model['published']}"
-        if model
-        else "model     none yet: lines are warming",
-        markup=False,
-    )
-    training = facts["training"]
-    console.print(f"training  {training['state']} {printable(training['reason'])}".rstrip(), markup=False)
-    stages = ", ".join(f"{name} {n}" for name, n in facts["stages"].items() if n) or "nothing waits"
-    console.print(
-        f"waiting   {facts['batches']} batches, {facts['bytes'] / 2**20:.1f} MiB ({stages})", markup=False
-    )
-    if facts["trouble"]:
-        console.print(f"trouble   {printable(facts['trouble']['reason'])}", style="red", markup=False)
-    workers = Table("worker", "role", "pid", "queues", box=None, pad_edge=False)
-    for worker in facts["workers"]:
-        workers.add_row(
-            *map(cell, (worker["name"], worker["role"], worker["pid"], " ".join(worker["queues"])))
-        )
-    console.print(workers)
-    lines = Table(
-        "workload",
-        "accepted",
-        "stored",
-        "in flight",
-        "dead",
-        "anomalous",
-        "warming",
-        box=None,
-        pad_edge=False,
-    )
-    for name, t in facts["workloads"].items():
-        lines.add_row(
-            cell(name),
-            *(f"{t[c]:,}" for c in ("accepted", "stored", "in_flight", "dead", "anomalous", "warming")),
-        )
-    if facts["workloads"]:
-        console.print(lines)
-    return 0
-
-
-def gather(settings: Settings) -> dict[str, Any]:
-    """The facts of `status`, JSON-ready."""
-    from dataclasses import asdict
-
-    import redis
-
-    from pipeline.errors import RedisUnavailable
-    from pipeline.ledger import Ledger
-    from pipeline.presence import Presence
-    from pipeline.registry import Registry
-    from pipeline.tasks.context import connect
-    from pipeline.training import Status
-
-    client = connect(settings)
-    ledger, presence = Ledger(client, settings), Presence(client, settings)
-    try:
-        counts, live, trouble = ledger.counts(), Registry(client, settings).current(), presence.trouble()
-        status = Status.from_redis(client.hgetall(ledger.keys.training))
-        workers, totals = presence.live(), ledger.totals()
-    except redis.RedisError as exc:
-        raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
-    names = ("accepted", "stored", "dead", "discarded", "anomalous", "normal", "warming", "unclassified")
-    workloads = {name: {n: t.get(n, 0) for n in names} for name, t in totals.items()}
-    for t in workloads.values():
-        t["in_flight"] = t["accepted"] - t["stored"] - t["dead"] - t["discarded"]
-    return {
-        "model": asdict(live) if live else None,
-        "training": asdict(status) | {"state": status.state.value},
-        "batches": counts.get("batches", 0),
-        "bytes": counts.get("bytes", 0),
-        "stages": {n.removeprefix("stage:"): c for n, c in counts.items() if n.startswith("stage:")},
-        "warming_batches": ledger.warming(),
-        "trouble": asdict(trouble) if trouble else None,
-        "workers": [asdict(w) for w in workers],
-        "workloads": workloads,
-    }
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -169,12 +85,14 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
         return {"what": what, "ok": ok, "found": found}
 
     found = [check("Python", sys.version_info >= (3, 11), platform.python_version())]
-    for name in ("celery", "redis", "polars", "torch", "transformers", "drain3"):
+    for name in ("celery", "redis", "polars", "torch", "transformers", "drain3", "opensearch-py", "flower"):
         try:
             found.append(check(name, True, importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:
             found.append(check(name, False, f"not installed; run: pip install {name}"))
     found.append(_redis_check(settings))
+    if settings.opensearch_url is not None:
+        found += _opensearch_checks(settings)
     try:
         new = not settings.data_dir.exists()
         settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -214,3 +132,29 @@ def _redis_check(settings: Settings) -> dict[str, Any]:
         return {"what": "Redis server", "ok": True, "found": str(find_server())}
     except LogweirError as exc:
         return {"what": "Redis", "ok": False, "found": str(exc)}
+
+
+def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
+    """Whether the server lets us write results, and read logs as the stack would; nothing there is changed."""
+    from pipeline.opensearch.client import connect
+    from pipeline.sinks.opensearch import OpenSearchSink
+    from pipeline.sources.opensearch import Poller
+
+    found: list[dict[str, Any]] = []
+
+    def look(what: str, look_at: Callable[[], str]) -> None:
+        try:
+            found.append({"what": what, "ok": True, "found": look_at()})
+        except LogweirError as exc:
+            found.append({"what": what, "ok": False, "found": str(exc)})
+
+    def source() -> str:
+        pieces = Poller(connect(settings, reading=True), settings).poll(None)
+        first = next(pieces, None)
+        pieces.close()  # type: ignore[attr-defined] # a generator: gives its point in time back now
+        return f"{settings.opensearch_source} can be read{'' if first else ', and is empty'}"
+
+    look("OpenSearch results", OpenSearchSink(settings).probe)
+    if settings.opensearch_source:
+        look("OpenSearch source", source)
+    return found

@@ -128,6 +128,12 @@ class Templates:
         self._exact[(severe, masked)] = cluster.cluster_id
         return self._template(cluster.cluster_id, severe), change
 
+    def match(self, masked: str, *, severe: bool) -> int | None:
+        """The id of the template this line would be put into now; None when it would make one. Changes nothing."""
+        tokens = self._tokens(masked, severe=severe)
+        found = self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)
+        return None if found is None else int(found.cluster_id)
+
     # The two halves of drain3's add_log_message, which would search the tree a second time.
 
     def _create(self, tokens: tuple[str, ...]) -> LogCluster:

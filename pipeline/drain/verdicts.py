@@ -17,7 +17,8 @@ from pipeline.records import Verdict
 from pipeline.settings import Settings
 
 CACHE_TTL_S: Final = 86_400
-NEAR_LIMIT: Final = 200_000
+NEAR_LIMIT: Final = 100_000  # verdicts of one version in a process
+NEAR_VERSIONS: Final = 4
 # The version under which templates are known while there is no model yet.
 WARMING_VERSION: Final = "warming"
 
@@ -30,15 +31,12 @@ class Verdicts:
         self.keys = Keys(settings.key_prefix)
         self.scripts = Scripts(client)
         self.limit = settings.verdict_cache_entries
-        self._near: OrderedDict[int, Verdict] = OrderedDict()
-        self._near_version = ""
+        self.tell = "opensearch" in settings.sinks  # the templates index follows (tasks/tick.py)
+        self._near: OrderedDict[str, OrderedDict[int, Verdict]] = OrderedDict()
 
     def lookup(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:
         """The verdicts that are known under this version; absent keys are unknown."""
-        if version != self._near_version:
-            self._near.clear()
-            self._near_version = version
-        near = self._near
+        near = self._near_of(version)
         found = {key: near[key] for key in keys if key in near}
         for key in found:
             near.move_to_end(key)
@@ -46,7 +44,7 @@ class Verdicts:
         if missing:
             far = self._from_redis(version, missing)
             found.update(far)
-            self._remember(far)
+            self._remember(near, far)
         return found
 
     def learn(
@@ -62,7 +60,7 @@ class Verdicts:
 
         False when `token` is no longer the holder's: nothing was written.
         """
-        args: list[Any] = [token, self.limit, CACHE_TTL_S, len(templates)]
+        args: list[Any] = [token, self.limit, CACHE_TTL_S, len(templates), int(self.tell)]
         for template_id, blob, workload in templates:
             args += [template_id, blob, workload]
         for key, verdict in verdicts.items():
@@ -70,11 +68,12 @@ class Verdicts:
         k = self.keys
         keys = [
             k.lease(lease), k.templates, k.template_counts, k.verdicts(version, "young"), k.verdicts(version, "old"),
+            k.templates_untold,
         ]  # fmt: skip
         if not self.scripts.run("learn", keys, args):
             return False
-        if version == self._near_version:
-            self._remember(verdicts)
+        if version in self._near:
+            self._remember(self._near[version], verdicts)
         return True
 
     def _from_redis(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:
@@ -95,10 +94,19 @@ class Verdicts:
             self.learn(version, promote)
         return found
 
-    def _remember(self, verdicts: Mapping[int, Verdict]) -> None:
-        self._near.update(verdicts)
-        while len(self._near) > NEAR_LIMIT:
+    def _near_of(self, version: str) -> OrderedDict[int, Verdict]:
+        """The dict of a version; of models that serve side by side the least recently asked one goes first."""
+        near = self._near.setdefault(version, OrderedDict())
+        self._near.move_to_end(version)
+        while len(self._near) > NEAR_VERSIONS:
             self._near.popitem(last=False)
+        return near
+
+    @staticmethod
+    def _remember(near: OrderedDict[int, Verdict], verdicts: Mapping[int, Verdict]) -> None:
+        near.update(verdicts)
+        while len(near) > NEAR_LIMIT:
+            near.popitem(last=False)
 
 
 def _readable(blob: bytes | None) -> Verdict | None:

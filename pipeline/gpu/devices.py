@@ -8,4 +8,6 @@ GPU: Final = "gpu0"
 TRAINING: Final = "training"
 # The single writer of the template tree.
 DRAIN: Final = "drain"
-RESOURCES: Final = (GPU, TRAINING, DRAIN)
+# Whoever polls the log indices of an OpenSearch: two would read the same documents at once.
+SOURCE: Final = "source"
+RESOURCES: Final = (GPU, TRAINING, DRAIN, SOURCE)

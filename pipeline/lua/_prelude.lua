@@ -14,3 +14,35 @@ end
 local function holds(batch, seq)
   return batch.seq == seq and batch.owner ~= nil and batch.owner ~= '' and tonumber(batch.deadline) > now_ms()
 end
+-- Put a training in the queue (training_request.lua, training_end.lua).
+local function queue_training(training, queue, keys, trainings, id, key, request, pause_ms)
+  local now = now_ms()
+  redis.call('HSET', training, 'state', 'queued', 'request', request, 'key', key, 'created_ms', now,
+    'not_before_ms', now + tonumber(pause_ms))
+  redis.call('ZADD', queue, now + tonumber(pause_ms), id)
+  redis.call('HSET', keys, key, id)
+  redis.call('ZADD', trainings, now, id)
+end
+-- A training has ended: it gets the next number, so that who counts needs no clock; the oldest ended ones are forgotten.
+local function count_ended(ended, trainings, id, keep)
+  local newest = redis.call('ZRANGE', ended, -1, -1, 'WITHSCORES')
+  redis.call('ZADD', ended, (tonumber(newest[2]) or 0) + 1, id)
+  local surplus = redis.call('ZCARD', ended) - tonumber(keep)
+  if surplus > 0 then
+    for _, old in ipairs(redis.call('ZRANGE', ended, 0, surplus - 1)) do redis.call('ZREM', trainings, old) end
+    redis.call('ZREMRANGEBYRANK', ended, 0, surplus - 1)
+  end
+end
+-- The live pointer of a model (publish.lua, promote.lua). `history` is a JSON list of the versions that were live, the
+-- live one last; going back takes the one that is left off it.
+local function move_pointer(model, names, old, version, token, at, name, how)
+  local history = cjson.decode(old.history or '[]')
+  if how == 'rolled-back' then table.remove(history) end
+  if history[#history] ~= version then history[#history + 1] = version end
+  while #history > 50 do table.remove(history, 1) end
+  local generation = redis.call('HINCRBY', model, 'generation', 1)
+  redis.call('HSET', model, 'version', version, 'token', token, 'published', at, 'how', how,
+    'published_ms', string.format('%.0f', now_ms()), 'history', cjson.encode(history))
+  redis.call('SADD', names, name)
+  return generation
+end

@@ -1,6 +1,7 @@
 -- The batch is in every sink: done.
--- KEYS batch, due, counts, totals, payload, work, warming
--- ARGV id, seq, keep s, warming ('1': stored without a verdict), then pairs of counter name and amount
+-- KEYS batch, due, counts, totals, payload, work, warming, drift
+-- ARGV id, seq, keep s, warming ('1': stored without a verdict), number of pairs for totals, keep s of drift,
+--      then pairs of counter name and amount: first those of totals, then those of drift
 -- returns 1, or 0 when the claim is no longer ours (the sink write is repeated by the next holder: it is idempotent)
 -- invariant: counters change exactly once per batch; only here does a batch become 'done'.
 local batch = fields(KEYS[1])
@@ -17,7 +18,9 @@ if batch.kind ~= 'rescore' then
   redis.call('HINCRBY', KEYS[4], 'stored_records', batch.records)
 end
 redis.call('HINCRBY', KEYS[4], 'commits', 1)
-for i = 5, #ARGV, 2 do redis.call('HINCRBY', KEYS[4], ARGV[i], ARGV[i + 1]) end
+local first_drift = 7 + 2 * tonumber(ARGV[5])
+for i = 7, #ARGV, 2 do redis.call('HINCRBY', KEYS[i < first_drift and 4 or 8], ARGV[i], ARGV[i + 1]) end
+if #ARGV >= first_drift then redis.call('EXPIRE', KEYS[8], ARGV[6]) end
 redis.call('DEL', KEYS[5], KEYS[6])
 if ARGV[4] == '1' then
   -- It will be read back from the sink when a model arrives, so its entry must not expire before that.

@@ -1,6 +1,6 @@
 -- The learner's write: templates and verdicts together, refused to a learner that lost its lease.
--- KEYS lease, templates, template counts, young verdicts, old verdicts
--- ARGV token ('' = not fenced), cache limit, ttl s, number of templates,
+-- KEYS lease, templates, template counts, young verdicts, old verdicts, templates to be told
+-- ARGV token ('' = not fenced), cache limit, ttl s, number of templates, 1 when others are to be told of templates,
 --      then per template: id, msgpack, workload to count it for ('' = changed, not new),
 --      then pairs of verdict key and verdict
 -- returns 1, or 0 when the token is not the holder's
@@ -11,11 +11,12 @@ if ARGV[1] ~= '' then
   if held[1] ~= ARGV[1] or tonumber(held[2] or '0') <= now_ms() then return 0 end
 end
 local n = tonumber(ARGV[4])
-local at = 5
+local at = 6
 for _ = 1, n do
   -- Redis may run a script again whose answer was lost, so only the first write of an id counts.
   local first = redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1]) == 1
   if first and ARGV[at + 2] ~= '' then redis.call('HINCRBY', KEYS[3], ARGV[at + 2], 1) end
+  if ARGV[5] == '1' then redis.call('HINCRBY', KEYS[6], ARGV[at], 1) end
   at = at + 3
 end
 if at <= #ARGV then

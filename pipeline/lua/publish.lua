@@ -1,16 +1,15 @@
--- Make a model version the live one.
--- KEYS model, lease
--- ARGV version, holder, token, published at (ISO)
--- returns {'published', generation} | {'stale'}
--- invariant: only the live holder of the training lease moves the pointer, checked in the same step; the
---            generation only grows; the old version's files are untouched.
+-- Make a model version the live one of its model.
+-- KEYS model, lease, model names
+-- ARGV version, holder, token, published at (ISO), model name, generation it was judged against ('' = any)
+-- returns {'published', generation} | {'stale'} | {'changed'} (somebody moved the pointer meanwhile)
+-- invariant: only the live holder of the training lease moves the pointer here, checked in the same step; the
+--            generation only grows; the old version's files are untouched and its name goes to the history.
+local old = fields(KEYS[1])
+-- The same call again, because its answer was lost: the history must not hold the version twice,
+-- and what is live is not called lost because the lease has ended since.
+if old.version == ARGV[1] and old.token == ARGV[3] then return { 'published', tonumber(old.generation) } end
 local lease = fields(KEYS[2])
 if lease.holder ~= ARGV[2] or lease.token ~= ARGV[3] or tonumber(lease.deadline) <= now_ms() then return { 'stale' } end
-local old = redis.call('HMGET', KEYS[1], 'version', 'token', 'generation')
-if old[2] and tonumber(old[2]) > tonumber(ARGV[3]) then return { 'stale' } end
--- The same call again, because its answer was lost: 'previous' must not become the version itself.
-if old[1] == ARGV[1] and old[2] == ARGV[3] then return { 'published', tonumber(old[3]) } end
-local generation = redis.call('HINCRBY', KEYS[1], 'generation', 1)
-redis.call('HSET', KEYS[1], 'version', ARGV[1], 'token', ARGV[3],
-  'published', ARGV[4], 'previous', old[1] or '')
-return { 'published', generation }
+if old.token and tonumber(old.token) > tonumber(ARGV[3]) then return { 'stale' } end
+if ARGV[6] ~= '' and ARGV[6] ~= (old.generation or '0') then return { 'changed' } end
+return { 'published', move_pointer(KEYS[1], KEYS[3], old, ARGV[1], ARGV[3], ARGV[4], ARGV[5], 'published') }

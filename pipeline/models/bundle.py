@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Set
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -88,6 +88,11 @@ class Manifest:
     seed: int
     template_watermark: int  # largest template id of the sample
     parent: str | None = None  # the version this one continues
+    # Absent in bundles that were made before there were several models.
+    model: str = "shared"  # whose model it is
+    workloads: tuple[str, ...] = ()  # whose lines it was trained on; () where nobody said
+    query: Mapping[str, Any] = field(default_factory=dict)  # what the sample was read by
+    held_out: tuple[int, ...] = ()  # patterns that are known but that the weights never saw, for the judge
     files: Mapping[str, BundleFile]
 
     def to_json(self) -> str:
@@ -105,6 +110,10 @@ class Manifest:
                 "seed": self.seed,
                 "template_watermark": self.template_watermark,
                 "parent": self.parent,
+                "model": self.model,
+                "workloads": list(self.workloads),
+                "query": dict(self.query),
+                "held_out": list(self.held_out),
                 "files": {name: asdict(f) for name, f in self.files.items()},
             },
             indent=1,
@@ -136,6 +145,10 @@ class Manifest:
                 seed=int(data["seed"]),
                 template_watermark=int(data["template_watermark"]),
                 parent=data["parent"],
+                model=str(data.get("model", "shared")),
+                workloads=tuple(str(w) for w in data.get("workloads", ())),
+                query=dict(data.get("query", {})),
+                held_out=tuple(int(p) for p in data.get("held_out", ())),
                 files={
                     str(name): BundleFile(size=int(f["size"]), sha256=str(f["sha256"]))
                     for name, f in data["files"].items()
@@ -232,6 +245,25 @@ class KnownPatterns:
         by_template = frame.group_by("template_id").agg(pl.col("count").sum())
         self._templates = dict(
             zip(by_template["template_id"].to_list(), by_template["count"].to_list(), strict=True)
+        )
+
+    def without(self, patterns: Set[int], templates: Set[int]) -> "KnownPatterns":
+        """The same as though training had held none of these patterns and templates."""
+        kept = {
+            p: n
+            for p, n in self._counts.items()
+            if p not in patterns and self._template_of[p] not in templates
+        }
+        return KnownPatterns(
+            pl.DataFrame(
+                {
+                    "pattern_id": list(kept),
+                    "count": list(kept.values()),
+                    "template_id": [self._template_of[p] for p in kept],
+                    "severe": [self._template_of[p] in self._severe for p in kept],
+                },
+                schema=KNOWN_SCHEMA,
+            )
         )
 
     def __len__(self) -> int:

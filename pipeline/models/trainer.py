@@ -8,7 +8,7 @@ and error-like templates stay out of both, so that a fault cannot teach the mode
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -91,12 +91,19 @@ def fit(
     device: str = "cpu",
     time_budget_s: float | None = None,
     parent: str | None = None,
+    model: str = "shared",
+    workloads: tuple[str, ...] = (),
+    query: Mapping[str, Any] | None = None,
+    held_out: frozenset[int] = frozenset(),
 ) -> Iterator[Progress]:
     """Trains on distinct masked lines (SAMPLE_SCHEMA); when the iterator ends, `out` is a bundle.
 
     Same sample, configuration and seed give the same weights on a CPU, unless `time_budget_s`
-    cuts the number of steps. Seeds torch's global generator. Raises TrainingFailed when the sample
-    is too small or not of the schema, BadBundle when `out` exists.
+    cuts the number of steps. Seeds torch's global generator. The patterns in `held_out` reach neither
+    the weights nor the calibration, but the bundle knows them like all others: the judge shows them to
+    the model, and once it is published they are not news. `model`, `workloads` and `query` only go into
+    the manifest. Raises TrainingFailed when the sample is too small or not of the schema, BadBundle
+    when `out` exists.
     """
     frame = _check(sample, config)
     if config.threads:
@@ -104,6 +111,7 @@ def fit(
     total = int(frame["count"].sum())
     fitted = _with_text(_choose(frame, mode, total), tokens)
     left_out = frame.height - fitted.height
+    fitted = _without(fitted, held_out)
     fitted = _cap(fitted, config.max_distinct, seed)
     folds, hold_out = _folds(fitted, seed)
     clock = _Clock(len(folds) + 1, time_budget_s)
@@ -156,8 +164,12 @@ def fit(
         calibration=calibration,
         stats=stats,
         seed=seed,
-        template_watermark=int(frame["template_id"].max() or 0),  # type: ignore[arg-type]
+        template_watermark=max(0, int(frame["template_id"].max() or 0)),  # type: ignore[arg-type]
         parent=parent,
+        model=model,
+        workloads=workloads,
+        query=dict(query or {}),
+        held_out=tuple(sorted(held_out & set(frame["pattern_id"]))),
     )
     yield Progress(
         stage="write",
@@ -220,6 +232,15 @@ def _with_text(frame: pl.DataFrame, tokens: tuple[str, ...]) -> pl.DataFrame:
     if kept.is_empty():
         raise TrainingFailed(
             f"none of the {frame.height} distinct lines holds text beside mask tokens; check the masks"
+        )
+    return kept
+
+
+def _without(frame: pl.DataFrame, held_out: frozenset[int]) -> pl.DataFrame:
+    kept = frame.filter(~pl.col("pattern_id").is_in(sorted(held_out))) if held_out else frame
+    if kept.is_empty():
+        raise TrainingFailed(
+            f"all {frame.height} lines that could be learnt are held out for the judge; hold out fewer"
         )
     return kept
 

@@ -30,12 +30,12 @@ class ParquetSink:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def write(self, batch_id: str, frame: pl.DataFrame) -> Path:
+    def write(self, batch_id: str, frame: pl.DataFrame) -> None:
         """Store a batch's results (RESULT_SCHEMA), replacing what was there under this id.
 
         Raises SinkUnavailable when the disk is full or the directory cannot be written; nothing half-written stays.
         """
-        path = self._path(batch_id, frame)
+        path = self.path(batch_id, frame)
         with self._explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
@@ -50,12 +50,11 @@ class ParquetSink:
                 _sync_directory(path.parent)
             finally:
                 temporary.unlink(missing_ok=True)
-        return path
 
     def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
         """A batch's stored results, None when there are none."""
         for day in self.root.glob("date=*"):
-            path = day / f"workload={_part(workload)}" / _file_name(batch_id)
+            path = day / f"workload={folder_part(workload)}" / _file_name(batch_id)
             if path.exists():
                 # A workload may be called *, so Polars must take the path as it is.
                 return pl.read_parquet(path, hive_partitioning=False, glob=False)
@@ -64,7 +63,7 @@ class ParquetSink:
     def remove(self, batch_id: str, workload: str) -> None:
         """Take back what was stored under this id: its records will be stored under other ids, or not at all."""
         for day in self.root.glob("date=*"):
-            path = day / f"workload={_part(workload)}" / _file_name(batch_id)
+            path = day / f"workload={folder_part(workload)}" / _file_name(batch_id)
             with self._explained(path):
                 path.unlink(missing_ok=True)
 
@@ -80,12 +79,13 @@ class ParquetSink:
             gone += 1
         return gone
 
-    def _path(self, batch_id: str, frame: pl.DataFrame) -> Path:
+    def path(self, batch_id: str, frame: pl.DataFrame) -> Path:
+        """Where a batch is stored: the day of its first record, its workload, its id."""
         first = frame["timestamp"][0]
         return (
             self.root
             / f"date={first:%Y-%m-%d}"
-            / f"workload={_part(frame['workload'][0])}"
+            / f"workload={folder_part(frame['workload'][0])}"
             / _file_name(batch_id)
         )
 
@@ -101,7 +101,7 @@ class ParquetSink:
             ) from exc
 
 
-def _part(name: str) -> str:
+def folder_part(name: str) -> str:
     """A workload as one path component: no separators, never hidden, never longer than a file system takes.
 
     Where the file system does not tell Shop from shop they share a directory, which does no harm: batches do not share files.

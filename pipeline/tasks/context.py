@@ -7,49 +7,61 @@ before the first task runs.
 import functools
 import os
 import socket
+import threading
 import uuid
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 import redis
 from celery import Celery
 
+from pipeline.controller.tick import Controller
+from pipeline.controller.trainings import Trainings
+from pipeline.controller.watchlist import Watchlist, model_of
 from pipeline.detect import Knowledge
 from pipeline.drain.learner import Learner
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.verdicts import Verdicts
-from pipeline.errors import BadSetting
+from pipeline.errors import ModelUnavailable
 from pipeline.gpu.leases import Leases
+from pipeline.keyspace import connect
 from pipeline.ledger import Ledger
 from pipeline.models.bundle import load_known
 from pipeline.presence import Presence
 from pipeline.records import Purpose
-from pipeline.registry import Registry
+from pipeline.registry import SHARED, Registry
 from pipeline.settings import Settings
-from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.choose import sinks_for
+from pipeline.sinks.sink import Sink
+from pipeline.tasks.serving import Serving
 from pipeline.tasks.submit import Submit
 
 if TYPE_CHECKING:
     from pipeline.models.line import LineModel
 
 
-def connect(settings: Settings) -> "redis.Redis":
-    """A client for the ledger: short time-outs, because a worker that waits for ever is not alive."""
-    if settings.redis_url is None:
-        raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
-    return redis.Redis.from_url(
-        settings.redis_url, socket_timeout=30, socket_connect_timeout=5, health_check_interval=10
-    )
+T = TypeVar("T")
 
 
 class Context:
-    """The parts of one process, each built once. `device` is where models run."""
+    """The parts of one process, each built once. `device` is where models run.
 
-    def __init__(self, app: Celery, settings: Settings, *, device: str = "cpu") -> None:
+    `loads` says what this process needs of a model version before it answers under it: "network", "knowledge" or
+    only the "manifest", whose hashes are checked.
+    """
+
+    def __init__(
+        self, app: Celery, settings: Settings, *, device: str = "cpu", loads: str = "manifest"
+    ) -> None:
         self.app = app
         self.settings = settings
         self.device = device
-        self._model: tuple[str, LineModel] | None = None
-        self._knowledge: dict[str, Knowledge] = {}
+        self.loads = loads
+        self._models: OrderedDict[str, LineModel] = OrderedDict()
+        self._known: OrderedDict[str, Knowledge] = OrderedDict()
+        self._lock = threading.RLock()  # the reloader loads what the worker asks for next
 
     @functools.cached_property
     def owner(self) -> str:
@@ -93,31 +105,71 @@ class Context:
         return Learner(self.client, self.settings, self.verdicts)
 
     @functools.cached_property
-    def _sinks(self) -> dict[Purpose, ParquetSink]:
-        return {
-            Purpose.SCORE: ParquetSink(self.settings.results),
-            Purpose.BASELINE: ParquetSink(self.settings.baseline),
-        }
+    def serving(self) -> Serving:
+        prepare = {"network": self.model, "knowledge": self.knowledge, "manifest": self.registry.manifest}
+        return Serving(self.registry, prepare[self.loads])
 
-    def sink(self, purpose: Purpose) -> ParquetSink:
+    @functools.cached_property
+    def trainings(self) -> Trainings:
+        return Trainings(self.client, self.settings)
+
+    @functools.cached_property
+    def controller(self) -> Controller:
+        return Controller(self.client, self.settings)
+
+    @functools.cached_property
+    def watchlist(self) -> Watchlist:
+        return Watchlist(self.client, self.settings)
+
+    @functools.cached_property
+    def _sinks(self) -> dict[Purpose, Sink]:
+        return sinks_for(self.settings)
+
+    def sink(self, purpose: Purpose) -> Sink:
         """Where results of this purpose are stored."""
         return self._sinks[purpose]
 
+    def version(self, workload: str) -> str | None:
+        """The version that a workload's lines are answered under now, None before the first model.
+
+        Raises ModelUnavailable.
+        """
+        model = model_of(workload, self.settings.own_models)
+        if model != SHARED:
+            with suppress(ModelUnavailable):  # status shows the fault; the shared one answers meanwhile
+                own = self.serving.version(model)
+                if own is not None:
+                    return own
+        return self.serving.version()
+
     def model(self, version: str) -> "LineModel":
-        """The network of a version; the one before is dropped when it changes. Raises BadBundle."""
+        """The network of a version; the least recently used one goes when there are too many. Raises BadBundle."""
         from pipeline.models.line import LineModel
 
-        if self._model is None or self._model[0] != version:
-            path = self.registry.path(version)
-            self._model = (version, LineModel.load(path, self.device, self.settings.torch_threads))
-        return self._model[1]
+        def load() -> "LineModel":
+            return LineModel.load(self.registry.path(version), self.device, self.settings.torch_threads)
+
+        return self._kept(self._models, version, load)
 
     def knowledge(self, version: str) -> Knowledge:
         """What concluding needs from a version. Raises BadBundle."""
-        found = self._knowledge.get(version)
-        if found is None:
+
+        def load() -> Knowledge:
             calibration = self.registry.manifest(version).calibration
-            found = Knowledge(calibration=calibration, known=load_known(self.registry.path(version)))
-            # Batches in flight end under the version they began with, so the one before is still asked for.
-            self._knowledge = {**dict(list(self._knowledge.items())[-1:]), version: found}
-        return found
+            return Knowledge(calibration=calibration, known=load_known(self.registry.path(version)))
+
+        return self._kept(self._known, version, load)
+
+    def _kept(self, kept: "OrderedDict[str, T]", version: str, load: Callable[[], T]) -> T:
+        # Batches in flight end under the version they began with, and workloads may have models of their own.
+        with self._lock:
+            found = kept.get(version)
+            if found is not None:
+                kept.move_to_end(version)
+                return found
+        loaded = load()  # outside the lock: the worker goes on under the version before meanwhile
+        with self._lock:
+            kept[version] = loaded
+            while len(kept) > self.settings.loaded_models:
+                kept.popitem(last=False)
+        return loaded

@@ -14,8 +14,8 @@ from pipeline.tasks.step import perform
 NAME: Final = TASK_DRAIN
 
 
-def run(context: Context, batch_id: str) -> None:
-    perform(context, Stage.DRAIN, batch_id, step)
+def run(context: Context, batch_id: str) -> str | None:
+    return perform(context, Stage.DRAIN, batch_id, step)
 
 
 def step(context: Context, claim: Claim) -> Stage | None:

@@ -13,17 +13,16 @@ from pipeline.tasks.step import perform
 NAME: Final = TASK_INFER
 
 
-def run(context: Context, batch_id: str) -> None:
+def run(context: Context, batch_id: str) -> str | None:
     if context.device == "cpu":
-        perform(context, Stage.INFER, batch_id, step)
-        return
+        return perform(context, Stage.INFER, batch_id, step)
     lease = context.leases.request(GPU, Mode.SHARED, context.owner)
     if isinstance(lease, Refused):
         # Training holds or wants the GPU: the batch goes on without it.
         context.submit.wake(Stage.INFER, batch_id, queue=QUEUE_CPU)
-        return
+        return None
     with context.leases.holding(lease):
-        perform(context, Stage.INFER, batch_id, step)
+        return perform(context, Stage.INFER, batch_id, step)
 
 
 def step(context: Context, claim: Claim) -> Stage | None:

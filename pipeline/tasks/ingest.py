@@ -5,6 +5,7 @@ from typing import Final
 import polars as pl
 
 from pipeline import detect
+from pipeline.controller import drift
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import BadPayload, ClaimLost
 from pipeline.ledger import Claim, Stage
@@ -16,8 +17,8 @@ from pipeline.tasks.step import perform
 NAME: Final = TASK_INGEST
 
 
-def run(context: Context, batch_id: str) -> None:
-    perform(context, Stage.INGEST, batch_id, step)
+def run(context: Context, batch_id: str) -> str | None:
+    return perform(context, Stage.INGEST, batch_id, step)
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
@@ -47,8 +48,9 @@ def records_of(context: Context, claim: Claim) -> pl.DataFrame:
 
 def version_for(context: Context, claim: Claim) -> str:
     """The model version this batch is answered under. A baseline is learnt from, never judged."""
-    live = None if claim.meta.purpose is Purpose.BASELINE else context.registry.current()
-    return live.version if live else WARMING_VERSION
+    if claim.meta.purpose is Purpose.BASELINE:
+        return WARMING_VERSION
+    return context.version(claim.workload) or WARMING_VERSION
 
 
 def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.DataFrame) -> None:
@@ -67,7 +69,15 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
         outcomes["warming"] -= claim.lines
         outcomes["unclassified"] = 0
     try:
-        context.ledger.commit(claim, warming=warming, outcomes=outcomes)
+        # What is scored again is what the first model learnt from: its drift would look too small.
+        judged = claim.meta.purpose is Purpose.SCORE and not warming and not claim.rescore
+        context.ledger.commit(
+            claim,
+            warming=warming,
+            outcomes=outcomes,
+            version=work["version"][0] if judged else "",
+            measured=drift.measure(rows, work) if judged else {},
+        )
     except ClaimLost:
         # The claim was lost while we wrote. Of a batch that was split or buried meanwhile nothing may stay here.
         if not claim.rescore and context.ledger.state(claim.batch_id) in ("split", "dead"):

@@ -4,30 +4,25 @@ silent workers.
 A sweep may run twice or be missed: it sends only what waits in the ledger and not in the queues.
 """
 
-from dataclasses import replace
 from typing import Final
 
 import redis
 
+from pipeline.controller.watchlist import model_of
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.devices import TRAINING
-from pipeline.keyspace import text_map
 from pipeline.ledger import Stage
 from pipeline.observe import logger
+from pipeline.registry import SHARED
 from pipeline.routing import TASK_SWEEP
 from pipeline.tasks.context import Context
-from pipeline.training import State, Status
 
 NAME: Final = TASK_SWEEP
 # Batches sent through the path again per sweep: enough to keep the workers busy, few beside fresh ones.
 RESCORE_AT_ONCE: Final = 200
-# Trainings of one request at most; a third death is no accident.
-ATTEMPTS: Final = 3
-# Beside the status: "<request>:<times sent again>:<Redis ms when it was last seen or sent>"
-WATCH: Final = "watch"
 
 
-def run(context: Context) -> None:
+def run(context: Context, *_: str) -> None:
     try:
         sweep(context)
     except (RedisUnavailable, redis.RedisError) as exc:
@@ -49,8 +44,14 @@ def sweep(context: Context) -> int:
         for batch_id in missing:
             submit.wake(stage, batch_id)
         sent += len(missing)
-    if ledger.warming() and context.registry.current() is not None:
-        for batch_id in ledger.start_rescoring(RESCORE_AT_ONCE):
+    models = {live.model for live in context.registry.live()} if ledger.warming() else set()
+    if models:
+        own = context.settings.own_models
+        # As Context.version chooses: a workload whose own model is off the settings would come back for ever.
+        ready = ledger.start_rescoring(
+            RESCORE_AT_ONCE, has_model=lambda w: SHARED in models or model_of(w, own) in models
+        )
+        for batch_id in ready:
             submit.wake(Stage.INGEST, batch_id)
             sent += 1
     sent += revive(context)
@@ -60,26 +61,19 @@ def sweep(context: Context) -> int:
 
 
 def revive(context: Context) -> bool:
-    """Ask again for a training that nobody works on; True when it did. Its worker died, and its message with it."""
-    key, now = context.ledger.keys.training, context.ledger.now_ms()
-    entry = context.client.hgetall(key)
-    raw, status = text_map(entry), Status.from_redis(entry)
-    if status.state is State.NONE or status.ended:
+    """Ask for the trainings that wait and that nobody works on; True when it did.
+
+    A trainer that died is known by its lease; its training has ended then, and may wait again.
+    """
+    end_lost(context)
+    if not context.trainings.due() or context.submit.training_waits():
         return False
-    request, _, rest = raw.get(WATCH, "").partition(":")
-    times, _, seen = rest.partition(":")
-    count, last = (int(times), int(seen)) if request == status.request_id else (0, now)
     held = context.leases.look(TRAINING).exclusive is not None
-    if held or context.submit.training_waits(status.request_id):
-        last = now
-    again = now - last > context.settings.lease_ttl_ms
-    if again:
-        count, last = count + 1, now
-        logger(request=status.request_id).warning("training.lost", times=count)
-        if count >= ATTEMPTS:
-            reason = f"the training process died {count} times; its log says why"
-            context.client.hset(key, mapping=replace(status, state=State.FAILED, reason=reason).to_redis())
-            return False
-        context.submit.train(status.request_id)
-    context.client.hset(key, WATCH, f"{status.request_id}:{count}:{last}")
-    return again
+    return not held and context.submit.train()
+
+
+def end_lost(context: Context) -> None:
+    """End the training whose trainer died; it may be queued again then. Before anything new begins, or it is forgotten."""
+    lost = context.trainings.end_lost(published=context.registry.was_live)
+    if lost is not None:
+        logger(request=lost.request_id).warning("training.lost", state=lost.state.value, why=lost.reason)

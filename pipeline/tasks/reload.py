@@ -1,5 +1,11 @@
-"""A hint to every worker that a new model is live. Missing it costs nothing: each compares between batches."""
+"""A hint to every worker that a new model is live. Missing it costs nothing: each compares between batches.
 
+It goes through Celery's control mailbox (`app.control.broadcast`), which a process that only sends can use. The
+documented recipe, a `kombu.common.Broadcast` queue, reaches nobody from such a process: its queue has a name of its
+own per consumer, and Redis' fan-out needs the exchange and its bindings declared by whoever publishes.
+"""
+
+import threading
 from typing import Any, Final
 
 import redis
@@ -10,11 +16,13 @@ from kombu.exceptions import OperationalError
 from pipeline.observe import logger
 
 COMMAND: Final = "logweir_reload"
+# Set by the hint, awaited by the reloader of this process. A prefork child has a copy that nobody sets: it polls.
+HINT: Final = threading.Event()
 
 
 @control_command(name=COMMAND)  # type: ignore[untyped-decorator] # celery publishes no types
 def _reload(_state: Any) -> dict[str, str]:
-    logger().info("reload.hint")
+    HINT.set()
     return {"ok": "the next batch compares versions"}
 
 

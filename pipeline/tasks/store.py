@@ -12,8 +12,8 @@ from pipeline.tasks.step import perform
 NAME: Final = TASK_STORE
 
 
-def run(context: Context, batch_id: str) -> None:
-    perform(context, Stage.STORE, batch_id, step)
+def run(context: Context, batch_id: str) -> str | None:
+    return perform(context, Stage.STORE, batch_id, step)
 
 
 def step(context: Context, claim: Claim) -> Stage | None:

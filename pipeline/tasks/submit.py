@@ -19,6 +19,9 @@ from pipeline.settings import Settings
 
 # A message that cannot be sent now is not worth waiting for: the sweeper sends what is missing.
 RETRY: Final = {"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
+# Longer names are cut where tasks are shown. Ids are whole: the ledger takes none that is longer.
+NAME_LIMIT: Final = 60
+ID_LIMIT: Final = 512
 
 
 class Submit:
@@ -32,14 +35,22 @@ class Submit:
         self.presence = Presence(client, settings)
         self.key_prefix = settings.key_prefix
 
-    def wake(self, stage: Stage, batch_id: str, *, queue: str | None = None) -> bool:
-        """Say that a batch waits in a stage. False when the broker could not be reached: the sweeper will do it."""
-        queue = queue or queue_for(stage, self.gpu(stage))
-        return self._send(STAGE_TASK[stage], queue, [batch_id], {"batch": batch_id})
+    def wake(
+        self, stage: Stage, batch_id: str, *, workload: str = "", lines: int = 0, queue: str | None = None
+    ) -> bool:
+        """Say that a batch waits in a stage. False when the broker could not be reached: the sweeper will do it.
 
-    def train(self, request_id: str) -> bool:
-        """Say that a training is asked for."""
-        return self._send(TASK_TRAIN, QUEUE_TRAIN, [request_id], {"request": request_id})
+        `workload` and `lines` are for people who watch tasks; a sender who does not know them leaves them out.
+        """
+        queue = queue or queue_for(stage, self.gpu(stage))
+        shown = shown_args(batch_id, workload, lines)
+        return self._send(STAGE_TASK[stage], queue, [batch_id], {"batch": batch_id}, shown)
+
+    def train(self, request_id: str = "") -> bool:
+        """Say that a training waits; `request_id` is for people who watch tasks."""
+        return self._send(
+            TASK_TRAIN, QUEUE_TRAIN, [request_id], {"request": request_id}, shown_args(request_id)
+        )
 
     def waiting_ids(self, stage: Stage) -> set[str]:
         """The batch ids whose messages lie in this stage's queues now, where a worker may still take them.
@@ -48,11 +59,11 @@ class Submit:
         """
         dead = () if self.gpu(stage).workers else (QUEUE_GPU,)
         queues = [queue for queue in STAGE_QUEUES[stage] if queue not in dead]
-        return {found for queue in queues for found in self._waiting(queue, "batch")}
+        return {found for queue in queues for found in self._waiting(queue)}
 
-    def training_waits(self, request_id: str) -> bool:
-        """True when the message of this training lies in its queue."""
-        return request_id in self._waiting(QUEUE_TRAIN, "request")
+    def training_waits(self) -> bool:
+        """True when a message lies in the queue of trainings; whoever takes it works on all that wait."""
+        return bool(self.client.llen(f"{self.key_prefix}:{QUEUE_TRAIN}"))
 
     def gpu(self, stage: Stage = Stage.INFER) -> GpuView:
         """A snapshot of the GPU side; asks Redis only for the stage that needs it."""
@@ -61,18 +72,36 @@ class Submit:
         workers = sum(1 for w in self.presence.live() if QUEUE_GPU in w.queues)
         return GpuView(workers=workers, open_to_shared=workers > 0 and self.leases.look(GPU).open_to_shared)
 
-    def _waiting(self, queue: str, header: str) -> set[str]:
+    def _waiting(self, queue: str) -> set[str]:
         found: set[str] = set()
         raw: list[Any] = self.client.lrange(f"{self.key_prefix}:{queue}", 0, -1)
         for item in raw:
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                found.add(str(json.loads(item)["headers"][header]))
+                found.add(str(json.loads(item)["headers"]["batch"]))
         return found
 
-    def _send(self, task: str, queue: str, args: list[str], headers: dict[str, str]) -> bool:
+    def _send(self, task: str, queue: str, args: list[str], headers: dict[str, str], shown: str) -> bool:
         try:
-            self.app.send_task(task, args=args, queue=queue, headers=headers, retry=True, retry_policy=RETRY)
+            self.app.send_task(
+                task, args=args, queue=queue, headers=headers, argsrepr=shown,
+                retry=True, retry_policy=RETRY,
+            )  # fmt: skip
         except (kombu.exceptions.OperationalError, redis.RedisError, OSError) as exc:
             logger(task=task, **headers).warning("message.not_sent", why=str(exc))
             return False
         return True
+
+
+def shown_args(wanted_id: str, workload: str = "", lines: int = 0) -> str:
+    """A task's arguments as Flower shows them: `shop/app, 1,200 lines, 5f3a07`; never anything of a line.
+
+    The id is whole, so that it can be copied. Names are users' own: they are cut and cannot steer a terminal.
+    """
+    count = f"{lines:,} line{'' if lines == 1 else 's'}" if lines else ""
+    parts = (_shown(workload, NAME_LIMIT), count, _shown(wanted_id, ID_LIMIT))
+    return ", ".join(part for part in parts if part)
+
+
+def _shown(name: str, limit: int) -> str:
+    clean = "".join(c if c.isprintable() else "?" for c in name)
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -1,108 +1,183 @@
-"""Queue train: one training, under the exclusive lease, with its status in Redis.
+"""Queue train: the next requested training, under the exclusive lease.
 
-A training whose worker died is asked for again by the sweep, a bounded number of times; so its status always ends.
+A message only says that something waits; the queue in Redis knows what (controller/trainings.py). A trainer that dies
+is found by its lease: the sweep ends its training as failed and queues it again.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
-import redis
+from celery.exceptions import SoftTimeLimitExceeded
 
 from pipeline import training
-from pipeline.errors import LogweirError, StaleToken, TrainingFailed
+from pipeline.controller.trainings import ATTEMPTS, Request, State, Status, again
+from pipeline.drain.learner import read_templates
+from pipeline.errors import (
+    Cancelled,
+    LeaseRefused,
+    LogweirError,
+    RedisUnavailable,
+    Retryable,
+    StaleToken,
+    TrainingFailed,
+)
 from pipeline.gpu.devices import GPU, TRAINING
 from pipeline.gpu.leases import Held, Lease, Mode, Refused
-from pipeline.models.threshold import Mode as Learning
 from pipeline.observe import logger
 from pipeline.records import Purpose
-from pipeline.results import readable
+from pipeline.registry import Note
 from pipeline.routing import TASK_TRAIN
 from pipeline.tasks import periodic, reload
 from pipeline.tasks.context import Context
-from pipeline.training import State, Status
 
 NAME: Final = TASK_TRAIN
-# How long a training waits for its lease: longer than a quarantine and any scoring batch.
+# How long a training waits for the GPU: longer than a quarantine and any scoring batch.
 PATIENCE_S: Final = 120.0
+# What heals by itself (a store that is down) is tried for longer than what kills its process.
+PATIENT_ATTEMPTS: Final = 10
 
 
-def run(context: Context, request_id: str) -> None:
-    log = logger(request=request_id)
-    key = context.ledger.keys.training
-    status = Status.from_redis(context.client.hgetall(key))
-    if status.request_id != request_id or status.ended:
-        log.info("training.left_alone", why="superseded" if status.request_id != request_id else "ended")
-        return
+def run(context: Context, *_: str) -> str | None:
+    """The training that waits longest, under a lease of its own; the next one gets a task of its own.
 
-    def show(status: Status) -> None:
-        # A Redis that is away for a moment must not cost the training; publishing asks it again anyway.
-        with suppress(redis.RedisError):
-            context.client.hset(key, mapping=status.to_redis())
+    Returns why it failed, None when it did not.
+    """
+    if not context.trainings.due():
+        return None
+    lease = context.leases.request(
+        TRAINING, Mode.EXCLUSIVE, context.owner, floor=context.registry.newest_token(), quarantine=True
+    )
+    if isinstance(lease, Refused):
+        # Another trainer takes what waits when it is done, or the sweep asks again.
+        logger().info("training.waits", why=lease.why)
+        return None
+    why = None
+    with context.leases.holding(lease) as held:
+        periodic.end_lost(context)  # the lease is ours, so whoever had it before is dead or has lost
+        taken = context.trainings.take(lease)
+        if taken is not None:
+            why = _one(context, held, *taken)
+    if context.trainings.due():
+        context.submit.train()
+    return why
 
+
+def _one(context: Context, held: Held, status: Status, request: Request) -> str | None:
+    """One training to its end, whatever that is; returns why it failed."""
+    log = logger(request=status.request_id, model=request.model)
+    log.info("training.begins", asked_by=request.asked_by, why=request.why)
+    retry: Request | None = None
     try:
-        version = _train(context, request_id, show)
-    except LogweirError as exc:
-        log.warning("training.failed", why=str(exc))
-        show(Status(state=State.FAILED, request_id=request_id, reason=str(exc)))
-    except Exception as exc:
-        log.exception("training.failed")
-        show(Status(state=State.FAILED, request_id=request_id, reason=f"{type(exc).__name__}: {exc}"))
-    else:
-        log.info("training.completed", version=version)
+        for shown in _steps(context, held, status, request):
+            status = shown
+            if not status.ended:
+                with suppress(RedisUnavailable):  # a Redis away for a moment must not cost the training
+                    context.trainings.show(status, held.lease)
+    except Cancelled as exc:
+        status = replace(status, state=State.CANCELLED, reason=str(exc))
+    except Exception as exc:  # noqa: BLE001 - _failed says what it was
+        status, retry = _failed(context, status, request, exc)
+    log.info("training.ended", state=status.state.value, why=status.reason, version=status.version)
+    with suppress(RedisUnavailable):  # the sweep ends it then
+        context.trainings.end(status, held.lease, retry=retry)
+    if status.version and not status.published and context.registry.note(status.version) is None:
+        # Whole, but never judged to its end: an operator may still want it.
+        note = Note(state="candidate", reason=f"its training was not finished: {status.reason}")
+        context.registry.write_note(status.version, note)
+    if status.published:
         reload.announce(context.app)
         periodic.run(context)
+    if not held.lost.is_set():
+        with suppress(RedisUnavailable):  # the next training removes them
+            for version in context.registry.retire():
+                log.info("model.removed", version=version)
+    return status.reason if status.state is State.FAILED else None
 
 
-def _train(context: Context, request_id: str, show: Callable[[Status], None]) -> str:
-    show(Status(state=State.QUEUED, request_id=request_id))
-    status = Status()
-    baseline = context.sink(Purpose.BASELINE)
-    has_baseline = any(baseline.root.glob("date=*/workload=*/*.parquet"))
-    source = baseline if has_baseline else context.sink(Purpose.SCORE)
-    with _alone(context, TRAINING) as held, _device(context) as gpu, readable(source.root):
-        for status in training.train(
-            source.scan(),
-            mode=Learning.BASELINE if has_baseline else Learning.SELF,
-            masks=context.masks,
-            registry=context.registry,
-            settings=context.settings,
-            held=held,
-            request_id=request_id,
-            device=context.device,
-        ):
-            if gpu.lost.is_set():
-                raise StaleToken("the GPU lease was lost while training; nothing is published, train again")
-            show(status)
-    return status.version
+def _failed(
+    context: Context, status: Status, request: Request, exc: Exception
+) -> tuple[Status, Request | None]:
+    """The status after a fault, and the request to be queued again where that can help."""
+    if status.version and _was_live(context, status.version):
+        # The answer to the publication was lost, not the publication.
+        return replace(status, state=State.COMPLETED, percent=100.0, published=True), None
+    known = isinstance(exc, LogweirError)
+    if not known:
+        logger(request=status.request_id).exception("training.failed")
+    why = str(exc) if known else f"{type(exc).__name__}: {exc}"
+    if isinstance(exc, SoftTimeLimitExceeded):
+        why = f"the training took longer than its time limit; it was {status.state.value}: look at its log"
+    heals = isinstance(exc, Retryable | StaleToken)
+    retry = None
+    if (heals or not known) and request.attempt < (PATIENT_ATTEMPTS if heals else ATTEMPTS):
+        retry = again(request, status.request_id)
+    return replace(status, state=State.FAILED, reason=why[:1000]), retry
+
+
+def _was_live(context: Context, version: str) -> bool:
+    try:
+        return context.registry.was_live(version)
+    except RedisUnavailable:
+        return False  # the sweep looks again
+
+
+def _steps(context: Context, held: Held, status: Status, request: Request) -> Iterator[Status]:
+    totals = context.ledger.totals()
+    seen, watched, own = sorted(totals), context.watchlist.look().patterns, context.settings.own_models
+    workloads = training.chosen(request, seen, watched, own)
+    if not workloads and (request.patterns or watched or seen):
+        # A query without workloads means all of them; that is not what was asked for.
+        raise TrainingFailed(training.none_chosen(request, watched))
+    served = training.chosen(Request(model=request.model), seen, watched, own)
+    stored = {name: totals[name].get("stored", 0) for name in workloads if name in totals}
+    query = replace(request.query, workloads=workloads)
+    status = replace(status, state=State.FETCHING, stored=stored)
+    stream = None
+    lines = training.lines_for(query, context.settings)
+    if not set(served) <= set(workloads) or lines.purpose is Purpose.BASELINE:
+        everything = replace(query, workloads=served)
+        stream = training.Lines(query=everything, purpose=Purpose.SCORE, settings=context.settings)
+
+    def go_on() -> None:
+        with suppress(RedisUnavailable):
+            context.trainings.show(status, held.lease)
+
+    yield from training.train(
+        request,
+        status,
+        lines,
+        stream=stream,
+        masks=context.masks,
+        templates=read_templates(context.client, context.ledger.keys),
+        registry=context.registry,
+        settings=context.settings,
+        held=held,
+        device=context.device,
+        alone=lambda: _device(context, go_on),
+    )
 
 
 @contextmanager
-def _alone(context: Context, resource: str) -> Iterator[Held]:
-    with context.leases.holding(_lease(context, resource)) as held:
-        yield held
-
-
-@contextmanager
-def _device(context: Context) -> Iterator[Held]:
+def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Held | None]:
     """The GPU for ourselves when we train on one; asking for it closes the door to new shared leases."""
     if context.device == "cpu":
-        yield Held(Lease(resource=GPU, mode=Mode.EXCLUSIVE, holder="", token=0, ttl_ms=0))  # nothing to lose
+        yield None
         return
-    with _alone(context, GPU) as held:
+    with context.leases.holding(_gpu(context, go_on)) as held:
         yield held
 
 
-def _lease(context: Context, resource: str) -> Lease:
-    """Wait for the exclusive right to a resource."""
+def _gpu(context: Context, go_on: Callable[[], None]) -> Lease:
+    """Wait for the GPU; `go_on` raises when the training is cancelled or lost meanwhile."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        answer = context.leases.request(
-            resource, Mode.EXCLUSIVE, context.owner, floor=context.registry.newest_token(), quarantine=True
-        )
+        answer = context.leases.request(GPU, Mode.EXCLUSIVE, context.owner, quarantine=True)
         if not isinstance(answer, Refused):
             return answer
         if time.monotonic() > deadline:
-            raise TrainingFailed(f"{resource} stayed {answer.why} for {PATIENCE_S:.0f} s; train again later")
+            raise LeaseRefused(f"the GPU stayed {answer.why} for {PATIENCE_S:.0f} s; it is tried again")
+        go_on()
         time.sleep(min(1.0, max(0.05, answer.wait_ms / 1000)))

@@ -19,14 +19,17 @@ from celery import Celery, signals
 
 from pipeline import routing
 from pipeline.app import make_app
-from pipeline.errors import BadSetting, RedisUnavailable
+from pipeline.errors import BadSetting, RedisUnavailable, StepFailed
 from pipeline.observe import logger, set_up
-from pipeline.settings import Settings
-from pipeline.tasks import drain, infer, ingest, periodic, store, train
+from pipeline.settings import Settings, visible_devices
+from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train
 from pipeline.tasks.context import Context
 from pipeline.workers import guard
+from pipeline.workers.reloader import Reloader
 
 BEAT_S: Final = 4.0
+# An exception may quote what it could not read; a sentence is enough to know which one it was.
+REASON_LIMIT: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,34 +41,71 @@ class Role:
     pool: str = "solo"
     time_limit_s: float | None = None
     device: str = "cpu"
+    loads: str = ""  # what it needs of a model version (tasks/context.py); "": it answers under none
 
 
 ROLES: Final[dict[str, Role]] = {
-    "ingest": Role(queues=(routing.QUEUE_INGEST,), tasks=(ingest,)),
-    "infer-cpu": Role(queues=(routing.QUEUE_CPU,), tasks=(infer,), pool="prefork", time_limit_s=300),
-    "infer-gpu": Role(
-        queues=(routing.QUEUE_GPU,), tasks=(infer,), pool="prefork", time_limit_s=300, device="cuda"
+    "ingest": Role(queues=(routing.QUEUE_INGEST,), tasks=(ingest,), loads="manifest"),
+    "infer-cpu": Role(
+        queues=(routing.QUEUE_CPU,), tasks=(infer,), pool="prefork", time_limit_s=300, loads="network"
     ),
-    "drain": Role(queues=(routing.QUEUE_DRAIN,), tasks=(drain,)),
-    "store": Role(queues=(routing.QUEUE_STORE, routing.QUEUE_PERIODIC), tasks=(store, periodic)),
-    "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=3600),
+    "infer-gpu": Role(
+        queues=(routing.QUEUE_GPU,),
+        tasks=(infer,),
+        pool="prefork",
+        time_limit_s=300,
+        device="cuda",
+        loads="network",
+    ),
+    "drain": Role(queues=(routing.QUEUE_DRAIN,), tasks=(drain,), loads="knowledge"),
+    "store": Role(queues=(routing.QUEUE_STORE, routing.QUEUE_PERIODIC), tasks=(store, periodic, tick)),
+    # Besides the fit itself, whose time is a setting: reading a long history takes hours.
+    "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
 }
 
 
 def register(app: Celery, context: Context, role: Role) -> None:
     """Make the role's task modules known to the app under their names."""
     for module in role.tasks:
-        options: dict[str, Any] = {"name": module.NAME, "acks_late": True, "ignore_result": True}
+        options: dict[str, Any] = {
+            "name": module.NAME,
+            "acks_late": True,
+            "ignore_result": True,
+            # Said already, by the step and in the ledger: no second traceback in the log.
+            "throws": (StepFailed,),
+            # Sweeps every other second would bury what somebody looks for in Flower; what they send is seen there.
+            "send_events": module not in (periodic, tick),
+        }
         if role.time_limit_s is not None:
-            options |= {"soft_time_limit": role.time_limit_s, "time_limit": role.time_limit_s + 10}
+            limit = role.time_limit_s + 3 * context.settings.train_seconds * (module is train)
+            options |= {"soft_time_limit": limit, "time_limit": limit + 10}
         app.task(_bind(module.run, context), **options)
 
 
-def _bind(run: Callable[..., None], context: Context) -> Callable[..., None]:
+def _bind(run: Callable[..., str | None], context: Context) -> Callable[..., None]:
     def task(*ids: str) -> None:
-        run(context, *ids)
+        reason = run(context, *ids)
+        if reason is not None:
+            # For people who watch tasks: a failed one with its reason. Late acks acknowledge failed ones too.
+            raise StepFailed(reason[:REASON_LIMIT])
 
     return task
+
+
+def device_name(device: str, visible: str | None) -> str:
+    """What stands in a worker's name: `cpu`, or the GPU as this machine counts it, `cuda2`. Asks no driver.
+
+    `visible` is CUDA_VISIBLE_DEVICES: indices, or `GPU-` and `MIG-` ids, of which the first characters tell enough.
+    """
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return kind
+    index = int(number) if number.isdecimal() else 0
+    chosen = [part.strip() for part in (visible or "").split(",") if part.strip()]
+    if not chosen:
+        return f"cuda{index}"
+    own = chosen[min(index, len(chosen) - 1)][:12]
+    return f"cuda{own}" if own.isdecimal() else f"cuda-{own}"
 
 
 def serve(role_name: str, settings: Settings, *, name: str, device: str | None = None) -> int:
@@ -76,12 +116,14 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     set_up(settings.log_level)
     guard.install()
     app = make_app(settings)
-    context = Context(app, settings, device=device or role.device)
+    context = Context(app, settings, device=device or role.device, loads=role.loads or "manifest")
     register(app, context, role)
-    _stay_with(settings)
+    stay_with(settings)
     _announce(settings, role_name=role_name, role=role, name=name)
+    if role.loads:
+        _reload_along(context, role, name)
     worker = app.Worker(
-        hostname=f"{name}@{socket.gethostname()}",
+        hostname=f"{name}.{device_name(context.device, visible_devices())}@{socket.gethostname()}",
         pool=role.pool,
         concurrency=1,
         queues=list(role.queues),
@@ -99,13 +141,14 @@ def beat(settings: Settings) -> int:
     """Run celery beat: it only asks for sweeps, so two of them are harmless."""
     set_up(settings.log_level)
     app = make_app(settings)
-    _stay_with(settings)
-    _Heartbeat(settings, role_name="beat", queues=(), name="beat").start()
+    app.conf.task_send_sent_event = False  # as for the tasks it asks for: see register()
+    stay_with(settings)
+    Heartbeat(settings, role_name="beat", queues=(), name="beat").start()
     app.Beat(loglevel="WARNING", quiet=True, redirect_stdouts=False).run()
     return 0
 
 
-def _stay_with(settings: Settings) -> None:
+def stay_with(settings: Settings) -> None:
     """End with the supervisor, and let pool children end with us, whatever way the parent goes (kill -9 too)."""
     if settings.supervisor_pid:
         _tether(settings.supervisor_pid, grace_s=10.0)
@@ -128,13 +171,13 @@ def _tether(parent: int, *, grace_s: float) -> None:
     threading.Thread(target=watch, name="tether", daemon=True).start()
 
 
-class _Heartbeat(threading.Thread):
+class Heartbeat(threading.Thread):
     """Says every few seconds that this process lives; Redis being away only makes it silent."""
 
     def __init__(self, settings: Settings, *, role_name: str, queues: tuple[str, ...], name: str) -> None:
         super().__init__(name="heartbeat", daemon=True)
+        from pipeline.keyspace import connect
         from pipeline.presence import Presence
-        from pipeline.tasks.context import connect
 
         self.presence = Presence(connect(settings), settings)
         # Replicas in containers share a name; those of the embedded stack are awaited by theirs.
@@ -145,7 +188,7 @@ class _Heartbeat(threading.Thread):
     def run(self) -> None:
         while True:
             try:
-                self.presence.beat(**self.fields, model_version="")  # type: ignore[arg-type]
+                self.presence.beat(**self.fields)  # type: ignore[arg-type]
             except (RedisUnavailable, redis.RedisError) as exc:
                 logger().warning("heartbeat.failed", why=str(exc))
             if self.stopping.wait(BEAT_S):
@@ -159,9 +202,21 @@ class _Heartbeat(threading.Thread):
             return  # the sweep forgets silent workers
 
 
+def _reload_along(context: Context, role: Role, name: str) -> None:
+    """Start the reloader in the process that does the work."""
+    if not context.settings.supervisor_pid:
+        name = f"{name}@{socket.gethostname()}"  # as in the heartbeat
+
+    def begin(**_: object) -> None:
+        Reloader(context, name).start()
+
+    signal_ = signals.worker_process_init if role.pool == "prefork" else signals.worker_ready
+    signal_.connect(begin, weak=False)
+
+
 def _announce(settings: Settings, *, role_name: str, role: Role, name: str) -> None:
     """Beat from the moment the worker consumes until it stops."""
-    heart = _Heartbeat(settings, role_name=role_name, queues=role.queues, name=name)
+    heart = Heartbeat(settings, role_name=role_name, queues=role.queues, name=name)
 
     def ready(**_: object) -> None:
         heart.start()

@@ -1,41 +1,189 @@
-"""`python -m pipeline.workers.flower [FLOWER OPTIONS]`: Flower on the pipeline's own broker settings.
+"""`python -m pipeline.workers.flower [FLOWER OPTIONS]`: Flower on the pipeline's own settings, for looking only.
 
-Flower shows events, which Redis may lose: it is for looking, the ledger is for counting. Off loopback it refuses to
-start without authentication.
+Flower shows events, which Redis may lose: it is for looking, the ledger is for counting. So it runs read-only:
+its buttons would shut down workers that somebody supervises, or revoke wake-ups that the sweeper sends again, and on
+loopback a wrong click is all it takes. `--read_only=False` on the command line opens them; `logweir up` never does.
+Off loopback it refuses to start without authentication. Nothing is kept on disk, and memory is bounded.
 """
 
+import ast
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
 import sys
+import threading
+import time
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from pipeline.app import make_app
 from pipeline.errors import BadInput
+from pipeline.observe import logger, set_up
 from pipeline.settings import Settings
 
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-AUTH: Final = ("--basic_auth", "--basic-auth", "--auth=", "--oauth2")
+# In front of what the command line says, so that it can say otherwise.
+OPTIONS: Final = (
+    "--read_only=True",
+    # Our workers send events always; asking them every five seconds would only disturb.
+    "--enable_events=False",
+    # A task with its four events was measured at 5.4 KiB here: 53 MiB at most.
+    "--max_tasks=10000",
+    # Replicas come and go under names of their own.
+    "--purge_offline_workers=3600",
+    "--tasks_columns=name,args,state,exception,worker,uuid,received,runtime",
+    # Our own logging stands already.
+    "--logging=none",
+    # Flower runs any flowerconfig.py it finds where it is started; nobody expects that of a data directory.
+    f"--conf={os.devnull}",
+)
+# Ports tried from the wanted one on.
+TRIES: Final = 100
 
 
-def arguments(argv: Sequence[str], *, has_auth: bool) -> list[str]:
+def arguments(argv: Sequence[str], settings: Settings) -> list[str]:
     """Flower's arguments with ours in front. Raises BadInput for an open door off loopback."""
-    address = next((a.split("=", 1)[1] for a in argv if a.startswith("--address=")), LOOPBACK[0])
-    guarded = has_auth or any(a.startswith(AUTH) for a in argv)
-    if address not in LOOPBACK and not guarded:
+    given = _given(argv)
+    address = given.get("address", settings.flower_address)
+    # OAuth keys (--oauth2_key) without the rule who may enter (--auth) open the door to everybody.
+    check(address, given.get("basic_auth", settings.flower_auth), guarded=bool(given.get("auth")))
+    return ["flower", f"--address={address}", *OPTIONS, *(a for a in argv if _name(a) != "address")]
+
+
+def check(address: str, auth: str | None, *, guarded: bool = False) -> None:
+    """Refuse an open door off loopback, and logins that Flower would read otherwise. Raises BadInput."""
+    for login in [] if auth is None else auth.split(","):
+        user, _, password = login.partition(":")
+        if not (user and password and login.isascii()):
+            raise BadInput(
+                "FLOWER_BASIC_AUTH is not user:password; both are ASCII and not empty, a comma separates several logins"
+            )
+    if not _loopback(address) and auth is None and not guarded:
         raise BadInput(
-            f"Flower on {address} needs authentication; set FLOWER_BASIC_AUTH=user:password or use --address=127.0.0.1"
+            f"Flower on {address or 'every address'} needs authentication; "
+            f"set FLOWER_BASIC_AUTH=user:password, or let it listen on 127.0.0.1"
         )
-    return ["flower", f"--address={address}", *(a for a in argv if not a.startswith("--address="))]
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A listening socket on the wanted port, or on the next free one. Raises BadInput.
+
+    Whoever starts Flower opens it and hands it over: two stacks that start at once get two ports, and the port stays
+    when Flower is restarted.
+    """
+    address, first = settings.flower_address, settings.flower_port
+    check(address, settings.flower_auth)
+    why = ""
+    for port in range(first, min(first + TRIES, 2**16)):
+        try:
+            family, *_, where = socket.getaddrinfo(
+                address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            door = socket.create_server(where, family=family, backlog=128)
+        except OSError as exc:
+            why = exc.strerror or str(exc)
+            if exc.errno != errno.EADDRINUSE:
+                break
+        else:
+            return door
+    raise BadInput(
+        f"Flower cannot listen on {address} from port {first} on ({why}); set flower_address or flower_port, "
+        f"or flower = false"
+    )
+
+
+def url(door: socket.socket) -> str:
+    """Where a browser on this machine finds what listens there."""
+    host, port = door.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "127.0.0.1" if door.family == socket.AF_INET else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def main(argv: Sequence[str]) -> int:
     settings = Settings.load()
+    set_up(settings.log_level)
+    given = _given(argv)
+    rest = [a for a in argv if _name(a) != "fd"]
+    door = None
     try:
-        args = arguments(argv, has_auth=settings.flower_auth is not None)
+        args = arguments(rest, settings)
+        if "fd" in given:
+            door = socket.socket(fileno=int(given["fd"]))
+        elif not given.keys() & {"port", "unix_socket"}:
+            door = listen(replace(settings, flower_address=given.get("address", settings.flower_address)))
     except BadInput as exc:
         sys.stderr.write(f"logweir: {exc}\n")
         return 2
+    if settings.supervisor_pid:
+        threading.Thread(
+            target=_end_with, args=(settings.supervisor_pid,), name="tether", daemon=True
+        ).start()
+    _prepare(settings, door)
     make_app(settings).start(args)
     return 0
+
+
+def _prepare(settings: Settings, door: socket.socket | None) -> None:
+    """Tell Flower what its arguments cannot say: the login, which `ps` would show, and the open socket."""
+    from flower import command  # type: ignore[import-untyped] # it publishes no types
+    from flower.options import options  # type: ignore[import-untyped]
+    from tornado.httpserver import HTTPServer
+
+    options.format_task = plain
+    if settings.flower_auth is not None:
+        options.basic_auth = settings.flower_auth.split(",")
+    if door is None:
+        return
+    door.setblocking(False)
+    sockets, port = [door], int(door.getsockname()[1])
+
+    class Flower(command.Flower):  # type: ignore[misc]
+        def start_http_server(self) -> int:
+            server = HTTPServer(self, ssl_options=self.ssl_options, xheaders=self.options.xheaders)
+            server.add_sockets(sockets)
+            return port
+
+    command.Flower = Flower
+    logger(url=url(door)).info("flower.starts")
+
+
+def plain(task: Any) -> Any:
+    """The copy of a task that Flower shows: of a failed step its reason alone.
+
+    The traceback would show where the reason was raised for Flower; that of the fault stands in the worker's log.
+    """
+    text = getattr(task, "exception", None) or ""
+    if text.startswith("StepFailed("):
+        with contextlib.suppress(ValueError, SyntaxError):
+            task.exception = ast.literal_eval(text.removeprefix("StepFailed(").removesuffix(")"))
+            task.traceback = None
+    return task
+
+
+def _given(argv: Sequence[str]) -> dict[str, str]:
+    return {_name(a): a.partition("=")[2] for a in argv}
+
+
+def _name(argument: str) -> str:
+    """The option that Tornado takes this argument for: any number of dashes, `-` and `_` are the same."""
+    return argument.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _end_with(parent: int) -> None:
+    """End with the supervisor, whatever way it goes; there is nothing to save."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(70)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,11 +27,12 @@ import psutil  # type: ignore[import-untyped] # it publishes no types
 from pipeline.drain.masking import MaskSet
 from pipeline.errors import BadInput, StackFailed
 from pipeline.gpu.leases import Leases
+from pipeline.keyspace import connect
 from pipeline.observe import logger
 from pipeline.presence import Presence, state_file
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.tasks.context import connect
+from pipeline.workers import flower as flower_process
 from pipeline.workers.redis_server import PrivateRedis, check_redis
 
 READY_S: Final = 60.0
@@ -54,27 +56,35 @@ class Child:
 class Stack:
     """Starts on `__enter__`, ends on `__exit__`. Use from the main thread: the tether of Redis counts the thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, flower: bool = False) -> None:
         # Absolute, because the workers run in the data directory.
         self.settings = replace(
             settings,
             data_dir=settings.data_dir.absolute(),
             results_dir=None if settings.results_dir is None else settings.results_dir.absolute(),
             masks=tuple(path.absolute() for path in settings.masks),
+            opensearch_ca=None if settings.opensearch_ca is None else settings.opensearch_ca.absolute(),
             supervisor_pid=os.getpid(),
         )
         self.private: PrivateRedis | None = None
         self.redis_process: subprocess.Popen[bytes] | None = None
         self.children: list[Child] = []
+        self.flower: Child | None = None  # not vital: it is no worker, and the stack goes on without it
         self.ready_s = 0.0
+        self._with_flower = flower
+        self._door: socket.socket | None = None
         self._lock: IO[str] | None = None
         self._redis_crashes: list[float] = []
 
     def __enter__(self) -> Self:
         began = time.monotonic()
         MaskSet.load(extra=self.settings.masks)  # a bad mask is said here, not by every batch
+        if self._with_flower:
+            flower_process.check(self.settings.flower_address, self.settings.flower_auth)
         self._lock = lock(self.settings.data_dir)
         try:
+            if self._with_flower:
+                self._door = flower_process.listen(self.settings)
             self._outlive()
             if self.settings.redis_url is None:  # with a Redis of our own nobody else writes there either
                 for place in (self.settings.results, self.settings.baseline):
@@ -87,6 +97,7 @@ class Stack:
             self.stop()
             raise
         self.ready_s = time.monotonic() - began
+        self._start_flower()  # last: nobody waits for it
         self._write_state()
         return self
 
@@ -99,7 +110,8 @@ class Stack:
         """After a supervisor that was killed: its children end by themselves, and only then ours may start."""
         try:
             state = json.loads(state_file(self.settings.data_dir).read_text(encoding="utf-8"))
-            old = {int(pid) for pid in (*state["workers"].values(), *state.get("redis", []))}
+            pids = (*state["workers"].values(), *state.get("redis", []), *state.get("flower_pids", []))
+            old = {int(pid) for pid in pids}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
         deadline = time.monotonic() + STOP_S
@@ -113,7 +125,8 @@ class Stack:
 
     def _roles(self) -> list[tuple[str, str]]:
         ingest = [("ingest", f"ingest-{n}") for n in range(1, self.settings.ingest_processes + 1)]
-        return [*ingest, *((r, r) for r in ("infer-cpu", "drain", "store", "train", "beat"))]
+        source = [("source", "source")] if self.settings.opensearch_source else []
+        return [*ingest, *((r, r) for r in ("infer-cpu", "drain", "store", "train", "beat")), *source]
 
     def _start_redis(self) -> None:
         if self.settings.redis_url is None:
@@ -126,22 +139,69 @@ class Stack:
             Leases(connect(self.settings), self.settings).bless()
 
     def _spawn(self, role: str, name: str) -> None:
-        module = "pipeline.workers.train" if role == "train" else "pipeline.workers.cpu"
-        args = [name, "cpu"] if role == "train" else [role, name]
+        own = {"train": [name, "cpu"], "source": [name]}  # roles with a module of their own
+        module = f"pipeline.workers.{role if role in own else 'cpu'}"
+        args = own.get(role, [role, name])
         logs = self.settings.data_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}.log"
         command = [sys.executable, "-m", module, *args]
         self.children.append(Child(name=name, command=command, process=self._popen(command, log), log=log))
 
-    def _popen(self, command: list[str], log: Path) -> "subprocess.Popen[bytes]":
+    @property
+    def flower_url(self) -> str | None:
+        """Where Flower is looked at; None when it is off or was given up."""
+        return None if self._door is None else flower_process.url(self._door)
+
+    def _start_flower(self) -> None:
+        """Start it, or start it again. Its socket stays open meanwhile, so its port stays and browsers wait."""
+        if self._door is None:
+            return
+        log = self.settings.data_dir / "logs" / "flower.log"
+        command = [sys.executable, "-m", "pipeline.workers.flower", f"--fd={self._door.fileno()}"]
+        try:
+            process = self._popen(command, log, fds=(self._door.fileno(),))
+        except OSError as exc:
+            logger().error("flower.given_up", why=str(exc))
+            self._close_door()
+            self.flower = None
+            return
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(process.pid).nice(10)  # looking must not slow the work
+        if self.flower is None:
+            self.flower = Child(name="flower", command=command, process=process, log=log)
+        else:
+            self.flower.process = process
+
+    def _check_flower(self) -> None:
+        """Restart it when it died; when it keeps dying, say so once and go on without it."""
+        if self.flower is None or (code := self.flower.process.poll()) is None:
+            return
+        logger(worker="flower").error("worker.died", code=code)
+        try:
+            self._count_crash(self.flower.crashes, "Flower", _tail(self.flower.log))
+        except StackFailed as exc:
+            logger().error("flower.given_up", why=str(exc))
+            self._close_door()
+            self.flower = None
+        self._start_flower()
+        self._note_state()
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    def _popen(
+        self, command: list[str], log: Path, *, fds: tuple[int, ...] = ()
+    ) -> "subprocess.Popen[bytes]":
         keep = {k: v for k, v in os.environ.items() if not k.startswith("LOGWEIR_")}
         # torch spins all cores while it waits unless told otherwise, at the cost of everybody else.
         env = {**keep, **self.settings.to_environ(), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
         with log.open("ab") as out:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=self.settings.data_dir,
-                start_new_session=True,
+                start_new_session=True, pass_fds=fds,
             )  # fmt: skip
 
     def _wait_ready(self) -> None:
@@ -181,6 +241,7 @@ class Stack:
             self._count_crash(child.crashes, child.name, _tail(child.log))
             child.process = self._popen(child.command, child.log)
             self._note_state()
+        self._check_flower()
 
     def _count_crash(self, crashes: list[float], name: str, words: str) -> None:
         now = time.monotonic()
@@ -190,8 +251,11 @@ class Stack:
 
     def stop(self) -> None:
         """End every child: a warm shutdown first, then by force; Redis last, so that steps can be committed."""
-        _end([c.process for c in self.children], signal.SIGTERM)
+        flower = [] if self.flower is None else [self.flower]
+        _end([c.process for c in (*self.children, *flower)], signal.SIGTERM)
         self.children = []
+        self.flower = None
+        self._close_door()
         if self.redis_process is not None:
             _end([self.redis_process], signal.SIGTERM)
             self.redis_process = None
@@ -213,6 +277,8 @@ class Stack:
             "ready_s": round(self.ready_s, 2),
             "workers": {c.name: c.process.pid for c in self.children},
             "redis": [] if self.redis_process is None else [self.redis_process.pid],
+            "flower": self.flower_url,
+            "flower_pids": [] if self.flower is None else [self.flower.process.pid],
         }
         path = state_file(self.settings.data_dir)
         temporary = path.with_suffix(".part")

@@ -22,7 +22,8 @@ from redis.retry import Retry
 from pipeline.errors import BadInput, StackFailed
 from pipeline.keyspace import is_refusal
 from pipeline.records import digest
-from pipeline.settings import Settings, masked_url
+from pipeline.settings import Settings
+from pipeline.values import masked_url
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
 SOCKET_PATH_LIMIT: Final = 100

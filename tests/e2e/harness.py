@@ -28,6 +28,8 @@ QUICK = {
     "LOGWEIR_LEASE_TTL_MS": "4000",
     "LOGWEIR_OVERDUE_MS": "1000",
     "LOGWEIR_SWEEP_S": "0.5",
+    "LOGWEIR_RETRAIN_BACKOFF_S": "0.5",
+    "LOGWEIR_FLOWER": "no",  # test_flower.py starts it
     "OMP_NUM_THREADS": "2",
     "POLARS_MAX_THREADS": "2",
 }
@@ -210,12 +212,12 @@ class Up:
         return dict(json.loads(done.stdout))
 
     def settled(self, workload: str, within_s: float = 60) -> dict[str, int]:
-        """Counters once everything accepted of a workload is stored, dead or discarded."""
+        """Counters once everything accepted of a workload is stored, dead, discarded or skipped."""
 
         def answer() -> dict[str, int]:
             with contextlib.suppress(redis.RedisError):
                 t = self.totals(workload)
-                if t.get("accepted") == sum(t.get(n, 0) for n in ("stored", "dead", "discarded")):
+                if t.get("accepted") == sum(t.get(n, 0) for n in ("stored", "dead", "discarded", "skipped")):
                     return t
             return {}
 
@@ -267,6 +269,17 @@ def ordinary(n: int, *, start: int = 0) -> list[str]:
         if i % 3
         else f"2026-11-20T10:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: cache refreshed with {i} entries"
         for i in range(start, start + n)
+    ]
+
+
+def varied(n: int) -> list[str]:
+    """Lines of a healthy service with 48 shapes: enough that two models of them are about equally good."""
+    things = ("cart", "search", "login", "stock", "price", "mail", "image", "audit")
+    verbs = ("served", "cached", "stored", "checked", "queued", "closed")
+    return [
+        f"2026-11-20T10:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: "
+        f"{things[i % 8]} {verbs[i % 7 % 6]} request {i} for 10.0.{i % 250}.7 in {i % 97} ms"
+        for i in range(n)
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.harness import Up, marked, nothing_left, novel, ordinary, running, until
+from e2e.harness import Up, marked, nothing_left, novel, ordinary, running, until, varied
 
 ROLES = ("ingest-1", "infer-cpu", "drain", "store", "train", "beat", "redis")
 
@@ -21,7 +21,7 @@ ROLES = ("ingest-1", "infer-cpu", "drain", "store", "train", "beat", "redis")
 def busy() -> Iterator[Up]:
     """A stack of its own with a model, small batches, and so work in every stage."""
     with running({"LOGWEIR_BATCH_RECORDS": "10"}) as up:
-        up.send(ordinary(200), "base")
+        up.send(varied(200), "base")
         done = up.logweir("train", "--json")
         assert done.returncode == 0, done.stderr
         yield up
@@ -78,22 +78,28 @@ def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(bus
     train = busy.logweir.start("train", "--json")
     until(lambda: busy.status()["training"]["state"] == "training", what="the training works")
     kill(busy, "train")
-    assert train.wait(100) == 0, (busy.folder / "err").read_text()
-    after = busy.status()
-    assert after["model"]["version"] > before and after["training"]["state"] == "completed"
+    code = train.wait(100)
+    # Three seconds of training on a busy machine may give a model that the judge keeps back; that is not the question.
+    status = json.loads((busy.folder / "out").read_text())
+    assert code == (0 if status["published"] else 1), (busy.folder / "err").read_text()
+    assert (status["state"], status["attempt"]) == ("completed", 2) and status["version"] > before
 
 
 @pytest.mark.timeout(180)
-def test_a_model_that_is_damaged_on_disk_keeps_lines_waiting_until_another_one_is_trained(busy: Up) -> None:
+def test_when_every_model_is_damaged_on_disk_lines_wait_until_another_one_is_trained(busy: Up) -> None:
     live = busy.status()["model"]["version"]
-    weights = busy.data / "models" / live / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for weights in (busy.data / "models").glob("m*/model.safetensors"):  # else the one before would serve
+        content = weights.read_bytes()
+        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     kill(busy, "infer-cpu")  # the next one has to load the model
     path = busy.write(novel(20, "damage"))
     assert busy.logweir("send", path, "--workload", "damage").returncode == 0
-    trouble = until(lambda: busy.status()["trouble"], within_s=40, what="the trouble is told")
-    assert live in trouble["reason"]
+
+    def told() -> bool:  # another one may stand there from before
+        trouble = busy.status()["trouble"]
+        return bool(trouble) and live in trouble["reason"]
+
+    until(told, within_s=40, what="the trouble is told")
     assert busy.totals("damage").get("dead", 0) == 0
     assert busy.logweir("train").returncode == 0
     assert busy.settled("damage")["stored"] == 20

@@ -1,0 +1,301 @@
+"""100 publishes under load: time until every worker answers under the new version; batches failed, lost, doubled, stale.
+
+A real `logweir up` with one small real model. Each further version is that bundle with slightly moved weights, hashes
+and all, published under the training lease like a training's own, with the same hint. Lines flow all the time, half of
+them never seen before, so that ingest, infer and drain all work; a new version has an empty cache, so the other half is
+scored again after every publish. A swap is timed by Redis' clock on both ends: from the pointer's move to the worker's
+word that it serves the version.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+from safetensors.numpy import load_file, save_file
+
+from bench._running import scratch
+from pipeline.app import make_app
+from pipeline.gpu.devices import TRAINING
+from pipeline.gpu.leases import Leases, Mode, granted
+from pipeline.keyspace import connect
+from pipeline.ledger import Accepted, Ledger
+from pipeline.models import bundle
+from pipeline.presence import Presence, attached
+from pipeline.producer import Producer
+from pipeline.records import digest, utc_now
+from pipeline.registry import Registry
+from pipeline.settings import Settings
+from pipeline.tasks.reload import announce
+
+PUBLISHES: Final = 100
+BATCHES_EACH: Final = 4  # that come in between two publishes, at least
+START_S: Final = 60.0  # until every worker serves the first version: torch is imported for it
+SWAP_MOST_S: Final = 10.0  # a worker that needs longer counts with this
+IN_FLIGHT: Final = 12  # batches: enough that no stage runs dry
+BATCH_LINES: Final = 40
+DRAINED_S: Final = 60.0
+SERVING: Final = ("ingest", "infer-cpu", "infer-gpu", "drain")  # roles that answer under a model version
+ENVIRONMENT: Final = {
+    "LOGWEIR_FLOWER": "no",
+    "LOGWEIR_TRAIN_SECONDS": "5",
+    "LOGWEIR_INGEST_PROCESSES": "2",
+}
+
+
+@dataclass(slots=True)
+class Fed:
+    """What the feeding thread sent: lines by batch id."""
+
+    batches: dict[str, int] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap:
+    """One publish: when the last ingest worker had it, and what each worker needed."""
+
+    version: str
+    ingest_ms: int  # Redis time
+    waits_ms: dict[str, int]
+
+
+def measure(_data: Path) -> dict[str, Any]:
+    with scratch() as folder, _stack(folder) as settings:
+        _train(folder)
+        workers = _workers(settings)
+        first = Registry(connect(settings), settings).current()
+        if first is None:
+            raise RuntimeError(
+                "the first training published no model; look at its reason in `logweir models list`"
+            )
+        _swapped(settings, first.version, workers, within_s=START_S)
+        fed = Fed()
+        feeder = threading.Thread(target=_feed, args=(settings, fed), daemon=True)
+        feeder.start()
+        began = time.monotonic()
+        try:
+            swaps = _publish_all(settings, first.version, workers, fed)
+        finally:
+            fed.stop.set()
+            feeder.join(DRAINED_S)
+        seconds = time.monotonic() - began
+        return _judged(settings, fed, first.version, swaps, seconds)
+
+
+@contextmanager
+def _stack(folder: Path) -> Iterator[Settings]:
+    """A ready `logweir up`; its settings as a client needs them."""
+    env = _environment(folder)
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.cli", "up", "--json"],
+            env=env,
+            stdout=out,
+            stderr=err,
+            cwd=folder,
+        )
+    try:
+        deadline = time.monotonic() + 90
+        while not (folder / "out").read_text().strip():
+            if up.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"logweir up is not ready: {(folder / 'err').read_text()[-1000:]}")
+            time.sleep(0.1)
+        yield attached(Settings(data_dir=folder / "data"))
+    finally:
+        up.terminate()
+        up.wait(60)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Nothing of a developer's own settings."""
+    kept = {k: v for k, v in os.environ.items() if k != "REDIS_URL" and not k.startswith("LOGWEIR_")}
+    return {**kept, **ENVIRONMENT, "LOGWEIR_DATA_DIR": str(folder / "data")}
+
+
+def _train(folder: Path) -> None:
+    log = folder / "base.log"
+    log.write_text("".join(line + "\n" for line in _known(1_000, seed=0)), encoding="utf-8")
+    env = _environment(folder)
+    for verb in (["send", str(log), "--workload", "base", "--wait"], ["train"]):
+        subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", *verb],
+            env=env,
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+
+
+def _workers(settings: Settings) -> tuple[str, ...]:
+    presence = Presence(connect(settings), settings)
+    return tuple(w.name for w in presence.live() if w.role in SERVING)
+
+
+# ---- load ------------------------------------------------------------------------------------------
+
+
+def _known(n: int, *, seed: int) -> list[str]:
+    """Lines of a healthy service; masked, they are 40 distinct ones."""
+    rng = random.Random(seed)
+    words = ("cart", "search", "login", "stock", "price", "mail", "image", "audit")
+    verbs = ("served", "cached", "stored", "checked", "queued")
+    return [
+        f"2026-11-20T10:00:00Z INFO app: {rng.choice(words)} {rng.choice(verbs)} request {rng.randrange(10**6)} "
+        f"for 10.0.{rng.randrange(250)}.7 in {rng.randrange(900)} ms"
+        for _ in range(n)
+    ]
+
+
+def _new(n: int, number: int) -> list[str]:
+    """Lines whose masked form nobody has seen: no number tells them apart, words do."""
+    rng = random.Random(number)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = ["".join(rng.choices(letters, k=9)) for _ in range(n)]
+    return [f"2026-11-20T11:00:00Z INFO app: module {name} says {name[::-1]}" for name in names]
+
+
+def _feed(settings: Settings, fed: Fed) -> None:
+    producer, ledger = Producer.connect(settings), Ledger(connect(settings), settings)
+    number = 0
+    while not fed.stop.is_set():
+        if ledger.counts().get("batches", 0) >= IN_FLIGHT:
+            fed.stop.wait(0.01)
+            continue
+        number += 1
+        lines = [*_known(BATCH_LINES // 2, seed=number), *_new(BATCH_LINES // 2, number)]
+        batch_id = f"bench-{number}"
+        if isinstance(producer.send(lines, workload=f"load{number % 3}", batch_id=batch_id), Accepted):
+            fed.batches[batch_id] = len(lines)
+
+
+# ---- publishing ------------------------------------------------------------------------------------
+
+
+def _publish_all(settings: Settings, source: str, workers: tuple[str, ...], fed: Fed) -> list[Swap]:
+    client = connect(settings)
+    registry, leases = Registry(client, settings), Leases(client, settings)
+    app = make_app(settings)
+    lease = granted(
+        leases.request(TRAINING, Mode.EXCLUSIVE, "bench", floor=registry.newest_token()), "training"
+    )
+    swaps = []
+    with leases.holding(lease):
+        for number in range(1, PUBLISHES + 1):
+            version = registry.name(lease.token, digest("bench", str(number)))
+            _next_version(registry, source, version, number)
+            registry.publish(version, lease, at=utc_now())
+            announce(app)
+            swaps.append(_swapped(settings, version, workers))
+            deadline = time.monotonic() + SWAP_MOST_S
+            while len(fed.batches) < BATCHES_EACH * number:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no batch came in for {SWAP_MOST_S:.0f} s: the load has stopped")
+                time.sleep(0.02)
+    return swaps
+
+
+def _next_version(registry: Registry, source: str, version: str, number: int) -> None:
+    """The bundle once more under another name, its weights moved by a thousandth at most."""
+    origin, manifest = registry.path(source), registry.manifest(source)
+    weights = load_file(origin / bundle.WEIGHTS)
+    rng = np.random.default_rng(number)
+    moved = {
+        name: (value * (1 + 1e-3 * rng.uniform(-1, 1, value.shape))).astype(value.dtype)
+        if np.issubdtype(value.dtype, np.floating)
+        else value
+        for name, value in weights.items()
+    }
+
+    def copied(name: str) -> Any:
+        return lambda path: path.write_bytes((origin / name).read_bytes())
+
+    writers = {name: copied(name) for name in bundle.FILE_CAPS}
+    writers[bundle.WEIGHTS] = lambda path: save_file(moved, path)
+    bundle.write(
+        registry.path(version),
+        writers=writers,
+        manifest=lambda files: replace(
+            manifest, version=version, parent=source, created=utc_now(), files=files
+        ),
+    )
+
+
+def _swapped(
+    settings: Settings, version: str, workers: tuple[str, ...], *, within_s: float = SWAP_MOST_S
+) -> Swap:
+    """Wait until every worker says that it serves the version."""
+    client = connect(settings)
+    live, presence = Registry(client, settings).current(), Presence(client, settings)
+    if live is None or live.version != version:
+        raise RuntimeError(f"{version} was published but {live} is live; does somebody else train here?")
+    deadline = time.monotonic() + within_s
+    waits: dict[str, int] = {}
+    while len(waits) < len(workers) and time.monotonic() < deadline:
+        for name, served in presence.serving().items():
+            if name in workers and served.versions.get(live.model) == version:
+                waits[name] = served.since_ms - live.published_ms
+        time.sleep(0.02)
+    waits = {name: waits.get(name, round(within_s * 1000)) for name in workers}
+    last = max(ms for name, ms in waits.items() if name.startswith("ingest"))
+    return Swap(version=version, ingest_ms=live.published_ms + last, waits_ms=waits)
+
+
+# ---- what came of it -------------------------------------------------------------------------------
+
+
+def _judged(settings: Settings, fed: Fed, first: str, swaps: list[Swap], seconds: float) -> dict[str, Any]:
+    client = connect(settings)
+    ledger = Ledger(client, settings)
+    deadline = time.monotonic() + DRAINED_S
+    while ledger.counts().get("batches", 0) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    pipe = client.pipeline(transaction=False)
+    for batch_id in fed.batches:
+        pipe.hmget(ledger.keys.batch(batch_id), "accepted_ms", "state")
+    entries = dict(zip(fed.batches, pipe.execute(), strict=True))
+    files = {p.stem: p for p in settings.results.glob("date=*/workload=load*/*.parquet")}
+    wanted = ["record_id", "lines", "model_version"]
+    frames = [
+        pl.read_parquet(p, columns=wanted, hive_partitioning=False).with_columns(batch=pl.lit(batch_id))
+        for batch_id, p in files.items()
+    ]
+    rows = pl.concat(frames)
+    waits = np.array([ms for swap in swaps for ms in swap.waits_ms.values()])
+    workers = sorted(swaps[0].waits_ms)
+    by_worker = {name: round(float(np.percentile([s.waits_ms[name] for s in swaps], 99))) for name in workers}
+    return {
+        "publishes": len(swaps),
+        "p99_ms": round(float(np.percentile(waits, 99))),
+        "failed": sum(1 for _, state in entries.values() if state != b"done"),
+        "lost": sum(fed.batches.values()) - int(rows.unique("record_id")["lines"].sum()),
+        "doubled": rows.height - rows["record_id"].n_unique(),
+        "stale_verdicts": _stale(rows, entries, first, swaps),
+        "p50_ms": round(float(np.percentile(waits, 50))),
+        "max_ms": int(waits.max()),
+        "p99_ms_by_worker": by_worker,
+        "batches": len(fed.batches),
+        "versions_in_rows": rows["model_version"].n_unique(),
+        "lines_per_s": round(rows.height / seconds),
+        "workers": workers,
+    }
+
+
+def _stale(rows: pl.DataFrame, entries: dict[str, Any], first: str, swaps: list[Swap]) -> int:
+    """Rows of batches that came in after every ingest worker had swapped, answered under an older version."""
+    rank = {version: number for number, version in enumerate([first, *(s.version for s in swaps)])}
+    stale = 0
+    for (batch_id,), part in rows.group_by("batch"):
+        accepted = int(entries[str(batch_id)][0])
+        least = max((rank[s.version] for s in swaps if s.ingest_ms < accepted), default=0)
+        stale += sum(1 for version in part["model_version"].to_list() if rank.get(version, -1) < least)
+    return stale

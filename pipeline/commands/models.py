@@ -1,0 +1,100 @@
+"""`logweir models list | show | promote | rollback`: model versions, what became of them, and changing the live one."""
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.commands.common import out, print_json, printable, reached, redis_explained, settings_of
+from pipeline.errors import BadBundle, BadInput
+from pipeline.keyspace import connect
+from pipeline.records import utc_now
+from pipeline.registry import Live, Registry
+from pipeline.report.text import plural
+from pipeline.settings import Settings
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = reached(settings_of(args))
+    actions = {"list": _list, "show": _show, "promote": _promote, "rollback": _rollback}
+    if args.action not in {"show", "promote"} and args.version:
+        raise BadInput(f"`logweir models {args.action}` takes no version; {args.version!r} is one too many")
+    with redis_explained():
+        return actions[args.action](args, settings, Registry(connect(settings), settings))
+
+
+def _list(args: argparse.Namespace, _settings: Settings, registry: Registry) -> int:
+    live = {one.version: one for one in registry.live()}
+    faults = registry.faults()
+    rows = [_row(registry, version, live, faults) for version in registry.versions()]
+    if args.json:
+        print_json(rows)
+        return 0
+    console = out()
+    if not rows:
+        console.print("no models yet; train one with `logweir train`")
+        return 0
+    for row in rows:
+        created = "" if row["created"] is None else f"{row['created']:%Y-%m-%d %H:%M:%S} UTC"
+        lines = "" if row["lines"] is None else plural(row["lines"], "line")
+        whose = "" if row["model"] in ("shared", "?") else f"own model of {printable(row['model'])}"
+        said = ", ".join(part for part in (row["state"], created, lines, whose) if part)
+        # Never cut: a version is there to be copied, and a reason to be read.
+        console.print(
+            f"{row['version']}  {said}", style="bold" if row["live"] else None, markup=False, soft_wrap=True
+        )
+        if row["reason"]:
+            console.print(f"  {printable(row['reason'])}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _row(registry: Registry, version: str, live: dict[str, Live], faults: dict[str, str]) -> dict[str, Any]:
+    note = registry.note(version)
+    row: dict[str, Any] = {"version": version, "live": version in live}
+    try:
+        manifest = registry.manifest(version)
+        row |= {"model": manifest.model, "created": manifest.created, "lines": manifest.stats.lines}
+        state, reason = (note.state, note.reason) if note else ("candidate", "")
+    except BadBundle as exc:
+        row |= {"model": live[version].model if version in live else "?", "created": None, "lines": None}
+        state, reason = "unreadable", str(exc)
+    if version in live:
+        state = "live" if version not in faults and state != "unreadable" else "live, unreadable"
+        reason = faults.get(version, reason)
+    return row | {"state": state, "reason": reason, "judgement": dict(note.judgement) if note else {}}
+
+
+def _show(args: argparse.Namespace, _settings: Settings, registry: Registry) -> int:
+    live = registry.current()
+    version = args.version or (live.version if live else None)
+    if version is None:
+        raise BadInput("there is no model yet; train one with `logweir train`")
+    if version not in registry.versions():
+        raise BadInput(f"there is no model {version!r}; `logweir models list` shows what there is")
+    note = registry.note(version)
+    print_json(asdict(registry.manifest(version)) | {"state": asdict(note) if note else None})
+    return 0
+
+
+def _promote(args: argparse.Namespace, settings: Settings, registry: Registry) -> int:
+    if not args.version:
+        raise BadInput("`logweir models promote` needs a version; `logweir models list` shows what there is")
+    now = registry.promote(args.version, at=utc_now(), reason=args.reason or "")
+    return _moved(args, settings, now.previous, now)
+
+
+def _rollback(args: argparse.Namespace, settings: Settings, registry: Registry) -> int:
+    before, now = registry.roll_back(model=args.model, at=utc_now(), reason=args.reason or "")
+    return _moved(args, settings, before, now)
+
+
+def _moved(args: argparse.Namespace, settings: Settings, before: str, now: Live) -> int:
+    from pipeline.app import make_app
+    from pipeline.tasks import reload
+
+    reload.announce(make_app(settings))
+    if args.json:
+        print_json(asdict(now) | {"before": before})
+        return 0
+    instead = f", instead of {before}" if before else ""
+    out().print(f"{now.version} is the live {printable(now.model)} model now{instead}", markup=False)
+    return 0

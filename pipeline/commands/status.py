@@ -1,0 +1,194 @@
+"""`logweir status`: which models are live, what trains and why (not), what waits, who works, and every workload's lines."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.commands.common import cell, out, print_json, printable, reached, settings_of
+from pipeline.controller.trainings import State
+from pipeline.settings import Settings
+
+COUNTED = (
+    "accepted", "stored", "dead", "discarded", "skipped", "anomalous", "normal", "warming", "unclassified",
+)  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = reached(settings_of(args))
+    facts = gather(settings)
+    if args.json:
+        print_json(facts)
+        return 0
+    console = out()
+    _models(console, facts)
+    _trainings(console, facts)
+    stages = ", ".join(f"{name} {n}" for name, n in facts["stages"].items() if n) or "nothing waits"
+    console.print(
+        f"waiting   {facts['batches']} batches, {facts['bytes'] / 2**20:.1f} MiB ({stages})", markup=False
+    )
+    if facts["trouble"]:
+        console.print(
+            f"trouble   {printable(facts['trouble']['reason'])}", style="red", markup=False, soft_wrap=True
+        )
+    if facts["flower"]:
+        console.print(f"watch it  {facts['flower']}", markup=False, soft_wrap=True)
+    console.print()
+    _workers(console, facts)
+    _workloads(console, facts, settings)
+    return 0
+
+
+def _models(console: Console, facts: Mapping[str, Any]) -> None:
+    if not facts["models"]:
+        kept = facts["versions_on_disk"]
+        hint = f"; {kept} on disk, `logweir models promote VERSION` takes one" if kept else ""
+        console.print(f"model     none yet: lines are warming{hint}", markup=False, soft_wrap=True)
+    for model in facts["models"]:
+        name = "model" if model["model"] == "shared" else f"model of {printable(model['model'])}"
+        since = _moment(model["published_ms"]) if model["published_ms"] else model["published"]
+        how = "" if model["how"] == "published" else f", {model['how']}"
+        console.print(f"{name:<9} {model['version']} since {since} UTC{how}", markup=False, soft_wrap=True)
+    for version, why in facts["model_faults"].items():
+        console.print(
+            f"fault     {version} cannot be read, so another version serves: {printable(why)}",
+            style="red", markup=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def _trainings(console: Console, facts: Mapping[str, Any]) -> None:
+    console.print(f"training  {_training(facts['training'])}", markup=False, soft_wrap=True)
+    if facts["trainings_waiting"] > 1:
+        console.print(f"          {facts['trainings_waiting']} trainings wait", markup=False)
+    for model, asked in facts["retrained"].items():
+        whose = "" if model == "shared" else f"{printable(model)}: "
+        why = f"{whose}trained because {printable(asked['reason'])}, {_iso(asked['at'])} UTC"
+        console.print(f"decided   {why}", markup=False, soft_wrap=True)
+    for model, decision in facts["decisions"].items():
+        whose = "" if model == "shared" else f"{printable(model)}: "
+        what = decision.get("why") or f"trains, because {decision.get('reason')}"
+        until = decision.get("until")
+        then = f"; looks again at {_iso(until)} UTC at the latest" if until else ""
+        console.print(f"next      {whose}{printable(what)}{then}", markup=False, soft_wrap=True)
+
+
+def _training(status: Mapping[str, Any]) -> str:
+    state = status["state"]
+    if state == State.NONE.value:
+        return "none yet"
+    whose = "" if status["model"] == "shared" else f" of {printable(status['model'])}"
+    if state == State.QUEUED.value:
+        later = f" since {_moment(status['created_ms'])} UTC"
+        retry = f", try {status['attempt']}" if status["attempt"] > 1 else ""
+        return f"queued{whose}{later}{retry}: {printable(status['why'])}".rstrip(": ")
+    if status["ended_ms"]:
+        at = _moment(status["ended_ms"])
+        kept = "" if status["published"] or state != State.COMPLETED.value else " but not published"
+        lines = f", {status['lines']:,} lines" if status["lines"] else ""
+        why = f": {printable(status['reason'])}" if status["reason"] else ""
+        return f"{state}{kept}{whose} at {at} UTC{lines}{why}"
+    left = f", {status['remaining_s']:.0f} s left" if status["remaining_s"] else ""
+    return (
+        f"{state}{whose} {status['percent']:.0f} % after {status['elapsed_s']:.0f} s{left}, "
+        f"{status['lines']:,} lines, asked by {status['asked_by']}: {printable(status['why'])}"
+    )
+
+
+def _workers(console: Console, facts: Mapping[str, Any]) -> None:
+    table = Table("worker", "role", "pid", "queues", "serves", box=None, pad_edge=False)
+    shared = next((m["version"] for m in facts["models"] if m["model"] == "shared"), "")
+    for worker in facts["workers"]:
+        serves = worker["serves"].get("shared", "")
+        own = len(worker["serves"]) - ("shared" in worker["serves"])
+        shown = f"{serves}{f' and {own} own' if own else ''}"
+        row = (worker["name"], worker["role"], worker["pid"], " ".join(worker["queues"]), shown)
+        table.add_row(*map(cell, row), style="yellow" if serves and serves != shared else None)
+    console.print(table)
+
+
+def _workloads(console: Console, facts: Mapping[str, Any], settings: Settings) -> None:
+    names = ["accepted", "stored", "in_flight", "dead", "anomalous", "warming"]
+    if any(t["skipped"] for t in facts["workloads"].values()):
+        names.insert(4, "skipped")
+    table = Table("workload", *(n.replace("_", " ") for n in names), "watched", box=None, pad_edge=False)
+    for name, t in facts["workloads"].items():
+        table.add_row(cell(name), *(f"{t[n]:,}" for n in names), "yes" if t["watched"] else "")
+    if facts["workloads"]:
+        console.print()
+        console.print(table)
+    if settings.unwatched == "skip" and not facts["watchlist"]["patterns"]:
+        console.print(
+            "nothing is watched and unwatched = skip, so every line is only counted; "
+            "`logweir watch add NAME` changes that",
+            style="red", markup=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def _moment(ms: int) -> str:
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _iso(text: str) -> str:
+    return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def gather(settings: Settings) -> dict[str, Any]:
+    """The facts of `status`, JSON-ready. Raises RedisUnavailable."""
+    import redis
+
+    from pipeline.controller.tick import decisions
+    from pipeline.controller.trainings import Trainings
+    from pipeline.controller.watchlist import Watchlist
+    from pipeline.errors import RedisUnavailable
+    from pipeline.keyspace import connect
+    from pipeline.ledger import Ledger
+    from pipeline.presence import Presence, running
+    from pipeline.registry import Registry
+
+    client = connect(settings)
+    stack = running(settings.data_dir) or {}
+    ledger, presence = Ledger(client, settings), Presence(client, settings)
+    trainings, registry = Trainings(client, settings), Registry(client, settings)
+    try:
+        counts, trouble, totals = ledger.counts(), presence.trouble(), ledger.totals()
+        models, faults, workers, serving = (
+            registry.live(),
+            registry.faults(),
+            presence.live(),
+            presence.serving(),
+        )
+        status, watched = trainings.now(), Watchlist(client, settings).look()
+        decided, waiting = decisions(client, ledger.keys), int(client.zcard(ledger.keys.training_queue))
+        asked = decisions(client, ledger.keys, "retrain")
+    except redis.RedisError as exc:
+        raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
+    workloads: dict[str, dict[str, Any]] = {n: {c: t.get(c, 0) for c in COUNTED} for n, t in totals.items()}
+    for name, t in workloads.items():
+        t["in_flight"] = t["accepted"] - t["stored"] - t["dead"] - t["discarded"] - t["skipped"]
+        t["watched"] = watched.covers(name)
+    live_models = {model.version for model in models}
+    return {
+        "model": next((asdict(m) for m in models if m.model == "shared"), None),
+        "models": [asdict(m) for m in models],
+        "model_faults": {v: why for v, why in faults.items() if v in live_models},
+        "training": asdict(status),
+        "trainings_waiting": waiting,
+        "decisions": decided,
+        "retrained": {model: entry for model, entry in asked.items() if model in decided},
+        "versions_on_disk": len(registry.versions()),
+        "watchlist": {"version": watched.version, "patterns": list(watched.patterns)},
+        "batches": counts.get("batches", 0),
+        "bytes": counts.get("bytes", 0),
+        "stages": {n.removeprefix("stage:"): c for n, c in counts.items() if n.startswith("stage:")},
+        "warming_batches": ledger.warming(),
+        "trouble": asdict(trouble) if trouble else None,
+        "flower": stack.get("flower") if stack.get("redis_url") == settings.redis_url else None,
+        "workers": [
+            asdict(w) | {"serves": serving[w.name].versions if w.name in serving else {}} for w in workers
+        ],
+        "workloads": workloads,
+    }

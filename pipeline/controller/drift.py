@@ -1,0 +1,227 @@
+"""How far the stream has moved away from what a model version met when it was new.
+
+Three figures, each of a *window* of recent lines against the *reference*, the first lines under the version:
+
+* novelty: rise of the share of lines whose template the training never saw;
+* unknown: rise of the share of words the training never saw;
+* score: the population stability index of the scores.
+
+Novelty and scores are properties of every line, because the verdict cache keeps both: a window compares with the
+reference whether its lines were scored or answered from the cache. Unknown words are not: they are evidence of a
+scoring, and a version scores each distinct line once. Its cache begins empty, so the reference counts every distinct
+line of its time, a later window only those that are new by then; the share *among scored lines* therefore rises by
+itself on a stream that never changes, as what is left to be scored is ever rarer. So the window's unknown words are
+divided by the words that an empty cache would have scored in as many lines, which is what the reference did:
+
+    unknown = unknown words of the window / max(scored words of the window, scored words of the reference scaled to it)
+
+What the cache hides counts as known. On a stationary stream the chance that a line is met for the first time only
+falls, hence the expected figure never exceeds the reference: the measure errs towards silence. For the same reason
+a window is never shorter than the reference (distinct lines grow slower than lines, so scaling *up* is the safe way).
+The price: a stream that turns to much fewer distinct lines must hold more unknown words to be noticed.
+
+Everything is counted in a commit, into sums per version, so a batch counts once whatever is delivered twice. Batches
+that are scored again after the first model was published are not to be counted: that model was trained on them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.errors import BadPayload
+from pipeline.records import Reason
+
+BINS: Final = 10  # of the score, 0..1; deciles of the range, as is usual for a stability index
+COUNTERS: Final = (
+    "lines", "novel", "anomalous", "words", "unknown", *(f"bin{i}" for i in range(BINS)),
+)  # fmt: skip
+# Beyond so many standard errors of a difference, chance does not explain it. Lines come in bursts, so they tell as much
+# as a fifth of them would if they were independent; what bursts more than that is left to the thresholds.
+_ERRORS: Final = 3.0
+_BURST: Final = 5.0
+# Fewer words than one in so many lines are no share to speak of: a single odd line must not be drift.
+_LINES_PER_WORD: Final = 100
+_WORD: Final = r"\S*[\p{L}\p{N}]\S*"
+_MASK: Final = r"<[A-Z0-9_]+>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """What `advance` found. Shares are 0..1; `novelty` and `unknown` are rises (now - then), never below 0.
+
+    While not `ready` (the reference or the window is not full yet) the three figures are 0. A rise that chance
+    alone explains is 0 too.
+    """
+
+    version: str
+    ready: bool
+    lines: int  # in the window; before that, lines seen under the version
+    needed: int  # lines that the reference and the window need together
+    novelty: float = 0.0
+    unknown: float = 0.0
+    score: float = 0.0
+    novelty_now: float = 0.0
+    novelty_then: float = 0.0
+    unknown_now: float = 0.0
+    unknown_then: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What `advance` remembers between two looks at the sums of one version. All values are sums since publication."""
+
+    version: str
+    reference: Mapping[str, int] | None = None  # the sums when the reference was full
+    marks: tuple[Mapping[str, int], ...] = ()  # oldest first; the window reaches from the first one to now
+
+    def to_json(self) -> dict[str, Any]:
+        reference = None if self.reference is None else dict(self.reference)
+        return {"version": self.version, "reference": reference, "marks": [dict(m) for m in self.marks]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Window":
+        """Raises BadPayload when it is not what `to_json` gave."""
+        try:
+            return cls(
+                version=str(data["version"]),
+                reference=None if data["reference"] is None else sums(data["reference"]),
+                marks=tuple(sums(mark) for mark in data["marks"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise BadPayload(f"a stored window of drift is not readable: {exc!r}") from exc
+
+
+def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
+    """Counters of one committed batch, named as in COUNTERS; empty for a batch without verdicts (warming).
+
+    `rows`: RESULT_SCHEMA. `work`: WORK_SCHEMA of detect.py; rows that the cache answered have no `tokens` and are no
+    scored words. A record counts as one line however many physical lines it spans, or one long stack trace would
+    outweigh everything around it.
+    """
+    judged = rows.filter(pl.col("score").is_not_null())
+    if judged.is_empty():
+        return {}
+    place = (judged["score"] * BINS).floor().clip(0, BINS - 1).cast(pl.Int64)
+    scored = work.filter(pl.col("tokens").is_not_null())
+    texts = scored["masked"].str.replace_all(_MASK, " ")
+    counts = {
+        "lines": judged.height,
+        "novel": int(judged["reasons"].list.contains(Reason.NEW_TEMPLATE.value).sum()),
+        "anomalous": int(judged["anomalous"].sum()),
+        "words": int(texts.str.count_matches(_WORD).sum()),
+        "unknown": int(scored["unseen"].list.len().sum()),
+    }
+    return counts | {f"bin{i}": int((place == i).sum()) for i in range(BINS)}
+
+
+def sums(stored: Mapping[str, Any]) -> dict[str, int]:
+    """Every counter as a number, absent ones as 0. Raises ValueError for one that is no number."""
+    return {name: int(stored.get(name, 0)) for name in COUNTERS}
+
+
+def advance(
+    state: Window | None, *, version: str, counters: Mapping[str, Any], drift_lines: int
+) -> tuple[Window, Drift]:
+    """One look at the sums of the live version. Pure.
+
+    The first `drift_lines` lines (or however many were there when that was first seen) are the reference. The window
+    covers the latest lines: at least as many as the reference, at most half of that more, and what came between two
+    looks. It slides by halves. Another version, or sums that have shrunk, begin anew. Raises ValueError for counters
+    that are no numbers.
+    """
+    now = sums(counters)
+    if state is None or state.version != version or _shrunk(now, state.marks):
+        state = Window(version=version)
+    if state.reference is None:
+        if now["lines"] < drift_lines:
+            drift = Drift(version=version, ready=False, lines=now["lines"], needed=2 * drift_lines)
+            return state, drift
+        state = Window(version=version, reference=now, marks=(now,))
+    reference = state.reference or now
+    span = max(drift_lines, reference["lines"])
+    marks = list(state.marks)
+    if now["lines"] - marks[-1]["lines"] >= span / 2:
+        marks.append(now)
+    while len(marks) > 1 and now["lines"] - marks[1]["lines"] >= span:
+        del marks[0]
+    window = {name: now[name] - marks[0][name] for name in COUNTERS}
+    state = Window(version=version, reference=reference, marks=tuple(marks))
+    if window["lines"] < span:
+        lines = reference["lines"] + window["lines"]
+        needed = reference["lines"] + span
+        return state, Drift(version=version, ready=False, lines=lines, needed=needed)
+    return state, compare(reference, window, version=version)
+
+
+def compare(reference: Mapping[str, int], window: Mapping[str, int], *, version: str) -> Drift:
+    """The three figures of a full window against a full reference; both are differences of sums."""
+    then, now = reference["lines"], window["lines"]
+    words_then = max(reference["words"], then / _LINES_PER_WORD)
+    words_now = max(window["words"], words_then * now / then)
+    return Drift(
+        version=version,
+        ready=True,
+        lines=now,
+        needed=now,
+        novelty=_rise(window["novel"], now, reference["novel"], then),
+        unknown=_rise(window["unknown"], words_now, reference["unknown"], words_then),
+        score=stability(
+            [reference[f"bin{i}"] for i in range(BINS)], [window[f"bin{i}"] for i in range(BINS)]
+        ),
+        novelty_now=window["novel"] / now,
+        novelty_then=reference["novel"] / then,
+        unknown_now=min(1.0, window["unknown"] / words_now),
+        unknown_then=min(1.0, reference["unknown"] / words_then),
+    )
+
+
+def stability(then: list[int], now: list[int]) -> float:
+    """Population stability index of two histograms, 0 where chance explains it.
+
+    PSI = sum over bins of (q - p) ln(q / p), the Jeffreys divergence of the two distributions; credit scoring reads
+    0.1 as some and 0.25 as a major shift (Siddiqi, "Credit Risk Scorecards", 2006). Half a line is added to every bin
+    (Jeffreys' prior), so that an empty bin is a rare one and not an infinite one, and three lines in it are no alarm.
+    For equal distributions PSI / (1/n + 1/m) is about chi-square with bins - 1 degrees of freedom (Yurdakul,
+    "Statistical properties of population stability index", 2018): below its mean plus three deviations, with
+    n and m divided by the length of a burst, it is 0. Bins
+    that are empty on both sides are no bins.
+    """
+    pairs = [(a, b) for a, b in zip(then, now, strict=True) if a or b]
+    total_then, total_now = sum(then), sum(now)
+    if len(pairs) < 2 or not total_then or not total_now:
+        return 0.0
+    index = 0.0
+    for a, b in pairs:
+        p = (a + 0.5) / (total_then + 0.5 * len(pairs))
+        q = (b + 0.5) / (total_now + 0.5 * len(pairs))
+        index += (q - p) * math.log(q / p)
+    free = len(pairs) - 1
+    chance = (free + _ERRORS * math.sqrt(2 * free)) * _BURST * (1 / total_then + 1 / total_now)
+    return index if index > chance else 0.0
+
+
+def _rise(now: int, of_now: float, then: int, of_then: float) -> float:
+    """now/of_now - then/of_then, 0 where it is not above three standard errors.
+
+    The error is that of Agresti and Caffo (2000), one success and one failure added to each side: it does not vanish
+    for shares of 0, which are the usual ones here.
+    """
+    share_now, share_then = min(1.0, now / of_now), min(1.0, then / of_then)
+    variance = 0.0
+    for share, size in ((share_now, of_now), (share_then, of_then)):
+        independent = size / _BURST
+        p = (share * independent + 1) / (independent + 2)
+        variance += p * (1 - p) / (independent + 2)
+    rise = share_now - share_then
+    return rise if rise > _ERRORS * math.sqrt(variance) else 0.0
+
+
+def _shrunk(now: Mapping[str, int], marks: tuple[Mapping[str, int], ...]) -> bool:
+    """Redis has lost the newest sums, or all of them."""
+    return bool(marks) and any(now[name] < marks[-1][name] for name in COUNTERS)

@@ -1,0 +1,247 @@
+"""What a decision about a training rests on: facts, rules, and the history that past attempts leave behind."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from pipeline.controller.drift import Drift
+from pipeline.errors import BadPayload
+from pipeline.settings import Settings
+
+# Bounds of what is recorded and shown, whatever is watched.
+NAMES_RECORDED: Final = 50
+NAME_CHARS: Final = 80
+BACKOFF_MOST_S: Final = 3_600.0
+REASON_CHARS: Final = 300
+# Drift keys are three per model version, so these cover the last twenty versions: more than are kept on disk.
+_SPENT_KEPT: Final = 64
+
+
+class Outcome(StrEnum):
+    """How an attempt at a training ended."""
+
+    COMPLETED = "completed"  # published
+    CANDIDATE = "candidate"  # judged worse than the live model, kept
+    CANCELLED = "cancelled"
+    ROLLED_BACK = "rolled-back"  # an operator took its version back
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One training of this model that has ended, whoever asked for it."""
+
+    at: datetime  # when it ended; aware UTC
+    outcome: Outcome
+    causes: tuple[str, ...]  # `Retrain.answers` of the decision; empty when an operator asked
+    lines: Mapping[
+        str, int
+    ]  # workload -> stored lines when it was asked for (`Facts.workloads` of that decision)
+    reason: str = ""  # of a failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What past attempts leave behind; `after` folds one more in. One per model, small, stored as JSON."""
+
+    last: Attempt | None = None  # the last that did not fail
+    gave_at: datetime | None = None  # when one last gave a model, published or not
+    spent: tuple[str, ...] = ()  # answered causes that no later attempt would outdate by itself, oldest first
+    failures: int = 0  # in a row
+    failed_at: datetime | None = None
+    failure: str = ""
+
+    def after(self, attempt: Attempt) -> "History":
+        """The history once `attempt` has ended."""
+        if attempt.outcome is Outcome.FAILED:
+            failure = clipped(attempt.reason, REASON_CHARS)
+            return replace(self, failures=self.failures + 1, failed_at=attempt.at, failure=failure)
+        if attempt.outcome is Outcome.ROLLED_BACK:
+            # What was learnt from which lines stays as it was; only the age begins anew, or the old version that
+            # serves again would be replaced at once for being old.
+            last = self.last or attempt
+            return replace(self, last=replace(last, at=max(last.at, attempt.at), outcome=attempt.outcome))
+        # A training of some workloads says nothing about the lines of the others.
+        lines = {**(self.last.lines if self.last else {}), **attempt.lines}
+        gave = attempt.outcome in (Outcome.COMPLETED, Outcome.CANDIDATE)
+        return History(
+            last=replace(attempt, lines=lines),
+            gave_at=attempt.at if gave else self.gave_at,
+            spent=_remember(self.spent, attempt.causes),
+        )
+
+    def not_after(self, now: datetime) -> "History":
+        """The same, where a clock that was wrong has written times that are still to come."""
+        last = self.last
+        if last is not None and last.at > now:
+            last = replace(last, at=now)
+        failed_at = self.failed_at if self.failed_at is None else min(self.failed_at, now)
+        gave_at = self.gave_at if self.gave_at is None else min(self.gave_at, now)
+        return replace(self, last=last, gave_at=gave_at, failed_at=failed_at)
+
+    def to_json(self) -> dict[str, Any]:
+        last = self.last
+        return {
+            "last": None
+            if last is None
+            else {
+                "at": last.at.isoformat(),
+                "outcome": last.outcome.value,
+                "causes": list(last.causes),
+                "lines": dict(last.lines),
+            },
+            "gave_at": iso(self.gave_at),
+            "spent": list(self.spent),
+            "failures": self.failures,
+            "failed_at": iso(self.failed_at),
+            "failure": self.failure,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "History":
+        """Raises BadPayload when it is not what `to_json` gave."""
+        try:
+            last = data["last"]
+            failed_at, gave_at = data["failed_at"], data["gave_at"]
+            return cls(
+                last=None
+                if last is None
+                else Attempt(
+                    at=datetime.fromisoformat(last["at"]),
+                    outcome=Outcome(last["outcome"]),
+                    causes=tuple(map(str, last["causes"])),
+                    lines={str(name): int(count) for name, count in last["lines"].items()},
+                ),
+                gave_at=None if gave_at is None else datetime.fromisoformat(gave_at),
+                spent=tuple(map(str, data["spent"])),
+                failures=int(data["failures"]),
+                failed_at=None if failed_at is None else datetime.fromisoformat(failed_at),
+                failure=str(data["failure"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise BadPayload(f"a stored history of trainings is not readable: {exc!r}") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that a decision rests on. Times are aware UTC."""
+
+    now: datetime
+    model: str  # "shared" or the workload whose own model it is
+    watching: bool  # is anything on the watchlist
+    workloads: Mapping[str, int] = field(
+        default_factory=dict
+    )  # watched, of this model -> stored lines (0: none)
+    silent: tuple[str, ...] = ()  # watchlist patterns that match no workload yet
+    trained: frozenset[str] = frozenset()  # what the live version was trained on
+    live_since: datetime | None = None  # publication of the live version; None: no model
+    history: History = field(default_factory=History)
+    busy: bool = False  # a training of this model is queued or runs
+    drift: Drift | None = None  # None: not measured (no model)
+    scheduled: datetime | None = None  # the latest time of `retrain_at` that is not after now
+    scheduled_next: datetime | None = None
+
+    @property
+    def lines(self) -> int:
+        """Stored lines of all these workloads."""
+        return sum(self.workloads.values())
+
+    @property
+    def new_lines(self) -> int:
+        """Lines stored since the last attempt, per workload: one that left takes nothing away from the others."""
+        before: Mapping[str, int] = self.history.last.lines if self.history.last else {}
+        return sum(max(0, lines - before.get(name, 0)) for name, lines in self.workloads.items())
+
+    @property
+    def since(self) -> datetime | None:
+        """When the model last became what it is, or an attempt at a better one ended."""
+        last = self.history.last
+        return max((t for t in (self.live_since, last.at if last else None) if t is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The settings a decision follows."""
+
+    min_lines: int
+    age_s: float
+    volume_lines: int
+    backoff_s: float
+    drift_novelty: float
+    drift_unknown: float
+    drift_score: float
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> Self:
+        return cls(
+            min_lines=settings.retrain_min_lines,
+            age_s=settings.retrain_age_s,
+            volume_lines=settings.retrain_lines,
+            backoff_s=settings.retrain_backoff_s,
+            drift_novelty=settings.drift_novelty,
+            drift_unknown=settings.drift_unknown,
+            drift_score=settings.drift_score,
+        )
+
+
+def facts_to_json(facts: Facts) -> dict[str, Any]:
+    """What a decision rested on; bounded: of many workloads the largest are named, all are counted."""
+    largest = sorted(facts.workloads.items(), key=lambda item: (-item[1], item[0]))[:NAMES_RECORDED]
+    history = facts.history
+    last = history.last
+    return {
+        "now": facts.now.isoformat(),
+        "model": clipped(facts.model, NAME_CHARS),
+        "watching": facts.watching,
+        "workloads": {clipped(name, NAME_CHARS): lines for name, lines in largest},
+        "workload_count": len(facts.workloads),
+        "lines": facts.lines,
+        "new_lines": facts.new_lines,
+        "silent": [clipped(name, NAME_CHARS) for name in facts.silent[:NAMES_RECORDED]],
+        "silent_count": len(facts.silent),
+        "trained_count": len(facts.trained),
+        "live_since": iso(facts.live_since),
+        "last": None
+        if last is None
+        else {
+            "at": last.at.isoformat(),
+            "outcome": last.outcome.value,
+            "causes": list(last.causes),
+            "workload_count": len(last.lines),
+            "lines": sum(last.lines.values()),
+        },
+        "failures": history.failures,
+        "failed_at": iso(history.failed_at),
+        "failure": history.failure,
+        "busy": facts.busy,
+        "drift": None if facts.drift is None else facts.drift.to_json(),
+        "scheduled": iso(facts.scheduled),
+        "scheduled_next": iso(facts.scheduled_next),
+    }
+
+
+def _remember(spent: tuple[str, ...], causes: Iterable[str]) -> tuple[str, ...]:
+    """Keys of drift and the newest one of the schedule; the others hold a basis that the attempt has moved."""
+    new = [key for key in causes if key.partition(":")[0] in ("drift", "schedule")]
+    kept = [key for key in spent if key not in new]
+    if any(key.startswith("schedule:") for key in new):
+        kept = [key for key in kept if not key.startswith("schedule:")]
+    return tuple((kept + new)[-_SPENT_KEPT:])
+
+
+def backoff_s(failures: int, base_s: float) -> float:
+    """Pause after so many failures in a row: base, doubled each time, an hour at most."""
+    # The exponent is bounded because a float is: long before forty doublings every base has reached the most.
+    return 0.0 if failures < 1 else min(BACKOFF_MOST_S, base_s * 2.0 ** min(failures - 1, 40))
+
+
+def clipped(text: str, most: int) -> str:
+    """At most so many characters; a cut shows."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def iso(at: datetime | None) -> str | None:
+    """ISO 8601, or None."""
+    return None if at is None else at.isoformat()

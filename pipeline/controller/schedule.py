@@ -1,0 +1,92 @@
+"""What is done regularly is done once, however many beats run: slots, and times of day.
+
+A schedule of a period has a slot per multiple of it on Redis time. A beat, or whatever else asks, begins the current
+slot, acts, and finishes it. A slot is done when it was finished, not when it was begun: who dies in between loses it
+after a while, and the next one who asks acts. Whatever was missed is one slot, the latest.
+
+Why slots and not redbeat: a lock around the beat says who *sends*, and that does not hold. A beat whose connection
+fails while it takes the lock goes on without it (redbeat #208, #238), one that is cut off goes on sending (#129), and
+the default lock needs 25 minutes to change hands. A message that was sent once can still arrive twice or never. So
+the firing must be harmless in any number, and then the lock has nothing left to do: any number of stock beats, or a
+timer in any worker, may ask, and the row in Redis decides. It costs one script call for every asking.
+
+Acting is still at least once: one who is slow but alive can lose its slot to another. Actions must bear that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import redis
+
+from pipeline.keyspace import Keys, Scripts
+from pipeline.settings import Settings
+
+# A clock that was corrected by less than this is waited for; NTP and failovers step by seconds.
+STEP_BACK_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The right and the duty to act once for `nominal`."""
+
+    name: str
+    nominal: datetime  # aware UTC, a multiple of the period
+    seq: int
+    missed: int  # slots before this one that nobody finished; they are not repeated
+
+
+class Slots:
+    """Begin and finish slots of named schedules. Raises RedisUnavailable."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self.key = Keys(settings.key_prefix).slots
+        self.scripts = Scripts(client)
+        self.ttl_ms = settings.lease_ttl_ms
+
+    def begin(self, name: str, every_s: float, owner: str) -> Slot | None:
+        """None: the current slot is done, or somebody is at it.
+
+        `owner` (not empty) tells operators who acts. One who is silent for `lease_ttl_ms` loses the slot.
+        """
+        every_ms = max(1, round(every_s * 1000))
+        args = [name, every_ms, owner or "unnamed", self.ttl_ms, max(STEP_BACK_MS, every_ms)]
+        answer = self.scripts.run("slot_begin", [self.key], args)
+        if answer[0] != b"yours":
+            return None
+        nominal = datetime.fromtimestamp(int(answer[1]) // 1000, UTC)
+        nominal += timedelta(milliseconds=int(answer[1]) % 1000)
+        return Slot(name=name, nominal=nominal, seq=int(answer[2]), missed=int(answer[3]))
+
+    def finish(self, slot: Slot) -> bool:
+        """False: the slot was taken over meanwhile; who has it finishes it."""
+        nominal_ms = (slot.nominal - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+        return bool(self.scripts.run("slot_finish", [self.key], [slot.name, slot.seq, nominal_ms]))
+
+
+def last_time_of_day(now: datetime, times: Sequence[str], zone: ZoneInfo) -> datetime | None:
+    """The latest of these times of day ("HH:MM" in `zone`) that is not after `now`; aware UTC; None without times.
+
+    Every time comes once a day. One that the clocks skip comes as much later as they skip; one that they repeat is
+    meant the first time.
+    """
+    return max((at for at in _around(now, times, zone) if at <= now), default=None)
+
+
+def next_time_of_day(now: datetime, times: Sequence[str], zone: ZoneInfo) -> datetime | None:
+    """The earliest of these times of day that is after `now`; otherwise like `last_time_of_day`."""
+    return min((at for at in _around(now, times, zone) if at > now), default=None)
+
+
+def _around(now: datetime, times: Sequence[str], zone: ZoneInfo) -> list[datetime]:
+    """All of them from two days before to two days after: more than any zone moves its clocks."""
+    today = now.astimezone(zone).date()
+    days = [today + timedelta(days=offset) for offset in range(-2, 3)]
+    # fold=0: of a repeated time the first, and a skipped one is read with the offset before the skip.
+    return [
+        datetime.combine(day, time.fromisoformat(text), tzinfo=zone).astimezone(UTC)
+        for day in days
+        for text in times
+    ]

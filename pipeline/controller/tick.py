@@ -1,0 +1,279 @@
+"""The controller: gathers facts, decides, asks for trainings, writes down what it decided and why.
+
+One tick decides for every model: the shared one and those of workloads that have their own. Deciding twice does no
+harm (equal requests are merged, and a queued training makes the next decision wait); the slots make it rare.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import redis
+
+from pipeline.controller.decide import Decision, Retrain, decide, to_json
+from pipeline.controller.drift import Drift, Window, advance
+from pipeline.controller.facts import Attempt, Facts, History, Outcome, Rules, facts_to_json
+from pipeline.controller.requests import query_of
+from pipeline.controller.schedule import last_time_of_day, next_time_of_day
+from pipeline.controller.trainings import Request, State, Status, Trainings
+from pipeline.controller.watchlist import Watched, Watchlist, model_of, silent
+from pipeline.errors import BadBundle, BadPayload
+from pipeline.keyspace import Keys, answering, text_map
+from pipeline.ledger import Ledger
+from pipeline.observe import logger
+from pipeline.registry import SHARED, Live, Registry
+from pipeline.settings import Settings
+
+KEEP: Final = 1_000  # decisions
+WINDOW: Final = "window"  # beside the sums of a version, in the same hash
+SAME_S: Final = 3_600.0  # an unchanged decision is written down again after so long
+
+_OUTCOMES: Final = {State.FAILED: Outcome.FAILED, State.CANCELLED: Outcome.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the controller keeps about one model between ticks."""
+
+    history: History = field(default_factory=History)
+    counted: int = 0  # trainings that ended up to this number are in the history
+    rolled_back_ms: int = 0
+    recorded: tuple[str, float] = ("", 0.0)  # kind of the decision in the list, and when it was written (s)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "history": self.history.to_json(),
+                "counted": self.counted,
+                "rolled_back_ms": self.rolled_back_ms,
+                "recorded": list(self.recorded),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Memory":
+        """A memory that cannot be read is forgotten: at worst one training is made that was not needed."""
+        try:
+            data = json.loads(text)
+            return cls(
+                history=History.from_json(data["history"]),
+                counted=int(data["counted"]),
+                rolled_back_ms=int(data["rolled_back_ms"]),
+                recorded=(str(data["recorded"][0]), float(data["recorded"][1])),
+            )
+        except (ValueError, KeyError, TypeError, IndexError, BadPayload) as exc:
+            logger().warning("controller.memory_lost", why=repr(exc))
+            return cls()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What a tick reads once for all models."""
+
+    now: datetime
+    watched: Watched
+    stored: Mapping[str, int]  # lines, by workload
+    busy: frozenset[str]  # models of which a training waits or runs
+    ended: list[tuple[int, Status]]  # the latest trainings that ended, with their numbers
+
+
+class Controller:
+    """One per process that may tick."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self.client = client
+        self.settings = settings
+        self.keys = Keys(settings.key_prefix)
+        self.ledger = Ledger(client, settings)
+        self.registry = Registry(client, settings)
+        self.trainings = Trainings(client, settings)
+        self.watchlist = Watchlist(client, settings)
+        self.rules = Rules.of_settings(settings)
+        self._learnt: dict[str, frozenset[str]] = {}
+
+    def tick(self) -> list[str]:
+        """Decide for every model once; returns the ids of the trainings that were asked for."""
+        totals = self.ledger.totals()
+        seen = _Seen(
+            now=datetime.fromtimestamp(self.ledger.now_ms() / 1000, UTC),
+            watched=self.watchlist.look(),
+            stored={name: t.get("stored", 0) for name, t in totals.items()},
+            busy=frozenset(s.model for s in self.trainings.active()),
+            ended=self.trainings.ended_after(0),
+        )
+        asked = []
+        models = self._models(seen)
+        self._forget_others(models)
+        for model, workloads in models.items():
+            facts, memory = self._facts(seen, model, workloads)
+            decision = decide(facts, self.rules)
+            if isinstance(decision, Retrain):
+                request_id, new = self.trainings.request(self._request(decision, facts))
+                asked += [request_id] * new
+            self._record(facts, decision, memory)
+        return asked
+
+    def _models(self, seen: "_Seen") -> dict[str, dict[str, int]]:
+        """Each model with the watched workloads that it learns from, and their stored lines."""
+        found: dict[str, dict[str, int]] = {SHARED: {}}
+        for name, lines in seen.stored.items():
+            if seen.watched.covers(name):
+                found.setdefault(model_of(name, self.settings.own_models), {})[name] = lines
+        return found
+
+    def _facts(self, seen: "_Seen", model: str, workloads: dict[str, int]) -> tuple[Facts, Memory]:
+        times, zone = self.settings.retrain_at, self.settings.zone
+        live = self.registry.current(model)
+        memory = self._remembered(model)
+        memory = replace(memory, history=memory.history.not_after(seen.now))
+        memory = _with_ended(memory, [e for e in seen.ended if e[1].model == model], live, workloads)
+        facts = Facts(
+            now=seen.now,
+            model=model,
+            watching=bool(seen.watched.entries),
+            workloads=workloads,
+            silent=tuple(silent(seen.watched.patterns, seen.stored)) if model == SHARED else (),
+            trained=frozenset() if live is None else self._trained(live.version),
+            live_since=None if live is None else datetime.fromtimestamp(live.published_ms / 1000, UTC),
+            history=memory.history,
+            busy=model in seen.busy,
+            drift=self._drift(live),
+            scheduled=last_time_of_day(seen.now, times, zone),
+            scheduled_next=next_time_of_day(seen.now, times, zone),
+        )
+        return facts, memory
+
+    def _request(self, decision: Retrain, facts: Facts) -> Request:
+        return Request(
+            model=facts.model,
+            query=query_of(self.settings, facts.now),
+            asked_by="controller",
+            why=decision.reason,
+            answers=decision.answers,
+        )
+
+    def _trained(self, version: str) -> frozenset[str]:
+        """What a version was trained on; versions are immutable, so it is read once."""
+        if version not in self._learnt:
+            try:
+                workloads = frozenset(self.registry.manifest(version).workloads)
+            except BadBundle:
+                return frozenset()  # status shows the fault; the history still knows what was learnt
+            self._learnt = {version: workloads, **dict(list(self._learnt.items())[:50])}
+        return self._learnt[version]
+
+    def _drift(self, live: Live | None) -> Drift | None:
+        """One look at the sums of the live version; the window is kept beside them, so that a version that is live
+        again goes on with its own."""
+        if live is None:
+            return None
+        key = self.keys.drift(live.version)
+        with answering():
+            raw = text_map(self.client.hgetall(key))
+        text = raw.pop(WINDOW, None)
+        try:
+            window = None if text is None else Window.from_json(json.loads(text))
+            window, drift = advance(
+                window, version=live.version, counters=raw, drift_lines=self.settings.drift_lines
+            )
+        except (ValueError, BadPayload) as exc:
+            logger().warning("controller.drift_lost", why=repr(exc))
+            with answering():
+                self.client.hdel(key, WINDOW)  # the next look begins a window anew
+            return None
+        if raw:  # nothing is kept of a version that has answered no line yet
+            with answering():
+                self.client.hset(key, WINDOW, json.dumps(window.to_json()))
+        return drift
+
+    def _remembered(self, model: str) -> Memory:
+        with answering():
+            raw = self.client.hget(self.keys.controller, f"memory:{model}")
+        return (
+            Memory()
+            if raw is None
+            else Memory.from_json(raw if isinstance(raw, str) else raw.decode("utf-8", "replace"))
+        )
+
+    def _record(self, facts: Facts, decision: Decision, memory: Memory) -> None:
+        """The newest decision of every model; in the list those that differ from the one before."""
+        model, at = facts.model, facts.now.isoformat()
+        said = to_json(decision)
+        entry = json.dumps({"at": at, "model": model, **said, "facts": facts_to_json(facts)})
+        # Figures change with every tick; what is said about them does not.
+        kind = re.sub(r"[\d.,]+", "#", str(said.get("cause") or said.get("why")))
+        last, since = memory.recorded
+        again = kind != last or abs(facts.now.timestamp() - since) > SAME_S
+        if again:
+            memory = replace(memory, recorded=(kind, facts.now.timestamp()))
+        pipe = self.client.pipeline(transaction=True)
+        pipe.hset(self.keys.controller, f"memory:{model}", memory.to_json())
+        pipe.hset(self.keys.controller, f"decision:{model}", entry)
+        if isinstance(decision, Retrain):
+            pipe.hset(self.keys.controller, f"retrain:{model}", entry)
+        if again:
+            pipe.lpush(self.keys.decisions, entry)
+            pipe.ltrim(self.keys.decisions, 0, KEEP - 1)
+        with answering():
+            pipe.execute()
+
+    def _forget_others(self, models: Mapping[str, object]) -> None:
+        """Decisions about models that nothing watched belongs to any more; what they did is kept."""
+        with answering():
+            names = text_map(self.client.hgetall(self.keys.controller))
+            gone = [n for n in names if n.startswith("decision:") and n.partition(":")[2] not in models]
+            if gone:
+                self.client.hdel(self.keys.controller, *gone)
+
+
+def decisions(client: "redis.Redis", keys: Keys, kind: str = "decision") -> dict[str, dict[str, Any]]:
+    """The newest decision for each model, with its inputs; `kind` "retrain": the newest that asked for a training."""
+    with answering():
+        raw = text_map(client.hgetall(keys.controller))
+    found = {}
+    for name, text in sorted(raw.items()):
+        found_kind, _, model = name.partition(":")
+        if found_kind == kind:
+            with suppress(ValueError, TypeError):  # one that cannot be read is not shown
+                found[model] = dict(json.loads(text))
+    return found
+
+
+def _with_ended(
+    memory: Memory, trainings: list[tuple[int, Status]], live: Live | None, workloads: Mapping[str, int]
+) -> Memory:
+    """The memory with the trainings that ended since, and a version that was rolled back since.
+
+    One that was cancelled before it began has counted no lines. The controller's own has answered its causes for all
+    `workloads` all the same, or it would be asked for again at once; an operator's was no attempt.
+    """
+    history, counted = memory.history, memory.counted
+    for number, status in trainings:
+        if number <= memory.counted:
+            continue
+        counted = max(counted, number)
+        outcome = _OUTCOMES.get(status.state, Outcome.COMPLETED if status.published else Outcome.CANDIDATE)
+        lines = dict(status.stored)
+        if outcome is Outcome.CANCELLED and not lines:
+            if status.asked_by != "controller":
+                continue
+            lines = dict(workloads)
+        history = history.after(
+            Attempt(
+                at=datetime.fromtimestamp(status.ended_ms / 1000, UTC),
+                outcome=outcome,
+                causes=status.answers,
+                lines=lines,
+                reason=status.reason,
+            )
+        )
+    rolled_back = memory.rolled_back_ms
+    if live is not None and live.how == "rolled-back" and live.published_ms > rolled_back:
+        rolled_back = live.published_ms
+        at = datetime.fromtimestamp(live.published_ms / 1000, UTC)
+        history = history.after(Attempt(at=at, outcome=Outcome.ROLLED_BACK, causes=(), lines={}))
+    return replace(memory, history=history, counted=counted, rolled_back_ms=rolled_back)

@@ -1,0 +1,391 @@
+"""Requests for trainings and what became of them: a queue in Redis that survives every process.
+
+    request --merge with an equal one--> queued --take--> fetching, training, judging, publishing --> completed
+       cancel: at once while queued, at the next step while running             |        |         |-> failed(reason)
+       the trainer died: its lease is gone, so the sweep ends it as failed <----+--------+         '-> cancelled
+                         and queues it again with a growing pause, a bounded number of times
+
+What always holds: one training runs at a time, by the holder of the `training` lease; whoever lost that lease can
+neither report progress nor end a training (the token is compared in every script).
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Final, cast
+
+import redis
+
+from pipeline.controller.facts import backoff_s
+from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken
+from pipeline.gpu.devices import TRAINING
+from pipeline.gpu.leases import Lease
+from pipeline.keyspace import Keys, Scripts, answering, text_map
+from pipeline.query import Query
+from pipeline.records import digest
+from pipeline.registry import SHARED
+from pipeline.settings import Settings
+
+ATTEMPTS: Final = 3  # of one request; a third death is no accident
+KEEP_S: Final = 30 * 86_400
+KEEP: Final = 200  # ended trainings remembered
+
+
+class State(StrEnum):
+    """Where a training is."""
+
+    NONE = "none"
+    QUEUED = "queued"
+    FETCHING = "fetching"
+    TRAINING = "training"
+    JUDGING = "judging"
+    PUBLISHING = "publishing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked for. `workloads` are exact names, `patterns` choose more when the training begins; without either
+    it is all that the model serves."""
+
+    model: str = SHARED
+    workloads: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    query: Query = field(default_factory=Query)  # its workloads are filled in when the training begins
+    asked_by: str = "operator"  # "operator", "run" or "controller"
+    why: str = ""  # a sentence for people
+    answers: tuple[str, ...] = ()  # the controller's cause keys
+    attempt: int = 1
+    retry_of: str = ""
+
+    @property
+    def key(self) -> str:
+        """Equal requests have equal keys, whoever asks and why."""
+        return digest(self.model, *self.workloads, "", *self.patterns, self.query.key)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self) | {"query": self.query.to_json()})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Request":
+        """Raises BadPayload."""
+        try:
+            data = json.loads(text)
+            return cls(
+                model=str(data["model"]),
+                workloads=tuple(str(w) for w in data["workloads"]),
+                patterns=tuple(str(p) for p in data["patterns"]),
+                query=Query.from_json(data["query"]),
+                asked_by=str(data["asked_by"]),
+                why=str(data["why"]),
+                answers=tuple(str(a) for a in data["answers"]),
+                attempt=int(data["attempt"]),
+                retry_of=str(data["retry_of"]),
+            )
+        except (ValueError, KeyError, TypeError) as exc:
+            raise BadPayload(f"a training request is not readable: {exc!r}") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What a user sees of a training. Times in seconds, moments in ms of Redis time (0: not yet)."""
+
+    state: State = State.NONE
+    request_id: str = ""
+    model: str = SHARED
+    asked_by: str = ""
+    why: str = ""
+    answers: tuple[str, ...] = ()
+    reason: str = ""  # of a failure, or why a completed training's model was not published
+    percent: float = 0.0
+    elapsed_s: float = 0.0
+    remaining_s: float = 0.0
+    epoch: int = 0
+    loss: float = 0.0
+    lines: int = 0  # records read
+    patterns: int = 0  # distinct masked lines learnt from
+    workloads: Mapping[str, int] = field(default_factory=dict)  # records used of each
+    stored: Mapping[str, int] = field(default_factory=dict)  # lines stored of each when it began
+    version: str = ""
+    published: bool = False
+    device: str = ""
+    attempt: int = 1
+    retry_of: str = ""
+    retried_as: str = ""
+    created_ms: int = 0
+    started_ms: int = 0
+    ended_ms: int = 0
+    not_before_ms: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def running(self) -> bool:
+        return self.state not in (State.NONE, State.QUEUED) and not self.ended
+
+
+class Trainings:
+    """The queue. Every method raises RedisUnavailable."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self.client = client
+        self.keys = Keys(settings.key_prefix)
+        self.scripts = Scripts(client)
+        self.backoff_s = settings.retrain_backoff_s
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    def request(self, request: Request) -> tuple[str, bool]:
+        """(id, is it new): an equal request that is still queued is the same training."""
+        new_id = uuid.uuid4().hex
+        k = self.keys
+        answer = self.scripts.run(
+            "training_request",
+            [k.training(new_id), k.training_queue, k.training_keys, k.trainings],
+            [new_id, request.key, request.to_json()],
+        )
+        return answer[1].decode(), answer[0] == b"queued"
+
+    def cancel(self, request_id: str) -> str:
+        """ "cancelled" (it had not begun), "asked" (it stops at its next step). Raises BadInput when it has ended."""
+        request_id = self.followed(request_id).request_id  # what waits for another try is the same training
+        k = self.keys
+        answer = self.scripts.run(
+            "training_cancel",
+            [k.training(request_id), k.training_queue, k.training_keys, k.trainings, k.trainings_ended],
+            [request_id, KEEP_S, KEEP],
+        ).decode()
+        if answer in ("unknown", "ended"):
+            word = "is not known" if answer == "unknown" else "has ended already"
+            raise BadInput(
+                f"training {request_id!r} {word}; `logweir train --list` shows those that wait or run"
+            )
+        return str(answer)
+
+    def status(self, request_id: str) -> Status:
+        """State NONE when it is not known."""
+        with answering():
+            entry = text_map(self.client.hgetall(self.keys.training(request_id)))
+        return _status(request_id, entry)
+
+    def followed(self, request_id: str) -> Status:
+        """The status of a request, or of what it was retried as: what somebody who waits for it wants to know."""
+        status = self.status(request_id)
+        while status.retried_as:
+            status = self.status(status.retried_as)
+        return status
+
+    def recent(self, limit: int = 20) -> list[Status]:
+        """The newest first, whatever their state."""
+        with answering():
+            ids = _names(self.client.zrevrange(self.keys.trainings, 0, limit - 1))
+        return self._statuses(ids)
+
+    def active(self) -> list[Status]:
+        """All that wait or run."""
+        with answering():
+            running = _text(self.client.get(self.keys.training_now))
+            ids = _names(self.client.zrange(self.keys.training_queue, 0, -1))
+        return [s for s in self._statuses([running, *ids] if running else ids) if not s.ended]
+
+    def ended_after(self, number: int) -> list[tuple[int, Status]]:
+        """(number, status) of those that ended after the one with this number, in the order they ended."""
+        with answering():
+            found = self.client.zrangebyscore(
+                self.keys.trainings_ended, f"({number}", "+inf", withscores=True
+            )
+        numbers = {_text(name): int(score) for name, score in cast("list[tuple[bytes, float]]", found)}
+        return [(numbers[s.request_id], s) for s in self._statuses(list(numbers))]
+
+    def _statuses(self, ids: list[str]) -> list[Status]:
+        pipe = self.client.pipeline(transaction=False)
+        for request_id in ids:
+            pipe.hgetall(self.keys.training(request_id))
+        with answering():
+            entries = pipe.execute()
+        return [_status(i, text_map(e)) for i, e in zip(ids, entries, strict=True) if e]
+
+    def now(self) -> Status:
+        """The one that runs, else the next that waits, else the last that ended, else NONE."""
+        with answering():
+            running = _text(self.client.get(self.keys.training_now))
+            waiting = _names(self.client.zrange(self.keys.training_queue, 0, 0))
+        # Asked for by name: of many that wait the running one is not among the newest.
+        for request_id in (running, *waiting):
+            status = self.status(request_id)
+            if status.running or status.state is State.QUEUED:
+                return status
+        return max(self.recent(), key=lambda s: s.ended_ms, default=Status())
+
+    # ---- working ---------------------------------------------------------------------------------
+
+    def due(self) -> int:
+        """How many wait and may begin now."""
+        with answering():
+            seconds, micros = self.client.time()
+            now = int(seconds) * 1000 + int(micros) // 1000
+            return int(self.client.zcount(self.keys.training_queue, "-inf", now))
+
+    def take(self, lease: Lease) -> tuple[Status, Request] | None:
+        """The next that may begin, for the holder of the training lease; None when none waits or the lease is lost."""
+        k = self.keys
+        while True:
+            with answering():
+                ids = _names(self.client.zrange(k.training_queue, 0, 0))
+                before = _text(self.client.get(k.training_now))
+            if not ids:
+                return None
+            answer = self.scripts.run(
+                "training_take",
+                [
+                    k.training(ids[0]), k.training_queue, k.training_keys, k.lease(TRAINING), k.training_now,
+                    k.training(before or "-"),
+                ],
+                [ids[0], lease.holder, lease.token, before],
+            ).decode()  # fmt: skip
+            if answer == "gone":
+                continue
+            if answer != "taken":
+                return None
+            with answering():
+                entry = text_map(self.client.hgetall(k.training(ids[0])))
+            status = _status(ids[0], entry)
+            try:
+                return status, Request.from_json(entry["request"])
+            except BadPayload as exc:  # nobody will ever be able to work on it
+                self.end(replace(status, state=State.FAILED, reason=str(exc)), lease)
+
+    def show(self, status: Status, lease: Lease) -> None:
+        """Report progress. Raises Cancelled when somebody asked for the end, StaleToken when it is not ours any more."""
+        answer = self.scripts.run(
+            "training_show",
+            [self.keys.training(status.request_id)],
+            [lease.token, status.state.value, _dump(status)],
+        )
+        if answer == b"cancel":
+            raise Cancelled("an operator cancelled it")
+        if answer == b"lost":
+            raise StaleToken(
+                f"training {status.request_id} was given to another process; nothing is published"
+            )
+
+    def end(self, status: Status, lease: Lease, *, retry: Request | None = None) -> bool:
+        """Write the last status; `retry` is queued again after a pause. False when it had ended already."""
+        return self._end(status, retry, token=str(lease.token)) == "ended"
+
+    def end_lost(self, *, published: Callable[[str], bool]) -> Status | None:
+        """End the running training whose trainer lost its lease or died, and queue it again; None when there is none.
+
+        `published`: whether this version was made live. A trainer that died after that has done its work.
+        """
+        with answering():
+            request_id = _text(self.client.get(self.keys.training_now))
+            if not request_id:
+                return None
+            entry = text_map(self.client.hgetall(self.keys.training(request_id)))
+        status = _status(request_id, entry)
+        if not status.running:
+            return None
+        try:
+            request = Request.from_json(entry["request"])
+        except BadPayload:
+            request = Request(attempt=ATTEMPTS)
+        if status.version and published(status.version):
+            done = replace(status, state=State.COMPLETED, percent=100.0, published=True)
+            return done if self._end(done, None, token="") == "ended" else None
+        cancelled = bool(entry.get("cancel"))
+        last = request.attempt >= ATTEMPTS
+        more = (
+            f", as {request.attempt - 1} times before; the log of train says why"
+            if last
+            else "; it is tried again"
+        )
+        ended = replace(
+            status,
+            state=State.CANCELLED if cancelled else State.FAILED,
+            reason="an operator cancelled it"
+            if cancelled
+            else f"the trainer died while {status.state.value}{more}",
+        )
+        retry = None if cancelled or last else again(request, request_id)
+        return ended if self._end(ended, retry, token="") == "ended" else None
+
+    def _end(self, status: Status, retry: Request | None, *, token: str) -> str:
+        k = self.keys
+        retry_id = uuid.uuid4().hex if retry else ""
+        status = replace(status, retried_as=retry_id)
+        pause_s = 0.0 if retry is None else backoff_s(retry.attempt - 1, self.backoff_s)
+        answer = self.scripts.run(
+            "training_end",
+            [
+                k.training(status.request_id), k.lease(TRAINING), k.training_now, k.training(retry_id or "-"),
+                k.training_queue, k.training_keys, k.trainings, k.trainings_ended,
+            ],
+            [
+                status.request_id, token, status.state.value, _dump(status), KEEP_S,
+                retry_id, retry.key if retry else "", retry.to_json() if retry else "", int(pause_s * 1000), KEEP,
+            ],
+        )  # fmt: skip
+        return str(answer.decode())
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")
+
+
+def _names(values: Any) -> list[str]:
+    return [_text(value) for value in values]
+
+
+def again(request: Request, request_id: str) -> Request:
+    """The same training, once more."""
+    return replace(request, attempt=request.attempt + 1, retry_of=request_id)
+
+
+# Kept in fields of their own, written by the scripts alone.
+_OWN: Final = ("state", "request_id", "created_ms", "started_ms", "ended_ms", "not_before_ms", "retried_as")
+_FROM_REQUEST: Final = ("model", "asked_by", "why", "answers", "attempt", "retry_of")
+
+
+def _dump(status: Status) -> str:
+    kept = asdict(status)
+    return json.dumps({n: v for n, v in kept.items() if n not in (*_OWN, *_FROM_REQUEST)})
+
+
+def _state(word: str) -> State:
+    try:
+        return State(word)
+    except ValueError:  # of a newer build
+        return State.NONE
+
+
+def _status(request_id: str, entry: Mapping[str, str]) -> Status:
+    if not entry:
+        return Status(request_id=request_id)
+    request, shown = Request(), {}
+    with suppress(BadPayload, KeyError):  # of a newer build: what can be read is shown
+        request = Request.from_json(entry["request"])
+    with suppress(ValueError):
+        shown = dict(json.loads(entry.get("status") or "{}"))
+    known = {f.name for f in fields(Status)}
+    values: dict[str, Any] = {
+        n: v for n, v in shown.items() if n in known and n not in (*_OWN, *_FROM_REQUEST)
+    }
+    values |= {n: getattr(request, n) for n in _FROM_REQUEST}
+    values |= {n: int(entry.get(n) or 0) for n in ("created_ms", "started_ms", "ended_ms", "not_before_ms")}
+    return Status(
+        request_id=request_id,
+        state=_state(entry.get("state", "")),
+        retried_as=entry.get("retried_as", ""),
+        **values,
+    )

@@ -1,0 +1,157 @@
+"""Which workloads operators care about: patterns with a version, in Redis.
+
+    watchlist = Watchlist.connect(Settings.load())
+    watchlist.add("prod/shop/*")            # cluster / namespace / deployment
+    watchlist.look().covers("prod/shop/cart")
+
+A pattern matches part by part; `*` stands for any text and `?` for one character within a part, and parts left out at
+the end match anything: `prod` watches the whole cluster. Adding makes models appear (controller), removing changes
+nothing but what is watched from then on.
+"""
+
+import functools
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Self
+
+import redis
+
+from pipeline.errors import BadInput
+from pipeline.keyspace import Keys, Scripts, answering, connect, text_map
+from pipeline.presence import attached
+from pipeline.records import MAX_NAME
+from pipeline.registry import SHARED
+from pipeline.settings import Settings
+
+MAX_PATTERNS: Final = 10_000
+FRESH_S: Final = 1.0  # how long a producer goes by what it read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One pattern and since when it is watched."""
+
+    pattern: str
+    added: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The watchlist at one moment. Its version grows with every change."""
+
+    version: int = 0
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return tuple(entry.pattern for entry in self.entries)
+
+    def covers(self, workload: str) -> bool:
+        """True when some pattern matches the workload."""
+        return covers(self.patterns, workload)
+
+
+class Watchlist:
+    """Add, remove, look. Every method raises RedisUnavailable."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self.client = client
+        self.keys = Keys(settings.key_prefix)
+        self.scripts = Scripts(client)
+        self._seen = (0.0, Watched())
+
+    @classmethod
+    def connect(cls, settings: Settings) -> Self:
+        """The watchlist of REDIS_URL, or of the stack that runs on the data directory. Raises BadInput without one."""
+        settings = attached(settings)
+        return cls(connect(settings), settings)
+
+    def add(self, *patterns: str) -> list[str]:
+        """Watch these too; returns those that were not watched before. Raises BadInput before anything is changed."""
+        return self._change("add", [check_pattern(p) for p in patterns])
+
+    def remove(self, *patterns: str) -> list[str]:
+        """Stop watching; returns those that were watched. Models stay as they are."""
+        return self._change("remove", patterns)
+
+    def look(self) -> Watched:
+        """The list as it is now, sorted by pattern."""
+        with answering():
+            raw = text_map(self.client.hgetall(self.keys.watch))
+        version = int(raw.pop("", "0"))
+        entries = (
+            Entry(pattern=p, added=datetime.fromtimestamp(int(json.loads(text)["added_ms"]) / 1000, UTC))
+            for p, text in sorted(raw.items())
+        )
+        return Watched(version=version, entries=tuple(entries))
+
+    def lately(self) -> Watched:
+        """The list as it was within the last second, for callers that ask for every batch."""
+        at, watched = self._seen
+        if time.monotonic() - at > FRESH_S or not at:
+            watched = self.look()
+            self._seen = (time.monotonic(), watched)
+        return watched
+
+    def _change(self, verb: str, patterns: Iterable[str]) -> list[str]:
+        done = self.scripts.run("watch", [self.keys.watch], [verb, MAX_PATTERNS, *patterns])
+        if done[0] == b"full":
+            raise BadInput(
+                f"the watchlist holds {MAX_PATTERNS:,} patterns, its limit; use wildcards, such as prod/*/cart"
+            )
+        return [item.decode() for item in done[1:]]
+
+
+def check_pattern(pattern: str) -> str:
+    """Raises BadInput for what can be no pattern."""
+    if not pattern or len(pattern) > MAX_NAME or not pattern.isprintable():
+        shown = repr(pattern) if len(pattern) <= MAX_NAME else repr(pattern[:40]) + "..."
+        raise BadInput(
+            f"{shown} is no workload pattern; write cluster/namespace/deployment, with * and ? as wildcards, "
+            "such as prod/shop/*"
+        )
+    return pattern
+
+
+def covers(patterns: Iterable[str], workload: str) -> bool:
+    """True when one of the patterns matches the workload."""
+    return any(_compiled(pattern).fullmatch(workload) for pattern in patterns)
+
+
+def model_of(workload: str, own: Iterable[str]) -> str:
+    """Whose model answers a workload: its own where a pattern says so, else the one that is shared. A workload of that
+    very name has no own one."""
+    return workload if workload != SHARED and covers(own, workload) else SHARED
+
+
+def silent(patterns: Iterable[str], workloads: Iterable[str]) -> list[str]:
+    """The patterns that match none of these workloads."""
+    known = list(workloads)
+    return [p for p in patterns if not any(_compiled(p).fullmatch(w) for w in known)]
+
+
+def unwatched(watched: Watched, seen: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Workloads seen but not watched, most lines first: what a user may pick from."""
+    rest = [name for name in seen if not watched.covers(name)]
+    return sorted(rest, key=lambda name: (-seen[name].get("accepted", 0), name))
+
+
+# More than one full list: with one pattern too many for it, a cache that is asked in order answers nothing.
+@functools.lru_cache(maxsize=4 * MAX_PATTERNS)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # Parts left out at the end match anything.
+    return re.compile("/".join(map(_part, pattern.split("/"))) + "(?:/.*)?", re.DOTALL)
+
+
+def _part(part: str) -> str:
+    """One part as an expression. What stands between two stars is taken where it comes first, for good (atomic), as
+    `fnmatch` does: trying all places would take years for a pattern such as *a*a*a*a*b."""
+    first, *rest = ("".join("[^/]" if c == "?" else re.escape(c) for c in piece) for piece in part.split("*"))
+    if not rest:
+        return first
+    *inner, last = rest
+    return first + "".join(f"(?>[^/]*?{piece})" for piece in inner if piece) + "[^/]*" + last

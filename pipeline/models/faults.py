@@ -1,0 +1,111 @@
+"""Known anomalies for judging a model: classic faults in many programs' words, and damaged normal lines."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+# As masked lines. Most hold no word of the severity list, so that the model alone must notice them.
+_FAULTS: Final = (
+    "Out of memory: killed process <NUM> (<*>) total-vm:<NUM>kB, anon-rss:<NUM>kB",
+    "java.lang.OutOfMemoryError: Java heap space",
+    "cannot allocate <NUM> bytes: memory exhausted",
+    "connect to <IP>:<NUM> failed: Connection refused",
+    "upstream prematurely closed connection while reading response header",
+    "connection reset by peer after <NUM> bytes",
+    "no route to host <IP>",
+    "name resolution for <HOST> gave no answer, giving up after <NUM> tries",
+    "write <PATH>: no space left on device",
+    "file system on <PATH> is full, remounting read-only",
+    "I/O error, dev sda, sector <NUM> op 0x0:(READ)",
+    "disk quota exceeded for user <NUM>",
+    "segfault at <HEX> ip <HEX> sp <HEX> in libc.so",
+    "kernel panic - not syncing: attempted to kill init",
+    "BUG: soft lockup - CPU#<NUM> stuck for <NUM>s",
+    "certificate has expired: notAfter <TIMESTAMP>",
+    "TLS handshake aborted: peer certificate is signed by an unknown authority",
+    "deadlock detected: process <NUM> waits for ShareLock on transaction <NUM>",
+    "lock wait exceeded <NUM> s, rolling back the transaction",
+    "goroutine <NUM> [running]: nil pointer dereference",
+    "thread pool exhausted: <NUM> of <NUM> busy, <NUM> tasks turned away",
+    "too many open files while accepting a socket",
+    "too many clients already, remaining slots are reserved",
+    "replication lag grew to <NUM> s, replica taken out of rotation",
+    "checksum mismatch in block <NUM>: page is torn",
+    "split brain suspected: two leaders in term <NUM>",
+    "quorum gone: <NUM> of <NUM> voters answer",
+    "Back-off restarting container, exit code <NUM>",
+    "liveness probe got status <NUM>, container will be restarted",
+    "node condition MemoryPressure is now true, evicting pods",
+    "permission denied while opening <PATH>",
+    "repeated bad password for root from <IP>, possible break-in attempt",
+    "clock jumped backwards by <NUM> s, tickets are void",
+    "uncorrectable ECC fault at <HEX>, DIMM <NUM>",
+    "watchdog did not hear from the firmware, resetting the board",
+    "temperature above limit, throttling and powering off",
+)  # fmt: skip
+# Words that no log has: pronounceable, so that a tokenizer cuts them like words.
+_SYLLABLES: Final = ("zur", "kex", "plo", "vim", "qua", "dro", "thy", "bux", "nef", "jil", "gorm", "wesk")
+_BASES: Final = 60  # damaged lines; a share of 60 is known to about 6 points
+_MASK: Final = re.compile(r"<[A-Z0-9_*]+>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """One made anomaly: a masked line, and what makes it one."""
+
+    masked: str
+    kind: str  # "fault", "swapped", "truncated", "unknown-words"
+
+
+def injected(normals: Sequence[str], *, seed: int) -> list[Injected]:
+    """Classic faults, then normal masked lines that were damaged; distinct, none of them among `normals`.
+
+    At most 60 lines are damaged, in turn by words swapped in from other lines, by a cut in the middle of a word,
+    and by words nobody uses. The same lines and seed give the same anomalies.
+    """
+    rng = np.random.default_rng(seed)
+    known = set(normals)
+    usable = sorted(line for line in known if len(_words(line)) >= 2)
+    bases = [usable[i] for i in rng.permutation(len(usable))[:_BASES].tolist()]
+    made = [Injected(masked=line, kind="fault") for line in _FAULTS]
+    for i, line in enumerate(bases):
+        if i % 3 == 0:
+            made.append(Injected(masked=_swapped(line, usable, rng), kind="swapped"))
+        elif i % 3 == 1:
+            made.append(Injected(masked=_truncated(line, rng), kind="truncated"))
+        else:
+            made.append(Injected(masked=_unknown(line, rng), kind="unknown-words"))
+    return list({m.masked: m for m in made if m.masked not in known}.values())
+
+
+def _words(line: str) -> list[int]:
+    """Where the words stand that are more than masks and punctuation."""
+    return [i for i, w in enumerate(line.split()) if any(c.isalpha() for c in _MASK.sub("", w))]
+
+
+def _swapped(line: str, others: Sequence[str], rng: np.random.Generator) -> str:
+    """Half of the words, two at least, replaced by words of other lines."""
+    words, places = line.split(), _words(line)
+    for place in rng.permutation(places)[: max(2, len(places) // 2)].tolist():
+        other = others[int(rng.integers(len(others)))]
+        words[place] = other.split()[int(rng.choice(_words(other)))]
+    return " ".join(words)
+
+
+def _truncated(line: str, rng: np.random.Generator) -> str:
+    """The line ends in the middle of a word, as when a writer dies, and the next one's begins there."""
+    words, places = line.split(), _words(line)
+    place = int(rng.choice(places[1:]))
+    word = words[place]
+    return " ".join([*words[:place], word[: max(1, len(word) // 2)] + words[0]])
+
+
+def _unknown(line: str, rng: np.random.Generator) -> str:
+    """A third of the words, two at least, replaced by words nobody uses."""
+    words, places = line.split(), _words(line)
+    for place in rng.permutation(places)[: max(2, len(places) // 3)].tolist():
+        words[place] = "".join(rng.choice(_SYLLABLES, size=3).tolist())
+    return " ".join(words)

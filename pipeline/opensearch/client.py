@@ -1,0 +1,228 @@
+"""One way to reach an OpenSearch, and one sentence for everything that can go wrong on the way.
+
+Certificates are always verified; there is no switch. Nothing is retried here: a bulk and a poll know best how long
+they can wait.
+"""
+
+import base64
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from opensearchpy import OpenSearch
+from opensearchpy.connection import Urllib3HttpConnection
+from opensearchpy.exceptions import (
+    AuthenticationException,
+    ConnectionError,
+    ConnectionTimeout,
+    NotFoundError,
+    SerializationError,
+    SSLError,
+    TransportError,
+)
+from urllib3 import Timeout
+
+from pipeline.errors import BadSetting, Retryable
+from pipeline.settings import Settings
+
+CONNECT_S: Final = 5.0  # a host that takes longer to accept a connection is not one to wait for
+READ_S: Final = 30.0  # a bulk of 5 MiB takes about a second; merges and collections of garbage take several
+
+
+class _Connection(Urllib3HttpConnection):  # type: ignore[misc] # opensearch-py is not followed by mypy
+    """Writes place and user on every error, so that it can be explained, and logs nothing by itself."""
+
+    def __init__(self, *, user: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._user = user
+
+    def perform_request(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().perform_request(*args, **kwargs)
+        except TransportError as exc:
+            exc.place = f"{self.hostname}:{self.port}"
+            exc.user = self._user
+            raise
+
+    def log_request_fail(self, *args: Any, **kwargs: Any) -> None:
+        """Whoever catches the error says it once, without the body of the request."""
+
+
+def connect(settings: Settings, *, reading: bool = False) -> OpenSearch:
+    """A client of `settings.opensearch_url`; nothing is sent yet.
+
+    `reading` takes the user who reads log indices, where one is set. Users in settings go before one in the URL.
+    Requests are not compressed: on loopback that costs a fifth of the bulk rate, and 25,000 documents/s are no more
+    than 20 MB/s. Raises BadSetting when no server is named.
+    """
+    if settings.opensearch_url is None:
+        raise BadSetting("OPENSEARCH_URL is not set; name the server, such as https://search.example:9200")
+    url = urlsplit(settings.opensearch_url)
+    secure = url.scheme == "https"
+    user, password = _credentials(settings, reading=reading)
+    headers = {}
+    if user is not None:
+        # By hand: urllib3 encodes as Latin-1, which fails on other passwords; the server reads UTF-8.
+        word = base64.b64encode(f"{user}:{password or ''}".encode()).decode()
+        headers["authorization"] = f"Basic {word}"
+    options: dict[str, Any] = {}
+    if secure and settings.opensearch_ca is not None:
+        # A file that is missing is found at the first request and explained there: it can come back.
+        options = {"verify_certs": True, "ca_certs": str(settings.opensearch_ca)}
+    elif secure:
+        options = {"ssl_context": ssl.create_default_context()}
+    return OpenSearch(
+        hosts=[
+            {
+                "host": url.hostname,
+                "port": url.port or (443 if secure else 9200),
+                "use_ssl": secure,
+                "url_prefix": url.path.strip("/"),
+            }
+        ],
+        connection_class=_Connection,
+        headers=headers,
+        user=user,
+        timeout=Timeout(connect=CONNECT_S, read=READ_S),
+        max_retries=0,
+        pool_maxsize=2,  # a scan fetches its next page beside the caller
+        retry_on_timeout=False,
+        http_compress=False,
+        **options,
+    )
+
+
+def _credentials(settings: Settings, *, reading: bool) -> tuple[str | None, str | None]:
+    if reading and settings.opensearch_read_user is not None:
+        return settings.opensearch_read_user, settings.opensearch_read_password
+    if settings.opensearch_user is not None:
+        return settings.opensearch_user, settings.opensearch_password
+    url = urlsplit(settings.opensearch_url or "")
+    return (
+        None if url.username is None else unquote(url.username),
+        None if url.password is None else unquote(url.password),
+    )
+
+
+@contextmanager
+def explained(what: str, error: type[Retryable]) -> Iterator[None]:
+    """Turn opensearch-py's exceptions into `error` with one sentence: `what`, why, and the remedy.
+
+    `what` is a clause such as "results cannot be written to logweir-results-*". Every answer of a server is
+    Retryable, because an operator can heal it from outside. Other exceptions, bugs among them, pass.
+    """
+    try:
+        yield
+    except TransportError as exc:
+        raise error(f"{what}: {_why(exc)}") from exc
+    except SerializationError as exc:
+        if "Unknown mimetype" not in str(exc):
+            raise
+        raise error(
+            f"{what}: what answers at OPENSEARCH_URL does not speak JSON; name the address of an OpenSearch"
+        ) from exc
+
+
+def is_absence(exc: BaseException | None) -> bool:
+    """True when the server answered that what was asked for is not there."""
+    return isinstance(exc, NotFoundError)
+
+
+def reason_of(exc: TransportError) -> tuple[str, str]:
+    """(type, reason) as the server gave them, the innermost cause; empty strings where it gave none."""
+    info = exc.info
+    problem = info.get("error") if isinstance(info, dict) else None
+    return cause_of(problem) if problem else ("", "" if isinstance(info, Exception) else str(info or ""))
+
+
+def cause_of(problem: Any) -> tuple[str, str]:
+    """(type, reason) of an error object of the server, of a request or of one item of a bulk.
+
+    The reason names index, field and type, and no value of a field: it goes to logs, where log text has no place.
+    """
+    if not isinstance(problem, dict):
+        return "", str(problem)
+    outer = (problem.get("root_cause") or [problem])[0]
+    kind, reason = str(outer.get("type") or ""), str(outer.get("reason") or "")
+    inner = problem.get("caused_by")
+    while isinstance(inner, dict) and "[" not in reason:  # "failed to parse" alone helps nobody
+        reason = f"{reason}: {inner.get('reason')}"
+        inner = inner.get("caused_by")
+    return kind, _short(reason.partition(" Preview of field's value")[0])
+
+
+def remedy(status: int, kind: str, reason: str, user: str | None = None) -> str:
+    """Why the server refused with this HTTP status, and what helps; for a request or for one item of a bulk."""
+    reason = _short(reason)
+    if kind == "cluster_block_exception":
+        return f"the index is blocked ({reason}); free disk space or remove the block"
+    if kind == "index_closed_exception":
+        return "the index is closed; open it"
+    if status == 403:
+        return (
+            f"{_named(user, 'the user')} has not the right ({reason}); give its role that action on the index"
+        )
+    if status == 429:
+        return f"the server is too busy (429{_given(reason)}); it will be tried again, or give it more memory"
+    if status == 404:
+        return f"there is no such index (404{_given(reason)}); check the name and create it"
+    if status == 413:
+        return "the server takes no request of this size (413); raise its http.max_content_length"
+    if status >= 500:
+        return f"the server is not ready ({status}{_given(reason)}); look at the health of the cluster"
+    return f"the server refused it ({status}{_given(reason)}); change the setting or mapping that this names"
+
+
+def _why(exc: TransportError) -> str:
+    place, user = getattr(exc, "place", "the server"), getattr(exc, "user", None)
+    if isinstance(exc, SSLError) and "WRONG_VERSION_NUMBER" in str(exc.error):
+        return (
+            f"{place} does not speak TLS; write OPENSEARCH_URL with http://, or give the server a certificate"
+        )
+    if isinstance(exc, SSLError) and "not valid for" in str(exc.error):
+        return (
+            f"the certificate of {place} is for another host ({_short(str(exc.error))}); name the host in"
+            " OPENSEARCH_URL as the certificate does"
+        )
+    if isinstance(exc, SSLError):
+        return (
+            f"the certificate of {place} cannot be verified ({_short(str(exc.error))}); set opensearch_ca to the"
+            " PEM file of the authority that signed it"
+        )
+    if isinstance(exc, ConnectionTimeout):
+        return f"{place} did not answer within {READ_S:.0f} s; look at its load, or wait until it recovers"
+    if isinstance(exc, ConnectionError):
+        return f"{place} is not reachable ({_cause(exc.info)}); start it, or correct OPENSEARCH_URL"
+    if isinstance(exc, AuthenticationException):
+        named = _named(user, "a client without a user")
+        return f"{place} does not accept {named} (401); correct the OpenSearch user and password"
+    kind, reason = reason_of(exc)
+    status = exc.status_code if isinstance(exc.status_code, int) else 500
+    if isinstance(exc, NotFoundError) and kind not in ("", "index_not_found_exception"):
+        return f"the server does not know it any more (404, {_short(reason)}); it will be asked for again"
+    return remedy(status, kind, reason, user)
+
+
+def _named(user: str | None, otherwise: str) -> str:
+    return otherwise if user is None else f"the user {user!r}"
+
+
+def _given(reason: str) -> str:
+    return f", {reason}" if reason else ""
+
+
+def _cause(exc: object) -> str:
+    # urllib3 writes "HTTPConnection(host=..., port=...): Failed to ...: [Errno 111] Connection refused".
+    text = str(exc)
+    found = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
+    if "RemoteDisconnected" in text:
+        return "it closed the connection; a server that wants https:// does that too"
+    return found.group(1) if found else _short(text)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:297] + "..."

@@ -1,0 +1,44 @@
+"""The newest stored results, for somebody who asks at a terminal."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import polars as pl
+from opensearchpy import OpenSearch
+
+from pipeline.errors import BadInput, SourceUnavailable
+from pipeline.opensearch.client import explained
+from pipeline.opensearch.documents import frame_of, indices
+from pipeline.settings import Settings
+
+MOST: Final = 10_000  # what a search gives at once (index.max_result_window)
+
+
+def newest(
+    client: OpenSearch,
+    settings: Settings,
+    *,
+    limit: int,
+    since: datetime | None = None,
+    workload: str | None = None,
+    anomalous: bool = False,
+) -> pl.DataFrame:
+    """RESULT_SCHEMA, oldest first. Raises BadInput for more than MOST, SourceUnavailable."""
+    if limit > MOST:
+        raise BadInput(f"--limit {limit:,} is more than OpenSearch gives at once; ask for at most {MOST:,}")
+    index = indices(settings)
+    wanted: list[dict[str, Any]] = []
+    if since is not None:
+        wanted.append({"range": {"timestamp": {"gte": since.isoformat()}}})
+    if workload is not None:
+        wanted.append({"term": {"workload": workload}})
+    if anomalous:
+        wanted.append({"term": {"anomalous": True}})
+    order = [
+        {name: {"order": "desc", "unmapped_type": kind}}
+        for name, kind in (("timestamp", "date"), ("record_id", "keyword"))
+    ]
+    body = {"size": limit, "query": {"bool": {"filter": wanted}}, "sort": order, "track_total_hits": False}
+    with explained(f"results cannot be read from {index}", SourceUnavailable):
+        hits = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})
+    return frame_of(reversed([hit["_source"] for hit in hits["hits"]["hits"]]))

@@ -1,0 +1,47 @@
+"""The sinks that the settings name. A new one is one line here."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from pipeline.records import Purpose
+from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.several import Several
+from pipeline.sinks.sink import Sink
+
+
+def sinks_for(settings: Settings) -> dict[Purpose, Sink]:
+    """A sink per purpose: what was scored and what is only learnt from are kept apart. Nothing is opened yet."""
+    return {purpose: _all(settings, purpose) for purpose in Purpose}
+
+
+def _all(settings: Settings, purpose: Purpose) -> Sink:
+    sinks = [_KINDS[name](settings, purpose) for name in settings.sinks]
+    return sinks[0] if len(sinks) == 1 else Several(sinks)
+
+
+def root_of(settings: Settings, purpose: Purpose) -> Path:
+    """Where the Parquet files of a purpose lie."""
+    return settings.results if purpose is Purpose.SCORE else settings.baseline
+
+
+def kind_of(purpose: Purpose) -> str:
+    """The kind of OpenSearch index that a purpose has."""
+    return "results" if purpose is Purpose.SCORE else "baseline"
+
+
+def _parquet(settings: Settings, purpose: Purpose) -> Sink:
+    return ParquetSink(root_of(settings, purpose))
+
+
+def _opensearch(settings: Settings, purpose: Purpose) -> Sink:
+    from pipeline.sinks.opensearch import OpenSearchSink  # the client takes 0.1 s to import
+
+    return OpenSearchSink(settings, kind=kind_of(purpose))
+
+
+_KINDS: Final[Mapping[str, Callable[[Settings, Purpose], Sink]]] = {
+    "parquet": _parquet,
+    "opensearch": _opensearch,
+}

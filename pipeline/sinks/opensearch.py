@@ -1,0 +1,157 @@
+"""Results in OpenSearch: one document per record, in daily indices.
+
+`_id` is the record id, so writing again replaces: that is what makes delivery exactly once in effect. The index is
+`<prefix>-<kind>-YYYY.MM.DD` by the record's own time in UTC, without write alias or rollover: an index state
+management policy on `<prefix>-results-*` deletes whole days (deploy/opensearch has one). A batch id
+always has the same records, so a batch written again covers what it wrote before.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.errors import Rejected, SinkUnavailable
+from pipeline.opensearch import bulk
+from pipeline.opensearch.client import connect, explained, is_absence
+from pipeline.opensearch.documents import (
+    NAME_LENGTH,
+    RESULT_PROPERTIES,
+    documents,
+    ensure_template,
+    frame_of,
+    index_template,
+    indices,
+)
+from pipeline.records import utc_now
+from pipeline.settings import Settings
+
+PAGE: Final = 5_000  # documents a search answers at once; the server's own limit is 10,000
+
+
+class OpenSearchSink:
+    """Writes to and reads back from the indices of one kind: "results" or "baseline"."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        kind: str = "results",
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.indices = indices(settings, kind)  # the pattern of all of this sink
+        self.prefix = self.indices.removesuffix("-*")
+        self._client = connect(settings)
+        self._sleep = sleep
+        self._jitter = jitter
+
+    def write(self, batch_id: str, frame: pl.DataFrame) -> None:
+        """Store a batch's results (RESULT_SCHEMA); what is there under the same record ids is replaced.
+
+        Raises SinkUnavailable for what can heal, and Rejected with the records that the server will never take,
+        after all others were stored.
+        """
+        timeless = frame.filter(pl.col("timestamp").is_null())
+        if timeless.height:
+            raise Rejected(
+                f"the record {timeless['record_id'][0]} has no timestamp, so it has no daily index",
+                timeless["record_id"].to_list(),
+            )
+        what = f"results cannot be written to {self.indices}"
+        with explained(what, SinkUnavailable):
+            # Before every write, 2 ms: without its template, after an index was dropped or a server came back
+            # empty, a new index would guess its mapping from the first document.
+            ensure_template(self._client, self.prefix, index_template(self.indices, RESULT_PROPERTIES))
+        bulk.write(
+            self._client,
+            documents(frame, batch_id, self.prefix),
+            what,
+            sleep=self._sleep,
+            jitter=self._jitter,
+        )
+
+    def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
+        """A batch's stored results in the order they were written, None when there are none.
+
+        Sees every write that was acknowledged before. No point in time is needed: positions are unique in a
+        batch and never change, so no page can miss or repeat one. Raises SinkUnavailable.
+        """
+        what = f"results of the batch {batch_id} ({workload}) cannot be read from {self.indices}"
+        found = [hit["_source"] for hit in self._hits(batch_id, workload, what)]
+        return frame_of(found) if found else None
+
+    def remove(self, batch_id: str, workload: str) -> None:
+        """Take back what still carries this batch id; records that another batch has written since stay.
+
+        Raises SinkUnavailable.
+        """
+        what = f"results of the batch {batch_id} ({workload}) cannot be removed from {self.indices}"
+        # Not a delete by query: that reads by a scroll, which a role without `scroll/clear` leaves open for minutes,
+        # and the five-hundredth blocks the server. A document that changes meanwhile belongs to whoever changed it,
+        # and an index that is deleted meanwhile took with it what we came for.
+        removals = [
+            bulk.Removal(
+                index=hit["_index"],
+                id=hit["_id"],
+                seq_no=hit["_seq_no"],
+                primary_term=hit["_primary_term"],
+            )
+            for hit in self._hits(batch_id, workload, what, versions=True)
+        ]
+        bulk.remove(self._client, removals, what, sleep=self._sleep, jitter=self._jitter)
+
+    def probe(self) -> str:
+        """Whether results could be written today, in words; changes nothing. Raises SinkUnavailable."""
+        # Of a pattern that matches nothing every user may ask, so it says nothing about rights; of a name it does.
+        day = f"{self.prefix}-{utc_now():%Y.%m.%d}"
+        what = f"results cannot be written to {day}"
+        try:
+            with explained(what, SinkUnavailable):
+                self._client.count(index=day)
+                self._client.indices.exists_index_template(name=self.prefix)
+            said = f"{day} can be read and written"
+        except SinkUnavailable as exc:
+            if not is_absence(exc.__cause__):
+                raise
+            said = f"{day} will be made with the first result"
+        # An id that no record has, in a version that no document has: refused for its version and not for its user.
+        bulk.remove(self._client, [bulk.Removal(index=day, id="probe", seq_no=2**53, primary_term=1)], what)
+        return said
+
+    def _hits(
+        self, batch_id: str, workload: str, what: str, *, versions: bool = False
+    ) -> list[dict[str, Any]]:
+        """What is stored of a batch by position: with its source, or with the version of each document instead."""
+        found: list[dict[str, Any]] = []
+        with explained(what, SinkUnavailable):
+            self._client.indices.refresh(index=self.indices)
+            after: list[Any] | None = None
+            while True:
+                hits = self._client.search(
+                    index=self.indices,
+                    body={
+                        "size": PAGE,
+                        "query": _of(batch_id, workload),
+                        "sort": [{"position": {"order": "asc", "unmapped_type": "integer"}}],
+                        "track_total_hits": False,
+                        "_source": not versions,
+                        "seq_no_primary_term": versions,
+                        **({"search_after": after} if after else {}),
+                    },
+                    # Half an answer would look like a whole batch.
+                    params={"allow_partial_search_results": "false"},
+                )["hits"]["hits"]
+                found += hits
+                if len(hits) < PAGE:
+                    return found
+                after = hits[-1]["sort"]
+
+
+def _of(batch_id: str, workload: str) -> dict[str, Any]:
+    wanted = {"batch_id": batch_id, "workload": workload}
+    # A name too long for the index is in no index; the batch id alone is as good, as one batch has one workload.
+    terms = [{"term": {name: value}} for name, value in wanted.items() if len(value) <= NAME_LENGTH]
+    return {"bool": {"filter": terms}}

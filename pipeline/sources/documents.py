@@ -1,0 +1,142 @@
+"""Documents that somebody else wrote, as records: whatever their fields hold, nothing is refused and nothing is lost.
+
+A message that is no text is kept as JSON; a document without one is its own message; a time that cannot be read is
+null, which becomes the time of arrival.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+import polars as pl
+
+from pipeline.records import LEVELS, MAX_NAME, RAW_SCHEMA, digest
+from pipeline.settings import Settings
+from pipeline.sources.formats_text import LEVEL_WORDS
+from pipeline.sources.framing import MAX_RECORD_BYTES, cut_between_characters
+from pipeline.sources.times import read_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where documents have what. Names may be dotted: `a.b` is the key "a.b" or the `b` of `a`."""
+
+    time: str
+    message: str
+    level: str
+    workload: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """As the settings say."""
+        return cls(
+            time=settings.opensearch_time_field,
+            message=settings.opensearch_message_field,
+            level=settings.opensearch_level_field,
+            workload=settings.opensearch_workload_fields,
+        )
+
+    @property
+    def fields(self) -> list[str]:
+        """All that is read of a document that has a message."""
+        return list(dict.fromkeys((self.time, self.message, self.level, *self.workload)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A hit of a search. `number` is the 63-bit digest of index and `_id`: what tells it from all others."""
+
+    index: str
+    id: str
+    number: int
+    seq: int
+    source: Mapping[str, Any]
+
+
+def number_of(index: str, doc_id: str) -> int:
+    """63 bits, because stores keep it as a signed `line`. At 10 million documents two are equal once in 200,000."""
+    return int(digest(index, doc_id), 16) >> 1
+
+
+def value_at(source: Mapping[str, Any], path: str) -> Any:
+    """The value under a dotted path, None when there is none; a list of one is its element."""
+    found: Any = source.get(path)
+    if found is None and "." in path:
+        for cut in (i for i, c in enumerate(path) if c == "."):
+            inner = source.get(path[:cut])
+            if isinstance(inner, Mapping):
+                found = value_at(inner, path[cut + 1 :])
+                if found is not None:
+                    break
+    return found[0] if isinstance(found, list) and len(found) == 1 else found
+
+
+def text_of(value: Any) -> str | None:
+    """A value as text that can be stored, None when there is none."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return text.replace("\0", "\\x00")
+
+
+def message_of(source: Mapping[str, Any], layout: Layout) -> str | None:
+    """The message as text, None when the document has none."""
+    return text_of(value_at(source, layout.message))
+
+
+def workload_of(document: Document, layout: Layout) -> str:
+    """The values of the workload fields joined by /, those that are missing left out; without any the index."""
+    parts = [text_of(value_at(document.source, name)) for name in layout.workload]
+    name = "/".join(part for part in parts if part) or document.index
+    name = "".join(c if c.isprintable() else "_" for c in name)
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 17]}~{digest(name)}"
+
+
+def records_of(
+    documents: Sequence[Document], messages: Sequence[str], layout: Layout, *, arrived: datetime, zone: str
+) -> pl.DataFrame:
+    """RAW_SCHEMA, in the order of the documents; a message longer than a record becomes several, like a long line."""
+    times = read_times(
+        pl.Series([text_of(value_at(d.source, layout.time)) for d in documents], dtype=pl.String),
+        arrived=arrived,
+        zone=zone,
+    ).to_list()
+    rows: list[tuple[str, int, int, datetime | None, str | None]] = []
+    for document, text, moment in zip(documents, messages, times, strict=True):
+        level = level_of(value_at(document.source, layout.level))
+        message = text.rstrip()  # a blank end says nothing, and would make a second pattern of the message
+        lines = message.count("\n") + 1
+        for piece in _pieces(message):
+            rows.append((piece, document.number, lines, moment, level))
+            lines = 0
+    raw, line, lines_, timestamp, levels = zip(*rows, strict=True)
+    frame = pl.DataFrame(
+        {"raw": raw, "line": line, "lines": lines_, "timestamp": timestamp, "level": levels, "message": raw},
+        schema={n: RAW_SCHEMA[n] for n in ("raw", "line", "lines", "timestamp", "level", "message")},
+    )
+    blank = [pl.lit(None, dtype=t).alias(n) for n, t in RAW_SCHEMA.items() if n not in frame.columns]
+    return frame.with_columns(blank).select(list(RAW_SCHEMA))
+
+
+def level_of(value: Any) -> str | None:
+    """One of LEVELS, None for what no program calls a level."""
+    word = value.strip().lower() if isinstance(value, str) else ""
+    return word if word in LEVELS else LEVEL_WORDS.get(word)
+
+
+def _pieces(message: str) -> list[str]:
+    if len(message) * 4 <= MAX_RECORD_BYTES:
+        return [message]
+    data = message.encode()
+    pieces, at = [], 0
+    while at < len(data):
+        cut = cut_between_characters(data, at, MAX_RECORD_BYTES)
+        pieces.append(data[at:cut].decode())
+        at = cut
+    return pieces

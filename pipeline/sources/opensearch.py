@@ -1,0 +1,327 @@
+"""Polls log indices of an OpenSearch that other programs write: every document becomes a record, once.
+
+Read in the order of writing, not of time. Each shard numbers its writes (`_seq_no`), so a document that comes late, has
+a time of last year, of tomorrow or none at all, is simply the next one; nothing has to be sortable, and equal
+times do not matter. What was read stands in a cursor (see `seen`) that moves in the step that accepts the batch.
+
+Guaranteed: a document is accepted once, whatever is killed when, however pages and batches are cut. A write that
+becomes visible after a later one of its shard is found while it is at most 60 s and 200 writes of that shard late
+(`seen.OVERLAP_S`, `ALWAYS`); with OpenSearch's own refresh that is a second and a few writes. A document that is
+written again under the same `_id` is recognised within the last 10,000 documents and left alone; later it is a new
+record with the same record id, which replaces the old one in OpenSearch and stands beside it in Parquet. An index
+that is made anew, restored from a snapshot or reindexed is a new index and is read.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.errors import BadSetting, SourceUnavailable
+from pipeline.ledger import Accepted, Full
+from pipeline.opensearch import scan
+from pipeline.opensearch.client import connect, explained
+from pipeline.records import Batch, Purpose, digest, utc_now
+from pipeline.settings import Settings
+from pipeline.sources.documents import (
+    Document,
+    Layout,
+    message_of,
+    number_of,
+    records_of,
+    text_of,
+    workload_of,
+)
+from pipeline.sources.seen import Entry, Seen
+
+_CLAUSES: Final = 500  # shards asked for at once; a query may have 1,024 clauses
+_WHOLE: Final = 200  # documents fetched whole at once, those without a message
+
+# Puts a batch in and moves the cursor with it: Producer.accept has this shape.
+Accept = Callable[..., Accepted | Full]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Documents of one workload, to be accepted as one batch together with `cursor`.
+
+    The batch id derives from the documents, so offering the same piece again is recognised as a duplicate.
+    """
+
+    records: pl.DataFrame  # RAW_SCHEMA; `line` is the 63-bit digest of index and `_id`
+    workload: str
+    batch_id: str
+    source: str
+    source_key: str
+    cursor: str
+    documents: int
+    without_message: int
+    without_time: int
+
+    def batch(self, *, arrived: datetime, zone: str) -> Batch:
+        """The piece as the ledger takes it."""
+        return Batch(
+            batch_id=self.batch_id,
+            workload=self.workload,
+            source=self.source,
+            source_key=self.source_key,
+            purpose=Purpose.SCORE,
+            arrived=arrived,
+            formats=(),
+            zone=zone,
+            records=self.records,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shard:
+    index: str
+    number: int
+    key: str  # "<index uuid>/<number>": an index that is made anew under the same name is another one
+
+
+class Poller:
+    """Reads what is new in `settings.opensearch_source`. Not thread-safe."""
+
+    def __init__(
+        self, client: scan.Client, settings: Settings, *, clock: Callable[[], datetime] = utc_now
+    ) -> None:
+        if settings.opensearch_source is None:
+            raise BadSetting("no index is named to read from; set opensearch_source, such as app-logs-*")
+        self.client = client
+        self.settings = settings
+        self.clock = clock
+        self.pattern = settings.opensearch_source
+        self.layout = Layout.of(settings)
+        self.source = f"opensearch:{self.pattern}"
+        self.source_key = digest(self.source)
+        self.cursor_key = digest("cursor", self.source)
+        # What the last whole poll left, so that what grew old since then is not read again and again.
+        self._left: tuple[str, Seen] | None = None
+
+    def poll(self, cursor: str | None) -> Iterator[Piece]:
+        """Everything that is new since `cursor`, as pieces; the end means that all was read.
+
+        Each piece has to be accepted before the next is asked for; who cannot, drops the iterator and polls again with
+        the cursor of the last accepted piece. Raises SourceUnavailable (also when no index answers to the
+        pattern), BadPayload for a cursor of somebody else.
+        """
+        seen = self._left[1] if self._left and self._left[0] == cursor else Seen.unpack(cursor)
+        self._left = None
+        shards = self._shards()
+        seen.keep({shard.key for shard in shards})
+        last = cursor
+        for shard in self._moved(shards, seen):
+            for piece in self._read(shard, seen):
+                last = piece.cursor
+                yield piece
+        if last is not None:
+            self._left = (last, seen)
+
+    def _now(self) -> int:
+        return int(self.clock().timestamp())
+
+    def _shards(self) -> list[_Shard]:
+        wanted = {"filter_path": "*.settings.index.uuid,*.settings.index.number_of_shards"}
+        with explained(f"{self.pattern} cannot be read", SourceUnavailable):
+            found = self.client.indices.get(index=self.pattern, params=wanted)
+        if not found:
+            raise SourceUnavailable(
+                f"no index is called {self.pattern} yet; it is read as soon as there is one, or correct "
+                "opensearch_source"
+            )
+        shards = []
+        for name, entry in sorted(found.items()):
+            facts = entry["settings"]["index"]
+            shards += [
+                _Shard(index=name, number=n, key=f"{facts['uuid']}/{n}")
+                for n in range(int(facts["number_of_shards"]))
+            ]
+        return shards
+
+    def _moved(self, shards: Sequence[_Shard], seen: Seen) -> list[_Shard]:
+        """Shards with documents past their place: most indices of a long-lived pattern have none."""
+        moved: list[_Shard] = []
+        for number in sorted({shard.number for shard in shards}):
+            group = [shard for shard in shards if shard.number == number]
+            for at in range(0, len(group), _CLAUSES):
+                some = group[at : at + _CLAUSES]
+                named = self._with_news(number, some, seen)
+                moved += [shard for shard in some if shard.index in named]
+        return sorted(moved, key=lambda shard: (shard.index, shard.number))
+
+    def _with_news(self, number: int, shards: Sequence[_Shard], seen: Seen) -> set[str]:
+        clauses = [
+            {"bool": {"filter": [{"term": {"_index": s.index}}, _past(seen.place(s.key))]}} for s in shards
+        ]
+        body = {
+            "size": 0,
+            "track_total_hits": False,
+            "query": {"bool": {"should": clauses, "minimum_should_match": 1}},
+            "aggs": {"index": {"terms": {"field": "_index", "size": len(shards)}}},
+        }
+        params = {"preference": f"_shards:{number}", "allow_partial_search_results": "false"}
+        with explained(f"{self.pattern} cannot be read", SourceUnavailable):
+            answer = self.client.search(index=self.pattern, body=body, params=params)
+        return {bucket["key"] for bucket in answer["aggregations"]["index"]["buckets"]}
+
+    def _read(self, shard: _Shard, seen: Seen) -> Iterator[Piece]:
+        """The shard's news. With the last piece of a page all of it is in, so places may move then."""
+        view, upto = self._now(), -1
+        for page in scan.pages(
+            self.client,
+            shard.index,
+            query=_past(seen.place(shard.key)),
+            fields=self.layout.fields,
+            preference=f"_shards:{shard.number}",
+        ):
+            upto = page["sort"][-1][0]
+            fresh: dict[int, Document] = {}
+            for index, doc_id, sort, source in page.iter_rows():
+                number = number_of(index, doc_id)
+                if not seen.again(number, Entry(shard.key, sort[0], view)):
+                    fresh[number] = Document(
+                        index=index, id=doc_id, number=number, seq=sort[0], source=source
+                    )
+            parts = list(self._parts(list(fresh.values())))
+            for n, (workload, documents, messages, missing) in enumerate(parts, start=1):
+                seen.add({d.number: Entry(shard.key, d.seq, view) for d in documents})
+                if n == len(parts):
+                    seen.settle(shard.key, upto, view)
+                yield self._piece(workload, documents, messages, missing, seen.pack())
+        seen.settle(shard.key, upto, view)
+
+    def _parts(self, documents: Sequence[Document]) -> Iterator[tuple[str, list[Document], list[str], int]]:
+        """(workload, documents, their messages, how many had none): one batch each."""
+        messages = {d.number: message_of(d.source, self.layout) for d in documents}
+        bare = [d for d in documents if messages[d.number] is None]
+        messages |= self._whole(bare)
+        without = {d.number for d in bare}
+        groups: dict[str, list[Document]] = {}
+        for document in documents:
+            groups.setdefault(workload_of(document, self.layout), []).append(document)
+        for workload, group in groups.items():
+            for part in self._cut(group, messages):
+                texts = [messages[d.number] or "" for d in part]
+                yield workload, part, texts, sum(d.number in without for d in part)
+
+    def _cut(self, group: Sequence[Document], messages: Mapping[int, str | None]) -> Iterator[list[Document]]:
+        """At most `batch_records` and `batch_kib` in each, but at least one document."""
+        part: list[Document] = []
+        size = 0
+        for document in group:
+            own = len(messages[document.number] or "")
+            full = len(part) >= self.settings.batch_records or size + own > self.settings.batch_kib * 1024
+            if part and full:
+                yield part
+                part, size = [], 0
+            part.append(document)
+            size += own
+        if part:
+            yield part
+
+    def _whole(self, documents: Sequence[Document]) -> dict[int, str]:
+        """All that documents without a message hold, as JSON; what was read already of one that is gone by now."""
+        found: dict[int, str] = {}
+        for at in range(0, len(documents), _WHOLE):
+            some = documents[at : at + _WHOLE]
+            with explained(f"{self.pattern} cannot be read", SourceUnavailable):
+                answer = self.client.search(
+                    index=some[0].index,
+                    body={"size": len(some), "query": {"ids": {"values": [d.id for d in some]}}},
+                    params={"allow_partial_search_results": "false"},
+                )
+            sources = {hit["_id"]: hit.get("_source") for hit in answer["hits"]["hits"]}
+            for document in some:
+                found[document.number] = text_of(sources.get(document.id) or dict(document.source)) or ""
+        return found
+
+    def _piece(
+        self, workload: str, documents: Sequence[Document], messages: Sequence[str], missing: int, cursor: str
+    ) -> Piece:
+        layout = self.layout
+        # The layout too: under another one the same documents are another content.
+        what = (repr(layout), workload, *(f"{d.number}:{d.seq}" for d in documents))
+        records = records_of(documents, messages, layout, arrived=self.clock(), zone=self.settings.time_zone)
+        heads = records.filter(pl.col("lines") > 0)
+        return Piece(
+            records=records,
+            workload=workload,
+            batch_id=f"{self.source_key}-{digest(*what)}",
+            source=self.source,
+            source_key=self.source_key,
+            cursor=cursor,
+            documents=len(documents),
+            without_message=missing,
+            without_time=heads["timestamp"].null_count(),
+        )
+
+
+def _past(place: int) -> dict[str, Any]:
+    return {"range": {scan.SEQ: {"gt": place}}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polled:
+    """What a poll brought in. `duplicates`: pieces that had been accepted before."""
+
+    documents: int = 0
+    batches: int = 0
+    duplicates: int = 0
+    without_message: int = 0
+    without_time: int = 0
+
+
+def deliver(
+    poller: Poller,
+    cursor: str | None,
+    accept: Accept,
+    *,
+    go_on: Callable[[], bool] = lambda: True,
+    wait: Callable[[float], object] = time.sleep,
+) -> Polled:
+    """Poll once to the end and have every piece accepted, waiting while the ledger is full.
+
+    `accept` takes a batch, `cursor_key` and `cursor`: Producer.accept. Before each try `go_on` is asked; when it says
+    no, what is left is read another time. Raises SourceUnavailable and what `accept` raises.
+    """
+    total = Polled()
+    pieces = poller.poll(cursor)
+    try:
+        for piece in pieces:
+            batch = piece.batch(arrived=poller.clock(), zone=poller.settings.time_zone)
+            while True:
+                if not go_on():
+                    return total
+                answer = accept(batch, cursor_key=poller.cursor_key, cursor=piece.cursor)
+                if isinstance(answer, Accepted):
+                    break
+                wait(answer.retry_after_s)
+            total = Polled(
+                documents=total.documents + piece.documents,
+                batches=total.batches + 1,
+                duplicates=total.duplicates + answer.duplicate,
+                without_message=total.without_message + piece.without_message,
+                without_time=total.without_time + piece.without_time,
+            )
+    finally:
+        pieces.close()  # type: ignore[attr-defined] # a generator: gives its point in time back now
+    return total
+
+
+def poll_once(
+    settings: Settings,
+    accept: Accept,
+    cursor_of: Callable[[str], str | None],
+    *,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Polled:
+    """Read everything that is new in `settings.opensearch_source`, once: `poll_once(s, p.accept, p.ledger.cursor)`.
+
+    Raises SourceUnavailable, BadSetting without a server, and what `accept` raises.
+    """
+    poller = Poller(connect(settings, reading=True), settings)
+    return deliver(poller, cursor_of(poller.cursor_key), accept, go_on=go_on)

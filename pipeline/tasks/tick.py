@@ -1,0 +1,70 @@
+"""What beat asks for every `tick_s`: let the controller decide, once per slot however many beats ask; and tell OpenSearch
+about templates that changed."""
+
+from contextlib import suppress
+from typing import Final, cast
+
+import redis
+
+from pipeline.controller.schedule import Slots
+from pipeline.drain.learner import unpack
+from pipeline.errors import BadPayload, RedisUnavailable, Rejected, SinkUnavailable
+from pipeline.keyspace import Scripts, answering, byte_map
+from pipeline.observe import logger
+from pipeline.routing import TASK_TICK
+from pipeline.tasks.context import Context
+
+NAME: Final = TASK_TICK
+SLOT: Final = "controller"
+TOLD_AT_ONCE: Final = 2_000  # templates; a tick must not keep the store worker from its batches
+
+
+def run(context: Context, *_: str) -> None:
+    try:
+        tick(context)
+    except (RedisUnavailable, redis.RedisError) as exc:
+        logger().warning("redis.away", why=str(exc))
+
+
+def tick(context: Context) -> list[str]:
+    """Decide if this slot's decision is ours to make; returns the ids of the trainings that were asked for."""
+    slots = Slots(context.client, context.settings)
+    slot = slots.begin(SLOT, context.settings.tick_s, context.owner)
+    if slot is None:
+        return []
+    asked = context.controller.tick()
+    slots.finish(slot)
+    for request_id in asked:
+        logger(request=request_id).info("controller.retrains")
+        context.submit.train(request_id)
+    if "opensearch" in context.settings.sinks:
+        tell_templates(context)
+    return asked
+
+
+def tell_templates(context: Context) -> int:
+    """Write templates that changed to their OpenSearch index; returns how many. What cannot be told now stays."""
+    from pipeline.opensearch.client import connect
+    from pipeline.opensearch.templates import write_templates
+
+    keys = context.ledger.keys
+    with answering():
+        changed = byte_map(context.client.hgetall(keys.templates_untold))
+        ids = list(changed)[:TOLD_AT_ONCE]
+        stored = context.client.hmget(keys.templates, ids) if ids else []
+    templates = []
+    for template_id, blob in zip(ids, cast("list[bytes | None]", stored), strict=True):
+        with suppress(BadPayload):  # of a newer build, which tells it itself
+            if blob is not None:
+                templates.append(unpack(int(template_id), blob))
+    try:
+        told = write_templates(connect(context.settings), context.settings, templates) if templates else 0
+    except (SinkUnavailable, Rejected) as exc:
+        logger().warning("templates.not_told", why=str(exc))
+        context.presence.complain("templates", str(exc))
+        return 0
+    if not ids:
+        return 0
+    pairs = [x for i in ids for x in (i, changed[i])]
+    Scripts(context.client).run("told", [keys.templates_untold], pairs)
+    return told

@@ -1,0 +1,136 @@
+"""`python -m pipeline.workers.source NAME`: polls the log indices of an OpenSearch for ever.
+
+One of them reads at a time, under an exclusive lease; others wait for it. OpenSearch and Redis being away is said once,
+shown by `logweir status` while it lasts, and waited out: the cursor in the ledger knows where to go on.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import redis
+
+from pipeline.errors import BadInput, BadPayload, BadSetting, RedisUnavailable, SourceUnavailable
+from pipeline.gpu.devices import SOURCE
+from pipeline.gpu.leases import Held, Leases, Mode, Refused
+from pipeline.observe import logger, set_up
+from pipeline.opensearch.client import connect
+from pipeline.presence import Presence
+from pipeline.producer import Producer
+from pipeline.settings import Settings
+from pipeline.sources.opensearch import Poller, deliver
+from pipeline.workers import bootstrap
+
+ROLE: Final = "source"
+RETRY_S: Final = 2.0  # after a failure; a complaint is forgotten after 15 s, so it has to be repeated sooner
+
+
+class SourceWorker:
+    """The loop of the process. `run` returns after `stop` was set."""
+
+    def __init__(self, settings: Settings, *, holder: str, producer: Producer | None = None) -> None:
+        if settings.opensearch_source is None:
+            raise BadSetting("no index is named to read from; set opensearch_source, such as app-logs-*")
+        self.settings = settings
+        self.holder = holder
+        self.producer = producer or Producer.connect(settings)
+        client = self.producer.ledger.client
+        self.leases = Leases(client, settings)
+        self.presence = Presence(client, settings)
+        self.poller = Poller(connect(settings, reading=True), settings)
+        self.stop = threading.Event()
+        self.log = logger(role=ROLE, source=settings.opensearch_source)
+        self._trouble = ("", "")
+
+    def run(self) -> None:
+        """Poll whenever the lease is ours, until `stop` is set."""
+        while not self.stop.is_set():
+            try:
+                answer = self.leases.request(SOURCE, Mode.EXCLUSIVE, self.holder, quarantine=True)
+                if isinstance(answer, Refused):
+                    self.stop.wait(min(max(answer.wait_ms, 50), 1000) / 1000)
+                    continue
+                with self.leases.holding(answer) as held:
+                    self._while_held(held)
+            except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
+                self._say("redis.away", str(exc))
+                self.stop.wait(RETRY_S)
+            except Exception as exc:  # whatever it is, the next try begins at the last accepted batch
+                self.log.exception("source.failed")
+                self._troubled(f"polling failed ({type(exc).__name__}: {exc}); it is tried again")
+
+    def _while_held(self, held: Held) -> None:
+        def go_on() -> bool:
+            return not self.stop.is_set() and not held.lost.is_set()
+
+        while go_on():
+            if self._poll(go_on):
+                self._wait(self.settings.opensearch_poll_s, held)
+
+    def _wait(self, seconds: float, held: Held) -> None:
+        """Until the next poll; a lost lease ends it, so that another poller is not kept waiting for our release."""
+        left = seconds
+        while left > 0 and not held.lost.is_set() and not self.stop.wait(min(left, 1.0)):
+            left -= 1.0
+
+    def _poll(self, go_on: Callable[[], bool]) -> bool:
+        """False after a failure, which has been waited for already."""
+        try:
+            cursor = self.producer.ledger.cursor(self.poller.cursor_key)
+            polled = deliver(self.poller, cursor, self.producer.accept, go_on=go_on, wait=self.stop.wait)
+        except (SourceUnavailable, BadPayload, BadInput) as exc:
+            self._troubled(str(exc))
+            return False
+        self._say("", "")
+        if polled.documents:
+            self.log.info(
+                "source.polled",
+                documents=polled.documents,
+                batches=polled.batches,
+                without_message=polled.without_message,
+                without_time=polled.without_time,
+            )
+        return True
+
+    def _troubled(self, why: str) -> None:
+        self._say("source.away", why)
+        try:
+            self.presence.complain(ROLE, why)
+        except RedisUnavailable as exc:
+            self._say("redis.away", str(exc))
+        self.stop.wait(RETRY_S)
+
+    def _say(self, event: str, why: str) -> None:
+        """Once per change: not with every try of a long night. `event` "" says that all is well."""
+        if (event, why) == self._trouble:
+            return
+        self._trouble = (event, why)
+        if event:
+            self.log.warning(event, why=why)
+        else:
+            self.log.info("source.back")
+
+
+def main(argv: list[str]) -> int:
+    (name,) = argv
+    settings = Settings.load()
+    set_up(settings.log_level)
+    worker = SourceWorker(settings, holder=f"{name}@{socket.gethostname()}:{os.getpid()}")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop.set())
+    bootstrap.stay_with(settings)
+    heart = bootstrap.Heartbeat(settings, role_name=ROLE, queues=(), name=name)
+    heart.start()
+    try:
+        worker.run()
+    finally:
+        heart.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

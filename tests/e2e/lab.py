@@ -1,0 +1,291 @@
+"""A stack with a live model, seen and steered from outside through the project's own parts."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from e2e.harness import Up, until
+from pipeline.controller.trainings import ENDED, Request, State, Status, Trainings
+from pipeline.gpu.devices import TRAINING
+from pipeline.gpu.leases import Lease, Leases, Mode
+from pipeline.keyspace import connect
+from pipeline.ledger import Ledger
+from pipeline.models import bundle
+from pipeline.presence import Presence, attached
+from pipeline.producer import Producer
+from pipeline.query import Query
+from pipeline.registry import SHARED, Live, Registry
+from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
+
+RUNNING = frozenset({State.FETCHING, State.TRAINING, State.JUDGING, State.PUBLISHING})
+
+# Shorter than a lease lives without being renewed.
+PAUSE_MS = 2500
+
+
+@dataclass(slots=True)
+class Seen:
+    """What an observer saw: the most trainings that ran at once, and the states of each."""
+
+    most: int = 0
+    states: dict[str, list[str]] = field(default_factory=dict)
+
+
+class Lab:
+    """The stack `up`, whose `base` lines are what its trainings learn from."""
+
+    def __init__(self, up: Up, **settings: Any) -> None:
+        self.up = up
+        self.extra = settings
+        self.attach()
+
+    def attach(self) -> None:
+        """Connect, once more after the stack was started again."""
+        self.settings = attached(replace(Settings(), data_dir=self.up.data, **self.extra))
+        self.client = connect(self.settings)
+        self.ledger = Ledger(self.client, self.settings)
+        self.registry = Registry(self.client, self.settings)
+        self.trainings = Trainings(self.client, self.settings)
+        self.leases = Leases(self.client, self.settings)
+        self.presence = Presence(self.client, self.settings)
+        self.producer = Producer.connect(self.settings)
+
+    # ---- trainings -----------------------------------------------------------------------------
+
+    def ask(self, *without: str, model: str = SHARED, workload: str = "base") -> str:
+        """Ask for a training, as the command does; those with other words to leave out are other trainings."""
+        query = Query(exclude_words=without)
+        request = Request(model=model, workloads=(workload,), query=query, why="a test")
+        request_id, _ = self.trainings.request(request)
+        self.producer.submit.train(request_id)
+        return request_id
+
+    def reached(self, request_id: str, *states: State) -> Status:
+        """Wait until the training is in one of these states; fails when it has ended without."""
+
+        def there() -> Status | None:
+            status = self.trainings.status(request_id)
+            if status.ended and status.state not in states:
+                pytest.fail(f"it ended as {status.state} before {states}: {status.reason}")
+            return status if status.state in states else None
+
+        found = until(there, what=f"the training is {', '.join(states)}")
+        assert found is not None
+        return found
+
+    def ended(self, request_id: str, within_s: float = 60.0) -> Status:
+        """The last status of a training, or of what it was retried as."""
+
+        def over() -> Status | None:
+            status = self.trainings.followed(request_id)
+            return status if status.ended else None
+
+        found = until(over, within_s=within_s, what=f"the training {request_id} has ended")
+        assert found is not None
+        return found
+
+    @contextlib.contextmanager
+    def training_lease(self) -> Iterator[Lease]:
+        """Nobody can train meanwhile."""
+
+        def free() -> Lease | None:
+            answer = self.leases.request(TRAINING, Mode.EXCLUSIVE, "test")
+            return answer if isinstance(answer, Lease) else None
+
+        lease = until(free, what="nobody trains")
+        assert lease is not None
+        with self.leases.holding(lease):
+            yield lease
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[Seen]:
+        """Look at all trainings all the time; fails when two ever ran at once."""
+        seen, stop, client = Seen(), threading.Event(), connect(self.settings)
+
+        def watch() -> None:
+            keys = self.registry.keys
+            while not stop.wait(0.005):
+                ids = [raw.decode() for raw in client.zrange(keys.trainings, 0, -1)]
+                look = client.pipeline(transaction=True)  # all states of one moment
+                for request_id in ids:
+                    look.hget(keys.training(request_id), "state")
+                pairs = list(zip(ids, ((raw or b"none").decode() for raw in look.execute()), strict=True))
+                seen.most = max(seen.most, sum(state in RUNNING for _, state in pairs))
+                for request_id, state in pairs:
+                    states = seen.states.setdefault(request_id, [])
+                    if states[-1:] != [state]:
+                        states.append(state)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield seen
+        finally:
+            stop.set()
+            thread.join(10)
+        assert seen.most == 1, seen
+
+    # ---- processes -----------------------------------------------------------------------------
+
+    def worker(self, name: str) -> psutil.Process:
+        """The process of a worker, as the supervisor knows it now."""
+        state = json.loads((self.up.data / "stack.json").read_text())
+        return psutil.Process(state["workers"][name])
+
+    def pool_child(self, name: str) -> psutil.Process:
+        """The process in which the work of a worker runs."""
+
+        def child() -> psutil.Process | None:
+            with contextlib.suppress(psutil.Error):
+                return next(iter(self.worker(name).children()), None)
+            return None
+
+        found = until(child, what=f"{name} has its pool process")
+        assert found is not None
+        return found
+
+    def kill_when(
+        self,
+        request_id: str,
+        stage: State,
+        victim: psutil.Process,
+        *,
+        worker: psutil.Process,
+        moved: bool = False,
+    ) -> None:
+        """kill -9 of `victim` while `worker`'s training is in this stage; with `moved`, once the pointer has moved."""
+        with self.stopped_when(request_id, stage, worker):
+            if moved:
+                live = self.registry.current()
+                self._next_write(worker)
+                until(lambda: self.registry.current() != live, what="the pointer has moved")
+            victim.kill()
+
+    @contextlib.contextmanager
+    def stopped_when(self, request_id: str, stage: State, worker: psutil.Process) -> Iterator[None]:
+        """`worker`, whose training is in this stage, stands still meanwhile.
+
+        It is let run for milliseconds and looked at while it stands still. Publishing is shorter than that.
+        """
+        key = self.registry.keys.training(request_id)
+        deadline = time.monotonic() + 60
+
+        def state() -> State:
+            return State((self.client.hget(key, "state") or b"none").decode())
+
+        try:
+            while True:
+                os.kill(worker.pid, signal.SIGSTOP)
+                if (now := state()) is stage:
+                    break
+                if now is State.JUDGING and stage is State.PUBLISHING:
+                    self._next_write(worker)
+                    until(lambda: state() is not State.JUDGING, what="what it wanted to say has been said")
+                    continue
+                os.kill(worker.pid, signal.SIGCONT)
+                if now in ENDED or time.monotonic() > deadline:
+                    pytest.fail(f"{stage} was not seen of {self.trainings.status(request_id)}")
+                time.sleep(0.002)
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGCONT)
+
+    def _next_write(self, worker: psutil.Process) -> None:
+        """Let a stopped process run until it waits for a write, and stop it again; the write is done without it."""
+        self.client.client_pause(PAUSE_MS, all=False)
+        os.kill(worker.pid, signal.SIGCONT)
+        until(lambda: _waits(worker), what="the trainer waits for Redis")
+        os.kill(worker.pid, signal.SIGSTOP)
+        self.client.client_unpause()
+
+    # ---- lines and models ----------------------------------------------------------------------
+
+    def versions_of(self, lines: list[str], workload: str) -> set[str | None]:
+        """Send lines now; the model versions that answered them."""
+        batch_id = uuid.uuid4().hex
+        self.producer.send(lines, workload=workload, batch_id=batch_id)
+        until(lambda: self.ledger.state(batch_id) == "done", what=f"the lines of {workload} are stored")
+        rows = ParquetSink(self.settings.results).read(batch_id, workload)
+        assert rows is not None and rows.height == len(lines)
+        return set(rows["model_version"].to_list())
+
+    @contextlib.contextmanager
+    def feeding(self, workload: str, lines: Any) -> Iterator[None]:
+        """Batches of lines all the time: `lines(n)` gives those of batch n."""
+        stop, producer = threading.Event(), Producer.connect(self.settings)
+
+        def feed() -> None:
+            number = 0
+            while not stop.wait(0.05):
+                if self.ledger.counts().get("batches", 0) < 5:
+                    producer.send(lines(number), workload=workload)
+                    number += 1
+
+        thread = threading.Thread(target=feed, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(10)
+
+    def live(self, model: str = SHARED) -> Live:
+        live = self.registry.current(model)
+        assert live is not None
+        return live
+
+    def copy_of(self, version: str) -> str:
+        """Another version of the same content, not published."""
+        origin, manifest = self.registry.path(version), self.registry.manifest(version)
+        name = f"{version.partition('-')[0]}-{uuid.uuid4().hex[:8]}"
+
+        def copied(file: str) -> Any:
+            return lambda path: shutil.copyfile(origin / file, path)
+
+        bundle.write(
+            self.registry.path(name),
+            writers={file: copied(file) for file in bundle.FILE_CAPS},
+            manifest=lambda files: replace(manifest, version=name, parent=version, files=files),
+        )
+        return name
+
+    def serving(self, version: str, *workers: str) -> None:
+        """Wait until these workers answer under a version of the shared model."""
+
+        def all_do() -> bool:
+            said = self.presence.serving()
+            return all(w in said and said[w].versions.get(SHARED) == version for w in workers)
+
+        until(all_do, what=f"{workers} serve {version}")
+
+
+def _waits(process: psutil.Process) -> bool:
+    """True when its main thread slept at ten looks in a row: it waits for an answer."""
+    for _ in range(10):
+        if process.status() != psutil.STATUS_SLEEPING:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def flip_a_byte(path: Path) -> None:
+    """Damage a file where it lies."""
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))

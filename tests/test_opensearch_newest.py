@@ -1,0 +1,45 @@
+"""`logweir results` where results are stored in OpenSearch alone."""
+
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from sink_contract import rows
+
+from pipeline.errors import BadInput
+from pipeline.opensearch.client import connect
+from pipeline.opensearch.documents import indices
+from pipeline.opensearch.newest import MOST, newest
+from pipeline.settings import Settings
+from pipeline.sinks.opensearch import OpenSearchSink
+
+BEGIN = datetime(2026, 11, 20, 10, tzinfo=UTC)
+
+
+def test_the_newest_that_were_asked_for_come_oldest_first(search_settings: Settings) -> None:
+    client = connect(search_settings)
+    assert newest(client, search_settings, limit=5).is_empty(), "nothing is stored yet"
+    times = pl.Series("timestamp", [BEGIN + timedelta(minutes=n) for n in range(6)])
+    frame = rows(6).with_columns(
+        times.cast(pl.Datetime("us", "UTC")),
+        pl.Series("anomalous", [True, False, True, None, True, False]),
+        pl.Series("workload", ["shop", "shop", "shop", "shop", "bank", "bank"]),
+    )
+    OpenSearchSink(search_settings).write("b", frame)
+    client.indices.refresh(index=indices(search_settings))
+
+    def places(**asked: object) -> list[int]:
+        found = newest(client, search_settings, **{"limit": 10, **asked})  # type: ignore[arg-type]
+        return [frame["record_id"].to_list().index(i) for i in found["record_id"]]
+
+    assert places() == [0, 1, 2, 3, 4, 5]
+    assert places(limit=2) == [4, 5]
+    assert places(anomalous=True) == [0, 2, 4]
+    assert places(workload="shop", anomalous=True) == [0, 2]
+    assert places(since=BEGIN + timedelta(minutes=3)) == [3, 4, 5]
+    assert newest(client, search_settings, limit=6).equals(frame)
+
+
+def test_more_than_a_search_gives_at_once_is_refused(search_settings: Settings) -> None:
+    with pytest.raises(BadInput, match="10,001 is more than OpenSearch gives at once"):
+        newest(connect(search_settings), search_settings, limit=MOST + 1)
