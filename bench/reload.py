@@ -7,15 +7,9 @@ scored again after every publish. A swap is timed by Redis' clock on both ends: 
 word that it serves the version.
 """
 
-import os
-import random
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,15 +17,15 @@ import numpy as np
 import polars as pl
 from safetensors.numpy import load_file, save_file
 
+from bench._load import Fed, feed, stack, train
 from bench._running import scratch
 from pipeline.app import make_app
 from pipeline.gpu.devices import TRAINING
 from pipeline.gpu.leases import Leases, Mode, granted
 from pipeline.keyspace import connect
-from pipeline.ledger import Accepted, Ledger
+from pipeline.ledger import Ledger
 from pipeline.models import bundle
-from pipeline.presence import Presence, attached
-from pipeline.producer import Producer
+from pipeline.presence import Presence
 from pipeline.records import digest, utc_now
 from pipeline.registry import Registry
 from pipeline.settings import Settings
@@ -41,23 +35,8 @@ PUBLISHES: Final = 100
 BATCHES_EACH: Final = 4  # that come in between two publishes, at least
 START_S: Final = 60.0  # until every worker serves the first version: torch is imported for it
 SWAP_MOST_S: Final = 10.0  # a worker that needs longer counts with this
-IN_FLIGHT: Final = 12  # batches: enough that no stage runs dry
-BATCH_LINES: Final = 40
 DRAINED_S: Final = 60.0
 SERVING: Final = ("ingest", "infer-cpu", "infer-gpu", "drain")  # roles that answer under a model version
-ENVIRONMENT: Final = {
-    "LOGWEIR_FLOWER": "no",
-    "LOGWEIR_TRAIN_SECONDS": "5",
-    "LOGWEIR_INGEST_PROCESSES": "2",
-}
-
-
-@dataclass(slots=True)
-class Fed:
-    """What the feeding thread sent: lines by batch id."""
-
-    batches: dict[str, int] = field(default_factory=dict)
-    stop: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +49,8 @@ class Swap:
 
 
 def measure(_data: Path) -> dict[str, Any]:
-    with scratch() as folder, _stack(folder) as settings:
-        _train(folder)
+    with scratch() as folder, stack(folder) as settings:
+        train(folder)
         workers = _workers(settings)
         first = Registry(connect(settings), settings).current()
         if first is None:
@@ -80,7 +59,7 @@ def measure(_data: Path) -> dict[str, Any]:
             )
         _swapped(settings, first.version, workers, within_s=START_S)
         fed = Fed()
-        feeder = threading.Thread(target=_feed, args=(settings, fed), daemon=True)
+        feeder = threading.Thread(target=feed, args=(settings, fed), daemon=True)
         feeder.start()
         began = time.monotonic()
         try:
@@ -92,90 +71,9 @@ def measure(_data: Path) -> dict[str, Any]:
         return _judged(settings, fed, first.version, swaps, seconds)
 
 
-@contextmanager
-def _stack(folder: Path) -> Iterator[Settings]:
-    """A ready `logweir up`; its settings as a client needs them."""
-    env = _environment(folder)
-    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-        up = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.cli", "up", "--json"],
-            env=env,
-            stdout=out,
-            stderr=err,
-            cwd=folder,
-        )
-    try:
-        deadline = time.monotonic() + 90
-        while not (folder / "out").read_text().strip():
-            if up.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"logweir up is not ready: {(folder / 'err').read_text()[-1000:]}")
-            time.sleep(0.1)
-        yield attached(Settings(data_dir=folder / "data"))
-    finally:
-        up.terminate()
-        up.wait(60)
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Nothing of a developer's own settings."""
-    kept = {k: v for k, v in os.environ.items() if k != "REDIS_URL" and not k.startswith("LOGWEIR_")}
-    return {**kept, **ENVIRONMENT, "LOGWEIR_DATA_DIR": str(folder / "data")}
-
-
-def _train(folder: Path) -> None:
-    log = folder / "base.log"
-    log.write_text("".join(line + "\n" for line in _known(1_000, seed=0)), encoding="utf-8")
-    env = _environment(folder)
-    for verb in (["send", str(log), "--workload", "base", "--wait"], ["train"]):
-        subprocess.run(
-            [sys.executable, "-m", "pipeline.cli", *verb],
-            env=env,
-            check=True,
-            capture_output=True,
-            timeout=120,
-        )
-
-
 def _workers(settings: Settings) -> tuple[str, ...]:
     presence = Presence(connect(settings), settings)
     return tuple(w.name for w in presence.live() if w.role in SERVING)
-
-
-# ---- load ------------------------------------------------------------------------------------------
-
-
-def _known(n: int, *, seed: int) -> list[str]:
-    """Lines of a healthy service; masked, they are 40 distinct ones."""
-    rng = random.Random(seed)
-    words = ("cart", "search", "login", "stock", "price", "mail", "image", "audit")
-    verbs = ("served", "cached", "stored", "checked", "queued")
-    return [
-        f"2026-11-20T10:00:00Z INFO app: {rng.choice(words)} {rng.choice(verbs)} request {rng.randrange(10**6)} "
-        f"for 10.0.{rng.randrange(250)}.7 in {rng.randrange(900)} ms"
-        for _ in range(n)
-    ]
-
-
-def _new(n: int, number: int) -> list[str]:
-    """Lines whose masked form nobody has seen: no number tells them apart, words do."""
-    rng = random.Random(number)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    names = ["".join(rng.choices(letters, k=9)) for _ in range(n)]
-    return [f"2026-11-20T11:00:00Z INFO app: module {name} says {name[::-1]}" for name in names]
-
-
-def _feed(settings: Settings, fed: Fed) -> None:
-    producer, ledger = Producer.connect(settings), Ledger(connect(settings), settings)
-    number = 0
-    while not fed.stop.is_set():
-        if ledger.counts().get("batches", 0) >= IN_FLIGHT:
-            fed.stop.wait(0.01)
-            continue
-        number += 1
-        lines = [*_known(BATCH_LINES // 2, seed=number), *_new(BATCH_LINES // 2, number)]
-        batch_id = f"bench-{number}"
-        if isinstance(producer.send(lines, workload=f"load{number % 3}", batch_id=batch_id), Accepted):
-            fed.batches[batch_id] = len(lines)
 
 
 # ---- publishing ------------------------------------------------------------------------------------

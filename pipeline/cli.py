@@ -9,11 +9,12 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.commands import gpu_flags
 from pipeline.errors import BadInput, LogweirError
 
 EXAMPLES = """examples:
@@ -155,6 +156,13 @@ def parser() -> argparse.ArgumentParser:
     )
     models.add_argument("--reason", metavar="TEXT", help="for promote and rollback: kept with the version")
 
+    gpu_flags.add(verbs, common, place)
+    _stored(verb)
+    return top
+
+
+def _stored(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """The verbs about what is stored, and what could not be."""
     dead = verb("dead", "facts", "batches that could not be processed")
     dead.add_argument("action", choices=("list", "show", "retry", "discard"))
     dead.add_argument("batch", nargs="*", metavar="BATCH", help="batch ids; 'all' for every one")
@@ -165,7 +173,6 @@ def parser() -> argparse.ArgumentParser:
     results.add_argument("--anomalous", action="store_true", help="only anomalous lines")
     results.add_argument("--workload", metavar="NAME", help="only this workload")
     results.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
-    return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:

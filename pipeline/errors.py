@@ -8,6 +8,8 @@
     |   |-- ModelUnavailable      no version of a model can be read; somebody has to repair its files
     |   |-- LiveChanged           another version was made live meanwhile; look again
     |   |-- LeaseRefused          somebody else holds what we asked for
+    |   |-- NoDriver              the NVIDIA driver is not there or went away
+    |   |-- DeviceFailed          a GPU cannot be used as it was leased; another process, device or the CPU may do
     |   `-- ClaimLost             another worker owns the batch now; stop quietly
     `-- Fatal                     trying again gives the same answer
         |-- BadInput              the user gave us something we cannot use (exit code 2, HTTP 4xx)
@@ -58,6 +60,14 @@ class LiveChanged(Retryable):
 
 class LeaseRefused(Retryable):
     """Somebody else holds the resource."""
+
+
+class NoDriver(Retryable):
+    """There is no NVIDIA driver, or it went away."""
+
+
+class DeviceFailed(Retryable):
+    """A GPU cannot be used as it was leased."""
 
 
 class ClaimLost(Retryable):

@@ -39,10 +39,30 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | decisions | list | decisions with their inputs, newest first, JSON | 1,000 |
 | serving | hash worker -> JSON | the versions that a worker serves, and since when | the sweep drops silent workers |
 | workers | hash name -> JSON | last heartbeat of every worker process | the sweep drops silent ones |
+| gpu:nodes | hash node -> JSON | nodes and their agents | gpu_sweep.lua forgets a node silent for a day |
+| gpu:beats | zset node -> ms | when a node was heard of last | as gpu:nodes |
+| gpu:devices | hash uuid -> JSON | devices as their agent saw them | gpu_report.lua replaces a node's, gpu_sweep.lua with the node |
+| gpu:leases | hash id -> JSON | leases that live | the scripts that end a lease: gpu_release, gpu_revoke, gpu_sweep, gpu_abandon, gpu_wait |
+| gpu:deadlines | zset id -> ms | when leases end unless renewed | as gpu:leases |
+| gpu:yields | zset id -> ms | when leases that were asked to yield are revoked | as gpu:leases |
+| gpu:ended:<id> | string | how a lease ended, for its holder | TTL 10 min |
+| gpu:taken | hash `uuid:what` -> n | memory, compute, shared, exclusive and left parts per device | as gpu:leases and gpu:left |
+| gpu:left | hash `lease uuid token` -> JSON | parts whose processes may still be there | gpu_report.lua, gpu_clear.lua |
+| gpu:freed | set of uuids | devices whose left parts have gone, to be told | gpu_sweep.lua |
+| gpu:waiting | hash id -> JSON | needs that wait, one per asking process or program | gpu_commit.lua, gpu_abandon.lua; gpu_sweep.lua after a lease TTL without a word |
+| gpu:waiting_until | zset id -> ms | when a waiting need is forgotten | as gpu:waiting |
+| gpu:told:<id> | list | wakes whoever waits for a request | TTL 60 s |
+| gpu:tokens | hash uuid -> n | newest fencing token of a device, and of all under '' | never deleted |
+| gpu:usage | hash tenant -> `value:ms` | decayed use | one per tenant |
+| gpu:reservation | string | the one reservation, JSON | gpu_commit.lua, and with its request gpu_abandon.lua, gpu_sweep.lua |
+| gpu:epoch | string | number of changes of the pool | one |
+| gpu:models | hash `[device, tenant, model]` -> JSON | models on devices: whose lease, state, last use | place.lua drops what no living lease covers |
+| gpu:planning | string | who plans now | TTL 1 s |
+| gpu:planned | string | somebody who waits has planned lately | TTL 0.5 s |
 | trouble | string | the newest reason why work had to wait, JSON | TTL 15 s |
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -88,6 +108,9 @@ class Keys:
 
     def shared(self, resource: str) -> str:
         return self("lease", resource, "shared")
+
+    def gpu(self, *parts: str) -> str:
+        return self("gpu", *parts)
 
     @property
     def due(self) -> str:
@@ -201,9 +224,9 @@ class Keys:
 
 @cache
 def script_text(name: str) -> str:
-    """The source of `lua/<name>.lua`, with the prelude that every script shares in front."""
-    prelude = (SCRIPT_DIR / "_prelude.lua").read_text(encoding="utf-8")
-    return prelude + (SCRIPT_DIR / f"{name}.lua").read_text(encoding="utf-8")
+    """The source of `lua/<name>.lua`, with the preludes that it shares with others in front."""
+    shared = ["_prelude", "_gpu"] if name.startswith("gpu_") else ["_prelude"]
+    return "".join((SCRIPT_DIR / f"{part}.lua").read_text(encoding="utf-8") for part in (*shared, name))
 
 
 def connect(settings: Settings) -> "redis.Redis":
@@ -229,6 +252,34 @@ class Scripts:
             script = self._loaded[name] = self.client.register_script(script_text(name))
         with answering():
             return script(keys=keys, args=args)
+
+    def run_all(
+        self,
+        calls: Sequence[tuple[str, list[str], list[Any]]],
+        *commands: tuple[str, ...],
+        at_once: bool = False,
+    ) -> list[Any]:
+        """Scripts and then plain commands in one round trip, `at_once` with nobody between; their answers in order.
+
+        Only for scripts that may run twice: where Redis has forgotten one, all are sent again. Raises as `run` does.
+        """
+        shas = [self.client.register_script(script_text(name)).sha for name, _, _ in calls]
+
+        def ask() -> list[Any]:
+            pipe = self.client.pipeline(transaction=at_once)
+            for sha, (_, keys, args) in zip(shas, calls, strict=True):
+                pipe.evalsha(sha, len(keys), *keys, *args)
+            for command in commands:
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+            return list(pipe.execute())
+
+        with answering():
+            try:
+                return ask()
+            except redis.exceptions.NoScriptError:
+                for name, _, _ in calls:
+                    self.client.script_load(script_text(name))
+                return ask()
 
 
 @contextmanager

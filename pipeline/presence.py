@@ -10,6 +10,7 @@ import redis
 
 from pipeline.errors import BadInput
 from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S, Keys, answering, text_map
+from pipeline.observe import logger
 from pipeline.settings import Settings
 
 
@@ -29,7 +30,11 @@ def running(data_dir: Path) -> dict[str, object] | None:
 
 
 def attached(settings: Settings) -> Settings:
-    """Settings that reach the stack of the data directory, or the Redis of REDIS_URL. Raises BadInput when there is none."""
+    """Settings that reach the stack of the data directory, or the Redis of REDIS_URL. Raises BadInput when there is none.
+
+    What all processes of a pool must have alike (settings.POLICY) is the stack's, whatever was set here: a quota that one
+    planner does not know is none. With REDIS_URL there is nobody to ask; it has to be set alike everywhere.
+    """
     if settings.redis_url is not None:
         return settings
     state = running(settings.data_dir)
@@ -38,11 +43,25 @@ def attached(settings: Settings) -> Settings:
             f"no logweir stack runs on {settings.data_dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
         )
     return replace(
-        settings,
+        _under(state.get("policy"), settings),
         data_dir=settings.data_dir.absolute(),
         redis_url=str(state["redis_url"]),
         key_prefix=str(state["key_prefix"]),
     )
+
+
+def _under(policy: object, settings: Settings) -> Settings:
+    """The stack's policy; as it was where an older stack did not write any."""
+    if not isinstance(policy, dict):
+        return settings
+    found, plain = settings.under(policy), Settings()
+    for name, value in settings.policy().items():
+        if value not in (getattr(plain, name), getattr(found, name)):
+            logger(setting=name).warning(
+                "setting.of_the_stack",
+                why=f"{name} of the running stack counts; to change it, restart `logweir up` with it",
+            )
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,11 +44,11 @@ class GpuView:
     """What routing needs to know about the GPU, as one snapshot."""
 
     workers: int  # live workers that serve infer.gpu
-    open_to_shared: bool  # no exclusive holder and none waiting
+    open_to_shared: bool  # a device would take a scoring process's share, or one is held and stays
 
 
 def route(gpu: GpuView) -> str:
-    """The queue for unknown lines: the GPU when somebody serves it and training neither holds nor wants it."""
+    """The queue for unknown lines: the GPU when somebody serves it and may use a device now."""
     return QUEUE_GPU if gpu.workers > 0 and gpu.open_to_shared else QUEUE_CPU
 
 

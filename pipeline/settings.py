@@ -11,7 +11,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, available_timezones
@@ -31,6 +31,18 @@ SECRETS: Final = frozenset(
     {"redis_url", "flower_auth", "opensearch_url", "opensearch_password", "opensearch_read_password"}
 )
 SINKS: Final = ("parquet", "opensearch")
+# Settings that are one of a few words, and how a message names them.
+CHOICES: Final = {
+    "log_level": (("debug", "info", "warning", "error"), "debug, info, warning or error"),
+    "unwatched": (("score", "skip"), "score or skip"),
+    "train_source": (("results", *SINKS), "results, parquet or opensearch"),
+    "gpu_backfill": (("easy", "strict", "free"), "easy, strict or free"),
+}
+# What every process of one GPU pool has to have alike: whoever plans by other rules grants what the others would not.
+POLICY: Final = (
+    "gpu_tenants", "gpu_half_life_s", "gpu_backfill", "gpu_yield_s", "gpu_node_ttl_ms", "gpu_beat_s", "gpu_context_mib",
+    "gpu_infer_mib", "lease_ttl_ms",
+)  # fmt: skip
 
 
 def _about(text: str, default: Any, *, least: float | None = None, most: float | None = None) -> Any:
@@ -171,6 +183,40 @@ class Settings:
     flower_port: int = _about("port of Flower; when it is taken, one of the next", 5555, least=1, most=65_535)
     flower_auth: str | None = _about("user:password of Flower; it is required off loopback", None)
 
+    gpu_agent: bool = _about("`logweir up` watches and uses the GPUs of this machine", True)
+    gpu_beat_s: float = _about("how often a node agent looks at its GPUs", 1.0, least=0.05, most=60)
+    gpu_node_ttl_ms: int = _about(
+        "a node whose agent is silent for so long gets no new leases", 10_000, least=200, most=3_600_000
+    )
+    gpu_headroom_mib: int = _about("memory of a GPU that is never leased", 256, least=0, most=1_048_576)
+    gpu_context_mib: int = _about(
+        "what CUDA itself takes in a process; part of its lease, out of reach of its tensors",
+        512,
+        least=0,
+        most=1_048_576,
+    )
+    gpu_infer_mib: int = _about("memory that a scoring process leases", 2_048, least=1, most=1_048_576)
+    gpu_infer_percent: int = _about("share of a GPU that a scoring process leases", 10, least=0, most=100)
+    gpu_idle_s: float = _about(
+        "a scoring process without work for so long gives its GPU back", 60.0, least=0.1, most=86_400
+    )
+    gpu_yield_s: float = _about(
+        "how long a holder may take to give back what it was asked for; then the lease is revoked",
+        150.0,
+        least=0.1,
+        most=86_400,
+    )
+    gpu_tenants: tuple[str, ...] = _about(
+        "who may use the GPUs: name, name=WEIGHT or name=WEIGHT:MEMORY, as in research=2:40GiB", ("logweir",)
+    )
+    gpu_half_life_s: float = _about(
+        "past GPU use counts half after so long", 86_400.0, least=1, most=315_360_000
+    )
+    gpu_backfill: str = _about(
+        "what may overtake a need that waits for room: easy (what does not delay it), strict (nothing) or free",
+        "easy",
+    )
+
     sinks: tuple[str, ...] = _about("where results are stored: parquet, opensearch or both", ("parquet",))
     opensearch_url: str | None = _about("the OpenSearch of sink and source, https://host:9200", None)
     opensearch_user: str | None = _about("the user who writes results", None)
@@ -218,18 +264,14 @@ class Settings:
             raise BadSetting(
                 f"time_zone {self.time_zone!r} is not known; use an IANA name such as Europe/Berlin"
             )
-        if self.log_level not in ("debug", "info", "warning", "error"):
-            raise BadSetting(f"log_level {self.log_level!r} is not known; use debug, info, warning or error")
         if not self.key_prefix or any(c in self.key_prefix for c in "{}* \n"):
             raise BadSetting(
                 f"key_prefix {self.key_prefix!r} is empty or has one of the characters {{ }} * or space"
             )
-        if self.unwatched not in ("score", "skip"):
-            raise BadSetting(f"unwatched {self.unwatched!r} is not known; use score or skip")
-        if self.train_source not in ("results", *SINKS):
-            raise BadSetting(
-                f"train_source {self.train_source!r} is not known; use results, parquet or opensearch"
-            )
+        for name, (choices, shown) in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise BadSetting(f"{name} {getattr(self, name)!r} is not known; use {shown}")
+        self._check_gpu()
         if not self.sinks or not set(self.sinks) <= set(SINKS):
             raise BadSetting(
                 f"sinks {','.join(self.sinks)!r} is not usable; name {' or '.join(SINKS)}, or both"
@@ -247,6 +289,18 @@ class Settings:
             check_url(self.redis_url)
         if self.opensearch_url is not None:
             check_opensearch_url(self.opensearch_url)
+
+    def _check_gpu(self) -> None:
+        if self.gpu_beat_s * 2_000 > self.gpu_node_ttl_ms:
+            raise BadSetting(
+                f"gpu_beat_s = {self.gpu_beat_s:g} is more than half of gpu_node_ttl_ms = {self.gpu_node_ttl_ms}, "
+                "so every node would look silent now and then; look at the GPUs more often or raise gpu_node_ttl_ms"
+            )
+        if self.gpu_infer_mib <= self.gpu_context_mib:
+            raise BadSetting(
+                f"gpu_infer_mib = {self.gpu_infer_mib} leaves a scoring process nothing beside what CUDA takes, "
+                f"gpu_context_mib = {self.gpu_context_mib}; raise gpu_infer_mib above it"
+            )
 
     @property
     def zone(self) -> ZoneInfo:
@@ -275,6 +329,20 @@ class Settings:
             if value is not None:
                 shown[name] = masked_url(value) if name.endswith("_url") else "***"
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def policy(self) -> dict[str, Any]:
+        """The settings of POLICY, for whoever joins later."""
+        return {name: getattr(self, name) for name in POLICY}
+
+    def under(self, policy: Mapping[str, Any]) -> Self:
+        """With the settings of POLICY as another process has them; what else stands there is passed over.
+
+        Raises BadSetting for a wrong type or a value out of range.
+        """
+        hints = typing.get_type_hints(type(self))
+        return replace(
+            self, **{name: as_type(name, policy[name], hints[name]) for name in POLICY if name in policy}
+        )
 
     def to_environ(self) -> dict[str, str]:
         """What a child process needs in its environment to build the same Settings."""
@@ -324,6 +392,18 @@ def visible_devices(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
 
 
+def inherited(*names: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables of other programs, as far as they are set: not ours, but what we start gets them too."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in names if name in env}
+
+
+def see_only(device: str) -> None:
+    """CUDA in this process and its children sees this device alone; of several MIG slices it sees no other way the
+    right one. Without effect once CUDA has started."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = device
+
+
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -361,6 +441,10 @@ def page() -> str:
             "",
             "Precedence: defaults < configuration file (`--config FILE` or `LOGWEIR_CONFIG`, TOML with the names of the",
             "first column) < environment < flags. An unknown name, a wrong type or a value out of range is refused.",
+            "",
+            "All processes of one GPU pool need the same rules. A command that joins a running stack takes these settings from",
+            "it, whatever it was given; where `REDIS_URL` names a Redis instead, set them alike everywhere:",
+            f"{', '.join(f'`{name}`' for name in POLICY)}.",
             "",
             "| setting | environment | default | what it is |",
             "|---|---|---|---|",

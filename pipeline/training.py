@@ -7,11 +7,13 @@ baseline is learnt from instead of the results, where there is any.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import polars as pl
 
@@ -71,6 +73,14 @@ class Lines:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """Where a model is fitted, as torch names it, and an event that says when the right to be there is gone."""
+
+    device: str = "cpu"
+    lost: threading.Event | None = None
+
+
 def chosen(
     request: Request, seen: Sequence[str], watched: Sequence[str], own: Sequence[str]
 ) -> tuple[str, ...]:
@@ -123,27 +133,25 @@ def train(
     registry: Registry,
     settings: Settings,
     held: Held,
-    device: str,
-    alone: Callable[[], AbstractContextManager[Held | None]] = nullcontext,
+    alone: Callable[[], AbstractContextManager[Workplace]] = lambda: nullcontext(Workplace()),
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator[Status]:
     """Read, fit, judge, publish; yields what to show. The last status is COMPLETED, with the version.
 
     `stream`: all that the model will answer, where that is more than it learns from; a model that knows less than the
-    live one about the rest is not to replace it unseen. `alone` gives the device to us from the fit on: reading needs
-    none.
+    live one about the rest is not to replace it unseen. `alone` gives us a device from the fit on: reading needs none.
 
     Raises TrainingFailed (no or too few lines), StaleToken (the lease was lost: nothing was published),
     SourceUnavailable (the store does not answer).
     """
     work = _Training(
         request=request, lines=lines, stream=stream, masks=masks, templates=templates, registry=registry,
-        settings=settings, held=held, device=device, clock=clock, status=replace(status, device=device),
+        settings=settings, held=held, clock=clock, status=status,
     )  # fmt: skip
     sample = yield from work.read()
     held_out = judging.split(sample.frame, seed=settings.seed, mode=work.mode)
     recent = yield from work.answered(sample)
-    with alone() as work.gpu:
+    with alone() as work.place:
         yield from work.fit(sample, held_out)
         yield from work.judge_and_publish(held_out, recent)
 
@@ -160,10 +168,9 @@ class _Training:
     registry: Registry
     settings: Settings
     held: Held
-    device: str
     clock: Callable[[], datetime]
     status: Status
-    gpu: Held | None = None
+    place: Workplace = field(default_factory=Workplace)
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -175,7 +182,7 @@ class _Training:
         if self.held.lost.is_set():
             token = self.held.lease.token
             raise StaleToken(f"the training lease (token {token}) was lost; nothing is published")
-        if self.gpu is not None and self.gpu.lost.is_set():
+        if self.place.lost is not None and self.place.lost.is_set():
             raise StaleToken("the GPU was lost while training; nothing is published, it is tried again")
         self.status = replace(self.status, elapsed_s=time.monotonic() - self.began, **changes)  # type: ignore[arg-type]
         return self.status
@@ -197,6 +204,7 @@ class _Training:
 
         yield self.at(
             state=State.TRAINING,
+            device=self.place.device,
             lines=sample.lines,
             patterns=sample.frame.height,
             percent=_READ,
@@ -214,7 +222,7 @@ class _Training:
             out=self.registry.path(version),
             mode=self.mode,
             version=version,
-            device=self.device,
+            device=self.place.device,
             time_budget_s=self.settings.train_seconds,
             parent=live.version if live else None,
             held_out=held_out.patterns,
@@ -244,8 +252,8 @@ class _Training:
     def judge_and_publish(self, held_out: judging.HeldOut, recent: pl.DataFrame) -> Iterator[Status]:
         """Judge against what is live now, and publish against that alone: when somebody moves the pointer meanwhile
         (a rollback, say), the question is another one."""
-        version, threads = self.status.version, self.settings.torch_threads
-        candidate = judging.Examinee.load(self.registry.path(version), device=self.device, threads=threads)
+        version = self.status.version
+        candidate = judging.Examinee.load(self.registry.path(version), **self._where)
         while True:
             live = self.registry.current(self.request.model)
             judgement = judging.judge(candidate, self._examinee(live), held_out, recent)
@@ -269,6 +277,10 @@ class _Training:
             yield self.status
             return
 
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"device": self.place.device, "threads": self.settings.torch_threads}
+
     def _sampler(self, limit: int) -> sampling.Sampler:
         return sampling.Sampler(
             self.masks,
@@ -285,7 +297,7 @@ class _Training:
             return None
         try:
             path = self.registry.path(live.version)
-            return judging.Examinee.load(path, device=self.device, threads=self.settings.torch_threads)
+            return judging.Examinee.load(path, **self._where)
         except BadBundle:
             return None
 

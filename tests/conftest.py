@@ -1,5 +1,6 @@
 """Shared fixtures: a real Redis for the session, a private key prefix for every test."""
 
+import logging
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import structlog
 from opensearch_node import Node, Secure, forget
 
 from pipeline.settings import Settings
@@ -62,6 +64,17 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in ("REDIS_URL", "OPENSEARCH_URL") or name.startswith("LOGWEIR_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command that a test runs in this process sets logging up, on a standard error that ends with the test."""
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root.handlers[:], root.level = before[0], before[1]
 
 
 def need_data(path: Path) -> Path:

@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 import redis
+from command_line import Verb, command_line
 
 from pipeline import cli
 from pipeline.commands import own as own_module
@@ -29,39 +29,15 @@ NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
 HOSTILE = "[/red]x"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """How a command ended and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
-Verb = Callable[..., Said]
-
-
 @pytest.fixture
 def verb(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Verb]:
     """Runs a command line here, on this test's own keys and directories."""
-    for name, value in settings.to_environ().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("COLUMNS", "80")
     for module in ("send", "run"):
         monkeypatch.setattr(f"pipeline.commands.{module}.set_up", lambda _level: None)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-
-    def run(*args: str) -> Said:
-        capsys.readouterr()
-        code = cli.main(args)
-        said = capsys.readouterr()
-        return Said(code=code, out=said.out, err=said.err)
-
-    yield run
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with command_line(settings, monkeypatch, capsys) as run:
+        yield run
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pipeline.gpu.leases import Lease, Leases, Mode, Refused, granted
 from pipeline.keyspace import Scripts
 from pipeline.settings import Settings
 
-GPU = "gpu0"
+ONE = "training"
 SHARED, EXCLUSIVE = Mode.SHARED, Mode.EXCLUSIVE
 
 
@@ -26,11 +26,11 @@ def leases(client: "redis.Redis", settings: Settings) -> Leases:
 
 
 def get(leases: Leases, mode: Mode, holder: str, **more: Any) -> Lease:
-    return granted(leases.request(GPU, mode, holder, **more), GPU)
+    return granted(leases.request(ONE, mode, holder, **more), ONE)
 
 
 def refused(leases: Leases, mode: Mode, holder: str, **more: Any) -> Refused:
-    answer = leases.request(GPU, mode, holder, **more)
+    answer = leases.request(ONE, mode, holder, **more)
     assert isinstance(answer, Refused), answer
     return answer
 
@@ -43,7 +43,7 @@ def now_ms(client: "redis.Redis") -> int:
 def let_pass(leases: Leases) -> None:
     """As if every deadline on the resource had been a moment ago."""
     past = now_ms(leases.client) - 1
-    key, shared = leases.keys.lease(GPU), leases.keys.shared(GPU)
+    key, shared = leases.keys.lease(ONE), leases.keys.shared(ONE)
     for name in ("deadline", "waiting_until"):
         if leases.client.hexists(key, name):
             leases.client.hset(key, name, past)
@@ -57,14 +57,14 @@ def let_pass(leases: Leases) -> None:
 def test_shared_leases_stand_beside_each_other(leases: Leases) -> None:
     get(leases, SHARED, "a")
     get(leases, SHARED, "b")
-    view = leases.look(GPU)
+    view = leases.look(ONE)
     assert (view.shared, view.exclusive, view.open_to_shared) == (2, None, True)
 
 
 def test_an_exclusive_lease_stands_alone(leases: Leases) -> None:
     lease = get(leases, EXCLUSIVE, "trainer")
-    assert leases.look(GPU).exclusive == "trainer"
-    assert not leases.look(GPU).open_to_shared
+    assert leases.look(ONE).exclusive == "trainer"
+    assert not leases.look(ONE).open_to_shared
     for mode in Mode:
         answer = refused(leases, mode, "other")
         assert answer.why == "held"
@@ -80,16 +80,16 @@ def test_different_resources_do_not_touch_each_other(leases: Leases) -> None:
 
 def test_asking_again_for_ones_own_exclusive_lease_renews_it(leases: Leases) -> None:
     first = get(leases, EXCLUSIVE, "trainer")
-    leases.client.hset(leases.keys.lease(GPU), "deadline", now_ms(leases.client) + 500)
+    leases.client.hset(leases.keys.lease(ONE), "deadline", now_ms(leases.client) + 500)
     assert get(leases, EXCLUSIVE, "trainer") == first
-    deadline = int(leases.client.hget(leases.keys.lease(GPU), "deadline") or 0)
+    deadline = int(leases.client.hget(leases.keys.lease(ONE), "deadline") or 0)
     assert deadline > now_ms(leases.client) + 1000
 
 
 def test_a_refusal_becomes_an_error_that_names_the_time(leases: Leases) -> None:
     get(leases, EXCLUSIVE, "trainer")
-    with pytest.raises(LeaseRefused, match=r"gpu0 is held; it may be free in \d+\.\d s"):
-        granted(leases.request(GPU, SHARED, "other"), GPU)
+    with pytest.raises(LeaseRefused, match=r"training is held; it may be free in \d+\.\d s"):
+        granted(leases.request(ONE, SHARED, "other"), ONE)
 
 
 # The door
@@ -98,12 +98,12 @@ def test_a_refusal_becomes_an_error_that_names_the_time(leases: Leases) -> None:
 def test_a_waiting_exclusive_need_closes_the_door_and_gets_in_when_the_others_left(leases: Leases) -> None:
     shared = get(leases, SHARED, "a")
     assert refused(leases, EXCLUSIVE, "trainer").why == "held"
-    assert leases.look(GPU).waiting
+    assert leases.look(ONE).waiting
     assert refused(leases, SHARED, "b").why == "held"
     assert leases.renew(shared), "who is inside may finish"
     assert leases.release(shared)
     get(leases, EXCLUSIVE, "trainer")
-    assert not leases.look(GPU).waiting
+    assert not leases.look(ONE).waiting
 
 
 def test_the_door_opens_again_when_the_one_who_waited_does_not_come_back(leases: Leases) -> None:
@@ -111,7 +111,7 @@ def test_the_door_opens_again_when_the_one_who_waited_does_not_come_back(leases:
     refused(leases, EXCLUSIVE, "trainer")
     refused(leases, SHARED, "b")
     let_pass(leases)
-    assert leases.look(GPU).open_to_shared
+    assert leases.look(ONE).open_to_shared
     get(leases, SHARED, "b")
 
 
@@ -142,20 +142,20 @@ def test_an_expired_lease_cannot_be_renewed_and_is_free_for_others(leases: Lease
         lease = get(leases, mode, "a")
         assert leases.renew(lease)
         let_pass(leases)
-        assert leases.look(GPU).exclusive is None
-        assert leases.look(GPU).shared == 0
+        assert leases.look(ONE).exclusive is None
+        assert leases.look(ONE).shared == 0
         assert not leases.renew(lease)
         other = get(leases, EXCLUSIVE, "b")
         assert not leases.renew(lease)
         leases.release(lease)
-        assert leases.look(GPU).exclusive == "b"
+        assert leases.look(ONE).exclusive == "b"
         leases.release(other)
 
 
 def test_a_lease_expires_by_itself(client: "redis.Redis", settings: Settings) -> None:
     leases = Leases(client, replace(settings, lease_ttl_ms=2000))
     get(leases, EXCLUSIVE, "a")
-    assert wait_until(lambda: isinstance(leases.request(GPU, SHARED, "b"), Lease), timeout_s=20)
+    assert wait_until(lambda: isinstance(leases.request(ONE, SHARED, "b"), Lease), timeout_s=20)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -207,11 +207,11 @@ def test_what_compares_tokens_itself_needs_no_quarantine(leases: Leases) -> None
 def test_holding_renews_and_gives_back(client: "redis.Redis", settings: Settings) -> None:
     leases = Leases(client, replace(settings, lease_ttl_ms=2000))
     lease = get(leases, EXCLUSIVE, "a")
-    first = client.hget(leases.keys.lease(GPU), "deadline")
+    first = client.hget(leases.keys.lease(ONE), "deadline")
     with leases.holding(lease) as held:
-        assert wait_until(lambda: client.hget(leases.keys.lease(GPU), "deadline") != first, timeout_s=10)
+        assert wait_until(lambda: client.hget(leases.keys.lease(ONE), "deadline") != first, timeout_s=10)
         assert not held.lost.is_set()
-    assert leases.look(GPU).exclusive is None
+    assert leases.look(ONE).exclusive is None
 
 
 def test_holding_says_that_the_lease_is_lost(client: "redis.Redis", settings: Settings) -> None:
@@ -220,7 +220,7 @@ def test_holding_says_that_the_lease_is_lost(client: "redis.Redis", settings: Se
         let_pass(leases)
         other = get(leases, EXCLUSIVE, "b")
         assert held.lost.wait(10)
-    assert leases.look(GPU).exclusive == other.holder, "the loser gives back nothing"
+    assert leases.look(ONE).exclusive == other.holder, "the loser gives back nothing"
 
 
 def test_holding_is_lost_before_others_start_when_redis_is_silent(
@@ -236,13 +236,13 @@ def test_holding_is_lost_before_others_start_when_redis_is_silent(
         patch.setattr(Scripts, "run", silent)
         with leases.holding(lease) as held:
             assert held.lost.wait(10)
-            deadline = int(client.hget(leases.keys.lease(GPU), "deadline") or 0)
+            deadline = int(client.hget(leases.keys.lease(ONE), "deadline") or 0)
             assert now_ms(client) < deadline, "we stop while nobody else could have started"
 
 
 def test_looking_at_leases_of_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     away = Leases(redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None), settings)
-    for ask in (lambda: away.look(GPU), lambda: away.request(GPU, SHARED, "a"), away.bless):
+    for ask in (lambda: away.look(ONE), lambda: away.request(ONE, SHARED, "a"), away.bless):
         with pytest.raises(RedisUnavailable, match="does not answer"):
             ask()
 
@@ -281,7 +281,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(mode=st.sampled_from(Mode), holder=st.sampled_from("abc"), floor=st.sampled_from([0, 0, 0, 50]))
     def request(self, mode: Mode, holder: str, floor: int) -> None:
-        answer = self.leases.request(GPU, mode, holder, floor=floor)
+        answer = self.leases.request(ONE, mode, holder, floor=floor)
         exclusive, shared = self.live(EXCLUSIVE), self.live(SHARED)
         if isinstance(answer, Refused):
             assert exclusive or shared
@@ -318,7 +318,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def the_view_agrees(self) -> None:
         if not hasattr(self, "leases"):
             return
-        view = self.leases.look(GPU)
+        view = self.leases.look(ONE)
         exclusive = self.live(EXCLUSIVE)
         assert view.exclusive == (exclusive[0].lease.holder if exclusive else None)
         assert view.shared == len(self.live(SHARED))

@@ -1,15 +1,20 @@
 """Which workers live and why work waits, on a real Redis."""
 
 import json
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from pipeline.errors import RedisUnavailable
+from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S
-from pipeline.presence import Presence, Trouble
+from pipeline.observe import set_up
+from pipeline.presence import Presence, Trouble, attached, running, state_file
 from pipeline.settings import Settings
+from pipeline.workers.local import Stack
 
 
 @pytest.fixture
@@ -88,3 +93,50 @@ def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     ):
         with pytest.raises(RedisUnavailable, match="does not answer"):
             ask()
+
+
+def a_stack(settings: Settings, **changes: Any) -> None:
+    """One runs on the data directory, as far as others can see. None: it does not say so."""
+    settings.data_dir.mkdir(parents=True)
+    stack = Stack(settings)
+    stack._write_state()
+    path = state_file(settings.data_dir)
+    state = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+    path.write_text(json.dumps({k: v for k, v in state.items() if v is not None}), encoding="utf-8")
+
+
+def test_who_joins_a_stack_keeps_to_its_gpu_policy(settings: Settings) -> None:
+    theirs = replace(
+        settings, gpu_tenants=("logweir", "research=1:4GiB"), gpu_backfill="strict", gpu_half_life_s=60.0
+    )
+    a_stack(theirs)
+    assert (running(settings.data_dir) or {})["pid"] == os.getpid()
+    got = attached(Settings(data_dir=settings.data_dir, seed=3))
+    assert got.policy() == theirs.policy()
+    assert (got.redis_url, got.key_prefix, got.seed) == (settings.redis_url, settings.key_prefix, 3)
+
+
+def test_a_policy_of_ones_own_does_not_count_beside_a_stack_and_that_is_said(
+    settings: Settings, capsys: "pytest.CaptureFixture[str]"
+) -> None:
+    set_up("warning")
+    a_stack(settings)
+    own = Settings(data_dir=settings.data_dir, gpu_tenants=("logweir", "research=9"), lease_ttl_ms=2_000)
+    assert attached(own).policy() == Settings().policy()
+    said = capsys.readouterr().err
+    assert "gpu_tenants of the running stack counts" in said
+    assert "lease_ttl_ms of the running stack counts" in said
+    assert len(said.splitlines()) == 2
+
+
+def test_an_older_stack_that_wrote_no_policy_can_still_be_joined(settings: Settings) -> None:
+    a_stack(settings, policy=None)
+    own = Settings(data_dir=settings.data_dir, gpu_tenants=("logweir", "research"))
+    assert attached(own).gpu_tenants == ("logweir", "research")
+    assert attached(own).key_prefix == settings.key_prefix
+
+
+def test_with_a_redis_of_its_own_nobody_else_is_asked(settings: Settings, tmp_path: Path) -> None:
+    assert attached(settings) is settings
+    with pytest.raises(BadInput, match="no logweir stack runs on"):
+        attached(Settings(data_dir=tmp_path / "nothing"))

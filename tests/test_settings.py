@@ -1,5 +1,6 @@
 """Settings: one precedence, nothing accepted by accident, no secret shown."""
 
+import json
 import os
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
+from pipeline.gpu.fairness import tenants
 from pipeline.settings import Settings, describe
 from pipeline.values import masked_url
 
@@ -97,6 +99,10 @@ def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
         ("sweep_s = 3601", "it must be at most 3600"),
         ("redis_max_mib = 1048577", "it must be at most 1048576"),
         ("max_pending_mib = 1048577", "it must be at most 1048576"),
+        ("gpu_beat_s = 6", "gpu_beat_s = 6 is more than half of gpu_node_ttl_ms = 10000"),
+        ("gpu_node_ttl_ms = 1999", "gpu_beat_s = 1 is more than half of gpu_node_ttl_ms = 1999"),
+        ("gpu_infer_mib = 512", "gpu_infer_mib = 512 leaves .* gpu_context_mib = 512; raise gpu_infer_mib"),
+        ("gpu_context_mib = 4096", "gpu_infer_mib = 2048 leaves"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_name(tmp_path: Path, text: str, says: str) -> None:
@@ -193,6 +199,9 @@ def value_of(name: str, metadata: Any) -> st.SearchStrategy[Any]:
         "opensearch_url": st.just("https://user:a%40b@h:9200"),
         "opensearch_ca": st.none() | texts.map(Path),
         "retrain_at": st.just(("02:30", "23:59")),
+        "gpu_beat_s": st.floats(0.05, 0.1),
+        "gpu_context_mib": st.integers(0, 1_000),
+        "gpu_infer_mib": st.integers(1_001, 10**6),
     }
     if name in special:
         return special[name]
@@ -214,6 +223,24 @@ def test_a_child_process_builds_the_same_settings_from_its_environment(values: d
     environ = wanted.to_environ()
     assert all(isinstance(value, str) for value in environ.values())
     assert Settings.load(environ=environ) == wanted
+
+
+def test_a_policy_is_taken_over_from_what_was_written_as_json() -> None:
+    theirs = Settings(gpu_tenants=("logweir", "research=1:4GiB"), gpu_half_life_s=60, gpu_beat_s=0.2, seed=7)
+    written = json.loads(json.dumps(theirs.policy()))
+    ours = Settings(seed=3, gpu_backfill="strict")
+    got = ours.under(written)
+    assert got == replace(theirs, seed=3)
+    assert ours.under({"seed": 9, "gpu_of_tomorrow": 1}) == ours
+    with pytest.raises(BadSetting, match="gpu_backfill 'all' is not known"):
+        ours.under({"gpu_backfill": "all"})
+
+
+@pytest.mark.parametrize("text", ["a=1:4", "a=1:4096", "a=1:", "a=1:4k", "a=1:some"])
+def test_a_quota_of_a_tenant_without_a_unit_is_refused_with_the_name_of_the_setting(text: str) -> None:
+    says = f"gpu_tenants: the memory of 'a' is '{text[4:]}'; write it with its unit, as in a=1:4GiB"
+    with pytest.raises(BadSetting, match=says):
+        tenants([text])
 
 
 def test_every_number_has_a_least_and_a_most() -> None:

@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 import redis
+from pool_devices import put_devices
 
 from pipeline.app import make_app
 from pipeline.errors import RedisUnavailable
+from pipeline.gpu.inventory import this_node
+from pipeline.gpu.leases import Mode
+from pipeline.gpu.pool_values import Need
 from pipeline.ledger import Accepted, Claim, Stage
 from pipeline.records import Batch, Purpose, raw_frame
 from pipeline.routing import QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, QUEUES, STAGE_TASK
 from pipeline.settings import Settings
-from pipeline.tasks import periodic
+from pipeline.tasks import infer, periodic
 from pipeline.tasks.context import Context
+from pipeline.tasks.submit import Submit
 
 
 @pytest.fixture
@@ -130,17 +135,44 @@ def test_finished_and_dead_batches_are_never_sent(context: Context) -> None:
 
 
 def test_unknown_lines_go_to_a_live_gpu_worker_and_to_the_cpu_while_training_has_it(context: Context) -> None:
-    from pipeline.gpu.devices import GPU
-    from pipeline.gpu.leases import Mode
-
+    put_devices(context.pool, n=1, mib=16_000)
     context.presence.beat(name="g", role="gpu", pid=1, queues=[QUEUE_GPU])
     for name, queue in (("a", QUEUE_GPU), ("b", QUEUE_CPU)):
         accept(context, name)
         context.ledger.advance(take(context, name), Stage.INFER)
         let_pass(context, name)
+        context.submit = Submit(context.app, context.client, context.settings)  # it remembers for a moment
         periodic.sweep(context)
         assert ("logweir.infer", name) in messages(context)[queue]
-        context.leases.request(GPU, Mode.EXCLUSIVE, "trainer")
+        context.pool.request(Need(mode=Mode.EXCLUSIVE), holder="trainer", request_id="its one lease")
+
+
+def test_batches_queued_for_the_gpu_go_on_to_the_cpu_untouched_while_somebody_holds_it_alone(
+    context: Context,
+) -> None:
+    worker = Context(context.app, context.settings, pooled=True)
+    put_devices(worker.pool, n=1, mib=16_000, node=this_node())
+    worker.pool.request(Need(mode=Mode.EXCLUSIVE), holder="trainer")
+    accept(worker, "a", "b")
+    for name in ("a", "b"):
+        worker.ledger.advance(take(worker, name), Stage.INFER)
+        assert infer.run(worker, name) is None
+    assert {queue: sorted(found) for queue, found in messages(worker).items()} == {
+        QUEUE_CPU: [("logweir.infer", "a"), ("logweir.infer", "b")]
+    }
+    assert take(worker, "a", Stage.INFER).attempts == 1, "nobody had claimed it"
+
+
+def test_a_pool_that_cannot_be_swept_does_not_keep_batches_from_being_sent(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise ValueError("a lease that nobody can read")
+
+    monkeypatch.setattr(context.pool, "sweep", broken)
+    accept(context, "a")
+    let_pass(context, "a")
+    assert periodic.sweep(context) == 1
 
 
 def publish(context: Context) -> None:

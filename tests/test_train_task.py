@@ -2,7 +2,9 @@
 
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,14 +13,18 @@ import polars as pl
 import pytest
 import redis
 from celery.exceptions import SoftTimeLimitExceeded
+from polling import wait_until
+from pool_devices import put_devices
 
 from pipeline import judging, training
 from pipeline.app import make_app
 from pipeline.controller.trainings import ATTEMPTS, Request, State, Status
 from pipeline.drain.masking import MaskSet
-from pipeline.errors import RedisUnavailable, SourceUnavailable
+from pipeline.errors import DeviceFailed, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.devices import TRAINING
+from pipeline.gpu.inventory import this_node
 from pipeline.gpu.leases import Leases, Mode, granted
+from pipeline.gpu.pool_values import PoolLease
 from pipeline.judging import Judgement
 from pipeline.models import trainer
 from pipeline.models.fitting import TrainConfig
@@ -516,3 +522,99 @@ def test_a_training_past_its_time_limit_says_where_it_was(
     asked(context)
     why = task.run(context)
     assert why is not None and "longer than its time limit" in why and "training" in why
+
+
+def pooled(context: Context) -> Context:
+    """As a trainer on a GPU works, but for the arithmetic."""
+    made = Context(context.app, context.settings, device="cpu", pooled=True)
+    made.leases.bless()
+    return made
+
+
+def test_a_training_has_its_gpu_for_itself_from_the_fit_until_it_has_published(
+    context: Context, passing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer_ = pooled(context)
+    put_devices(trainer_.pool, n=1, mib=16_000, node=this_node())
+    store(trainer_)
+    asked(trainer_)
+    seen: dict[State, list[PoolLease]] = {}
+    for state in (State.FETCHING, State.TRAINING, State.JUDGING, State.PUBLISHING):
+        before_showing(
+            trainer_, monkeypatch, state, lambda s: seen.update({s.state: list(trainer_.pool.look().leases)})
+        )
+    assert task.run(trainer_) is None
+    assert seen[State.FETCHING] == [], "reading needs no GPU"
+    for state in (State.TRAINING, State.JUDGING, State.PUBLISHING):
+        (lease,) = seen[state]
+        assert (lease.need.mode, lease.parts[0].memory_mib) == (Mode.EXCLUSIVE, 16_000)
+    assert trainer_.pool.look().leases == ()
+    assert now_live(trainer_).version
+
+
+def test_a_training_whose_gpu_is_taken_away_publishes_nothing_and_is_queued_again(
+    context: Context, passing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer_ = pooled(context)
+    put_devices(trainer_.pool, n=1, mib=16_000, node=this_node())
+    store(trainer_)
+    asked(trainer_)
+    losses: list[threading.Event] = []
+    device = task._device
+
+    @contextmanager
+    def noted(*args: Any) -> Iterator[training.Workplace]:
+        with device(*args) as place:
+            assert place.lost is not None
+            losses.append(place.lost)
+            yield place
+
+    monkeypatch.setattr(task, "_device", noted)
+
+    def take_away(_: Status) -> None:
+        (lease,) = trainer_.pool.look().leases
+        trainer_.pool.revoke(lease.lease_id, "the operator needs it")
+        assert wait_until(losses[0].is_set, timeout_s=10), "its renewal says so"
+
+    before_showing(trainer_, monkeypatch, State.JUDGING, take_away)
+    why = task.run(trainer_)
+    assert why is not None
+    assert "GPU was lost" in why
+    assert trainer_.registry.current() is None
+    assert [status.state for status in trainer_.trainings.active()] == [State.QUEUED]
+
+
+def test_a_trainer_whose_machine_has_no_usable_gpu_trains_on_its_cpu(
+    context: Context, passing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer_ = pooled(context)
+    put_devices(trainer_.pool, n=1, mib=16_000, node=this_node())
+
+    def broken(_: PoolLease) -> None:
+        raise DeviceFailed("CUDA does not start")
+
+    monkeypatch.setattr(trainer_, "begin", broken)
+    store(trainer_)
+    asked(trainer_)
+    assert task.run(trainer_) is None
+    assert now_live(trainer_).version
+    assert trainer_.pool.look().leases == ()
+
+
+def test_a_trainer_on_a_machine_without_a_gpu_in_the_pool_trains_on_its_cpu(
+    context: Context, passing: None
+) -> None:
+    trainer_ = pooled(context)
+    store(trainer_)
+    asked(trainer_)
+    assert task.run(trainer_) is None
+    assert now_live(trainer_).version
+
+
+def test_a_trainer_whose_gpu_is_not_healthy_does_not_wait_for_it(context: Context, passing: None) -> None:
+    trainer_ = pooled(context)
+    put_devices(trainer_.pool, n=1, mib=16_000, node=this_node(), why="XID 79")
+    store(trainer_)
+    asked(trainer_)
+    assert task.run(trainer_) is None
+    assert now_live(trainer_).version

@@ -17,6 +17,7 @@ from pipeline.values import masked_url
 
 NEEDED_DISK_MIB: Final = 500
 CHECK_S: Final = 0.5
+PROBE_S: Final = 5.0
 
 
 def main(args: argparse.Namespace) -> int:
@@ -72,6 +73,8 @@ def _doctor(args: argparse.Namespace) -> int:
     console = out()
     for check in checks:
         mark = "[green]ok[/]     " if check["ok"] else "[red]missing[/]"
+        if check.get("warning"):
+            mark = "[yellow]warning[/]"
         console.print(mark, end=" ")
         console.print(f"{check['what']}: {check['found']}", markup=False, soft_wrap=True)
     console.print(
@@ -90,6 +93,7 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
             found.append(check(name, True, importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:
             found.append(check(name, False, f"not installed; run: pip install {name}"))
+    found.append(_gpu_check())
     found.append(_redis_check(settings))
     if settings.opensearch_url is not None:
         found += _opensearch_checks(settings)
@@ -120,6 +124,30 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
     except LogweirError as exc:
         found.append(check("masks", False, str(exc)))
     return found
+
+
+def _gpu_check() -> dict[str, Any]:
+    """Nothing fails without a GPU; what keeps one from being used is a warning."""
+    from pipeline.gpu.probe import probe
+
+    seen = probe(PROBE_S)
+    if seen is None:
+        return {"what": "GPU", "ok": True, "found": "none (no NVIDIA driver)", "warning": False}
+    if seen.trouble:
+        found = f"{seen.trouble}; see what `nvidia-smi` says"
+        return {"what": "GPU", "ok": True, "found": found, "warning": True}
+    found = f"{seen.count or 'none'}, driver {seen.driver}"
+    # Wheels without CUDA say so in the local part of their version; asking torch itself takes seconds.
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = ""  # a line of its own says so
+    blind = seen.count > 0 and torch.endswith("+cpu")
+    if blind:
+        found += (
+            f"; torch {torch} cannot use it: install a build with CUDA, see https://pytorch.org/get-started"
+        )
+    return {"what": "GPU", "ok": True, "found": found, "warning": blind}
 
 
 def _redis_check(settings: Settings) -> dict[str, Any]:

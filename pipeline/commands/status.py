@@ -31,6 +31,7 @@ def main(args: argparse.Namespace) -> int:
     console.print(
         f"waiting   {facts['batches']} batches, {facts['bytes'] / 2**20:.1f} MiB ({stages})", markup=False
     )
+    _gpus(console, facts["gpus"])
     if facts["trouble"]:
         console.print(
             f"trouble   {printable(facts['trouble']['reason'])}", style="red", markup=False, soft_wrap=True
@@ -41,6 +42,16 @@ def main(args: argparse.Namespace) -> int:
     _workers(console, facts)
     _workloads(console, facts, settings)
     return 0
+
+
+def _gpus(console: Console, gpus: Mapping[str, Any]) -> None:
+    if not gpus["devices"]:
+        return
+    parts = [f"{gpus['usable']} of {gpus['devices']} usable", f"{gpus['leases']} leases"]
+    parts += [f"{gpus['waiting']} waiting"] if gpus["waiting"] else []
+    console.print(f"GPUs      {', '.join(parts)}; `logweir gpu top` shows them", markup=False, soft_wrap=True)
+    for trouble in gpus["trouble"]:
+        console.print(f"          {printable(trouble)}", style="red", markup=False, soft_wrap=True)
 
 
 def _models(console: Console, facts: Mapping[str, Any]) -> None:
@@ -136,6 +147,20 @@ def _iso(text: str) -> str:
     return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def _pool(client: Any, settings: Settings) -> dict[str, Any]:
+    """The GPU pool in a few numbers."""
+    from pipeline.gpu.pool_ledger import PoolLedger
+
+    pool = PoolLedger(client, settings).look()
+    return {
+        "devices": len(pool.devices),
+        "usable": sum(device.usable for device in pool.devices),
+        "leases": len(pool.leases),
+        "waiting": len(pool.waiting),
+        "trouble": [f"{d.name} of {d.node}: {d.why}" for d in pool.devices if d.why],
+    }
+
+
 def gather(settings: Settings) -> dict[str, Any]:
     """The facts of `status`, JSON-ready. Raises RedisUnavailable."""
     import redis
@@ -164,6 +189,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         status, watched = trainings.now(), Watchlist(client, settings).look()
         decided, waiting = decisions(client, ledger.keys), int(client.zcard(ledger.keys.training_queue))
         asked = decisions(client, ledger.keys, "retrain")
+        gpus = _pool(client, settings)
     except redis.RedisError as exc:
         raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
     workloads: dict[str, dict[str, Any]] = {n: {c: t.get(c, 0) for c in COUNTED} for n, t in totals.items()}
@@ -186,6 +212,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         "stages": {n.removeprefix("stage:"): c for n, c in counts.items() if n.startswith("stage:")},
         "warming_batches": ledger.warming(),
         "trouble": asdict(trouble) if trouble else None,
+        "gpus": gpus,
         "flower": stack.get("flower") if stack.get("redis_url") == settings.redis_url else None,
         "workers": [
             asdict(w) | {"serves": serving[w.name].versions if w.name in serving else {}} for w in workers

@@ -1,8 +1,8 @@
-"""Fenced leases on Redis: shared for inference, exclusive for training and for the single drain writer.
+"""Fenced leases on single things in Redis: training, the drain writer, the source. GPUs have a pool of their own (pool.py).
 
 A lease is holder + deadline on Redis time + a fencing token that only grows. Whoever lost it can neither renew nor
-release, and what it guards (publish.lua, learn.lua) compares the token again. A waiting exclusive need closes
-the door to new shared leases. See Kleppmann, "How to do distributed locking" (2016), on why the token is needed.
+release, and what it guards (publish.lua, learn.lua) compares the token again. Exclusive, or shared until somebody waits
+to have it alone. See Kleppmann, "How to do distributed locking" (2016), on why the token is needed.
 """
 
 import threading

@@ -35,7 +35,9 @@ if tonumber(ARGV[6]) > 0 then
     epoch = { id = id, until_ms = now + tonumber(ARGV[6]) }
     redis.call('HSET', KEYS[4], 'id', id, 'until_ms', epoch.until_ms)
   end
-  if tonumber(epoch.until_ms) > now then return { 'quarantine', epoch.until_ms - now } end
+  -- At most one TTL, also when the clock was set back.
+  local left = math.min(tonumber(ARGV[6]), epoch.until_ms - now)
+  if left > 0 then return { 'quarantine', left } end
 end
 if held then return { 'held', lease.deadline - now } end
 local first = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')

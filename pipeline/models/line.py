@@ -6,6 +6,7 @@ NuLog and pseudo-log-likelihood scoring (Salazar et al., ACL 2020) cost one per 
 worst k tokens rather than of all: one wrong word in a familiar sentence must not be averaged away.
 """
 
+import copy
 import json
 import math
 import re
@@ -192,6 +193,11 @@ class LineModel:
         except Exception as exc:  # safetensors, torch and Polars raise unrelated classes on damage
             raise BadBundle(f"{bundle_dir} cannot be loaded: {exc}; train again") from exc
         return cls(network, tokenizer, config, words, device)
+
+    def on(self, device: str) -> "LineModel":
+        """The same model with weights of its own on another device."""
+        network = copy.deepcopy(self.network)
+        return LineModel(network, self.tokenizer, self.config, self._words, device)
 
     def score(self, masked: Sequence[str]) -> list[Evidence]:
         """One Evidence per masked line, in order."""

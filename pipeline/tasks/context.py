@@ -26,6 +26,8 @@ from pipeline.drain.masking import MaskSet
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import ModelUnavailable
 from pipeline.gpu.leases import Leases
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.pool_values import PoolLease
 from pipeline.keyspace import connect
 from pipeline.ledger import Ledger
 from pipeline.models.bundle import load_known
@@ -36,6 +38,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.choose import sinks_for
 from pipeline.sinks.sink import Sink
 from pipeline.tasks.serving import Serving
+from pipeline.tasks.share import Share
 from pipeline.tasks.submit import Submit
 
 if TYPE_CHECKING:
@@ -48,18 +51,30 @@ T = TypeVar("T")
 class Context:
     """The parts of one process, each built once. `device` is where models run.
 
+    `pooled`: only under a lease of the GPU pool. Then `device` is a kind ("cuda"), the lease names which one, and what is
+    read ahead stays in ordinary memory until there is a lease.
+
     `loads` says what this process needs of a model version before it answers under it: "network", "knowledge" or
     only the "manifest", whose hashes are checked.
     """
 
     def __init__(
-        self, app: Celery, settings: Settings, *, device: str = "cpu", loads: str = "manifest"
+        self,
+        app: Celery,
+        settings: Settings,
+        *,
+        device: str = "cpu",
+        loads: str = "manifest",
+        pooled: bool = False,
     ) -> None:
         self.app = app
         self.settings = settings
         self.device = device
         self.loads = loads
+        self.pooled = pooled
         self._models: OrderedDict[str, LineModel] = OrderedDict()
+        self._placed: OrderedDict[str, LineModel] = OrderedDict()  # copies on the leased device
+        self._place = "cpu"
         self._known: OrderedDict[str, Knowledge] = OrderedDict()
         self._lock = threading.RLock()  # the reloader loads what the worker asks for next
 
@@ -91,6 +106,15 @@ class Context:
     @functools.cached_property
     def leases(self) -> Leases:
         return Leases(self.client, self.settings)
+
+    @functools.cached_property
+    def pool(self) -> Pool:
+        return Pool(self.client, self.settings)
+
+    @functools.cached_property
+    def share(self) -> Share | None:
+        """Our part of a GPU; None for a process that needs no leave to score."""
+        return Share(self.pool, self.settings, holder=self.owner, place=self) if self.pooled else None
 
     @functools.cached_property
     def masks(self) -> MaskSet:
@@ -147,9 +171,66 @@ class Context:
         from pipeline.models.line import LineModel
 
         def load() -> "LineModel":
-            return LineModel.load(self.registry.path(version), self.device, self.settings.torch_threads)
+            where = "cpu" if self.pooled else self.device
+            return LineModel.load(self.registry.path(version), where, self.settings.torch_threads)
 
         return self._kept(self._models, version, load)
+
+    def scorer(self, version: str) -> "LineModel":
+        """The network of a version where this process may score now. Raises BadBundle."""
+        model = self.model(version)
+        if self._place == "cpu":
+            return model
+        return self._kept(self._placed, version, lambda: model.on(self._place))
+
+    @property
+    def place(self) -> str:
+        """Where models run now, as torch names it."""
+        return self._place
+
+    @property
+    def begun(self) -> str | None:
+        """The device that this process has started CUDA on, which ends only with it."""
+        if self.device == "cpu" or not self.pooled:
+            return None
+        from pipeline.models import device
+
+        return device.begun()
+
+    @property
+    def began(self) -> bool:
+        """True when this process keeps something on a device until it ends."""
+        return self.begun is not None
+
+    def prepare(self) -> None:
+        """Import torch and read the live model, which takes seconds, before there is a lease."""
+        with suppress(ModelUnavailable):
+            self.serving.version()
+
+    def begin(self, lease: PoolLease) -> None:
+        """Start to use the leased device, within its memory. Raises LogweirError."""
+        if self.device == "cpu":
+            return
+        from pipeline.models import device
+
+        part = lease.parts[0]
+        self._place = device.begin(
+            part.uuid, memory_mib=part.memory_mib, context_mib=self.settings.gpu_context_mib
+        )
+
+    def unload(self) -> None:
+        """Take our models off the device."""
+        with self._lock:
+            self._placed.clear()
+        self._place = "cpu"
+        if self.device != "cpu":
+            from pipeline.models import device
+
+            device.unload()
+
+    def end(self) -> None:
+        """End this process between two batches: Celery starts another one, without what CUDA keeps."""
+        os._exit(0)
 
     def knowledge(self, version: str) -> Knowledge:
         """What concluding needs from a version. Raises BadBundle."""

@@ -1,11 +1,14 @@
-"""Stage infer: score the distinct unknown masked lines with the version the batch began with."""
+"""Stage infer: score the distinct unknown masked lines with the version the batch began with.
+
+A process of the GPU queue scores under its share of the pool; without one it hands the batch to the CPU queue at once.
+"""
 
 from typing import Final
 
 from pipeline import detect
-from pipeline.gpu.devices import GPU
-from pipeline.gpu.leases import Mode, Refused
+from pipeline.errors import DeviceFailed, LogweirError
 from pipeline.ledger import Claim, Stage
+from pipeline.models.threshold import Evidence
 from pipeline.routing import QUEUE_CPU, TASK_INFER
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
@@ -14,15 +17,14 @@ NAME: Final = TASK_INFER
 
 
 def run(context: Context, batch_id: str) -> str | None:
-    if context.device == "cpu":
+    if context.share is None:
         return perform(context, Stage.INFER, batch_id, step)
-    lease = context.leases.request(GPU, Mode.SHARED, context.owner)
-    if isinstance(lease, Refused):
+    with context.share.using() as ours:
+        if ours:
+            return perform(context, Stage.INFER, batch_id, step)
         # Training holds or wants the GPU: the batch goes on without it.
         context.submit.wake(Stage.INFER, batch_id, queue=QUEUE_CPU)
-        return None
-    with context.leases.holding(lease):
-        return perform(context, Stage.INFER, batch_id, step)
+    return None
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
@@ -32,6 +34,19 @@ def step(context: Context, claim: Claim) -> Stage | None:
     work = detect.answer(work, context.verdicts.lookup(version, detect.unknown(work)["key"].to_list()))
     rows = detect.unknown(work)
     if not rows.is_empty():
-        work = detect.with_evidence(work, context.model(version).score(rows["masked"].to_list()))
+        work = detect.with_evidence(work, _score(context, version, rows["masked"].to_list()))
     context.ledger.advance(claim, Stage.DRAIN, work)
     return Stage.DRAIN
+
+
+def _score(context: Context, version: str, masked: list[str]) -> list[Evidence]:
+    """Raises BadBundle; DeviceFailed for whatever a GPU raises, which is no fault of the lines: the CPU may score them."""
+    if context.place == "cpu" or context.share is None:
+        return context.scorer(version).score(masked)
+    try:
+        return context.scorer(version).score(masked)
+    except LogweirError:
+        raise
+    except Exception as exc:
+        context.share.fail(exc)
+        raise DeviceFailed(f"the GPU failed ({type(exc).__name__}); the batch is scored elsewhere") from exc

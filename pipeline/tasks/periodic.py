@@ -33,6 +33,7 @@ def sweep(context: Context) -> int:
     """One round; returns how many wake-ups it sent."""
     ledger, submit = context.ledger, context.submit
     context.presence.drop_silent()
+    _sweep_pool(context)
     by_stage: dict[Stage, list[str]] = {}
     for batch_id, stage in ledger.overdue():
         by_stage.setdefault(stage, []).append(batch_id)
@@ -58,6 +59,15 @@ def sweep(context: Context) -> int:
     if sent:
         logger().info("sweep.sent", batches=sent)
     return sent
+
+
+def _sweep_pool(context: Context) -> None:
+    try:
+        context.pool.sweep()
+    except RedisUnavailable:
+        raise
+    except Exception:  # noqa: BLE001 - whatever is wrong with the GPUs, batches must be swept
+        logger().exception("pool.not_swept")
 
 
 def revive(context: Context) -> bool:

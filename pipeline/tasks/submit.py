@@ -8,14 +8,14 @@ import kombu.exceptions
 import redis
 from celery import Celery
 
-from pipeline.gpu.devices import GPU
-from pipeline.gpu.leases import Leases
+from pipeline.gpu.pool import Pool
 from pipeline.keyspace import Keys
 from pipeline.ledger import Stage
 from pipeline.observe import logger
 from pipeline.presence import Presence
 from pipeline.routing import QUEUE_GPU, QUEUE_TRAIN, STAGE_QUEUES, STAGE_TASK, TASK_TRAIN, GpuView, queue_for
 from pipeline.settings import Settings
+from pipeline.tasks.share import scoring_need
 
 # A message that cannot be sent now is not worth waiting for: the sweeper sends what is missing.
 RETRY: Final = {"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
@@ -31,7 +31,8 @@ class Submit:
         self.app = app
         self.client = client
         self.keys = Keys(settings.key_prefix)
-        self.leases = Leases(client, settings)
+        self.pool = Pool(client, settings)
+        self.scoring = scoring_need(settings)
         self.presence = Presence(client, settings)
         self.key_prefix = settings.key_prefix
 
@@ -70,7 +71,7 @@ class Submit:
         if stage is not Stage.INFER:
             return GpuView(workers=0, open_to_shared=False)
         workers = sum(1 for w in self.presence.live() if QUEUE_GPU in w.queues)
-        return GpuView(workers=workers, open_to_shared=workers > 0 and self.leases.look(GPU).open_to_shared)
+        return GpuView(workers=workers, open_to_shared=workers > 0 and self.pool.open_to_shared(self.scoring))
 
     def _waiting(self, queue: str) -> set[str]:
         found: set[str] = set()

@@ -6,7 +6,7 @@ is found by its lease: the sweep ends its training as failed and queues it again
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +16,10 @@ from pipeline import training
 from pipeline.controller.trainings import ATTEMPTS, Request, State, Status, again
 from pipeline.drain.learner import read_templates
 from pipeline.errors import (
+    BadInput,
+    BadPayload,
     Cancelled,
+    DeviceFailed,
     LeaseRefused,
     LogweirError,
     RedisUnavailable,
@@ -24,18 +27,25 @@ from pipeline.errors import (
     StaleToken,
     TrainingFailed,
 )
-from pipeline.gpu.devices import GPU, TRAINING
-from pipeline.gpu.leases import Held, Lease, Mode, Refused
+from pipeline.gpu.devices import TRAINING
+from pipeline.gpu.inventory import this_node
+from pipeline.gpu.leases import Held, Mode, Refused
+from pipeline.gpu.pool_ledger import SILENT
+from pipeline.gpu.pool_values import Need, PoolLease
 from pipeline.observe import logger
 from pipeline.records import Purpose
 from pipeline.registry import Note
 from pipeline.routing import TASK_TRAIN
 from pipeline.tasks import periodic, reload
 from pipeline.tasks.context import Context
+from pipeline.tasks.share import ended_after_loss, enrol, host_locks
+from pipeline.training import Workplace
 
 NAME: Final = TASK_TRAIN
-# How long a training waits for the GPU: longer than a quarantine and any scoring batch.
-PATIENCE_S: Final = 120.0
+# How long a training waits for the GPU beyond what its holders may take to give it back: longer than a quarantine.
+PATIENCE_S: Final = 60.0
+# A process that gave the GPU back keeps its lock on this host until it has ended.
+LOCK_S: Final = 10.0
 # What heals by itself (a store that is down) is tried for longer than what kills its process.
 PATIENT_ATTEMPTS: Final = 10
 
@@ -155,29 +165,87 @@ def _steps(context: Context, held: Held, status: Status, request: Request) -> It
         registry=context.registry,
         settings=context.settings,
         held=held,
-        device=context.device,
         alone=lambda: _device(context, go_on),
     )
 
 
 @contextmanager
-def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Held | None]:
-    """The GPU for ourselves when we train on one; asking for it closes the door to new shared leases."""
-    if context.device == "cpu":
-        yield None
+def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
+    """The GPU for ourselves when we train on one; asking for it closes the door to new shared leases.
+
+    A machine whose GPU cannot be had or used trains on its CPU: a model that comes late is better than none.
+    """
+    if not context.pooled:
+        yield Workplace(device=context.device)
         return
-    with context.leases.holding(_gpu(context, go_on)) as held:
-        yield held
+    with ExitStack() as stack:
+        try:
+            place = _begun(context, stack, _gpu(context, go_on))
+        except (BadInput, BadPayload, DeviceFailed, LeaseRefused) as exc:
+            logger().warning("training.without_gpu", why=str(exc))
+            if context.begun is None:
+                stack.close()
+            place = Workplace()
+        yield place
 
 
-def _gpu(context: Context, go_on: Callable[[], None]) -> Lease:
-    """Wait for the GPU; `go_on` raises when the training is cancelled or lost meanwhile."""
-    deadline = time.monotonic() + PATIENCE_S
+def _begun(context: Context, stack: ExitStack, lease: PoolLease) -> Workplace:
+    """Take a granted GPU into use, until the stack closes. Raises LeaseRefused, DeviceFailed."""
+    held = stack.enter_context(context.pool.holding(lease))
+    enrol(context.pool, lease)
+    stack.enter_context(host_locks(lease, wait_s=LOCK_S))
+    try:
+        context.begin(lease)
+    except LogweirError:
+        held.dirty()  # what was begun ends with this process: the device stays closed until then
+        context.unload()
+        raise
+    except Exception as exc:
+        held.dirty()
+        context.unload()
+        raise DeviceFailed(f"the GPU does not begin ({type(exc).__name__}: {exc})") from exc
+    if context.begun is not None:
+        stack.enter_context(ended_after_loss(held, context.end))
+    stack.callback(context.unload)
+    return Workplace(device=context.place, lost=held.lost)
+
+
+def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
+    """Wait for the GPU; `go_on` raises when the training is cancelled or lost meanwhile.
+
+    Raises LeaseRefused when it is not to be had in time, BadInput when no GPU of this machine can be used.
+    """
+    settings = context.settings
+    need = Need(
+        mode=Mode.EXCLUSIVE,
+        node=this_node(),
+        device=context.begun or "",  # CUDA's context stays where it was begun
+        max_duration_s=60 + 3 * settings.train_seconds,
+    )
+    now = time.monotonic()
+    end = now + settings.gpu_yield_s + PATIENCE_S
+    told = (
+        now + settings.gpu_node_ttl_ms / 1000 + 2 * settings.gpu_beat_s
+    )  # an agent that starts has spoken by then
     while True:
-        answer = context.leases.request(GPU, Mode.EXCLUSIVE, context.owner, quarantine=True)
-        if not isinstance(answer, Refused):
-            return answer
-        if time.monotonic() > deadline:
-            raise LeaseRefused(f"the GPU stayed {answer.why} for {PATIENCE_S:.0f} s; it is tried again")
+        left_s = end - time.monotonic()
+        try:
+            if _usable(context, need.node, waited=time.monotonic() > told):
+                return context.pool.request(
+                    need, holder=context.owner, timeout_s=max(0.1, left_s), go_on=go_on
+                )
+        except RedisUnavailable:  # a Redis away for a moment must not cost the training
+            if left_s <= 0:
+                raise
         go_on()
-        time.sleep(min(1.0, max(0.05, answer.wait_ms / 1000)))
+        time.sleep(0.5)
+
+
+def _usable(context: Context, node: str, *, waited: bool) -> bool:
+    """False while the agent may still tell. Raises BadInput when it has told, or had its time: there is no GPU to use."""
+    own = [device for device in context.pool.look().devices if device.node == node]
+    if any(device.usable for device in own):
+        return True
+    if waited or any(device.why != SILENT for device in own):
+        raise BadInput(f"no GPU of {node} can be used; `logweir gpu top` says why")
+    return False

@@ -20,6 +20,7 @@ from celery import Celery, signals
 from pipeline import routing
 from pipeline.app import make_app
 from pipeline.errors import BadSetting, RedisUnavailable, StepFailed
+from pipeline.gpu.fairness import tenants
 from pipeline.observe import logger, set_up
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train
@@ -41,6 +42,8 @@ class Role:
     pool: str = "solo"
     time_limit_s: float | None = None
     device: str = "cpu"
+    pooled: bool = False  # works only under a lease of the GPU pool
+    tasks_per_child: int | None = None  # then the child ends, and with it what CUDA keeps
     loads: str = ""  # what it needs of a model version (tasks/context.py); "": it answers under none
 
 
@@ -55,12 +58,22 @@ ROLES: Final[dict[str, Role]] = {
         pool="prefork",
         time_limit_s=300,
         device="cuda",
+        pooled=True,
         loads="network",
     ),
     "drain": Role(queues=(routing.QUEUE_DRAIN,), tasks=(drain,), loads="knowledge"),
     "store": Role(queues=(routing.QUEUE_STORE, routing.QUEUE_PERIODIC), tasks=(store, periodic, tick)),
     # Besides the fit itself, whose time is a setting: reading a long history takes hours.
     "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
+    "train-gpu": Role(
+        queues=(routing.QUEUE_TRAIN,),
+        tasks=(train,),
+        pool="prefork",
+        time_limit_s=6 * 3600,
+        device="cuda",
+        pooled=True,
+        tasks_per_child=1,
+    ),
 }
 
 
@@ -114,18 +127,31 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     if role is None:
         raise BadSetting(f"{role_name!r} is not a worker role; the roles are: {', '.join(ROLES)}")
     set_up(settings.log_level)
+    tenants(settings.gpu_tenants)  # a mistake there is said here, not by every batch
     guard.install()
     app = make_app(settings)
-    context = Context(app, settings, device=device or role.device, loads=role.loads or "manifest")
+    context = Context(
+        app,
+        settings,
+        device=device or role.device,
+        loads=role.loads or "manifest",
+        pooled=role.pooled,
+    )
     register(app, context, role)
     stay_with(settings)
     _announce(settings, role_name=role_name, role=role, name=name)
+    if role.pooled:
+        _give_back_at_the_end(context)
     if role.loads:
         _reload_along(context, role, name)
+    visible = visible_devices()
+    # Which GPU of several the pool will choose is not known yet.
+    place = device_name(context.device, visible) if visible or not role.pooled else context.device
     worker = app.Worker(
-        hostname=f"{name}.{device_name(context.device, visible_devices())}@{socket.gethostname()}",
+        hostname=f"{name}.{place}@{socket.gethostname()}",
         pool=role.pool,
         concurrency=1,
+        max_tasks_per_child=role.tasks_per_child,
         queues=list(role.queues),
         loglevel="WARNING",
         without_gossip=True,
@@ -212,6 +238,16 @@ def _reload_along(context: Context, role: Role, name: str) -> None:
 
     signal_ = signals.worker_process_init if role.pool == "prefork" else signals.worker_ready
     signal_.connect(begin, weak=False)
+
+
+def _give_back_at_the_end(context: Context) -> None:
+    """A child that is told to end gives its GPU back; one that is killed is found by its lease."""
+
+    def bye(**_: object) -> None:
+        if "share" in vars(context) and context.share is not None:
+            context.share.close()
+
+    signals.worker_process_shutdown.connect(bye, weak=False)
 
 
 def _announce(settings: Settings, *, role_name: str, role: Role, name: str) -> None:

@@ -1,4 +1,7 @@
-"""`python -m pipeline.workers.gpu NAME`: serves infer.gpu, under a shared lease for every batch."""
+"""`python -m pipeline.workers.gpu NAME [cpu|cuda]`: serves infer.gpu, under a share of the GPU pool.
+
+With `cpu` everything is as on a GPU but the arithmetic: for benchmarks and tests on machines without one.
+"""
 
 import sys
 
@@ -7,8 +10,8 @@ from pipeline.workers.bootstrap import serve
 
 
 def main(argv: list[str]) -> int:
-    (name,) = argv
-    return serve("infer-gpu", Settings.load(), name=name)
+    name, *device = argv
+    return serve("infer-gpu", Settings.load(), name=name, device=device[0] if device else None)
 
 
 if __name__ == "__main__":

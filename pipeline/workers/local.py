@@ -26,7 +26,9 @@ import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from pipeline.drain.masking import MaskSet
 from pipeline.errors import BadInput, StackFailed
+from pipeline.gpu.fairness import tenants
 from pipeline.gpu.leases import Leases
+from pipeline.gpu.probe import has_devices
 from pipeline.keyspace import connect
 from pipeline.observe import logger
 from pipeline.presence import Presence, state_file
@@ -40,6 +42,14 @@ STOP_S: Final = 12.0
 # A process that dies this often within a minute will not come back by itself.
 CRASHES: Final = 5
 CRASH_WINDOW_S: Final = 60.0
+# Roles with a module of their own, and what it is called with; the others share one.
+MODULES: Final = {
+    "train": ("train", ["train", "cpu"]),
+    "train-gpu": ("train", ["train", "cuda"]),
+    "infer-gpu": ("gpu", ["infer-gpu"]),
+    "agent": ("agent", ["agent"]),
+    "source": ("source", ["source"]),
+}
 
 
 @dataclass(slots=True)
@@ -70,7 +80,9 @@ class Stack:
         self.redis_process: subprocess.Popen[bytes] | None = None
         self.children: list[Child] = []
         self.flower: Child | None = None  # not vital: it is no worker, and the stack goes on without it
+        self.gpu: list[Child] = []  # not vital either: without them the CPU does it all
         self.ready_s = 0.0
+        self._with_gpu = False
         self._with_flower = flower
         self._door: socket.socket | None = None
         self._lock: IO[str] | None = None
@@ -79,6 +91,7 @@ class Stack:
     def __enter__(self) -> Self:
         began = time.monotonic()
         MaskSet.load(extra=self.settings.masks)  # a bad mask is said here, not by every batch
+        tenants(self.settings.gpu_tenants)
         if self._with_flower:
             flower_process.check(self.settings.flower_address, self.settings.flower_auth)
         self._lock = lock(self.settings.data_dir)
@@ -90,14 +103,16 @@ class Stack:
                 for place in (self.settings.results, self.settings.baseline):
                     ParquetSink(place).sweep()
             self._start_redis()
-            for role, name in self._roles():
-                self._spawn(role, name)
+            with_gpu = self.settings.gpu_agent and has_devices()
+            for role, name in self._roles(gpu=with_gpu):
+                self.children.append(self._spawn(role, name))
             self._wait_ready()
         except BaseException:
             self.stop()
             raise
         self.ready_s = time.monotonic() - began
-        self._start_flower()  # last: nobody waits for it
+        self._start_gpu()  # nobody waits for these
+        self._start_flower()
         self._write_state()
         return self
 
@@ -123,10 +138,13 @@ class Stack:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _roles(self) -> list[tuple[str, str]]:
+    def _roles(self, *, gpu: bool) -> list[tuple[str, str]]:
         ingest = [("ingest", f"ingest-{n}") for n in range(1, self.settings.ingest_processes + 1)]
         source = [("source", "source")] if self.settings.opensearch_source else []
-        return [*ingest, *((r, r) for r in ("infer-cpu", "drain", "store", "train", "beat")), *source]
+        train = ("train-gpu" if gpu else "train", "train")
+        others = ((role, role) for role in ("infer-cpu", "drain", "store", "beat"))
+        self._with_gpu = gpu
+        return [*ingest, *others, train, *source]
 
     def _start_redis(self) -> None:
         if self.settings.redis_url is None:
@@ -138,15 +156,32 @@ class Stack:
             # Every worker of an earlier Redis here was a child of the process whose lock we hold now.
             Leases(connect(self.settings), self.settings).bless()
 
-    def _spawn(self, role: str, name: str) -> None:
-        own = {"train": [name, "cpu"], "source": [name]}  # roles with a module of their own
-        module = f"pipeline.workers.{role if role in own else 'cpu'}"
-        args = own.get(role, [role, name])
+    def _spawn(self, role: str, name: str) -> Child:
+        module, args = MODULES.get(role, ("cpu", [role, name]))
         logs = self.settings.data_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}.log"
-        command = [sys.executable, "-m", module, *args]
-        self.children.append(Child(name=name, command=command, process=self._popen(command, log), log=log))
+        command = [sys.executable, "-m", f"pipeline.workers.{module}", *args]
+        return Child(name=name, command=command, process=self._popen(command, log), log=log)
+
+    def _start_gpu(self) -> None:
+        """The agent that watches the GPUs of this machine, and a process that scores on one."""
+        if self._with_gpu:
+            self.gpu = [self._spawn(role, role) for role in ("agent", "infer-gpu")]
+
+    def _check_gpu(self) -> None:
+        """Restart what died; what keeps dying is given up, once and for all, and the CPU does its work."""
+        for child in list(self.gpu):
+            if (code := child.process.poll()) is None:
+                continue
+            logger(worker=child.name).error("worker.died", code=code)
+            try:
+                self._count_crash(child.crashes, child.name, _tail(child.log))
+                child.process = self._popen(child.command, child.log)
+            except (StackFailed, OSError) as exc:
+                logger(worker=child.name).error("worker.given_up", why=str(exc))
+                self.gpu.remove(child)
+            self._note_state()
 
     @property
     def flower_url(self) -> str | None:
@@ -241,6 +276,7 @@ class Stack:
             self._count_crash(child.crashes, child.name, _tail(child.log))
             child.process = self._popen(child.command, child.log)
             self._note_state()
+        self._check_gpu()
         self._check_flower()
 
     def _count_crash(self, crashes: list[float], name: str, words: str) -> None:
@@ -252,8 +288,9 @@ class Stack:
     def stop(self) -> None:
         """End every child: a warm shutdown first, then by force; Redis last, so that steps can be committed."""
         flower = [] if self.flower is None else [self.flower]
-        _end([c.process for c in (*self.children, *flower)], signal.SIGTERM)
+        _end([c.process for c in (*self.children, *self.gpu, *flower)], signal.SIGTERM)
         self.children = []
+        self.gpu = []
         self.flower = None
         self._close_door()
         if self.redis_process is not None:
@@ -274,8 +311,9 @@ class Stack:
             "pid": os.getpid(),
             "redis_url": self.settings.redis_url,
             "key_prefix": self.settings.key_prefix,
+            "policy": self.settings.policy(),
             "ready_s": round(self.ready_s, 2),
-            "workers": {c.name: c.process.pid for c in self.children},
+            "workers": {c.name: c.process.pid for c in (*self.children, *self.gpu)},
             "redis": [] if self.redis_process is None else [self.redis_process.pid],
             "flower": self.flower_url,
             "flower_pids": [] if self.flower is None else [self.flower.process.pid],

@@ -1,4 +1,7 @@
-"""`python -m pipeline.workers.train NAME [cpu|cuda]`: trains, one model at a time, under the exclusive lease."""
+"""`python -m pipeline.workers.train NAME [cpu|cuda]`: trains, one model at a time.
+
+On a GPU it takes the device for itself through the pool, from the fit on, and its child ends after every training.
+"""
 
 import sys
 
@@ -8,7 +11,7 @@ from pipeline.workers.bootstrap import serve
 
 def main(argv: list[str]) -> int:
     name, *device = argv
-    return serve("train", Settings.load(), name=name, device=device[0] if device else None)
+    return serve("train-gpu" if device == ["cuda"] else "train", Settings.load(), name=name)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,6 @@
 """The embedded stack: start, warming and training, the hot path, both queues, and one stack per directory."""
 
-import json
 import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import redis
@@ -13,25 +8,12 @@ import redis
 from e2e.harness import (
     Command,
     Up,
-    environment,
     marked,
-    nothing_left,
-    novel,
     ordinary,
     running,
     sentence,
     until,
 )
-from pipeline.gpu.devices import GPU
-from pipeline.gpu.leases import Lease, Leases, Mode
-from pipeline.settings import Settings
-
-GPU_WORKER = """
-import sys
-from pipeline.settings import Settings
-from pipeline.workers.bootstrap import serve
-sys.exit(serve("infer-gpu", Settings.load(), name="gpu-test", device=sys.argv[1]))
-"""
 
 
 @pytest.mark.timeout(180)
@@ -70,43 +52,6 @@ def test_a_batch_of_known_lines_is_one_task(trained: Up) -> None:
     assert (second["records"], second["then"]) == (600, "-")
     for other in ("infer-cpu", "drain", "store"):
         assert second["batch"] not in {e["batch"] for e in trained.events(other, "batch.step")}
-
-
-@pytest.mark.timeout(180)
-def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebody_holds_it_alone(
-    trained: Up, tmp_path: Path
-) -> None:
-    state = json.loads((trained.data / "stack.json").read_text())
-    settings = Settings(data_dir=trained.data, redis_url=state["redis_url"], lease_ttl_ms=4000)
-    env = environment("gpu-" + trained.mark, {**settings.to_environ()})
-    with (tmp_path / "log").open("wb") as log:
-        worker = subprocess.Popen([sys.executable, "-c", GPU_WORKER, "cpu"], env=env, stderr=log)
-    try:
-        assert trained.pid(f"gpu-test@{socket.gethostname()}")  # outside the stack, so named with its host
-        trained.send(novel(20, "gpuopen"), "gpu1")
-        assert _scored(tmp_path / "log") == 1
-        with redis.Redis.from_url(state["redis_url"]) as client:
-            leases = Leases(client, settings)
-            lease = until(lambda: _granted(leases), what="the GPU is free to be held alone", within_s=20)
-            with leases.holding(lease):
-                on_cpu = len(trained.events("infer-cpu", "batch.step"))
-                trained.send(novel(20, "gpuheld"), "gpu2")
-        assert _scored(tmp_path / "log") == 1
-        assert len(trained.events("infer-cpu", "batch.step")) == on_cpu + 1
-        assert trained.rows("gpu1")["score"].null_count() == trained.rows("gpu2")["score"].null_count() == 0
-    finally:
-        worker.terminate()
-        worker.wait(30)
-    nothing_left("gpu-" + trained.mark)
-
-
-def _granted(leases: Leases) -> Lease | None:
-    answer = leases.request(GPU, Mode.EXCLUSIVE, "test")
-    return answer if isinstance(answer, Lease) else None
-
-
-def _scored(log: Path) -> int:
-    return log.read_text().count('"event": "batch.step"')
 
 
 @pytest.mark.timeout(180)

@@ -1,0 +1,161 @@
+"""NVIDIA MPS: is a daemon there for a device, which limits it sets, and whether a program really runs under it.
+
+CUDA that does not reach the daemon runs without MPS and thus without its limits, and says nothing (man
+nvidia-cuda-mps-control); so a limit counts only once the daemon lists the process. Fatal errors of one client end all
+clients of a device: one daemon per device keeps that from spreading. Daemons are found, never started or stopped.
+"""
+
+import re
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pipeline.errors import BadInput
+
+CONTROL: Final = "nvidia-cuda-mps-control"
+# Where NVIDIA's tools look when nothing is set, and beside it, by our own convention, one directory per device.
+DEFAULT_DIRECTORY: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's own default
+PATHS: Final = "/usr/local/bin:/usr/bin:/bin"
+ANSWER_S: Final = 2.0  # a daemon that waits for a client's teardown answers nobody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon:
+    """A control daemon that answers. `uuid` is the device it is for, "" when it may serve every device."""
+
+    directory: Path
+    uuid: str = ""
+    path: str = PATHS  # where its control program is looked for, as in PATH
+
+
+def find(
+    uuid: str,
+    *,
+    directory: Path | None = None,
+    path: str = PATHS,
+    root: Path = DEFAULT_DIRECTORY,
+    timeout_s: float = ANSWER_S,
+) -> Daemon | None:
+    """The daemon for a device, or None when none answers.
+
+    Looked for in `directory` (CUDA_MPS_PIPE_DIRECTORY of whoever asks), in `<root>-<uuid>` (one daemon per device), and
+    in `root`. No process is started where there is no such directory. Never raises.
+    """
+    places = [(directory, "")] if directory is not None else []
+    places += [(root.with_name(f"{root.name}-{uuid}"), uuid), (root, "")]
+    for place, own in places:
+        # The pipe is made by the daemon; the directory alone outlives it.
+        if place is not None and place.is_dir():
+            daemon = Daemon(directory=place, uuid=own, path=path)
+            if _ask(daemon, "get_server_list", timeout_s) is not None:
+                return daemon
+    return None
+
+
+def for_lease(
+    uuids: Sequence[str],
+    *,
+    directory: Path | None = None,
+    path: str = PATHS,
+    root: Path = DEFAULT_DIRECTORY,
+    timeout_s: float = ANSWER_S,
+) -> Daemon | None:
+    """The one daemon that serves all devices of a lease: a process talks to one only, so not one of several devices."""
+    found = {find(uuid, directory=directory, path=path, root=root, timeout_s=timeout_s) for uuid in uuids}
+    if len(found) == 1:
+        return found.pop()
+    shared = {daemon for daemon in found if daemon is not None and not daemon.uuid}
+    return shared.pop() if len(shared) == 1 and None not in found else None
+
+
+def reach(daemon: Daemon) -> dict[str, str]:
+    """What a program needs to find the daemon, without a limit."""
+    return {"CUDA_MPS_PIPE_DIRECTORY": str(daemon.directory)}
+
+
+def limits(daemon: Daemon, *, memory_mib: Sequence[int], compute_percent: int) -> dict[str, str]:
+    """The daemon and what it holds a program to.
+
+    `memory_mib`: per device, in the order of CUDA_VISIBLE_DEVICES, what the program may allocate there. The variable
+    counts devices as the program sees them. `compute_percent` 0 sets no limit of threads; it is a limit, not a promise.
+    Raises BadInput for sizes that MPS cannot hold to.
+    """
+    if any(size <= 0 for size in memory_mib) or not 0 <= compute_percent <= 100:
+        raise BadInput(
+            f"MPS cannot hold a program to {list(memory_mib)} MiB and {compute_percent} % of a GPU;"
+            " lease more memory than gpu_context_mib and at most 100 % compute"
+        )
+    env = reach(daemon)
+    if memory_mib:
+        pairs = (f"{ordinal}={size}M" for ordinal, size in enumerate(memory_mib))
+        env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(pairs)
+    if compute_percent:
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(compute_percent)
+    return env
+
+
+def clients(daemon: Daemon, *, timeout_s: float = ANSWER_S) -> set[int] | None:
+    """Process ids that the daemon's servers list, as the daemon counts them; None when it does not answer."""
+    servers = _ask(daemon, "get_server_list", timeout_s)
+    if servers is None:
+        return None
+    found: set[int] = set()
+    for server in _numbers(servers):
+        answer = _ask(daemon, f"get_client_list {server}", timeout_s)
+        if answer is None:
+            return None
+        found |= set(_numbers(answer))
+    return found
+
+
+def why_not(daemon: Daemon, pids: Collection[int], *, timeout_s: float = ANSWER_S) -> str:
+    """ "" when the daemon lists one of these processes, else one sentence why its limits are not known to hold.
+
+    To be asked once the program uses its device (before, nobody is listed), and again after its processes change.
+    """
+    found = clients(daemon, timeout_s=timeout_s)
+    if found is None:
+        return f"the MPS daemon of {daemon.directory} does not answer; its limits may not hold, restart it"
+    if not found & set(pids):
+        return (
+            f"the MPS daemon of {daemon.directory} lists none of the processes {sorted(pids)}, so they run without its"
+            " limits; check that they have the daemon's user and see its directory"
+        )
+    return ""
+
+
+def _ask(daemon: Daemon, command: str, timeout_s: float) -> str | None:
+    """One command to the daemon; None when there is no daemon, no control program, or no answer in time."""
+    try:
+        done = subprocess.run(
+            ["/usr/bin/env", CONTROL],  # env looks the program up in the PATH given here, not in ours
+            input=f"{command}\n",
+            env={**reach(daemon), "PATH": daemon.path, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 and not _absent(done.stdout + done.stderr) else None
+
+
+def _absent(text: str) -> bool:
+    """Some versions say that there is no daemon and end well."""
+    return "cannot find" in text.lower() or "failed to connect" in text.lower()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(line) for line in text.split() if re.fullmatch(r"\d{1,10}", line)]
+
+
+def limiting(environment: Mapping[str, str], *, path: str = PATHS) -> Daemon | None:
+    """The daemon whose limits a program with this environment is meant to run under, None when there are none."""
+    names = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    if not any(name in environment for name in names):
+        return None
+    return Daemon(directory=Path(environment.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_DIRECTORY)), path=path)

@@ -1,0 +1,281 @@
+"""Loads models on devices: at most once per device, best fit, idle ones unloaded first (gpu/placing.py decides).
+
+Works inside a lease of the pool: the lease gives a process room on devices, this fills it. An entry per model and device
+in Redis keeps a second process from loading the same model on the same device. An entry belongs to a lease and ends with
+it, so a process that was killed leaves none behind, and nothing depends on a signal handler.
+"""
+
+import json
+import threading
+import time
+import uuid as uuids
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any, Final, Protocol
+
+import redis
+
+from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailable, RedisUnavailable
+from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose, copies
+from pipeline.gpu.pool_values import PoolLease
+from pipeline.keyspace import Keys, Scripts
+from pipeline.observe import logger
+from pipeline.settings import Settings
+
+LOAD_S: Final = 300.0  # tens of GiB from a slow disk
+
+
+class Loader(Protocol):
+    """Moves weights. Both may be called from any thread."""
+
+    def load(self, model: Model, uuid: str) -> None:
+        """Raises what a load can raise; then nothing is left on the device."""
+
+    def unload(self, model: Model, uuid: str) -> None: ...
+
+
+class Placement:
+    """The models of one process under one lease. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        client: "redis.Redis",
+        settings: Settings,
+        loader: Loader,
+        *,
+        lease: PoolLease,
+        load_timeout_s: float = LOAD_S,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        keys = Keys(settings.key_prefix)
+        self.keys = [keys.gpu("models"), keys.gpu("deadlines")]
+        self.scripts = Scripts(client)
+        self.loader = loader
+        self.lease = lease
+        self.load_timeout_s = load_timeout_s
+        self.pause = pause
+        self.rooms = {part.uuid: part.memory_mib - settings.gpu_context_mib for part in lease.parts}
+        self._lock = threading.Lock()
+        self._here: dict[tuple[str, str], Loaded] = {}  # by tenant and name: ready in this process
+        self._busy: Counter[tuple[str, str]] = Counter()  # requests in work
+        self._dropping: list[Loaded] = []  # gone from here, but Redis could not be told
+        self._stuck: Counter[str] = Counter()  # MiB that loads given up may still take
+
+    def loaded(self) -> list[Loaded]:
+        """All models on devices, of all processes, in a fixed order. Raises RedisUnavailable."""
+        return self._look()[1]
+
+    def ensure(self, model: Model, *, timeout_s: float | None = None) -> str:
+        """The device on which a model is ready, loaded there if need be. Waits with back-off up to `timeout_s`.
+
+        It may be ready in another process: `loaded()` names the holder. Raises BadInput for a model that is larger than
+        any room of the lease, LeaseRefused when it is not ready in time or the lease is gone, DeviceFailed when a load
+        does not end, and what the loader raises.
+        """
+        most = max([0, *self.rooms.values()])
+        backoff, end = Backoff(), None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            entries = self.loaded()
+            with self._lock:
+                idle = {entry.claim for key, entry in self._here.items() if not self._busy[key]}
+                rooms = {uuid: room - self._stuck[uuid] for uuid, room in self.rooms.items()}
+            busy = {entry.key for entry in entries if entry.claim not in idle}
+            choice = choose(model, entries, rooms, lease_id=self.lease.lease_id, busy=busy)
+            if choice.ready:
+                return choice.uuid
+            if not 0 < model.memory_mib <= most and not copies(model, entries):
+                raise BadInput(
+                    f"{model.name} needs {model.memory_mib} MiB and the lease has room for 1 to {most} MiB on a device;"
+                    " lease more memory, or use a smaller model"
+                )
+            why = choice.why
+            if choice.uuid and all(self.unload(entry) for entry in choice.unload):
+                claimed = self._claim(model, choice.uuid, rooms[choice.uuid])
+                if claimed is not None:
+                    return self._load(claimed)
+            elif choice.uuid:
+                why = f"the models on {choice.uuid} are in use"
+            wait_s = backoff.next()
+            if end is not None and (left := end - time.monotonic()) <= wait_s:
+                if left <= 0:
+                    raise LeaseRefused(
+                        f"{model.name} could not be loaded ({why or 'another process was first'}); try again later"
+                    )
+                wait_s = left
+            self.pause(wait_s)
+
+    @contextmanager
+    def request(self, tenant: str, model: Model) -> Iterator[Loaded]:
+        """Around one request of a tenant to a model that is ready in this process; it is not unloaded meanwhile.
+
+        Raises BadInput for another tenant's model, ModelUnavailable when it is not ready here.
+        """
+        if tenant != model.tenant:
+            raise BadInput(f"{tenant} has no model {model.name}; ask for one of its own")
+        with self._lock:
+            entry = self._here.get(model.key)
+            if entry is None:
+                raise ModelUnavailable(f"{model.name} is not loaded here; load it first")
+            self._busy[model.key] += 1
+        try:
+            if not self._step("touch", entry):
+                raise ModelUnavailable(f"{model.name} has gone with its lease; load it under another one")
+            yield entry
+        finally:
+            with self._lock:
+                self._busy[model.key] -= 1
+            with suppress(RedisUnavailable):
+                self._step("touch", entry)
+
+    def unload_idle(self, idle_s: float) -> list[Loaded]:
+        """Unload our models that nobody has used for so long; answers which."""
+        now_ms, entries = self._look()
+        return [e for e in entries if e.used_ms <= now_ms - idle_s * 1000 and self.unload(e)]
+
+    def unload(self, entry: Loaded) -> bool:
+        """False when it is not ours, answers a request, or is not ready (any more)."""
+        key = entry.model.key
+        with self._lock:
+            own = self._here.get(key)
+            if own is None or own.claim != entry.claim or self._busy[key]:
+                return False
+            del self._here[key]  # no request from here on
+        try:
+            self._step(
+                "unloading", entry
+            )  # refused when our lease has gone: then it goes from here all the more
+        except RedisUnavailable:
+            with self._lock:
+                self._here[key] = own
+            raise
+        if not self._unload_quietly(entry):
+            return False  # what it takes stays counted until the lease ends
+        self._drop(entry)
+        return True
+
+    def _look(self) -> tuple[int, list[Loaded]]:
+        with self._lock:
+            late, self._dropping = self._dropping, []
+        for entry in late:
+            self._drop(entry)
+        now, *texts = self.scripts.run("place", self.keys, ["look", ""])
+        return int(now), sorted((_entry(text) for text in texts), key=lambda entry: entry.key)
+
+    def _claim(self, model: Model, uuid: str, room_mib: int) -> Loaded | None:
+        """None when somebody was faster. Raises LeaseRefused when our lease is gone."""
+        entry = Loaded(
+            model=model,
+            uuid=uuid,
+            holder=self.lease.holder,
+            lease_id=self.lease.lease_id,
+            claim=uuids.uuid4().hex,
+        )
+        # We give up before the claim does; the rest is for a process that cannot say so.
+        load_ms = int(self.load_timeout_s * 1000) + 5_000
+        args = ["claim", _field(entry), _text(entry), model.memory_mib, room_mib, load_ms]
+        word, *_ = self.scripts.run("place", self.keys, args)
+        if word == b"lost":
+            raise LeaseRefused(f"lease {self.lease.lease_id} is gone; ask for another one")
+        return entry if word == b"claimed" else None
+
+    def _load(self, entry: Loaded) -> str:
+        """Load what we have claimed; the uuid. A thread, so that a load that hangs does not hang us."""
+        model, uuid, failed = entry.model, entry.uuid, list[BaseException]()
+        done, given_up = threading.Event(), threading.Event()
+
+        def work() -> None:
+            try:
+                self.loader.load(model, uuid)
+            except BaseException as exc:  # noqa: BLE001 - it is raised by whoever waits
+                failed.append(exc)
+            with self._lock:
+                done.set()
+                late = given_up.is_set()
+            if late:
+                if not failed:
+                    self._unload_quietly(entry)
+                with self._lock:
+                    self._stuck[uuid] -= model.memory_mib
+
+        threading.Thread(target=work, name=f"load-{model.name}", daemon=True).start()
+        try:
+            done.wait(self.load_timeout_s)
+        finally:
+            with self._lock:
+                if not done.is_set():
+                    given_up.set()
+                    self._stuck[uuid] += model.memory_mib
+        if given_up.is_set():
+            self._drop(entry)
+            raise DeviceFailed(
+                f"{model.name} was not loaded on {uuid} within {self.load_timeout_s:g} s and is given up;"
+                " see what its loader waits for"
+            )
+        if failed:
+            self._drop(entry)
+            raise failed[0]
+        self._ready(entry)
+        return uuid
+
+    def _ready(self, entry: Loaded) -> None:
+        """Say that it may be used. Raises LeaseRefused, RedisUnavailable; it is unloaded then."""
+        key, known = entry.model.key, False
+        with self._lock:
+            self._here[key] = entry  # first, since others may ask as soon as Redis says so
+        try:
+            known = self._step("ready", entry)
+        finally:
+            if not known:
+                with self._lock:
+                    del self._here[key]
+                self._unload_quietly(entry)
+                self._drop(entry)
+        if not known:
+            raise LeaseRefused(
+                f"{entry.model.name} was loaded on {entry.uuid} after its lease had gone; ask for another one"
+            )
+
+    def _unload_quietly(self, entry: Loaded) -> bool:
+        try:
+            self.loader.unload(entry.model, entry.uuid)
+        except Exception:  # noqa: BLE001 - a loader's own; the lease still covers what the model takes
+            logger(device=entry.uuid, model=entry.model.name).exception("gpu.model_not_unloaded")
+            return False
+        return True
+
+    def _drop(self, entry: Loaded) -> None:
+        """Off the device. With Redis away it is told later, or the lease's end tells it."""
+        try:
+            self._step("drop", entry)
+        except RedisUnavailable:
+            with self._lock:
+                self._dropping.append(entry)
+
+    def _step(self, verb: str, entry: Loaded) -> bool:
+        return bool(self.scripts.run("place", self.keys, [verb, _field(entry), entry.claim]))
+
+
+def _field(entry: Loaded) -> str:
+    return json.dumps(entry.key)
+
+
+def _text(entry: Loaded) -> str:
+    """The wire form: flat, with a version."""
+    flat: dict[str, Any] = {**asdict(entry), "v": 1, "until_ms": 0}
+    return json.dumps(flat | flat.pop("model"))
+
+
+def _entry(text: bytes) -> Loaded:
+    flat = json.loads(text)
+    model = Model(name=flat["name"], tenant=flat["tenant"], memory_mib=int(flat["memory_mib"]))
+    return Loaded(
+        model=model,
+        uuid=flat["uuid"],
+        holder=flat["holder"],
+        lease_id=flat["lease_id"],
+        claim=flat["claim"],
+        state=LoadState(flat["state"]),
+        used_ms=int(flat["used_ms"]),
+    )

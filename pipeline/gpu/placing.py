@@ -1,0 +1,128 @@
+"""Where models go, as values and one decision. Nothing here touches a device or Redis."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+FIRST_WAIT_S: Final = 0.5
+LONGEST_WAIT_S: Final = 120.0
+
+
+class LoadState(StrEnum):
+    """The life of a model on a device."""
+
+    LOADING = "loading"
+    READY = "ready"
+    UNLOADING = "unloading"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Something to be loaded. Two tenants may use one name: these are two models."""
+
+    name: str
+    tenant: str
+    memory_mib: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.tenant, self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model on a device. `holder` is the process that has it and answers requests for it."""
+
+    model: Model
+    uuid: str
+    holder: str
+    lease_id: str
+    claim: str  # who claims it says this again at every step
+    state: LoadState = LoadState.LOADING
+    used_ms: int = 0  # Redis clock
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.uuid, *self.model.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What to do for a model: use it on `uuid`; or load it there, `unload` first; or wait (`uuid` empty) for `why`."""
+
+    uuid: str = ""
+    ready: bool = False
+    unload: tuple[Loaded, ...] = ()
+    why: str = ""
+
+
+class Backoff:
+    """0.5 s, doubling, 120 s at most: waits of a model that fits nowhere."""
+
+    def __init__(self) -> None:
+        self.wait_s = FIRST_WAIT_S
+
+    def next(self) -> float:
+        now, self.wait_s = self.wait_s, min(self.wait_s * 2, LONGEST_WAIT_S)
+        return now
+
+
+def copies(model: Model, loaded: Sequence[Loaded]) -> list[Loaded]:
+    """The entries of one model, on whatever device."""
+    return [entry for entry in loaded if entry.model.key == model.key]
+
+
+def choose(
+    model: Model,
+    loaded: Sequence[Loaded],
+    rooms: Mapping[str, int],
+    *,
+    lease_id: str,
+    busy: Collection[tuple[str, str, str]] = (),
+) -> Choice:
+    """Where a model goes. Pure.
+
+    `rooms`: MiB by device that the models of `lease_id` may take together. `loaded`: all entries, of other leases too.
+    Use what is ready; wait for whoever loads it; else best fit, exact fits accepted; else the device whose least
+    recently used idle models make room, oldest first. `busy` are keys that answer a request now.
+    """
+    same = copies(model, loaded)
+    ready = [entry for entry in same if entry.state is LoadState.READY]
+    if ready:
+        own = sorted(ready, key=lambda entry: (entry.lease_id != lease_id, entry.uuid))
+        return Choice(uuid=own[0].uuid, ready=True)
+    loading = [entry for entry in same if entry.state is LoadState.LOADING]
+    if loading:
+        return Choice(why=f"{loading[0].holder} is loading {model.name} on {loading[0].uuid}")
+    ours = [entry for entry in loaded if entry.lease_id == lease_id]
+    taken = {entry.uuid for entry in same}  # being unloaded there: not twice, not even for a moment
+    free = {
+        uuid: room - sum(entry.model.memory_mib for entry in ours if entry.uuid == uuid)
+        for uuid, room in rooms.items()
+        if uuid not in taken
+    }
+    fits = [(left - model.memory_mib, uuid) for uuid, left in free.items() if left >= model.memory_mib]
+    if fits:
+        return Choice(uuid=min(fits)[1])
+    plans = []
+    for uuid, left in free.items():
+        room = left
+        idle = [e for e in ours if e.uuid == uuid and e.state is LoadState.READY and e.key not in busy]
+        first: list[Loaded] = []
+        for entry in sorted(idle, key=lambda e: (e.used_ms, e.key)):
+            if room >= model.memory_mib:
+                break
+            first.append(entry)
+            room += entry.model.memory_mib
+        if room >= model.memory_mib:
+            plans.append((max(entry.used_ms for entry in first), len(first), uuid, tuple(first)))
+    if plans:
+        _, _, uuid, unload = min(plans, key=lambda plan: plan[:3])
+        return Choice(uuid=uuid, unload=unload)
+    if not free:
+        return Choice(why=f"{model.name} is being unloaded")
+    most = max([0, *free.values()])
+    return Choice(
+        why=f"{model.name} needs {model.memory_mib} MiB, {most} MiB are free and no idle models make room"
+    )

@@ -1,0 +1,58 @@
+-- Which models are on which devices (gpu/placement.py). Every call first drops what no living lease covers.
+-- KEYS models, deadlines of the pool's leases
+-- ARGV verb, field of the entry, then:
+--   look                                         returns {now ms, entry, entry, ...}
+--   claim: entry (JSON), memory MiB, room MiB, load ms   returns {'claimed', entry} | {'held', entry} | {'full'} | {'lost'}
+--   touch | ready | unloading | drop: claim id   returns 1, or 0 when the entry is not (any more) that claim's, or not
+--                                                in a state for it
+-- invariant: one entry per device and model; the models of one lease on a device never exceed its room there; an entry
+--            ends with its lease or, while it is loaded, with its time to load, whatever becomes of the process.
+local now, verb, name = now_ms(), ARGV[1], ARGV[2]
+local entries = {}
+for field, text in pairs(fields(KEYS[1])) do
+  local entry = cjson.decode(text)
+  local deadline = tonumber(redis.call('ZSCORE', KEYS[2], entry.lease_id) or '0')
+  if deadline <= now or (entry.state == 'loading' and entry.until_ms <= now) then
+    redis.call('HDEL', KEYS[1], field)
+  else
+    entries[field] = { entry = entry, text = text }
+  end
+end
+local function put(entry)
+  local text = cjson.encode(entry)
+  redis.call('HSET', KEYS[1], name, text)
+  return text
+end
+if verb == 'look' then
+  local answer = { now }
+  for _, found in pairs(entries) do answer[#answer + 1] = found.text end
+  return answer
+end
+local found = entries[name]
+if verb == 'claim' then
+  if found then return { 'held', found.text } end
+  local entry = cjson.decode(ARGV[3])
+  if tonumber(redis.call('ZSCORE', KEYS[2], entry.lease_id) or '0') <= now then return { 'lost' } end
+  local sum = tonumber(ARGV[4])
+  for _, other in pairs(entries) do
+    if other.entry.lease_id == entry.lease_id and other.entry.uuid == entry.uuid then
+      sum = sum + other.entry.memory_mib
+    end
+  end
+  if sum > tonumber(ARGV[5]) then return { 'full' } end
+  entry.state, entry.used_ms, entry.until_ms = 'loading', now, now + tonumber(ARGV[6])
+  return { 'claimed', put(entry) }
+end
+if not found or found.entry.claim ~= ARGV[3] then return 0 end
+local entry = found.entry
+if verb == 'drop' then
+  redis.call('HDEL', KEYS[1], name)
+  return 1
+end
+-- What each verb needs to find, and what it leaves behind.
+local from = { touch = 'ready', ready = 'loading', unloading = 'ready' }
+local to = { touch = 'ready', ready = 'ready', unloading = 'unloading' }
+if entry.state ~= from[verb] then return 0 end
+entry.state, entry.used_ms = to[verb], now
+put(entry)
+return 1

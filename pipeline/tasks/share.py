@@ -1,0 +1,283 @@
+"""The part of a GPU that a scoring process holds: taken for the first batch, kept while there is work, given back when
+it is asked for, lost, idle or broken.
+
+The right comes before the device and ends after it: lease, renewals, host lock, CUDA; then the same backwards. CUDA's
+context goes only with its process. So a process that has given back keeps its host lock, ends as soon as it is quiet, and
+Celery starts another one; whoever gets the device next waits for that lock. Nobody waits for a GPU here: a batch that
+cannot have it is scored on the CPU.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final, Protocol
+
+from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
+from pipeline.gpu.flock import HOST_DIRECTORY, host_lock
+from pipeline.gpu.held import Held
+from pipeline.gpu.inventory import this_node
+from pipeline.gpu.leases import Mode
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.pool_values import Need, PoolLease
+from pipeline.observe import logger
+from pipeline.settings import Settings
+
+LOST_LOOK_S: Final = 0.2  # how soon a training notices that its process should end
+LOOK_S: Final = 0.05  # how soon a request to yield is seen by a process without a batch in hand
+REFUSED_S: Final = 0.2  # thousands of queued batches must not ask one by one
+BROKEN_S: Final = 30.0  # a device that cannot be used is not tried with every batch
+QUIET_S: Final = 0.3  # without a batch for so long a process can end: its last answer has been sent
+LEAVING_S: Final = 2.0  # batches that only pass through must not keep it for longer
+HARD: Final = (
+    0.15  # of a TTL after the loss, which is noticed at 0.8 of it: then the process ends, batch or not
+)
+
+
+class Place(Protocol):
+    """What the process does on the device."""
+
+    def prepare(self) -> None:
+        """Whatever takes time and needs no device: nobody shall wait for it at the door."""
+
+    def begin(self, lease: PoolLease) -> None:
+        """Start to use it. Raises LogweirError."""
+
+    def unload(self) -> None:
+        """Leave it, as far as a process can that goes on."""
+
+    @property
+    def began(self) -> bool:
+        """True when this process keeps something there until it ends."""
+
+    def end(self) -> None:
+        """End this process now."""
+
+
+def scoring_need(settings: Settings, *, node: str = "") -> Need:
+    """What one scoring process asks of the pool; it asks on its own machine."""
+    return Need(
+        memory_mib=settings.gpu_infer_mib,
+        compute_percent=settings.gpu_infer_percent,
+        preemptible=True,
+        node=node,
+    )
+
+
+def host_locks(lease: PoolLease, *, wait_s: float) -> ExitStack:
+    """The second line on one host: locks that the kernel gives back whatever way we end. Raises LeaseRefused."""
+    stack = ExitStack()
+    alone = lease.need.mode is Mode.EXCLUSIVE
+    try:
+        for part in lease.parts:
+            stack.enter_context(host_lock(HOST_DIRECTORY, part.uuid, exclusive=alone, wait_s=wait_s))
+    except BaseException:
+        stack.close()
+        raise
+    return stack
+
+
+def enrol(pool: Pool, lease: PoolLease) -> None:
+    """Say which process will be on the device, before it is. Raises LeaseRefused when the lease is lost."""
+    if not pool.activate(lease, pids=(os.getpid(),), host=this_node()):
+        raise LeaseRefused("the lease was lost before the device was begun; it is asked for again")
+
+
+@contextmanager
+def ended_after_loss(held: Held, end: Callable[[], None]) -> Iterator[None]:
+    """End the process when the body goes on for too long after the lease was lost: others may be granted the device."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(LOST_LOOK_S):
+            if held.lost.is_set():
+                if not done.wait(HARD * held.lease.ttl_ms / 1000):
+                    logger().error("share.lost_in_work")
+                    end()
+                return
+
+    threading.Thread(target=watch, name="gpu-lost", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+class Share:
+    """One per scoring process. `using()` is for the thread that works, the keeper thread does the rest."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        settings: Settings,
+        *,
+        holder: str,
+        place: Place,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = pool
+        self.holder = holder
+        self.place = place
+        self.clock = clock
+        self.need = scoring_need(settings, node=this_node())
+        self.idle_s = settings.gpu_idle_s
+        self.ttl_s = settings.lease_ttl_ms / 1000
+        self._turn = threading.Lock()  # held while a batch is in hand, or while the device is given back
+        self._held: Held | None = None
+        self._lease = ExitStack()
+        self._locks = ExitStack()
+        self._touching = False  # from before CUDA is begun until our models are off the device
+        self._used = clock()  # a batch of ours ended
+        self._passed = clock()  # any batch ended
+        self._not_before = 0.0
+        self._left_at: float | None = None  # since when this process only waits to end
+        self._lost_at: float | None = None
+        self._broken: Exception | None = None
+        self._keeper: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    @contextmanager
+    def using(self) -> Iterator[bool]:
+        """Around one batch: True when the device is ours for it."""
+        with self._turn:
+            ours = self._take()
+            try:
+                yield ours
+            finally:
+                self._passed = self.clock()
+                if ours:
+                    self._used = self._passed
+                if self._held is not None and (self._over() or self._broken is not None):
+                    self._give_back()
+
+    def fail(self, error: Exception) -> None:
+        """The device failed in the batch that is in hand: it is given back after it, and left alone for a while."""
+        self._broken = error
+        self._pause("share.device_failed", error)
+
+    @property
+    def held(self) -> Held | None:
+        """What we hold now."""
+        return self._held
+
+    def close(self) -> None:
+        """Give back, at the end of the process."""
+        self._stop.set()
+        with self._turn:
+            self._leave()
+            if self._held is not None:
+                self._give_back()
+
+    def _take(self) -> bool:
+        if self._left_at is not None or self.clock() < self._not_before:
+            return False
+        if self._held is None:
+            self._try()
+        if self._held is not None and self._over():
+            self._give_back()
+        return self._held is not None
+
+    def _try(self) -> None:
+        try:
+            self._begin()
+            return
+        except (LeaseRefused, RedisUnavailable) as exc:
+            logger().debug("share.refused", why=str(exc))
+            self._not_before = self.clock() + REFUSED_S
+        except BadInput as exc:
+            self._pause("share.impossible", exc)
+        except Exception as exc:  # noqa: BLE001 - drivers raise anything, and the batch can be scored on the CPU
+            self._pause("share.failed", exc)
+        if self._held is not None:
+            self._give_back()
+
+    def _pause(self, event: str, exc: Exception) -> None:
+        known = isinstance(exc, LogweirError)
+        logger().warning(event, why=str(exc), exc_info=not known)
+        self._not_before = self.clock() + BROKEN_S
+
+    def _begin(self) -> None:
+        """Whatever it raises, `_held` says whether there is something to give back."""
+        self._keep()
+        self.place.prepare()
+        lease = self.pool.request(self.need, holder=self.holder)
+        self._broken = self._lost_at = None
+        self._held = self._lease.enter_context(self.pool.holding(lease))  # from here on the keeper sees it
+        enrol(self.pool, lease)
+        try:
+            self._locks = host_locks(lease, wait_s=0)
+        except LeaseRefused as exc:  # for long, as a rule: it is somebody whom the pool does not know
+            raise DeviceFailed(str(exc)) from exc
+        self._touching = True
+        self.place.begin(lease)
+        logger(token=lease.token, device=lease.parts[0].uuid).info("share.taken")
+
+    def _over(self) -> bool:
+        held = self._held
+        return held is not None and (held.lost.is_set() or held.asked.is_set())
+
+    def _give_back(self) -> None:
+        """Under `_turn`. The device first, then the right to it."""
+        held, self._held = self._held, None
+        why = (held.why() if held else "") or ("broken" if self._broken is not None else "not used")
+        self._unload()
+        if self._broken is not None and held is not None and self.place.began:
+            held.dirty()  # who knows what it still does there: the device stays closed until we are gone
+        try:
+            self._lease.close()
+        except Exception:  # noqa: BLE001 - it expires by itself
+            logger().exception("share.not_given_back")
+        self._lease = ExitStack()
+        self._lost_at = self._broken = None
+        if self.place.began:
+            self._leave()  # with the host lock, which goes when CUDA's context does
+        else:
+            self._locks.close()
+        logger().info("share.given_back", why=why)
+
+    def _leave(self) -> None:
+        self._left_at = self._left_at or self.clock()
+
+    def _unload(self) -> None:
+        try:
+            self.place.unload()
+        except Exception:  # noqa: BLE001 - a driver that fails here must not keep the lease alive
+            logger().exception("share.not_unloaded")
+        self._touching = False
+
+    def _keep(self) -> None:
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._keeping, name="gpu-share", daemon=True)
+            self._keeper.start()
+
+    def _keeping(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - a keeper that died would keep the device for ever
+                logger().exception("share.keeper")
+
+    def look(self) -> None:
+        """One look of the keeper: give back what is asked for, lost or idle; end a process that is off the device."""
+        now, held = self.clock(), self._held
+        if held is not None and held.lost.is_set():
+            self._lost_at = self._lost_at or now
+        if self._turn.acquire(blocking=False):
+            try:
+                if self._held is not None and (self._over() or now - self._used > self.idle_s):
+                    self._give_back()
+                if self._may_end(now):
+                    self.place.end()
+            finally:
+                self._turn.release()
+        elif self._lost_at is not None and now - self._lost_at > HARD * self.ttl_s and self._touching:
+            # Others may be granted the device soon, and the batch in hand does not end. The ledger has the batch.
+            logger().error("share.lost_in_a_batch")
+            self.place.end()
+
+    def _may_end(self, now: float) -> bool:
+        left_at = self._left_at
+        if left_at is None or not self.place.began:
+            return False
+        return now - self._passed > QUIET_S or now - left_at > LEAVING_S

@@ -1,0 +1,86 @@
+"""`python -m pipeline.workers.agent NAME`: the node agent. It tells the pool which GPUs this machine has and how they
+are, and ends what is overdue in the pool.
+
+It outlives whatever goes wrong beside it: without a driver it reports no GPU and asks again, without Redis it looks on
+and says so once. Told to end, it takes its node out of the pool at once; killed, it is missed after `gpu_node_ttl_ms`.
+"""
+
+import signal
+import sys
+import threading
+import time
+from typing import Final
+
+import redis
+
+from pipeline.errors import RedisUnavailable
+from pipeline.gpu.agent import Agent
+from pipeline.gpu.inventory import this_node
+from pipeline.gpu.pool import Pool
+from pipeline.keyspace import connect
+from pipeline.observe import logger, set_up
+from pipeline.settings import Settings
+from pipeline.workers import bootstrap
+
+ROLE: Final = "agent"
+
+
+class AgentWorker:
+    """The loop of the process. `run` returns after `stop` was set."""
+
+    def __init__(self, settings: Settings, *, agent: Agent, pool: Pool) -> None:
+        self.settings = settings
+        self.agent = agent
+        self.pool = pool
+        self.stop = threading.Event()
+        self._away = False
+
+    def run(self) -> None:
+        """Beat until `stop` is set, then leave the pool."""
+        while not self.stop.is_set():
+            began = time.monotonic()
+            self._beat()
+            self.stop.wait(max(self.settings.gpu_beat_s - (time.monotonic() - began), 0.01))
+        self._leave()
+
+    def _beat(self) -> None:
+        try:
+            self.agent.beat()
+        except (RedisUnavailable, redis.RedisError) as exc:
+            if not self._away:  # once: not with every beat of a long night
+                self._away = True
+                logger(role=ROLE).warning("redis.away", why=str(exc))
+        except Exception:  # noqa: BLE001 - the edge of a loop that must not end: the node would fall silent
+            logger(role=ROLE).exception("agent.failed")
+        else:
+            if self._away:
+                self._away = False
+                logger(role=ROLE).info("redis.back")
+
+    def _leave(self) -> None:
+        try:
+            self.pool.ledger.leave(self.agent.node, self.agent.name)
+        except (RedisUnavailable, redis.RedisError):
+            return  # it is missed after gpu_node_ttl_ms
+
+
+def main(argv: list[str]) -> int:
+    (name,) = argv
+    settings = Settings.load()
+    set_up(settings.log_level)
+    pool = Pool(connect(settings), settings)
+    worker = AgentWorker(settings, agent=Agent(pool, settings, this_node()), pool=pool)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop.set())
+    bootstrap.stay_with(settings)
+    heart = bootstrap.Heartbeat(settings, role_name=ROLE, queues=(), name=name)
+    heart.start()
+    try:
+        worker.run()
+    finally:
+        heart.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

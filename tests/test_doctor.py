@@ -1,0 +1,81 @@
+"""What `logweir doctor` says of the GPUs of a machine."""
+
+import importlib.metadata
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import Verb, command_line
+from fake_nvml_driver import DRIVER_NOT_LOADED, Driver, Gpu
+
+from pipeline.commands import stack
+from pipeline.gpu import probe
+from pipeline.settings import Settings
+
+
+@pytest.fixture
+def logweir(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
+) -> Iterator[Verb]:
+    with command_line(settings, monkeypatch, capsys) as verb:
+        yield verb
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver(tmp_path)
+    found.use(monkeypatch)
+    return found
+
+
+def torch_is(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: version if name == "torch" else real(name)
+    )
+
+
+def gpu_line(logweir: Verb) -> str:
+    done = logweir("doctor")
+    assert done.code == 0, done.out
+    (line,) = [line for line in done.out.splitlines() if " GPU: " in line]
+    return line
+
+
+def test_a_machine_without_a_driver_lacks_nothing(logweir: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "LIBRARY", "libnot-on-this-machine.so.1")
+    assert gpu_line(logweir) == "ok      GPU: none (no NVIDIA driver)"
+
+
+def test_the_gpus_are_counted_and_the_driver_named(
+    logweir: Verb, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_is("2.9.0+cu128", monkeypatch)
+    driver.devices(Gpu("GPU-a"), Gpu("GPU-b"))
+    assert gpu_line(logweir) == "ok      GPU: 2, driver 570.86.10"
+    driver.devices()
+    assert gpu_line(logweir) == "ok      GPU: none, driver 570.86.10"
+
+
+def test_a_torch_that_cannot_use_the_gpu_is_warned_of(
+    logweir: Verb, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_is("2.9.0+cpu", monkeypatch)
+    assert "torch" not in gpu_line(logweir)
+    driver.devices(Gpu("GPU-a"))
+    line = gpu_line(logweir)
+    assert line.startswith("warning GPU: 1, driver 570.86.10; torch 2.9.0+cpu cannot use it: install a build")
+
+
+def test_a_driver_that_fails_or_hangs_is_said_and_keeps_nobody(
+    logweir: Verb, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.error("nvmlInitWithFlags", DRIVER_NOT_LOADED)
+    assert gpu_line(logweir) == "warning GPU: the driver does not work; see what `nvidia-smi` says"
+    driver.mend()
+    driver.hang("nvmlInitWithFlags", seconds=60)
+    monkeypatch.setattr(stack, "PROBE_S", 0.5)
+    began = time.monotonic()
+    assert gpu_line(logweir).startswith("warning GPU: the driver did not answer within 0.5 s; see")
+    assert time.monotonic() - began < 10

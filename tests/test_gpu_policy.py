@@ -1,0 +1,730 @@
+"""The rules of the pool: order, fit, whole gangs, the one reservation, its door, and who is asked to yield."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gpu_worlds import (
+    GIB,
+    NOW_MS,
+    after,
+    device,
+    devices,
+    exclusive,
+    lease,
+    left,
+    needs,
+    obeys,
+    request,
+    shared,
+    snapshot,
+    snapshots,
+)
+from hypothesis import assume, given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from pipeline.gpu.leases import Mode
+from pipeline.gpu.policy import open_to_shared, plan, served
+from pipeline.gpu.pool_values import (
+    WHOLE,
+    Backfill,
+    Need,
+    Plan,
+    PoolLease,
+    Request,
+    Reservation,
+    Snapshot,
+    Tenant,
+    Usage,
+)
+
+ONE, TWO, THREE, FOUR = devices(4)
+RULES = st.sampled_from(list(Backfill))
+
+
+def granted(made: Plan) -> list[str]:
+    return [grant.request_id for grant in made.grants]
+
+
+def places(made: Plan) -> dict[str, list[str]]:
+    return {grant.request_id: [part.uuid for part in grant.parts] for grant in made.grants}
+
+
+def reserved(made: Plan) -> tuple[str, set[str]] | None:
+    return None if made.reservation is None else (made.reservation.request_id, set(made.reservation.uuids))
+
+
+def asked(made: Plan) -> set[str]:
+    return {one.lease_id for one in made.yields}
+
+
+def inference(
+    lease_id: str = "infer", *, age_s: float = 60.0, mib: int = 2 * GIB, **values: object
+) -> PoolLease:
+    """As our scoring workers hold it."""
+    return lease(lease_id, shared(mib, compute_percent=10, preemptible=True), [ONE], age_s=age_s, **values)  # type: ignore[arg-type]
+
+
+# ---- what always holds
+
+
+@given(snapshots(), RULES)
+@effort(max_examples=60, deadline=None)
+def test_every_plan_keeps_to_capacity_whole_gangs_closed_doors_and_quotas(
+    world: Snapshot, rule: Backfill
+) -> None:
+    made = plan(world, backfill=rule)
+    obeys(world, made)
+    later = after(world, made, obey=False)
+    obeys(later, plan(later, backfill=rule))
+
+
+@given(snapshots(), RULES, st.randoms(use_true_random=False))
+@effort(max_examples=60, deadline=None)
+def test_the_order_in_which_a_snapshot_lists_its_parts_changes_nothing(
+    world: Snapshot, rule: Backfill, chance: random.Random
+) -> None:
+    def mixed(items: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(chance.sample(items, len(items)))
+
+    other = replace(
+        world,
+        devices=mixed(world.devices),
+        leases=mixed(world.leases),
+        waiting=mixed(world.waiting),
+        left=mixed(world.left),
+        tenants=dict(mixed(list(world.tenants.items()))),
+    )
+    assert plan(other, backfill=rule) == plan(world, backfill=rule) == plan(world, backfill=rule)
+
+
+@given(snapshots(), RULES)
+@effort(max_examples=60, deadline=None)
+def test_a_plan_that_was_done_has_no_second_reservation_in_it(world: Snapshot, rule: Backfill) -> None:
+    """Planning again with nothing changed settles: no grants, the same reservation, so that nothing is written."""
+    for _ in range(3):
+        made = plan(world, backfill=rule)
+        world = after(world, made, obey=False)
+    again = plan(world, backfill=rule)
+    assert (again.grants, again.yields, again.reservation) == ((), (), world.reservation)
+
+
+def test_in_a_quarantine_nothing_is_granted_and_the_reservation_stays() -> None:
+    kept = Reservation(request_id="r", uuids=(ONE.uuid,))
+    world = snapshot([ONE], waiting=[request("r", shared())], quarantine_ms=500, reservation=kept)
+    assert plan(world) == Plan(reservation=kept)
+    assert not open_to_shared(world, shared())
+
+
+def test_an_empty_pool_plans_nothing() -> None:
+    assert plan(snapshot((), waiting=[request("r", shared()), request("x", exclusive())])) == Plan()
+
+
+# ---- fit
+
+
+def test_an_exact_fit_is_accepted_to_the_last_mib_and_percent() -> None:
+    made = plan(snapshot([ONE], waiting=[request("r", shared(8 * GIB, compute_percent=100))]))
+    assert granted(made) == ["r"]
+    assert granted(plan(snapshot([ONE], waiting=[request("r", shared(8 * GIB + 1))]))) == []
+
+
+def test_the_fullest_device_that_still_fits_is_taken_and_whole_ones_survive() -> None:
+    held = [lease("a", shared(2 * GIB), [TWO]), lease("b", shared(5 * GIB), [THREE])]
+    world = snapshot([ONE, TWO, THREE], leases=held, waiting=[request("r", shared(3 * GIB))])
+    assert places(plan(world)) == {"r": [THREE.uuid]}
+    world = snapshot([ONE, TWO, THREE], leases=held, waiting=[request("r", shared(4 * GIB))])
+    assert places(plan(world)) == {"r": [TWO.uuid]}
+
+
+def test_compute_bounds_a_device_and_no_claim_on_it_needs_none() -> None:
+    held = [lease("a", shared(GIB, compute_percent=80), [ONE])]
+    waiting = [request("big", shared(compute_percent=21)), request("free", shared(compute_percent=0))]
+    assert granted(plan(snapshot([ONE], leases=held, waiting=waiting), backfill=Backfill.FREE)) == ["free"]
+
+
+def test_an_exclusive_need_takes_the_smallest_empty_device_whole() -> None:
+    large = device(9, 16 * GIB)
+    world = snapshot([large, ONE], waiting=[request("r", exclusive(4 * GIB))])
+    (grant,) = plan(world).grants
+    (part,) = grant.parts
+    assert (part.uuid, part.memory_mib, part.compute_percent) == (ONE.uuid, 8 * GIB, WHOLE)
+
+
+def test_what_a_dead_holder_left_counts_as_taken_and_keeps_exclusive_needs_out() -> None:
+    world = snapshot([ONE], left=(left(ONE, 6 * GIB),))
+    assert granted(plan(replace(world, waiting=(request("r", shared(2 * GIB)),)))) == ["r"]
+    assert granted(plan(replace(world, waiting=(request("r", shared(3 * GIB)),)))) == []
+    assert granted(plan(replace(world, waiting=(request("r", exclusive()),)))) == []
+    alone = snapshot([ONE], left=(left(ONE, 0, alone=True),), waiting=[request("r", shared(1))])
+    assert granted(plan(alone)) == []
+
+
+def test_a_device_that_is_out_of_order_gets_nothing_and_no_reservation() -> None:
+    made = plan(
+        snapshot([device(0, why="XID 79")], waiting=[request("r", shared()), request("x", exclusive())])
+    )
+    assert made == Plan()
+
+
+def test_a_device_that_shrank_below_its_leases_is_full_and_not_endless() -> None:
+    small = replace(ONE, schedulable_mib=GIB)
+    world = snapshot([small], leases=[lease("a", shared(4 * GIB), [ONE])], waiting=[request("r", shared(1))])
+    assert granted(plan(world)) == []
+
+
+def test_a_need_goes_where_it_says() -> None:
+    far = device(0, node="n1")
+    waiting = [request("node", shared(node="n1")), request("device", shared(device=TWO.uuid))]
+    assert places(plan(snapshot([ONE, TWO, far], waiting=waiting))) == {
+        "node": [far.uuid],
+        "device": [TWO.uuid],
+    }
+
+
+def test_a_gang_gets_all_of_its_devices_over_nodes_or_none() -> None:
+    far = device(0, node="n1")
+    world = snapshot([ONE, far], waiting=[request("gang", shared(8 * GIB, devices=2))])
+    assert places(plan(world)) == {"gang": [ONE.uuid, far.uuid]}
+    assert granted(plan(replace(world, leases=(lease("a", shared(1), [far]),)))) == []
+    near = replace(world, waiting=(request("gang", shared(GIB, devices=2, node="n0")),))
+    assert plan(near) == Plan()
+
+
+# ---- order and quota
+
+
+def test_higher_priority_goes_first_then_age() -> None:
+    waiting = [
+        request("old", shared(8 * GIB), since_ms=1),
+        request("new", shared(8 * GIB), since_ms=2),
+        request("high", shared(8 * GIB, priority=1), since_ms=3),
+    ]
+    assert granted(plan(snapshot([ONE], waiting=waiting))) == ["high"]
+    assert granted(plan(snapshot([ONE, TWO], waiting=waiting))) == ["high", "old"]
+
+
+def test_of_one_moment_the_smaller_id_goes_first() -> None:
+    waiting = [request(name, shared(8 * GIB)) for name in ("b", "a", "c")]
+    assert granted(plan(snapshot([ONE, TWO], waiting=waiting))) == ["a", "b"]
+
+
+def test_whoever_is_at_its_quota_waits_while_others_overtake_and_nothing_is_reserved_for_it() -> None:
+    known = {"a": Tenant(name="a", quota_mib=4 * GIB), "b": Tenant(name="b")}
+    waiting = [
+        request("a1", shared(3 * GIB, tenant="a"), since_ms=1),
+        request("a2", shared(3 * GIB, tenant="a"), since_ms=2),
+        request("a3", shared(1 * GIB, tenant="a"), since_ms=3),
+        request("b1", shared(4 * GIB, tenant="b"), since_ms=4),
+    ]
+    made = plan(snapshot([ONE], waiting=waiting, tenants=known), backfill=Backfill.STRICT)
+    assert sorted(granted(made)) == ["a1", "a3", "b1"]
+    assert made.reservation is None
+
+
+def test_an_exclusive_need_is_charged_to_the_quota_with_all_of_its_device() -> None:
+    known = {"a": Tenant(name="a", quota_mib=8 * GIB)}
+    large = device(9, 16 * GIB)
+    waiting = [request("x", exclusive(GIB, tenant="a"))]
+    assert plan(snapshot([large], waiting=waiting, tenants=known)) == Plan()
+    held = [lease("l", shared(GIB, max_duration_s=600), [ONE])]
+    made = plan(snapshot([large, ONE], leases=held, waiting=waiting, tenants=known))
+    assert (granted(made), reserved(made)) == ([], ("x", {ONE.uuid}))
+
+
+# ---- the reservation and what overtakes it
+
+
+def busy(end_s: float | None) -> list[PoolLease]:
+    """One device held by somebody who says when it ends."""
+    need = shared(8 * GIB, compute_percent=WHOLE, max_duration_s=None if end_s is None else 60 + end_s)
+    return [lease("busy", need, [ONE], age_s=60)]
+
+
+def gang(**values: object) -> Request:
+    return request("gang", shared(8 * GIB, devices=2, **values), since_ms=1)  # type: ignore[arg-type]
+
+
+def test_the_first_need_that_does_not_fit_gets_the_one_reservation() -> None:
+    waiting = [gang(), request("gang2", shared(8 * GIB, devices=2), since_ms=2)]
+    made = plan(snapshot([ONE, TWO], leases=busy(100), waiting=waiting))
+    assert made.reservation == Reservation(
+        request_id="gang", uuids=(ONE.uuid, TWO.uuid), start_ms=NOW_MS + 100_000, made_ms=NOW_MS
+    )
+
+
+@pytest.mark.parametrize(
+    ("lasts", "rule", "starts"),
+    [
+        (100.0, Backfill.EASY, True),
+        (100.001, Backfill.EASY, False),
+        (None, Backfill.EASY, False),
+        (1.0, Backfill.STRICT, False),
+        (None, Backfill.FREE, True),
+    ],
+)
+def test_a_later_need_starts_only_where_it_ends_before_the_reserved_one_can(
+    lasts: float | None, rule: Backfill, starts: bool
+) -> None:
+    small = request("small", shared(GIB, max_duration_s=lasts), since_ms=2)
+    made = plan(snapshot([ONE, TWO], leases=busy(100), waiting=[gang(), small]), backfill=rule)
+    assert granted(made) == (["small"] if starts else [])
+
+
+def test_where_nobody_knows_when_the_reserved_need_starts_nothing_ends_before_it() -> None:
+    small = request("small", shared(GIB, max_duration_s=0.1), since_ms=2)
+    assert granted(plan(snapshot([ONE, TWO], leases=busy(None), waiting=[gang(), small]))) == []
+
+
+def test_what_the_reserved_need_leaves_over_may_be_had_by_others_once() -> None:
+    head = request("head", shared(5 * GIB, devices=2), since_ms=1)
+    small = [request(f"s{n}", shared(2 * GIB), since_ms=2 + n) for n in range(3)]
+    made = plan(snapshot([ONE, TWO], leases=busy(100), waiting=[head, *small]))
+    assert places(made) == {"s0": [TWO.uuid]}  # 8 - 5 GiB are spare there, and 2 of them are gone then
+
+
+def test_devices_outside_the_reservation_are_free_to_all() -> None:
+    waiting = [
+        request("gang", shared(8 * GIB, devices=2, node="n0"), since_ms=1),
+        request("s", shared(8 * GIB)),
+    ]
+    far = device(0, node="n1")
+    made = plan(snapshot([ONE, TWO, far], leases=busy(100), waiting=waiting))
+    assert (places(made), reserved(made)) == ({"s": [far.uuid]}, ("gang", {ONE.uuid, TWO.uuid}))
+
+
+def test_the_devices_that_become_free_first_are_reserved() -> None:
+    held = [
+        lease(f"l{n}", shared(8 * GIB, max_duration_s=600 - 100 * n), [d])
+        for n, d in enumerate((ONE, TWO, THREE))
+    ]
+    made = plan(snapshot([ONE, TWO, THREE], leases=held, waiting=[gang()]))
+    assert reserved(made) == ("gang", {TWO.uuid, THREE.uuid})
+
+
+def test_a_reservation_stays_with_its_need_and_its_devices_while_they_can_serve_it() -> None:
+    held = [lease(f"l{n}", shared(8 * GIB, max_duration_s=600), [d]) for n, d in enumerate((ONE, TWO, THREE))]
+    kept = Reservation(request_id="gang", uuids=(TWO.uuid, THREE.uuid), start_ms=NOW_MS + 540_000, made_ms=7)
+    older = request("older", shared(8 * GIB, devices=2, tenant="b"), since_ms=0)
+    world = snapshot([ONE, TWO, THREE], leases=held, waiting=[older, gang()], reservation=kept)
+    assert plan(world) == Plan(reservation=kept)
+
+
+def test_a_reservation_moves_where_it_starts_sooner() -> None:
+    held = [lease(f"l{n}", shared(8 * GIB, max_duration_s=600), [d]) for n, d in enumerate((TWO, THREE))]
+    soon = [lease(f"s{n}", shared(8 * GIB, max_duration_s=100), [d]) for n, d in enumerate((ONE, FOUR))]
+    kept = Reservation(request_id="gang", uuids=(TWO.uuid, THREE.uuid), start_ms=NOW_MS + 540_000, made_ms=7)
+    made = plan(snapshot(devices(4), leases=held + soon, waiting=[gang()], reservation=kept))
+    assert reserved(made) == ("gang", {ONE.uuid, FOUR.uuid})
+
+
+@pytest.mark.parametrize("gone", ["device", "request", "quota"])
+def test_a_reservation_that_cannot_be_served_any_more_is_given_up(gone: str) -> None:
+    kept = Reservation(request_id="gang", uuids=(ONE.uuid, TWO.uuid), made_ms=7)
+    on = [ONE, replace(TWO, why="XID 79")] if gone == "device" else [ONE, TWO]
+    known = {"logweir": Tenant(name="logweir", quota_mib=8 * GIB)} if gone == "quota" else {}
+    waiting = [] if gone == "request" else [gang()]
+    world = snapshot(on, leases=busy(100), waiting=waiting, reservation=kept, tenants=known)
+    assert plan(world).reservation is None
+
+
+def test_a_higher_priority_takes_the_reservation_over() -> None:
+    kept = Reservation(request_id="gang", uuids=(ONE.uuid, TWO.uuid), made_ms=7)
+    high = request("high", shared(8 * GIB, devices=2, priority=1), since_ms=9)
+    made = plan(snapshot([ONE, TWO], leases=busy(100), waiting=[gang(), high], reservation=kept))
+    assert reserved(made) == ("high", {ONE.uuid, TWO.uuid})
+
+
+def test_the_reserved_need_starts_as_soon_as_it_fits_wherever_that_is() -> None:
+    kept = Reservation(request_id="gang", uuids=(ONE.uuid, TWO.uuid), made_ms=7)
+    others = [request(f"o{n}", shared(8 * GIB, tenant="b"), since_ms=0) for n in range(4)]
+    world = snapshot(devices(3), leases=busy(100), waiting=[*others, gang()], reservation=kept)
+    made = plan(world)
+    assert places(made) == {"gang": [TWO.uuid, THREE.uuid]}
+
+
+def test_a_lease_that_overran_is_expected_for_a_while_and_then_has_no_end() -> None:
+    just_over = [lease("busy", shared(8 * GIB, max_duration_s=59), [ONE], age_s=60)]
+    long_over = [lease("busy", shared(8 * GIB, max_duration_s=40), [ONE], age_s=60)]
+    later = [lease("later", shared(8 * GIB, max_duration_s=600), [TWO])]
+    head = [request("head", shared(8 * GIB))]
+    assert reserved(plan(snapshot([ONE, TWO], leases=just_over + later, waiting=head))) == (
+        "head",
+        {ONE.uuid},
+    )
+    assert reserved(plan(snapshot([ONE, TWO], leases=long_over + later, waiting=head))) == (
+        "head",
+        {TWO.uuid},
+    )
+
+
+def test_who_waits_for_a_device_is_compared_with_its_holder_as_if_that_had_given_it_back() -> None:
+    held = [lease("a1", exclusive(tenant="a"), [ONE])]
+    waiting = [
+        request("a2", exclusive(tenant="a"), since_ms=1),
+        request("b", exclusive(tenant="b"), since_ms=2),
+    ]
+    used = {"b": Usage(value=100.0, at_ms=NOW_MS)}
+    assert reserved(plan(snapshot([ONE], leases=held, waiting=waiting))) == ("b", {ONE.uuid})
+    assert reserved(plan(snapshot([ONE], leases=held, waiting=waiting, usage=used))) == ("a2", {ONE.uuid})
+
+
+# ---- the door of training
+
+
+def training(**values: object) -> Request:
+    return request("train", exclusive(4 * GIB, **values))  # type: ignore[arg-type]
+
+
+def test_training_closes_the_door_and_inference_is_asked_to_yield_even_when_granted_just_before() -> None:
+    held = [inference("i1", age_s=0.1), inference("i2", age_s=300)]
+    world = snapshot([ONE], leases=held, waiting=[training()])
+    made = plan(world, yield_ms=2500)
+    assert granted(made) == []
+    assert asked(made) == {"i1", "i2"}
+    assert {one.by_ms for one in made.yields} == {NOW_MS + 2500}
+    assert all("logweir waits for the whole of" in one.why for one in made.yields)
+    assert reserved(made) == ("train", {ONE.uuid})
+    again = request("again", held[0].need, since_ms=NOW_MS + 1)
+    closed = after(replace(world, waiting=(*world.waiting, again)), made, obey=False)
+    assert plan(closed) == Plan(reservation=made.reservation)
+    assert not open_to_shared(closed, held[0].need)
+
+
+def test_training_starts_when_they_are_gone_and_inference_returns_after_it() -> None:
+    world = snapshot([ONE], leases=[inference()], waiting=[training()])
+    world = after(world, plan(world))
+    made = plan(world)
+    assert granted(made) == ["train"]
+    world = after(world, made, later_ms=20_000)
+    made = plan(world)
+    assert (granted(made), asked(made)) == ([], set())  # inference waits and displaces nobody
+    world = replace(after(world, made), leases=())
+    assert granted(plan(world)) == ["infer'"]
+
+
+def test_inference_that_waited_before_training_does_not_hold_the_reservation_against_it() -> None:
+    full = [inference(f"i{n}", mib=2 * GIB) for n in range(4)]
+    older = request("older", full[0].need, since_ms=NOW_MS - 5000)
+    world = snapshot([ONE], leases=full, waiting=[older])
+    first = plan(world)
+    assert reserved(first) == ("older", {ONE.uuid})
+    made = plan(replace(after(world, first), waiting=(older, training())))
+    assert reserved(made) == ("train", {ONE.uuid})
+    assert asked(made) == {"i0", "i1", "i2", "i3"}
+
+
+def test_training_that_starts_now_keeps_no_door_for_itself() -> None:
+    far = lease("far", shared(8 * GIB, preemptible=True), [TWO])
+    waiting = [training(), request("big", shared(8 * GIB), since_ms=NOW_MS + 1)]
+    made = plan(snapshot([ONE, TWO], leases=[far], waiting=waiting))
+    assert granted(made) == ["train"]
+    assert made.reservation is not None
+    assert made.reservation.request_id == "big"
+
+
+@pytest.mark.parametrize(
+    "need", [shared(-1), shared(compute_percent=-1), shared(devices=0), shared(devices=-1)]
+)
+def test_a_need_of_impossible_size_gets_nothing_even_if_nobody_refused_it(need: Need) -> None:
+    assert granted(plan(snapshot([ONE], waiting=[request("r", need)]))) == []
+
+
+def test_of_two_devices_the_one_with_fewer_holders_is_emptied() -> None:
+    held = [
+        inference("i1"),
+        inference("i2"),
+        replace(inference("i3"), parts=(replace(inference().parts[0], uuid=TWO.uuid),)),
+    ]
+    made = plan(snapshot([ONE, TWO], leases=held, waiting=[training()]))
+    assert (asked(made), reserved(made)) == ({"i3"}, ("train", {TWO.uuid}))
+
+
+def test_nobody_is_asked_in_vain_where_another_holder_stays() -> None:
+    stays = lease("stays", shared(GIB), [ONE])
+    made = plan(snapshot([ONE], leases=[inference(), stays], waiting=[training()]))
+    assert (asked(made), reserved(made)) == (set(), ("train", {ONE.uuid}))
+
+
+def test_leases_that_were_asked_already_count_as_going_and_nobody_else_is_asked() -> None:
+    held = [
+        inference("i1", yield_by_ms=NOW_MS + 5000),
+        replace(inference("i2"), parts=(replace(inference().parts[0], uuid=TWO.uuid),)),
+    ]
+    made = plan(snapshot([ONE, TWO], leases=held, waiting=[training()]))
+    assert (asked(made), reserved(made)) == (set(), ("train", {ONE.uuid}))
+
+
+def test_a_lease_that_does_not_say_preemptible_is_never_asked() -> None:
+    stays = lease("stays", shared(GIB, priority=-5), [ONE])
+    made = plan(snapshot([ONE], leases=[stays], waiting=[training(priority=9)]))
+    assert asked(made) == set()
+
+
+def test_even_where_all_may_overtake_an_exclusive_need_closes_its_door() -> None:
+    world = snapshot(
+        [ONE], leases=[inference()], waiting=[training(), request("s", shared(), since_ms=NOW_MS + 1)]
+    )
+    made = plan(world, backfill=Backfill.FREE)
+    assert (granted(made), reserved(made), asked(made)) == ([], ("train", {ONE.uuid}), {"infer"})
+
+
+def test_a_shared_need_does_not_displace_an_exclusive_lease_of_its_priority() -> None:
+    held = [lease("train", exclusive(preemptible=True, tenant="a"), [ONE])]
+    for tenant in ("a", "b"):
+        assert (
+            asked(plan(snapshot([ONE], leases=held, waiting=[request("r", shared(tenant=tenant))]))) == set()
+        )
+
+
+# ---- preemption between tenants
+
+
+def theirs(
+    lease_id: str, mib: int = 4 * GIB, tenant: str = "a", *, age_s: float = 60, priority: int = 0
+) -> PoolLease:
+    return lease(
+        lease_id, shared(mib, tenant=tenant, preemptible=True, priority=priority), [ONE], age_s=age_s
+    )
+
+
+def test_whoever_has_less_displaces_who_has_more_but_only_as_much_as_it_needs() -> None:
+    held = [theirs("a1", 2 * GIB, age_s=90), theirs("a2", 4 * GIB, age_s=60), theirs("a3", 2 * GIB, age_s=30)]
+    made = plan(snapshot([ONE], leases=held, waiting=[request("b", shared(2 * GIB, tenant="b"))]))
+    assert asked(made) == {"a3"}  # the newest
+
+
+def test_the_winner_must_stay_below_what_the_victim_would_have_with_that_lease_back() -> None:
+    held = [theirs("a1"), theirs("b1", tenant="b")]
+    assert asked(plan(snapshot([ONE], leases=held, waiting=[request("b2", shared(tenant="b"))]))) == set()
+    assert (
+        asked(plan(snapshot([ONE], leases=held, waiting=[request("c", shared(4 * GIB, tenant="c"))])))
+        == set()
+    )
+    assert asked(plan(snapshot([ONE], leases=held, waiting=[request("c", shared(3 * GIB, tenant="c"))]))) == {
+        "a1"
+    }
+
+
+def test_a_lease_is_left_alone_by_other_tenants_for_its_first_seconds() -> None:
+    waiting = [request("b", shared(2 * GIB, tenant="b"))]
+    assert asked(plan(snapshot([ONE], leases=[theirs("a", 8 * GIB, age_s=9.9)], waiting=waiting))) == set()
+    assert asked(plan(snapshot([ONE], leases=[theirs("a", 8 * GIB, age_s=10)], waiting=waiting))) == {"a"}
+
+
+def test_within_a_tenant_only_a_lower_priority_is_displaced() -> None:
+    held = [theirs("low", priority=-1), theirs("same")]
+    waiting = [request("r", shared(4 * GIB, tenant="a"))]
+    assert asked(plan(snapshot([ONE], leases=held, waiting=waiting))) == {"low"}
+
+
+def test_a_higher_priority_is_never_displaced_whatever_its_share() -> None:
+    made = plan(
+        snapshot([ONE], leases=[theirs("a", 8 * GIB, priority=1)], waiting=[request("b", shared(tenant="b"))])
+    )
+    assert asked(made) == set()
+
+
+def test_the_lowest_priority_goes_first_then_who_has_most_then_the_newest() -> None:
+    held = [
+        theirs("a1", 2 * GIB),
+        theirs("a2", 2 * GIB),
+        theirs("c1", 2 * GIB, "c", age_s=11),
+        theirs("c2", 2 * GIB, "c", priority=-1),
+    ]
+    for size, victims in ((1, {"c2"}), (2, {"c2"})):
+        waiting = [request("b", shared(size * GIB, tenant="b"))]
+        assert asked(plan(snapshot([ONE], leases=held, waiting=waiting))) == victims
+    held[3] = theirs("a3", 2 * GIB, age_s=12)
+    assert asked(plan(snapshot([ONE], leases=held, waiting=[request("b", shared(tenant="b"))]))) == {"a3"}
+
+
+def test_a_gang_is_displaced_whole() -> None:
+    both = lease("gang", shared(8 * GIB, tenant="a", devices=2, preemptible=True), [ONE, TWO])
+    world = snapshot([ONE, TWO], leases=[both], waiting=[request("b", shared(tenant="b"))])
+    world = after(world, plan(world))
+    assert world.leases == ()
+    assert granted(plan(world)) == ["b"]
+
+
+@given(st.integers(0, 10**6))
+@effort(max_examples=80, deadline=None)
+def test_no_victim_could_have_stayed(seed: int) -> None:
+    world = _crowd(random.Random(seed))
+    made = plan(world)
+    assume(made.reservation is not None and made.yields)
+    assert made.reservation is not None
+    head = next(r for r in world.waiting if r.request_id == made.reservation.request_id)
+    world = after(world, replace(made, yields=()))
+    gone = {one.lease_id for one in made.yields}
+    alone = replace(world, waiting=(head,), reservation=made.reservation)
+
+    def starts(without: set[str]) -> bool:
+        left_over = tuple(one for one in alone.leases if one.lease_id not in without)
+        there = tuple(d for d in alone.devices if made.reservation and d.uuid in made.reservation.uuids)
+        return bool(plan(replace(alone, leases=left_over, devices=there)).grants)
+
+    assert starts(gone)
+    assert not any(starts(gone - {one}) for one in gone)
+
+
+@given(st.integers(0, 10**6))
+@effort(max_examples=60, deadline=None)
+def test_displacing_comes_to_rest_and_never_goes_in_turns(seed: int) -> None:
+    chance = random.Random(seed)
+    world = _crowd(chance)
+    more = tuple(request(f"m{n}", _need(chance, len(world.devices))) for n in range(4))
+    for arrivals in ((), more):
+        world = replace(world, waiting=world.waiting + arrivals)
+        for _ in range(40):
+            made = plan(world)
+            obeys(world, made)
+            if not made.grants and not made.yields and made.reservation == world.reservation:
+                break
+            world = after(world, made, later_ms=11_000)
+        else:
+            pytest.fail("it never rests")
+
+
+SIZES_MIB = (1024, 2048, 3000, 4096, 5000, 8192)
+
+
+def _need(
+    chance: random.Random, gpus: int, *, tenants: str = "abc", sizes: Sequence[int] = SIZES_MIB
+) -> Need:
+    return Need(
+        tenant=chance.choice(tenants),
+        mode=chance.choice((Mode.SHARED, Mode.SHARED, Mode.EXCLUSIVE)),
+        memory_mib=chance.choice(sizes),
+        compute_percent=chance.choice((0, 10, 30, 60)),
+        devices=chance.choice((1, 1, 1, min(2, gpus))),
+        priority=chance.choice((0, 0, 0, 1)),
+        preemptible=chance.random() < 0.95,
+    )
+
+
+def _crowd(chance: random.Random) -> Snapshot:
+    """A pool that filled up with small leases by plans, a minute ago, and some who come now and want more each."""
+    on = devices(chance.randint(1, 4))
+    known = {name: Tenant(name=name, weight=chance.choice((0.5, 1.0, 2.0))) for name in "abc"}
+    first = [
+        request(
+            f"f{n}",
+            replace(
+                _need(chance, len(on), tenants="aaab", sizes=SIZES_MIB[:3]),
+                mode=Mode.SHARED,
+                compute_percent=chance.choice((0, 5, 10)),
+            ),
+            since_ms=NOW_MS - 99 + n,
+        )
+        for n in range(chance.randint(4 * len(on), 8 * len(on)))
+    ]
+    world = snapshot(on, waiting=first, tenants=known)
+    world = after(world, plan(world), later_ms=60_000)
+    late = tuple(
+        request(f"n{n}", _need(chance, len(on), tenants="abcc", sizes=SIZES_MIB[1:]), since_ms=NOW_MS + n)
+        for n in range(3)
+    )
+    return replace(world, waiting=late, reservation=None)
+
+
+# ---- EASY over time
+
+
+def lives(chance: random.Random, *, tenants: str, rule: Backfill) -> Iterator[tuple[Snapshot, Plan]]:
+    """A pool of which all say rightly when they end, planned at every arrival and end, until all is done."""
+    on = devices(chance.randint(2, 4))
+    arrivals = sorted(
+        (chance.randrange(0, 300_000, 500), n, replace(needed, tenant=chance.choice(tenants)))
+        for n, needed in enumerate(_timed(chance, len(on)) for _ in range(chance.randint(5, 25)))
+    )
+    world = snapshot(on, now_ms=0, usage={"a": Usage(value=5.0)}, half_life_s=600.0)
+    while arrivals or world.leases or world.waiting:
+        ends = [_end_ms(one) for one in world.leases] + [when for when, _, _ in arrivals[:1]]
+        assert ends, "needs wait in a pool where nothing runs"
+        now_ms = min(ends)
+        come = [request(f"r{n}", need, since_ms=when) for when, n, need in arrivals if when == now_ms]
+        arrivals = arrivals[len(come) :]
+        stay = tuple(one for one in world.leases if _end_ms(one) > now_ms)
+        world = replace(world, now_ms=now_ms, leases=stay, waiting=(*world.waiting, *come))
+        made = plan(world, backfill=rule)
+        yield world, made
+        world = after(world, made)
+
+
+def _end_ms(one: PoolLease) -> int:
+    return one.granted_ms + int((one.need.max_duration_s or 0) * 1000)
+
+
+def _timed(chance: random.Random, gpus: int) -> Need:
+    need = replace(_need(chance, gpus), priority=0, preemptible=False)
+    return replace(need, max_duration_s=chance.randint(1, 120) / 2, devices=chance.choice((1, 1, 1, gpus)))
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["a", "abc"]))
+@effort(max_examples=60, deadline=None)
+def test_nothing_that_overtakes_delays_the_start_that_was_reserved(seed: int, tenants: str) -> None:
+    promised: dict[str, int] = {}
+    for world, made in lives(random.Random(seed), tenants=tenants, rule=Backfill.EASY):
+        for grant in made.grants:
+            assert world.now_ms <= promised.get(grant.request_id, world.now_ms)
+        if (kept := made.reservation) is not None:
+            assert kept.start_ms is not None
+            assert kept.start_ms <= promised.get(kept.request_id, kept.start_ms)
+            promised[kept.request_id] = kept.start_ms
+
+
+@given(st.integers(0, 10**6), st.sampled_from([Backfill.EASY, Backfill.STRICT]))
+@effort(max_examples=60, deadline=None)
+def test_whoever_is_at_place_p_starts_within_p_plus_one_longest_leases(seed: int, rule: Backfill) -> None:
+    longest_ms = 60_000
+    bound: dict[str, int] = {}
+    for world, made in lives(random.Random(seed), tenants="a", rule=rule):
+        ordered = sorted(world.waiting, key=lambda r: (r.since_ms, r.request_id))
+        for place, one in enumerate(ordered):
+            bound.setdefault(one.request_id, world.now_ms + (place + 1) * longest_ms)
+        assert all(world.now_ms <= bound[grant.request_id] for grant in made.grants)
+
+
+# ---- routing's question
+
+
+def test_open_to_shared_says_whether_the_need_would_be_granted_now() -> None:
+    need = shared(2 * GIB, compute_percent=10)
+    assert open_to_shared(snapshot([ONE]), need)
+    assert not open_to_shared(snapshot(()), need)
+    assert not open_to_shared(snapshot([replace(ONE, why="its node is silent")]), need)
+    assert not open_to_shared(snapshot([ONE], leases=[lease("t", exclusive(), [ONE])]), need)
+    assert not open_to_shared(snapshot([ONE], leases=[lease("t", shared(7 * GIB), [ONE])]), need)
+    assert not open_to_shared(snapshot([ONE]), replace(need, node="n1"))
+    assert not open_to_shared(snapshot([ONE]), replace(need, device="GPU-x"))
+    assert not open_to_shared(snapshot([ONE]), exclusive())
+    kept = Reservation(request_id="t", uuids=(ONE.uuid,))
+    assert not open_to_shared(snapshot([ONE], reservation=kept), need)
+    assert open_to_shared(snapshot([ONE, TWO], reservation=kept), need)
+    assert open_to_shared(snapshot([ONE], left=(left(ONE, 4 * GIB),)), need)
+    assert not open_to_shared(snapshot([ONE], left=(left(ONE, 1, alone=True),)), need)
+
+
+@given(snapshots(), needs())
+@effort(max_examples=60, deadline=None)
+def test_open_to_shared_agrees_with_a_plan_for_that_need_alone(world: Snapshot, need: Need) -> None:
+    need = replace(need, mode=Mode.SHARED, tenant="c")
+    world = replace(world, waiting=(request("r", need),), reservation=None)
+    assert open_to_shared(world, need) == (granted(plan(world)) == ["r"])
+
+
+def test_a_device_that_our_own_workers_fill_is_open_to_their_batches_until_they_are_asked_to_yield() -> None:
+    need = shared(8 * GIB, node="n0")
+    grown = lease("worker", need, [ONE])
+    world = snapshot([ONE], leases=[grown])
+    anywhere = shared(8 * GIB)
+    assert not open_to_shared(world, anywhere)
+    assert served(world, anywhere)
+    assert not served(world, shared(4 * GIB)), "another need"
+    assert not served(replace(world, leases=(replace(grown, yield_by_ms=NOW_MS + 1),)), anywhere)
+    assert not served(replace(world, now_ms=grown.deadline_ms + 1), anywhere)
+    assert not served(replace(world, devices=(replace(ONE, why="XID 79"),)), anywhere)

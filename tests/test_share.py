@@ -1,0 +1,463 @@
+"""A scoring process's part of a GPU: taken, kept, given back; with a real pool on made-up devices."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import redis
+from polling import wait_until
+from pool_devices import put_devices
+
+from pipeline.app import make_app
+from pipeline.errors import DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
+from pipeline.gpu.leases import Mode
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.pool_values import Need, PoolLease
+from pipeline.settings import Settings
+from pipeline.tasks import infer
+from pipeline.tasks import share as module
+from pipeline.tasks.context import Context
+from pipeline.tasks.share import Share, ended_after_loss, enrol, host_locks
+
+ALONE = Need(mode=Mode.EXCLUSIVE)
+
+
+@dataclass
+class Place:
+    """A device in memory; `began` stays true as CUDA's context does."""
+
+    began: bool = False
+    prepared: bool = False
+    loaded: int = 0
+    ended: int = 0
+    begin_fails: bool = False
+    unload_fails: bool = False
+    calls: list[str] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        self.prepared = True
+
+    def begin(self, lease: PoolLease) -> None:
+        self.calls.append("begin")
+        self.began = True
+        if self.begin_fails:
+            raise LogweirError("CUDA does not start")
+        self.loaded += 1
+
+    def unload(self) -> None:
+        self.calls.append("unload")
+        if self.unload_fails:
+            raise RuntimeError("the driver is in a bad mood")
+        self.loaded = 0
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def small(settings: Settings) -> Settings:
+    return replace(settings, gpu_infer_mib=2_000, lease_ttl_ms=2_000)
+
+
+@pytest.fixture
+def pool(small: Settings, client: "redis.Redis") -> Pool:
+    made = Pool(client, small)
+    put_devices(made, n=1, mib=8_000, node=module.this_node())
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _own_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOST_DIRECTORY", tmp_path / "locks")
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def share(
+    pool: Pool, small: Settings, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Share]:
+    """One whose keeper is called by the test."""
+    monkeypatch.setattr(Share, "_keep", lambda self: None)
+    made = Share(pool, small, holder="scorer", place=place, clock=clock)
+    yield made
+    place.unload_fails = False
+    made.close()
+
+
+def token(share: Share) -> int:
+    assert share.held is not None
+    return share.held.lease.token
+
+
+def batch(share: Share) -> bool:
+    with share.using() as ours:
+        return ours
+
+
+def test_one_lease_serves_many_batches_and_the_device_is_begun_once(
+    share: Share, pool: Pool, place: Place
+) -> None:
+    assert batch(share)
+    first = token(share)
+    assert batch(share)
+    assert token(share) == first
+    assert place.calls == ["begin"]
+    assert place.prepared
+    (lease,) = pool.look().leases
+    assert (lease.holder, lease.parts[0].memory_mib, lease.need.preemptible) == ("scorer", 2_000, True)
+    assert lease.pids, "the pool knows which process to look for on the device"
+
+
+def test_a_batch_in_hand_is_finished_before_the_device_is_given_back(
+    share: Share, pool: Pool, place: Place
+) -> None:
+    with share.using() as ours:
+        assert ours
+        assert share.held is not None
+        with pytest.raises(LogweirError):
+            pool.request(ALONE, holder="trainer", timeout_s=0.3)
+        share.look()
+        assert place.loaded, "nothing is taken away under a batch"
+
+
+def test_an_exclusive_need_gets_the_device_after_the_batch_and_scoring_returns_after_it(
+    share: Share, pool: Pool, place: Place, small: Settings, client: "redis.Redis"
+) -> None:
+    granted: list[PoolLease] = []
+    trainer = Pool(client, small)
+    waiter = threading.Thread(
+        target=lambda: granted.append(trainer.request(ALONE, holder="trainer", timeout_s=20))
+    )
+    with share.using() as ours:
+        assert ours
+        held = share.held
+        assert held is not None
+        waiter.start()
+        assert wait_until(held.asked.is_set, timeout_s=10), "the holder hears of it while it works"
+        assert not granted
+    waiter.join(10)
+    assert granted, "it gave back as soon as the batch was done"
+    assert place.loaded == 0
+    place.began = False  # a process that began CUDA would have ended here
+    share._left_at = None
+    assert not batch(share), "training has it: this batch goes to the CPU"
+    trainer.release(granted[0])
+    assert wait_until(lambda: _after_pause(share) and batch(share), timeout_s=10), (
+        "inference returns by itself"
+    )
+
+
+def _after_pause(share: Share) -> bool:
+    share._not_before = 0.0
+    return True
+
+
+def test_a_request_to_yield_reaches_a_process_without_work(
+    share: Share, pool: Pool, place: Place, small: Settings, client: "redis.Redis"
+) -> None:
+    assert batch(share)
+    held = share.held
+    assert held is not None
+    with pytest.raises(LogweirError):
+        Pool(client, small).request(ALONE, holder="trainer", timeout_s=0.5)
+    assert wait_until(held.asked.is_set, timeout_s=10)
+    share.look()
+    assert share.held is None
+    assert not pool.look().leases
+
+
+def test_a_process_without_work_gives_back_after_a_while(share: Share, pool: Pool, clock: Clock) -> None:
+    assert batch(share)
+    clock.now += share.idle_s - 1
+    share.look()
+    assert share.held is not None
+    clock.now += 2
+    share.look()
+    assert share.held is None
+    assert not pool.look().leases
+
+
+def test_a_process_that_began_cuda_ends_once_it_is_quiet_and_takes_nothing_before(
+    share: Share, place: Place, clock: Clock
+) -> None:
+    with share.using() as ours:
+        assert ours
+        assert share.held is not None
+        share.held.asked.set()
+    assert not batch(share), "its context is to go first"
+    share.look()
+    assert not place.ended, "the answer of its last batch may still be on its way"
+    clock.now += module.QUIET_S + 0.1
+    share.look()
+    assert place.ended == 1
+
+
+def test_a_lease_that_is_revoked_is_not_used_for_another_batch(
+    share: Share, pool: Pool, place: Place, clock: Clock
+) -> None:
+    assert batch(share)
+    held = share.held
+    assert held is not None
+    pool.revoke(held.lease.lease_id, "an operator said so")
+    assert wait_until(held.lost.is_set, timeout_s=10)
+    assert not batch(share)
+    assert place.loaded == 0
+    clock.now += 10
+    share.look()
+    assert place.ended == 1, "its context would keep the device closed"
+
+
+def test_a_lost_lease_ends_a_process_whose_batch_does_not_end(
+    share: Share, pool: Pool, place: Place, clock: Clock
+) -> None:
+    with share.using() as ours:
+        assert ours
+        held = share.held
+        assert held is not None
+        pool.revoke(held.lease.lease_id, "an operator said so")
+        assert wait_until(held.lost.is_set, timeout_s=10)
+        share.look()
+        assert not place.ended
+        clock.now += 0.2 * share.ttl_s
+        share.look()
+        assert place.ended == 1
+
+
+def test_a_device_that_cannot_be_begun_costs_neither_the_batch_nor_the_lease(
+    share: Share, pool: Pool, place: Place, clock: Clock
+) -> None:
+    place.begin_fails = True
+    assert not batch(share)
+    assert not pool.look().leases
+    assert place.calls == ["begin", "unload"]
+    place.began = False
+    share._left_at = None
+    assert not batch(share)
+    assert place.calls == ["begin", "unload"], "it is not tried with every batch"
+    place.begin_fails = False
+    clock.now += module.BROKEN_S + 1
+    assert batch(share)
+
+
+def test_a_driver_that_fails_at_the_end_does_not_keep_the_lease_alive(
+    share: Share, pool: Pool, place: Place, clock: Clock
+) -> None:
+    assert batch(share)
+    place.unload_fails = True
+    clock.now += share.idle_s + 1
+    share.look()
+    assert not pool.look().leases
+
+
+def test_the_lease_lives_on_while_the_device_is_begun_for_longer_than_its_ttl(
+    share: Share, pool: Pool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(lease: PoolLease) -> None:
+        first = {held.lease_id: held.deadline_ms for held in pool.look().leases}[lease.lease_id]
+        assert wait_until(lambda: pool.look().now_ms > first, timeout_s=10)
+
+    monkeypatch.setattr(place, "begin", begin)
+    assert batch(share)
+
+
+def test_a_lease_that_is_asked_for_while_the_device_is_begun_serves_no_batch(
+    share: Share, pool: Pool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = place.begin
+
+    def asked(lease: PoolLease) -> None:
+        begin(lease)
+        assert share.held is not None
+        share.held.asked.set()
+
+    monkeypatch.setattr(place, "begin", asked)
+    assert not batch(share)
+    assert not pool.look().leases
+    assert place.loaded == 0
+
+
+def test_a_process_whose_lease_is_lost_while_cuda_begins_ends_by_itself(
+    share: Share, pool: Pool, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(lease: PoolLease) -> None:
+        assert share.held is not None
+        pool.revoke(lease.lease_id, "an operator said so")
+        assert wait_until(share.held.lost.is_set, timeout_s=10)
+        share.look()
+        clock.now += share.ttl_s
+        share.look()  # the keeper's, while the thread that works sits in the driver
+        assert place.ended == 1
+        place.began = True
+
+    monkeypatch.setattr(place, "begin", hangs)
+    assert not batch(share)
+    clock.now += 10
+    share.look()
+    assert place.ended == 2, "what was begun goes only with the process"
+
+
+def test_a_device_that_fails_in_a_batch_is_given_back_and_left_alone(
+    share: Share, pool: Pool, place: Place, clock: Clock
+) -> None:
+    with share.using() as ours:
+        assert ours
+        share.fail(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert share.held is None
+    assert not pool.look().leases
+    assert pool.look().left, "its process may still be there"
+    assert not batch(share)
+    clock.now += 10
+    share.look()
+    assert place.ended == 1
+
+
+def test_a_process_that_only_waits_to_end_does_so_under_any_load(
+    share: Share, place: Place, clock: Clock
+) -> None:
+    with share.using() as ours:
+        assert ours
+        assert share.held is not None
+        share.held.asked.set()
+    for _ in range(30):
+        assert not batch(share)
+        share.look()
+        clock.now += 0.1
+    assert place.ended
+
+
+def test_a_process_keeps_its_host_lock_until_cuda_has_gone_with_it(
+    share: Share, pool: Pool, place: Place, clock: Clock
+) -> None:
+    assert batch(share)
+    clock.now += share.idle_s + 1
+    place.began = True
+    share.look()
+    lease = pool.request(ALONE, holder="trainer")
+    with pytest.raises(LeaseRefused, match="in use on this host"):
+        host_locks(lease, wait_s=0)
+    share._locks.close()  # as the kernel does at its end
+    with host_locks(lease, wait_s=0):
+        pass
+    pool.release(lease)
+
+
+def test_a_device_that_somebody_outside_the_pool_uses_is_left_alone_for_a_while(
+    share: Share, pool: Pool, place: Place
+) -> None:
+    lease = pool.request(ALONE, holder="another stack")
+    with host_locks(lease, wait_s=0):
+        pool.release(lease)
+        assert not batch(share)
+        assert share._not_before - share.clock() > module.REFUSED_S
+    assert not place.calls or place.calls == ["unload"]
+    assert not pool.look().leases
+
+
+def test_a_training_that_lost_its_gpu_and_does_not_stop_ends_with_its_process(pool: Pool) -> None:
+    ended = threading.Event()
+    lease = pool.request(ALONE, holder="trainer")
+    enrol(pool, lease)
+    with pool.holding(lease) as held, ended_after_loss(held, ended.set):
+        pool.revoke(lease.lease_id, "an operator said so")
+        assert ended.wait(10)
+
+
+def test_who_stops_in_time_after_a_loss_is_not_ended(pool: Pool) -> None:
+    ended = threading.Event()
+    lease = pool.request(ALONE, holder="trainer")
+    with pool.holding(lease) as held, ended_after_loss(held, ended.set):
+        pool.revoke(lease.lease_id, "an operator said so")
+        assert held.lost.wait(10)
+    assert not ended.wait(1)
+
+
+def test_a_need_that_fits_nowhere_sends_batches_to_the_cpu(
+    pool: Pool, small: Settings, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Share, "_keep", lambda self: None)
+    large = Share(pool, replace(small, gpu_infer_mib=9_000), holder="large", place=place, clock=clock)
+    assert not batch(large)
+    assert not place.calls
+
+
+def test_without_redis_a_batch_goes_on_without_the_gpu(small: Settings, place: Place, clock: Clock) -> None:
+    away = redis.Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
+    alone = Share(Pool(away, small), small, holder="alone", place=place, clock=clock)
+    assert not batch(alone)
+    alone.close()
+
+
+def test_while_redis_is_away_scoring_goes_on_with_what_it_holds_and_stops_before_that_expires(
+    share: Share, pool: Pool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert batch(share)
+    held = share.held
+    assert held is not None
+
+    def away(*_: object, **__: object) -> None:
+        raise RedisUnavailable("Redis does not answer; it is tried again")
+
+    for name in ("renew", "release", "request"):
+        monkeypatch.setattr(pool, name, away)
+    assert batch(share), "what it holds is still its own"
+    assert place.loaded
+    assert wait_until(held.lost.is_set, timeout_s=10)
+    assert pool.look().now_ms < next(x.deadline_ms for x in pool.look().leases), "before others may have it"
+    assert not batch(share)
+    assert place.loaded == 0
+
+
+class Broken:
+    """A network on a device that has just failed."""
+
+    def score(self, masked: list[str]) -> list[object]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_what_a_gpu_raises_is_no_fault_of_the_lines(
+    small: Settings, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(small)
+    context = Context(app, small, pooled=True)
+    monkeypatch.setattr(context, "begin", lambda lease: setattr(context, "_place", "cuda:0"))
+    monkeypatch.setattr(context, "prepare", lambda: None)
+    monkeypatch.setattr(context, "scorer", lambda version: Broken())
+    assert context.share is not None
+    with context.share.using() as ours:
+        assert ours
+        with pytest.raises(DeviceFailed, match="the GPU failed"):  # Retryable: the attempt is not counted
+            infer._score(context, "m1", ["a line"])
+    assert context.share.held is None
+    assert not batch(context.share), "the next ones go to the CPU"
+    context.share.close()
+    app.close()
+
+
+def test_what_the_cpu_raises_stays_a_fault_of_the_batch(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(settings)
+    context = Context(app, settings)
+    monkeypatch.setattr(context, "scorer", lambda version: Broken())
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        infer._score(context, "m1", ["a line"])
+    app.close()

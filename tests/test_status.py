@@ -1,0 +1,35 @@
+"""What `logweir status` knows about the GPUs; the rest of it is tested beside what it shows."""
+
+import io
+
+import redis
+from pool_devices import put_devices
+from rich.console import Console
+
+from pipeline.commands.status import _gpus, gather
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.pool_values import Need
+from pipeline.settings import Settings
+
+
+def shown(settings: Settings) -> str:
+    text = io.StringIO()
+    _gpus(Console(width=200, file=text), gather(settings)["gpus"])
+    return text.getvalue()
+
+
+def test_status_says_nothing_of_gpus_where_there_are_none(settings: Settings) -> None:
+    assert shown(settings) == ""
+
+
+def test_status_counts_gpus_and_leases_and_names_what_is_out_of_order(
+    settings: Settings, client: "redis.Redis"
+) -> None:
+    pool = Pool(client, settings)
+    put_devices(pool, 2)
+    put_devices(pool, 1, node="node-b", why="XID 79 (fell off the bus)\x1b[2J", bless=False)
+    pool.request(Need(memory_mib=1_000), holder="somebody")
+    text = shown(settings)
+    assert "2 of 3 usable, 1 leases" in text
+    assert "node-b: XID 79 (fell off the bus)" in text
+    assert "\x1b" not in text
