@@ -15,7 +15,7 @@ settings = attached(Settings.load(flags={"data_dir": Path(sys.argv[1])}))
 pool = Pool(connect(settings), settings)
 with pool.lease(Need(memory_mib=4096, node=this_node()), timeout_s=60) as held:
     see_only(held.lease.parts[0].uuid)  # before anything starts CUDA
-    print("working on", held.lease.parts[0].uuid)
+    print("working on", held.lease.parts[0].uuid, flush=True)
     for _step in range(10):
         time.sleep(0.1)  # stands for a step of the work
         if held.lost.is_set() or held.asked.is_set():
