@@ -41,12 +41,10 @@ def step(context: Context, claim: Claim) -> Stage | None:
 
 def _score(context: Context, version: str, masked: list[str]) -> list[Evidence]:
     """Raises BadBundle; DeviceFailed for whatever a GPU raises, which is no fault of the lines: the CPU may score them."""
-    if context.place == "cpu" or context.share is None:
-        return context.scorer(version).score(masked)
     try:
         return context.scorer(version).score(masked)
-    except LogweirError:
-        raise
     except Exception as exc:
+        if isinstance(exc, LogweirError) or context.share is None or context.place == "cpu":
+            raise
         context.share.fail(exc)
         raise DeviceFailed(f"the GPU failed ({type(exc).__name__}); the batch is scored elsewhere") from exc

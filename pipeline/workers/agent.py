@@ -5,7 +5,6 @@ It outlives whatever goes wrong beside it: without a driver it reports no GPU an
 and says so once. Told to end, it takes its node out of the pool at once; killed, it is missed after `gpu_node_ttl_ms`.
 """
 
-import signal
 import sys
 import threading
 import time
@@ -70,15 +69,7 @@ def main(argv: list[str]) -> int:
     set_up(settings.log_level)
     pool = Pool(connect(settings), settings)
     worker = AgentWorker(settings, agent=Agent(pool, settings, this_node()), pool=pool)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop.set())
-    bootstrap.stay_with(settings)
-    heart = bootstrap.Heartbeat(settings, role_name=ROLE, queues=(), name=name)
-    heart.start()
-    try:
-        worker.run()
-    finally:
-        heart.leave()
+    bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name)
     return 0
 
 

@@ -174,6 +174,21 @@ def beat(settings: Settings) -> int:
     return 0
 
 
+def tend(
+    settings: Settings, run: Callable[[], object], stop: threading.Event, *, role_name: str, name: str
+) -> None:
+    """Run a loop that is no Celery worker until it is told to stop: signals, heartbeat, tether as a worker has them."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    stay_with(settings)
+    heart = Heartbeat(settings, role_name=role_name, queues=(), name=name)
+    heart.start()
+    try:
+        run()
+    finally:
+        heart.leave()
+
+
 def stay_with(settings: Settings) -> None:
     """End with the supervisor, and let pool children end with us, whatever way the parent goes (kill -9 too)."""
     if settings.supervisor_pid:

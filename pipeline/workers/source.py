@@ -5,7 +5,6 @@ shown by `logweir status` while it lasts, and waited out: the cursor in the ledg
 """
 
 import os
-import signal
 import socket
 import sys
 import threading
@@ -120,15 +119,7 @@ def main(argv: list[str]) -> int:
     settings = Settings.load()
     set_up(settings.log_level)
     worker = SourceWorker(settings, holder=f"{name}@{socket.gethostname()}:{os.getpid()}")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop.set())
-    bootstrap.stay_with(settings)
-    heart = bootstrap.Heartbeat(settings, role_name=ROLE, queues=(), name=name)
-    heart.start()
-    try:
-        worker.run()
-    finally:
-        heart.leave()
+    bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name)
     return 0
 
 
