@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 import redis
 import structlog
 from opensearch_node import Node, Secure, forget
+from polling import wait_until
 
 from pipeline.settings import Settings
 from pipeline.workers.redis_server import PrivateRedis
@@ -25,9 +27,10 @@ DATA = SHARED / "data"
 
 
 def pytest_configure() -> None:
-    """A shell that starts the tests in the background has Ctrl-C ignored, and what is ignored stays so in every process
-    that they start: those that test Ctrl-C would wait for ever."""
+    """A shell that starts the tests in the background has Ctrl-C ignored, and nohup a closed terminal; what is ignored stays
+    so in every process that they start: those that test it would wait for ever."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +78,17 @@ def _logging_as_before() -> Iterator[None]:
     if structlog.is_configured():
         structlog.reset_defaults()
         root.handlers[:], root.level = before[0], before[1]
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_leases_end() -> Iterator[None]:
+    """No thread that keeps a GPU lease outlives the test that took it: it would keep what later tests give back."""
+    yield
+
+    def names() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("gpu-")]
+
+    assert wait_until(lambda: not names(), timeout_s=5), names()
 
 
 def need_data(path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -438,14 +437,3 @@ def test_making_a_pool_starts_nothing(settings: Settings) -> None:
     pool = Pool(redis.Redis.from_url("redis://127.0.0.1:1/0"), settings)
     assert threading.active_count() == before
     assert not pool.open_to_shared(SMALL)
-
-
-@pytest.fixture(autouse=True)
-def _threads_end() -> Iterator[None]:
-    """No thread of a lease outlives it."""
-    yield
-
-    def names() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("gpu-")]
-
-    assert wait_until(lambda: not names(), timeout_s=5), names()

@@ -161,6 +161,8 @@ def test_batches_queued_for_the_gpu_go_on_to_the_cpu_untouched_while_somebody_ho
         QUEUE_CPU: [("logweir.infer", "a"), ("logweir.infer", "b")]
     }
     assert take(worker, "a", Stage.INFER).attempts == 1, "nobody had claimed it"
+    assert worker.share is not None
+    worker.share.close()
 
 
 def test_a_pool_that_cannot_be_swept_does_not_keep_batches_from_being_sent(
