@@ -31,7 +31,6 @@ from pipeline.controller.facts import (
     iso,
 )
 from pipeline.records import digest
-from pipeline.words import plural
 
 _NAMES_SHOWN: Final = 5
 
@@ -227,7 +226,7 @@ def _names(names: list[str]) -> str:
 
 
 def _count(number: int, word: str) -> str:
-    return plural(number, word)
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _lines(number: int) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pipeline.gpu import fitting
 from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool_values import WHOLE, Device, Left, Need, PoolLease, Request, Reservation, Snapshot
-from pipeline.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +161,7 @@ def _kept(s: Snapshot, reservation: Reservation, request: Request, rooms: Sequen
 
 
 def _people(count: int) -> str:
-    return plural(count, "holder")
+    return f"{count} holder{'' if count == 1 else 's'}"
 
 
 def _over_quota(s: Snapshot, request: Request) -> str:
