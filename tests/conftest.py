@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 import structlog
@@ -24,6 +25,13 @@ from pipeline.workers.redis_server import PrivateRedis
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 DATA = SHARED / "data"
+
+
+# How long an example takes is no property of what is tested, but of what else runs on the machine.
+hypothesis.settings.register_profile(
+    "logweir", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("logweir")
 
 
 def pytest_configure() -> None:

@@ -60,7 +60,7 @@ def marked(mark: str) -> list[psutil.Process]:
 T = TypeVar("T")
 
 
-def until(ask: Callable[[], T], *, within_s: float = 60.0, what: str) -> T:
+def until(ask: Callable[[], T], *, within_s: float = 120.0, what: str) -> T:
     """Poll until the answer is true; it fails the test with `what` and the last answer."""
     deadline = time.monotonic() + within_s
     while not (answer := ask()):
@@ -101,7 +101,7 @@ class Command:
         *args: object,
         text: bytes | None = None,
         uid: int | None = None,
-        timeout: float = 100,
+        timeout: float = 200,
         **env: str,
     ) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
@@ -211,7 +211,7 @@ class Up:
         self.settled(workload)
         return dict(json.loads(done.stdout))
 
-    def settled(self, workload: str, within_s: float = 60) -> dict[str, int]:
+    def settled(self, workload: str, within_s: float = 120) -> dict[str, int]:
         """Counters once everything accepted of a workload is stored, dead, discarded or skipped."""
 
         def answer() -> dict[str, int]:
@@ -240,7 +240,7 @@ class Up:
                     found.append(item)
         return found
 
-    def stop(self, number: signal.Signals = signal.SIGINT, within_s: float = 30) -> int:
+    def stop(self, number: signal.Signals = signal.SIGINT, within_s: float = 60) -> int:
         """Ask it to end; its exit code. Fails when a process is left."""
         self.process.send_signal(number)
         code = self.process.wait(within_s)

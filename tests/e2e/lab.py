@@ -86,7 +86,7 @@ class Lab:
         assert found is not None
         return found
 
-    def ended(self, request_id: str, within_s: float = 60.0) -> Status:
+    def ended(self, request_id: str, within_s: float = 120.0) -> Status:
         """The last status of a training, or of what it was retried as."""
 
         def over() -> Status | None:

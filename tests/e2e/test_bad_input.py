@@ -221,7 +221,7 @@ def redis_6_0(request: bytes) -> bytes:
     return b"+OK\r\n" * max(1, request.count(b"SETINFO"))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_redis_with_another_password_is_named_and_no_password_is_shown(
     logweir: Command, tmp_path: Path
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_redis_with_another_password_is_named_and_no_password_is_shown(
         assert "refuses the login" in sentence(logweir("up", REDIS_URL=f"unix://{socket_path}"))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_password_of_redis_stands_in_no_log_and_no_output(tmp_path: Path) -> None:
     with server(tmp_path, "--requirepass", "s3cret-word") as client:
         socket_path = client.connection_pool.connection_kwargs["path"]
@@ -252,7 +252,7 @@ def test_the_password_of_redis_stands_in_no_log_and_no_output(tmp_path: Path) ->
             assert len(texts) > 6 and not any("s3cret-word" in text for text in texts)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path) -> None:
     with server(tmp_path) as client:
         client.acl_setuser(
@@ -267,7 +267,7 @@ def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path
         assert "rights" in said and "eval" in said.lower()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_full_redis_is_told_so(logweir: Command, tmp_path: Path) -> None:
     with server(tmp_path, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction") as client:
         with contextlib.suppress(redis.ResponseError):
@@ -277,7 +277,7 @@ def test_a_full_redis_is_told_so(logweir: Command, tmp_path: Path) -> None:
         assert "does not take writes" in said and "memory" in said
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_redis_that_is_too_old_or_silent_or_no_redis_at_all_is_refused_within_seconds(
     logweir: Command,
 ) -> None:

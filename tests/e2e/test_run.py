@@ -130,7 +130,7 @@ def _busy(processes: list[psutil.Process]) -> bool:
     return any(p.is_running() and p.memory_info().rss > 400 * 2**20 for p in processes)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_run_that_is_killed_outright_leaves_no_orphan(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(2000))
     run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_BATCH_RECORDS="20")

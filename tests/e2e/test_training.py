@@ -39,7 +39,7 @@ def lab() -> Iterator[Lab]:
 # ---- killed ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("stage", "victim"),
     [
@@ -72,7 +72,7 @@ def test_a_trainer_killed_at_any_stage_leaves_the_live_model_and_begins_again_by
     assert lab.live().version == (last.version if last.published else before.version)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_trainer_killed_after_the_pointer_has_moved_leaves_a_whole_model_live_and_is_done(lab: Lab) -> None:
     before, child = lab.live(), lab.pool_child("train")
     with lab.observed():
@@ -89,7 +89,7 @@ def test_a_trainer_killed_after_the_pointer_has_moved_leaves_a_whole_model_live_
     assert (ended.version, lab.live()) == (after.version, after)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_trainer_that_stood_still_past_its_lease_publishes_nothing_when_it_goes_on(lab: Lab) -> None:
     before, child = lab.live(), lab.pool_child("train")
     with lab.observed():
@@ -117,7 +117,7 @@ def _freed(lab: Lab, holder: str) -> None:
     until(lambda: lab.leases.look(TRAINING).exclusive != holder, within_s=within_s, what="the lease is free")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
     first = lab.ask("once")
     lab.reached(first, State.TRAINING)
@@ -138,7 +138,7 @@ def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
 # ---- side by side ------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_lines_are_scored_all_the_time_while_a_model_is_trained_and_published(lab: Lab) -> None:
     before = lab.live()
     stored: dict[State, set[int]] = {state: set() for state in RUNNING}
@@ -165,7 +165,7 @@ def test_lines_are_scored_all_the_time_while_a_model_is_trained_and_published(la
     assert set(rows["model_version"].to_list()) == {before.version, done.version}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_request_waits_while_one_runs_an_equal_one_is_merged_and_each_can_be_cancelled(lab: Lab) -> None:
     def command(*words: str) -> dict[str, object]:
         done = lab.up.logweir("train", "--json", *words)
@@ -194,7 +194,7 @@ def test_a_request_waits_while_one_runs_an_equal_one_is_merged_and_each_can_be_c
 # ---- which model answers -----------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_promote_and_rollback_hold_from_the_next_batch_on_while_a_training_runs(lab: Lab) -> None:
     first = lab.live()
     second = lab.copy_of(first.version)
@@ -219,7 +219,7 @@ def test_promote_and_rollback_hold_from_the_next_batch_on_while_a_training_runs(
     assert models == {"shared": first.version, "own/app": own.version}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("damage", ["a byte", "the directory"])
 def test_a_live_model_whose_files_break_is_replaced_by_the_one_before_and_status_says_so(
     lab: Lab, damage: str
