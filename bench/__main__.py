@@ -1,4 +1,8 @@
-"""Runs one benchmark by name and prints what it measured, as a table or as JSON."""
+"""Runs one benchmark by name and prints what it measured, as a table or as JSON.
+
+A benchmark is a module with `measure(data)`. One with options of its own has `options(parser)` too and gets what was
+given: `measure(data, args)`. `failed(values)`, where there is one, says whether the command ends with 1.
+"""
 
 import argparse
 import importlib
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import bench
+from pipeline.observe import set_up
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -45,20 +50,25 @@ def main() -> int:
     parser.add_argument("name", nargs="?", help="one of those below")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--data", type=Path, default=DATA, help="the labelled log sets (../shared/data)")
+    # Only the benchmark that is named may add options, and it has to be known before they are read.
+    name = next((word for word in sys.argv[1:] if word in known), None)
+    module = None if name is None else importlib.import_module(f"bench.{name.replace('-', '_')}")
+    if hasattr(module, "options"):
+        module.options(parser.add_argument_group(f"options of {name}"))  # type: ignore[union-attr]
     args = parser.parse_args()
     if args.name is None:
         print(listing)
         return 0
-    if args.name not in known:
+    if module is None or args.name != name:
         print(f"bench: {args.name!r} is not a benchmark; they are: {', '.join(known)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"bench.{args.name.replace('-', '_')}")
-    values = module.measure(args.data)
+    set_up("error")  # on standard error: standard output is for the figures
+    values = module.measure(args.data, args) if hasattr(module, "options") else module.measure(args.data)
     if args.json:
         print(json.dumps(values, indent=2))
     else:
         show(values)
-    return 0
+    return 1 if hasattr(module, "failed") and module.failed(values) else 0
 
 
 if __name__ == "__main__":

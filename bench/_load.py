@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pipeline.batches import Accepted
 from pipeline.keyspace import connect
-from pipeline.ledger import Accepted, Ledger
+from pipeline.ledger import Ledger
 from pipeline.presence import attached
 from pipeline.producer import Producer
 from pipeline.settings import Settings
@@ -22,6 +23,7 @@ IN_FLIGHT: Final = 12  # batches: enough that no stage runs dry
 BATCH_LINES: Final = 40
 ENVIRONMENT: Final = {
     "LOGWEIR_FLOWER": "no",
+    "LOGWEIR_METRICS": "no",
     "LOGWEIR_TRAIN_SECONDS": "5",
     "LOGWEIR_INGEST_PROCESSES": "2",
 }
@@ -36,9 +38,9 @@ class Fed:
 
 
 @contextmanager
-def stack(folder: Path) -> Iterator[Settings]:
-    """A ready `logweir up`; its settings as a client needs them."""
-    env = environment(folder)
+def stack(folder: Path, **extra: str) -> Iterator[Settings]:
+    """A ready `logweir up`; its settings as a client needs them. `extra`: more of its environment."""
+    env = environment(folder) | extra
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         up = subprocess.Popen(
             [sys.executable, "-m", "pipeline.cli", "up", "--json"],

@@ -4,8 +4,9 @@ Celery only carries wake-ups: a lost message is sent again by the sweeper, a rep
 claimed. So messages are acknowledged late, never carry payload, and no result backend exists.
 """
 
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+import ssl
+from typing import Any, Final
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 from celery import Celery
 from kombu import Exchange, Queue
@@ -13,6 +14,9 @@ from kombu import Exchange, Queue
 from pipeline.errors import BadSetting
 from pipeline.routing import QUEUE_PERIODIC, QUEUES, TASK_SWEEP, TASK_TICK
 from pipeline.settings import Settings
+from pipeline.values import TLS_OPTIONS
+
+VERIFY: Final = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 
 
 def broker_url(redis_url: str) -> str:
@@ -25,10 +29,31 @@ def broker_url(redis_url: str) -> str:
     query = parse_qs(parts.query)
     database = query.get("db", [""])[0]
     if parts.scheme != "unix":
-        return parts._replace(path=f"/{database}").geturl() if database else redis_url
+        # What concerns TLS goes another way: see broker_tls().
+        rest = "&".join(p for p in parts.query.split("&") if not p.startswith("ssl_"))
+        path = f"/{database}" if database else parts.path
+        return parts._replace(path=path, query=rest).geturl()
     # Password and user are quoted in the URL already, and kombu unquotes them again.
     login = parts.netloc.rpartition("@")[0]
     return f"redis+socket://{login + '@' if login else ''}{parts.path}?virtual_host={database or '0'}"
+
+
+def broker_tls(redis_url: str) -> dict[str, Any] | None:
+    """What kombu and Flower are to do about TLS; None without.
+
+    Of a rediss:// URL without options kombu would make a connection without TLS, and send the password over it. As
+    redis-py does, the server's certificate and name are verified unless the URL says otherwise.
+    """
+    parts = urlsplit(redis_url)
+    if parts.scheme != "rediss":
+        return None
+    options: dict[str, Any] = {k: v for k, v in parse_qsl(parts.query) if k in TLS_OPTIONS}
+    verify = VERIFY[options.get("ssl_cert_reqs", "required")]
+    named = str(options.get("ssl_check_hostname", "true")).lower() not in ("0", "f", "false", "n", "no")
+    return options | {
+        "ssl_cert_reqs": verify,
+        "ssl_check_hostname": named and verify is not ssl.CERT_NONE,
+    }
 
 
 def make_app(settings: Settings) -> Celery:
@@ -36,6 +61,7 @@ def make_app(settings: Settings) -> Celery:
     if settings.redis_url is None:
         raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
     app = Celery("logweir", broker=broker_url(settings.redis_url), set_as_current=False)
+    app.conf.broker_use_ssl = broker_tls(settings.redis_url)
     app.conf.update(configuration(settings))
     return app
 
@@ -61,14 +87,18 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "task_create_missing_queues": False,
         "broker_transport_options": {
             "global_keyprefix": settings.key_prefix + ":",
+            # By name, so that fresh batches come before backfill (routing.py). "round_robin", kombu's own choice, takes
+            # them in turn; "priority" went by the order of a set before kombu 5.7, another one in every process.
+            "queue_order_strategy": "sorted",
             # Longer than any step but a training, which holds a lease of its own.
             "visibility_timeout": 3600,
             # A worker killed inside a restore leaves this mutex behind; kombu's default blocks for 300 s.
             "unacked_mutex_expire": 15,
-            "socket_timeout": 30,
+            # A connection whose answers are lost is left after so long; it is met twice or thrice in a row on the way out.
+            "socket_timeout": 5,
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
-            "health_check_interval": 10,
+            "health_check_interval": 5,
         },
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # wait for Redis as long as it takes

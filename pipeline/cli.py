@@ -93,8 +93,9 @@ def parser() -> argparse.ArgumentParser:
     up = verb("up", "stack", "start the embedded stack and keep it running until Ctrl-C")
     up.set_defaults(action="up")
     verb("status", "status", "what is running, what waits, which models are live, what trains next and why")
-    doctor = verb("doctor", "stack", "what is missing on this machine, and how to get it")
+    doctor = verb("doctor", "doctor", "what is missing on this machine, and how to get it")
     doctor.set_defaults(action="doctor")
+    _running(verb)
 
     send = verb("send", "send", "send log lines to a running stack")
     send.add_argument("files", nargs="*", metavar="FILE", help="log files, or - for standard input")
@@ -111,6 +112,11 @@ def parser() -> argparse.ArgumentParser:
         "--wait",
         action="store_true",
         help="return when everything sent is stored; fail if some of it cannot be",
+    )
+    send.add_argument(
+        "--backfill",
+        action=argparse.BooleanOptionalAction,
+        help="these lines wait behind fresh ones, or never do; by default those do whose times are old (backfill_after_s)",
     )
     send.add_argument("--time-zone", metavar="ZONE", help="IANA zone of times without offset (UTC)")
 
@@ -161,11 +167,43 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _running(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """The verbs about what runs, and its end."""
+    health = verb(
+        "health", "health", "whether a worker, a role or everything is well; the exit code says it too"
+    )
+    health.add_argument(
+        "what",
+        nargs="?",
+        default="",
+        metavar="NAME|ROLE",
+        help="default: all there should be; NAME@ is on this machine",
+    )
+    health.add_argument(
+        "--ready", action="store_true", help="it also has to answer under the live model version"
+    )
+    drain = verb("drain", "drain", "take nothing in any more, and wait until all that is in is stored")
+    drain.set_defaults(action="drain")
+    drain.add_argument("--undo", action="store_true", help="take lines in again")
+    stop = verb("stop", "drain", "drain the embedded stack, then end it; on a shared Redis only end it")
+    stop.set_defaults(action="stop")
+    stop.add_argument(
+        "--now", action="store_true", help="without draining: the next `logweir up` goes on with it"
+    )
+    for one in (drain, stop):
+        one.add_argument(
+            "--timeout", type=_seconds, metavar="S", help="give up waiting after so many seconds"
+        )
+
+
 def _stored(verb: Callable[..., argparse.ArgumentParser]) -> None:
     """The verbs about what is stored, and what could not be."""
     dead = verb("dead", "facts", "batches that could not be processed")
     dead.add_argument("action", choices=("list", "show", "retry", "discard"))
     dead.add_argument("batch", nargs="*", metavar="BATCH", help="batch ids; 'all' for every one")
+    dead.add_argument(
+        "--limit", type=_positive, metavar="N", help="for list: the newest N batches (100; --json: all)"
+    )
 
     results = verb("results", "facts", "stored results")
     results.set_defaults(action="results")
@@ -191,10 +229,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(exc, 2)
     except LogweirError as exc:
         return _say(exc, 1)
-    except KeyboardInterrupt:
-        return _say("stopped", 130)
-    except Terminated:
-        return _say("stopped", 143)
+    except KeyboardInterrupt as exc:
+        return _say(str(exc) or "stopped", 130)
+    except Terminated as exc:
+        return _say(str(exc) or "stopped", 143)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nothing is wrong, and nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -224,6 +262,16 @@ def _terminate(_number: int, _frame: object) -> None:
 def _say(what: object, code: int) -> int:
     print(f"logweir: {what}", file=sys.stderr)
     return code
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
 
 
 def _positive(text: str) -> int:

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import polars as pl
 
+from pipeline.batches import Meta
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.ledger import Meta
 from pipeline.models.bundle import KnownPatterns
 from pipeline.models.threshold import Calibration, Evidence, conclude
 from pipeline.records import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, digest, reason

@@ -10,6 +10,10 @@
     |   |-- LeaseRefused          somebody else holds what we asked for
     |   |-- NoDriver              the NVIDIA driver is not there or went away
     |   |-- DeviceFailed          a GPU cannot be used as it was leased; another process, device or the CPU may do
+    |   |-- CursorMoved           the ledger's cursor is not where the source stands; go on from there
+    |   |-- TrainingsFull         so many trainings wait that no other one is taken in
+    |   |-- TooNew                a newer build wrote it; a worker of that build can read it
+    |   |-- NotDrained            what is in the pipeline does not get stored now; what waits stays accepted
     |   `-- ClaimLost             another worker owns the batch now; stop quietly
     `-- Fatal                     trying again gives the same answer
         |-- BadInput              the user gave us something we cannot use (exit code 2, HTTP 4xx)
@@ -68,6 +72,26 @@ class NoDriver(Retryable):
 
 class DeviceFailed(Retryable):
     """A GPU cannot be used as it was leased."""
+
+
+class CursorMoved(Retryable):
+    """The ledger's cursor of a source is not where the source stands. `cursor`: where it is, "" when there is none."""
+
+    def __init__(self, message: str, cursor: str) -> None:
+        super().__init__(message)
+        self.cursor = cursor
+
+
+class TrainingsFull(Retryable):
+    """So many trainings wait that no other one is taken in."""
+
+
+class TooNew(Retryable):
+    """A newer build wrote what is to be read; a worker of that build can read it."""
+
+
+class NotDrained(Retryable):
+    """Work is left that is not done now, or a stack that does not end."""
 
 
 class ClaimLost(Retryable):

@@ -13,10 +13,11 @@ from typing import Final, TypeVar
 
 import redis
 
+from pipeline.batches import Full
 from pipeline.controller.trainings import Request, Status, Trainings
 from pipeline.errors import RedisUnavailable, SinkUnavailable, StackFailed
 from pipeline.keyspace import Keys, connect
-from pipeline.ledger import Full, Ledger
+from pipeline.ledger import Ledger
 from pipeline.presence import Presence
 from pipeline.producer import Producer, workload_of
 from pipeline.records import Purpose, digest
@@ -29,6 +30,7 @@ from pipeline.workers.local import Stack
 STUCK_S: Final = 150.0
 # A Redis that died is started again within seconds.
 AWAY_S: Final = 60.0
+FULL_S: Final = 0.5  # between two tries while the pipeline is full: nobody else waits for it
 # When the reason is known (a full disk, say) nobody needs to wait so long; longer than a lease takes to expire.
 TROUBLE_S: Final = 25.0
 
@@ -89,9 +91,15 @@ class Journey:
                     source_key=key,
                     cursor_key="",  # a run begins at the beginning
                     purpose=purpose,
+                    backfill=False,  # nothing else is in its way
                 )
                 while isinstance(answer := self.asked(accept), Full):
-                    self.pause(answer.retry_after_s)
+                    if answer.reason == "dead":  # nobody looks at them before the run has ended
+                        raise StackFailed(
+                            f"dead letters fill {self.settings.max_dead_mib:,} MiB, so no more of {path} is taken in; "
+                            f"the logs in {self.settings.data_dir / 'logs'} say why, max_dead_mib is the limit"
+                        )
+                    self.pause(min(answer.retry_after_s, FULL_S))
                 start = chunk.cursor.offset
                 lines += int(chunk.records["lines"].sum())
                 rate = lines / max(0.001, time.monotonic() - began)
@@ -151,7 +159,7 @@ class Journey:
         """Why work waits, "" when nothing is known. A Redis that takes no writes keeps the workers from saying so."""
         told = self.asked(self.presence.trouble)
         try:
-            self.client.set(self.keys("probe"), "1", ex=5)
+            self.client.set(self.keys.probe, "1", ex=5)
         except redis.ResponseError as exc:
             return f"Redis takes no writes ({exc}); free disk space at {self.settings.data_dir}, or give it memory"
         except redis.RedisError:

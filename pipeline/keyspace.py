@@ -10,9 +10,11 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | due | zset id -> ms | unfinished batches, when the sweeper looks at them | commit, bury, split |
 | dead | zset id -> ms | dead letters | retry.lua, discard.lua |
 | warming | zset id -> ms | batches stored without a verdict | rescore.lua |
-| counts | hash | batches and bytes in flight, batches per stage | fixed fields |
+| counts | hash | batches and bytes in flight, batches per stage, bytes of dead letters | fixed fields |
+| closed | string | nothing is taken in: since when and why, JSON | ledger.open_door; after 90 s where `stop` set it and died |
 | totals:<workload> | hash | lines accepted, stored, dead, discarded; lines by outcome | one per workload, never deleted |
 | workloads | set | names of all workloads seen | one entry per workload |
+| forgotten:<purpose> | hash file -> "", `` -> run id | result files of batches that Redis forgot, and the start of Redis they were looked for (sinks/forgotten.py) | 10,000 per start; TTL 30 days |
 | cursors | hash source -> cursor | where each source goes on reading | one per source |
 | verdicts:<version>:young, :old | hash key -> verdict | answers of one model version | learn.lua rotates young to old; TTL a day |
 | templates | hash id -> msgpack | every template | bounded per workload by the learner |
@@ -59,7 +61,9 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | gpu:models | hash `[device, tenant, model]` -> JSON | models on devices: whose lease, state, last use | place.lua drops what no living lease covers |
 | gpu:planning | string | who plans now | TTL 1 s |
 | gpu:planned | string | somebody who waits has planned lately | TTL 0.5 s |
+| metrics:<role> | hash | what processes of a role have counted (metrics.py) | as many fields as closed labels allow, never deleted |
 | trouble | string | the newest reason why work had to wait, JSON | TTL 15 s |
+| probe | string | whether Redis takes writes | TTL 5 s |
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,6 +74,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from pipeline.errors import BadSetting, RedisUnavailable
 from pipeline.settings import Settings
@@ -112,6 +118,12 @@ class Keys:
     def gpu(self, *parts: str) -> str:
         return self("gpu", *parts)
 
+    def metrics(self, role: str) -> str:
+        return self("metrics", role)
+
+    def forgotten(self, purpose: str) -> str:
+        return self("forgotten", purpose)
+
     @property
     def due(self) -> str:
         return self("due")
@@ -127,6 +139,10 @@ class Keys:
     @property
     def counts(self) -> str:
         return self("counts")
+
+    @property
+    def closed(self) -> str:
+        return self("closed")
 
     @property
     def workloads(self) -> str:
@@ -221,6 +237,10 @@ class Keys:
     def trouble(self) -> str:
         return self("trouble")
 
+    @property
+    def probe(self) -> str:
+        return self("probe")
+
 
 @cache
 def script_text(name: str) -> str:
@@ -229,12 +249,20 @@ def script_text(name: str) -> str:
     return "".join((SCRIPT_DIR / f"{part}.lua").read_text(encoding="utf-8") for part in (*shared, name))
 
 
-def connect(settings: Settings) -> "redis.Redis":
-    """A client for the ledger: short time-outs, because a process that waits for ever is not alive. Raises BadSetting."""
+def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
+    """A client for the ledger: short time-outs, because a process that waits for ever is not alive. Raises BadSetting.
+
+    It never sends a command again by itself: one whose answer was lost may have been done, and only whoever asked knows
+    whether doing it twice is harmless. redis-py's own default differs between its constructors.
+    """
     if settings.redis_url is None:
         raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
     return redis.Redis.from_url(
-        settings.redis_url, socket_timeout=30, socket_connect_timeout=5, health_check_interval=10
+        settings.redis_url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=min(5, timeout_s),
+        health_check_interval=10,
+        retry=Retry(NoBackoff(), 0),
     )
 
 

@@ -11,143 +11,68 @@ A worker must hold a claim (number + deadline on Redis time) to move a batch; an
 import itertools
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 import redis
 
-from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable
+from pipeline.batches import (
+    BACKFILL_PART,
+    HALF,
+    UNFINISHED,
+    Accepted,
+    Claim,
+    DeadLetter,
+    Full,
+    Meta,
+    Stage,
+    half_ids,
+    not_newer,
+)
+from pipeline.errors import BadInput, BadPayload, ClaimLost, CursorMoved, RedisUnavailable, TooNew
 from pipeline.keyspace import Keys, Scripts, answering, text_map
 from pipeline.observe import logger
-from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, digest, pack_frame, unpack_frame
+from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, digest, pack_frame, unpack_frame
 from pipeline.settings import Settings
 
-
-def half_ids(batch_id: str) -> list[str]:
-    """The ids of the two halves of a split batch: `x~0`, `x~1`; of such a half `x~00`, `x~01`."""
-    return [f"{batch_id}{'' if HALF in batch_id else HALF}{side}" for side in ("0", "1")]
-
-
-class Stage(StrEnum):
-    """Where an unfinished batch waits; also the first part of its queue's name."""
-
-    INGEST = "ingest"
-    INFER = "infer"
-    DRAIN = "drain"
-    STORE = "store"
-
-
-UNFINISHED: Final = tuple(Stage)
-# Stands in the ids of halves and in no other, so that a half never takes the place of somebody's batch.
-HALF: Final = "~"
+# How long a batch of a newer build is left to that build's workers before it is offered to all again.
+NEWER_PAUSE_S: Final = 2.0
 DRIFT_KEEP_S: Final = 30 * 86_400
+# What may be used of Redis' memory when a batch is taken in: what waits grows as it is worked on.
+MEMORY_PART: Final = 0.8
+# Half a second drains a few batches on the slowest machine we tried; for the others a person has to do something.
+RETRY_AFTER_S: Final = {"bytes": 0.5, "batches": 0.5, "memory": 0.5, "closed": 2.0, "dead": 5.0}
+# Every refused try carries its payload to Redis and back for nothing, so whoever is refused again asks less often.
+REFUSED_AGAIN: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """The batch is in. `duplicate`: its id had been accepted before, nothing was added. `skipped`: its workload is
-    not watched, so it was only counted (setting `unwatched`)."""
-
-    batch_id: str
-    duplicate: bool = False
-    skipped: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Full:
-    """Too much is waiting; the batch was not taken. Try again after `retry_after_s`."""
-
-    pending_bytes: int
-    pending_batches: int
-    retry_after_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meta:
-    """What a batch's ledger entry says about its records besides counts.
-
-    `batch_id` is the id of the entry this was read from; it is not part of the stored text.
-    """
-
-    batch_id: str = ""
-    source: str
-    source_key: str
-    purpose: Purpose
-    arrived: datetime
-    formats: tuple[str, ...]
-    zone: str
-
-    def dump(self) -> str:
-        return json.dumps(
-            {
-                "wire": WIRE_VERSION,
-                "source": self.source,
-                "source_key": self.source_key,
-                "purpose": self.purpose.value,
-                "arrived": self.arrived.isoformat(),
-                "formats": self.formats,
-                "zone": self.zone,
-            },
-            ensure_ascii=True,
-        )
-
-    @classmethod
-    def load(cls, text: str | bytes, batch_id: str = "") -> "Meta":
-        """Raises BadPayload."""
-        try:
-            data = json.loads(text)
-            if data["wire"] > WIRE_VERSION:
-                raise BadPayload(
-                    f"a batch has wire version {data['wire']}; this build reads up to {WIRE_VERSION}"
-                )
-            return cls(
-                batch_id=batch_id,
-                source=data["source"],
-                source_key=data["source_key"],
-                purpose=Purpose(data["purpose"]),
-                arrived=datetime.fromisoformat(data["arrived"]),
-                formats=tuple(data["formats"]),
-                zone=data["zone"],
-            )
-        except (ValueError, KeyError, TypeError) as exc:
-            raise BadPayload(f"a batch's ledger entry is not readable: {exc}") from exc
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """The right to do one stage of one batch, until its deadline."""
+class _AcceptArgs(NamedTuple):
+    """ARGV of accept.lua in its order; it says what each means."""
 
     batch_id: str
-    stage: Stage
-    seq: str
-    attempts: int
-    exhausted: bool
-    workload: str
+    payload: bytes
+    content: str
     lines: int
     records: int
-    rescore: bool
-    meta: Meta
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A batch that could not be processed, as operators see it."""
-
-    batch_id: str
     workload: str
-    source: str
-    first_line: int
-    lines: int
-    died_in: str
-    reason: str
-    died: datetime
+    meta: str
+    stage: str
+    max_bytes: int
+    max_batches: int
+    overdue_ms: int
+    cursor_key: str
+    cursor: str
+    keep_s: int | str
+    backfill: str
+    max_dead_bytes: int
+    max_bytes_backfill: int
+    max_batches_backfill: int
+    compare: str
+    after: str
+    memory_part: float
 
 
 class Ledger:
@@ -159,63 +84,168 @@ class Ledger:
         self.keys = Keys(settings.key_prefix)
         self.scripts = Scripts(client)
         self._rescored_to = 0
+        self._refused = 0  # tries in a row
 
     # ---- taking in -------------------------------------------------------------------------------
 
     def accept(
-        self, batch: Batch, *, cursor_key: str = "", cursor: str = "", skip: bool = False
+        self,
+        batch: Batch,
+        *,
+        cursor_key: str = "",
+        cursor: str = "",
+        skip: bool = False,
+        backfill: bool = False,
+        after: str | None = None,
     ) -> Accepted | Full:
-        """Take a batch in, moving its source's cursor in the same step. `skip`: only count its lines.
+        """Take a batch in, moving its source's cursor in the same step. `skip`: only count its lines; `backfill`: it
+        waits behind fresh ones, and leaves room for them. `after`: the cursor that the batch continues from, "" for
+        none; None when nobody compares.
 
-        Raises BadInput when the id is known with other content, RedisUnavailable when Redis cannot take it.
+        Raises BadInput when the id is known with other content, CursorMoved when the cursor is not `after`,
+        RedisUnavailable when Redis cannot take it.
         """
         k, s = self.keys, self.settings
         if HALF in batch.batch_id:
             raise BadInput(
                 f"batch id {batch.batch_id!r} has a {HALF}, which marks parts of split batches; use another id"
             )
-        payload = pack_frame(batch.records)
-        content = _content(batch)
-        meta = Meta(
-            source=batch.source,
-            source_key=batch.source_key,
-            purpose=batch.purpose,
-            arrived=batch.arrived,
-            formats=batch.formats,
-            zone=batch.zone,
-        )
         bid = batch.batch_id
-        answer = self.scripts.run(
-            "accept",
-            [k.batch(bid), k.payload(bid), k.due, k.counts, k.workloads, k.totals(batch.workload), k.cursors],
-            [
-                bid, payload, content, batch.physical_lines, batch.records.height, batch.workload, meta.dump(),
-                Stage.INGEST.value, s.max_pending_mib * 2**20, s.max_pending_batches, s.overdue_ms,
-                cursor_key, cursor, s.keep_done_s if skip else "",
-            ],
-        )  # fmt: skip
+        keys = [
+            k.batch(bid), k.payload(bid), k.due, k.counts, k.workloads, k.totals(batch.workload), k.cursors,
+            k.closed, k.dead,
+        ]  # fmt: skip
+        max_bytes = s.max_pending_mib * 2**20
+        args = _AcceptArgs(
+            batch_id=bid,
+            payload=pack_frame(batch.records),
+            content=_content(batch),
+            lines=batch.physical_lines,
+            records=batch.records.height,
+            workload=batch.workload,
+            meta=_meta(batch).dump(),
+            stage=Stage.INGEST.value,
+            max_bytes=max_bytes,
+            max_batches=s.max_pending_batches,
+            overdue_ms=s.overdue_ms,
+            cursor_key=cursor_key,
+            cursor=cursor,
+            keep_s=s.keep_done_s if skip else "",
+            backfill="1" if backfill else "",
+            max_dead_bytes=s.max_dead_mib * 2**20,
+            max_bytes_backfill=int(max_bytes * BACKFILL_PART),
+            max_batches_backfill=max(1, int(s.max_pending_batches * BACKFILL_PART)),
+            compare="" if after is None else "1",
+            after=after or "",
+            memory_part=MEMORY_PART,
+        )
+        answer = self.scripts.run("accept", keys, list(args))
         match _text(answer[0]):
             case "accepted":
+                self._refused = 0
                 return Accepted(batch_id=bid)
             case "skipped":
                 return Accepted(batch_id=bid, skipped=True)
             case "duplicate":
                 return Accepted(batch_id=bid, duplicate=True)
             case "full":
-                # Half a second drains a few batches on the slowest machine we tried.
-                return Full(pending_bytes=int(answer[1]), pending_batches=int(answer[2]), retry_after_s=0.5)
+                reason = _text(answer[3])
+                pause = RETRY_AFTER_S[reason] * min(2**self._refused, REFUSED_AGAIN)
+                self._refused += 1
+                return Full(
+                    pending_bytes=int(answer[1]),
+                    pending_batches=int(answer[2]),
+                    reason=reason,
+                    retry_after_s=pause,
+                    refused=self._refused,
+                )
+            case "moved":
+                raise CursorMoved(
+                    f"{batch.source} goes on from another place than batch {bid}: Redis lost its last moments, or somebody "
+                    "else reads the same",
+                    _text(answer[1]),
+                )
             case _:
                 raise BadInput(f"batch id {bid!r} was accepted before with other content; use a new id")
+
+    def refusal(self) -> Full | None:
+        """What accept answers to any fresh batch now, None while it takes them in."""
+        s = self.settings
+        with answering():
+            closed, counts = self.client.exists(self.keys.closed), self.counts()
+            memory: Any = self.client.info("memory")
+            dead = self.client.zcard(self.keys.dead)
+        held, batches = counts.get("bytes", 0), counts.get("batches", 0)
+        if closed:
+            reason = "closed"
+        elif dead and counts.get("dead_bytes", 0) >= s.max_dead_mib * 2**20:
+            reason = "dead"
+        elif batches and memory["used_memory"] > MEMORY_PART * memory.get("maxmemory", 0) > 0:
+            reason = "memory"
+        elif batches and held >= s.max_pending_mib * 2**20:
+            reason = "bytes"
+        elif batches >= s.max_pending_batches:
+            reason = "batches"
+        else:
+            return None
+        return Full(
+            pending_bytes=held, pending_batches=batches, reason=reason, retry_after_s=RETRY_AFTER_S[reason]
+        )
+
+    def close_door(self, why: str, *, for_s: float | None = None) -> None:
+        """Take nothing new in from now on, `why` in words for operators; what is in is worked off. Stays until
+        `open_door`; closing twice keeps the first reason and its time.
+
+        `for_s`: it opens by itself after so long, unless `keep_door` puts that off; closing it for good ends that.
+        """
+        closed = json.dumps({"since_ms": self.now_ms(), "why": why}, ensure_ascii=True)
+        if for_s is not None:
+            self._ask(self.client.set, self.keys.closed, closed, nx=True, px=round(for_s * 1000))
+        elif not self._ask(self.client.set, self.keys.closed, closed, nx=True) and (
+            int(self._ask(self.client.pttl, self.keys.closed)) >= 0
+        ):
+            self._ask(self.client.set, self.keys.closed, closed)
+
+    def keep_door(self, why: str, *, for_s: float) -> None:
+        """Keep a door that was closed with these words closed for so long from now on; no other is touched."""
+        if self.door() == why:
+            self._ask(self.client.pexpire, self.keys.closed, round(for_s * 1000))
+
+    def open_door(self) -> bool:
+        """Take batches in again; False when the door was open."""
+        return bool(self._ask(self.client.delete, self.keys.closed))
+
+    def door(self) -> str | None:
+        """Why nothing is taken in, None while the door is open."""
+        closed = self._ask(self.client.get, self.keys.closed)
+        if closed is None:
+            return None
+        try:
+            return str(json.loads(closed)["why"])
+        except (ValueError, KeyError, TypeError):
+            return _text(closed)  # an operator's own words, set by hand
 
     def cursor(self, cursor_key: str) -> str | None:
         """Where the source goes on, or None when it was never read."""
         value = self._ask(self.client.hget, self.keys.cursors, cursor_key)
         return None if value is None else _text(value)
 
+    def cursors(self, cursor_keys: Sequence[str]) -> list[str | None]:
+        """`cursor` of several sources at once."""
+        if not cursor_keys:
+            return []
+        values = self._ask(self.client.hmget, self.keys.cursors, list(cursor_keys))
+        return [None if value is None else _text(value) for value in values]
+
+    def forget_cursor(self, cursor_key: str) -> None:
+        """Of a source that cannot be read again nobody needs to know where it ended."""
+        self._ask(self.client.hdel, self.keys.cursors, cursor_key)
+
     # ---- working ---------------------------------------------------------------------------------
 
     def claim(self, batch_id: str, stage: Stage, owner: str) -> Claim | str:
-        """Claim a batch for a stage, or say in a word why not (finished, held, elsewhere, early, unknown)."""
+        """Claim a batch for a stage, or say in a word why not (finished, held, elsewhere, early, unknown, unreadable;
+        newer: it was given back for a worker of the build that wrote it)."""
         k, s = self.keys, self.settings
         answer = self.scripts.run(
             "claim",
@@ -228,6 +258,11 @@ class Ledger:
         entry = {_text(a): _text(b) for a, b in zip(answer[3::2], answer[4::2], strict=True)}
         try:
             meta = Meta.load(entry.get("meta", ""), batch_id)
+            if stage is not Stage.INGEST:  # the others go on with what a worker before them has worked out
+                not_newer(int(entry.get("work_wire") or 0))
+        except TooNew as exc:
+            self._release(batch_id, str(answer[1]), reason=str(exc), delay_s=NEWER_PAUSE_S, counted=False)
+            return "newer"
         except BadPayload as exc:
             # Nobody will ever be able to work on it, so it must not come back for ever.
             self._bury_entry(batch_id, str(answer[1]), entry["workload"], str(exc))
@@ -242,28 +277,37 @@ class Ledger:
             lines=int(entry["lines"]),
             records=int(entry["records"]),
             rescore=entry.get("kind") == "rescore",
+            backfill=entry.get("backfill") == "1",
             meta=meta,
             error=entry.get("error", ""),
         )
 
     @contextmanager
-    def holding(self, claim: Claim, *, at_most_s: float) -> Iterator[Callable[[], bool]]:
-        """Renew the claim in the background while the body works, but not for ever: a step that never ends loses it.
+    def holding(
+        self, claim: Claim, *, at_most_s: float, late: Callable[[], None] = lambda: None
+    ) -> Iterator[Callable[[], bool]]:
+        """Renew the claim in the background while the body works, but not for ever: a step that never ends loses it,
+        and `late` is called in that thread.
 
-        Yields a function that says whether the claim was still ours at the last renewal. A body that ignores
-        it does no harm: advance and commit compare the claim again.
+        Time in which Redis did not answer, or this process was stopped, is not counted. Yields a function that says
+        whether the claim was still ours at the last renewal. A body that ignores it does no harm: advance and commit
+        compare the claim again.
         """
         stop, state = threading.Event(), {"held": True}
 
         def beat() -> None:
-            last = time.monotonic() + at_most_s
-            while time.monotonic() < last and not stop.wait(self.settings.claim_ttl_ms / 3000):
-                try:
-                    state["held"] = self.renew(claim)
-                except RedisUnavailable:
-                    continue  # the deadline decides; Redis may be back before it
-                if not state["held"]:
+            left, pause = at_most_s, self.settings.claim_ttl_ms / 3000
+            while left > 0:
+                waits = min(pause, left)
+                if stop.wait(waits):
                     return
+                left -= waits
+                try:
+                    state["held"] = state["held"] and self.renew(claim)
+                except RedisUnavailable:
+                    left += waits  # the deadline decides whose it is; Redis may be back before it
+            if not stop.is_set():
+                late()
 
         thread = threading.Thread(target=beat, name=f"claim-{claim.batch_id}", daemon=True)
         thread.start()
@@ -293,8 +337,11 @@ class Ledger:
         done = self.scripts.run(
             "advance",
             [k.batch(bid), k.due, k.counts, k.work(bid)],
-            [bid, claim.seq, to.value, b"" if work is None else pack_frame(work), self.settings.overdue_ms],
-        )
+            [
+                bid, claim.seq, to.value, b"" if work is None else pack_frame(work), self.settings.overdue_ms,
+                WIRE_VERSION,
+            ],
+        )  # fmt: skip
         _held(done, claim)
 
     def commit(
@@ -326,10 +373,13 @@ class Ledger:
 
     def release(self, claim: Claim, *, reason: str, delay_s: float, counted: bool) -> None:
         """Give the batch back to be tried again; `counted` when the batch itself was at fault."""
+        self._release(claim.batch_id, claim.seq, reason=reason, delay_s=delay_s, counted=counted)
+
+    def _release(self, batch_id: str, seq: str, *, reason: str, delay_s: float, counted: bool) -> None:
         self.scripts.run(
             "release",
-            [self.keys.batch(claim.batch_id), self.keys.due],
-            [claim.batch_id, claim.seq, int(delay_s * 1000), reason[:500], "1" if counted else "0"],
+            [self.keys.batch(batch_id), self.keys.due],
+            [batch_id, seq, int(delay_s * 1000), reason[:500], "1" if counted else "0"],
         )
 
     def give_up(self, claim: Claim, reason: str, *, apart: Sequence[int] = ()) -> list[str]:
@@ -341,7 +391,7 @@ class Ledger:
         try:
             frame = None if claim.rescore else self.payload(claim.batch_id)
         except BadPayload as exc:
-            frame, reason = None, f"{reason}; {exc}"
+            frame, reason = None, reason if str(exc) in reason else f"{reason}; {exc}"
         if frame is None or frame.height < 2 or len(apart) == frame.height:
             self._bury(claim, reason)
             return []
@@ -377,15 +427,16 @@ class Ledger:
         return ids
 
     def state(self, batch_id: str) -> str:
-        """Where a batch is: a stage, done, dead or split; "" when it is unknown."""
-        return _text(self._ask(self.client.hget, self.keys.batch(batch_id), "state") or b"")
+        """Where a batch is: a stage, done, discarded, dead or split; "" when it is unknown."""
+        state, discarded = self._ask(self.client.hmget, self.keys.batch(batch_id), ["state", "discarded"])
+        return "discarded" if discarded else _text(state or b"")
 
     def payload(self, batch_id: str) -> pl.DataFrame:
         """The records of an unfinished or dead batch, RAW_SCHEMA. Raises BadPayload."""
         blob = self._ask(self.client.get, self.keys.payload(batch_id))
         if blob is None:
             raise BadPayload(f"the records of batch {batch_id} are not in Redis")
-        frame = unpack_frame(blob)
+        frame = unpack_frame(blob, max_bytes=self._frame_bytes())
         missing = [name for name in RAW_SCHEMA if name not in frame.columns]
         if missing:
             raise BadPayload(f"the records of batch {batch_id} have no column {missing[0]!r}")
@@ -396,16 +447,21 @@ class Ledger:
         blob = self._ask(self.client.get, self.keys.work(batch_id))
         if blob is None:
             raise BadPayload(f"the work of batch {batch_id} is not in Redis")
-        return unpack_frame(blob)
+        return unpack_frame(blob, max_bytes=self._frame_bytes())
+
+    def _frame_bytes(self) -> int:
+        """What a batch may unpack to: its text twice (raw and message), its columns, and room for larger settings elsewhere."""
+        return max(64 << 20, self.settings.batch_kib << 15)
 
     # ---- looking after ---------------------------------------------------------------------------
 
-    def overdue(self, limit: int = 1_000) -> list[tuple[str, Stage]]:
-        """Unfinished batches whose time has come: never taken, given back, or with an expired claim."""
-        now = self.now_ms()
+    def overdue(self, limit: int = 1_000, *, until_ms: int | None = None) -> list[tuple[str, Stage]]:
+        """Unfinished batches whose time has come, now or by `until_ms`: never taken, given back, or with an expired
+        claim."""
+        until = self.now_ms() if until_ms is None else until_ms
         ids = [
             _text(x)
-            for x in self._ask(self.client.zrangebyscore, self.keys.due, "-inf", now, start=0, num=limit)
+            for x in self._ask(self.client.zrangebyscore, self.keys.due, "-inf", until, start=0, num=limit)
         ]
         if not ids:
             return []
@@ -413,13 +469,23 @@ class Ledger:
         for batch_id in ids:
             pipe.hget(self.keys.batch(batch_id), "state")
         states = self._ask(pipe.execute)
-        found = []
+        found, others = [], []
         for batch_id, state in zip(ids, states, strict=True):
             if state is not None and _text(state) in UNFINISHED:
                 found.append((batch_id, Stage(_text(state))))
-            else:
-                self._ask(self.client.zrem, self.keys.due, batch_id)
+            # Compared again there: an operator or a new model may have put it back to work meanwhile.
+            elif not self.scripts.run("tidy", [self.keys.batch(batch_id), self.keys.due], [batch_id]):
+                others.append(batch_id)
+        self.postpone(others)
         return found
+
+    def backfills(self, batch_ids: Sequence[str]) -> set[str]:
+        """Those of these batches that wait behind fresh ones."""
+        pipe = self.client.pipeline(transaction=False)
+        for batch_id in batch_ids:
+            pipe.hget(self.keys.batch(batch_id), "backfill")
+        found = self._ask(pipe.execute)
+        return {batch_id for batch_id, value in zip(batch_ids, found, strict=True) if value == b"1"}
 
     def postpone(self, batch_ids: Sequence[str]) -> None:
         """Do not report these as overdue again before `overdue_ms`."""
@@ -502,7 +568,7 @@ class Ledger:
             first_line = 0
         try:
             source = Meta.load(entry.get("meta", "")).source
-        except BadPayload:
+        except (BadPayload, TooNew):
             source = "?"
         return DeadLetter(
             batch_id=batch_id,
@@ -524,7 +590,7 @@ class Ledger:
     def discard(self, batch_id: str) -> bool:
         """Forget a dead letter; its lines stay counted as discarded. False when there is none of that id."""
         k, workload = self.keys, self._workload(batch_id)
-        keys = [k.batch(batch_id), k.payload(batch_id), k.totals(workload), k.dead]
+        keys = [k.batch(batch_id), k.payload(batch_id), k.totals(workload), k.dead, k.counts]
         return bool(self.scripts.run("discard", keys, [batch_id, self.settings.keep_done_s]))
 
     def _workload(self, batch_id: str) -> str:
@@ -534,6 +600,17 @@ class Ledger:
         """A plain Redis command, with redis-py's errors turned into ours."""
         with answering():
             return call(*args, **kwargs)
+
+
+def _meta(batch: Batch) -> Meta:
+    return Meta(
+        source=batch.source,
+        source_key=batch.source_key,
+        purpose=batch.purpose,
+        arrived=batch.arrived,
+        formats=batch.formats,
+        zone=batch.zone,
+    )
 
 
 def _content(batch: Batch) -> str:

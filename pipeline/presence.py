@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -29,15 +30,30 @@ def running(data_dir: Path) -> dict[str, object] | None:
     return state
 
 
+def _hidden(data_dir: Path) -> bool:
+    """Whether a stack says something there that is not for this user."""
+    try:
+        state_file(data_dir).read_bytes()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def attached(settings: Settings) -> Settings:
     """Settings that reach the stack of the data directory, or the Redis of REDIS_URL. Raises BadInput when there is none.
 
-    What all processes of a pool must have alike (settings.POLICY) is the stack's, whatever was set here: a quota that one
-    planner does not know is none. With REDIS_URL there is nobody to ask; it has to be set alike everywhere.
+    What all processes must have alike (settings.POLICY, settings.LIMITS) is the stack's, whatever was set here: a quota that
+    one planner does not know is none, nor is a bound that one sender does not keep. With REDIS_URL there is nobody to ask; it has to be set alike everywhere.
     """
     if settings.redis_url is not None:
         return settings
     state = running(settings.data_dir)
+    if state is None and _hidden(settings.data_dir):
+        raise BadInput(
+            f"{state_file(settings.data_dir)} cannot be read: the stack there is another user's; work as that user, or set REDIS_URL"
+        )
     if state is None:
         raise BadInput(
             f"no logweir stack runs on {settings.data_dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
@@ -65,6 +81,16 @@ def _under(policy: object, settings: Settings) -> Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What a heartbeat tells of the work: `quiet_s` since a message was taken or the loop came round, whether something
+    is in hand, and for how long work has waited that is not taken."""
+
+    quiet_s: float
+    busy: bool
+    stalled_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
     """One worker process, as of its last heartbeat (`beat_ms`, Redis time)."""
 
@@ -73,6 +99,7 @@ class WorkerView:
     pid: int
     queues: tuple[str, ...]
     beat_ms: int
+    progress: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +125,17 @@ class Presence:
         self.client = client
         self.keys = Keys(settings.key_prefix)
 
-    def beat(self, *, name: str, role: str, pid: int, queues: Sequence[str]) -> None:
-        """Say that a worker is alive."""
+    def beat(
+        self, *, name: str, role: str, pid: int, queues: Sequence[str], progress: Pace | None = None
+    ) -> None:
+        """Say that a worker is alive, and how far it has come."""
         view = WorkerView(
             name=name,
             role=role,
             pid=pid,
             queues=tuple(queues),
             beat_ms=self._now_ms(),
+            progress=progress,
         )
         with answering():
             self.client.hset(self.keys.workers, name, json.dumps(asdict(view)))
@@ -134,8 +164,12 @@ class Presence:
 
     def live(self) -> list[WorkerView]:
         """Workers that were heard within WORKER_TTL_S."""
+        return [w for w, silent_s in self.heard() if silent_s < WORKER_TTL_S]
+
+    def heard(self) -> list[tuple[WorkerView, float]]:
+        """Every worker that is not forgotten yet, and for how many seconds it has been silent."""
         now = self._now_ms()
-        return [w for w in self._all() if now - w.beat_ms < WORKER_TTL_S * 1000]
+        return [(w, (now - w.beat_ms) / 1000) for w in self._all()]
 
     def drop_silent(self) -> None:
         """Forget workers that were not heard for ten times WORKER_TTL_S."""
@@ -186,4 +220,11 @@ def _view(raw: str | bytes) -> WorkerView:
         pid=data["pid"],
         queues=tuple(data["queues"]),
         beat_ms=data["beat_ms"],
+        progress=_pace(data.get("progress")),
     )
+
+
+def _pace(data: Mapping[str, Any] | None) -> Pace | None:
+    if data is None:
+        return None
+    return Pace(quiet_s=data["quiet_s"], busy=data["busy"], stalled_s=data["stalled_s"])

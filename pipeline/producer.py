@@ -11,20 +11,22 @@ torch nor the workers' code.
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Self
 
 import polars as pl
 
 from pipeline.app import make_app
+from pipeline.batches import Accepted, Full, Stage
 from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import BadInput
 from pipeline.keyspace import connect
-from pipeline.ledger import Accepted, Full, Ledger, Stage
+from pipeline.ledger import Ledger
 from pipeline.presence import attached
 from pipeline.records import LEVELS, MAX_NAME, RAW_SCHEMA, Batch, Purpose, digest, utc_now
 from pipeline.settings import Settings
+from pipeline.sources import formats
 from pipeline.sources.chunks import Chunk
 from pipeline.sources.framing import Framer
 from pipeline.tasks.submit import Submit
@@ -60,11 +62,13 @@ class Producer:
         workload: str,
         batch_id: str | None = None,
         source: str = "push",
+        backfill: bool | None = None,
     ) -> Accepted | Full:
         """Send raw lines (stack traces are joined with their head line) or records.
 
         A record is a mapping with `message` and, if known, timestamp (aware datetime or ISO 8601), level, host,
-        process, service. The same `batch_id` twice is one batch; without one every call is a new batch. Full: nothing
+        process, service. The same `batch_id` twice is one batch; without one every call is a new batch. `backfill`: these
+        lines wait behind fresh ones; None: when all timestamps are known and old (`backfill_after_s`). Full: nothing
         was taken, try again after `retry_after_s`. Raises BadInput for what cannot be a batch, RedisUnavailable.
         """
         if isinstance(items, str | bytes):
@@ -98,7 +102,8 @@ class Producer:
                 formats=formats,
                 zone=self.settings.time_zone,
                 records=records,
-            )
+            ),
+            backfill=backfill,
         )
 
     def send_chunk(
@@ -111,11 +116,15 @@ class Producer:
         source_key: str,
         cursor_key: str,
         purpose: Purpose = Purpose.SCORE,
+        after: str | None = None,
+        backfill: bool | None = None,
     ) -> Accepted | Full:
         """Send what a source read; its cursor moves in the same step. `start`: offset of the chunk in its source.
 
         The batch id derives from source and offset, so reading the same place again gives the same batch.
         `source_key` tells a file from its successor after a rotation; `cursor_key` stays, "" keeps no cursor.
+        `after`: see `accept`. `backfill`: the lines wait behind fresh ones; None: when the last one is old
+        (`backfill_after_s`).
         """
         check_name("workload", workload)
         batch = Batch(
@@ -129,17 +138,50 @@ class Producer:
             zone=self.settings.time_zone,
             records=chunk.records,
         )
-        return self.accept(batch, cursor_key=cursor_key, cursor=chunk.cursor.pack() if cursor_key else "")
+        cursor = chunk.cursor.pack() if cursor_key else ""
+        backfill = self._is_old(chunk) if backfill is None else backfill
+        return self.accept(batch, cursor_key=cursor_key, cursor=cursor, after=after, backfill=backfill)
 
-    def accept(self, batch: Batch, *, cursor_key: str = "", cursor: str = "") -> Accepted | Full:
-        """The one door: ledger first, then the wake-up. A lost wake-up is sent again by the sweeper."""
+    def accept(
+        self,
+        batch: Batch,
+        *,
+        cursor_key: str = "",
+        cursor: str = "",
+        after: str | None = None,
+        backfill: bool | None = None,
+    ) -> Accepted | Full:
+        """The one door: ledger first, then the wake-up. A lost wake-up is sent again by the sweeper.
+
+        `after`: the cursor that the batch continues from, "" for none. Raises CursorMoved when it stands elsewhere.
+        `backfill`: it waits behind fresh ones; None: when the time of every record is known, and all are old.
+        """
         skip = self._skips(batch)
-        answer = self.ledger.accept(batch, cursor_key=cursor_key, cursor=cursor, skip=skip)
+        if backfill is None:
+            times = batch.records["timestamp"]
+            backfill = not times.has_nulls() and self._is_past(times.max())
+        answer = self.ledger.accept(
+            batch, cursor_key=cursor_key, cursor=cursor, after=after, skip=skip, backfill=backfill
+        )
         if isinstance(answer, Accepted) and not answer.duplicate and not answer.skipped:
             self.submit.wake(
-                Stage.INGEST, batch.batch_id, workload=batch.workload, lines=batch.physical_lines
+                Stage.INGEST,
+                batch.batch_id,
+                backfill=backfill,
+                workload=batch.workload,
+                lines=batch.physical_lines,
             )
         return answer
+
+    def _is_old(self, chunk: Chunk) -> bool:
+        """Whether the last record of what was read is old; files grow at their end. One that shows no time is not."""
+        last = chunk.records.tail(1)
+        parsed = formats.parse(last, chunk.formats, arrived=self.clock(), zone=self.settings.time_zone)
+        return self._is_past(parsed["timestamp"].max())
+
+    def _is_past(self, moment: object) -> bool:
+        age = timedelta(seconds=self.settings.backfill_after_s)
+        return isinstance(moment, datetime) and self.clock() - moment > age
 
     def _skips(self, batch: Batch) -> bool:
         """True for what is only counted: lines to be scored of a workload that is off the watchlist, by setting."""

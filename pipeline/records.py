@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgpack
 import polars as pl
 
+from pipeline import arrow
 from pipeline.errors import BadPayload
 
 WIRE_VERSION: Final = 1
@@ -76,6 +77,7 @@ LEARN_SCHEMA: Final[dict[str, Any]] = {
     "template_id": pl.Int64,  # null: not known
 }
 
+MAX_FRAME_BYTES: Final = 256 << 20  # what a frame may unpack to where its reader knows nothing better
 MAX_NAME: Final = 200  # characters of a workload or batch id: they become part of keys and file names
 
 # One spelling per severity, lowest first; formats map their own words to these.
@@ -128,13 +130,22 @@ class Verdict:
     def unpack(cls, blob: bytes) -> "Verdict":
         """Raises BadPayload when the bytes are not a verdict."""
         try:
-            version, template_id, score, anomalous, reasons = msgpack.unpackb(blob)
+            version, *rest = msgpack.unpackb(blob)
+            if version > WIRE_VERSION:
+                raise BadPayload(
+                    f"a cached verdict has wire version {version}; this build reads up to {WIRE_VERSION}"
+                )
+            template_id, score, anomalous, reasons = rest
+            if not (
+                isinstance(template_id, int)
+                and isinstance(score, float | None)
+                and isinstance(anomalous, bool | None)
+                and isinstance(reasons, list)
+                and all(isinstance(text, str) for text in reasons)
+            ):
+                raise TypeError("its fields have other types")
         except (ValueError, TypeError, msgpack.UnpackException) as exc:
             raise BadPayload(f"a cached verdict of {len(blob)} bytes is not readable: {exc}") from exc
-        if version > WIRE_VERSION:
-            raise BadPayload(
-                f"a cached verdict has wire version {version}; this build reads up to {WIRE_VERSION}"
-            )
         return cls(template_id=template_id, score=score, anomalous=anomalous, reasons=tuple(reasons))
 
 
@@ -183,11 +194,13 @@ def pack_frame(frame: pl.DataFrame) -> bytes:
     return out.getvalue()
 
 
-def unpack_frame(blob: bytes) -> pl.DataFrame:
-    """Raises BadPayload when the bytes are not an Arrow file."""
+def unpack_frame(blob: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> pl.DataFrame:
+    """Raises BadPayload when the bytes are not an Arrow file, or one that needs more than `max_bytes` of memory."""
+    arrow.check(blob, max_bytes)
     try:
         return pl.read_ipc(io.BytesIO(blob))
-    except Exception as exc:  # Polars raises several unrelated classes on damaged files
+    # Polars raises several unrelated classes on damaged files, and its panics are no Exceptions.
+    except (Exception, pl.exceptions.PanicException) as exc:
         raise BadPayload(f"a payload of {len(blob)} bytes is not a readable Arrow file: {exc}") from exc
 
 

@@ -1,12 +1,15 @@
 """Names of queues and tasks, and the one decision where an unknown batch is scored.
 
 Senders and workers share only these names, so a producer never imports the workers' code.
+
+Batches wait in two classes: fresh ones in `<queue>`, backfill in `<queue>.backfill`. A worker serves both and takes what
+stands first in the alphabet (app.py): periodic work before batches, fresh batches before backfill.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.ledger import Stage
+from pipeline.batches import Stage
 
 QUEUE_INGEST: Final = "ingest"
 QUEUE_CPU: Final = "infer.cpu"
@@ -15,7 +18,7 @@ QUEUE_DRAIN: Final = "drain"
 QUEUE_STORE: Final = "store"
 QUEUE_TRAIN: Final = "train"
 QUEUE_PERIODIC: Final = "periodic"
-QUEUES: Final = (QUEUE_INGEST, QUEUE_CPU, QUEUE_GPU, QUEUE_DRAIN, QUEUE_STORE, QUEUE_TRAIN, QUEUE_PERIODIC)
+BACKFILL: Final = ".backfill"
 
 TASK_INGEST: Final = "logweir.ingest"
 TASK_INFER: Final = "logweir.infer"
@@ -39,6 +42,23 @@ STAGE_QUEUES: Final = {
 }
 
 
+def of_class(queue: str, *, backfill: bool) -> str:
+    """Where batches of this class wait, of a stage's queue."""
+    return queue + BACKFILL if backfill else queue
+
+
+def both(queue: str) -> tuple[str, str]:
+    """The queues of both classes, fresh first."""
+    return (queue, queue + BACKFILL)
+
+
+QUEUES: Final = (
+    *(name for queues in STAGE_QUEUES.values() for queue in queues for name in both(queue)),
+    QUEUE_TRAIN,
+    QUEUE_PERIODIC,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuView:
     """What routing needs to know about the GPU, as one snapshot."""
@@ -52,6 +72,7 @@ def route(gpu: GpuView) -> str:
     return QUEUE_GPU if gpu.workers > 0 and gpu.open_to_shared else QUEUE_CPU
 
 
-def queue_for(stage: Stage, gpu: GpuView) -> str:
-    """The queue in which a batch of this stage waits."""
-    return route(gpu) if stage is Stage.INFER else STAGE_QUEUES[stage][0]
+def queue_for(stage: Stage, gpu: GpuView, *, backfill: bool = False) -> str:
+    """The queue in which a batch of this stage and class waits."""
+    queue = route(gpu) if stage is Stage.INFER else STAGE_QUEUES[stage][0]
+    return of_class(queue, backfill=backfill)

@@ -31,7 +31,8 @@ from pipeline.report import page
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
-from pipeline.workers.local import Stack, lock
+from pipeline.workers.local import Stack
+from pipeline.workers.place import lock
 from pipeline.workers.redis_server import check_redis, find_server
 
 # What holds this directory was made by `logweir run`; any other directory that is not empty is left alone.

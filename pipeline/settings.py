@@ -36,6 +36,7 @@ CHOICES: Final = {
     "log_level": (("debug", "info", "warning", "error"), "debug, info, warning or error"),
     "unwatched": (("score", "skip"), "score or skip"),
     "train_source": (("results", *SINKS), "results, parquet or opensearch"),
+    "redis_fsync": (("everysec", "always"), "everysec or always"),
     "gpu_backfill": (("easy", "strict", "free"), "easy, strict or free"),
 }
 # What every process of one GPU pool has to have alike: whoever plans by other rules grants what the others would not.
@@ -43,6 +44,8 @@ POLICY: Final = (
     "gpu_tenants", "gpu_half_life_s", "gpu_backfill", "gpu_yield_s", "gpu_node_ttl_ms", "gpu_beat_s", "gpu_context_mib",
     "gpu_infer_mib", "lease_ttl_ms",
 )  # fmt: skip
+# What everybody who sends into one pipeline has to have alike: the sender's own settings say what is full, and what is late.
+LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib", "backfill_after_s")
 
 
 def _about(text: str, default: Any, *, least: float | None = None, most: float | None = None) -> Any:
@@ -82,6 +85,30 @@ class Settings:
         "a batch nobody took for so long is sent again", 5_000, least=500, most=3_600_000
     )
     sweep_s: float = _about("how often the sweeper looks for overdue batches", 2.0, least=0.2, most=3_600)
+    step_s: float = _about(
+        "a step that has not ended after so long is given up: its process ends and the batch is tried again",
+        120.0,
+        least=1,
+        most=3_600,
+    )
+    stall_s: float = _about(
+        "a worker that takes nothing for so long although its queue has work ends, and is started again",
+        30.0,
+        least=2,
+        most=3_600,
+    )
+    backfill_after_s: float = _about(
+        "a batch whose newest line is older than this waits behind fresh ones",
+        3_600.0,
+        least=1,
+        most=3_153_600_000,
+    )
+    max_dead_mib: int = _about(
+        "payloads of dead letters; above it accept says full until some are retried or discarded",
+        256,
+        least=1,
+        most=1_048_576,
+    )
     keep_done_s: int = _about(
         "how long a finished batch id is remembered, so that it is not accepted twice",
         604_800,
@@ -104,6 +131,14 @@ class Settings:
         "a lease that is not renewed for so long is lost", 15_000, least=2_000, most=3_600_000
     )
     ingest_processes: int = _about("ingest workers of the embedded stack", 1, least=1, most=64)
+    infer_processes: int = _about("CPU scoring workers of the embedded stack", 1, least=1, most=64)
+    drain_processes: int = _about(
+        "drain workers of the embedded stack; one works, the others take over when it dies",
+        1,
+        least=1,
+        most=64,
+    )
+    store_processes: int = _about("store workers of the embedded stack", 1, least=1, most=64)
     torch_threads: int = _about(
         "threads of a scoring process; more than one pays only on idle cores", 1, least=1, most=1_024
     )
@@ -178,6 +213,15 @@ class Settings:
     )
 
     redis_max_mib: int = _about("memory of the embedded Redis", 768, least=32, most=1_048_576)
+    redis_fsync: str = _about(
+        "appendfsync of the embedded Redis: everysec, or always (pushes survive a power cut, at the price of speed)",
+        "everysec",
+    )
+    metrics: bool = _about("serve Prometheus metrics with `logweir up`", True)
+    metrics_address: str = _about("where the metrics are served", "127.0.0.1")
+    metrics_port: int = _about(
+        "port of the metrics; when it is taken, one of the next", 9464, least=1, most=65_535
+    )
     flower: bool = _about("start Flower with `logweir up`", True)
     flower_address: str = _about("where Flower listens; off loopback it needs flower_auth", "127.0.0.1")
     flower_port: int = _about("port of Flower; when it is taken, one of the next", 5555, least=1, most=65_535)
@@ -285,10 +329,16 @@ class Settings:
         for text in self.retrain_at:
             if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
                 raise BadSetting(f"retrain_at {text!r} is not a time of day; write it like 02:30")
+        self._check_addresses()
+
+    def _check_addresses(self) -> None:
         if self.redis_url is not None:
             check_url(self.redis_url)
         if self.opensearch_url is not None:
             check_opensearch_url(self.opensearch_url)
+        for name in ("metrics_address", "flower_address"):
+            if not getattr(self, name).strip():
+                raise BadSetting(f"{name} is empty; give a host or an address such as 127.0.0.1")
 
     def _check_gpu(self) -> None:
         if self.gpu_beat_s * 2_000 > self.gpu_node_ttl_ms:
@@ -331,17 +381,22 @@ class Settings:
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def policy(self) -> dict[str, Any]:
-        """The settings of POLICY, for whoever joins later."""
-        return {name: getattr(self, name) for name in POLICY}
+        """The settings of POLICY and LIMITS, for whoever joins later."""
+        return {name: getattr(self, name) for name in (*POLICY, *LIMITS)}
 
     def under(self, policy: Mapping[str, Any]) -> Self:
-        """With the settings of POLICY as another process has them; what else stands there is passed over.
+        """With the settings of POLICY and LIMITS as another process has them; what else stands there is passed over.
 
         Raises BadSetting for a wrong type or a value out of range.
         """
         hints = typing.get_type_hints(type(self))
         return replace(
-            self, **{name: as_type(name, policy[name], hints[name]) for name in POLICY if name in policy}
+            self,
+            **{
+                name: as_type(name, policy[name], hints[name])
+                for name in (*POLICY, *LIMITS)
+                if name in policy
+            },
         )
 
     def to_environ(self) -> dict[str, str]:
@@ -442,9 +497,10 @@ def page() -> str:
             "Precedence: defaults < configuration file (`--config FILE` or `LOGWEIR_CONFIG`, TOML with the names of the",
             "first column) < environment < flags. An unknown name, a wrong type or a value out of range is refused.",
             "",
-            "All processes of one GPU pool need the same rules. A command that joins a running stack takes these settings from",
-            "it, whatever it was given; where `REDIS_URL` names a Redis instead, set them alike everywhere:",
-            f"{', '.join(f'`{name}`' for name in POLICY)}.",
+            "All processes of one GPU pool need the same rules, and whoever sends into one pipeline the same limits. A command",
+            "that joins a running stack takes these settings from it, whatever it was given; where `REDIS_URL` names a Redis",
+            "instead, set them alike everywhere:",
+            f"{', '.join(f'`{name}`' for name in (*POLICY, *LIMITS))}.",
             "",
             "| setting | environment | default | what it is |",
             "|---|---|---|---|",

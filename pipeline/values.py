@@ -6,10 +6,20 @@ import types
 import typing
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pipeline.errors import BadSetting
 
+# What REDIS_URL may say about TLS: what redis-py and kombu both understand.
+TLS_OPTIONS: Final = (
+    "ssl_cert_reqs",
+    "ssl_ca_certs",
+    "ssl_ca_path",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_password",
+    "ssl_check_hostname",
+)
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
@@ -23,6 +33,17 @@ def check_url(url: str) -> None:
         raise BadSetting("REDIS_URL is not a URL; write it like redis://host:6379/0") from None
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise BadSetting("REDIS_URL must begin with redis://, rediss:// or unix://")
+    options = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
+    if options and parts.scheme != "rediss":
+        raise BadSetting(
+            "REDIS_URL has options for TLS, which only rediss:// has; write rediss://, or leave them out"
+        )
+    if unknown := sorted(set(options) - set(TLS_OPTIONS)):
+        raise BadSetting(
+            f"REDIS_URL has the unknown option {unknown[0]!r}; known are {', '.join(TLS_OPTIONS)}"
+        )
+    if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
+        raise BadSetting("ssl_cert_reqs in REDIS_URL must be required, optional or none")
 
 
 def check_opensearch_url(url: str) -> None:
@@ -63,7 +84,7 @@ def masked_url(url: str) -> str:
     userinfo, at, place = rest.rpartition("@")
     if ":" in userinfo:
         rest = f"{userinfo.partition(':')[0]}:***{at}{place}"
-    return re.sub(r"(?i)([?&]password=)[^&#]*", r"\1***", scheme + mark + rest)
+    return re.sub(r"(?i)([?&](?:ssl_)?password=)[^&#]*", r"\1***", scheme + mark + rest)
 
 
 def _word(wanted: Any) -> str:

@@ -27,6 +27,14 @@ SHARED = ROOT.parent / "shared"
 DATA = SHARED / "data"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-crash-point",
+        action="store_true",
+        help="tests/test_crash_points.py strikes every effect with every fault (minutes), not each with one",
+    )
+
+
 # How long an example takes is no property of what is tested, but of what else runs on the machine.
 hypothesis.settings.register_profile(
     "logweir", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -108,7 +116,10 @@ def need_data(path: Path) -> Path:
 
 # In CI everything a test needs is there or can be installed; only these reasons may skip one.
 MAY_SKIP = re.compile(
-    r"\bGPU\b|runs as root" + ("" if (SHARED / "opensearch").exists() else "|OpenSearch is not here")
+    r"\bGPU\b|runs as root"
+    + ("" if (SHARED / "opensearch").exists() else "|OpenSearch is not here")
+    + ("|promtool is not here" if os.environ.get("NO_PROMTOOL") else "")  # .ci/run has tried to get it
+    + ("" if shutil.which("strace") else "|strace is not here")
 )
 
 

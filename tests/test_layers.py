@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Top to bottom. A package stands for all its modules; modules of one entry may import each other.
 ORDER = [
-    "errors", "records", "query", "values", "settings", "observe", "keyspace", "ledger", "models", "drain", "gpu", "presence",
+    "errors", "words", "arrow", "records", "query", "values", "settings", "observe", "keyspace", "metrics", "batches", "ledger", "models", "drain", "gpu", "presence",
     "registry", "routing", "opensearch", "sources", "results", "sinks", "findings", "report", "controller", "detect",
     "sampling", "judging", "training", "app", "tasks", "producer", "workers", "journey", "run", "commands", "cli",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import redis
 from pipeline.drain.learner import Learner, pack, read_templates, unpack
 from pipeline.drain.templates import UNCLASSIFIED, Template
 from pipeline.drain.verdicts import Verdicts
-from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable
+from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable, TooNew
 from pipeline.gpu.devices import DRAIN
 from pipeline.gpu.leases import Leases, Mode, granted
 from pipeline.keyspace import Keys
@@ -153,13 +153,16 @@ def test_a_stored_template_comes_back_unchanged() -> None:
     assert unpack(3, pack(template)) == template
 
 
-@pytest.mark.parametrize("blob", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x63\xa1a\xc2\xa1w"], ids=repr)
+@pytest.mark.parametrize(
+    "blob", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x63\xa1a\xc2\xa1w", b"\x92\x63\x00"], ids=repr
+)
 def test_a_template_that_cannot_be_read_is_named(
     client: "redis.Redis", settings: Settings, blob: bytes
 ) -> None:
     keys = Keys(settings.key_prefix)
     client.hset(keys.templates, "7", blob)
-    with pytest.raises(BadPayload, match="template 7"):
+    newer = b"\x63" in blob  # wire version 99: its own build reads it, whatever its form is by then
+    with pytest.raises(TooNew if newer else BadPayload, match="template 7"):
         read_templates(client, keys)
 
 

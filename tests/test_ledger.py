@@ -10,9 +10,10 @@ import pytest
 import redis
 from polling import wait_until
 
-from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable
+from pipeline.batches import Accepted, Claim, Full, Meta, Stage
+from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable, TooNew
 from pipeline.keyspace import answering
-from pipeline.ledger import Accepted, Claim, Full, Ledger, Meta, Stage
+from pipeline.ledger import Ledger
 from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, pack_frame, raw_frame
 from pipeline.settings import Settings
 
@@ -372,7 +373,7 @@ def test_a_rescoring_that_fails_leaves_the_lines_counted_as_stored(ledger: Ledge
     ledger.give_up(take(ledger), "again")
     assert ledger.discard("b")
     assert balance(ledger) == {"accepted": 3, "stored": 3, "dead": 0, "discarded": 0}
-    assert ledger.counts() == {"batches": 0, "bytes": 0, "stage:ingest": 0}
+    assert ledger.counts() == {"batches": 0, "bytes": 0, "dead_bytes": 0, "stage:ingest": 0}
 
 
 # Giving up
@@ -427,7 +428,8 @@ def test_one_bad_record_ends_alone_as_a_dead_letter_and_the_rest_is_stored(ledge
     assert (letter.reason, letter.died_in) == ("ValueError: bad line", "ingest")
     assert ledger.payload(letter.batch_id)["raw"].to_list() == ["POISON"]
     assert balance(ledger) == {"accepted": 17, "stored": 16, "dead": 1, "discarded": 0}
-    assert ledger.counts() == {"batches": 0, "bytes": 0, "stage:ingest": 0}
+    held = int(entry(ledger, letter.batch_id)["bytes"])
+    assert ledger.counts() == {"batches": 0, "bytes": 0, "dead_bytes": held, "stage:ingest": 0}
 
 
 def test_a_dead_letter_can_be_tried_again(ledger: Ledger) -> None:
@@ -505,7 +507,7 @@ def test_an_entry_without_its_description_is_buried_too(ledger: Ledger) -> None:
 def test_a_newer_wire_version_is_refused_with_its_number(ledger: Ledger) -> None:
     ledger.accept(batch("b"))
     meta = entry(ledger)["meta"].replace(f'"wire": {WIRE_VERSION}', f'"wire": {WIRE_VERSION + 1}')
-    with pytest.raises(BadPayload, match=f"wire version {WIRE_VERSION + 1}; this build reads up to"):
+    with pytest.raises(TooNew, match=f"wire version {WIRE_VERSION + 1}; this build reads up to"):
         Meta.load(meta)
 
 
@@ -612,3 +614,44 @@ def test_what_heals_by_itself_or_by_an_operator_is_retryable(error: Exception) -
 def test_a_fault_of_ours_is_not_called_a_fault_of_redis() -> None:
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"), answering():
         raise redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+
+
+@pytest.mark.parametrize("forgot", ["the claim", "the batch"])
+def test_a_claim_number_is_not_given_again_whatever_redis_forgot(ledger: Ledger, forgot: str) -> None:
+    key, key_due = ledger.keys.batch("b"), ledger.keys.due
+    ledger.accept(batch("b"))
+    before: Any = ledger.client.dump(key)
+    first = take(ledger)
+    if forgot == "the claim":
+        ledger.client.restore(key, 0, before, replace=True)
+    else:
+        ledger.client.delete(key, key_due, ledger.keys.payload("b"), ledger.keys.counts)
+        ledger.accept(batch("b"))
+    assert wait_until(lambda: ledger.now_ms() > int(first.seq), timeout_s=5)
+    second = take(ledger)
+    assert int(second.seq) > int(first.seq)
+    assert not ledger.renew(first), "its holder is a zombie"
+    assert ledger.renew(second)
+
+
+def test_of_what_has_ended_only_that_is_kept_which_readers_need(ledger: Ledger) -> None:
+    """At 5 batches/s they are three million in keep_done_s."""
+    kept = {"state", "hash", "lines", "records", "workload", "kind", "seq", "accepted_ms", "done_ms"}
+    for name in ("done", "halved"):
+        ledger.accept(batch(name))
+    claim = take(ledger, "done")
+    ledger.commit(claim, warming=False, outcomes={})
+    ledger.give_up(take(ledger, "halved"), "why")
+    for name, state in (("done", "done"), ("halved", "split")):
+        assert entry(ledger, name).keys() == kept
+        assert ledger.state(name) == state
+        assert int(ledger.client.memory_usage(ledger.keys.batch(name)) or 0) < 500
+        assert ledger.accept(batch(name)) == Accepted(batch_id=name, duplicate=True)
+        with pytest.raises(BadInput, match="other content"):
+            ledger.accept(batch(name, ["else"]))
+        assert ledger.claim(name, Stage.INGEST, "w") == "finished"
+    with pytest.raises(ClaimLost):
+        ledger.commit(claim, warming=False, outcomes={})
+    assert not ledger.renew(claim)
+    ledger.release(claim, reason="late", delay_s=0, counted=True)
+    assert entry(ledger, "done").keys() == kept

@@ -1,4 +1,7 @@
-"""The ledger against a plain model of it: whatever happens in whatever order, the sums and the lists agree."""
+"""The ledger against a plain model of it: whatever happens in whatever order, the sums and the lists agree.
+
+Every move is made twice, as by somebody who did not get the answer: the second time changes nothing and says so.
+"""
 
 import uuid
 from dataclasses import dataclass, field, replace
@@ -19,8 +22,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from pipeline.batches import UNFINISHED, Accepted, Claim, Full, Stage
 from pipeline.errors import BadInput, ClaimLost
-from pipeline.ledger import UNFINISHED, Accepted, Claim, Ledger, Stage
+from pipeline.ledger import Ledger
 from pipeline.records import Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 
@@ -40,6 +44,7 @@ class Expected:
     rescore: bool = False
     warming: bool = False
     has_payload: bool = True
+    backfill: bool = False
     texts: list[str] = field(default_factory=list)
 
     @property
@@ -62,6 +67,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.totals: dict[str, dict[str, int]] = {}
         self.serial = 0
         self.claims: list[Claim] = []
+        self.closed = False
 
     def teardown(self) -> None:
         if hasattr(self, "client"):
@@ -74,13 +80,22 @@ class LedgerMachine(RuleBasedStateMachine):
         workload=st.sampled_from(["shop", "{x}:*"]),
         sizes=st.lists(st.integers(0, 3), min_size=1, max_size=4),
         skip=st.sampled_from([False, False, False, True]),
+        backfill=st.booleans(),
     )
-    def accept(self, workload: str, sizes: list[int], skip: bool) -> None:
+    def accept(self, workload: str, sizes: list[int], skip: bool, backfill: bool) -> None:
         self.serial += 1
         name = f"b{self.serial}"
         texts = [f"{name} line {i}" for i in range(len(sizes))]
-        self.model[name] = Expected(workload=workload, sizes=sizes, texts=texts)
-        assert self.ledger.accept(self._batch(name), skip=skip) == Accepted(batch_id=name, skipped=skip)
+        expected = Expected(workload=workload, sizes=sizes, texts=texts, backfill=backfill and not skip)
+        batch = self._made(name, expected)
+        answer = self.ledger.accept(batch, skip=skip, backfill=backfill)
+        if self.closed:
+            assert isinstance(answer, Full) and answer.reason == "closed"
+            return
+        self.model[name] = expected
+        assert answer == Accepted(batch_id=name, skipped=skip)
+        again = self.ledger.accept(batch, skip=skip, backfill=backfill)
+        assert again == Accepted(batch_id=name, duplicate=True)
         self._count(workload, "accepted", sum(sizes))
         if skip:
             self.model[name].state, self.model[name].has_payload = "done", False
@@ -101,8 +116,43 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             assert self.ledger.accept(self._batch(name)) == Accepted(batch_id=name, duplicate=True)
 
+    @rule()
+    def close_or_open_the_door(self) -> None:
+        if self.closed:
+            assert self.ledger.open_door()
+            assert not self.ledger.open_door()
+        else:
+            self.ledger.close_door("an operator drains")
+            self.ledger.close_door("another one, too")
+        self.closed = not self.closed
+        assert self.ledger.door() == ("an operator drains" if self.closed else None)
+
+    @precondition(
+        lambda self: any(e.state in ("done", "split") and not e.warming for e in self.model.values())
+    )
+    @rule(data=st.data())
+    def what_is_done_is_forgotten(self, data: st.DataObject) -> None:
+        """Its entry has lived for `keep_done_s`; the same id is a new batch from then on."""
+        names = [n for n, e in self.model.items() if e.state in ("done", "split") and not e.warming]
+        name = data.draw(st.sampled_from(sorted(names)))
+        entry = self.ledger.keys.batch(name)
+        assert int(self.client.ttl(entry)) > 0, "nothing but time deletes it"
+        self.client.delete(entry)
+        expected = self.model.pop(name)
+        self.claims = [claim for claim in self.claims if claim.batch_id != name]
+        if "~" in name or self.closed:
+            return
+        halves = [half for half in self.model if half.startswith(f"{name}~")]
+        if any(self.model[half].state != "done" or self.model[half].warming for half in halves):
+            return  # it takes a batch that is split again longer than that
+        self.model[name] = Expected(workload=expected.workload, sizes=expected.sizes, texts=expected.texts)
+        assert self.ledger.accept(self._batch(name)) == Accepted(batch_id=name)
+        self._count(expected.workload, "accepted", expected.lines)
+
     def _batch(self, name: str) -> Batch:
-        expected = self.model[name]
+        return self._made(name, self.model[name])
+
+    def _made(self, name: str, expected: Expected) -> Batch:
         lines = pl.Series("lines", expected.sizes, dtype=pl.UInt32)
         return Batch(
             batch_id=name,
@@ -136,12 +186,13 @@ class LedgerMachine(RuleBasedStateMachine):
             assert answer == "held"
         else:
             assert isinstance(answer, Claim), answer
-            expected.seq += 1
+            assert int(answer.seq) > expected.seq, "a number is given once"
+            expected.seq = int(answer.seq)
             assert answer.exhausted == (expected.attempts >= ATTEMPTS)
             expected.attempts += 1
             expected.claimed = True
-            assert (answer.seq, answer.attempts, answer.rescore, answer.lines, answer.records) == (
-                str(expected.seq), expected.attempts, expected.rescore, expected.lines, len(expected.sizes),
+            assert (answer.attempts, answer.rescore, answer.lines, answer.records) == (
+                expected.attempts, expected.rescore, expected.lines, len(expected.sizes),
             )  # fmt: skip
             self.claims.append(answer)
 
@@ -195,7 +246,9 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(ClaimLost):
                 self.ledger.advance(claim, to)
             return
-        self.ledger.advance(claim, to)
+        self.ledger.advance(claim, to, raw_frame(["worked out"]) if to is not Stage.INGEST else None)
+        with pytest.raises(ClaimLost):
+            self.ledger.advance(claim, to)
         self._left(claim.batch_id, state=to.value).attempts = 0
 
     @precondition(lambda self: self.claims)
@@ -210,6 +263,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.commit(claim, warming=warming, outcomes=outcomes)
             return
         self.ledger.commit(claim, warming=warming, outcomes=outcomes)
+        with pytest.raises(ClaimLost):
+            self.ledger.commit(claim, warming=warming, outcomes=outcomes)
         expected = self._left(claim.batch_id, state="done")
         expected.warming, expected.has_payload = warming, False
         if not expected.rescore:
@@ -223,7 +278,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _release(self, claim: Claim, counted: bool) -> None:
         ours = self._ours(claim)
-        self.ledger.release(claim, reason="why", delay_s=0, counted=counted)
+        for _ in range(2):
+            self.ledger.release(claim, reason="why", delay_s=0, counted=counted)
         if ours:
             expected = self._left(claim.batch_id)
             expected.attempts -= not counted
@@ -240,6 +296,8 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         expected = self.model[claim.batch_id]
         halves = self.ledger.give_up(claim, "why")
+        with pytest.raises(ClaimLost):
+            self.ledger.give_up(claim, "why")
         if expected.rescore or len(expected.sizes) == 1:
             assert halves == []
             self._left(claim.batch_id, state="dead")
@@ -250,13 +308,17 @@ class LedgerMachine(RuleBasedStateMachine):
         self._left(claim.batch_id, state="split").has_payload = False
         middle = len(expected.sizes) // 2
         for half, part in zip(halves, (slice(None, middle), slice(middle, None)), strict=True):
-            assert half not in self.model
+            known = self.model.get(half)
+            assert known is None or known.state == "done", "of an earlier life of the same id"
+            self.claims = [claim for claim in self.claims if claim.batch_id != half]
+            assert int(self.client.ttl(self.ledger.keys.batch(half))) == -1, "it lives until it is done"
             sizes = expected.sizes[part]
             self.model[half] = Expected(
                 workload=expected.workload,
                 sizes=sizes,
                 texts=expected.texts[part],
                 attempts=ATTEMPTS - 1 if len(sizes) > 1 else 0,
+                backfill=expected.backfill,
             )
             assert self.ledger.payload(half)["raw"].to_list() == expected.texts[part]
 
@@ -287,6 +349,7 @@ class LedgerMachine(RuleBasedStateMachine):
         expected = self.model[name]
         dead = expected.state == "dead"
         assert self.ledger.retry(name) == dead
+        assert not self.ledger.retry(name)
         if dead:
             expected.state, expected.attempts = "ingest", 0
             if not expected.rescore:
@@ -299,6 +362,7 @@ class LedgerMachine(RuleBasedStateMachine):
         expected = self.model[name]
         dead = expected.state == "dead"
         assert self.ledger.discard(name) == dead
+        assert not self.ledger.discard(name)
         if dead:
             expected.state, expected.has_payload = "done", False
             if not expected.rescore:
@@ -310,10 +374,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def a_model_arrives(self) -> None:
         waiting = {name for name, e in self.model.items() if e.warming}
         assert set(self.ledger.start_rescoring(1_000, has_model=lambda _: True)) == waiting
+        assert self.ledger.start_rescoring(1_000, has_model=lambda _: True) == []
         for name in waiting:
             expected = self.model[name]
             expected.state, expected.attempts = "ingest", 0
-            expected.rescore, expected.warming = True, False
+            expected.rescore, expected.warming, expected.backfill = True, False, True
 
     # ---- what must hold after every step
 
@@ -350,6 +415,11 @@ class LedgerMachine(RuleBasedStateMachine):
             assert counts.get(f"stage:{stage}", 0) == sum(e.state == stage for e in waiting.values())
         payloads = {name: int(self.client.strlen(keys.payload(name))) for name in self.model}
         assert counts.get("bytes", 0) == sum(payloads[name] for name in waiting)
+        dead_bytes = sum(payloads[name] for name, e in self.model.items() if e.state == "dead")
+        assert counts.get("dead_bytes", 0) == dead_bytes
+        assert ledger.backfills(sorted(waiting)) == {name for name, e in waiting.items() if e.backfill}
+        works = {name for name in self.model if self.client.exists(keys.work(name))}
+        assert works <= set(waiting), "work that nobody deletes"
         assert {name for name, size in payloads.items() if size} == {
             name for name, e in self.model.items() if e.has_payload
         }

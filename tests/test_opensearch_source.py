@@ -17,9 +17,11 @@ import redis
 from opensearch_node import Secure
 from opensearchpy import OpenSearch, helpers
 from polling import wait_until
+from power_cut import power
 
+from pipeline.batches import Accepted, Full
 from pipeline.errors import BadPayload, BadSetting, RedisUnavailable, SourceUnavailable
-from pipeline.ledger import Accepted, Full, Ledger
+from pipeline.ledger import Ledger
 from pipeline.opensearch.client import connect
 from pipeline.presence import Presence
 from pipeline.producer import Producer
@@ -115,6 +117,18 @@ def test_every_document_is_accepted_once_however_often_it_is_polled(
     write(server, named(logs, "b"), *lines(4), prefix="other-index-")
     assert drain(logs, ledger).documents == 9
     assert len(messages(ledger)) == 39
+
+
+def test_a_poll_that_brings_nothing_is_seen_to_be_at_work(
+    logs: Settings, server: OpenSearch, ledger: Ledger
+) -> None:
+    write(server, named(logs), *lines(3))
+    pulses: list[int] = []
+    poller = Poller(connect(logs, reading=True), logs, clock=lambda: NOW, pulse=lambda: pulses.append(1))
+    for _ in range(2):
+        before = len(pulses)
+        deliver(poller, ledger.cursor(poller.cursor_key), ledger.accept)
+        assert len(pulses) > before
 
 
 def test_documents_go_to_the_workload_that_their_fields_name(
@@ -245,14 +259,39 @@ def test_a_crash_between_the_batches_of_a_page_neither_loses_nor_doubles(
     assert len(messages(ledger)) == len(set(messages(ledger))) == 60
 
 
-def test_batches_offered_again_from_an_old_cursor_are_duplicates(
+def test_a_poll_from_an_old_cursor_goes_on_where_the_ledger_stands(
     logs: Settings, server: OpenSearch, ledger: Ledger
 ) -> None:
     write(server, named(logs), *[{"message": f"line {n}", "cluster": f"c{n % 3}"} for n in range(30)])
     assert drain(logs, ledger).duplicates == 0
     poller = Poller(connect(logs), logs)  # another clock: arrival is no part of what a batch is
-    assert deliver(poller, None, ledger.accept) == Polled(documents=30, batches=3, duplicates=3)
+    assert deliver(poller, None, ledger.accept) == Polled()
     assert len(messages(ledger)) == 30
+
+
+@pytest.mark.parametrize("after", [1, 3], ids=["while it polls", "between polls"])
+def test_a_poller_reads_again_what_redis_lost(logs: Settings, server: OpenSearch, after: int) -> None:
+    with power(batch_records=10) as own:
+        mine = replace(
+            own.settings, opensearch_url=logs.opensearch_url, opensearch_source=logs.opensearch_source
+        )
+        ledger = Ledger(redis.Redis.from_url(str(mine.redis_url)), mine)
+        poller = Poller(connect(mine), mine, clock=lambda: NOW)
+        before, accepted = own.now(), 0
+
+        def accept(batch: Batch, **cursor: str) -> Accepted | Full:
+            nonlocal accepted
+            answer = ledger.accept(batch, **cursor)
+            accepted += 1
+            if accepted == after:
+                own.cut(before)
+                ledger.client.connection_pool.disconnect()  # what a caller does that was told that Redis is away
+            return answer
+
+        write(server, named(logs), *lines(30))
+        deliver(poller, ledger.cursor(poller.cursor_key), accept)
+        deliver(poller, ledger.cursor(poller.cursor_key), accept)
+        assert messages(ledger) == sorted(f"line {n}" for n in range(30))
 
 
 def test_a_full_ledger_is_waited_for(logs: Settings, server: OpenSearch, ledger: Ledger) -> None:

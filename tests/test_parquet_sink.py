@@ -1,9 +1,14 @@
 """The results store: whole files or none, one per batch, and names that stay inside it."""
 
 import errno
+import fcntl
 import itertools
 import os
 import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,9 +18,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import SinkUnavailable
+from pipeline.errors import ClaimLost, SinkUnavailable
 from pipeline.records import RESULT_SCHEMA
-from pipeline.sinks.parquet import TEMPORARY, ParquetSink
+from pipeline.sinks import parquet
+from pipeline.sinks.parquet import LOCK, TEMPORARY, ParquetSink
 
 AT = datetime(2026, 11, 20, 23, 59, tzinfo=UTC)
 
@@ -39,7 +45,8 @@ def sink(tmp_path: Path) -> ParquetSink:
 
 
 def files(sink: ParquetSink) -> list[str]:
-    return sorted(str(p.relative_to(sink.root)) for p in sink.root.rglob("*") if p.is_file())
+    found = (p for p in sink.root.rglob("*") if p.is_file() and p.name != LOCK)
+    return sorted(str(p.relative_to(sink.root)) for p in found)
 
 
 def test_what_is_written_is_read_back_unchanged(sink: ParquetSink) -> None:
@@ -150,6 +157,102 @@ def test_sweeping_removes_what_killed_writers_left_and_nothing_else(sink: Parque
     assert sink.sweep() == 1
     assert sink.sweep() == 0
     assert files(sink) == ["date=2026-11-20/workload=shop/b.parquet"]
+
+
+# Locks
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Another process, stopped while it held the folder's lock."""
+    with (folder / LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_writer_that_was_stopped_makes_the_others_wait_and_not_for_ever(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "LOCK_WAIT_S", 0.05)
+    sink.write("a", rows(1))
+    folder, elsewhere = place(sink, "shop", "a").parent, rows(1, workload="bank")
+    name = sink.name("a", rows(1))
+    with held(folder):
+        calls: list[Callable[[], object]] = [
+            lambda: sink.write("b", rows(2)),
+            lambda: sink.remove("a", "shop"),
+            lambda: sink.take_out(name, None),
+        ]
+        for call in calls:
+            with pytest.raises(SinkUnavailable, match=r"another process has kept \.lock"):
+                call()
+        sink.write("c", elsewhere)
+    assert [p.name for p in folder.iterdir() if p.name != LOCK] == ["a.parquet"]
+    sink.write("b", rows(2))
+    assert sink.scan().collect().height == 4
+
+
+def test_a_lock_that_was_removed_with_its_folder_holds_nobody_up(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "LOCK_WAIT_S", 0.05)
+    sink.write("a", rows(1))
+    folder = place(sink, "shop", "a").parent
+    with held(folder):
+        shutil.rmtree(folder)
+        sink.write("b", rows(2))
+    assert files(sink) == ["date=2026-11-20/workload=shop/b.parquet"]
+
+
+def test_the_last_question_is_asked_of_a_whole_file_and_under_the_lock(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "LOCK_WAIT_S", 0.05)
+    sink.write("b", rows(1, message="of its owner"))
+    asked = []
+
+    def no() -> None:
+        asked.append([len(pl.read_parquet(p)) for p in sink.root.rglob(f".*{TEMPORARY}")])
+        with pytest.raises(SinkUnavailable):
+            sink.write("c", rows(1))
+        raise ClaimLost("it is another's")
+
+    with pytest.raises(ClaimLost):
+        sink.write("b", rows(2, message="of who lost it"), last=no)
+    with pytest.raises(ClaimLost):
+        sink.remove("b", "shop", last=no)
+    for ids in (None, ["k-1"]):
+        with pytest.raises(ClaimLost):
+            sink.take_out(sink.name("b", rows(1)), ids, last=no)
+    assert asked == [[2], [], [], []]
+    assert sink.scan().collect()["message"].to_list() == ["of its owner"]
+    assert files(sink) == ["date=2026-11-20/workload=shop/b.parquet"]
+
+
+def test_a_damaged_file_is_left_alone_unless_all_of_it_goes(sink: ParquetSink) -> None:
+    sink.write("b", rows(1))
+    path, name = place(sink, "shop", "b"), sink.name("b", rows(1))
+    for damaged in (b"PAR1 damaged PAR1", b"", path.read_bytes()[:-9]):
+        path.write_bytes(damaged)
+        assert sink.record_ids(name) == []
+        assert not sink.take_out(name, ["k-1"])
+        assert path.read_bytes() == damaged
+        assert sink.take_out(name, None)
+        assert not path.exists()
+
+
+def test_the_newest_files_are_told_by_their_own_time(sink: ParquetSink) -> None:
+    at = time.time() - 1000
+    for n, day in enumerate((20, 21, 22)):
+        for batch in ("a", "b"):
+            frame = rows(1, at=datetime(2026, 11, day, tzinfo=UTC))
+            sink.write(f"{batch}{day}", frame)
+            os.utime(sink.path(f"{batch}{day}", frame), (at + 100 * n, at + 100 * n))
+        os.utime(sink.path("a", frame).parent, (at + 100 * n, at + 100 * n))
+    (sink.root / "date=2026-11-20/workload=shop/a20.parquet").unlink()  # a retention job
+    assert [batch_id for _, batch_id in sink.latest(50, 10)] == ["a22", "b22"]
+    assert [batch_id for _, batch_id in sink.latest(150, 10)] == ["a21", "b21", "a22", "b22"]
+    assert [batch_id for _, batch_id in sink.latest(150, 3)] == ["b21", "a22", "b22"]
 
 
 # Names

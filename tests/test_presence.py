@@ -140,3 +140,27 @@ def test_with_a_redis_of_its_own_nobody_else_is_asked(settings: Settings, tmp_pa
     assert attached(settings) is settings
     with pytest.raises(BadInput, match="no logweir stack runs on"):
         attached(Settings(data_dir=tmp_path / "nothing"))
+
+
+def test_who_sends_to_a_stack_keeps_to_its_limits(settings: Settings) -> None:
+    a_stack(replace(settings, max_dead_mib=3, max_pending_mib=5, max_pending_batches=7, backfill_after_s=9.0))
+    got = attached(Settings(data_dir=settings.data_dir))
+    limits = (got.max_dead_mib, got.max_pending_mib, got.max_pending_batches, got.backfill_after_s)
+    assert limits == (3, 5, 7, 9.0)
+
+
+def test_a_stack_of_another_user_is_said_to_be_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_stack(settings)
+    read = Path.read_bytes
+
+    def refused(path: Path, *_: object, **__: object) -> bytes:
+        if path.name == "stack.json":
+            raise PermissionError
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)  # the tests may run as root, who may read everything
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(BadInput, match=r"stack.json cannot be read: the stack there is another user's"):
+        attached(Settings(data_dir=settings.data_dir))

@@ -15,8 +15,9 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from pipeline.app import make_app
+from pipeline.batches import Accepted, Claim, Full, Stage
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.ledger import Accepted, Claim, Full, Ledger, Stage
+from pipeline.ledger import Ledger
 from pipeline.producer import MAX_NAME, Producer
 from pipeline.records import RAW_SCHEMA, Purpose, raw_frame
 from pipeline.routing import QUEUE_INGEST

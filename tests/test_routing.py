@@ -3,21 +3,26 @@
 import pytest
 
 from pipeline.app import configuration
-from pipeline.ledger import Stage
+from pipeline.batches import Stage
 from pipeline.routing import (
+    BACKFILL,
     QUEUE_CPU,
     QUEUE_DRAIN,
     QUEUE_GPU,
     QUEUE_INGEST,
+    QUEUE_PERIODIC,
     QUEUE_STORE,
+    QUEUE_TRAIN,
     QUEUES,
     STAGE_QUEUES,
     STAGE_TASK,
     GpuView,
+    both,
     queue_for,
     route,
 )  # fmt: skip
 from pipeline.settings import Settings
+from pipeline.workers.bootstrap import ROLES
 
 
 @pytest.mark.parametrize(
@@ -52,6 +57,20 @@ def test_every_stage_has_a_task_and_queues_that_exist() -> None:
     declared = {queue.name for queue in configuration(Settings(redis_url="redis://h"))["task_queues"]}
     assert declared == set(QUEUES)
     for stage, queues in STAGE_QUEUES.items():
-        assert set(queues) <= declared
+        assert {name for queue in queues for name in both(queue)} <= declared
         for free in (True, False):
-            assert queue_for(stage, GpuView(workers=1, open_to_shared=free)) in queues
+            gpu = GpuView(workers=1, open_to_shared=free)
+            assert queue_for(stage, gpu) in queues
+            assert queue_for(stage, gpu, backfill=True) == queue_for(stage, gpu) + BACKFILL
+
+
+def test_every_batch_queue_is_served_with_its_backfill_and_by_name_fresh_comes_first() -> None:
+    options = configuration(Settings(redis_url="redis://h"))["broker_transport_options"]
+    assert options["queue_order_strategy"] == "sorted"
+    served = {queue for role in ROLES.values() for queue in role.queues}
+    assert served == set(QUEUES)
+    for role in ROLES.values():
+        assert sorted(role.queues) == list(role.queues), "the order in which a worker takes them"
+        for queue in role.queues:
+            if not queue.endswith(BACKFILL) and queue not in (QUEUE_TRAIN, QUEUE_PERIODIC):
+                assert queue + BACKFILL in role.queues

@@ -11,10 +11,10 @@ from small_bundles import AT, ONE, THREE, TWO, written
 
 from pipeline import registry as registry_module
 from pipeline.app import make_app
+from pipeline.batches import Stage
 from pipeline.detect import Knowledge
 from pipeline.errors import BadBundle, ModelUnavailable
 from pipeline.gpu.leases import Lease, Leases, Mode, granted
-from pipeline.ledger import Stage
 from pipeline.models import bundle
 from pipeline.producer import Producer
 from pipeline.registry import Registry

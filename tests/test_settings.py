@@ -236,6 +236,12 @@ def test_a_policy_is_taken_over_from_what_was_written_as_json() -> None:
         ours.under({"gpu_backfill": "all"})
 
 
+@pytest.mark.parametrize("name", ["metrics_address", "flower_address"])
+def test_an_empty_address_is_refused(name: str) -> None:
+    with pytest.raises(BadSetting, match=f"{name} is empty"):
+        Settings(**{name: " "})
+
+
 @pytest.mark.parametrize("text", ["a=1:4", "a=1:4096", "a=1:", "a=1:4k", "a=1:some"])
 def test_a_quota_of_a_tenant_without_a_unit_is_refused_with_the_name_of_the_setting(text: str) -> None:
     says = f"gpu_tenants: the memory of 'a' is '{text[4:]}'; write it with its unit, as in a=1:4GiB"

@@ -16,7 +16,7 @@ from pipeline.sinks.choose import sinks_for
 from pipeline.sinks.opensearch import OpenSearchSink
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.several import Several
-from pipeline.sinks.sink import Sink
+from pipeline.sinks.sink import Last, Sink, at_once
 
 
 class TestParquet(SinkContract):
@@ -56,7 +56,7 @@ def test_several_reads_from_the_first_sink_that_has_the_batch(tmp_path: Path) ->
 
 def test_a_batch_that_one_of_several_could_not_take_is_not_reported_as_stored(tmp_path: Path) -> None:
     class Down(ParquetSink):
-        def write(self, batch_id: str, frame: pl.DataFrame) -> None:
+        def write(self, batch_id: str, frame: pl.DataFrame, *, last: Last = at_once) -> None:
             raise SinkUnavailable("down")
 
     with pytest.raises(SinkUnavailable):

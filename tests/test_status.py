@@ -6,9 +6,10 @@ import redis
 from pool_devices import put_devices
 from rich.console import Console
 
-from pipeline.commands.status import _gpus, gather
+from pipeline.commands.status import _gpus, _workloads, gather
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.pool_values import Need
+from pipeline.keyspace import Keys
 from pipeline.settings import Settings
 
 
@@ -33,3 +34,19 @@ def test_status_counts_gpus_and_leases_and_names_what_is_out_of_order(
     assert "2 of 3 usable, 1 leases" in text
     assert "node-b: XID 79 (fell off the bus)" in text
     assert "\x1b" not in text
+
+
+def test_what_was_discarded_or_skipped_shows_where_there_is_some(
+    settings: Settings, client: "redis.Redis"
+) -> None:
+    def table() -> str:
+        text = io.StringIO()
+        _workloads(Console(width=200, file=text), gather(settings), settings)
+        return text.getvalue()
+
+    keys = Keys(settings.key_prefix)
+    client.sadd(keys.workloads, "w")
+    client.hset(keys.totals("w"), mapping={"accepted": 9, "stored": 4})
+    assert "discarded" not in table() and "skipped" not in table()
+    client.hset(keys.totals("w"), mapping={"discarded": 2, "skipped": 3})
+    assert table().splitlines()[-1].split() == ["w", "9", "4", "0", "0", "2", "3", "0", "0"]

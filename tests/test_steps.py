@@ -1,20 +1,25 @@
 """What a step does with the sink and the counters when its batch is given up or scored again."""
 
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 import pytest
 
 from pipeline import detect
 from pipeline.app import make_app
+from pipeline.batches import Claim, Stage, half_ids
 from pipeline.errors import ClaimLost, Rejected, SinkUnavailable
-from pipeline.ledger import Claim, Stage, half_ids
 from pipeline.producer import Producer
 from pipeline.records import Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest, store
 from pipeline.tasks.context import Context
-from pipeline.tasks.step import perform
+from pipeline.tasks.step import HUNG, perform
 
 
 @pytest.fixture
@@ -100,9 +105,9 @@ def test_a_worker_that_wakes_up_after_its_batch_was_split_stores_nothing(
     else:
         write = sink.write
 
-        def slow(*args: object) -> object:
+        def slow(*args: Any, **more: Any) -> object:
             others_split_it()
-            return write(*args)
+            return write(*args, **more)
 
         monkeypatch.setattr(sink, "write", slow)
     prepared = detect.prepare(raw_frame(["one", "two"]), claim.meta, context.masks)
@@ -122,7 +127,7 @@ def test_records_that_the_store_refuses_by_name_die_together_at_once_and_the_res
     sink = context.sink(Purpose.SCORE)
     write = sink.write
 
-    def refuses(batch_id: str, frame: pl.DataFrame) -> None:
+    def refuses(batch_id: str, frame: pl.DataFrame, **_: object) -> None:
         bad = frame.filter(pl.col("message").str.contains("bad"))["record_id"].to_list()
         if bad:
             raise Rejected("the mapping does not take it", bad)
@@ -148,7 +153,7 @@ def test_a_batch_that_a_store_refuses_as_a_whole_is_one_dead_letter(
 ) -> None:
     sink = context.sink(Purpose.SCORE)
 
-    def refuses(_batch_id: str, frame: pl.DataFrame) -> None:
+    def refuses(_batch_id: str, frame: pl.DataFrame, **_: object) -> None:
         raise Rejected("the mapping does not take it", frame["record_id"].to_list())
 
     monkeypatch.setattr(sink, "write", refuses)
@@ -165,10 +170,10 @@ def test_a_store_that_is_away_while_a_batch_is_given_up_is_waited_for(
 ) -> None:
     sink = context.sink(Purpose.SCORE)
 
-    def away(*_: object) -> None:
+    def away(*_: object, **_more: object) -> None:
         raise SinkUnavailable("the store is away")
 
-    def refuses(_batch_id: str, frame: pl.DataFrame) -> None:
+    def refuses(_batch_id: str, frame: pl.DataFrame, **_: object) -> None:
         raise Rejected("no", frame["record_id"].to_list())
 
     monkeypatch.setattr(sink, "write", refuses)
@@ -178,3 +183,62 @@ def test_a_store_that_is_away_while_a_batch_is_given_up_is_waited_for(
     assert context.ledger.state("b") == "store"
     trouble = context.presence.trouble()
     assert trouble is not None and trouble.reason == "the store is away"
+
+
+def test_an_exhausted_batch_is_given_up_however_long_its_results_take_to_go(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = Context(make_app(settings), replace(settings, claim_ttl_ms=1_000))
+    Producer(context.ledger, context.submit, context.settings).send(["one"], workload="shop", batch_id="b")
+    entry = context.ledger.keys.batch("b")
+    context.client.hset(entry, "attempts", context.settings.max_attempts)
+    sink = context.sink(Purpose.SCORE)
+    remove = sink.remove
+
+    def slow(*args: Any, **more: Any) -> None:
+        time.sleep(1.6)
+        remove(*args, **more)
+
+    monkeypatch.setattr(sink, "remove", slow)
+    perform(context, Stage.INGEST, "b", ingest.step)
+    assert context.ledger.state("b") == "dead"
+
+
+STUCK = """
+import sys, time
+from dataclasses import replace
+from pipeline.app import make_app
+from pipeline.batches import Stage
+from pipeline.records import Purpose
+from pipeline.settings import Settings
+from pipeline.tasks import store
+from pipeline.tasks.context import Context
+from pipeline.tasks.step import perform
+
+settings = replace(Settings.load(), step_s=2.5)
+context = Context(make_app(settings), settings)
+context.masks
+
+def stuck(*_: object, **__: object) -> None:
+    time.sleep(60)
+
+if sys.argv[1] == "sink":
+    context.sink(Purpose.SCORE).write = stuck
+perform(context, Stage.STORE, "b", store.step if sys.argv[1] == "sink" else stuck)
+"""
+
+
+@pytest.mark.parametrize(("where", "attempts"), [("sink", b"0"), ("step", b"1")])
+def test_a_sink_that_does_not_answer_is_not_the_fault_of_its_batch(
+    context: Context, where: str, attempts: bytes
+) -> None:
+    Producer(context.ledger, context.submit, context.settings).send(["one"], workload="shop", batch_id="b")
+    perform(context, Stage.INGEST, "b", ingest.step)
+    perform(context, Stage.DRAIN, "b", drain.step)
+    environ = {**os.environ, **context.settings.to_environ()}
+    ended = subprocess.run([sys.executable, "-c", STUCK, where], env=environ, timeout=60, check=False)
+    assert ended.returncode == HUNG
+    entry = context.ledger.keys.batch("b")
+    assert context.client.hmget(entry, "state", "owner", "attempts") == [b"store", b"", attempts]
+    trouble = context.presence.trouble()
+    assert (trouble is not None and "look after their disk" in trouble.reason) == (where == "sink")

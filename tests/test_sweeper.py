@@ -12,13 +12,14 @@ import redis
 from pool_devices import put_devices
 
 from pipeline.app import make_app
+from pipeline.batches import Accepted, Claim, Stage
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.inventory import this_node
 from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool_values import Need
-from pipeline.ledger import Accepted, Claim, Stage
+from pipeline.keyspace import connect
 from pipeline.records import Batch, Purpose, raw_frame
-from pipeline.routing import QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, QUEUES, STAGE_TASK
+from pipeline.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, QUEUES, STAGE_TASK
 from pipeline.settings import Settings
 from pipeline.tasks import infer, periodic
 from pipeline.tasks.context import Context
@@ -92,7 +93,7 @@ def test_a_backlog_longer_than_one_look_is_sent_whole_and_never_doubled(
     names = [f"b{i}" for i in range(30)]
     accept(context, *names)
     look = context.ledger.overdue
-    monkeypatch.setattr(context.ledger, "overdue", lambda: look(limit=7))
+    monkeypatch.setattr(context.ledger, "overdue", lambda **until: look(limit=7, **until))
     for _ in range(3):
         let_pass(context, *names)
         while periodic.sweep(context):
@@ -191,7 +192,7 @@ def test_rescoring_starts_when_a_model_is_there_and_every_batch_is_sent_once(con
     assert context.ledger.warming() == 2
     publish(context)
     assert periodic.sweep(context) == 2
-    assert Counter(messages(context)[QUEUE_INGEST]) == {
+    assert Counter(messages(context)[QUEUE_INGEST + BACKFILL]) == {
         ("logweir.ingest", "a"): 1,
         ("logweir.ingest", "b"): 1,
     }
@@ -208,7 +209,7 @@ def test_rescoring_goes_on_in_portions(context: Context, monkeypatch: pytest.Mon
         context.ledger.commit(take(context, name), warming=True, outcomes={})
     publish(context)
     assert [periodic.sweep(context) for _ in range(4)] == [2, 2, 1, 0]
-    assert sorted(name for _, name in messages(context)[QUEUE_INGEST]) == names
+    assert sorted(name for _, name in messages(context)[QUEUE_INGEST + BACKFILL]) == names
 
 
 def test_a_foreign_message_in_a_queue_does_not_stop_the_sweep(context: Context) -> None:
@@ -254,3 +255,24 @@ def test_only_workloads_that_a_model_answers_are_scored_again(context: Context) 
             assert context.ledger.warming() == 1
     assert periodic.sweep(apart) == 1
     assert take(context, "a").rescore
+
+
+def test_rescoring_leaves_room_for_fresh_batches(settings: Settings) -> None:
+    context = Context(make_app(settings), replace(settings, overdue_ms=600_000, max_pending_batches=5))
+    names = [f"b{i}" for i in range(6)]
+    for name in names:
+        accept(context, name)
+        context.ledger.commit(take(context, name), warming=True, outcomes={})
+    publish(context)
+    assert [periodic.sweep(context) for _ in range(2)] == [4, 0]
+    accept(context, "fresh")
+    for name in ("fresh", "b0", "b1"):
+        context.ledger.commit(take(context, name), warming=False, outcomes={})
+    assert periodic.sweep(context) == 2, "the rest follows as room comes"
+
+
+@pytest.mark.parametrize("stage", [Stage.INGEST, Stage.INFER])
+def test_a_wake_that_redis_does_not_hear_says_so(settings: Settings, stage: Stage) -> None:
+    away = replace(settings, redis_url="unix:///nowhere/redis.sock")
+    submit = Submit(make_app(away), connect(away), away)
+    assert submit.wake(stage, "b") is False

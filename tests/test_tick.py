@@ -11,6 +11,7 @@ import redis
 from small_bundles import AT, ONE, TWO, written
 
 from pipeline.app import make_app
+from pipeline.batches import Accepted, Claim, Stage
 from pipeline.controller import tick as module
 from pipeline.controller.facts import Outcome
 from pipeline.controller.tick import WINDOW, Controller, Memory, decisions
@@ -19,7 +20,7 @@ from pipeline.controller.watchlist import SHARED
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.devices import TRAINING
 from pipeline.gpu.leases import Lease, Leases, Mode, granted
-from pipeline.ledger import Accepted, Claim, Ledger, Stage
+from pipeline.ledger import Ledger
 from pipeline.records import Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks import tick as task
@@ -215,6 +216,18 @@ def test_an_operators_training_that_was_cancelled_before_it_began_changes_nothin
     controller.trainings.cancel(asked)
     assert controller.tick() == [], "its lines are not new again"
     assert controller._remembered(SHARED).history == before
+
+
+def test_where_too_many_trainings_wait_the_controller_says_so_and_asks_at_a_later_tick(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller.watchlist.add("prod")
+    store(controller.ledger, "prod/a", 30)
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.controller.trainings.MAX_WAITING", 0)
+        assert controller.tick() == []
+    assert decision(controller)["why"].startswith("0 trainings wait already, which is the limit")
+    assert len(controller.tick()) == 1
 
 
 def test_a_failure_is_counted_once_and_the_next_try_waits(controller: Controller) -> None:

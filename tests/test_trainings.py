@@ -31,7 +31,7 @@ from pipeline.controller.trainings import (
     again,
     backoff_s,
 )
-from pipeline.errors import BadInput, BadPayload, Cancelled, RedisUnavailable, StaleToken
+from pipeline.errors import BadInput, BadPayload, Cancelled, RedisUnavailable, StaleToken, TrainingsFull
 from pipeline.gpu.devices import TRAINING
 from pipeline.gpu.leases import Lease, Leases, Mode, Refused, granted
 from pipeline.keyspace import Scripts
@@ -425,12 +425,25 @@ def test_a_request_that_was_taken_before_its_answer_arrived_is_not_queued_again(
 ) -> None:
     request, k = Request(), trainings.keys
     keys = [k.training("r"), k.training_queue, k.training_keys, k.trainings]
-    args = ["r", request.key, request.to_json()]
+    args = ["r", request.key, request.to_json(), 1]
     trainings.scripts.run("training_request", keys, args)
     assert trainings.take(lease(leases)) is not None
     trainings.scripts.run("training_request", keys, args)
     assert trainings.status("r").state is State.FETCHING
     assert trainings.due() == 0
+
+
+def test_a_training_too_many_is_refused_and_an_equal_one_is_merged_all_the_same(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.controller.trainings.MAX_WAITING", 2)
+    first, _ = trainings.request(Request(workloads=("a",)))
+    trainings.request(Request(workloads=("b",)))
+    with pytest.raises(TrainingsFull, match="2 trainings wait already"):
+        trainings.request(Request(workloads=("c",)))
+    assert trainings.request(Request(workloads=("a",))) == (first, False)
+    trainings.cancel(first)
+    assert trainings.request(Request(workloads=("c",)))[1]
 
 
 @pytest.mark.parametrize("text", ["not json", "{}", '{"model": "of a later build"}'])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.app import make_app
+from pipeline.batches import Accepted
 from pipeline.controller import watchlist as module
 from pipeline.controller.watchlist import (
     SHARED,
@@ -24,7 +25,6 @@ from pipeline.controller.watchlist import (
     unwatched,
 )
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.ledger import Accepted
 from pipeline.producer import Producer
 from pipeline.records import MAX_NAME, Batch, Purpose, raw_frame
 from pipeline.settings import Settings

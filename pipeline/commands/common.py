@@ -33,12 +33,12 @@ def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> 
     return settings
 
 
-def reached(settings: Settings) -> Settings:
+def reached(settings: Settings, *, timeout_s: float | None = None) -> Settings:
     """Settings of the running stack, or of REDIS_URL, whose Redis answers and can be used. Raises BadInput."""
-    from pipeline.workers.redis_server import check_redis
+    from pipeline.workers.redis_server import CHECK_S, check_redis
 
     found = attached(settings)
-    check_redis(found)
+    check_redis(found, timeout_s=timeout_s or CHECK_S)
     return found
 
 

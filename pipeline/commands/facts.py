@@ -4,11 +4,13 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
+from typing import Any, Final
 
 import polars as pl
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.batches import DeadLetter
 from pipeline.commands.common import (
     cell,
     out,
@@ -19,14 +21,16 @@ from pipeline.commands.common import (
     settings_of,
     span,
 )
-from pipeline.commands.own import batches
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, BadPayload, TooNew
 from pipeline.keyspace import connect
-from pipeline.ledger import DeadLetter, Ledger
+from pipeline.ledger import Ledger
 from pipeline.records import utc_now
 from pipeline.results import readable
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.words import plural
+
+PAGE: Final = 100  # dead batches shown at once
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,13 +45,14 @@ def main(args: argparse.Namespace) -> int:
 def _dead(args: argparse.Namespace, settings: Settings) -> int:
     ledger = Ledger(connect(settings), settings)
     if args.action == "list":
+        if args.batch:
+            raise BadInput(
+                f"`logweir dead list` takes no batch id; `logweir dead show {args.batch[0]}` shows one"
+            )
         return _dead_list(args, ledger)
     letters = _chosen(args, ledger)
     if args.action == "show":
-        for letter in letters:
-            records = ledger.payload(letter.batch_id)["raw"].head(100).to_list()
-            print_json({**asdict(letter), "records": records})
-        return 0
+        return _show(ledger, letters)
     act, word = (
         (ledger.retry, "sent through the pipeline again")
         if args.action == "retry"
@@ -58,8 +63,22 @@ def _dead(args: argparse.Namespace, settings: Settings) -> int:
     if args.json:
         print_json({"batches": done, "action": args.action})
     else:
-        out().print(f"{batches(len(done))} {word}", markup=False)
+        out().print(f"{plural(len(done), 'batch')} {word}", markup=False)
     return 0
+
+
+def _show(ledger: Ledger, letters: list[DeadLetter]) -> int:
+    """Every one, also where the payload of some cannot be read; 1 when there was such a one."""
+    code = 0
+    for letter in letters:
+        facts: dict[str, Any] = asdict(letter)
+        try:
+            facts["records"] = ledger.payload(letter.batch_id)["raw"].head(100).to_list()
+        except (BadPayload, TooNew) as exc:
+            facts |= {"records": [], "unreadable": str(exc)}
+            code = 1
+        print_json(facts)
+    return code
 
 
 def _chosen(args: argparse.Namespace, ledger: Ledger) -> list[DeadLetter]:
@@ -84,7 +103,9 @@ def _all_dead(ledger: Ledger) -> list[DeadLetter]:
 
 
 def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
-    letters = _all_dead(ledger)
+    many = int(ledger.client.zcard(ledger.keys.dead))
+    # A program wants all of them; a person reads a page.
+    letters = ledger.dead(limit=args.limit or (max(1, many) if args.json else PAGE))
     if args.json:
         print_json([asdict(letter) for letter in letters])
         return 0
@@ -95,6 +116,10 @@ def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
         # Never cut: an id is there to be copied.
         console.print(x.batch_id, style="bold", markup=False, soft_wrap=True)
         console.print(f"  {what}, {when}\n  {printable(x.reason)}", markup=False, soft_wrap=True)
+    if many > len(letters):
+        console.print(
+            f"the newest {len(letters):,} of {many:,} dead batches; --limit N shows more", markup=False
+        )
     if not letters:
         console.print("no dead batches")
     return 0

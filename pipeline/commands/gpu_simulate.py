@@ -17,8 +17,8 @@ from pipeline.gpu.day import PATIENCE_S
 from pipeline.gpu.fairness import tenants
 from pipeline.gpu.pool_values import Backfill
 from pipeline.gpu.words import seconds
-from pipeline.report.text import plural
 from pipeline.settings import Settings
+from pipeline.words import plural
 
 LEGEND = (
     "waits are means; who may overtake the first that finds no room: easy whoever does not delay it, strict nobody, free "

@@ -9,8 +9,8 @@ from pipeline.errors import BadBundle, BadInput
 from pipeline.keyspace import connect
 from pipeline.records import utc_now
 from pipeline.registry import Live, Registry
-from pipeline.report.text import plural
 from pipeline.settings import Settings
+from pipeline.words import plural
 
 
 def main(args: argparse.Namespace) -> int:

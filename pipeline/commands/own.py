@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pipeline.batches import half_ids
 from pipeline.keyspace import answering
-from pipeline.ledger import Ledger, half_ids
-from pipeline.report.text import plural
+from pipeline.ledger import Ledger
+from pipeline.words import plural
 
 LOOK_AT_ONCE: Final = 1_000  # entries in one round trip; some 100 KB of answers
 
@@ -19,11 +20,6 @@ class _Entry:
     rescored: bool
     discarded: bool
     lines: int
-
-
-def batches(count: int) -> str:
-    """`1 batch`, `2,000 batches`."""
-    return f"{count:,} batch" if count == 1 else f"{count:,} batches"
 
 
 class Own:
@@ -87,5 +83,5 @@ class Own:
         if self.discarded:
             parts.append(f"{plural(self.discarded, 'line')} discarded by an operator")
         if self.lost:
-            parts.append(f"{batches(self.lost)} not in Redis any more; send the same files again")
+            parts.append(f"{plural(self.lost, 'batch')} not in Redis any more; send the same files again")
         return "; ".join(parts)

@@ -5,16 +5,19 @@ import os
 import socket
 import time
 from dataclasses import asdict, replace
+from functools import partial
 
+from pipeline.batches import Accepted, Full
 from pipeline.commands.common import err, print_json, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.devices import SOURCE
 from pipeline.gpu.leases import Held, Lease, Leases, Mode, Refused
 from pipeline.observe import set_up
 from pipeline.producer import Producer
-from pipeline.report.text import plural
+from pipeline.records import Batch
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Polled, poll_once
+from pipeline.words import plural
 
 
 def main(args: argparse.Namespace) -> int:
@@ -31,7 +34,9 @@ def main(args: argparse.Namespace) -> int:
     producer = Producer.connect(settings)
     leases = Leases(producer.ledger.client, settings)
     with redis_explained(), leases.holding(_lease(leases, settings)) as held:
-        return _for_ever(producer, settings, held) if args.follow else _once(args, producer, settings, held)
+        if args.follow:
+            return _for_ever(producer, settings, held, args.backfill)
+        return _once(args, producer, settings, held)
 
 
 def _lease(leases: Leases, settings: Settings) -> Lease:
@@ -51,7 +56,7 @@ def _lease(leases: Leases, settings: Settings) -> Lease:
 
 def _once(args: argparse.Namespace, producer: Producer, settings: Settings, held: Held) -> int:
     with err().status(f"reading {args.opensearch}"):
-        polled = _poll(producer, settings, held)
+        polled = _poll(producer, settings, held, args.backfill)
     if args.json:
         print_json(asdict(polled))
         return 0
@@ -65,23 +70,34 @@ def _once(args: argparse.Namespace, producer: Producer, settings: Settings, held
     return 0
 
 
-def _poll(producer: Producer, settings: Settings, held: Held) -> Polled:
+def _poll(producer: Producer, settings: Settings, held: Held, backfill: bool | None) -> Polled:
     """Everything new. Raises LeaseRefused when another poller has taken over."""
     polled = poll_once(
-        settings, producer.accept, producer.ledger.cursor, go_on=lambda: not held.lost.is_set()
+        settings,
+        partial(_accept, producer, backfill),
+        producer.ledger.cursor,
+        go_on=lambda: not held.lost.is_set(),
     )
     if held.lost.is_set():
         raise LeaseRefused("another process polls this OpenSearch now; what it has not read yet it will read")
     return polled
 
 
-def _for_ever(producer: Producer, settings: Settings, held: Held) -> int:
+def _accept(producer: Producer, backfill: bool | None, batch: Batch, **cursor: str | None) -> Accepted | Full:
+    """As the producer does; a wait is said when it begins."""
+    answer = producer.accept(batch, backfill=backfill, **cursor)  # type: ignore[arg-type]
+    if isinstance(answer, Full) and answer.refused == 1:
+        err().print(f"waiting: {answer}", markup=False, soft_wrap=True)
+    return answer
+
+
+def _for_ever(producer: Producer, settings: Settings, held: Held, backfill: bool | None) -> int:
     console = err()
     console.print(f"polling {settings.opensearch_source}; Ctrl-C stops", markup=False, soft_wrap=True)
     trouble = ""
     while True:
         try:
-            polled = _poll(producer, settings, held)
+            polled = _poll(producer, settings, held, backfill)
         except (SourceUnavailable, RedisUnavailable) as exc:
             if str(exc) != trouble:
                 console.print(f"waiting: {exc}", markup=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reached, settings_of
 from pipeline.controller.trainings import State
 from pipeline.settings import Settings
+from pipeline.words import plural
 
 COUNTED = (
     "accepted", "stored", "dead", "discarded", "skipped", "anomalous", "normal", "warming", "unclassified",
@@ -29,15 +30,26 @@ def main(args: argparse.Namespace) -> int:
     _trainings(console, facts)
     stages = ", ".join(f"{name} {n}" for name, n in facts["stages"].items() if n) or "nothing waits"
     console.print(
-        f"waiting   {facts['batches']} batches, {facts['bytes'] / 2**20:.1f} MiB ({stages})", markup=False
+        f"waiting   {plural(facts['batches'], 'batch')}, {facts['bytes'] / 2**20:.1f} MiB ({stages})",
+        markup=False,
     )
     _gpus(console, facts["gpus"])
+    if facts["dead"]["batches"]:
+        dead = f"{plural(facts['dead']['batches'], 'batch')}, {facts['dead']['bytes'] / 2**20:.1f} MiB"
+        console.print(f"dead      {dead}; `logweir dead list` shows them", markup=False, soft_wrap=True)
+    if facts["closed"] is not None:
+        why = f"{printable(facts['closed'])}; `logweir drain --undo` opens the door again"
+        console.print(f"drained   nothing is taken in: {why}", style="yellow", markup=False, soft_wrap=True)
+    elif facts["full"]:
+        console.print(f"full      {facts['full']}", style="red", markup=False, soft_wrap=True)
     if facts["trouble"]:
         console.print(
             f"trouble   {printable(facts['trouble']['reason'])}", style="red", markup=False, soft_wrap=True
         )
     if facts["flower"]:
         console.print(f"watch it  {facts['flower']}", markup=False, soft_wrap=True)
+    if facts["metrics"]:
+        console.print(f"metrics   {facts['metrics']}", markup=False, soft_wrap=True)
     console.print()
     _workers(console, facts)
     _workloads(console, facts, settings)
@@ -122,9 +134,9 @@ def _workers(console: Console, facts: Mapping[str, Any]) -> None:
 
 
 def _workloads(console: Console, facts: Mapping[str, Any], settings: Settings) -> None:
-    names = ["accepted", "stored", "in_flight", "dead", "anomalous", "warming"]
-    if any(t["skipped"] for t in facts["workloads"].values()):
-        names.insert(4, "skipped")
+    # accepted = stored + in flight + dead + discarded + skipped: whatever is not zero shows.
+    rare = [n for n in ("discarded", "skipped") if any(t[n] for t in facts["workloads"].values())]
+    names = ["accepted", "stored", "in_flight", "dead", *rare, "anomalous", "warming"]
     table = Table("workload", *(n.replace("_", " ") for n in names), "watched", box=None, pad_edge=False)
     for name, t in facts["workloads"].items():
         table.add_row(cell(name), *(f"{t[n]:,}" for n in names), "yes" if t["watched"] else "")
@@ -176,6 +188,7 @@ def gather(settings: Settings) -> dict[str, Any]:
 
     client = connect(settings)
     stack = running(settings.data_dir) or {}
+    ours = stack if stack.get("redis_url") == settings.redis_url else {}
     ledger, presence = Ledger(client, settings), Presence(client, settings)
     trainings, registry = Trainings(client, settings), Registry(client, settings)
     try:
@@ -189,7 +202,8 @@ def gather(settings: Settings) -> dict[str, Any]:
         status, watched = trainings.now(), Watchlist(client, settings).look()
         decided, waiting = decisions(client, ledger.keys), int(client.zcard(ledger.keys.training_queue))
         asked = decisions(client, ledger.keys, "retrain")
-        gpus = _pool(client, settings)
+        gpus, refusal, door = _pool(client, settings), ledger.refusal(), ledger.door()
+        dead = int(client.zcard(ledger.keys.dead))
     except redis.RedisError as exc:
         raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
     workloads: dict[str, dict[str, Any]] = {n: {c: t.get(c, 0) for c in COUNTED} for n, t in totals.items()}
@@ -210,10 +224,14 @@ def gather(settings: Settings) -> dict[str, Any]:
         "batches": counts.get("batches", 0),
         "bytes": counts.get("bytes", 0),
         "stages": {n.removeprefix("stage:"): c for n, c in counts.items() if n.startswith("stage:")},
+        "dead": {"batches": dead, "bytes": counts.get("dead_bytes", 0)},
+        "closed": door,
+        "full": None if refusal is None else str(refusal),
         "warming_batches": ledger.warming(),
         "trouble": asdict(trouble) if trouble else None,
         "gpus": gpus,
-        "flower": stack.get("flower") if stack.get("redis_url") == settings.redis_url else None,
+        "flower": ours.get("flower"),
+        "metrics": ours.get("metrics"),
         "workers": [
             asdict(w) | {"serves": serving[w.name].versions if w.name in serving else {}} for w in workers
         ],

@@ -11,8 +11,8 @@ from pipeline.controller.watchlist import Watched, Watchlist, covers, unwatched
 from pipeline.errors import BadInput
 from pipeline.keyspace import connect
 from pipeline.ledger import Ledger
-from pipeline.report.text import plural
 from pipeline.settings import Settings
+from pipeline.words import plural
 
 SHOWN = 30  # unwatched workloads, those with most lines
 

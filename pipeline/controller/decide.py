@@ -31,6 +31,7 @@ from pipeline.controller.facts import (
     iso,
 )
 from pipeline.records import digest
+from pipeline.words import plural
 
 _NAMES_SHOWN: Final = 5
 
@@ -226,7 +227,7 @@ def _names(names: list[str]) -> str:
 
 
 def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+    return plural(number, word)
 
 
 def _lines(number: int) -> str:

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import redis
 
-from pipeline.controller.decide import Decision, Retrain, decide, to_json
+from pipeline.controller.decide import Decision, Retrain, Wait, decide, to_json
 from pipeline.controller.drift import Drift, Window, advance
 from pipeline.controller.facts import Attempt, Facts, History, Outcome, Rules, facts_to_json
 from pipeline.controller.requests import query_of
 from pipeline.controller.schedule import last_time_of_day, next_time_of_day
 from pipeline.controller.trainings import Request, State, Status, Trainings
 from pipeline.controller.watchlist import Watched, Watchlist, model_of, silent
-from pipeline.errors import BadBundle, BadPayload
+from pipeline.errors import BadBundle, BadPayload, TrainingsFull
 from pipeline.keyspace import Keys, answering, text_map
 from pipeline.ledger import Ledger
 from pipeline.observe import logger
@@ -112,8 +112,12 @@ class Controller:
             facts, memory = self._facts(seen, model, workloads)
             decision = decide(facts, self.rules)
             if isinstance(decision, Retrain):
-                request_id, new = self.trainings.request(self._request(decision, facts))
-                asked += [request_id] * new
+                try:
+                    request_id, new = self.trainings.request(self._request(decision, facts))
+                except TrainingsFull as exc:  # what is decided now is decided by a later tick, too
+                    decision = Wait(until=None, why=str(exc))
+                else:
+                    asked += [request_id] * new
             self._record(facts, decision, memory)
         return asked
 

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 import redis
 
 from pipeline.controller.facts import backoff_s
-from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken
+from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
 from pipeline.gpu.devices import TRAINING
 from pipeline.gpu.leases import Lease
 from pipeline.keyspace import Keys, Scripts, answering, text_map
@@ -32,6 +32,8 @@ from pipeline.settings import Settings
 ATTEMPTS: Final = 3  # of one request; a third death is no accident
 KEEP_S: Final = 30 * 86_400
 KEEP: Final = 200  # ended trainings remembered
+# One for each of that many models; equal requests are merged, so more is a mistake of whoever asks.
+MAX_WAITING: Final = 1_000
 
 
 class State(StrEnum):
@@ -146,14 +148,19 @@ class Trainings:
     # ---- asking ----------------------------------------------------------------------------------
 
     def request(self, request: Request) -> tuple[str, bool]:
-        """(id, is it new): an equal request that is still queued is the same training."""
+        """(id, is it new): an equal request that is still queued is the same training. Raises TrainingsFull."""
         new_id = uuid.uuid4().hex
         k = self.keys
         answer = self.scripts.run(
             "training_request",
             [k.training(new_id), k.training_queue, k.training_keys, k.trainings],
-            [new_id, request.key, request.to_json()],
+            [new_id, request.key, request.to_json(), MAX_WAITING],
         )
+        if answer[0] == b"full":
+            raise TrainingsFull(
+                f"{int(answer[1]):,} trainings wait already, which is the limit; `logweir train --list` shows them, "
+                "--cancel takes one out"
+            )
         return answer[1].decode(), answer[0] == b"queued"
 
     def cancel(self, request_id: str) -> str:

@@ -13,7 +13,7 @@ import redis
 
 from pipeline.drain.templates import UNCLASSIFIED, Change, Template, Templates
 from pipeline.drain.verdicts import Verdicts
-from pipeline.errors import BadPayload, LeaseRefused
+from pipeline.errors import BadPayload, LeaseRefused, TooNew
 from pipeline.keyspace import Keys, answering, byte_map
 from pipeline.observe import logger
 from pipeline.records import WIRE_VERSION, Verdict
@@ -104,15 +104,18 @@ def pack(template: Template) -> bytes:
 
 
 def unpack(template_id: int, blob: bytes) -> Template:
-    """Raises BadPayload."""
+    """Raises BadPayload, TooNew."""
     try:
-        version, text, severe, workload = msgpack.unpackb(blob)
+        version, *rest = msgpack.unpackb(blob)
+        if version > WIRE_VERSION:
+            raise TooNew(
+                f"template {template_id} has wire version {version}; this build reads up to {WIRE_VERSION}: update it"
+            )
+        text, severe, workload = rest
+        if not (isinstance(text, str) and isinstance(severe, bool) and isinstance(workload, str)):
+            raise TypeError("its fields have other types")
     except (ValueError, TypeError, msgpack.UnpackException) as exc:
         raise BadPayload(f"stored template {template_id} is not readable: {exc}") from exc
-    if version > WIRE_VERSION:
-        raise BadPayload(
-            f"template {template_id} has wire version {version}; this build reads up to {WIRE_VERSION}"
-        )
     return Template(template_id=template_id, text=text, severe=severe, workload=workload)
 
 

@@ -39,6 +39,10 @@ _SHOWN: Final = {mark: d for d, hidden in _HIDDEN.items() for mark in (hidden, h
 _OPEN: Final = "\ufdda"
 _CLOSE: Final = "\ufddb"
 
+# The longest of ours has 593. What a pattern compiles to is bounded by Polars, at 10 MiB.
+_MAX_PATTERN: Final = 5_000
+_MAX_EXAMPLE: Final = 1_000  # a line end is tried at every place of it
+_SHOWN_PATTERN: Final = 120
 _MAX_ROUNDS: Final = 4  # of 90,000 random glueings of masks' examples none needed more than one
 _PARALLEL_ROWS: Final = 2048  # below this a second thread costs more than it saves
 
@@ -66,6 +70,10 @@ class Mask:
             raise BadMask(f"mask {self.name!r}: a name has only A-Z, 0-9 and _; rename it")
         if not self.example or "\n" in self.example:
             raise self._bad("needs an example of one line that it matches")
+        if len(self.pattern) > _MAX_PATTERN or len(self.example) > _MAX_EXAMPLE:
+            raise self._bad(
+                f"is longer than {_MAX_PATTERN:,} characters, or its example than {_MAX_EXAMPLE:,}; make several masks of it"
+            )
         try:
             found = self._matches([self.example, "", " ", "x", "0", "."])
         except pl.exceptions.ComputeError as exc:
@@ -105,7 +113,8 @@ class Mask:
         return found
 
     def _bad(self, why: str) -> BadMask:
-        return BadMask(f"mask {self.name}: pattern {self.pattern!r} {why}")
+        shown = self.pattern if len(self.pattern) <= _SHOWN_PATTERN else self.pattern[:_SHOWN_PATTERN] + "..."
+        return BadMask(f"mask {self.name}: pattern {shown!r} {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pipeline.gpu import fitting
 from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool_values import WHOLE, Device, Left, Need, PoolLease, Request, Reservation, Snapshot
+from pipeline.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,7 @@ def _kept(s: Snapshot, reservation: Reservation, request: Request, rooms: Sequen
 
 
 def _people(count: int) -> str:
-    return f"{count} holder{'' if count == 1 else 's'}"
+    return plural(count, "holder")
 
 
 def _over_quota(s: Snapshot, request: Request) -> str:

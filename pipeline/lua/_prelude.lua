@@ -14,6 +14,21 @@ end
 local function holds(batch, seq)
   return batch.seq == seq and batch.owner ~= nil and batch.owner ~= '' and tonumber(batch.deadline) > now_ms()
 end
+-- What is kept of a batch that has ended, for `keep_s`: what tells it from a new one, and what became of it.
+local function keep_slim(key, batch, state, keep_s)
+  redis.call('DEL', key)
+  redis.call('HSET', key, 'state', state, 'hash', batch.hash, 'lines', batch.lines, 'records', batch.records,
+    'workload', batch.workload, 'kind', batch.kind or 'fresh', 'seq', batch.seq,
+    'accepted_ms', batch.accepted_ms or 0, 'done_ms', now_ms())
+  redis.call('EXPIRE', key, keep_s)
+end
+-- A dead letter is one no more (retry.lua, discard.lua). Those of an older build were not counted when they were buried,
+-- and its scripts take none back: with the last one gone nothing is counted.
+local function forget_dead_bytes(counts, dead, key, batch)
+  redis.call('HDEL', key, 'dead_bytes')
+  redis.call('HINCRBY', counts, 'dead_bytes', 0 - tonumber(batch.dead_bytes or '0'))
+  if redis.call('ZCARD', dead) == 0 then redis.call('HSET', counts, 'dead_bytes', 0) end
+end
 -- Put a training in the queue (training_request.lua, training_end.lua).
 local function queue_training(training, queue, keys, trainings, id, key, request, pause_ms)
   local now = now_ms()

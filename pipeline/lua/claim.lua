@@ -4,6 +4,7 @@
 -- returns {'claimed' | 'exhausted', seq, attempts, flat ledger fields ...} | {'unknown'} | {'finished', state}
 --         | {'elsewhere', state} | {'held', ms left} | {'early', ms left}
 -- invariant: at most one unexpired claim per batch; attempts are counted here, so that a killed worker counts.
+--            No number is given twice for the same id, whatever Redis forgot between two claims.
 --            'exhausted' is a claim too: its holder must split or bury the batch, not try it again.
 local batch = fields(KEYS[1])
 if not batch.state then
@@ -17,10 +18,12 @@ if batch.owner ~= '' and tonumber(batch.deadline) > now then return { 'held', ba
 if tonumber(batch.not_before) > now then return { 'early', batch.not_before - now } end
 local verdict = 'claimed'
 if tonumber(batch.attempts) >= tonumber(ARGV[5]) then verdict = 'exhausted' end
-if verdict == 'exhausted' and batch.owner ~= '' and (batch.error or '') == '' then
-  redis.call('HSET', KEYS[1], 'error', 'the worker died or hung in stage ' .. ARGV[2])
-end
-local seq = redis.call('HINCRBY', KEYS[1], 'seq', 1)
+-- A claim that nobody gave back: that, and no older trouble, is what happened to the batch.
+if batch.owner ~= '' then redis.call('HSET', KEYS[1], 'error', 'the worker died or hung in stage ' .. ARGV[2]) end
+-- Redis may come back without the entry, or without its last claims, and their holders may still be at work: a count
+-- alone would give their numbers to others.
+local seq = math.max(tonumber(batch.seq or '0') + 1, now)
+redis.call('HSET', KEYS[1], 'seq', seq)
 local attempts = redis.call('HINCRBY', KEYS[1], 'attempts', 1)
 redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'deadline', now + tonumber(ARGV[4]))
 redis.call('ZADD', KEYS[2], now + tonumber(ARGV[4]), ARGV[1])

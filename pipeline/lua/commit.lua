@@ -3,15 +3,14 @@
 -- ARGV id, seq, keep s, warming ('1': stored without a verdict), number of pairs for totals, keep s of drift,
 --      then pairs of counter name and amount: first those of totals, then those of drift
 -- returns 1, or 0 when the claim is no longer ours (the sink write is repeated by the next holder: it is idempotent)
--- invariant: counters change exactly once per batch; only here does a batch become 'done'.
+-- invariant: counters change exactly once per batch; only here does a batch become 'done'. Of what is done only that is
+--            kept which tells it from a new batch, and what became of it: 320 bytes instead of 2,130, for days.
 local batch = fields(KEYS[1])
 if not holds(batch, ARGV[2]) then return 0 end
-redis.call('HSET', KEYS[1], 'state', 'done', 'owner', '', 'deadline', 0, 'done_ms', now_ms(), 'error', '')
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('HINCRBY', KEYS[3], 'stage:' .. batch.state, -1)
 redis.call('HINCRBY', KEYS[3], 'batches', -1)
 redis.call('HINCRBY', KEYS[3], 'bytes', 0 - tonumber(batch.bytes))
-redis.call('HSET', KEYS[1], 'bytes', 0)
 -- A rescored batch was counted as stored the first time.
 if batch.kind ~= 'rescore' then
   redis.call('HINCRBY', KEYS[4], 'stored', batch.lines)
@@ -24,9 +23,10 @@ if #ARGV >= first_drift then redis.call('EXPIRE', KEYS[8], ARGV[6]) end
 redis.call('DEL', KEYS[5], KEYS[6])
 if ARGV[4] == '1' then
   -- It will be read back from the sink when a model arrives, so its entry must not expire before that.
+  redis.call('HSET', KEYS[1], 'state', 'done', 'owner', '', 'deadline', 0, 'done_ms', now_ms(), 'error', '', 'bytes', 0)
   redis.call('ZADD', KEYS[7], batch.accepted_ms, ARGV[1])
   redis.call('PERSIST', KEYS[1])
 else
-  redis.call('EXPIRE', KEYS[1], ARGV[3])
+  keep_slim(KEYS[1], batch, 'done', ARGV[3])
 end
 return 1

@@ -8,8 +8,7 @@
 local batch = fields(KEYS[1])
 if not holds(batch, ARGV[2]) then return 0 end
 local now = now_ms()
-redis.call('HSET', KEYS[1], 'state', 'split', 'owner', '', 'deadline', 0)
-redis.call('EXPIRE', KEYS[1], ARGV[3])
+keep_slim(KEYS[1], batch, 'split', ARGV[3])
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('HINCRBY', KEYS[3], 'stage:' .. batch.state, -1)
 redis.call('HINCRBY', KEYS[3], 'batches', 1)
@@ -19,11 +18,13 @@ for half = 0, 1 do
   local at = 6 + half * 5
   local attempts = 0
   if tonumber(ARGV[at + 4]) > 1 then attempts = tonumber(ARGV[5]) - 1 end
+  -- A parent that was forgotten and accepted anew is split into the same ids: what stands there still would expire.
+  redis.call('DEL', KEYS[6 + half * 2])
   redis.call('SET', KEYS[7 + half * 2], ARGV[at + 1])
   redis.call('HSET', KEYS[6 + half * 2], 'state', 'ingest', 'hash', ARGV[at + 2], 'lines', ARGV[at + 3],
     'records', ARGV[at + 4], 'workload', batch.workload, 'meta', batch.meta, 'bytes', #ARGV[at + 1],
     'accepted_ms', batch.accepted_ms, 'attempts', attempts, 'seq', 0, 'owner', '', 'deadline', 0,
-    'not_before', 0, 'kind', batch.kind, 'parent', ARGV[1])
+    'not_before', 0, 'kind', batch.kind, 'backfill', batch.backfill or '', 'parent', ARGV[1])
   redis.call('ZADD', KEYS[2], now + tonumber(ARGV[4]), ARGV[at])
   redis.call('HINCRBY', KEYS[3], 'stage:ingest', 1)
 end

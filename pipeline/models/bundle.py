@@ -7,6 +7,7 @@ is executable: JSON, safetensors and Parquet only. Importing this module loads n
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import polars as pl
 
@@ -36,6 +37,18 @@ FILE_CAPS: Final[dict[str, int]] = {
     WORDS: 64 << 20,
 }
 _MANIFEST_CAP: Final = 1 << 20
+_HEADER_CAP: Final = 1 << 20  # of the weights; that of the largest configuration has 20 KiB
+_DTYPES: Final = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "U8": 1,
+    "BOOL": 1,
+}  # bytes each
+_KNOWN_CAP: Final = 5_000_000  # patterns; a hundred times the largest sample
 KNOWN_SCHEMA: Final[dict[str, Any]] = {
     "pattern_id": pl.UInt64,
     "count": pl.UInt64,
@@ -154,7 +167,8 @@ class Manifest:
                     for name, f in data["files"].items()
                 },
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        # Also numbers without bound and lists without end.
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as exc:
             raise BadBundle(f"{MANIFEST} is not readable: {exc!r}; publish the bundle again") from exc
 
 
@@ -233,6 +247,40 @@ def load_manifest(bundle: Path) -> Manifest:
     return manifest
 
 
+def weights_header(file: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the arrays in a safetensors file of `size` bytes, before anything makes room for them.
+
+    Raises BadBundle unless the arrays lie one behind the other and fill the file to its end.
+    """
+    try:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(_HEADER_CAP, size - 8):
+            raise ValueError(f"a header of {length} bytes")
+        entries = json.loads(file.read(length))
+        entries.pop("__metadata__", None)
+        places, shapes = [], {}
+        for name, entry in entries.items():
+            shape = tuple(entry["shape"])
+            begin, end = entry["data_offsets"]
+            numbers = (*shape, begin, end)
+            if not all(type(n) is int and 0 <= n <= size for n in numbers) or len(shape) > 8:
+                raise ValueError(f"{name[:80]!r} has a shape or place that cannot be")
+            if math.prod(shape) * _DTYPES[entry["dtype"]] != end - begin:
+                raise ValueError(f"{name[:80]!r} has another size than its shape")
+            places.append((begin, end))
+            shapes[name] = shape
+        at = 0
+        for begin, end in sorted(places):
+            if begin != at:
+                raise ValueError("arrays overlap or leave gaps")
+            at = end
+        if 8 + length + at != size:
+            raise ValueError("arrays do not fill it")
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as exc:
+        raise BadBundle(f"{WEIGHTS} is not readable: {exc!r:.300}; publish the bundle again") from exc
+    return shapes
+
+
 class KnownPatterns:
     """What the training sample held: occurrences by pattern and by template."""
 
@@ -292,11 +340,16 @@ class KnownPatterns:
 def load_known(bundle: Path) -> KnownPatterns:
     """The training patterns of a bundle that `load_manifest` has verified. Raises BadBundle."""
     try:
-        frame = pl.read_parquet(bundle / KNOWN)
-    except Exception as exc:  # Polars raises several unrelated classes on damaged files
+        frame = pl.read_parquet(bundle / KNOWN, n_rows=_KNOWN_CAP + 1)
+    # Polars raises several unrelated classes on damaged files, and its panics are no Exceptions.
+    except (Exception, pl.exceptions.PanicException) as exc:
         raise BadBundle(f"{bundle / KNOWN} is not readable: {exc}; publish the bundle again") from exc
     if dict(frame.schema) != KNOWN_SCHEMA:
         raise BadBundle(f"{bundle / KNOWN} has columns {dict(frame.schema)}, expected {KNOWN_SCHEMA}")
+    if frame.height > _KNOWN_CAP or any(frame.null_count().row(0)):
+        raise BadBundle(
+            f"{bundle / KNOWN} has empty fields or more than {_KNOWN_CAP:,} patterns; publish it again"
+        )
     return KnownPatterns(frame)
 
 

@@ -181,7 +181,10 @@ class LineModel:
             embeddings.position_ids = torch.arange(config.max_tokens + 1).expand((1, -1))
             embeddings.token_type_ids = torch.zeros((1, config.max_tokens + 1), dtype=torch.long)
             network.tie_weights()
-            state = load_file(bundle_dir / bundles.WEIGHTS)
+            weights = bundle_dir / bundles.WEIGHTS
+            with weights.open("rb") as file:
+                bundles.weights_header(file, weights.stat().st_size)
+            state = load_file(weights)
             absent, strange = network.load_state_dict(state, strict=False)
             if strange or set(absent) - TIED:
                 raise BadBundle(
@@ -190,7 +193,8 @@ class LineModel:
             words = pl.read_parquet(bundle_dir / bundles.WORDS)["word"].to_list()
         except BadBundle:
             raise
-        except Exception as exc:  # safetensors, torch and Polars raise unrelated classes on damage
+        # safetensors, torch and Polars raise unrelated classes on damage, and panics are no Exceptions.
+        except (Exception, pl.exceptions.PanicException) as exc:
             raise BadBundle(f"{bundle_dir} cannot be loaded: {exc}; train again") from exc
         return cls(network, tokenizer, config, words, device)
 

@@ -225,7 +225,12 @@ def _wider(size: int, index: str) -> int:
 
 
 def as_text(value: Any) -> str | None:
-    """A JSON value as text: what is no text is shown as JSON, so that nothing of it is lost."""
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """A JSON value as text that can be stored: what is no text is shown as JSON, so that nothing of it is lost."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text

@@ -22,7 +22,8 @@ import polars as pl
 from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.findings import Finding
 from pipeline.report import parts
-from pipeline.report.text import headline, plural, shown
+from pipeline.report.text import headline, shown
+from pipeline.words import plural
 
 # The page stays under 5 MB whatever comes: what varies has a share, the rest is under 300 KB.
 FINDINGS_BYTES: Final = 2_600_000

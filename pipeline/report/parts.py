@@ -7,7 +7,8 @@ from html import escape
 from typing import Any, Final
 
 from pipeline.findings import Finding, Sample, severity
-from pipeline.report.text import clock, explain, plural, sample_text, shown, span
+from pipeline.report.text import clock, explain, sample_text, shown, span
+from pipeline.words import plural
 
 LISTED: Final = 12  # workloads and levels in the numbers
 

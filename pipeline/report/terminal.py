@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.findings import Finding, severity
-from pipeline.report.text import clock, explain, headline, plural, sample_text, shown, span, visible
+from pipeline.report.text import clock, explain, headline, sample_text, shown, span, visible
+from pipeline.words import plural
 
 TABLE_WIDTH: Final = 120  # below this, columns would break words
 TEMPLATE_CHARS: Final = 200

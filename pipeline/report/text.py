@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pipeline.findings import Sample
 from pipeline.records import ERROR_LEVELS, LEVELS, Reason
+from pipeline.words import plural
 
 # C0 controls and DEL have pictures of their own (U+2400...); newline and tab keep their meaning. C1
 # controls, line separators, zero-width and direction marks are named by their number. Lone
@@ -130,11 +131,6 @@ def _error_sign(data: list[str], level: str | None) -> str:
 def _listed(words: list[str], most: int = 5) -> str:
     first = ", ".join(f"“{shown(w, 60)}”" for w in words[:most])
     return f"{first} and {len(words) - most:,} more" if len(words) > most else first
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 line`, `2,000 lines`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def headline(findings: int, summary: Mapping[str, Any]) -> str:

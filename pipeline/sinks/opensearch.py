@@ -27,6 +27,7 @@ from pipeline.opensearch.documents import (
 )
 from pipeline.records import utc_now
 from pipeline.settings import Settings
+from pipeline.sinks.sink import Last, at_once
 
 PAGE: Final = 5_000  # documents a search answers at once; the server's own limit is 10,000
 
@@ -48,11 +49,11 @@ class OpenSearchSink:
         self._sleep = sleep
         self._jitter = jitter
 
-    def write(self, batch_id: str, frame: pl.DataFrame) -> None:
+    def write(self, batch_id: str, frame: pl.DataFrame, *, last: Last = at_once) -> None:
         """Store a batch's results (RESULT_SCHEMA); what is there under the same record ids is replaced.
 
-        Raises SinkUnavailable for what can heal, and Rejected with the records that the server will never take,
-        after all others were stored.
+        Raises SinkUnavailable for what can heal, Rejected with the records that the server will never take, after
+        all others were stored, and what `last` raises before the first is sent.
         """
         timeless = frame.filter(pl.col("timestamp").is_null())
         if timeless.height:
@@ -65,6 +66,7 @@ class OpenSearchSink:
             # Before every write, 2 ms: without its template, after an index was dropped or a server came back
             # empty, a new index would guess its mapping from the first document.
             ensure_template(self._client, self.prefix, index_template(self.indices, RESULT_PROPERTIES))
+        last()
         bulk.write(
             self._client,
             documents(frame, batch_id, self.prefix),
@@ -83,10 +85,10 @@ class OpenSearchSink:
         found = [hit["_source"] for hit in self._hits(batch_id, workload, what)]
         return frame_of(found) if found else None
 
-    def remove(self, batch_id: str, workload: str) -> None:
+    def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
         """Take back what still carries this batch id; records that another batch has written since stay.
 
-        Raises SinkUnavailable.
+        Raises SinkUnavailable, and what `last` raises between looking and removing.
         """
         what = f"results of the batch {batch_id} ({workload}) cannot be removed from {self.indices}"
         # Not a delete by query: that reads by a scroll, which a role without `scroll/clear` leaves open for minutes,
@@ -101,6 +103,7 @@ class OpenSearchSink:
             )
             for hit in self._hits(batch_id, workload, what, versions=True)
         ]
+        last()
         bulk.remove(self._client, removals, what, sleep=self._sleep, jitter=self._jitter)
 
     def probe(self) -> str:

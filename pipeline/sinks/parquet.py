@@ -3,24 +3,39 @@
 A file is written to a temporary name, fsynced and renamed, so a reader never sees half a file and writing a
 batch again replaces it: that is what makes delivery exactly once in effect. `date` is the UTC day of the
 batch's first record.
+
+Whoever changes a folder holds its `.lock`, and asks under it whether the batch is still its own: nobody may replace or
+remove what another worker stored meanwhile.
 """
 
+import errno
+import fcntl
+import heapq
 import os
 import re
+import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import polars as pl
 
 from pipeline import results
 from pipeline.errors import SinkUnavailable
 from pipeline.records import RESULT_SCHEMA, digest
+from pipeline.sinks.sink import Last, at_once
 
 TEMPORARY: Final = ".part"
+LOCK: Final = ".lock"
+# A rename takes milliseconds. Who holds the lock for longer was stopped, or its disk hangs: our batch is not at fault.
+LOCK_WAIT_S: Final = 5.0
+LOCK_POLL_S: Final = 0.01
+BATCH_ID: Final = "logweir:batch_id"  # in the file itself, where its name does not tell it
+# Polars raises several unrelated classes on damaged files, and its panics are no Exceptions.
+_DAMAGED: Final = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 _SAFE: Final = " !#$&()+,;@[]^"
 
 
@@ -30,26 +45,22 @@ class ParquetSink:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def write(self, batch_id: str, frame: pl.DataFrame) -> None:
-        """Store a batch's results (RESULT_SCHEMA), replacing what was there under this id.
+    def write(self, batch_id: str, frame: pl.DataFrame, *, last: Last = at_once) -> None:
+        """Store a batch's results (RESULT_SCHEMA), replacing what was there under this id. `last` is called when all is
+        on disk but the name, under the folder's lock.
 
-        Raises SinkUnavailable when the disk is full or the directory cannot be written; nothing half-written stays.
+        Raises SinkUnavailable when the disk is full or the directory cannot be written, and what `last` raises; nothing
+        half-written stays.
         """
         path = self.path(batch_id, frame)
+        metadata = {BATCH_ID: batch_id} if _batch_id(path.name) is None else None
         with self._explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
-            try:
-                with temporary.open("wb") as out:
-                    frame.select(list(RESULT_SCHEMA)).write_parquet(
-                        out, compression="zstd", compression_level=3
-                    )
-                    out.flush()
-                    os.fsync(out.fileno())
+            rows = frame.select(list(RESULT_SCHEMA))
+            with _written(path, rows, metadata) as temporary, _locked(path.parent):
+                last()
                 temporary.replace(path)
-                _sync_directory(path.parent)
-            finally:
-                temporary.unlink(missing_ok=True)
+            _sync_directory(path.parent)
 
     def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
         """A batch's stored results, None when there are none."""
@@ -60,12 +71,91 @@ class ParquetSink:
                 return pl.read_parquet(path, hive_partitioning=False, glob=False)
         return None
 
-    def remove(self, batch_id: str, workload: str) -> None:
-        """Take back what was stored under this id: its records will be stored under other ids, or not at all."""
+    def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
+        """Take back what was stored under this id: its records will be stored under other ids, or not at all. `last` is
+        called under the folder's lock. Raises SinkUnavailable, and what `last` raises."""
         for day in self.root.glob("date=*"):
             path = day / f"workload={folder_part(workload)}" / _file_name(batch_id)
             with self._explained(path):
-                path.unlink(missing_ok=True)
+                if not path.exists():
+                    continue
+                with _locked(path.parent):
+                    last()
+                    path.unlink(missing_ok=True)
+
+    def latest(self, within_s: float, most: int) -> list[tuple[str, str]]:
+        """(file below the root, batch id) of what was written last, oldest first, and up to `within_s` before that; the
+        newest `most` of them, less those whose id is written nowhere. Raises SinkUnavailable."""
+        with self._explained(self.root):
+            newest = sorted(heapq.nlargest(most, self._newest(within_s)))
+            after = newest[-1][0] - within_s if newest else 0.0
+            found = [(str(path.relative_to(self.root)), _id_of(path)) for at, path in newest if at >= after]
+        return [(name, batch_id) for name, batch_id in found if batch_id is not None]
+
+    def _newest(self, within_s: float) -> Iterator[tuple[float, Path]]:
+        """(time, file) of all files, less folders that nothing was written to lately.
+
+        A folder's time is at least that of its newest file, but who removes an old file renews it too: only files tell
+        what is the newest."""
+        folders = [(p.stat().st_mtime, p) for p in self.root.glob("date=*/workload=*") if p.is_dir()]
+        newest = 0.0
+        for folder_at, folder in sorted(folders, reverse=True):
+            if folder_at < newest - within_s:
+                return
+            for entry in os.scandir(folder):
+                if entry.name.endswith(".parquet") and not entry.name.startswith("."):
+                    at = entry.stat().st_mtime
+                    newest = max(newest, at)
+                    yield at, Path(entry.path)
+
+    def by_age(self, names: Sequence[str]) -> list[str]:
+        """These files, newest first, less those that are gone. Raises SinkUnavailable."""
+        found = []
+        for name in names:
+            path = self.root / name
+            with self._explained(path), suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime, name))
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def name(self, batch_id: str, frame: pl.DataFrame) -> str:
+        """The file of a batch, below the root."""
+        return str(self.path(batch_id, frame).relative_to(self.root))
+
+    def record_ids(self, name: str) -> list[str]:
+        """The records in a file, none when it is not there or damaged. Raises SinkUnavailable."""
+        path = self.root / name
+        with self._explained(path):
+            if not path.exists():
+                return []
+            try:
+                ids = pl.read_parquet(path, columns=["record_id"], hive_partitioning=False, glob=False)
+            except _DAMAGED:  # whoever reads results is told of it
+                return []
+        return list(ids["record_id"])
+
+    def take_out(self, name: str, record_ids: Collection[str] | None, *, last: Last = at_once) -> bool:
+        """Remove these records from a file, None: all; True when it is gone. A damaged file stays as it is, unless all of
+        it goes. `last` is called under the folder's lock. Raises SinkUnavailable, and what `last` raises."""
+        path = self.root / name
+        with self._explained(path):
+            if not path.parent.is_dir():
+                return True
+            with _locked(path.parent):  # nobody may bring back what another took out or replaced
+                if not path.exists():
+                    return True
+                rest = None if record_ids is None else _without(path, record_ids)
+                if record_ids is not None and rest is None:
+                    return False
+                last()
+                if rest is None or rest.is_empty():
+                    path.unlink(missing_ok=True)
+                else:
+                    batch_id = _id_of(path) if _batch_id(path.name) is None else None
+                    metadata = {BATCH_ID: batch_id} if batch_id else None
+                    with _written(path, rest, metadata) as temporary:
+                        temporary.replace(path)
+                _sync_directory(path.parent)
+                return rest is None or rest.is_empty()
 
     def scan(self) -> pl.LazyFrame:
         """All results, lazily; an empty frame when nothing is stored yet."""
@@ -118,9 +208,77 @@ def _file_name(batch_id: str) -> str:
     return f"{quoted if plain else _short(quoted, batch_id)}.parquet"
 
 
+def _batch_id(file_name: str) -> str | None:
+    stem = file_name.removesuffix(".parquet")
+    return None if "~" in stem else unquote(stem)
+
+
+def _id_of(path: Path) -> str | None:
+    """The batch of a file; None when neither its name nor the file tells it (an older build wrote it)."""
+    named = _batch_id(path.name)
+    if named is not None:
+        return named
+    try:
+        return pl.read_parquet_metadata(path).get(BATCH_ID)
+    except (FileNotFoundError, *_DAMAGED):
+        return None
+
+
+def _without(path: Path, record_ids: Collection[str]) -> pl.DataFrame | None:
+    """The other records of a file; None when it is damaged."""
+    try:
+        rows = pl.read_parquet(path, hive_partitioning=False, glob=False)
+    except _DAMAGED:
+        return None
+    return rows.filter(~pl.col("record_id").is_in(list(record_ids)))
+
+
 def _short(quoted: str, name: str) -> str:
     # Nothing else has a ~, so no other name can look like this one.
     return f"{quoted[:160]}~{digest(name)}"
+
+
+@contextmanager
+def _written(path: Path, frame: pl.DataFrame, metadata: dict[str, str] | None) -> Iterator[Path]:
+    """The frame on disk under a name of its own beside `path`, to be renamed."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
+    try:
+        with temporary.open("wb") as out:
+            frame.write_parquet(out, compression="zstd", compression_level=3, metadata=metadata)
+            out.flush()
+            os.fsync(out.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone among those who change this folder. Raises OSError, also when it does not become free within LOCK_WAIT_S."""
+    until = time.monotonic() + LOCK_WAIT_S
+    path = folder / LOCK
+    while True:
+        # Not the folder itself: NFS locks only what is open for writing.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if _takes(handle, path):
+                yield
+                return
+        finally:
+            os.close(handle)
+        if time.monotonic() >= until:
+            why = f"another process has kept {LOCK} there for {LOCK_WAIT_S:g} s"
+            raise TimeoutError(errno.ETIMEDOUT, why)
+        time.sleep(LOCK_POLL_S)
+
+
+def _takes(handle: int, path: Path) -> bool:
+    """The lock is ours, and is the one that others see: whoever removes old days may have removed the file."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def _sync_directory(path: Path) -> None:

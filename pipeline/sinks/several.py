@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from pipeline.sinks.sink import Sink
+from pipeline.sinks.sink import Last, Sink, at_once
 
 
 class Several:
@@ -16,10 +16,10 @@ class Several:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
 
-    def write(self, batch_id: str, frame: pl.DataFrame) -> None:
-        """Store a batch's results everywhere. Raises SinkUnavailable, Rejected."""
+    def write(self, batch_id: str, frame: pl.DataFrame, *, last: Last = at_once) -> None:
+        """Store a batch's results everywhere. Raises SinkUnavailable, Rejected, and what `last` raises before each."""
         for sink in self._sinks:
-            sink.write(batch_id, frame)
+            sink.write(batch_id, frame, last=last)
 
     def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
         """A batch's stored results, None when no sink has them. Raises SinkUnavailable."""
@@ -29,7 +29,7 @@ class Several:
                 return frame
         return None
 
-    def remove(self, batch_id: str, workload: str) -> None:
-        """Take back what was stored under this id, everywhere. Raises SinkUnavailable."""
+    def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
+        """Take back what was stored under this id, everywhere. Raises SinkUnavailable, and what `last` raises before each."""
         for sink in self._sinks:
-            sink.remove(batch_id, workload)
+            sink.remove(batch_id, workload, last=last)

@@ -61,7 +61,7 @@ class Cursor:
                 line=int(fields["line"]),
                 inside=bool(fields["inside"]),
             )
-        except (ValueError, TypeError, KeyError) as exc:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as exc:
             raise BadPayload(f"{text[:80]!r} is not a cursor: {exc}") from exc
 
 

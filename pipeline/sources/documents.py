@@ -4,7 +4,6 @@ A message that is no text is kept as JSON; a document without one is its own mes
 null, which becomes the time of arrival.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 import polars as pl
 
+from pipeline.opensearch.scan import as_text
 from pipeline.records import LEVELS, MAX_NAME, RAW_SCHEMA, digest
 from pipeline.settings import Settings
 from pipeline.sources.formats_text import LEVEL_WORDS
@@ -75,14 +75,8 @@ def value_at(source: Mapping[str, Any], path: str) -> Any:
 
 def text_of(value: Any) -> str | None:
     """A value as text that can be stored, None when there is none."""
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
-        text = text.encode("utf-8", "backslashreplace").decode()
-    return text.replace("\0", "\\x00")
+    text = as_text(value)
+    return None if text is None else text.replace("\0", "\\x00")
 
 
 def message_of(source: Mapping[str, Any], layout: Layout) -> str | None:

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.errors import BadSetting, SourceUnavailable
-from pipeline.ledger import Accepted, Full
+from pipeline.batches import Accepted, Full
+from pipeline.errors import BadSetting, CursorMoved, SourceUnavailable
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import connect, explained
 from pipeline.records import Batch, Purpose, digest, utc_now
@@ -87,13 +87,20 @@ class Poller:
     """Reads what is new in `settings.opensearch_source`. Not thread-safe."""
 
     def __init__(
-        self, client: scan.Client, settings: Settings, *, clock: Callable[[], datetime] = utc_now
+        self,
+        client: scan.Client,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        pulse: Callable[[], None] = lambda: None,
     ) -> None:
+        """`pulse` is called with every answer: a poll of many pages that bring nothing new is at work, too."""
         if settings.opensearch_source is None:
             raise BadSetting("no index is named to read from; set opensearch_source, such as app-logs-*")
         self.client = client
         self.settings = settings
         self.clock = clock
+        self.pulse = pulse
         self.pattern = settings.opensearch_source
         self.layout = Layout.of(settings)
         self.source = f"opensearch:{self.pattern}"
@@ -166,6 +173,7 @@ class Poller:
         params = {"preference": f"_shards:{number}", "allow_partial_search_results": "false"}
         with explained(f"{self.pattern} cannot be read", SourceUnavailable):
             answer = self.client.search(index=self.pattern, body=body, params=params)
+        self.pulse()
         return {bucket["key"] for bucket in answer["aggregations"]["index"]["buckets"]}
 
     def _read(self, shard: _Shard, seen: Seen) -> Iterator[Piece]:
@@ -178,6 +186,7 @@ class Poller:
             fields=self.layout.fields,
             preference=f"_shards:{shard.number}",
         ):
+            self.pulse()
             upto = page["sort"][-1][0]
             fresh: dict[int, Document] = {}
             for index, doc_id, sort, source in page.iter_rows():
@@ -274,6 +283,15 @@ class Polled:
     without_message: int = 0
     without_time: int = 0
 
+    def __add__(self, other: "Polled") -> "Polled":
+        return Polled(
+            documents=self.documents + other.documents,
+            batches=self.batches + other.batches,
+            duplicates=self.duplicates + other.duplicates,
+            without_message=self.without_message + other.without_message,
+            without_time=self.without_time + other.without_time,
+        )
+
 
 def deliver(
     poller: Poller,
@@ -285,31 +303,49 @@ def deliver(
 ) -> Polled:
     """Poll once to the end and have every piece accepted, waiting while the ledger is full.
 
-    `accept` takes a batch, `cursor_key` and `cursor`: Producer.accept. Before each try `go_on` is asked; when it says
-    no, what is left is read another time. Raises SourceUnavailable and what `accept` raises.
+    `accept` takes a batch, `cursor_key`, `cursor` and `after`: Producer.accept. Before each try `go_on` is asked; when it
+    says no, what is left is read another time. Where the ledger's cursor stands elsewhere (Redis lost its last moments)
+    it is read from there. Raises SourceUnavailable and what `accept` raises.
     """
     total = Polled()
+    while True:
+        try:
+            for polled in _pieces(poller, cursor, accept, go_on, wait):
+                total = total + polled
+            return total
+        except CursorMoved as moved:
+            cursor = moved.cursor or None
+
+
+def _pieces(
+    poller: Poller,
+    cursor: str | None,
+    accept: Accept,
+    go_on: Callable[[], bool],
+    wait: Callable[[float], object],
+) -> Iterator[Polled]:
+    """What each piece brought in, once it is accepted. Raises CursorMoved."""
     pieces = poller.poll(cursor)
     try:
         for piece in pieces:
             batch = piece.batch(arrived=poller.clock(), zone=poller.settings.time_zone)
             while True:
                 if not go_on():
-                    return total
-                answer = accept(batch, cursor_key=poller.cursor_key, cursor=piece.cursor)
+                    return
+                answer = accept(batch, cursor_key=poller.cursor_key, cursor=piece.cursor, after=cursor or "")
                 if isinstance(answer, Accepted):
                     break
                 wait(answer.retry_after_s)
-            total = Polled(
-                documents=total.documents + piece.documents,
-                batches=total.batches + 1,
-                duplicates=total.duplicates + answer.duplicate,
-                without_message=total.without_message + piece.without_message,
-                without_time=total.without_time + piece.without_time,
+            cursor = piece.cursor
+            yield Polled(
+                documents=piece.documents,
+                batches=1,
+                duplicates=int(answer.duplicate),
+                without_message=piece.without_message,
+                without_time=piece.without_time,
             )
     finally:
         pieces.close()  # type: ignore[attr-defined] # a generator: gives its point in time back now
-    return total
 
 
 def poll_once(

@@ -10,13 +10,14 @@ import socket
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import redis
 from celery import Celery
 
+from pipeline import metrics
 from pipeline.controller.tick import Controller
 from pipeline.controller.trainings import Trainings
 from pipeline.controller.watchlist import Watchlist, model_of
@@ -24,7 +25,7 @@ from pipeline.detect import Knowledge
 from pipeline.drain.learner import Learner
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.verdicts import Verdicts
-from pipeline.errors import ModelUnavailable
+from pipeline.errors import ModelUnavailable, RedisUnavailable
 from pipeline.gpu.leases import Leases
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.pool_values import PoolLease
@@ -35,7 +36,9 @@ from pipeline.presence import Presence
 from pipeline.records import Purpose
 from pipeline.registry import SHARED, Registry
 from pipeline.settings import Settings
-from pipeline.sinks.choose import sinks_for
+from pipeline.sinks.choose import root_of, sinks_for
+from pipeline.sinks.forgotten import Forgotten
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Sink
 from pipeline.tasks.serving import Serving
 from pipeline.tasks.share import Share
@@ -77,6 +80,7 @@ class Context:
         self._place = "cpu"
         self._known: OrderedDict[str, Knowledge] = OrderedDict()
         self._lock = threading.RLock()  # the reloader loads what the worker asks for next
+        self._in_sink = False
 
     @functools.cached_property
     def owner(self) -> str:
@@ -153,6 +157,33 @@ class Context:
         """Where results of this purpose are stored."""
         return self._sinks[purpose]
 
+    @contextmanager
+    def at_sink(self, purpose: Purpose) -> Iterator[Sink]:
+        """`sink`, for a step that reads or changes what is stored: `in_sink` says meanwhile that it does."""
+        self._in_sink = True
+        try:
+            yield self.sink(purpose)
+        finally:
+            self._in_sink = False
+
+    @property
+    def in_sink(self) -> bool:
+        """Whether the step waits for the sink: what takes long now is no fault of its batch."""
+        return self._in_sink
+
+    @functools.cached_property
+    def _forgotten(self) -> dict[Purpose, Forgotten]:
+        if "parquet" not in self.settings.sinks:
+            return {}
+        return {
+            p: Forgotten(self.client, self.ledger.keys, ParquetSink(root_of(self.settings, p)), p)
+            for p in Purpose
+        }
+
+    def forgotten(self, purpose: Purpose) -> Forgotten | None:
+        """Result files of batches that the ledger has forgotten; None where results are no files."""
+        return self._forgotten.get(purpose)
+
     def version(self, workload: str) -> str | None:
         """The version that a workload's lines are answered under now, None before the first model.
 
@@ -203,8 +234,8 @@ class Context:
         return self.begun is not None
 
     def prepare(self) -> None:
-        """Import torch and read the live model, which takes seconds, before there is a lease."""
-        with suppress(ModelUnavailable):
+        """Import torch and read the live model, which takes seconds, before there is a claim or a lease."""
+        with suppress(ModelUnavailable, RedisUnavailable):  # whoever needs the model says so
             self.serving.version()
 
     def begin(self, lease: PoolLease) -> None:
@@ -230,6 +261,7 @@ class Context:
 
     def end(self) -> None:
         """End this process between two batches: Celery starts another one, without what CUDA keeps."""
+        metrics.flush()
         os._exit(0)
 
     def knowledge(self, version: str) -> Knowledge:

@@ -1,21 +1,52 @@
-"""Stage drain: the single writer gives unknown lines their template and verdict, and tells the cache."""
+"""Stage drain: the single writer gives unknown lines their template and verdict, and tells the cache.
 
+Further drain workers stand by: they take over when the lease of the writer has run out.
+"""
+
+import time
+from contextlib import suppress
 from typing import Final
 
+from celery.worker import state
+
 from pipeline import detect
+from pipeline.batches import Claim, Stage
 from pipeline.drain.verdicts import WARMING_VERSION
+from pipeline.errors import RedisUnavailable, TooNew
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Mode, granted
-from pipeline.ledger import Claim, Stage
+from pipeline.gpu.leases import Mode, Refused, granted
+from pipeline.observe import logger
 from pipeline.routing import TASK_DRAIN
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
 
 NAME: Final = TASK_DRAIN
+# How often a drain worker asks whether the one before it has gone.
+STAND_BY_S: Final = 0.5
 
 
-def run(context: Context, batch_id: str) -> str | None:
+def run(context: Context, batch_id: str, *_: str) -> str | None:
+    if _other_writer(context):
+        # It takes the batch; this worker takes nothing before the tree is its own.
+        with suppress(RedisUnavailable):  # the sweeper does it then
+            backfill = bool(context.ledger.backfills([batch_id]))
+            context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill)
+        _stand_by(context)
+        return None
     return perform(context, Stage.DRAIN, batch_id, step)
+
+
+def _other_writer(context: Context) -> bool:
+    with suppress(RedisUnavailable):  # what follows says so
+        return isinstance(context.leases.request(DRAIN, Mode.EXCLUSIVE, context.owner), Refused)
+    return False
+
+
+def _stand_by(context: Context) -> None:
+    """Wait until the template tree is ours, or this worker is told to end."""
+    logger(stage=Stage.DRAIN.value).info("drain.stands_by")
+    while state.should_stop is None and state.should_terminate is None and _other_writer(context):
+        time.sleep(STAND_BY_S)
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
@@ -27,15 +58,20 @@ def step(context: Context, claim: Claim) -> Stage | None:
     work = detect.answer(work, context.verdicts.lookup(version, detect.unknown(work)["key"].to_list()))
     rows = detect.unknown(work).to_dicts()
     if rows:
-        # Kept for the next batch: giving it back would make another learner read every template first.
-        with context.leases.holding(lease, give_back=False):
-            verdicts = context.learner.learn(
-                rows,
-                version=version,
-                workload=claim.workload,
-                token=lease.token,
-                judge=lambda row, template_id: detect.judge(row, template_id, knowledge),
-            )
+        try:
+            # Kept for the next batch: giving it back would make another learner read every template first.
+            with context.leases.holding(lease, give_back=False):
+                verdicts = context.learner.learn(
+                    rows,
+                    version=version,
+                    workload=claim.workload,
+                    token=lease.token,
+                    judge=lambda row, template_id: detect.judge(row, template_id, knowledge),
+                )
+        except TooNew:
+            # A learner of the build that wrote the templates can go on; our lease would keep it out.
+            context.leases.release(lease)
+            raise
         work = detect.answer(work, verdicts)
     context.ledger.advance(claim, Stage.STORE, work)
     return Stage.STORE

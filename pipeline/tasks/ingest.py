@@ -4,11 +4,11 @@ from typing import Final
 
 import polars as pl
 
-from pipeline import detect
+from pipeline import detect, metrics
+from pipeline.batches import Claim, Stage
 from pipeline.controller import drift
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import BadPayload, ClaimLost
-from pipeline.ledger import Claim, Stage
 from pipeline.records import RAW_SCHEMA, Purpose
 from pipeline.routing import TASK_INGEST
 from pipeline.tasks.context import Context
@@ -17,7 +17,7 @@ from pipeline.tasks.step import perform
 NAME: Final = TASK_INGEST
 
 
-def run(context: Context, batch_id: str) -> str | None:
+def run(context: Context, batch_id: str, *_: str) -> str | None:
     return perform(context, Stage.INGEST, batch_id, step)
 
 
@@ -26,7 +26,9 @@ def step(context: Context, claim: Claim) -> Stage | None:
     work = detect.distinct(prepared, version_for(context, claim))
     version = work["version"][0]
     work = detect.answer(work, context.verdicts.lookup(version, work["key"].to_list()))
-    if detect.unknown(work).is_empty():
+    missed = detect.unknown(work).height
+    metrics.lookups(work.height - missed, missed)
+    if not missed:
         finish(context, claim, prepared, work)
         return None
     then = Stage.DRAIN if version == WARMING_VERSION else Stage.INFER
@@ -38,7 +40,8 @@ def records_of(context: Context, claim: Claim) -> pl.DataFrame:
     """The batch's records; of a rescored batch, as they were stored the first time. Raises BadPayload."""
     if not claim.rescore:
         return context.ledger.payload(claim.batch_id)
-    stored = context.sink(claim.meta.purpose).read(claim.batch_id, claim.workload)
+    with context.at_sink(claim.meta.purpose) as sink:
+        stored = sink.read(claim.batch_id, claim.workload)
     if stored is None:
         raise BadPayload(
             f"the stored results of batch {claim.batch_id} are gone; they cannot be scored again"
@@ -59,9 +62,11 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
     Raises ClaimLost. Whoever stalled past his claim must not write over what its next owner stored.
     """
     rows = detect.results(prepared, work, claim.meta, claim.workload)
-    sink = context.sink(claim.meta.purpose)
-    context.ledger.check(claim)
-    sink.write(claim.batch_id, rows)
+    forgotten = context.forgotten(claim.meta.purpose)
+
+    def ours() -> None:
+        context.ledger.check(claim)
+
     warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
     outcomes = detect.outcomes(rows)
     if claim.rescore:
@@ -69,6 +74,12 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
         outcomes["warming"] -= claim.lines
         outcomes["unclassified"] = 0
     try:
+        with context.at_sink(claim.meta.purpose) as sink:
+            if forgotten is not None:
+                forgotten.look()
+            sink.write(claim.batch_id, rows, last=ours)
+            if forgotten is not None:
+                forgotten.taken_over(claim.batch_id, rows, last=ours)
         # What is scored again is what the first model learnt from: its drift would look too small.
         judged = claim.meta.purpose is Purpose.SCORE and not warming and not claim.rescore
         context.ledger.commit(
@@ -79,7 +90,16 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
             measured=drift.measure(rows, work) if judged else {},
         )
     except ClaimLost:
-        # The claim was lost while we wrote. Of a batch that was split or buried meanwhile nothing may stay here.
-        if not claim.rescore and context.ledger.state(claim.batch_id) in ("split", "dead"):
-            sink.remove(claim.batch_id, claim.workload)
+        # The claim was lost while we wrote. Of a batch that was split or buried meanwhile nothing may stay here, nor of
+        # one that Redis has forgotten: its source sends it again, perhaps cut otherwise.
+        if not claim.rescore:
+            with context.at_sink(claim.meta.purpose) as sink:
+                sink.remove(claim.batch_id, claim.workload, last=lambda: _stands_nowhere(context, claim))
         raise
+
+
+def _stands_nowhere(context: Context, claim: Claim) -> None:
+    """Raises ClaimLost when the batch is somebody's: it was sent again, and they may have stored it."""
+    state = context.ledger.state(claim.batch_id)
+    if state not in ("", "split", "dead", "discarded"):
+        raise ClaimLost(f"the claim on batch {claim.batch_id} was lost; others have it in {state}")

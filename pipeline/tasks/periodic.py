@@ -8,10 +8,11 @@ from typing import Final
 
 import redis
 
+from pipeline import metrics
+from pipeline.batches import BACKFILL_PART, Stage
 from pipeline.controller.watchlist import model_of
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.devices import TRAINING
-from pipeline.ledger import Stage
 from pipeline.observe import logger
 from pipeline.registry import SHARED
 from pipeline.routing import TASK_SWEEP
@@ -20,11 +21,13 @@ from pipeline.tasks.context import Context
 NAME: Final = TASK_SWEEP
 # Batches sent through the path again per sweep: enough to keep the workers busy, few beside fresh ones.
 RESCORE_AT_ONCE: Final = 200
+# Messages of one sweep: a second's work. The rest is sent by the next one.
+SENT_AT_ONCE: Final = 1_000
 
 
 def run(context: Context, *_: str) -> None:
     try:
-        sweep(context)
+        metrics.swept(sweep(context))
     except (RedisUnavailable, redis.RedisError) as exc:
         logger().warning("redis.away", why=str(exc))
 
@@ -34,30 +37,49 @@ def sweep(context: Context) -> int:
     ledger, submit = context.ledger, context.submit
     context.presence.drop_silent()
     _sweep_pool(context)
-    by_stage: dict[Stage, list[str]] = {}
-    for batch_id, stage in ledger.overdue():
-        by_stage.setdefault(stage, []).append(batch_id)
-    sent = 0
-    for stage, ids in by_stage.items():
-        queued = submit.waiting_ids(stage)
-        missing = [batch_id for batch_id in ids if batch_id not in queued]
-        ledger.postpone(ids)
-        for batch_id in missing:
-            submit.wake(stage, batch_id)
-        sent += len(missing)
-    models = {live.model for live in context.registry.live()} if ledger.warming() else set()
+    sent = _send_missing(context)
+    # They are backfill, and leave as much room to fresh ones; accept does not see them.
+    room = int(context.settings.max_pending_batches * BACKFILL_PART) - ledger.counts().get("batches", 0)
+    models = {live.model for live in context.registry.live()} if room > 0 and ledger.warming() else set()
     if models:
         own = context.settings.own_models
         # As Context.version chooses: a workload whose own model is off the settings would come back for ever.
         ready = ledger.start_rescoring(
-            RESCORE_AT_ONCE, has_model=lambda w: SHARED in models or model_of(w, own) in models
+            min(RESCORE_AT_ONCE, room), has_model=lambda w: SHARED in models or model_of(w, own) in models
         )
         for batch_id in ready:
-            submit.wake(Stage.INGEST, batch_id)
+            submit.wake(Stage.INGEST, batch_id, backfill=True)
             sent += 1
     sent += revive(context)
     if sent:
         logger().info("sweep.sent", batches=sent)
+    return sent
+
+
+def _send_missing(context: Context) -> int:
+    """Send what waits in the ledger and not in the queues; returns how many.
+
+    Every queue is read once, however long the backlog, and all that is overdue is looked at: a batch that was lost must
+    not wait until thousands that were not have had their turn.
+    """
+    ledger, submit = context.ledger, context.submit
+    now, sent = ledger.now_ms(), 0
+    waiting: dict[tuple[Stage, bool], set[str] | None] = {}
+    while sent < SENT_AT_ONCE and (overdue := ledger.overdue(until_ms=now)):
+        ids = [batch_id for batch_id, _ in overdue]
+        backfill = ledger.backfills(ids)
+        missing = []
+        for batch_id, stage in overdue:
+            kind = (stage, batch_id in backfill)
+            if kind not in waiting:
+                waiting[kind] = submit.waiting_ids(stage, backfill=kind[1])
+            queued = waiting[kind]
+            if queued is not None and batch_id not in queued:
+                missing.append((batch_id, kind))
+        ledger.postpone(ids)
+        for batch_id, (stage, late) in missing:
+            submit.wake(stage, batch_id, backfill=late)
+        sent += len(missing)
     return sent
 
 
@@ -86,4 +108,5 @@ def end_lost(context: Context) -> None:
     """End the training whose trainer died; it may be queued again then. Before anything new begins, or it is forgotten."""
     lost = context.trainings.end_lost(published=context.registry.was_live)
     if lost is not None:
+        metrics.trained("published" if lost.published else lost.state.value)
         logger(request=lost.request_id).warning("training.lost", state=lost.state.value, why=lost.reason)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final, Protocol
 
+from pipeline import metrics
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
 from pipeline.gpu.flock import HOST_DIRECTORY, host_lock
 from pipeline.gpu.held import Held
@@ -184,6 +185,7 @@ class Share:
             return
         except (LeaseRefused, RedisUnavailable) as exc:
             logger().debug("share.refused", why=str(exc))
+            metrics.lease_refused("share")
             self._not_before = self.clock() + REFUSED_S
         except BadInput as exc:
             self._pause("share.impossible", exc)
@@ -201,7 +203,9 @@ class Share:
         """Whatever it raises, `_held` says whether there is something to give back."""
         self._keep()
         self.place.prepare()
+        asked = self.clock()
         lease = self.pool.request(self.need, holder=self.holder)
+        metrics.lease_waited("share", self.clock() - asked)
         self._broken = self._lost_at = None
         self._held = self._lease.enter_context(self.pool.holding(lease))  # from here on the keeper sees it
         enrol(self.pool, lease)

@@ -2,19 +2,28 @@
 
 The claim is taken before the step and counted as an attempt, so that a killed worker counts too. Faults of the
 surroundings (Redis, a full disk, a lease, a damaged model) give the batch back uncounted; faults of the batch are
-counted, and after the last attempt it is split, or buried when it is a single record.
+counted, and after the last attempt it is split, or buried when it is a single record. A step that does not end is such
+a fault too: its process ends itself.
 """
 
+import os
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 import redis
 
-from pipeline import detect
+from pipeline import detect, metrics
+from pipeline.batches import HALF, Claim, Stage
 from pipeline.errors import (
     BadBundle,
     ClaimLost,
+    DeviceFailed,
+    LeaseRefused,
     ModelUnavailable,
     RedisUnavailable,
     Rejected,
@@ -22,7 +31,6 @@ from pipeline.errors import (
     SinkUnavailable,
 )
 from pipeline.keyspace import is_refusal
-from pipeline.ledger import Claim, Stage
 from pipeline.observe import logger
 from pipeline.tasks.context import Context
 
@@ -30,8 +38,20 @@ from pipeline.tasks.context import Context
 Step = Callable[[Context, Claim], Stage | None]
 
 RETRY_S: Final = 2.0
-# How long a step may hold its claim. Longer than any batch takes on a slow machine; a step that never ends loses it.
-HOLD_S: Final = 120.0
+WAITS_FOR: Final = (
+    (SinkUnavailable, "sink"),
+    (RedisUnavailable, "redis"),
+    (DeviceFailed, "device"),
+    (LeaseRefused, "lease"),
+    (ModelUnavailable, "model"),
+    (BadBundle, "model"),
+)
+# A part of a batch that was given up has fewer lines, so it has less time; but always enough to load a model.
+PART_S: Final = 30.0
+# The exit code of a process whose step did not end.
+HUNG: Final = 74
+# Of the stack of a step that did not end: enough to see where it waits.
+WHERE_FRAMES: Final = 12
 
 
 def perform(context: Context, stage: Stage, batch_id: str, step: Step) -> str | None:
@@ -44,62 +64,125 @@ def perform(context: Context, stage: Stage, batch_id: str, step: Step) -> str | 
     try:
         claim = context.ledger.claim(batch_id, stage, context.owner)
         if isinstance(claim, str):
+            if claim == "newer":
+                context.presence.complain(
+                    stage.value, f"batch {batch_id} is of a newer build; its workers take it, update this one"
+                )
             log.debug("batch.left_alone", why=claim)
+            metrics.step(stage, "skipped")
             return None
-        if claim.exhausted:
-            return _give_up(context, claim, claim.error)
-        with context.ledger.holding(claim, at_most_s=HOLD_S):
+        limit_s = _limit_s(context, claim)
+        with context.ledger.holding(claim, at_most_s=limit_s, late=lambda: _hung(context, claim, limit_s)):
             then, why = _try(context, claim, step)
         if then is not None:
-            context.submit.wake(then, batch_id, workload=claim.workload, lines=claim.lines)
+            _wake(context, claim, then)
     except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
         # The claim expires by itself and the sweeper sends the batch again.
         log.warning("redis.away", why=str(exc))
+        metrics.step(stage, "away")
         return str(exc)
     except ClaimLost as exc:
         log.warning("claim.lost", why=str(exc))
+        metrics.step(stage, "lost")
         return str(exc)
+    metrics.took(stage, time.monotonic() - began)
     if why is None:
+        metrics.step(stage, "done")
         ms = round((time.monotonic() - began) * 1000)
         log.info("batch.step", records=claim.records, ms=ms, then=then or "-")
     return why
 
 
+def _limit_s(context: Context, claim: Claim) -> float:
+    """How long the step may take: `step_s`, and less for a part of a batch, so that bad lines are soon found."""
+    limit = context.settings.step_s
+    if HALF not in claim.batch_id:
+        return limit
+    return min(limit, max(PART_S, limit * claim.records / context.settings.batch_records))
+
+
+def _hung(context: Context, claim: Claim, limit_s: float) -> None:
+    """The step does not end, and nothing ends a thread: the process goes, and whoever supervises it starts another.
+
+    The attempt stays counted, unless it is the sink that does not answer. The batch rests for as long as it took, so that
+    others get their turn.
+    """
+    in_sink = context.in_sink
+    why = f"stage {claim.stage} did not end within {limit_s:g} s"
+    if in_sink:
+        why += ": the results are not stored or read; look after their disk or their server"
+    log = logger(batch=claim.batch_id, stage=claim.stage.value, attempt=claim.attempts)
+    log.error("step.hung", why=why, records=claim.records, where=_where())
+    with suppress(RedisUnavailable, redis.RedisError):  # then its claim expires
+        context.ledger.release(claim, reason=why, delay_s=limit_s, counted=not in_sink)
+        if in_sink:
+            context.presence.complain(claim.stage.value, why)
+    metrics.step(claim.stage, "hung")
+    if in_sink:
+        metrics.waited(claim.stage, "sink")
+    metrics.flush()
+    os._exit(HUNG)
+
+
+def _where() -> str:
+    """What the main thread is at: tasks run there, in solo workers and in processes of a pool."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame, limit=WHERE_FRAMES)) if frame else "?"
+
+
 def _try(context: Context, claim: Claim, step: Step) -> tuple[Stage | None, str | None]:
     """(where the batch goes next, why the step was not done)."""
+    if claim.exhausted:
+        return None, _give_up(context, claim, claim.error)
     log = logger(batch=claim.batch_id, stage=claim.stage.value, attempt=claim.attempts)
     try:
         return step(context, claim), None
     except ClaimLost as exc:
         log.warning("claim.lost", why=str(exc))
+        metrics.step(claim.stage, "lost")
         return None, str(exc)
     except (Retryable, BadBundle) as exc:
         if isinstance(exc, BadBundle) and _replaced(context, claim, str(exc)):
             return Stage.INGEST, None
-        return None, _wait(context, claim, str(exc))
+        return None, _wait(context, claim, str(exc), _for(exc))
     except Rejected as exc:
         # The store knows which records; trying them again, or halving around them, would only find out the same.
         log.warning("batch.rejected", why=str(exc), records=len(exc.ids))
         return None, _give_up(context, claim, str(exc), exc.ids)
     except (redis.ConnectionError, redis.TimeoutError) as exc:
-        return None, _wait(context, claim, f"Redis does not answer ({exc}); it is tried again")
+        return None, _wait(context, claim, f"Redis does not answer ({exc}); it is tried again", "redis")
     except Exception as exc:
         if isinstance(exc, redis.ResponseError) and is_refusal(exc):
-            return None, _wait(context, claim, f"Redis refuses to work ({exc}); give it memory or disk space")
+            why = f"Redis refuses to work ({exc}); give it memory or disk space"
+            return None, _wait(context, claim, why, "redis")
         log.exception("batch.failed")
         why = f"{type(exc).__name__}: {exc}"
         if claim.attempts >= context.settings.max_attempts:
             return None, _give_up(context, claim, why)
         context.ledger.release(claim, reason=why, delay_s=0.2 * claim.attempts, counted=True)
-        context.submit.wake(claim.stage, claim.batch_id, workload=claim.workload, lines=claim.lines)
+        metrics.step(claim.stage, "failed")
+        _wake(context, claim, claim.stage)
         return None, why
 
 
-def _wait(context: Context, claim: Claim, why: str) -> str:
+def _wake(context: Context, claim: Claim, stage: Stage) -> None:
+    context.submit.wake(
+        stage, claim.batch_id, backfill=claim.backfill, workload=claim.workload, lines=claim.lines
+    )
+
+
+def _for(exc: Exception) -> str:
+    """What a batch waits for after this, as metrics name it."""
+    return next((word for kind, word in WAITS_FOR if isinstance(exc, kind)), metrics.OTHER)
+
+
+def _wait(context: Context, claim: Claim, why: str, reason: str) -> str:
     """Give the batch back, uncounted, and say to operators what it waits for."""
     logger(batch=claim.batch_id, stage=claim.stage.value).warning("batch.waits", why=why)
     context.presence.complain(claim.stage.value, why)
     context.ledger.release(claim, reason=why, delay_s=RETRY_S, counted=False)
+    metrics.step(claim.stage, "waits")
+    metrics.waited(claim.stage, reason)
     return why
 
 
@@ -124,21 +207,23 @@ def _replaced(context: Context, claim: Claim, why: str) -> bool:
 def _give_up(context: Context, claim: Claim, why: str, refused: Collection[str] = ()) -> str:
     """Split the batch or bury it. `refused`: record ids that the store named as the ones at fault."""
     why = why or "it failed without a reason"
-    sink = context.sink(claim.meta.purpose)
     try:
         apart: list[int] = []
         if not claim.rescore:
             if refused:
                 apart = rows_of(context, claim, refused)
             # A worker may have died between storing and committing; a split or dead batch must not be stored as well.
-            context.ledger.check(claim)
-            sink.remove(claim.batch_id, claim.workload)
-        for half in context.ledger.give_up(claim, why, apart=apart):
-            context.submit.wake(Stage.INGEST, half, workload=claim.workload)
+            with context.at_sink(claim.meta.purpose) as sink:
+                sink.remove(claim.batch_id, claim.workload, last=lambda: context.ledger.check(claim))
+        halves = context.ledger.give_up(claim, why, apart=apart)
+        metrics.step(claim.stage, "split" if halves else "dead")
+        for half in halves:
+            context.submit.wake(Stage.INGEST, half, backfill=claim.backfill, workload=claim.workload)
     except ClaimLost as exc:
         logger(batch=claim.batch_id).warning("claim.lost", why=str(exc))
+        metrics.step(claim.stage, "lost")
     except SinkUnavailable as exc:
-        return _wait(context, claim, str(exc))
+        return _wait(context, claim, str(exc), "sink")
     times = "the first attempt" if claim.attempts == 1 else f"{claim.attempts} attempts"
     return f"given up after {times}: {why}"
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from pipeline import detect
-from pipeline.ledger import Claim, Stage
+from pipeline.batches import Claim, Stage
 from pipeline.routing import TASK_STORE
 from pipeline.tasks.context import Context
 from pipeline.tasks.ingest import finish, records_of
@@ -12,7 +12,7 @@ from pipeline.tasks.step import perform
 NAME: Final = TASK_STORE
 
 
-def run(context: Context, batch_id: str) -> str | None:
+def run(context: Context, batch_id: str, *_: str) -> str | None:
     return perform(context, Stage.STORE, batch_id, step)
 
 

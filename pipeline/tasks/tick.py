@@ -8,7 +8,7 @@ import redis
 
 from pipeline.controller.schedule import Slots
 from pipeline.drain.learner import unpack
-from pipeline.errors import BadPayload, RedisUnavailable, Rejected, SinkUnavailable
+from pipeline.errors import BadPayload, RedisUnavailable, Rejected, SinkUnavailable, TooNew
 from pipeline.keyspace import Scripts, answering, byte_map
 from pipeline.observe import logger
 from pipeline.routing import TASK_TICK
@@ -54,7 +54,7 @@ def tell_templates(context: Context) -> int:
         stored = context.client.hmget(keys.templates, ids) if ids else []
     templates = []
     for template_id, blob in zip(ids, cast("list[bytes | None]", stored), strict=True):
-        with suppress(BadPayload):  # of a newer build, which tells it itself
+        with suppress(BadPayload, TooNew):  # a newer build tells of its own
             if blob is not None:
                 templates.append(unpack(int(template_id), blob))
     try:

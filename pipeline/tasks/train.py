@@ -12,7 +12,7 @@ from typing import Final
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from pipeline import training
+from pipeline import metrics, training
 from pipeline.controller.trainings import ATTEMPTS, Request, State, Status, again
 from pipeline.drain.learner import read_templates
 from pipeline.errors import (
@@ -61,6 +61,7 @@ def run(context: Context, *_: str) -> str | None:
         TRAINING, Mode.EXCLUSIVE, context.owner, floor=context.registry.newest_token(), quarantine=True
     )
     if isinstance(lease, Refused):
+        metrics.lease_refused("training")
         # Another trainer takes what waits when it is done, or the sweep asks again.
         logger().info("training.waits", why=lease.why)
         return None
@@ -90,6 +91,7 @@ def _one(context: Context, held: Held, status: Status, request: Request) -> str 
         status = replace(status, state=State.CANCELLED, reason=str(exc))
     except Exception as exc:  # noqa: BLE001 - _failed says what it was
         status, retry = _failed(context, status, request, exc)
+    metrics.trained(_result(status))
     log.info("training.ended", state=status.state.value, why=status.reason, version=status.version)
     with suppress(RedisUnavailable):  # the sweep ends it then
         context.trainings.end(status, held.lease, retry=retry)
@@ -105,6 +107,13 @@ def _one(context: Context, held: Held, status: Status, request: Request) -> str 
             for version in context.registry.retire():
                 log.info("model.removed", version=version)
     return status.reason if status.state is State.FAILED else None
+
+
+def _result(status: Status) -> str:
+    """What came of a training, as metrics name it."""
+    if status.state is State.COMPLETED:
+        return "published" if status.published else "kept"
+    return status.state.value
 
 
 def _failed(
@@ -180,7 +189,10 @@ def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
         return
     with ExitStack() as stack:
         try:
-            place = _begun(context, stack, _gpu(context, go_on))
+            asked = time.monotonic()
+            lease = _gpu(context, go_on)
+            metrics.lease_waited("training", time.monotonic() - asked)
+            place = _begun(context, stack, lease)
         except (BadInput, BadPayload, DeviceFailed, LeaseRefused) as exc:
             logger().warning("training.without_gpu", why=str(exc))
             if context.begun is None:

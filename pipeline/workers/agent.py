@@ -20,6 +20,7 @@ from pipeline.keyspace import connect
 from pipeline.observe import logger, set_up
 from pipeline.settings import Settings
 from pipeline.workers import bootstrap
+from pipeline.workers.liveness import Progress
 
 ROLE: Final = "agent"
 
@@ -32,6 +33,7 @@ class AgentWorker:
         self.agent = agent
         self.pool = pool
         self.stop = threading.Event()
+        self.progress = Progress()
         self._away = False
 
     def run(self) -> None:
@@ -39,6 +41,7 @@ class AgentWorker:
         while not self.stop.is_set():
             began = time.monotonic()
             self._beat()
+            self.progress.pulse()
             self.stop.wait(max(self.settings.gpu_beat_s - (time.monotonic() - began), 0.01))
         self._leave()
 
@@ -69,7 +72,7 @@ def main(argv: list[str]) -> int:
     set_up(settings.log_level)
     pool = Pool(connect(settings), settings)
     worker = AgentWorker(settings, agent=Agent(pool, settings, this_node()), pool=pool)
-    bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name)
+    bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)
     return 0
 
 

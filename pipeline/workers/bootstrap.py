@@ -5,37 +5,44 @@ responsive, enforces time limits and outlives a crash; the parent never loads to
 use the solo pool: one process each, restarted by whoever supervises it.
 """
 
+import atexit
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
 from celery import Celery, signals
+from celery.beat import Scheduler
 
-from pipeline import routing
+from pipeline import metrics, routing
 from pipeline.app import make_app
 from pipeline.errors import BadSetting, RedisUnavailable, StepFailed
 from pipeline.gpu.fairness import tenants
+from pipeline.keyspace import Keys, connect
 from pipeline.observe import logger, set_up
+from pipeline.presence import Pace, Presence
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train
 from pipeline.tasks.context import Context
 from pipeline.workers import guard
+from pipeline.workers.liveness import HELD_S, Liveness, Looker, Progress, end_when_held
+from pipeline.workers.place import called
 from pipeline.workers.reloader import Reloader
+from pipeline.workers.tethered import tether
 
 BEAT_S: Final = 4.0
+PUSH_TIMEOUT_S: Final = 1.0  # a Redis that hangs must not hold up the end of a process
 # An exception may quote what it could not read; a sentence is enough to know which one it was.
 REASON_LIMIT: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """What a worker process serves. `time_limit_s` needs the prefork pool."""
+    """What a worker process serves. `time_limit_s`: of what is no step, and needs the prefork pool."""
 
     queues: tuple[str, ...]
     tasks: tuple[Any, ...]  # modules with NAME and run(context, *ids)
@@ -48,21 +55,22 @@ class Role:
 
 
 ROLES: Final[dict[str, Role]] = {
-    "ingest": Role(queues=(routing.QUEUE_INGEST,), tasks=(ingest,), loads="manifest"),
+    "ingest": Role(queues=routing.both(routing.QUEUE_INGEST), tasks=(ingest,), loads="manifest"),
     "infer-cpu": Role(
-        queues=(routing.QUEUE_CPU,), tasks=(infer,), pool="prefork", time_limit_s=300, loads="network"
+        queues=routing.both(routing.QUEUE_CPU), tasks=(infer,), pool="prefork", loads="network"
     ),
     "infer-gpu": Role(
-        queues=(routing.QUEUE_GPU,),
+        queues=routing.both(routing.QUEUE_GPU),
         tasks=(infer,),
         pool="prefork",
-        time_limit_s=300,
         device="cuda",
         pooled=True,
         loads="network",
     ),
-    "drain": Role(queues=(routing.QUEUE_DRAIN,), tasks=(drain,), loads="knowledge"),
-    "store": Role(queues=(routing.QUEUE_STORE, routing.QUEUE_PERIODIC), tasks=(store, periodic, tick)),
+    "drain": Role(queues=routing.both(routing.QUEUE_DRAIN), tasks=(drain,), loads="knowledge"),
+    "store": Role(
+        queues=(routing.QUEUE_PERIODIC, *routing.both(routing.QUEUE_STORE)), tasks=(store, periodic, tick)
+    ),
     # Besides the fit itself, whose time is a setting: reading a long history takes hours.
     "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
     "train-gpu": Role(
@@ -84,19 +92,23 @@ def register(app: Celery, context: Context, role: Role) -> None:
             "name": module.NAME,
             "acks_late": True,
             "ignore_result": True,
+            "shared": False,  # another app of this process has a context of its own
             # Said already, by the step and in the ledger: no second traceback in the log.
             "throws": (StepFailed,),
             # Sweeps every other second would bury what somebody looks for in Flower; what they send is seen there.
             "send_events": module not in (periodic, tick),
         }
         if role.time_limit_s is not None:
-            limit = role.time_limit_s + 3 * context.settings.train_seconds * (module is train)
+            limit = role.time_limit_s + 3 * context.settings.train_seconds
             options |= {"soft_time_limit": limit, "time_limit": limit + 10}
+        elif role.pool == "prefork":
+            # A step ends itself after `step_s`; this is for one that lets no thread of its process run.
+            options["time_limit"] = context.settings.step_s + 3 * HELD_S
         app.task(_bind(module.run, context), **options)
 
 
 def _bind(run: Callable[..., str | None], context: Context) -> Callable[..., None]:
-    def task(*ids: str) -> None:
+    def task(*ids: str, **_of_a_newer_sender: object) -> None:
         reason = run(context, *ids)
         if reason is not None:
             # For people who watch tasks: a failed one with its reason. Late acks acknowledge failed ones too.
@@ -128,7 +140,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
         raise BadSetting(f"{role_name!r} is not a worker role; the roles are: {', '.join(ROLES)}")
     set_up(settings.log_level)
     tenants(settings.gpu_tenants)  # a mistake there is said here, not by every batch
-    guard.install()
+    guard.install({module.NAME for module in role.tasks})
     app = make_app(settings)
     context = Context(
         app,
@@ -139,6 +151,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     )
     register(app, context, role)
     stay_with(settings)
+    _count(settings, role_name)
     _announce(settings, role_name=role_name, role=role, name=name)
     if role.pooled:
         _give_back_at_the_end(context)
@@ -169,19 +182,39 @@ def beat(settings: Settings) -> int:
     app = make_app(settings)
     app.conf.task_send_sent_event = False  # as for the tasks it asks for: see register()
     stay_with(settings)
-    Heartbeat(settings, role_name="beat", queues=(), name="beat").start()
-    app.Beat(loglevel="WARNING", quiet=True, redirect_stdouts=False).run()
+    _count(settings, "beat")
+    progress = Progress()
+
+    class Ticking(Scheduler):  # type: ignore[misc] # celery publishes no types
+        """In memory, because a sweep needs no memory of the last one; and seen to go on."""
+
+        def tick(self, *args: Any, **kwargs: Any) -> Any:
+            progress.pulse()
+            return super().tick(*args, **kwargs)
+
+    Heartbeat(settings, role_name="beat", queues=(), name="beat", progress=progress).start()
+    app.Beat(loglevel="WARNING", quiet=True, redirect_stdouts=False, scheduler_cls=Ticking).run()
     return 0
 
 
 def tend(
-    settings: Settings, run: Callable[[], object], stop: threading.Event, *, role_name: str, name: str
+    settings: Settings,
+    run: Callable[[], object],
+    stop: threading.Event,
+    *,
+    role_name: str,
+    name: str,
+    progress: Progress | None = None,
 ) -> None:
-    """Run a loop that is no Celery worker until it is told to stop: signals, heartbeat, tether as a worker has them."""
+    """Run a loop that is no Celery worker until it is told to stop: signals, heartbeat, tether as a worker has them.
+
+    `progress`: pulsed by the loop; `logweir health` tells when it stands still.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     stay_with(settings)
-    heart = Heartbeat(settings, role_name=role_name, queues=(), name=name)
+    _count(settings, role_name)
+    heart = Heartbeat(settings, role_name=role_name, queues=(), name=name, progress=progress, ends=False)
     heart.start()
     try:
         run()
@@ -192,61 +225,94 @@ def tend(
 def stay_with(settings: Settings) -> None:
     """End with the supervisor, and let pool children end with us, whatever way the parent goes (kill -9 too)."""
     if settings.supervisor_pid:
-        _tether(settings.supervisor_pid, grace_s=10.0)
+        tether(settings.supervisor_pid, grace_s=10.0)
 
     def child(**_: object) -> None:
-        _tether(os.getppid(), grace_s=0.0)
+        tether(os.getppid(), grace_s=0.0)
 
     signals.worker_process_init.connect(child, weak=False)
 
 
-def _tether(parent: int, *, grace_s: float) -> None:
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        if grace_s:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(grace_s)
-        os._exit(70)  # a task that does not end must not keep an orphan alive
+def _count(settings: Settings, role_name: str) -> None:
+    """Push what this process counts, and let pool children do so for themselves."""
 
-    threading.Thread(target=watch, name="tether", daemon=True).start()
+    def begin(**_: object) -> None:
+        metrics.push(connect(settings, timeout_s=PUSH_TIMEOUT_S), Keys(settings.key_prefix), role_name)
+
+    begin()
+    metrics.started(role_name)
+    atexit.register(metrics.flush)
+    signals.worker_process_init.connect(begin, weak=False)
+    # A child ends without what is registered for the end of a process.
+    signals.worker_process_shutdown.connect(lambda **_: metrics.flush(), weak=False)
 
 
 class Heartbeat(threading.Thread):
     """Says every few seconds that this process lives; Redis being away only makes it silent."""
 
-    def __init__(self, settings: Settings, *, role_name: str, queues: tuple[str, ...], name: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        role_name: str,
+        queues: tuple[str, ...],
+        name: str,
+        progress: Progress | None = None,
+        ends: bool = True,
+    ) -> None:
+        """`progress`: what is told of the work. `ends`: the process is ended when it takes nothing (liveness.py)."""
         super().__init__(name="heartbeat", daemon=True)
-        from pipeline.keyspace import connect
-        from pipeline.presence import Presence
-
         self.presence = Presence(connect(settings), settings)
-        # Replicas in containers share a name; those of the embedded stack are awaited by theirs.
-        name = name if settings.supervisor_pid else f"{name}@{socket.gethostname()}"
-        self.fields = {"name": name, "role": role_name, "pid": os.getpid(), "queues": queues}
+        self.role = role_name
+        self.queues = queues
+        self.worker = called(settings, name, embedded=bool(settings.supervisor_pid))
+        self.progress = progress
+        self.looker: Looker | None = None
+        if progress is not None:
+            keys = [f"{settings.key_prefix}:{queue}" for queue in queues]
+            # A client of its own: neither waits behind the other.
+            liveness = Liveness(connect(settings), progress, keys, stall_s=settings.stall_s)
+            self.looker = Looker(liveness) if ends else Looker(liveness, end=lambda: None)
         self.stopping = threading.Event()
 
     def run(self) -> None:
+        if self.looker is not None:
+            self.looker.start()
         while True:
             try:
-                self.presence.beat(**self.fields)  # type: ignore[arg-type]
+                self.presence.beat(
+                    name=self.worker,
+                    role=self.role,
+                    pid=os.getpid(),
+                    queues=self.queues,
+                    progress=self._pace(),
+                )
             except (RedisUnavailable, redis.RedisError) as exc:
                 logger().warning("heartbeat.failed", why=str(exc))
             if self.stopping.wait(BEAT_S):
                 return
 
+    def _pace(self) -> Pace | None:
+        if self.progress is None or self.looker is None:
+            return None
+        moment = self.progress.now()
+        return Pace(quiet_s=moment.quiet_s, busy=moment.busy, stalled_s=self.looker.stalled_s)
+
     def leave(self) -> None:
         self.stopping.set()
+        if self.looker is not None:
+            self.looker.stopping.set()
         try:
-            self.presence.leave(str(self.fields["name"]))
+            self.presence.leave(self.worker)
         except (RedisUnavailable, redis.RedisError):
             return  # the sweep forgets silent workers
 
 
 def _reload_along(context: Context, role: Role, name: str) -> None:
     """Start the reloader in the process that does the work."""
-    if not context.settings.supervisor_pid:
-        name = f"{name}@{socket.gethostname()}"  # as in the heartbeat
+    name = called(
+        context.settings, name, embedded=bool(context.settings.supervisor_pid)
+    )  # as in the heartbeat
 
     def begin(**_: object) -> None:
         Reloader(context, name).start()
@@ -267,10 +333,14 @@ def _give_back_at_the_end(context: Context) -> None:
 
 def _announce(settings: Settings, *, role_name: str, role: Role, name: str) -> None:
     """Beat from the moment the worker consumes until it stops."""
-    heart = Heartbeat(settings, role_name=role_name, queues=role.queues, name=name)
+    progress = Progress()
+    progress.follow_celery()
+    heart = Heartbeat(settings, role_name=role_name, queues=role.queues, name=name, progress=progress)
 
     def ready(**_: object) -> None:
         heart.start()
+        if role.pool == "solo":  # a prefork child is ended by its parent, at its time limit
+            end_when_held(settings.step_s + HELD_S)
 
     def bye(**_: object) -> None:
         heart.leave()

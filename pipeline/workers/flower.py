@@ -8,13 +8,10 @@ Off loopback it refuses to start without authentication. Nothing is kept on disk
 
 import ast
 import contextlib
-import errno
 import ipaddress
 import os
 import socket
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -23,6 +20,8 @@ from pipeline.app import make_app
 from pipeline.errors import BadInput
 from pipeline.observe import logger, set_up
 from pipeline.settings import Settings
+from pipeline.workers import door
+from pipeline.workers.tethered import tether
 
 # In front of what the command line says, so that it can say otherwise.
 OPTIONS: Final = (
@@ -39,8 +38,6 @@ OPTIONS: Final = (
     # Flower runs any flowerconfig.py it finds where it is started; nobody expects that of a data directory.
     f"--conf={os.devnull}",
 )
-# Ports tried from the wanted one on.
-TRIES: Final = 100
 
 
 def arguments(argv: Sequence[str], settings: Settings) -> list[str]:
@@ -68,38 +65,9 @@ def check(address: str, auth: str | None, *, guarded: bool = False) -> None:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A listening socket on the wanted port, or on the next free one. Raises BadInput.
-
-    Whoever starts Flower opens it and hands it over: two stacks that start at once get two ports, and the port stays
-    when Flower is restarted.
-    """
-    address, first = settings.flower_address, settings.flower_port
-    check(address, settings.flower_auth)
-    why = ""
-    for port in range(first, min(first + TRIES, 2**16)):
-        try:
-            family, *_, where = socket.getaddrinfo(
-                address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            door = socket.create_server(where, family=family, backlog=128)
-        except OSError as exc:
-            why = exc.strerror or str(exc)
-            if exc.errno != errno.EADDRINUSE:
-                break
-        else:
-            return door
-    raise BadInput(
-        f"Flower cannot listen on {address} from port {first} on ({why}); set flower_address or flower_port, "
-        f"or flower = false"
-    )
-
-
-def url(door: socket.socket) -> str:
-    """Where a browser on this machine finds what listens there."""
-    host, port = door.getsockname()[:2]
-    if ipaddress.ip_address(host).is_unspecified:
-        host = "127.0.0.1" if door.family == socket.AF_INET else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    """A listening socket on the wanted port, or on the next free one. Raises BadInput."""
+    check(settings.flower_address, settings.flower_auth)
+    return door.listen("flower", settings.flower_address, settings.flower_port)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -107,26 +75,24 @@ def main(argv: Sequence[str]) -> int:
     set_up(settings.log_level)
     given = _given(argv)
     rest = [a for a in argv if _name(a) != "fd"]
-    door = None
+    opened = None
     try:
         args = arguments(rest, settings)
         if "fd" in given:
-            door = socket.socket(fileno=int(given["fd"]))
+            opened = socket.socket(fileno=int(given["fd"]))
         elif not given.keys() & {"port", "unix_socket"}:
-            door = listen(replace(settings, flower_address=given.get("address", settings.flower_address)))
+            opened = listen(replace(settings, flower_address=given.get("address", settings.flower_address)))
     except BadInput as exc:
         sys.stderr.write(f"logweir: {exc}\n")
         return 2
     if settings.supervisor_pid:
-        threading.Thread(
-            target=_end_with, args=(settings.supervisor_pid,), name="tether", daemon=True
-        ).start()
-    _prepare(settings, door)
+        tether(settings.supervisor_pid, grace_s=0.0)  # there is nothing to save
+    _prepare(settings, opened)
     make_app(settings).start(args)
     return 0
 
 
-def _prepare(settings: Settings, door: socket.socket | None) -> None:
+def _prepare(settings: Settings, opened: socket.socket | None) -> None:
     """Tell Flower what its arguments cannot say: the login, which `ps` would show, and the open socket."""
     from flower import command  # type: ignore[import-untyped] # it publishes no types
     from flower.options import options  # type: ignore[import-untyped]
@@ -135,10 +101,10 @@ def _prepare(settings: Settings, door: socket.socket | None) -> None:
     options.format_task = plain
     if settings.flower_auth is not None:
         options.basic_auth = settings.flower_auth.split(",")
-    if door is None:
+    if opened is None:
         return
-    door.setblocking(False)
-    sockets, port = [door], int(door.getsockname()[1])
+    opened.setblocking(False)
+    sockets, port = [opened], int(opened.getsockname()[1])
 
     class Flower(command.Flower):  # type: ignore[misc]
         def start_http_server(self) -> int:
@@ -147,7 +113,7 @@ def _prepare(settings: Settings, door: socket.socket | None) -> None:
             return port
 
     command.Flower = Flower
-    logger(url=url(door)).info("flower.starts")
+    logger(url=door.url(opened)).info("flower.starts")
 
 
 def plain(task: Any) -> Any:
@@ -177,13 +143,6 @@ def _loopback(address: str) -> bool:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def _end_with(parent: int) -> None:
-    """End with the supervisor, whatever way it goes; there is nothing to save."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(70)
 
 
 if __name__ == "__main__":

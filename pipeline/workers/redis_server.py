@@ -21,6 +21,7 @@ from redis.retry import Retry
 
 from pipeline.errors import BadInput, StackFailed
 from pipeline.keyspace import is_refusal
+from pipeline.observe import logger
 from pipeline.records import digest
 from pipeline.settings import Settings
 from pipeline.values import masked_url
@@ -28,6 +29,8 @@ from pipeline.values import masked_url
 # sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
 SOCKET_PATH_LIMIT: Final = 100
 START_S: Final = 30.0
+# One that answers that it reads its AOF is alive: 10 GB take minutes on a slow disk, and who kills it starts from nothing.
+LOAD_S: Final = 1_800.0
 OLDEST_REDIS: Final = (6, 2)
 CHECK_S: Final = 5.0
 # Reads the clock and writes, as every script of ours does.
@@ -71,6 +74,11 @@ def socket_path(data_dir: Path) -> Path:
     return private / "redis.sock"
 
 
+def private_url(data_dir: Path) -> str:
+    """Where the private Redis of this data directory listens."""
+    return f"unix://{quote(str(socket_path(data_dir.absolute())))}?db=0"
+
+
 def configuration(settings: Settings, directory: Path, socket: Path) -> str:
     """redis.conf, every line with its reason."""
 
@@ -86,7 +94,9 @@ def configuration(settings: Settings, directory: Path, socket: Path) -> str:
             "daemonize no",
             f"logfile {quoted(directory / 'redis.log')}",
             "appendonly yes",
-            "appendfsync everysec",  # sources read again from their cursor what the last second lost
+            # everysec: sources send again what the last second lost. always: on disk before it is answered.
+            f"appendfsync {settings.redis_fsync}",
+            "no-appendfsync-on-rewrite no",  # nor while the AOF is rewritten
             'save ""',  # the AOF is the record; a second snapshot would only double the writes
             "maxmemory-policy noeviction",  # a broker and a ledger must never drop a key
             f"maxmemory {settings.redis_max_mib}mb",
@@ -97,15 +107,15 @@ def configuration(settings: Settings, directory: Path, socket: Path) -> str:
     )
 
 
-def check_redis(settings: Settings) -> None:
+def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
     """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old, full."""
     url = masked_url(settings.redis_url or "")
     try:
         # Short time-outs and no second try: somebody waits for the answer.
         client = redis.Redis.from_url(
             settings.redis_url or "",
-            socket_timeout=CHECK_S,
-            socket_connect_timeout=CHECK_S,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
         )
         if client.get_encoder().decode_responses:
@@ -115,31 +125,68 @@ def check_redis(settings: Settings) -> None:
         version = str(client.info("server")["redis_version"])
         if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
             raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
-        # Both kinds of key that we write: ours, and those of Celery's queues.
-        client.set(f"{settings.key_prefix}:probe", "1", ex=5)
-        client.eval(PROBE, 1, f"{{{settings.key_prefix}}}:probe")
+        _try_rights(client, settings.key_prefix)
     except redis.AuthenticationError as exc:
         raise BadInput(
-            f"Redis at {url} refuses the login ({exc}); set the right user and password in REDIS_URL"
+            f"Redis at {url} {_login(str(exc))}; set the right user and password in REDIS_URL"
         ) from exc
     except redis.ResponseError as exc:
         raise BadInput(f"Redis at {url} {_refusal(exc)}") from exc
     except redis.TimeoutError as exc:
         raise BadInput(
-            f"Redis at {url} did not answer within {CHECK_S:.0f} s; look after it or correct REDIS_URL"
+            f"Redis at {url} did not answer within {timeout_s:.0f} s; look after it or correct REDIS_URL"
         ) from exc
     except redis.ConnectionError as exc:
-        raise BadInput(f"Redis at {url} does not answer ({exc}); start it or correct REDIS_URL") from exc
+        raise BadInput(f"Redis at {url} {_silence(exc, url)}") from exc
     except (redis.RedisError, ValueError, KeyError, TypeError) as exc:
         raise BadInput(f"{url} is no usable Redis ({exc}); correct REDIS_URL") from exc
+
+
+def _try_rights(client: "redis.Redis", prefix: str) -> None:
+    """One command of each kind that a user needs the right to, on both kinds of key that we write: ours and Celery's."""
+    name = f"{prefix}:probe"
+    client.ping()
+    client.set(name, "1", ex=5)
+    client.get(name)
+    client.publish(name, "")
+    with client.pipeline(transaction=True) as pipe:
+        pipe.get(name)
+        pipe.execute()
+    client.eval(PROBE, 1, f"{{{prefix}}}:probe")
+
+
+def _silence(error: Exception, url: str) -> str:
+    """Why no connection came about, and what to do about it."""
+    text, tls = str(error), url.startswith("rediss://")
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"shows no certificate that can be trusted ({text}); name its CA with ?ssl_ca_certs=FILE in REDIS_URL"
+    if "certificate required" in text.lower() or "handshake failure" in text.lower():
+        return f"wants a certificate of ours ({text}); name it with ssl_certfile and ssl_keyfile in REDIS_URL"
+    if tls and any(
+        word in text for word in ("WRONG_VERSION_NUMBER", "wrong version number", "record layer failure")
+    ):
+        return f"does not speak TLS ({text}); write redis:// in REDIS_URL"
+    if not tls and any(word in text for word in ("Connection closed by server", "Connection reset")):
+        return f"hangs up ({text}); write rediss:// in REDIS_URL where it speaks TLS only"
+    if tls and "Error 2 " in text:  # ENOENT
+        return "cannot be asked: a file that REDIS_URL names for TLS is not there; correct its ssl_ options"
+    return f"does not answer ({text}); start it or correct REDIS_URL"
+
+
+def _login(text: str) -> str:
+    # Redis gives a lesson on HELLO here.
+    missing = "NOAUTH" in text or "Authentication required" in text or "HELLO must be called" in text
+    return "refuses the login: it wants a password" if missing else f"refuses the login ({text})"
 
 
 def _refusal(error: redis.ResponseError) -> str:
     """What an error answer means, and what to do about it."""
     text = str(error)
     if any(word in text for word in ("NOAUTH", "WRONGPASS", "invalid password")):
-        return f"refuses the login ({text}); set the right user and password in REDIS_URL"
-    if isinstance(error, redis.exceptions.NoPermissionError) or "NOPERM" in text or "ACL failure" in text:
+        return f"{_login(text)}; set the right user and password in REDIS_URL"
+    if isinstance(error, redis.exceptions.NoPermissionError) or any(
+        word in text for word in ("NOPERM", "ACL failure", "The user executing the script can't run")
+    ):
         return f"does not let this user work ({text}); give it the rights in docs/operations.md"
     if "unknown command" in text and "HELLO" in text:
         return f"is too old ({text}); at least 6.2 is needed"
@@ -157,7 +204,7 @@ class PrivateRedis:
         self.settings = settings
         self.directory = settings.data_dir / "redis"
         self.socket = socket_path(settings.data_dir)
-        self.url = f"unix://{quote(str(self.socket))}?db=0"
+        self.url = private_url(settings.data_dir)
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start and wait until it answers. Raises StackFailed with the end of its log."""
@@ -183,19 +230,23 @@ class PrivateRedis:
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5)
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
+        began, limit_s = time.monotonic(), START_S
+        while time.monotonic() - began < limit_s:
             if process.poll() is not None:
                 raise StackFailed(f"Redis did not start: {self.last_words()}")
             try:
                 if self.socket.exists() and client.ping():
                     client.close()
                     return
+            except redis.BusyLoadingError:
+                if limit_s < LOAD_S:
+                    limit_s = LOAD_S
+                    logger().info("redis.loads", why="Redis reads what it had on disk; it is waited for")
             except redis.RedisError:
-                pass  # it is loading its AOF, or not listening yet
+                pass  # it is not listening yet
             time.sleep(0.02)
         process.kill()
-        raise StackFailed(f"Redis did not answer within {START_S:.0f} s: {self.last_words()}")
+        raise StackFailed(f"Redis did not answer within {limit_s:.0f} s: {self.last_words()}")
 
     def last_words(self) -> str:
         """The last line of the server's log."""

@@ -9,6 +9,7 @@ import threading
 
 import redis
 
+from pipeline import metrics
 from pipeline.errors import BadPayload, ModelUnavailable, RedisUnavailable
 from pipeline.keyspace import connect
 from pipeline.observe import logger
@@ -64,4 +65,6 @@ class Reloader(threading.Thread):
         versions = serving.versions()
         if versions != self.said or (versions and self.quiet_s > CONFIRM_S):
             self.presence.serves(self.worker, versions)
+            if versions != self.said:
+                metrics.reloaded()
             self.said, self.quiet_s = versions, 0.0

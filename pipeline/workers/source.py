@@ -13,6 +13,7 @@ from typing import Final
 
 import redis
 
+from pipeline.batches import Accepted, Full
 from pipeline.errors import BadInput, BadPayload, BadSetting, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.devices import SOURCE
 from pipeline.gpu.leases import Held, Leases, Mode, Refused
@@ -20,9 +21,11 @@ from pipeline.observe import logger, set_up
 from pipeline.opensearch.client import connect
 from pipeline.presence import Presence
 from pipeline.producer import Producer
+from pipeline.records import Batch
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Poller, deliver
 from pipeline.workers import bootstrap
+from pipeline.workers.liveness import Progress
 
 ROLE: Final = "source"
 RETRY_S: Final = 2.0  # after a failure; a complaint is forgotten after 15 s, so it has to be repeated sooner
@@ -40,14 +43,16 @@ class SourceWorker:
         client = self.producer.ledger.client
         self.leases = Leases(client, settings)
         self.presence = Presence(client, settings)
-        self.poller = Poller(connect(settings, reading=True), settings)
         self.stop = threading.Event()
+        self.progress = Progress()
+        self.poller = Poller(connect(settings, reading=True), settings, pulse=self.progress.pulse)
         self.log = logger(role=ROLE, source=settings.opensearch_source)
         self._trouble = ("", "")
 
     def run(self) -> None:
         """Poll whenever the lease is ours, until `stop` is set."""
         while not self.stop.is_set():
+            self.progress.pulse()
             try:
                 answer = self.leases.request(SOURCE, Mode.EXCLUSIVE, self.holder, quarantine=True)
                 if isinstance(answer, Refused):
@@ -64,6 +69,7 @@ class SourceWorker:
 
     def _while_held(self, held: Held) -> None:
         def go_on() -> bool:
+            self.progress.pulse()
             return not self.stop.is_set() and not held.lost.is_set()
 
         while go_on():
@@ -75,12 +81,13 @@ class SourceWorker:
         left = seconds
         while left > 0 and not held.lost.is_set() and not self.stop.wait(min(left, 1.0)):
             left -= 1.0
+            self.progress.pulse()
 
     def _poll(self, go_on: Callable[[], bool]) -> bool:
         """False after a failure, which has been waited for already."""
         try:
             cursor = self.producer.ledger.cursor(self.poller.cursor_key)
-            polled = deliver(self.poller, cursor, self.producer.accept, go_on=go_on, wait=self.stop.wait)
+            polled = deliver(self.poller, cursor, self._accept, go_on=go_on, wait=self.stop.wait)
         except (SourceUnavailable, BadPayload, BadInput) as exc:
             self._troubled(str(exc))
             return False
@@ -94,6 +101,12 @@ class SourceWorker:
                 without_time=polled.without_time,
             )
         return True
+
+    def _accept(self, batch: Batch, **cursor: str) -> Accepted | Full:
+        answer = self.producer.accept(batch, **cursor)  # type: ignore[arg-type]
+        if isinstance(answer, Full) and answer.refused == 1:
+            self.log.warning("source.waits", why=str(answer))
+        return answer
 
     def _troubled(self, why: str) -> None:
         self._say("source.away", why)
@@ -119,7 +132,7 @@ def main(argv: list[str]) -> int:
     settings = Settings.load()
     set_up(settings.log_level)
     worker = SourceWorker(settings, holder=f"{name}@{socket.gethostname()}:{os.getpid()}")
-    bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name)
+    bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)
     return 0
 
 

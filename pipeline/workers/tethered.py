@@ -1,7 +1,8 @@
-"""`python -m pipeline.workers.tethered PARENT COMMAND...`: runs a foreign program that must end with its parent.
+"""Processes that end with their parent, whatever way it goes.
 
-Our own workers watch their supervisor themselves; Redis cannot. On Linux the kernel is asked to send SIGTERM when
-the parent dies, then this process becomes the program. Elsewhere it stays between the two and watches.
+`tether` is for our own, which watch it themselves. Redis cannot: `python -m pipeline.workers.tethered PARENT COMMAND...`
+runs such a program. On Linux the kernel is asked to send SIGTERM when the parent dies, then this process becomes the
+program. Elsewhere it stays between the two and watches.
 """
 
 import ctypes
@@ -9,10 +10,25 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
+
+
+def tether(parent: int, *, grace_s: float) -> None:
+    """End this process when `parent` is its parent no more: told to first, where it has `grace_s` to do so."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        if grace_s:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(grace_s)
+        os._exit(70)  # a task that does not end must not keep an orphan alive
+
+    threading.Thread(target=watch, name="tether", daemon=True).start()
 
 
 def main(argv: list[str]) -> int:

@@ -30,6 +30,7 @@ QUICK = {
     "LOGWEIR_SWEEP_S": "0.5",
     "LOGWEIR_RETRAIN_BACKOFF_S": "0.5",
     "LOGWEIR_FLOWER": "no",  # test_flower.py starts it
+    "LOGWEIR_METRICS": "no",  # test_metrics.py starts it
     "OMP_NUM_THREADS": "2",
     "POLARS_MAX_THREADS": "2",
 }

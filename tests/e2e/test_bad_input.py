@@ -260,7 +260,7 @@ def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path
             enabled=True,
             passwords=["+pw"],
             keys=["*"],
-            commands=["+info", "+ping", "+set", "+hello"],
+            categories=["+@all", "-@scripting"],
         )
         url = f"unix://reader:pw@{client.connection_pool.connection_kwargs['path']}"
         said = sentence(logweir("up", REDIS_URL=url))

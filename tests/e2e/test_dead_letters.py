@@ -12,7 +12,7 @@ import pytest
 
 from e2e.harness import Up, ordinary, running, sentence, until
 from pipeline.app import make_app
-from pipeline.ledger import Stage
+from pipeline.batches import Stage
 from pipeline.settings import Settings
 from pipeline.tasks.submit import Submit
 
@@ -150,7 +150,8 @@ def _settings(up: Up) -> Settings:
 
 
 def _claim(up: Up, batch_id: str) -> None:
-    from pipeline.ledger import Claim, Ledger
+    from pipeline.batches import Claim
+    from pipeline.ledger import Ledger
 
     with up.client() as client:
         ledger = Ledger(client, _settings(up))

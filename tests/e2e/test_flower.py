@@ -160,7 +160,7 @@ def test_a_second_stack_gets_a_port_of_its_own_and_goes_on_when_flower_keeps_dyi
             os.kill(last[0], signal.SIGKILL)
             until(lambda last=last: now()["flower_pids"] != last, what="its death was seen")  # type: ignore[misc]
         assert up.status()["flower"] is None
-        assert up.err().count("flower.given_up") == 1
+        assert up.err().count("worker.given_up") == 1
         assert listeners(up) == set()
         up.send(ordinary(20), "after")  # the stack goes on
         assert up.stop() == 0

@@ -1,0 +1,359 @@
+"""What each kind of fault does to the world. None of them breaks the promise itself: the ledger's keys are left alone.
+
+A fault is noted when it is done, healed when its time is over; `missed` when there was nothing to do it to, because
+another fault had taken it away.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import psutil  # type: ignore[import-untyped] # it publishes no types
+import redis
+
+from bench._chaos.flow import Flow
+from bench._chaos.history import History
+from bench._chaos.producers import PAUSE_S, Poisoner, Sender, known
+from bench._chaos.schedule import KINDS, Fault
+from bench._chaos.world import World
+from pipeline.batches import Stage
+from pipeline.errors import LogweirError
+from pipeline.gpu.devices import DRAIN
+from pipeline.keyspace import Keys
+from pipeline.producer import Producer
+from pipeline.tasks.submit import Submit
+
+AT_ONCE: Final = 20  # messages that one fault doubles or drops in a queue
+FILL_LINES: Final = 3
+BURIED_S: Final = 60.0  # a line that hangs takes longer; the next fault does not wait for that
+PATIENCE_S: Final = 15.0  # a stack that is started again has workers by then
+# Heals what a fault did; None when it was over at once.
+Heal = Callable[[], None]
+Act = Callable[[Fault, random.Random], tuple[Any, Heal | None]]
+
+
+class Missed(Exception):
+    """There is nothing to do it to."""
+
+
+# Why a fault cannot be done now: another one is at it.
+TRANSIENT: Final = (Missed, LogweirError, redis.RedisError, psutil.Error, ProcessLookupError)
+
+
+class Faults:
+    """Carries faults out, each in a thread of its own, so that they overlap."""
+
+    def __init__(self, world: World, history: History, flow: Flow, poisoner: Poisoner, seed: int) -> None:
+        self.world = world
+        self.history = history
+        self.flow = flow
+        self.poisoner = poisoner
+        self.seed = seed
+        self.recent: list[str] = []  # ids of batches, for wake-ups that come twice
+        self._healing = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._keys = Keys(world.direct.key_prefix)
+        self._submit: Submit = Producer.connect(world.direct).submit
+        self._fillings = 0
+
+    def begin(self, fault: Fault) -> None:
+        thread = threading.Thread(target=self._do, args=(fault,), name=f"fault-{fault.n}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def busy(self) -> bool:
+        """True while a fault is not over."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def heal(self, timeout_s: float) -> None:
+        """End every fault now."""
+        self._healing.set()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.1, deadline - time.monotonic()))
+
+    def _do(self, fault: Fault) -> None:
+        kind = KINDS[fault.kind]
+        # Whoever of the role holds the template tree takes its lease along.
+        waits_for = kind.waits_for or ("lease" if fault.target.startswith("drain") else "")
+        facts = {
+            "n": fault.n,
+            "kind": fault.kind,
+            "target": fault.target,
+            "at_s": fault.at_s,
+            "for_s": fault.for_s,
+            "waits_for": waits_for,
+        }
+        try:
+            detail, heal = self._hurt(fault)
+        except TRANSIENT as exc:
+            self.history.note("missed", **facts, why=f"{type(exc).__name__} {exc}".strip())
+            return
+        self.history.note("fault", **facts, detail=detail)
+        if waits_for:
+            self.flow.waits()
+        if not kind.sole:
+            self.flow.watch(fault.n)
+        if heal is not None:
+            self._healing.wait(fault.for_s)
+            with contextlib.suppress(redis.RedisError, psutil.Error, ProcessLookupError):
+                heal()
+        self.history.note("healed", n=fault.n)
+        if kind.sole:
+            self.flow.watch(fault.n)
+
+    def _hurt(self, fault: Fault) -> tuple[Any, Heal | None]:
+        """Do it, as soon as there is somebody to do it to: what another fault ended is being started again."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                act: Act = getattr(self, f"_{fault.kind}")
+                return act(fault, random.Random(f"{self.seed} {fault.n}"))
+            except TRANSIENT:
+                if time.monotonic() > deadline or self._healing.wait(PAUSE_S):
+                    raise
+
+    # ---- processes -------------------------------------------------------------------------------
+
+    def _pids(self, target: str) -> dict[str, int]:
+        """`role`: all of its workers; `role/1`: one of them; `role/1:child`: a process of its pool."""
+        place, _, child = target.partition(":")
+        role, _, number = place.partition("/")
+        found = self.world.workers(role)
+        if not found:
+            raise Missed(f"no worker of {role} runs")
+        if number:
+            name = sorted(found)[int(number) % len(found)]
+            found = {name: found[name]}
+        if child:
+            children = {
+                f"{n}:child": c.pid for n, pid in found.items() for c in psutil.Process(pid).children()
+            }
+            if not children:
+                raise Missed(f"{place} has no process in its pool")
+            return children
+        return found
+
+    def _kill(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        return self._signal(self._pids(fault.target), signal.SIGKILL), None
+
+    _kill_beat = _kill
+
+    def _kill_writer(self, *_: Any) -> tuple[Any, Heal | None]:
+        return self._signal(self._writer(), signal.SIGKILL), None
+
+    def _stop_writer(self, *_: Any) -> tuple[Any, Heal | None]:
+        return self._stopped(self._writer())
+
+    def _stop(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        return self._stopped(self._pids(fault.target))
+
+    _stop_role = _stop
+
+    def _stopped(self, pids: dict[str, int]) -> tuple[Any, Heal | None]:
+        def go_on() -> None:
+            for pid in pids.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+        return self._signal(pids, signal.SIGSTOP), go_on
+
+    def _writer(self) -> dict[str, int]:
+        """The worker that holds the lease of the template tree."""
+        raw: Any = self.world.client.hget(self._keys.lease(DRAIN), "holder")
+        holder = (raw or b"").decode().split(":")  # host:pid:chance (tasks/context.py)
+        for name, pid in self.world.workers("drain").items():
+            if str(pid) in holder:
+                return {name: pid}
+        raise Missed("nobody holds the template tree")
+
+    def _signal(self, pids: dict[str, int], number: signal.Signals) -> dict[str, int]:
+        for pid in pids.values():
+            os.kill(pid, number)
+        return pids
+
+    def _kill_supervisor(self, *_: Any) -> tuple[Any, Heal | None]:
+        if not self.world.kill("up"):
+            raise Missed("no stack runs")
+        return {}, None
+
+    def _kill_stack(self, *_: Any) -> tuple[Any, Heal | None]:
+        """All of it at once, as a machine does that loses its power; Redis is another machine."""
+        process = self.world.services["up"].process
+        if process is None or process.poll() is not None:
+            raise Missed("no stack runs")
+        tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in tree:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        return {"processes": len(tree)}, None
+
+    def _kill_follower(self, *_: Any) -> tuple[Any, Heal | None]:
+        if not self.world.kill("follow"):
+            raise Missed("nobody follows")
+        return {}, None
+
+    # ---- Redis and the way to it -----------------------------------------------------------------
+
+    def _kill_redis(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        if not self.world.kill("redis"):
+            raise Missed("Redis does not run")
+        self.world.hold("redis", fault.for_s)
+
+        def back() -> None:
+            while not self.world.redis_answers() and not self._healing.is_set():
+                time.sleep(PAUSE_S)
+
+        return {}, back
+
+    def _stop_redis(self, *_: Any) -> tuple[Any, Heal | None]:
+        process = self.world.services["redis"].process
+        if process is None or process.poll() is not None:
+            raise Missed("Redis does not run")
+        return self._stopped({"redis": process.pid})
+
+    def _cut(self, *_: Any) -> tuple[Any, Heal | None]:
+        return {"connections": self.world.proxy.cut()}, None
+
+    def _refuse(self, *_: Any) -> tuple[Any, Heal | None]:
+        return {"connections": self.world.proxy.refuse(True)}, lambda: _nothing(
+            self.world.proxy.refuse(False)
+        )
+
+    def _delay(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        self.world.proxy.delay(float(fault.target))
+        return {}, lambda: self.world.proxy.delay(0.0)
+
+    def _half_open(self, fault: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
+        return {"connections": self.world.proxy.half_open(float(fault.target), rng)}, None
+
+    def _client_kill(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        return {"connections": self.world.client.client_kill_filter(_type=fault.target, skipme=True)}, None
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _queues(self) -> list[bytes]:
+        """The lists of the broker; the ledger's keys begin with a brace."""
+        pattern = f"{self.world.direct.key_prefix}:*"
+        return sorted(self.world.client.scan_iter(match=pattern, count=1_000, _type="list"))
+
+    def _twice(self, _: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
+        """Copies of what waits, of what workers have in hand, and wake-ups for recent batches, finished or not."""
+        client, copies = self.world.client, 0
+        for queue in self._queues():
+            for message in client.lrange(queue, 0, AT_ONCE - 1):
+                client.lpush(queue, message)
+                copies += 1
+        for raw in list(client.hvals(f"{self.world.direct.key_prefix}:unacked"))[:AT_ONCE]:
+            message, _, routing_key = json.loads(raw)
+            client.lpush(f"{self.world.direct.key_prefix}:{routing_key}", json.dumps(message))
+            copies += 1
+        ids = self.recent[-50:]
+        for batch_id in rng.sample(ids, min(10, len(ids))):
+            copies += self._submit.wake(rng.choice(list(Stage)), batch_id)
+        return {"messages": copies}, None
+
+    def _drop(self, *_: Any) -> tuple[Any, Heal | None]:
+        dropped = {}
+        for queue in self._queues():
+            gone = self.world.client.rpop(queue, AT_ONCE)
+            dropped[queue.decode()] = len(gone or ())
+        return dropped, None
+
+    def _unacked(self, *_: Any) -> tuple[Any, Heal | None]:
+        """What workers have in hand is forgotten, and a restore that died in the midst left its mutex behind."""
+        prefix = self.world.direct.key_prefix
+        gone = self.world.client.delete(f"{prefix}:unacked", f"{prefix}:unacked_index")
+        self.world.client.set(f"{prefix}:unacked_mutex", "left behind", ex=15)
+        return {"keys": gone}, None
+
+    def _garbage(self, _: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
+        queues = [
+            f"{self.world.direct.key_prefix}:{q}"
+            for q in ("ingest", "infer.cpu", "drain", "store", "periodic")
+        ]
+        junk = _junk(rng)
+        for queue in queues:
+            for raw in rng.sample(junk, 4):
+                self.world.client.rpush(queue, raw)
+        return {"messages": 4 * len(queues)}, None
+
+    # ---- load ------------------------------------------------------------------------------------
+
+    def _disk_full(self, *_: Any) -> tuple[Any, Heal | None]:
+        self.world.disk.fill()
+        return {"disk": self.world.disk.kind}, self.world.disk.free
+
+    def _fill(self, fault: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
+        """A burst of small batches until nothing is taken any more, or the time is over."""
+        with self._lock:
+            self._fillings += 1
+            name = f"burst-{self._fillings}"
+        sender = Sender(name, name, self.history, Producer.connect(self.world.settings))
+        end = time.monotonic() + fault.for_s
+        while time.monotonic() < end and not self._healing.is_set() and not sender.refusals:
+            sender.send([known(rng) for _ in range(FILL_LINES)])
+        return {"batches": sender.batches, "full": sender.refusals}, None
+
+    def _poison(self, fault: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
+        batch_id = self.poisoner.send(fault.target, rng)
+        deadline = time.monotonic() + BURIED_S
+
+        def buried() -> None:
+            while not (self._healing.is_set() or self.poisoner.buried() or time.monotonic() > deadline):
+                time.sleep(PAUSE_S)
+
+        return {"id": batch_id}, buried
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+def _junk(rng: random.Random) -> list[bytes]:
+    """What is no message, or one that nobody should obey."""
+
+    def message(body: str, **changed: Any) -> bytes:
+        return json.dumps(
+            {
+                "body": body,
+                "content-type": "application/json",
+                "content-encoding": "utf-8",
+                "headers": {"task": "logweir.ingest", "id": "junk", "lang": "py"},
+                "properties": {
+                    "delivery_tag": rng.randbytes(8).hex(),
+                    "delivery_info": {"exchange": "", "routing_key": "ingest"},
+                    "body_encoding": None,
+                    "correlation_id": "junk",
+                },
+                **changed,
+            }
+        ).encode()
+
+    nothing = '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}'
+    return [
+        b"\xff\xfe\x00",
+        b"",
+        b"{}",
+        b"[1,2,3]",
+        b'"text"',
+        message("not json"),
+        message("[]"),
+        message(f"[[{json.dumps('x' * 100_000)}],{{}},{nothing}]"),
+        message(f"[[],{{}},{nothing}]"),
+        message(f'[[null,7,"a"],{{"b":1}},{nothing}]'),
+        message(f'[["no such batch"],{{}},{nothing}]'),
+        message(
+            "gASVAAAA", **{"content-type": "application/x-python-serialize", "content-encoding": "binary"}
+        ),
+        message(f'[["a"],{{}},{nothing}]', headers={"task": "os.system", "id": "junk", "lang": "py"}),
+        message(f'[["a"],{{}},{nothing}]', headers={}),
+        rng.randbytes(200),
+    ]

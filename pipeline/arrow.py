@@ -1,0 +1,184 @@
+"""Looks through an Arrow file before Polars reads it.
+
+Polars trusts the lengths that a file states: it asks for that much memory, and a length that lies ends the whole
+process (`memory allocation of 2377108633428164608 bytes failed`), not only the read. Here every length is compared
+with what is there, without decompressing anything; what is left can only be a file whose columns take at most
+`max_bytes`. The format: arrow.apache.org/docs/format/Columnar.html and its File.fbs, Message.fbs, Schema.fbs.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from pipeline.errors import BadPayload
+
+MAGIC: Final = b"ARROW1"
+MAX_ROWS: Final = 4_000_000  # forty times the most records that a batch may have
+MAX_COLUMNS: Final = 64
+MAX_BLOCKS: Final = 64
+# Members of Schema.fbs's union Type that our frames are made of; none refers to a dictionary.
+INT, FLOAT, TEXT, BOOL, MOMENT, LIST, LARGE_TEXT, LARGE_LIST, TEXT_VIEW = 2, 3, 5, 6, 10, 12, 20, 21, 24
+TYPES: Final = frozenset((INT, FLOAT, TEXT, BOOL, MOMENT, LIST, LARGE_TEXT, LARGE_LIST, TEXT_VIEW))
+RECORD_BATCH: Final = 3  # of Message.fbs's union MessageHeader
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+
+
+def check(blob: bytes, max_bytes: int) -> None:
+    """Raises BadPayload for what is no Arrow file of plain columns, or would take more than `max_bytes` of memory."""
+    try:
+        taken = _measured(blob, max_bytes)
+    except (struct.error, _Lie) as exc:
+        raise BadPayload(f"a payload of {len(blob)} bytes is not a readable Arrow file: {exc}") from exc
+    if taken > max_bytes:
+        raise BadPayload(
+            f"a payload of {len(blob)} bytes says that it unpacks to {taken}; at most {max_bytes} are read"
+        )
+
+
+class _Lie(Exception):
+    """A length or place that cannot be."""
+
+
+class _Table:
+    """A table of a flatbuffer: fields by number, each read within the bytes that are there."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self.data, self.at = data, at
+        vtable = at - self._int("<i", at)
+        size = self._int("<H", vtable)
+        self._fields = [self._int("<H", vtable + 4 + 2 * i) for i in range(min((size - 4) // 2, 16))]
+
+    def _int(self, form: str, at: int) -> int:
+        if at < 0:
+            raise _Lie("a place before its begin")
+        return int(struct.unpack_from(form, self.data, at)[0])
+
+    def number(self, field: int, form: str) -> int:
+        """A scalar; 0 when it is left out."""
+        place = self._place(field)
+        return self._int(form, place) if place else 0
+
+    def table(self, field: int) -> "_Table | None":
+        place = self._place(field)
+        return _Table(self.data, place + self._int("<I", place)) if place else None
+
+    def tables(self, field: int, most: int) -> "Iterator[_Table]":
+        """The elements of a vector of tables."""
+        for place in self._elements(field, 4, most):
+            yield _Table(self.data, place + self._int("<I", place))
+
+    def structs(self, field: int, form: str, most: int) -> Iterator[tuple[int, ...]]:
+        """The elements of a vector of structs."""
+        for place in self._elements(field, struct.calcsize(form), most):
+            yield struct.unpack_from(form, self.data, place)
+
+    def _elements(self, field: int, size: int, most: int) -> Iterator[int]:
+        place = self._place(field)
+        if not place:
+            return
+        start = place + self._int("<I", place)
+        count = self._int("<I", start)
+        if count > most:
+            raise _Lie(f"{count} parts where at most {most} are read")
+        yield from range(start + 4, start + 4 + size * count, size)
+
+    def _place(self, field: int) -> int:
+        offset = self._fields[field] if field < len(self._fields) else 0
+        return self.at + offset if offset else 0
+
+
+def _measured(blob: bytes, max_bytes: int) -> int:
+    """The bytes of memory that the columns of a file take."""
+    data = memoryview(blob)
+    end = len(blob) - len(MAGIC) - 4
+    if end < len(MAGIC) or blob[:6] != MAGIC or blob[-6:] != MAGIC:
+        raise _Lie("it does not begin and end as one")
+    size = struct.unpack_from("<i", data, end)[0]
+    if not 0 < size <= end - 8:
+        raise _Lie("its footer is longer than the file")
+    footer = _root(data[end - size : end])
+    schema = footer.table(1)
+    if schema is None:
+        raise _Lie("it has no schema")
+    buffers, nodes = _columns(schema)
+    if any(True for _ in footer.structs(2, "<qi4xq", MAX_BLOCKS)):
+        raise _Lie("it has dictionaries")
+    taken = 0
+    for offset, head, body in footer.structs(3, "<qi4xq", MAX_BLOCKS):
+        # A message: 0xFFFFFFFF, the size of its head, the head, its body.
+        if offset < 8 or head < 8 or body < 0 or offset + head + body > end - size:
+            raise _Lie("a part lies outside of the file")
+        mark, inner = struct.unpack_from("<Ii", data, offset)
+        if mark != 0xFFFFFFFF or not 0 < inner <= head - 8:
+            raise _Lie("a part has no head")
+        message = _root(data[offset + 8 : offset + 8 + inner])
+        batch = message.table(2)
+        if message.number(1, "<B") != RECORD_BATCH or batch is None:
+            raise _Lie("a part is no record batch")
+        taken += _batch(batch, data[offset + head : offset + head + body], buffers, nodes)
+        if taken > max_bytes:
+            break
+    return taken
+
+
+def _root(data: memoryview) -> _Table:
+    return _Table(data, struct.unpack_from("<I", data, 0)[0])
+
+
+def _columns(schema: _Table) -> tuple[int, int]:
+    """How many buffers and nodes the columns have; text views have more, which are counted per batch."""
+    if schema.number(0, "<h"):
+        raise _Lie("its numbers have the other byte order")
+    buffers = nodes = 0
+    waiting = list(schema.tables(1, MAX_COLUMNS))
+    while waiting:
+        column = waiting.pop()
+        kind = column.number(2, "<B")
+        children = list(column.tables(5, MAX_COLUMNS))
+        if kind not in TYPES or column.table(4) is not None:
+            raise _Lie("it has a column of a kind that we do not write")
+        if len(children) != (kind in (LIST, LARGE_LIST)):
+            raise _Lie("it has a column with too many or too few others inside")
+        waiting += children
+        nodes += 1
+        buffers += 3 if kind in (TEXT, LARGE_TEXT) else 2
+        if nodes > MAX_COLUMNS:
+            raise _Lie("it has too many columns")
+    return buffers, nodes
+
+
+def _batch(batch: _Table, body: memoryview, buffers: int, nodes: int) -> int:
+    """The bytes of memory of one record batch."""
+    rows = batch.number(0, "<q")
+    lengths = list(batch.structs(1, "<qq", nodes))
+    if not 0 <= rows <= MAX_ROWS or len(lengths) != nodes:
+        raise _Lie(f"a part of {rows} rows")
+    if any(not (0 <= empty <= length <= MAX_ROWS) for length, empty in lengths):
+        raise _Lie("a column of more rows than are read")
+    views = [count for (count,) in batch.structs(4, "<q", nodes)]
+    if any(not 0 <= count <= 4096 for count in views):
+        raise _Lie("a column of too many parts")
+    parts = list(batch.structs(2, "<qq", buffers + sum(views)))
+    if len(parts) != buffers + sum(views):
+        raise _Lie("a part has too few buffers")
+    compressed = batch.table(3)
+    if compressed is not None and compressed.number(0, "<b") != 1:
+        raise _Lie("it is compressed in a way that we do not write")
+    taken = 0
+    for offset, length in parts:
+        if offset < 0 or length < 0 or offset + length > len(body):
+            raise _Lie("a buffer lies outside of its part")
+        taken += _buffer(body[offset : offset + length], compressed is not None)
+    return taken
+
+
+def _buffer(data: memoryview, compressed: bool) -> int:
+    """The bytes that a buffer has when it is unpacked."""
+    if not compressed or not data:
+        return len(data)
+    stated = int(struct.unpack_from("<q", data, 0)[0])
+    if stated == -1:  # stored as it is
+        return len(data) - 8
+    if stated < 0 or (stated and bytes(data[8:12]) != ZSTD_MAGIC):
+        raise _Lie("a buffer is not compressed as it says")
+    return stated

@@ -1,0 +1,233 @@
+"""`logweir doctor`: what is missing on this machine or wrong around it, and how to mend it. It changes nothing."""
+
+import argparse
+import importlib.metadata
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.commands.common import display, out, print_json, settings_of
+from pipeline.errors import LogweirError
+from pipeline.settings import Settings
+from pipeline.words import plural
+
+if TYPE_CHECKING:
+    import redis
+
+NEEDED_DISK_MIB: Final = 500
+PROBE_S: Final = 5.0
+# Claims and leases go by the clock of Redis alone; lines are dated, and pages read, by the clocks of the machines.
+CLOCK_S: Final = 2.0
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = settings_of(args)
+    checks = list(_checks(settings))
+    bad = [c for c in checks if not c["ok"]]
+    warned = sum(bool(c.get("warning")) for c in checks)
+    if args.json:
+        print_json({"ok": not bad, "checks": checks})
+        return 1 if bad else 0
+    console = out()
+    for check in checks:
+        mark = "[green]ok[/]     " if check["ok"] else "[red]missing[/]"
+        if check.get("warning"):
+            mark = "[yellow]warning[/]"
+        console.print(mark, end=" ")
+        console.print(f"{check['what']}: {check['found']}", markup=False, soft_wrap=True)
+    well = f"nothing is missing; {plural(warned, 'warning')}" if warned else "everything is here"
+    console.print(well if not bad else f"{len(bad)} of {len(checks)} checks failed", markup=False)
+    return 1 if bad else 0
+
+
+def _checks(settings: Settings) -> "list[dict[str, Any]]":
+    def check(what: str, ok: bool, found: str) -> dict[str, Any]:
+        return {"what": what, "ok": ok, "found": found}
+
+    found = [check("Python", sys.version_info >= (3, 11), platform.python_version())]
+    for name in ("celery", "redis", "polars", "torch", "transformers", "drain3", "opensearch-py", "flower"):
+        try:
+            found.append(check(name, True, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            found.append(check(name, False, f"not installed; run: pip install {name}"))
+    found.append(_gpu_check())
+    found += _redis_checks(settings)
+    if settings.opensearch_url is not None:
+        found += _opensearch_checks(settings)
+    found.append(_place("data directory", settings.data_dir, "--data-dir"))
+    if "parquet" in settings.sinks and settings.results_dir is not None:
+        found.append(_place("results directory", settings.results_dir, "LOGWEIR_RESULTS_DIR"))
+    found += _stack_checks(settings)
+    try:
+        from pipeline.drain.masking import MaskSet
+
+        masks = MaskSet.load(extra=settings.masks)
+        found.append(check("masks", True, f"{len(masks.tokens)} tokens, version {masks.version}"))
+    except LogweirError as exc:
+        found.append(check("masks", False, str(exc)))
+    return found
+
+
+def _gpu_check() -> dict[str, Any]:
+    """Nothing fails without a GPU; what keeps one from being used is a warning."""
+    from pipeline.gpu.probe import probe
+
+    seen = probe(PROBE_S)
+    if seen is None:
+        return {"what": "GPU", "ok": True, "found": "none (no NVIDIA driver)", "warning": False}
+    if seen.trouble:
+        found = f"{seen.trouble}; see what `nvidia-smi` says"
+        return {"what": "GPU", "ok": True, "found": found, "warning": True}
+    found = f"{seen.count or 'none'}, driver {seen.driver}"
+    # Wheels without CUDA say so in the local part of their version; asking torch itself takes seconds.
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = ""  # a line of its own says so
+    blind = seen.count > 0 and torch.endswith("+cpu")
+    if blind:
+        found += (
+            f"; torch {torch} cannot use it: install a build with CUDA, see https://pytorch.org/get-started"
+        )
+    return {"what": "GPU", "ok": True, "found": found, "warning": blind}
+
+
+def _place(what: str, path: Path, remedy: str) -> dict[str, Any]:
+    """A directory that has to take files; looking is no reason to leave one behind."""
+    made: list[Path] = []
+    try:
+        made = [p for p in (path, *path.parents) if not p.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".probe"
+        probe.write_bytes(b"x")
+        probe.unlink()
+        free = shutil.disk_usage(path).free // 2**20
+    except OSError as exc:
+        found = f"{path}: {exc.strerror}; choose another with {remedy}"
+        return {"what": what, "ok": False, "found": found}
+    finally:
+        for directory in made:
+            if directory.exists():
+                directory.rmdir()
+    few = "" if free >= NEEDED_DISK_MIB else f"; at least {NEEDED_DISK_MIB} are needed"
+    return {"what": what, "ok": not few, "found": f"{display(path)}, {free:,} MiB free{few}"}
+
+
+def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
+    from pipeline.workers.redis_server import check_redis, find_server
+
+    try:
+        if settings.redis_url is None:
+            found_at = f"{find_server()}, appendfsync {settings.redis_fsync}"
+            return [{"what": "Redis server", "ok": True, "found": found_at}]
+        check_redis(settings)
+    except LogweirError as exc:
+        return [{"what": "Redis", "ok": False, "found": str(exc)}]
+    import redis
+
+    from pipeline.keyspace import connect
+
+    found = [{"what": "Redis", "ok": True, "found": "REDIS_URL answers"}]
+    try:
+        found += [{"ok": True, **part} for part in _redis_promises(connect(settings, timeout_s=PROBE_S))]
+    except redis.RedisError as exc:
+        found.append(
+            {"what": "Redis", "ok": True, "warning": True, "found": f"it does not tell how it is set: {exc}"}
+        )
+    return found
+
+
+def _redis_promises(client: "redis.Redis") -> list[dict[str, Any]]:
+    """Which promises of docs/durability.md this server does not keep."""
+    policy = str(client.info("memory").get("maxmemory_policy", ""))
+    kept = bool(int(client.info("persistence").get("aof_enabled", 0)))
+    sent = time.time()
+    seconds, micros = client.time()
+    fsync = _fsync(client)
+    apart = abs(int(seconds) + int(micros) / 1e6 - (sent + time.time()) / 2)
+    return [
+        {
+            "what": "Redis memory",
+            "warning": policy != "noeviction",
+            "found": "maxmemory-policy noeviction"
+            if policy == "noeviction"
+            else f"maxmemory-policy {policy} may drop accepted batches when memory is short; set it to noeviction",
+        },
+        {
+            "what": "Redis on disk",
+            "warning": not kept or fsync == "no",
+            "found": f"appendonly yes{_risk(fsync)}"
+            if kept
+            else "appendonly no: what was accepted is lost when Redis dies or its machine does; set appendonly yes",
+        },
+        {
+            "what": "clocks",
+            "warning": apart > CLOCK_S,
+            "found": f"{apart:.1f} s apart from Redis"
+            + (
+                ", so lines are dated wrongly; run a time service on both machines" if apart > CLOCK_S else ""
+            ),
+        },
+    ]
+
+
+def _fsync(client: "redis.Redis") -> str:
+    """How often a Redis of others syncs, where it tells: many refuse CONFIG."""
+    import redis
+
+    try:
+        how = dict(client.config_get("appendfsync")).get("appendfsync", "")
+    except redis.ResponseError:
+        return ""
+    return how.decode() if isinstance(how, bytes) else str(how)
+
+
+def _risk(fsync: str) -> str:
+    risky = "; a power cut may lose more than seconds, set everysec or always" if fsync == "no" else ""
+    return f", appendfsync {fsync}{risky}" if fsync else ""
+
+
+def _stack_checks(settings: Settings) -> list[dict[str, Any]]:
+    """The embedded stack of this data directory, where one runs."""
+    from pipeline.commands.health import look
+    from pipeline.presence import attached, running
+
+    if settings.redis_url is not None or running(settings.data_dir) is None:
+        return []
+    try:
+        workers, missing = look(attached(settings), "", ready=False)
+    except LogweirError as exc:
+        return [{"what": "running stack", "ok": False, "found": str(exc)}]
+    wrong = [missing] if missing else [f"{h.name} {h.why}" for h in workers if h.why]
+    found = "; ".join(wrong) or f"{len(workers)} workers are well"
+    return [{"what": "running stack", "ok": not wrong, "found": found}]
+
+
+def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
+    """Whether the server lets us write results, and read logs as the stack would; nothing there is changed."""
+    from pipeline.opensearch.client import connect
+    from pipeline.sinks.opensearch import OpenSearchSink
+    from pipeline.sources.opensearch import Poller
+
+    found: list[dict[str, Any]] = []
+
+    def look(what: str, look_at: Callable[[], str]) -> None:
+        try:
+            found.append({"what": what, "ok": True, "found": look_at()})
+        except LogweirError as exc:
+            found.append({"what": what, "ok": False, "found": str(exc)})
+
+    def source() -> str:
+        pieces = Poller(connect(settings, reading=True), settings).poll(None)
+        first = next(pieces, None)
+        pieces.close()  # type: ignore[attr-defined] # a generator: gives its point in time back now
+        return f"{settings.opensearch_source} can be read{'' if first else ', and is empty'}"
+
+    look("OpenSearch results", OpenSearchSink(settings).probe)
+    if settings.opensearch_source:
+        look("OpenSearch source", source)
+    return found

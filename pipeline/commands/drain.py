@@ -1,0 +1,288 @@
+"""`logweir drain` and `logweir stop`: let nothing more in, wait until all that is in is stored; then end the stack.
+
+What waits for a model, and dead letters, stay: they are kept in Redis, and the next `logweir up` goes on with them. Nothing
+is lost whatever way this ends. A Redis that other machines may use too has one door for all of them: with it `stop` only
+ends what runs here.
+"""
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pipeline.batches import Stage
+from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
+from pipeline.errors import BadInput, NotDrained, RedisUnavailable
+from pipeline.keyspace import connect
+from pipeline.ledger import Ledger
+from pipeline.presence import Presence, running
+from pipeline.routing import STAGE_QUEUES
+from pipeline.settings import Settings
+from pipeline.words import plural
+from pipeline.workers.place import holder
+from pipeline.workers.redis_server import private_url
+
+DRAINED: Final = "an operator drains the pipeline (`logweir drain`)"
+# The next `logweir up` opens a door that was closed with these words, and no other.
+STOPPED: Final = "the stack is being stopped (`logweir stop`)"
+LOOK_S: Final = 0.1
+# A worker that died is back sooner; a stage that nobody serves for so long will not get empty.
+UNSERVED_S: Final = 20.0
+# The supervisor gives its workers 12 s, and then Redis.
+END_S: Final = 60.0
+# A Redis of others that is restarted is back sooner.
+AWAY_S: Final = 60.0
+# A door that `stop` closed opens by itself when that command was killed; the end of the stack takes END_S at most.
+DOOR_S: Final = 90.0
+RENEW_S: Final = 20.0
+GONE_S: Final = 1.0
+QUIET_S: Final = 2.0
+REMEDY: Final = "`logweir status` says more, `logweir stop --now` ends the stack as it is and loses nothing"
+
+
+def main(args: argparse.Namespace) -> int:
+    return _stop(args) if args.action == "stop" else _drain(args)
+
+
+def _drain(args: argparse.Namespace) -> int:
+    given = settings_of(args)
+    settings = reached(given)
+    with redis_explained():
+        drain = Drain.of(settings)
+        if args.undo:
+            opened = drain.ledger.open_door()
+            _say(
+                args, {"open": True, "was_closed": opened}, "open again" if opened else "it was open already"
+            )
+            return 0
+        gone = None if given.redis_url is not None else _gone(given, int(str(_stack(given)["pid"])))
+        with drain.closing(DRAINED, leave_closed=True):
+            waited = drain.wait(args.timeout, gone=gone)
+        text = f"drained in {waited:.1f} s: everything that was accepted is stored; `logweir drain --undo` opens it again"
+        _say(args, {"drained": True, "waited_s": round(waited, 1), **drain.kept()}, text)
+    return 0
+
+
+def _stop(args: argparse.Namespace) -> int:
+    given = settings_of(args)
+    state = _stack(given)
+    pid = int(str(state["pid"]))
+    waited = 0.0
+    # The stack's own Redis, whatever REDIS_URL says here.
+    its = replace(given, redis_url=str(state["redis_url"]), key_prefix=str(state["key_prefix"]))
+    shared = its.redis_url != private_url(given.data_dir)
+    drains = not shared and not args.now
+    if drains:
+        with redis_explained():
+            drain = Drain.of(its)
+            with _saying("broken off; the stack runs on"), drain.closing(STOPPED, leave_closed=False):
+                waited = drain.wait(args.timeout, gone=_gone(given, pid), keep=STOPPED)
+    with _saying("the stack is ending; this command no longer waits for it"):
+        try:
+            _end(given, pid)
+        except NotDrained:
+            if drains:  # it runs on, so it takes lines in
+                with suppress(RedisUnavailable):
+                    drain.reopen()
+            raise
+    text = f"drained in {waited:.1f} s and stopped" if drains else "stopped"
+    if shared and not args.now:
+        text += "; its Redis is shared, so what waits there is left to others (`logweir drain` waits for all)"
+    _say(args, {"stopped": True, "drained": drains, "waited_s": round(waited, 1)}, text)
+    return 0
+
+
+class _Ended(NotDrained):
+    """The stack has ended while somebody waited for it, and its Redis with it."""
+
+
+@contextmanager
+def _saying(what: str) -> Iterator[None]:
+    """What it means when Ctrl-C or SIGTERM ends this, for the command line to say."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as exc:
+        exc.args = (what,)
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What is in flight, in words, and in which stages (all, and those where nobody works on it)."""
+
+    text: str
+    stages: tuple[str, ...] = ()
+    unserved: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Told:
+    """Says how the wait goes where no line can be drawn over: once it gets long, then when it changes in kind."""
+
+    began: float = field(default_factory=time.monotonic)
+    last: tuple[str, ...] | None = None
+
+    def say(self, text: str, kind: tuple[str, ...]) -> None:
+        if kind != self.last and not err().is_terminal and time.monotonic() - self.began > QUIET_S:
+            err().print(text, markup=False, soft_wrap=True)
+            self.last = kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """The door of a pipeline, and what is still behind it. Methods raise RedisUnavailable."""
+
+    ledger: Ledger
+    presence: Presence
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Drain":
+        client = connect(settings)
+        return cls(ledger=Ledger(client, settings), presence=Presence(client, settings))
+
+    @contextmanager
+    def closing(self, why: str, *, leave_closed: bool) -> Iterator[None]:
+        """Close the door; open it again when the wait is broken off, and, unless `leave_closed`, when it fails.
+
+        A door that was closed before is left as it was.
+        """
+        # What `stop` closed opens again by itself; what `drain` closes does not.
+        ours = self.ledger.door() in ((None, STOPPED) if leave_closed else (None,))
+        if ours:
+            self.ledger.close_door(why, for_s=None if leave_closed else DOOR_S)
+        try:
+            yield
+        except _Ended:
+            raise  # the next `logweir up` opens what `stop` closed
+        except NotDrained:
+            if ours and not leave_closed:
+                self._open()
+            raise
+        except BaseException:
+            if ours:
+                self._open()
+            raise
+
+    def reopen(self) -> None:
+        """Open the door that `stop` closed, and no other."""
+        if self.ledger.door() == STOPPED:
+            self.ledger.open_door()
+
+    def _open(self) -> None:
+        try:
+            self.ledger.open_door()
+        except RedisUnavailable as exc:
+            why = (
+                f"broken off, and the door could not be opened ({exc}); `logweir drain --undo` does it later"
+            )
+            err().print(why, markup=False, soft_wrap=True)
+        else:
+            err().print("broken off: lines are taken in again", markup=False)
+
+    def wait(
+        self, timeout_s: float | None, *, gone: Callable[[], bool] | None, keep: str | None = None
+    ) -> float:
+        """Until nothing is in flight; how long it took. Raises NotDrained when it does not get empty.
+
+        `gone` tells whether the embedded stack has ended; None: it is a Redis of others, which may be away for AWAY_S.
+        `keep`: a door that was closed with these words stays closed meanwhile.
+        """
+        began = served = answered = looked = renewed = time.monotonic()
+        told = _Told()
+        with err().status("draining") as line:
+            while True:
+                now = time.monotonic()
+                try:
+                    left = self.left()
+                    if keep is not None and now - renewed > RENEW_S:
+                        self.ledger.keep_door(keep, for_s=DOOR_S)
+                        renewed = now
+                    answered = now
+                except RedisUnavailable as exc:
+                    left = Left(text=str(exc), stages=("Redis is away",))
+                    if gone is None and now - answered > AWAY_S:
+                        raise NotDrained(
+                            f"Redis has not answered for {AWAY_S:.0f} s; whatever is in it is kept, look after it and drain again"
+                        ) from exc
+                if left is None:
+                    return now - began
+                if gone is not None and now - looked > GONE_S:
+                    looked = now
+                    if gone():
+                        raise _Ended("the stack has ended meanwhile; nothing is lost, `logweir up` goes on")
+                line.update(f"draining: {printable(left.text)}")
+                told.say(f"draining: {printable(left.text)}", left.stages)
+                if not left.unserved:
+                    served = now
+                elif now - served > UNSERVED_S:
+                    who = " and ".join(left.unserved)
+                    raise NotDrained(f"{left.text}, and no worker serves {who}; {REMEDY}")
+                if timeout_s is not None and now - began > timeout_s:
+                    raise NotDrained(f"not drained within {timeout_s:g} s: {left.text}; {REMEDY}")
+                time.sleep(LOOK_S)
+
+    def left(self) -> "Left | None":
+        """What is in flight, None when nothing is."""
+        counts = self.ledger.counts()
+        batches = counts.get("batches", 0)
+        if batches <= 0:
+            return None
+        waits = {stage: n for stage in Stage if (n := counts.get(f"stage:{stage}", 0)) > 0}
+        where = ", ".join(f"{stage} {n}" for stage, n in waits.items())
+        trouble = self.presence.trouble()
+        queues = {queue for worker in self.presence.live() for queue in worker.queues}
+        return Left(
+            text=f"{plural(batches, 'batch')} left ({where})" + (f"; {trouble.reason}" if trouble else ""),
+            stages=(*waits, *([trouble.stage] if trouble else [])),
+            unserved=tuple(stage for stage in waits if not queues & set(STAGE_QUEUES[stage])),
+        )
+
+    def kept(self) -> dict[str, int]:
+        """What stays: batches that wait for a model, dead letters."""
+        return {"warming_batches": self.ledger.warming(), "dead_batches": len(self.ledger.dead())}
+
+
+def _stack(settings: Settings) -> dict[str, object]:
+    """What the embedded stack says about itself. Raises BadInput when none runs."""
+    state = running(settings.data_dir)
+    if state is None or holder(settings.data_dir) != int(str(state["pid"])):
+        raise BadInput(f"no logweir stack runs on {settings.data_dir}; name its --data-dir")
+    return state
+
+
+def _gone(settings: Settings, pid: int) -> Callable[[], bool]:
+    return lambda: holder(settings.data_dir) != pid
+
+
+def _end(settings: Settings, pid: int) -> None:
+    """Raises NotDrained when the stack does not end."""
+    gone = _gone(settings, pid)
+    # Looked up again: it may have ended since it was found, and another process may have its number.
+    if gone():
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + END_S
+    told = _Told()
+    text = "stopping: workers finish their step"
+    with err().status(text):
+        while not gone():
+            told.say(text, ())
+            if time.monotonic() > deadline:
+                raise NotDrained(
+                    f"process {pid} did not end within {END_S:.0f} s; see {settings.data_dir / 'logs'}"
+                )
+            time.sleep(LOOK_S)
+
+
+def _say(args: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
+    if args.json:
+        print_json(facts)
+    else:
+        out().print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,143 @@
+"""`logweir health [NAME|ROLE]`: whether a worker, a role or everything is well; an exit code for container probes.
+
+Live: heard of lately, and not stalled (a worker that takes nothing although its queue has work, a loop that stands still).
+Ready, with --ready: it also answers under the live model version, where it answers under one.
+"""
+
+import argparse
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pipeline.commands.common import err, out, print_json, printable, reached, settings_of
+from pipeline.errors import LogweirError
+from pipeline.keyspace import WORKER_TTL_S, connect
+from pipeline.presence import Presence, WorkerView, running
+from pipeline.registry import SHARED, Registry
+from pipeline.settings import Settings
+from pipeline.words import plural
+from pipeline.workers.place import called
+
+# Roles whose workers load a model version before they answer under it.
+ANSWERING: Final = frozenset({"ingest", "infer-cpu", "infer-gpu", "drain"})
+# Who probes waits for the answer, and kills the probe when it takes long.
+PROBE_S: Final = 2.0
+# Without these nothing that is accepted is stored.
+NEEDED: Final = ("ingest", "infer-cpu", "drain", "store", "beat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One worker, and what is wrong with it; `why` is "" when it is well."""
+
+    name: str
+    role: str
+    pid: int
+    silent_s: float
+    quiet_s: float | None
+    why: str
+
+
+def main(args: argparse.Namespace) -> int:
+    try:
+        # NAME@ is the worker of that name on this machine, for probes in containers.
+        what = args.what + socket.gethostname() if args.what.endswith("@") else args.what
+        found, missing = look(reached(settings_of(args), timeout_s=PROBE_S), what, ready=args.ready)
+    except LogweirError as exc:
+        return _answer(args, str(exc), [])
+    wrong = [h for h in found if h.why]
+    if missing:
+        return _answer(args, missing, found)
+    if wrong:
+        return _answer(args, "; ".join(f"{h.name} {h.why}" for h in wrong), found)
+    return _answer(args, "", found)
+
+
+def look(settings: Settings, what: str, *, ready: bool) -> tuple[list[Health], str]:
+    """The workers that are meant, and in a sentence who is missing ("" when nobody is). Raises LogweirError."""
+    client = connect(settings, timeout_s=PROBE_S)
+    presence = Presence(client, settings)
+    heard = presence.heard()
+    serving = {name: served.versions.get(SHARED, "") for name, served in presence.serving().items()}
+    registry = Registry(client, settings)
+    live, faults = registry.look()
+    version = "" if live is None or live.version in faults else live.version
+    chosen = [
+        Health(
+            name=w.name,
+            role=w.role,
+            pid=w.pid,
+            silent_s=round(silent_s, 1),
+            quiet_s=None if w.progress is None else round(w.progress.quiet_s + silent_s, 1),
+            why=judge(w, silent_s, stall_s=settings.stall_s)
+            or (_behind(w, serving, version) if ready else ""),
+        )
+        for w, silent_s in heard
+        if what in ("", w.name, w.role)
+    ]
+    if not what:
+        return _everybody(settings, chosen)
+    if not chosen:
+        names = ", ".join(sorted({w.role for w, _ in heard})) or "none"
+        return [], f"no worker or role {what!r} was heard of; the roles that were: {names}"
+    # Of several workers of a role, one that is well does the work; of a name there is one.
+    if all(h.name != what for h in chosen) and any(not h.why for h in chosen):
+        return [h for h in chosen if not h.why], ""
+    return chosen, ""
+
+
+def _everybody(settings: Settings, found: Sequence[Health]) -> tuple[list[Health], str]:
+    """Everything that should be there: the processes of the embedded stack, or else every role that is needed."""
+    well = {h.name for h in found if not h.why}
+    state = running(settings.data_dir)
+    if state is not None and state.get("redis_url") != settings.redis_url:
+        state = None  # it works for others
+    if state is not None and isinstance(names := state.get("workers"), Mapping):
+        wanted = {called(settings, str(name), embedded=True) for name in names}
+        gone = sorted(wanted - {h.name for h in found})
+    else:
+        gone = sorted(set(NEEDED) - {h.role for h in found if h.name in well})
+    told = [h for h in found if h.silent_s < WORKER_TTL_S or (state is not None and h.name not in well)]
+    if not gone:
+        return told, ""
+    return told, f"missing: {', '.join(gone)}; see the logs of those, or start them"
+
+
+def judge(worker: WorkerView, silent_s: float, *, stall_s: float) -> str:
+    """Why a worker is not live, "" when it is."""
+    if silent_s >= WORKER_TTL_S:
+        return f"was last heard of {silent_s:.0f} s ago"
+    told = worker.progress
+    if told is not None and told.stalled_s >= stall_s:
+        what = "takes nothing although work waits" if worker.queues else "stands still"
+        return f"{what}, for {told.stalled_s:.0f} s now"
+    return ""
+
+
+def _behind(worker: WorkerView, serving: Mapping[str, str], version: str) -> str:
+    if worker.role not in ANSWERING or not version:
+        return ""
+    now = serving.get(worker.name, "")
+    if now == version:
+        return ""
+    return f"answers under {now}, not yet under {version}" if now else f"has not loaded {version} yet"
+
+
+def _answer(args: argparse.Namespace, why: str, found: Sequence[Health]) -> int:
+    if args.json:
+        facts: dict[str, Any] = {"ok": not why, "why": why, "workers": [asdict(h) for h in found]}
+        print_json(facts)
+    elif why:
+        err().print(f"logweir: {printable(why)}", markup=False, soft_wrap=True)
+    else:
+        out().print(_well(found), markup=False, soft_wrap=True)
+    return 1 if why else 0
+
+
+def _well(found: Sequence[Health]) -> str:
+    if len(found) != 1:
+        return f"{plural(len(found), 'worker')} are well"
+    one = found[0]
+    last = "" if one.quiet_s is None else f", last at work {one.quiet_s:.0f} s ago"
+    return f"{printable(one.name)} is well: heard of {one.silent_s:.0f} s ago{last}"

@@ -1,0 +1,152 @@
+"""Result files of batches that the ledger does not know any more, until others store their records.
+
+A Redis that came back without its last moments has forgotten batches whose results are on disk already. Their source sends
+the lines again, perhaps cut otherwise (a follower cuts by time; a batch that was stored as halves may now go through as a
+whole), so the same records would stand in two files. Whoever stores a record takes it out of the forgotten files. Nothing is
+removed before that: of a source that never comes back the results stay.
+
+In OpenSearch a record has its id, whichever batch brought it, so there is nothing to do.
+"""
+
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import polars as pl
+import redis
+
+from pipeline.errors import ClaimLost
+from pipeline.keyspace import Keys, answering, text_map
+from pipeline.observe import logger
+from pipeline.records import Purpose
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.sink import Last, at_once
+
+KEEP_S: Final = 30 * 86_400
+# Redis loses seconds; a worker that stalled may have written minutes after it died.
+LOOK_BACK_S: Final = 180.0
+MOST: Final = 10_000
+# Of the newest files; a worker keeps 12 bytes for each, and reads a million in about a second.
+MOST_RECORDS: Final = 2_000_000
+_NO_RESULTS: Final = (b"dead", b"split")
+_RUN: Final = ""  # the field that says under which start of Redis the files were looked for
+
+
+class Forgotten:
+    """The forgotten files of one purpose; one object per process."""
+
+    def __init__(self, client: "redis.Redis", keys: Keys, files: ParquetSink, purpose: Purpose) -> None:
+        self._client = client
+        self._keys = keys
+        self._key = keys.forgotten(purpose.value)
+        self._files = files
+        self._run = ""
+        self._names: list[str] = []
+        self._where = _index([])
+
+    def look(self) -> None:
+        """Before anything is stored: find what is forgotten, once per start of Redis. Raises RedisUnavailable,
+        SinkUnavailable."""
+        with answering():
+            run = str(self._client.info("server")["run_id"])
+            if run == self._run:
+                return
+            found = text_map(self._client.hgetall(self._key))
+        if found.get(_RUN) != run:
+            names = self._unknown()
+            with answering():
+                pipe = self._client.pipeline(transaction=True)
+                pipe.hset(self._key, mapping={_RUN: run, **dict.fromkeys(names, "")})
+                pipe.expire(self._key, KEEP_S)
+                pipe.execute()
+            found |= dict.fromkeys(names, "")
+            if names:
+                logger().warning("results.forgotten", files=len(names))
+        self._read([name for name in found if name != _RUN])
+        self._run = run
+
+    def _read(self, names: list[str]) -> None:
+        """Know which records are in these files, the newest first."""
+        self._names, parts, records = [], [], 0
+        by_age = self._files.by_age(names)
+        for n, name in enumerate(by_age):
+            if records >= MOST_RECORDS:
+                logger().warning("results.forgotten_too_many", left_out_files=len(by_age) - n)
+                break
+            ids = self._files.record_ids(name)
+            parts.append((len(self._names), ids))
+            self._names.append(name)
+            records += len(ids)
+        self._where = _index(parts)
+
+    def taken_over(self, batch_id: str, rows: pl.DataFrame, *, last: Last = at_once) -> None:
+        """These rows were stored under this id: take them out of forgotten files. `last` is called before each is changed.
+        May be repeated. Raises RedisUnavailable, SinkUnavailable, and what `last` raises."""
+        hit = self._hit(rows["record_id"])
+        if not hit:
+            return
+        # Another process may have stored the batch of such a file since we looked: it is rightly there now.
+        with answering():
+            still = self._client.hmget(self._key, hit)
+        forgotten = [name for name, there in zip(hit, still, strict=True) if there is not None]
+        own, ids = self._files.name(batch_id, rows), rows["record_id"].to_list()
+        gone = [name for name in forgotten if name == own or self._files.take_out(name, ids, last=last)]
+        if gone:
+            with answering():
+                self._client.hdel(self._key, *gone)
+        self._drop({*hit} - {*forgotten} | {*gone})
+
+    def _hit(self, record_ids: pl.Series) -> list[str]:
+        """The forgotten files that have some of these records."""
+        known = self._where["hash"]
+        if known.is_empty():
+            return []
+        hashes = record_ids.hash()
+        places = known.search_sorted(hashes).clip(0, known.len() - 1)
+        if not (known.gather(places) == hashes).any():
+            return []
+        files = self._where.filter(pl.col("hash").is_in(hashes.implode()))["file"].unique().sort()
+        return [self._names[n] for n in files]
+
+    def _drop(self, names: set[str]) -> None:
+        places = [n for n, name in enumerate(self._names) if name in names]
+        self._where = self._where.filter(~pl.col("file").is_in(places))
+
+    def _unknown(self) -> list[str]:
+        """The newest files whose batch is not done, as far as the ledger knows: it never heard of it, or of its commit.
+        Of a batch that is dead or split none may be there: its retry was forgotten, or who stored it was killed before it
+        saw that it had lost the batch."""
+        latest = self._files.latest(LOOK_BACK_S, MOST)
+        pipe = self._client.pipeline(transaction=False)
+        for _, batch_id in latest:
+            pipe.hmget(self._keys.batch(batch_id), "state", "kind")
+        with answering():
+            entries = pipe.execute()
+        unknown = []
+        for (name, batch_id), (state, kind) in zip(latest, entries, strict=True):
+            if state == b"done" or kind == b"rescore":
+                continue
+            if state in _NO_RESULTS:
+                with suppress(ClaimLost):  # retried meanwhile
+                    self._files.take_out(name, None, last=partial(self._has_no_results, batch_id))
+            else:
+                unknown.append(name)
+        return unknown
+
+    def _has_no_results(self, batch_id: str) -> None:
+        with answering():
+            state = self._client.hget(self._keys.batch(batch_id), "state")
+        if state not in _NO_RESULTS:
+            raise ClaimLost(f"the batch {batch_id} is worked on again")
+
+
+def _index(parts: list[tuple[int, list[str]]]) -> pl.DataFrame:
+    """Hashes of record ids in their order, and the file of each. Two ids of one hash cost a look into the file, no more."""
+    frames = [
+        pl.DataFrame({"hash": pl.Series(ids, dtype=pl.String).hash()}).with_columns(
+            file=pl.lit(n, dtype=pl.UInt32)
+        )
+        for n, ids in parts
+    ]
+    empty = pl.DataFrame(schema={"hash": pl.UInt64, "file": pl.UInt32})
+    return pl.concat([empty, *frames]).sort("hash").rechunk()

@@ -1,0 +1,383 @@
+"""What Prometheus reads: the counters that workers pushed, and the state of the deployment at the moment of the scrape.
+
+A scrape asks Redis in two round trips (three where there are GPUs), however many batches wait, and at most once a second,
+however often somebody asks. When Redis does not answer, `logweir_redis_up` is 0 and everything that it would have to say
+is left out: a stale number is worse than none. Numbers only: no workload, no id, no line of a log.
+"""
+
+import itertools
+import json
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+import redis
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from pipeline.errors import LogweirError, RedisUnavailable
+from pipeline.gpu.devices import DRAIN
+from pipeline.gpu.leases import Mode
+from pipeline.gpu.pool_ledger import PoolLedger
+from pipeline.keyspace import WORKER_TTL_S, Keys, answering, text_map
+from pipeline.metrics import METERS, OTHER, ROLES, STAGES, Meter, field_name
+from pipeline.observe import logger
+from pipeline.routing import QUEUES
+from pipeline.settings import Settings
+
+FRESH_S: Final = 1.0
+# Waiting batches whose age is looked up; above it the age is that of the oldest among those that are due first.
+LOOKED_AT: Final = 20_000
+# Counters of workloads that only grow, and those that do not (a rescored or retried batch leaves them again).
+GROWING: Final = ("accepted", "stored", "skipped", "discarded", "anomalous", "normal", "unclassified")
+PASSING: Final = ("dead", "warming")
+CLASSES: Final = ("fresh", "backfill")
+TROUBLES: Final = (*STAGES, "source", "templates", "model", OTHER)
+
+
+def _gauge(name: str, about: str, **labels: tuple[str, ...]) -> Meter:
+    return Meter(name=f"logweir_{name}", about=about, labels=labels)
+
+
+REDIS_UP: Final = _gauge("redis_up", "1 when Redis answers.")
+DISK_FREE: Final = _gauge(
+    "disk_free_bytes", "Free space where data and results of this machine lie.", place=("data", "results")
+)
+DISK_SIZE: Final = _gauge("disk_size_bytes", "Size of the file system there.", place=("data", "results"))
+PENDING: Final = _gauge("pending_batches", "Batches in flight by the stage they wait for.", stage=STAGES)
+PENDING_BYTES: Final = _gauge("pending_bytes", "Payloads of batches in flight.")
+LIMIT_BATCHES: Final = _gauge("pending_limit_batches", "Batches in flight at which accept says full.")
+LIMIT_BYTES: Final = _gauge("pending_limit_bytes", "Payloads in flight at which accept says full.")
+OLDEST: Final = _gauge("oldest_pending_seconds", "Age of the oldest batch in flight.", priority=CLASSES)
+QUEUED: Final = _gauge("queue_messages", "Wake-ups that no worker has taken yet.", queue=QUEUES)
+UNACKED: Final = _gauge("unacked_messages", "Wake-ups that a worker has taken and not acknowledged.")
+LINES_TOTAL: Final = _gauge("lines_total", "Physical lines by what became of them.", outcome=GROWING)
+LINES: Final = _gauge("lines", "Physical lines that are so now.", state=("in_flight", *PASSING))
+WARMING: Final = _gauge("warming_batches", "Batches stored without a verdict, which wait for a model.")
+WORKLOADS: Final = _gauge("workloads", "Workloads seen.")
+DEAD: Final = _gauge("dead_batches", "Dead letters.")
+DEAD_BYTES: Final = _gauge("dead_bytes", "Payloads of dead letters.")
+DEAD_LIMIT: Final = _gauge("dead_limit_bytes", "Payloads of dead letters at which accept says full.")
+CLOSED: Final = _gauge("door_closed", "1 while an operator lets nothing in (`logweir drain`).")
+WORKERS: Final = _gauge("workers", "Worker processes that live.", role=ROLES)
+LEADER: Final = _gauge("drain_leader", "1 while a drain worker holds the lease of the writer.")
+TROUBLE: Final = _gauge("trouble", "1 where something keeps batches waiting.", stage=TROUBLES)
+MODEL: Final = _gauge("model_info", "The live version of the shared model.", version=())
+MODEL_AGE: Final = _gauge("model_age_seconds", "Age of the live version of the shared model.")
+MODEL_MAX: Final = _gauge("model_max_age_seconds", "Age at which the controller trains again.")
+MODELS: Final = _gauge("models", "Models that were ever published: the shared one and workloads' own.")
+FAULTS: Final = _gauge("model_faults", "Versions whose files cannot be read.")
+TRAININGS: Final = _gauge("trainings", "Trainings by state.", state=("queued", "running"))
+MEMORY: Final = _gauge("redis_memory_bytes", "Memory that Redis uses.")
+MEMORY_MAX: Final = _gauge("redis_memory_max_bytes", "Memory that Redis may use; 0: unlimited.")
+DURABLE: Final = _gauge("redis_durable", "1 while Redis writes its append-only file.")
+NODES: Final = _gauge("gpu_nodes", "Machines whose agent was heard of.", state=("alive", "silent"))
+DEVICES: Final = _gauge("gpu_devices", "GPUs and MIG slices.", state=("usable", "unusable"))
+GPU_MEMORY: Final = _gauge("gpu_memory_bytes", "Memory of usable devices that may be leased.")
+GPU_LEASED: Final = _gauge("gpu_leased_bytes", "Memory that is leased.")
+GPU_LEASES: Final = _gauge("gpu_leases", "Leases that live.", mode=("shared", "exclusive"))
+GPU_WAITING: Final = _gauge("gpu_waiting", "Needs that wait for a GPU.")
+GPU_OLDEST: Final = _gauge("gpu_oldest_waiting_seconds", "How long the oldest of them has waited.")
+GPU_LEFT: Final = _gauge("gpu_left_parts", "Parts of ended leases whose processes may still be there.")
+SCRAPE: Final = _gauge("scrape_seconds", "How long reading all this took.")
+SHOWN: Final = (
+    REDIS_UP, DISK_FREE, DISK_SIZE, PENDING, PENDING_BYTES, LIMIT_BATCHES, LIMIT_BYTES, OLDEST, QUEUED, UNACKED,
+    LINES_TOTAL, LINES, WARMING, WORKLOADS, DEAD, DEAD_BYTES, DEAD_LIMIT, CLOSED, WORKERS, LEADER, TROUBLE, MODEL, MODEL_AGE,
+    MODEL_MAX, MODELS, FAULTS, TRAININGS, MEMORY, MEMORY_MAX, DURABLE, NODES, DEVICES, GPU_MEMORY, GPU_LEASED, GPU_LEASES,
+    GPU_WAITING, GPU_OLDEST, GPU_LEFT, SCRAPE,
+)  # fmt: skip
+
+Values = dict[tuple[str, tuple[str, ...]], float]
+
+
+class Scrape:
+    """A collector of prometheus_client; safe for the threads of a server."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self.client = client
+        self.settings = settings
+        self.keys = Keys(settings.key_prefix)
+        self.pool = PoolLedger(client, settings)
+        self._one = threading.Lock()
+        self._read_at = float("-inf")
+        self._families: list[Metric] = []
+        self._ages: dict[bytes, tuple[int, bool]] = {}  # batch -> since when it waits, whether it is backfill
+        self._highest: dict[str, float] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything, read at most FRESH_S ago."""
+        with self._one:
+            if time.monotonic() - self._read_at > FRESH_S:
+                self._families = list(self._read())
+                self._read_at = time.monotonic()
+            families = self._families
+        yield from families
+
+    def _read(self) -> Iterator[Metric]:
+        began = time.monotonic()
+        values: Values = {}
+        counted: defaultdict[str, float] | None = None
+        self._local(values)
+        try:
+            counted = self._state(values)
+            _set(values, REDIS_UP, 1)
+        except (RedisUnavailable, redis.RedisError) as exc:
+            logger().warning("redis.away", why=str(exc))
+            values = {}
+            self._local(values)
+            _set(values, REDIS_UP, 0)
+        _set(values, SCRAPE, time.monotonic() - began)
+        yield from _gauges(values)
+        if counted is not None:
+            yield from _counters(counted)
+
+    def _local(self, values: Values) -> None:
+        """What is known without Redis."""
+        settings = self.settings
+        _set(values, LIMIT_BATCHES, settings.max_pending_batches)
+        _set(values, LIMIT_BYTES, settings.max_pending_mib * 2**20)
+        _set(values, DEAD_LIMIT, settings.max_dead_mib * 2**20)
+        _set(values, MODEL_MAX, settings.retrain_age_s)
+        for place, path in (("data", settings.data_dir), ("results", settings.results)):
+            with suppress(OSError):
+                usage = shutil.disk_usage(_existing(path))
+                _set(values, DISK_FREE, usage.free, place)
+                _set(values, DISK_SIZE, usage.total, place)
+
+    def _state(self, values: Values) -> defaultdict[str, float]:
+        """Sets what stands in Redis; returns what workers have counted. Raises RedisUnavailable, redis.RedisError."""
+        found = self._ask_first()
+        now = int(found["time"][0]) * 1000 + int(found["time"][1]) // 1000
+        self._ask_second(values, found, now)
+        _in_flight(values, found)
+        _people(values, found, now)
+        _redis(values, found)
+        counted: defaultdict[str, float] = defaultdict(float)
+        for role in ROLES:
+            for name, amount in text_map(found[f"metrics:{role}"]).items():
+                with suppress(ValueError):
+                    counted[name] += float(amount)
+        self._held_up(counted)
+        with suppress(LogweirError):  # of a newer build: the rest is still worth showing
+            _gpus(values, self.pool if found["nodes"] else None)
+        return counted
+
+    def _ask_first(self) -> dict[str, Any]:
+        """By name; a question that Redis does not answer (a right is missing) is answered with nothing."""
+        k, prefix = self.keys, self.settings.key_prefix
+        pipe = self.client.pipeline(transaction=False)
+        names: list[str] = []
+
+        def ask(name: str, *command: Any) -> None:
+            names.append(name)
+            pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+
+        ask("time", "TIME")
+        ask("counts", "HGETALL", k.counts)
+        ask("due", "ZRANGE", k.due, 0, LOOKED_AT - 1)
+        ask("workloads", "SMEMBERS", k.workloads)
+        ask("workers", "HVALS", k.workers)
+        ask("dead", "ZCARD", k.dead)
+        ask("warming", "ZCARD", k.warming)
+        ask("closed", "EXISTS", k.closed)
+        ask("trouble", "GET", k.trouble)
+        ask("leader", "HMGET", k.lease(DRAIN), "holder", "deadline")
+        ask("model", "HMGET", k.model(), "version", "published_ms")
+        ask("models", "SCARD", k.model_names)
+        ask("faults", "HLEN", k.model_faults)
+        ask("training_queue", "ZCARD", k.training_queue)
+        ask("training_now", "EXISTS", k.training_now)
+        ask("nodes", "HLEN", k.gpu("nodes"))
+        ask("unacked", "HLEN", f"{prefix}:unacked")
+        for queue in QUEUES:
+            ask(f"queue:{queue}", "LLEN", f"{prefix}:{queue}")
+        for role in ROLES:
+            ask(f"metrics:{role}", "HGETALL", k.metrics(role))
+        for section in ("memory", "persistence"):
+            ask(section, "INFO", section)
+        with answering():
+            answers = pipe.execute(raise_on_error=False)
+        found = dict(zip(names, answers, strict=True))
+        for name in ("time", "counts", "due", "workloads"):
+            if isinstance(found[name], Exception):
+                raise found[name]
+        return {name: None if isinstance(x, Exception) else x for name, x in found.items()}
+
+    def _ask_second(self, values: Values, found: dict[str, Any], now: int) -> None:
+        """What the first answers name: line counters of workloads, and when batches began to wait that are new to us."""
+        workloads = [str(name, "utf-8", "replace") for name in found["workloads"]]
+        due = cast("list[bytes]", found["due"])
+        new = [batch_id for batch_id in due if batch_id not in self._ages]
+        pipe = self.client.pipeline(transaction=False)
+        for name in workloads:
+            pipe.hmget(self.keys.totals(name), *GROWING, *PASSING)
+        for batch_id in new:
+            pipe.hmget(
+                self.keys.batch(str(batch_id, "utf-8", "replace")),
+                "accepted_ms",
+                "kind",
+                "dead_ms",
+                "backfill",
+            )
+        with answering():
+            answers = pipe.execute() if len(pipe) else []
+        _lines(values, answers[: len(workloads)])
+        ages = {batch_id: self._ages[batch_id] for batch_id in due if batch_id in self._ages}
+        for batch_id, (accepted, kind, died, backfill) in zip(new, answers[len(workloads) :], strict=True):
+            if accepted is not None:
+                # What is scored again, or was dead, waits since we saw it: it was accepted long before.
+                since = now if kind == b"rescore" or died is not None else int(accepted)
+                ages[batch_id] = (since, backfill == b"1")
+        self._ages = ages
+        for word, wanted in (("fresh", False), ("backfill", True)):
+            oldest = min((since for since, late in ages.values() if late is wanted), default=now)
+            _set(values, OLDEST, max(0, now - oldest) / 1000, word)
+        _set(values, WORKLOADS, len(workloads))
+        growing = {key: value for key, value in values.items() if key[0] == LINES_TOTAL.name}
+        for key in growing:
+            values[key] = self._not_back(f"{key}", values[key])
+
+    def _held_up(self, counted: defaultdict[str, float]) -> None:
+        for name in counted:
+            counted[name] = self._not_back(name, counted[name])
+
+    def _not_back(self, name: str, value: float) -> float:
+        """A Redis that lost its last second must not look like a counter that began anew, which counts all of it again."""
+        before = self._highest.get(name, 0.0)
+        shown = before if before / 2 < value < before else value
+        self._highest[name] = shown
+        return shown
+
+
+# ---- one part each -------------------------------------------------------------------------------
+
+
+def _set(values: Values, meter: Meter, value: float, *labels: str) -> None:
+    values[meter.name, labels] = float(value)
+
+
+def _lines(values: Values, totals: Sequence[Sequence[bytes | None]]) -> None:
+    names = (*GROWING, *PASSING)
+    columns = zip(*totals, strict=True) if totals else [()] * len(names)
+    sums = {name: sum(int(x or 0) for x in column) for name, column in zip(names, columns, strict=True)}
+    for name in GROWING:
+        _set(values, LINES_TOTAL, sums[name], name)
+    for name in PASSING:
+        _set(values, LINES, sums[name], name)
+    gone = sum(sums[name] for name in ("stored", "dead", "discarded", "skipped"))
+    _set(values, LINES, max(0, sums["accepted"] - gone), "in_flight")
+
+
+def _in_flight(values: Values, found: dict[str, Any]) -> None:
+    counts = text_map(found["counts"])
+    for stage in STAGES:
+        _set(values, PENDING, int(counts.get(f"stage:{stage}", 0)), stage)
+    _set(values, PENDING_BYTES, int(counts.get("bytes", 0)))
+    _set(values, DEAD_BYTES, int(counts.get("dead_bytes", 0)))
+    _set(values, DEAD, found["dead"] or 0)
+    _set(values, WARMING, found["warming"] or 0)
+    _set(values, CLOSED, found["closed"] or 0)
+    _set(values, UNACKED, found["unacked"] or 0)
+    for queue in QUEUES:
+        _set(values, QUEUED, found[f"queue:{queue}"] or 0, queue)
+
+
+def _people(values: Values, found: dict[str, Any], now: int) -> None:
+    """Who works, who leads, what they complain about, and the model that they answer under."""
+    roles = dict.fromkeys(ROLES, 0)
+    for text in found["workers"] or []:
+        with suppress(ValueError, KeyError, TypeError):
+            worker = json.loads(text)
+            if now - int(worker["beat_ms"]) < WORKER_TTL_S * 1000:
+                roles[worker["role"] if worker["role"] in roles else OTHER] += 1
+    for role, count in roles.items():
+        _set(values, WORKERS, count, role)
+    holder, deadline = found["leader"] or (None, None)
+    _set(values, LEADER, bool(holder) and int(deadline or 0) > now)
+    trouble = ""
+    with suppress(ValueError, KeyError, TypeError):
+        trouble = str(json.loads(found["trouble"])["stage"])
+    for word in TROUBLES:
+        _set(values, TROUBLE, word == (trouble if trouble in TROUBLES or not trouble else OTHER), word)
+    version, published = found["model"] or (None, None)
+    if version is not None:
+        _set(values, MODEL, 1, str(version, "utf-8", "replace"))
+        if published:
+            _set(values, MODEL_AGE, max(0, now - int(published)) / 1000)
+    _set(values, MODELS, found["models"] or 0)
+    _set(values, FAULTS, found["faults"] or 0)
+    _set(values, TRAININGS, found["training_queue"] or 0, "queued")
+    _set(values, TRAININGS, found["training_now"] or 0, "running")
+
+
+def _redis(values: Values, found: dict[str, Any]) -> None:
+    memory, persistence = found["memory"] or {}, found["persistence"] or {}
+    if "used_memory" in memory:
+        _set(values, MEMORY, memory["used_memory"])
+        _set(values, MEMORY_MAX, memory.get("maxmemory", 0))
+    if "aof_enabled" in persistence:
+        written = persistence.get("aof_last_write_status", "ok") == "ok"
+        _set(values, DURABLE, bool(persistence["aof_enabled"]) and written)
+
+
+def _gpus(values: Values, pool: PoolLedger | None) -> None:
+    """Raises LogweirError. Without a node there are none, and Redis is not asked again."""
+    seen = None if pool is None else pool.look()
+    nodes, devices, leases = (seen.nodes, seen.devices, seen.leases) if seen else ((), (), ())
+    waiting, left = (seen.waiting, seen.left) if seen else ((), ())
+    silent = sum(node.silent for node in nodes)
+    usable = [device for device in devices if device.usable]
+    _set(values, NODES, len(nodes) - silent, "alive")
+    _set(values, NODES, silent, "silent")
+    _set(values, DEVICES, len(usable), "usable")
+    _set(values, DEVICES, len(devices) - len(usable), "unusable")
+    _set(values, GPU_MEMORY, sum(device.schedulable_mib for device in usable) * 2**20)
+    _set(values, GPU_LEASED, sum(part.memory_mib for lease in leases for part in lease.parts) * 2**20)
+    for mode in Mode:
+        _set(values, GPU_LEASES, sum(lease.need.mode is mode for lease in leases), mode.value)
+    _set(values, GPU_WAITING, len(waiting))
+    oldest = max((seen.now_ms - request.since_ms for request in waiting), default=0) if seen else 0
+    _set(values, GPU_OLDEST, oldest / 1000)
+    _set(values, GPU_LEFT, len(left))
+
+
+# ---- as Prometheus wants it ----------------------------------------------------------------------
+
+
+def _gauges(values: Values) -> Iterator[Metric]:
+    for meter in SHOWN:
+        kind = CounterMetricFamily if meter is LINES_TOTAL else GaugeMetricFamily
+        family = kind(meter.name, meter.about, labels=tuple(meter.labels))
+        for (name, labels), value in values.items():
+            if name == meter.name:
+                family.add_metric(labels, value)
+        if family.samples:
+            yield family
+
+
+def _counters(counted: defaultdict[str, float]) -> Iterator[Metric]:
+    """With a zero where nothing was counted yet, so that the first event is seen as a rise."""
+    for meter in METERS:
+        kind = HistogramMetricFamily if meter.buckets else CounterMetricFamily
+        family = kind(meter.name, meter.about, labels=tuple(meter.labels))
+        for labels in itertools.product(*meter.labels.values()):
+            named = dict(zip(meter.labels, labels, strict=True))
+            if isinstance(family, HistogramMetricFamily):
+                edges = [*map(floatToGoString, meter.buckets), "+Inf"]
+                buckets = [
+                    (le, counted[field_name(f"{meter.name}_bucket", named | {"le": le})]) for le in edges
+                ]
+                family.add_metric(labels, buckets, counted[field_name(f"{meter.name}_sum", named)])
+            else:
+                family.add_metric(labels, counted[field_name(meter.name, named)])
+        yield family
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory that is there: results may not have been written yet."""
+    return next((place for place in (path, *path.parents) if place.exists()), path)

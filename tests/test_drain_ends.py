@@ -1,0 +1,111 @@
+"""How the waits of `logweir drain` and `logweir stop` end when something else ends first."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import Verb, command_line
+from polling import wait_until
+
+from pipeline import cli
+from pipeline.commands import drain
+from pipeline.errors import NotDrained
+from pipeline.keyspace import connect
+from pipeline.ledger import Ledger
+from pipeline.producer import Producer
+from pipeline.settings import Settings
+from pipeline.workers.place import holder, lock
+
+
+@pytest.fixture
+def ledger(settings: Settings) -> Ledger:
+    return Ledger(connect(settings), settings)
+
+
+@pytest.fixture
+def logweir(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
+) -> Iterator[Verb]:
+    with command_line(settings, monkeypatch, capsys, columns=400) as verb:
+        yield verb
+
+
+def send(settings: Settings) -> None:
+    Producer.connect(settings).send(["a line"], workload="shop", batch_id="b")
+
+
+def test_a_wait_ends_soon_when_the_stack_has_ended(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "GONE_S", 0.1)
+    send(settings)
+    lock(settings.data_dir).close()
+    mine = drain.Drain.of(settings)
+    with pytest.raises(NotDrained, match="the stack has ended meanwhile; nothing is lost"):
+        mine.wait(None, gone=drain._gone(settings, os.getpid()))
+    with lock(settings.data_dir):
+        assert holder(settings.data_dir) == os.getpid()
+        with pytest.raises(NotDrained, match=r"within 0\.3 s"):
+            mine.wait(0.3, gone=drain._gone(settings, os.getpid()))
+
+
+def test_a_redis_of_others_may_be_away_for_so_long(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "AWAY_S", 0.2)
+    away = drain.Drain.of(replace(settings, redis_url=f"unix://{tmp_path}/none.sock"))
+    with pytest.raises(NotDrained, match="Redis has not answered for"):
+        away.wait(None, gone=None)
+
+
+def test_a_process_that_took_the_number_of_the_stack_is_left_alone(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("it was signalled"))
+    lock(settings.data_dir).close()
+    drain._end(settings, 4711)
+    with lock(settings.data_dir):
+        drain._end(settings, 4711)
+
+
+def test_a_door_that_stop_closed_opens_by_itself_and_one_that_drain_closed_does_not(
+    settings: Settings, ledger: Ledger
+) -> None:
+    mine = drain.Drain.of(settings)
+    with mine.closing(drain.STOPPED, leave_closed=False):
+        assert 0 < int(ledger.client.pttl(ledger.keys.closed)) <= drain.DOOR_S * 1000
+        ledger.keep_door("another", for_s=0.05)
+        ledger.keep_door(drain.STOPPED, for_s=200)
+        assert int(ledger.client.pttl(ledger.keys.closed)) > drain.DOOR_S * 1000
+    with mine.closing(drain.DRAINED, leave_closed=True):
+        assert ledger.door() == drain.DRAINED
+    assert int(ledger.client.pttl(ledger.keys.closed)) == -1
+    ledger.open_door()
+    ledger.close_door(drain.STOPPED, for_s=0.05)
+    assert wait_until(lambda: ledger.door() is None, timeout_s=5)
+
+
+def test_off_a_terminal_a_long_wait_is_told_once_and_again_when_it_changes_in_kind(
+    monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
+) -> None:
+    told = drain._Told()
+    told.say("at once", ("ingest",))
+    told.began = time.monotonic() - drain.QUIET_S - 1
+    for text, kind in (("a", ("ingest",)), ("b", ("ingest",)), ("c", ("ingest", "store")), ("d", ("store",))):
+        told.say(text, kind)
+    assert capsys.readouterr().err.split() == ["a", "c", "d"]
+
+
+def test_ctrl_c_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, logweir: Verb) -> None:
+    def broken_off(_args: object) -> int:
+        with drain._saying("broken off; the stack runs on"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(drain, "main", broken_off)
+    done = logweir("stop")
+    assert (done.code, done.err) == (130, "logweir: broken off; the stack runs on\n")
+    monkeypatch.setattr(drain, "main", lambda _args: (_ for _ in ()).throw(cli.Terminated()))
+    assert (logweir("stop").code, logweir("stop").err) == (143, "logweir: stopped\n")
