@@ -8,6 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import redis
+from polling import wait_until
+
 from pipeline.settings import Settings
 from pipeline.workers.redis_server import PrivateRedis
 
@@ -27,7 +30,12 @@ class Power:
         return files[-1] if files else self.server.directory / "appendonly.aof"
 
     def now(self) -> int:
-        """This moment, to go back to: what was answered is in the file, on the disk or not."""
+        """This moment, to go back to: what was answered is in the file, on the disk or not.
+
+        While it flushes the file, Redis keeps what comes in memory, for up to two seconds.
+        """
+        with redis.Redis.from_url(self.settings.redis_url) as client:
+            assert wait_until(lambda: client.info("persistence")["aof_buffer_length"] == 0, timeout_s=10)
         path = self.aof()
         return path.stat().st_size if path.exists() else 0
 

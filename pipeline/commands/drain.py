@@ -154,9 +154,9 @@ class Drain:
         """
         # What `stop` closed opens again by itself; what `drain` closes does not.
         ours = self.ledger.door() in ((None, STOPPED) if leave_closed else (None,))
-        if ours:
-            self.ledger.close_door(why, for_s=None if leave_closed else DOOR_S)
         try:
+            if ours:  # within the try: Ctrl-C may come when the door is closed and this has not heard so
+                self.ledger.close_door(why, for_s=None if leave_closed else DOOR_S)
             yield
         except _Ended:
             raise  # the next `logweir up` opens what `stop` closed

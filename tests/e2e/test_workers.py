@@ -162,7 +162,7 @@ def test_ctrl_c_during_a_drain_opens_the_door_again_and_stop_ends_the_stack_when
     with own.client() as client:
         until(lambda: client.exists("{logweir}:closed"), what="the door is closed")
         drain.send_signal(signal.SIGINT)
-        assert drain.wait(20) == 130
+        assert drain.wait(60) == 130
         assert not client.exists("{logweir}:closed")
     assert "taken in again" in (own.folder / "err").read_text()
     go_on(frozen)
