@@ -170,5 +170,7 @@ def test_the_sums_hold_at_every_moment_whoever_does_what_at_the_same_time(
     check_sums(found)
     assert (found["batches"], found["bytes"], found["works"]) == (0, 0, {})
     # What is scored anew is read from the results, so it has no payload, dead or alive.
-    first = {i.batch_id for i in ledger.dead() if client.hget(ledger.keys.batch(i.batch_id), "kind") != b"rescore"}
+    first = {
+        i.batch_id for i in ledger.dead() if client.hget(ledger.keys.batch(i.batch_id), "kind") != b"rescore"
+    }
     assert set(found["payloads"]) == first

@@ -68,17 +68,19 @@ def _dead(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _show(ledger: Ledger, letters: list[DeadLetter]) -> int:
-    """Every one, also where the payload of some cannot be read; 1 when there was such a one."""
-    code = 0
+    """Every one, also where the payload of some cannot be read; raises the error of the last such one at the end."""
+    fault: BadPayload | TooNew | None = None
     for letter in letters:
         facts: dict[str, Any] = asdict(letter)
         try:
             facts["records"] = ledger.payload(letter.batch_id)["raw"].head(100).to_list()
         except (BadPayload, TooNew) as exc:
             facts |= {"records": [], "unreadable": str(exc)}
-            code = 1
+            fault = exc
         print_json(facts)
-    return code
+    if fault is not None:
+        raise fault
+    return 0
 
 
 def _chosen(args: argparse.Namespace, ledger: Ledger) -> list[DeadLetter]:

@@ -4,20 +4,18 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
 
 from e2e.harness import Up, until
-from pipeline.controller.trainings import ENDED, Request, State, Status, Trainings
+from pipeline.controller.trainings import Request, State, Status, Trainings
 from pipeline.gpu.devices import TRAINING
 from pipeline.gpu.leases import Lease, Leases, Mode
 from pipeline.keyspace import connect
@@ -32,8 +30,33 @@ from pipeline.sinks.parquet import ParquetSink
 
 RUNNING = frozenset({State.FETCHING, State.TRAINING, State.JUDGING, State.PUBLISHING})
 
-# Shorter than a lease lives without being renewed.
-PAUSE_MS = 2500
+STOPS = "stops"
+# What a trainer runs besides: where it finds a file of this name, it takes it away and stops itself.
+SITE = """
+import os, signal, sys
+from pathlib import Path
+if "pipeline.workers.train" in sys.orig_argv:
+    from pipeline.controller.trainings import Trainings
+    from pipeline.registry import Registry
+    def stop_after(kind, name, place):
+        real = getattr(kind, name)
+        def then_stop(*args, **named):
+            answer = real(*args, **named)
+            sign = Path(os.environ["LOGWEIR_DATA_DIR"]).parent / "stops" / place(*args)
+            if sign.exists():
+                sign.unlink()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return answer
+        setattr(kind, name, then_stop)
+    stop_after(Trainings, "show", lambda self, status, lease: status.state.value)
+    stop_after(Registry, "publish", lambda *args: "moved")
+"""
+
+
+def stopping(folder: Path) -> dict[str, str]:
+    """Environment of a stack whose trainer `Lab.stopped_at` can stop; its code is put into this folder."""
+    (folder / "sitecustomize.py").write_text(SITE)
+    return {"PYTHONPATH": str(folder)}
 
 
 @dataclass(slots=True)
@@ -157,60 +180,21 @@ class Lab:
         assert found is not None
         return found
 
-    def kill_when(
-        self,
-        request_id: str,
-        stage: State,
-        victim: psutil.Process,
-        *,
-        worker: psutil.Process,
-        moved: bool = False,
-    ) -> None:
-        """kill -9 of `victim` while `worker`'s training is in this stage; with `moved`, once the pointer has moved."""
-        with self.stopped_when(request_id, stage, worker):
-            if moved:
-                live = self.registry.current()
-                self._next_write(worker)
-                until(lambda: self.registry.current() != live, what="the pointer has moved")
-            victim.kill()
-
     @contextlib.contextmanager
-    def stopped_when(self, request_id: str, stage: State, worker: psutil.Process) -> Iterator[None]:
-        """`worker`, whose training is in this stage, stands still meanwhile.
-
-        It is let run for milliseconds and looked at while it stands still. Publishing is shorter than that.
-        """
-        key = self.registry.keys.training(request_id)
-        deadline = time.monotonic() + 60
-
-        def state() -> State:
-            return State((self.client.hget(key, "state") or b"none").decode())
-
+    def stopped_at(self, place: State | Literal["moved"]) -> Iterator[tuple[str, psutil.Process]]:
+        """Ask for a training whose process stops once it has said this state, or has moved the pointer; its id and the
+        process, which goes on afterwards. The stack must run with `stopping()`."""
+        child, sign = self.pool_child("train"), self.up.folder / STOPS / place
+        sign.parent.mkdir(exist_ok=True)
+        sign.touch()
         try:
-            while True:
-                os.kill(worker.pid, signal.SIGSTOP)
-                if (now := state()) is stage:
-                    break
-                if now is State.JUDGING and stage is State.PUBLISHING:
-                    self._next_write(worker)
-                    until(lambda: state() is not State.JUDGING, what="what it wanted to say has been said")
-                    continue
-                os.kill(worker.pid, signal.SIGCONT)
-                if now in ENDED or time.monotonic() > deadline:
-                    pytest.fail(f"{stage} was not seen of {self.trainings.status(request_id)}")
-                time.sleep(0.002)
-            yield
+            request_id = self.ask()
+            until(lambda: child.status() == psutil.STATUS_STOPPED, what=f"the trainer has stopped at {place}")
+            yield request_id, child
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGCONT)
-
-    def _next_write(self, worker: psutil.Process) -> None:
-        """Let a stopped process run until it waits for a write, and stop it again; the write is done without it."""
-        self.client.client_pause(PAUSE_MS, all=False)
-        os.kill(worker.pid, signal.SIGCONT)
-        until(lambda: _waits(worker), what="the trainer waits for Redis")
-        os.kill(worker.pid, signal.SIGSTOP)
-        self.client.client_unpause()
+            sign.unlink(missing_ok=True)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()
 
     # ---- lines and models ----------------------------------------------------------------------
 
@@ -271,15 +255,6 @@ class Lab:
             return all(w in said and said[w].versions.get(SHARED) == version for w in workers)
 
         until(all_do, what=f"{workers} serve {version}")
-
-
-def _waits(process: psutil.Process) -> bool:
-    """True when its main thread slept at ten looks in a row: it waits for an answer."""
-    for _ in range(10):
-        if process.status() != psutil.STATUS_SLEEPING:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def flip_a_byte(path: Path) -> None:

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from e2e.harness import Up, novel, running, sentence, until, varied
-from e2e.lab import RUNNING, Lab, flip_a_byte
+from e2e.lab import RUNNING, Lab, flip_a_byte, stopping
 from pipeline.controller.trainings import State
 from pipeline.gpu.devices import TRAINING
 
@@ -25,9 +25,9 @@ ENV = {
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A stack of its own with a live model; nothing is watched, so nobody else asks for trainings."""
-    with running(ENV) as up:
+    with running(ENV | stopping(tmp_path_factory.mktemp("site"))) as up:
         up.send(varied(600), "base")
         lab = Lab(up, lease_ttl_ms=LEASE_TTL_MS, own_models=("own/*",))
         done = lab.ended(lab.ask())
@@ -53,10 +53,10 @@ def lab() -> Iterator[Lab]:
 def test_a_trainer_killed_at_any_stage_leaves_the_live_model_and_begins_again_by_itself(
     lab: Lab, stage: State, victim: str
 ) -> None:
-    before, child = lab.live(), lab.pool_child("train")
+    before = lab.live()
     with lab.observed() as seen:
-        request_id = lab.ask()
-        lab.kill_when(request_id, stage, child if victim == "child" else lab.worker("train"), worker=child)
+        with lab.stopped_at(stage) as (request_id, child):
+            (child if victim == "child" else lab.worker("train")).kill()
         holder = _holder(lab)
         assert lab.live() == before
         assert lab.versions_of(novel(5, f"{stage}{victim}"), "meanwhile") == {before.version}
@@ -74,10 +74,10 @@ def test_a_trainer_killed_at_any_stage_leaves_the_live_model_and_begins_again_by
 
 @pytest.mark.timeout(240)
 def test_a_trainer_killed_after_the_pointer_has_moved_leaves_a_whole_model_live_and_is_done(lab: Lab) -> None:
-    before, child = lab.live(), lab.pool_child("train")
+    before = lab.live()
     with lab.observed():
-        request_id = lab.ask()
-        lab.kill_when(request_id, State.PUBLISHING, child, worker=child, moved=True)
+        with lab.stopped_at("moved") as (request_id, child):
+            child.kill()
         holder, after = _holder(lab), lab.live()
         assert after.version != before.version and after.previous == before.version
         lab.registry.manifest(after.version)
@@ -91,10 +91,9 @@ def test_a_trainer_killed_after_the_pointer_has_moved_leaves_a_whole_model_live_
 
 @pytest.mark.timeout(240)
 def test_a_trainer_that_stood_still_past_its_lease_publishes_nothing_when_it_goes_on(lab: Lab) -> None:
-    before, child = lab.live(), lab.pool_child("train")
+    before = lab.live()
     with lab.observed():
-        request_id = lab.ask()
-        with lab.stopped_when(request_id, State.PUBLISHING, child):
+        with lab.stopped_at(State.PUBLISHING) as (request_id, _):
             made = lab.trainings.status(request_id).version
             lab.reached(request_id, State.FAILED)
             assert lab.live() == before
