@@ -20,7 +20,7 @@ import redis
 from polling import wait_until
 
 from pipeline.app import make_app
-from pipeline.batches import Accepted
+from pipeline.batches import Accepted, Stage
 from pipeline.producer import Producer
 from pipeline.settings import Settings
 from pipeline.tasks.submit import Submit
@@ -192,8 +192,6 @@ def test_a_wake_up_is_small_and_one_with_the_longest_id_still_passes(
     settings: Settings, client: "redis.Redis"
 ) -> None:
     submit = Submit(make_app(settings), client, settings)
-    from pipeline.batches import Stage
-
     queue = f"{settings.key_prefix}:ingest"
     try:
         for batch_id, most in (
@@ -204,6 +202,23 @@ def test_a_wake_up_is_small_and_one_with_the_longest_id_still_passes(
             raw = client.rpop(queue)
             assert isinstance(raw, bytes) and len(raw) < most
             assert dropped(raw) == ""
+    finally:
+        client.delete(queue, f"{settings.key_prefix}:_kombu.binding.ingest")
+
+
+def test_a_worker_sends_its_own_tasks_to_others_without_its_time_limits(
+    settings: Settings, client: "redis.Redis"
+) -> None:
+    """A GPU worker hands a batch to the CPU queue: the same task, which is registered with a limit in both."""
+    app = make_app(settings)
+
+    @app.task(name="logweir.ingest", shared=False, lazy=False, time_limit=300)  # type: ignore[untyped-decorator]
+    def ingest(_batch_id: str) -> None: ...
+
+    queue = f"{settings.key_prefix}:ingest"
+    try:
+        assert Submit(app, client, settings).wake(Stage.INGEST, "b-1")
+        assert dropped(client.rpop(queue)) == ""
     finally:
         client.delete(queue, f"{settings.key_prefix}:_kombu.binding.ingest")
 

@@ -125,6 +125,8 @@ class Submit:
             self.app.send_task(
                 task, args=args, queue=queue, headers=headers, argsrepr=shown,
                 retry=True, retry_policy=RETRY,
+                # Left out, they would be those of the task as it is registered here: whoever takes it has its own.
+                time_limit=None, soft_time_limit=None,
             )  # fmt: skip
         except (kombu.exceptions.OperationalError, redis.RedisError, OSError) as exc:
             logger(task=task, **headers).warning("message.not_sent", why=str(exc))
