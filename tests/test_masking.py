@@ -156,7 +156,7 @@ def test_every_shipped_mask_matches_its_example_and_gives_what_it_expects(name: 
 @given(BATCHES)
 @settings(max_examples=150, deadline=None)
 def test_masking_a_masked_line_changes_nothing(messages: list[str]) -> None:
-    once = masked(messages)
+    once = masked([message.replace("\n", " ") for message in messages])
     assert masked(once) == once
 
 

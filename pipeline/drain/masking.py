@@ -4,8 +4,8 @@ its `pattern_id`.
 The masks are data (`config/masks.toml` and files of the user), ordered, each with an example that is
 checked when they are loaded. They run as Polars string expressions over the distinct lines of a
 batch, in Rust and in time linear in the text. Always true: a mask sees one line at a time, so it
-never crosses a line end; masking a masked line changes nothing; a line's result does not depend on
-the batch around it.
+never crosses a line end; masking a masked line changes nothing, unless it was joined of several,
+which are one line then; a line's result does not depend on the batch around it.
 """
 
 import re
