@@ -119,7 +119,6 @@ def test_the_dashboard_is_one_that_grafana_can_show() -> None:
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
-@pytest.mark.timeout(240)
 def test_promtool_finds_no_fault_in_the_rules_and_their_tests_pass(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:

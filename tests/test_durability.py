@@ -217,7 +217,6 @@ def follower(own: Power, tmp_path: Path) -> Iterator[Callable[[], Path]]:
         process.wait(10)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("meanwhile", ["silent", "written", "rotated"])
 def test_a_follower_sends_again_what_redis_lost(
     own: Power, follower: Callable[[], Path], meanwhile: str

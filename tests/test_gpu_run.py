@@ -294,9 +294,11 @@ def test_all_processes_of_the_program_are_noted_in_its_lease(run: Verb, pool: Po
             seen.extend(lease.pids for lease in found)
             return bool(found)
 
-        assert wait_until(noted, timeout_s=30)
-        assert set(seen[-1]) <= {p.pid for p in alive(family.mark)}
-        pool.revoke("job", "tested")
+        try:
+            assert wait_until(noted, timeout_s=60)
+            assert set(seen[-1]) <= {p.pid for p in alive(family.mark)}
+        finally:
+            pool.revoke("job", "tested")
 
     with meanwhile(look):
         said = run("--memory", "4GiB", "--grace", "0s", "--name", "job", "--", *family.command)

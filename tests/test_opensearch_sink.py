@@ -208,7 +208,6 @@ def test_a_server_that_is_down_is_named_without_the_password() -> None:
         assert "sesame" not in str(caught.value)
 
 
-@pytest.mark.timeout(300)  # a server starts twice, which takes long on a busy machine
 def test_a_bulk_that_kill_9_interrupts_is_complete_and_single_after_the_return() -> None:
     node = Node.on_free_port()
     url = node.start()

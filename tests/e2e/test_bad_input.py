@@ -22,7 +22,6 @@ NOBODY = 65534
 LONG_LINE = 64 * 2**20
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("verb", ["run", "send"])
 def test_files_that_cannot_be_read_are_refused_in_one_sentence(
     logweir: Command, trained: Up, verb: str
@@ -50,7 +49,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not read a file")
 def test_what_this_user_may_not_read_or_write_is_refused_with_the_remedy() -> None:
     with tempfile.TemporaryDirectory(prefix="logweir-e2e-") as name:
@@ -79,7 +77,6 @@ def test_what_this_user_may_not_read_or_write_is_refused_with_the_remedy() -> No
         assert "cannot be used" in nobody("up", "--data-dir", str(folder / "d"))
 
 
-@pytest.mark.timeout(240)
 def test_everything_that_is_a_line_somehow_is_stored(trained: Up) -> None:
     folder = trained.folder / "odd"
     folder.mkdir()
@@ -114,7 +111,6 @@ def test_everything_that_is_a_line_somehow_is_stored(trained: Up) -> None:
     assert not trained.totals("odd-empty")
 
 
-@pytest.mark.timeout(240)
 def test_a_file_that_is_one_enormous_line_is_stored_in_pieces_without_losing_a_byte(trained: Up) -> None:
     path = trained.folder / "long.log"
     with path.open("wb") as out:
@@ -131,7 +127,6 @@ def test_a_file_that_is_one_enormous_line_is_stored_in_pieces_without_losing_a_b
     assert rows["lines"].sum() == 1 and rows["record_id"].n_unique() == rows.height
 
 
-@pytest.mark.timeout(60)
 def test_a_run_on_an_empty_file_says_that_it_is_empty(logweir: Command) -> None:
     (logweir.cwd / "empty.log").touch()
     done = logweir("run", "empty.log")
@@ -221,7 +216,6 @@ def redis_6_0(request: bytes) -> bytes:
     return b"+OK\r\n" * max(1, request.count(b"SETINFO"))
 
 
-@pytest.mark.timeout(240)
 def test_a_redis_with_another_password_is_named_and_no_password_is_shown(
     logweir: Command, tmp_path: Path
 ) -> None:
@@ -238,7 +232,6 @@ def test_a_redis_with_another_password_is_named_and_no_password_is_shown(
         assert "refuses the login" in sentence(logweir("up", REDIS_URL=f"unix://{socket_path}"))
 
 
-@pytest.mark.timeout(240)
 def test_the_password_of_redis_stands_in_no_log_and_no_output(tmp_path: Path) -> None:
     with server(tmp_path, "--requirepass", "s3cret-word") as client:
         socket_path = client.connection_pool.connection_kwargs["path"]
@@ -252,7 +245,6 @@ def test_the_password_of_redis_stands_in_no_log_and_no_output(tmp_path: Path) ->
             assert len(texts) > 6 and not any("s3cret-word" in text for text in texts)
 
 
-@pytest.mark.timeout(240)
 def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path) -> None:
     with server(tmp_path) as client:
         client.acl_setuser(
@@ -267,7 +259,6 @@ def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path
         assert "rights" in said and "eval" in said.lower()
 
 
-@pytest.mark.timeout(240)
 def test_a_full_redis_is_told_so(logweir: Command, tmp_path: Path) -> None:
     with server(tmp_path, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction") as client:
         with contextlib.suppress(redis.ResponseError):
@@ -277,7 +268,6 @@ def test_a_full_redis_is_told_so(logweir: Command, tmp_path: Path) -> None:
         assert "does not take writes" in said and "memory" in said
 
 
-@pytest.mark.timeout(240)
 def test_a_redis_that_is_too_old_or_silent_or_no_redis_at_all_is_refused_within_seconds(
     logweir: Command,
 ) -> None:
@@ -318,7 +308,6 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-@pytest.mark.timeout(240)
 def test_a_full_disk_keeps_lines_waiting_and_stores_them_all_once_there_is_space(tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "disk", "1m") as disk,
@@ -346,7 +335,6 @@ def test_a_full_disk_keeps_lines_waiting_and_stores_them_all_once_there_is_space
         assert up.stop() == 0
 
 
-@pytest.mark.timeout(240)
 def test_a_run_on_a_full_disk_ends_within_a_minute_and_says_what_to_do(
     logweir: Command, tmp_path: Path
 ) -> None:

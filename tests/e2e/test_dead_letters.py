@@ -71,7 +71,6 @@ def batch_of(up: Up, workload: str) -> str:
     return str(key.decode().rpartition(":")[2])
 
 
-@pytest.mark.timeout(300)
 def test_a_bad_line_ends_alone_as_a_dead_letter_with_its_reason_and_the_others_are_stored(
     fragile: Up,
 ) -> None:
@@ -101,7 +100,6 @@ def test_a_bad_line_ends_alone_as_a_dead_letter_with_its_reason_and_the_others_a
     assert (t["stored"], t["dead"], t["discarded"]) == (62, 0, 2)
 
 
-@pytest.mark.timeout(240)
 def test_a_damaged_payload_is_dead_with_its_reason_and_is_stored_after_repair_and_retry(fragile: Up) -> None:
     worker = fragile.pid("ingest-1")
     os.kill(worker, signal.SIGSTOP)
@@ -127,7 +125,6 @@ def test_a_damaged_payload_is_dead_with_its_reason_and_is_stored_after_repair_an
     assert fragile.rows("damaged")["line"].to_list() == list(range(1, 31))
 
 
-@pytest.mark.timeout(240)
 def test_a_batch_that_kills_its_worker_three_times_is_split_and_stored_when_the_killing_ends(
     fragile: Up,
 ) -> None:
@@ -164,7 +161,6 @@ def _claimed(answer: object) -> object:
     return None if isinstance(answer, str) else answer
 
 
-@pytest.mark.timeout(240)
 def test_repeated_messages_store_once_and_lost_messages_come_back(fragile: Up) -> None:
     worker = fragile.pid("ingest-1")
     os.kill(worker, signal.SIGSTOP)
@@ -201,7 +197,6 @@ def _queued(up: Up, queue: str) -> int:
         return int(client.llen(f"logweir:{queue}"))  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(240)
 def test_hostile_messages_kill_no_worker_and_stop_no_other_batch(fragile: Up) -> None:
     before = {w["name"]: w["pid"] for w in fragile.status()["workers"]}
     settings = _settings(fragile)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 
 from e2e.harness import Up, end, environment, nothing_left, running, until
 
@@ -65,7 +64,6 @@ def following(up: Up, path: Path) -> "Iterator[subprocess.Popen[bytes]]":
         process.wait(10)
 
 
-@pytest.mark.timeout(240)
 def test_a_followed_file_is_stored_once_when_redis_loses_its_last_seconds() -> None:
     with running() as up:
         path = up.folder / "live.log"
@@ -99,7 +97,6 @@ def test_a_followed_file_is_stored_once_when_redis_loses_its_last_seconds() -> N
         assert up.rows("live")["record_id"].is_unique().all()
 
 
-@pytest.mark.timeout(240)
 def test_a_file_is_stored_once_when_everything_dies_while_it_is_sent() -> None:
     with running({"LOGWEIR_BATCH_RECORDS": "20"}) as up:
         path = up.folder / "app.log"

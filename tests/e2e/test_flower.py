@@ -64,7 +64,6 @@ def watched() -> Iterator[Up]:
         yield up
 
 
-@pytest.mark.timeout(240)
 def test_it_shows_every_worker_by_role_and_device_and_says_where_it_is(watched: Up) -> None:
     url, host = watched.facts["flower"], socket.gethostname()
     wanted = {f"{n}.cpu@{host}" for n in ("ingest-1", "infer-cpu", "drain", "store", "train")}
@@ -78,7 +77,6 @@ def test_it_shows_every_worker_by_role_and_device_and_says_where_it_is(watched: 
     assert f"watch it  {url}" in watched.logweir("status").stdout
 
 
-@pytest.mark.timeout(240)
 def test_a_task_is_shown_by_workload_lines_and_id_and_never_by_a_line(watched: Up) -> None:
     watched.send([*ordinary(70), "2026-11-20T10:59:00Z INFO app: token q9x7secret"], "shop/app")
 
@@ -95,7 +93,6 @@ def test_a_task_is_shown_by_workload_lines_and_id_and_never_by_a_line(watched: U
     assert {t["name"] for t in tasks(watched).values()} <= {f"logweir.{n}" for n in ("ingest", "infer", "drain", "store")}  # fmt: skip
 
 
-@pytest.mark.timeout(240)
 def test_a_failed_task_tells_its_reason(watched: Up) -> None:
     worker = watched.pid("ingest-1")
     os.kill(worker, signal.SIGSTOP)
@@ -120,7 +117,6 @@ def test_a_failed_task_tells_its_reason(watched: Up) -> None:
     assert "Traceback" not in page and "StepFailed" not in page  # the wrapper is nothing to look at
 
 
-@pytest.mark.timeout(60)
 def test_nobody_looks_without_the_login_and_ps_does_not_show_it(watched: Up) -> None:
     url = watched.facts["flower"]
     assert [get(url + path, None)[0] for path in ("/workers", "/tasks", "/api/workers")] == [401] * 3
@@ -131,7 +127,6 @@ def test_nobody_looks_without_the_login_and_ps_does_not_show_it(watched: Up) -> 
     assert not any("s3cret" in c for c in commands)
 
 
-@pytest.mark.timeout(60)
 def test_nobody_can_shut_down_a_worker_there(watched: Up) -> None:
     worker, name = watched.pid("store"), f"store.cpu@{socket.gethostname()}"
     code, why = get(f"{watched.facts['flower']}/api/worker/shutdown/{name}", post=True)
@@ -139,7 +134,6 @@ def test_nobody_can_shut_down_a_worker_there(watched: Up) -> None:
     assert psutil.pid_exists(worker) and watched.pid("store") == worker
 
 
-@pytest.mark.timeout(240)
 def test_a_second_stack_gets_a_port_of_its_own_and_goes_on_when_flower_keeps_dying(watched: Up) -> None:
     wanted = watched.facts["flower"].rpartition(":")[2]
     with running({"LOGWEIR_FLOWER": "yes", "LOGWEIR_FLOWER_PORT": wanted}) as up:
@@ -166,21 +160,18 @@ def test_a_second_stack_gets_a_port_of_its_own_and_goes_on_when_flower_keeps_dyi
         assert up.stop() == 0
 
 
-@pytest.mark.timeout(60)
 def test_an_open_door_off_loopback_is_refused_before_anything_starts(logweir: Command) -> None:
     done = logweir("up", "--data-dir", "d", LOGWEIR_FLOWER="yes", LOGWEIR_FLOWER_ADDRESS="0.0.0.0")
     assert "needs authentication" in sentence(done)
     assert not (logweir.cwd / "d").exists()
 
 
-@pytest.mark.timeout(300)
 def test_without_flower_nothing_listens(trained: Up) -> None:
     assert trained.facts["flower"] is None and trained.status()["flower"] is None
     assert not any("pipeline.workers.flower" in p.cmdline() for p in marked(trained.mark))
     assert listeners(trained) == set()
 
 
-@pytest.mark.timeout(60)
 def test_flower_ends_with_a_supervisor_that_was_killed() -> None:
     with running({"LOGWEIR_FLOWER": "yes", "LOGWEIR_FLOWER_PORT": str(free_port())}) as up:
         until(lambda: get(f"{up.facts['flower']}/healthcheck")[0] == 200, what="Flower answers")

@@ -104,7 +104,6 @@ def shared(machine: Machine) -> PoolLease | None:
     return next((x for x in machine.pool.look().leases if x.need.mode is Mode.SHARED), None)
 
 
-@pytest.mark.timeout(240)
 def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebody_holds_it_alone(
     machine: Machine,
 ) -> None:
@@ -131,7 +130,6 @@ def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebo
         assert up.rows(workload)["score"].null_count() == 0
 
 
-@pytest.mark.timeout(240)
 def test_the_parent_of_a_gpu_worker_never_loads_torch(machine: Machine) -> None:
     machine.up.send(novel(20, "loaded"), "gpu6")
     until(lambda: shared(machine), what="the worker has its share")
@@ -143,7 +141,6 @@ def test_the_parent_of_a_gpu_worker_never_loads_torch(machine: Machine) -> None:
     assert "libtorch" not in maps(psutil.Process(machine.worker.pid))
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_worker_keeps_its_gpu_closed_until_the_driver_has_seen_it_go(machine: Machine) -> None:
     machine.up.send(novel(20, "killed"), "gpu4")
     held = until(lambda: shared(machine), what="the worker has its share")
@@ -161,7 +158,6 @@ def test_a_killed_worker_keeps_its_gpu_closed_until_the_driver_has_seen_it_go(ma
     until(lambda: shared(machine), what="the new child has taken a share")
 
 
-@pytest.mark.timeout(240)
 def test_a_gpu_whose_cuda_does_not_start_costs_neither_lines_nor_the_model(
     logweir: Command, tmp_path: Path
 ) -> None:
@@ -176,7 +172,6 @@ def test_a_gpu_whose_cuda_does_not_start_costs_neither_lines_nor_the_model(
     assert rows["score"].null_count() == 0, "a model was trained, and every line scored, on the CPU"
 
 
-@pytest.mark.timeout(240)
 def test_an_agent_that_keeps_dying_is_given_up_and_the_stack_goes_on(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     driver.devices(Gpu(A))

@@ -30,7 +30,6 @@ def page(url: str, login: str) -> str:
         return str(answer.read().decode())
 
 
-@pytest.mark.timeout(180)
 def test_a_stack_works_as_the_documented_user_over_tls_and_shows_no_secret(tmp_path: Path) -> None:
     made = Certificates.make(tmp_path)
     with server(tmp_path) as client:

@@ -12,8 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.harness import Up, novel, ordinary, running, until
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:

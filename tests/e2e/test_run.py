@@ -31,7 +31,6 @@ def whole(out: Path, lines: int) -> None:
     assert not list(out.rglob("*.part"))
 
 
-@pytest.mark.timeout(240)
 def test_a_run_stores_every_line_once_and_a_second_one_into_the_same_directory_replaces_it(
     logweir: Command,
 ) -> None:
@@ -54,7 +53,6 @@ def test_a_run_stores_every_line_once_and_a_second_one_into_the_same_directory_r
     nothing_left(logweir.mark, within_s=5)
 
 
-@pytest.mark.timeout(60)
 def test_an_output_directory_of_somebody_else_is_left_alone(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(5))
     photos = logweir.cwd / "photos"
@@ -67,7 +65,6 @@ def test_an_output_directory_of_somebody_else_is_left_alone(logweir: Command) ->
     assert "cannot be written" in sentence(logweir("run", "a.log", "--out", photos / "cat.jpg" / "below"))
 
 
-@pytest.mark.timeout(240)
 def test_two_runs_into_one_directory_at_the_same_time_cannot_spoil_each_other(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(300))
     first = logweir.start("run", "a.log", "--out", "o")
@@ -78,7 +75,6 @@ def test_two_runs_into_one_directory_at_the_same_time_cannot_spoil_each_other(lo
     whole(logweir.cwd / "o", 300)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_next_one_works(
     logweir: Command, number: signal.Signals, code: int
@@ -98,7 +94,6 @@ def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_n
         whole(logweir.cwd / "o", 1500)
 
 
-@pytest.mark.timeout(240)
 def test_redis_and_the_trainer_may_be_killed_in_the_middle_of_a_run_and_every_line_is_scored_once(
     logweir: Command,
 ) -> None:
@@ -130,7 +125,6 @@ def _busy(processes: list[psutil.Process]) -> bool:
     return any(p.is_running() and p.memory_info().rss > 400 * 2**20 for p in processes)
 
 
-@pytest.mark.timeout(240)
 def test_a_run_that_is_killed_outright_leaves_no_orphan(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(2000))
     run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_BATCH_RECORDS="20")

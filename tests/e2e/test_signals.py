@@ -43,7 +43,6 @@ def _is_worker(command: list[str], role: str) -> bool:
     return any(part.startswith("pipeline.workers.") for part in command) and role in command
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_killed_process_is_restarted_and_every_line_is_stored_once(busy: Up, role: str) -> None:
     workload = f"kill-{role}"
@@ -72,7 +71,6 @@ def _stored(up: Up, workload: str) -> int:
     return up.totals(workload).get("stored", 0)
 
 
-@pytest.mark.timeout(300)
 def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(busy: Up) -> None:
     before = busy.status()["model"]["version"]
     train = busy.logweir.start("train", "--json")
@@ -85,7 +83,6 @@ def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(bus
     assert (status["state"], status["attempt"]) == ("completed", 2) and status["version"] > before
 
 
-@pytest.mark.timeout(300)
 def test_when_every_model_is_damaged_on_disk_lines_wait_until_another_one_is_trained(busy: Up) -> None:
     live = busy.status()["model"]["version"]
     for weights in (busy.data / "models").glob("m*/model.safetensors"):  # else the one before would serve
@@ -108,7 +105,6 @@ def test_when_every_model_is_damaged_on_disk_lines_wait_until_another_one_is_tra
     assert rows["model_version"].unique().to_list() == [busy.status()["model"]["version"]] != [live]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
 )
@@ -129,7 +125,6 @@ def test_a_signal_ends_the_stack_with_every_process_and_no_half_written_file(
             assert again.stop() == 0
 
 
-@pytest.mark.timeout(300)
 def test_a_supervisor_that_is_killed_outright_leaves_no_orphan_and_its_successor_goes_on() -> None:
     with running({"LOGWEIR_BATCH_RECORDS": "10"}) as up:
         done = up.logweir("send", up.write(novel(600, "kill")), "--workload", "w")
@@ -149,7 +144,6 @@ def test_a_supervisor_that_is_killed_outright_leaves_no_orphan_and_its_successor
         nothing_left(again.mark, within_s=20)
 
 
-@pytest.mark.timeout(300)
 def test_a_worker_that_keeps_dying_ends_the_stack_with_its_name_and_no_orphan() -> None:
     with running() as up:
         deadline = time.monotonic() + 60
@@ -166,7 +160,6 @@ def test_a_worker_that_keeps_dying_ends_the_stack_with_its_name_and_no_orphan() 
         assert "Traceback" not in up.err()
 
 
-@pytest.mark.timeout(60)
 def test_the_state_of_a_stack_is_readable_by_nobody_else(trained: Up) -> None:
     path = Path(trained.data / "stack.json")
     assert path.stat().st_mode & 0o077 == 0

@@ -2,7 +2,6 @@
 
 import os
 
-import pytest
 import redis
 
 from e2e.harness import (
@@ -16,7 +15,6 @@ from e2e.harness import (
 )
 
 
-@pytest.mark.timeout(300)
 def test_before_the_first_model_every_line_is_warming_and_none_is_normal_or_dropped(trained: Up) -> None:
     rows, status = trained.warming  # type: ignore[attr-defined]
     assert rows.height == 601
@@ -30,7 +28,6 @@ def test_before_the_first_model_every_line_is_warming_and_none_is_normal_or_drop
     )
 
 
-@pytest.mark.timeout(300)
 def test_after_training_the_same_rows_have_scores_and_the_counts_are_the_same(trained: Up) -> None:
     before, _ = trained.warming  # type: ignore[attr-defined]
     rows, t = trained.rows("base"), trained.status()["workloads"]["base"]
@@ -42,7 +39,6 @@ def test_after_training_the_same_rows_have_scores_and_the_counts_are_the_same(tr
     assert rows.filter(rows["anomalous"])["message"].str.contains("disk sda1").any()
 
 
-@pytest.mark.timeout(300)
 def test_a_batch_of_known_lines_is_one_task(trained: Up) -> None:
     trained.send(ordinary(600, start=5000), "hot")
     trained.send(ordinary(600, start=9000), "hot")
@@ -54,20 +50,17 @@ def test_a_batch_of_known_lines_is_one_task(trained: Up) -> None:
         assert second["batch"] not in {e["batch"] for e in trained.events(other, "batch.step")}
 
 
-@pytest.mark.timeout(300)
 def test_a_second_stack_on_the_same_directory_says_so_and_exits_2(trained: Up) -> None:
     said = sentence(trained.logweir("up"))
     assert str(trained.process.pid) in said and str(trained.data) in said and "already" in said
     assert trained.status()["workers"], "the first one goes on"
 
 
-@pytest.mark.timeout(300)
 def test_it_is_ready_within_its_bound_and_says_how_long_it_took(trained: Up) -> None:
     assert 0 < trained.facts["ready_s"] < 60
     assert set(trained.facts["workers"]) == {"ingest-1", "infer-cpu", "drain", "store", "train", "beat"}
 
 
-@pytest.mark.timeout(300)
 def test_with_a_redis_url_it_uses_that_redis_and_starts_none(redis_url: str) -> None:
     prefix = f"e2e{os.getpid()}"
     with running({"REDIS_URL": redis_url, "LOGWEIR_KEY_PREFIX": prefix}) as up:
@@ -82,14 +75,12 @@ def test_with_a_redis_url_it_uses_that_redis_and_starts_none(redis_url: str) -> 
                 client.delete(key)
 
 
-@pytest.mark.timeout(300)
 def test_without_a_stack_every_verb_that_needs_one_says_how_to_start_it(logweir: Command) -> None:
     (logweir.cwd / "a.log").write_text("x\n")
     for verb in (["send", "a.log"], ["status"], ["train"], ["models", "list"], ["dead", "list"]):
         assert "`logweir up`" in sentence(logweir(*verb))
 
 
-@pytest.mark.timeout(300)
 def test_every_process_of_a_stack_is_found_by_what_looks_for_orphans(trained: Up) -> None:
     names = " ".join(" ".join(p.cmdline()) for p in marked(trained.mark))
     for word in ("redis-server", "ingest-1", "infer-cpu", "drain", "store", "train", "beat"):

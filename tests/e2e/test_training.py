@@ -39,7 +39,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 # ---- killed ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("stage", "victim"),
     [
@@ -72,7 +71,6 @@ def test_a_trainer_killed_at_any_stage_leaves_the_live_model_and_begins_again_by
     assert lab.live().version == (last.version if last.published else before.version)
 
 
-@pytest.mark.timeout(240)
 def test_a_trainer_killed_after_the_pointer_has_moved_leaves_a_whole_model_live_and_is_done(lab: Lab) -> None:
     before = lab.live()
     with lab.observed():
@@ -89,7 +87,6 @@ def test_a_trainer_killed_after_the_pointer_has_moved_leaves_a_whole_model_live_
     assert (ended.version, lab.live()) == (after.version, after)
 
 
-@pytest.mark.timeout(240)
 def test_a_trainer_that_stood_still_past_its_lease_publishes_nothing_when_it_goes_on(lab: Lab) -> None:
     before = lab.live()
     with lab.observed():
@@ -116,7 +113,6 @@ def _freed(lab: Lab, holder: str) -> None:
     until(lambda: lab.leases.look(TRAINING).exclusive != holder, within_s=within_s, what="the lease is free")
 
 
-@pytest.mark.timeout(300)
 def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
     first = lab.ask("once")
     lab.reached(first, State.TRAINING)
@@ -137,7 +133,6 @@ def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
 # ---- side by side ------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
 def test_lines_are_scored_all_the_time_while_a_model_is_trained_and_published(lab: Lab) -> None:
     before = lab.live()
     stored: dict[State, set[int]] = {state: set() for state in RUNNING}
@@ -164,7 +159,6 @@ def test_lines_are_scored_all_the_time_while_a_model_is_trained_and_published(la
     assert set(rows["model_version"].to_list()) == {before.version, done.version}
 
 
-@pytest.mark.timeout(240)
 def test_a_request_waits_while_one_runs_an_equal_one_is_merged_and_each_can_be_cancelled(lab: Lab) -> None:
     def command(*words: str) -> dict[str, object]:
         done = lab.up.logweir("train", "--json", *words)
@@ -193,7 +187,6 @@ def test_a_request_waits_while_one_runs_an_equal_one_is_merged_and_each_can_be_c
 # ---- which model answers -----------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)
 def test_promote_and_rollback_hold_from_the_next_batch_on_while_a_training_runs(lab: Lab) -> None:
     first = lab.live()
     second = lab.copy_of(first.version)
@@ -218,7 +211,6 @@ def test_promote_and_rollback_hold_from_the_next_batch_on_while_a_training_runs(
     assert models == {"shared": first.version, "own/app": own.version}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("damage", ["a byte", "the directory"])
 def test_a_live_model_whose_files_break_is_replaced_by_the_one_before_and_status_says_so(
     lab: Lab, damage: str
@@ -245,7 +237,6 @@ def test_a_live_model_whose_files_break_is_replaced_by_the_one_before_and_status
 # ---- bad input ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -269,7 +260,6 @@ def test_what_cannot_be_done_is_refused_in_one_sentence_with_the_remedy(
     assert all(word in said for word in words), said
 
 
-@pytest.mark.timeout(60)
 def test_too_few_lines_to_train_on_are_told_with_how_many_are_needed(lab: Lab) -> None:
     live = lab.live()
     lab.versions_of(["only one line"], "few")
@@ -280,7 +270,6 @@ def test_too_few_lines_to_train_on_are_told_with_how_many_are_needed(lab: Lab) -
     assert lab.live() == live
 
 
-@pytest.mark.timeout(60)
 def test_an_empty_watchlist_says_that_nothing_is_trained_and_how_to_change_that(lab: Lab) -> None:
     listed = lab.up.logweir("watch", "list")
     assert listed.returncode == 0 and "nothing is watched" in listed.stdout and "base" in listed.stdout

@@ -146,7 +146,6 @@ def _ticks(lab: Lab) -> None:
     until(often, what=f"the controller has decided {TICKS} times")
 
 
-@pytest.mark.timeout(300)
 def test_lines_off_the_watchlist_are_counted_as_skipped_and_sending_them_again_counts_nothing_twice(
     story: Story,
 ) -> None:
@@ -158,7 +157,6 @@ def test_lines_off_the_watchlist_are_counted_as_skipped_and_sending_them_again_c
     assert (row["workload"], row["lines"], row["skipped"]) == ("off/app", 30, 30)
 
 
-@pytest.mark.timeout(300)
 def test_a_watched_workload_gets_a_model_by_itself_once_there_are_lines_enough(story: Story) -> None:
     assert story.empty["model"] is None
     assert "50 lines" in story.short["why"] and "no logs yet from quiet/app" in story.short["why"]
@@ -174,7 +172,6 @@ def test_a_watched_workload_gets_a_model_by_itself_once_there_are_lines_enough(s
     assert (totals["stored"], totals["warming"], totals["skipped"], totals["watched"]) == (300, 0, 0, True)
 
 
-@pytest.mark.timeout(300)
 def test_status_shows_the_last_training_and_what_the_controller_decides_next(story: Story) -> None:
     decision = story.status["decisions"]["shared"]
     assert decision["decision"] == "wait" and decision["until"]
@@ -183,7 +180,6 @@ def test_status_shows_the_last_training_and_what_the_controller_decides_next(sto
     assert "nothing is due" in story.text and "completed" in story.text and "300 lines" in story.text
 
 
-@pytest.mark.timeout(300)
 def test_two_beats_make_one_training_for_one_cause(story: Story) -> None:
     assert story.beats == 2
     assert len(story.first) == 1, "however many decisions followed"
@@ -191,7 +187,6 @@ def test_two_beats_make_one_training_for_one_cause(story: Story) -> None:
     assert len({e["request"] for e in asked}) == len(asked) == len(story.removed)
 
 
-@pytest.mark.timeout(300)
 def test_a_workload_with_a_model_of_its_own_is_answered_by_it_and_all_others_by_the_shared_one(
     story: Story,
 ) -> None:
@@ -200,7 +195,6 @@ def test_a_workload_with_a_model_of_its_own_is_answered_by_it_and_all_others_by_
     assert story.own_versions == [{own}, {shared}]
 
 
-@pytest.mark.timeout(300)
 def test_a_workload_taken_off_the_watchlist_trains_nothing_and_is_skipped_from_then_on(story: Story) -> None:
     assert story.removed == story.own
     assert story.removed_totals["skipped"] == 20

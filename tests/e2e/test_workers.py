@@ -57,7 +57,6 @@ def own() -> Iterator[Up]:
         yield up
 
 
-@pytest.mark.timeout(240)
 def test_lines_that_kill_or_hang_their_workers_die_alone_and_the_others_are_stored_meanwhile(
     several: Up,
 ) -> None:
@@ -92,7 +91,6 @@ def test_lines_that_kill_or_hang_their_workers_die_alone_and_the_others_are_stor
     several.logweir("dead", "discard", "all")
 
 
-@pytest.mark.timeout(240)
 def test_a_redis_that_dies_again_and_again_is_started_again_and_the_stack_goes_on(several: Up) -> None:
     killed: set[int] = set()
 
@@ -112,7 +110,6 @@ def test_a_redis_that_dies_again_and_again_is_started_again_and_the_stack_goes_o
     assert several.process.poll() is None
 
 
-@pytest.mark.timeout(240)
 def test_health_says_of_every_worker_whether_it_is_well(several: Up) -> None:
     until(lambda: several.logweir("health").returncode == 0, within_s=60, what="all workers are well")
     assert {w["name"] for w in several.status()["workers"]} == WORKERS
@@ -135,7 +132,6 @@ def go_on(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.timeout(240)
 def test_a_drain_lets_nothing_in_waits_for_the_rest_and_can_be_undone(several: Up) -> None:
     frozen = freeze_ingest(several)
     done = several.logweir("send", several.write(ordinary(30)), "--workload", "drained")
@@ -152,7 +148,6 @@ def test_a_drain_lets_nothing_in_waits_for_the_rest_and_can_be_undone(several: U
     assert several.settled("late")["stored"] == 10
 
 
-@pytest.mark.timeout(240)
 def test_ctrl_c_during_a_drain_opens_the_door_again_and_stop_ends_the_stack_when_all_is_stored(
     own: Up,
 ) -> None:
