@@ -29,8 +29,9 @@ DATA = SHARED / "data"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that several processes end at about the same time: the chaos test, whole stacks, all others."""
-    items.sort(key=lambda item: (item.path.name != "test_chaos.py", item.path.parent.name != "e2e"))
+    """Long files first, so that several processes end at about the same time."""
+    names = ("test_chaos.py", "test_readme.py")
+    items.sort(key=lambda item: (item.path.name not in names, item.path.parent.name != "e2e"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

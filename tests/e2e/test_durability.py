@@ -4,10 +4,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import redis
 
 from e2e.harness import Up, end, environment, nothing_left, running, until
 
@@ -19,7 +20,7 @@ def aof(up: Up) -> Path:
 
 
 def kill_redis(up: Up, back_to: int) -> None:
-    """SIGKILL, and the AOF as it was before its supervisor starts it again."""
+    """SIGKILL, and the AOF as it was before its supervisor starts it again; waits until it has."""
     server = int(up.client().info("server")["process_id"])
     up.process.send_signal(signal.SIGSTOP)
     try:
@@ -29,6 +30,13 @@ def kill_redis(up: Up, back_to: int) -> None:
             file.truncate(back_to)
     finally:
         up.process.send_signal(signal.SIGCONT)
+
+    def answers() -> bool:
+        with suppress(redis.RedisError):
+            return up.client().ping() is True
+        return False
+
+    until(answers, what="Redis is back")
 
 
 def numbered(first: int, last: int) -> list[str]:
@@ -51,17 +59,20 @@ def add(path: Path, first: int, last: int) -> None:
 @contextmanager
 def following(up: Up, path: Path) -> "Iterator[subprocess.Popen[bytes]]":
     command = [sys.executable, "-m", "pipeline.cli", "send", "--follow", str(path), "--workload", "live"]
-    process = subprocess.Popen(
-        command,
-        env=environment(up.mark, {"LOGWEIR_DATA_DIR": str(up.data)}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    log = up.folder / "follow.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env=environment(up.mark, {"LOGWEIR_DATA_DIR": str(up.data)}),
+            stdout=out,
+            stderr=out,
+        )
     try:
         yield process
     finally:
         process.kill()
         process.wait(10)
+        print(log.read_text(errors="replace")[-2000:])  # shown when a test fails
 
 
 def test_a_followed_file_is_stored_once_when_redis_loses_its_last_seconds() -> None:

@@ -120,7 +120,7 @@ def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
     live = lab.live()
     os.kill(lab.up.process.pid, signal.SIGKILL)
     lab.up.process.wait(10)
-    lab.up.process = Up(lab.up.folder, ENV).wait_ready().process
+    lab.up.process = Up(lab.up.folder, lab.up.logweir.extra).wait_ready().process
     lab.attach()
     assert lab.live() == live
     with lab.observed():
