@@ -95,10 +95,10 @@ def configuration(settings: Settings) -> dict[str, Any]:
             # A worker killed inside a restore leaves this mutex behind; kombu's default blocks for 300 s.
             "unacked_mutex_expire": 15,
             # A connection whose answers are lost is left after so long; it is met twice or thrice in a row on the way out.
-            "socket_timeout": 5,
+            "socket_timeout": 3,
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
-            "health_check_interval": 5,
+            "health_check_interval": 3,
         },
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # wait for Redis as long as it takes

@@ -66,12 +66,13 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | probe | string | whether Redis takes writes | TTL 5 s |
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -249,6 +250,25 @@ def script_text(name: str) -> str:
     return "".join((SCRIPT_DIR / f"{part}.lua").read_text(encoding="utf-8") for part in (*shared, name))
 
 
+class _Pool(redis.ConnectionPool):
+    """Where one connection broke, this process leaves its idle ones too: what broke it has most likely broken them, and one
+    whose answers are lost is noticed only by its time-out, each in its turn, once it is used."""
+
+    # Replaced as a whole and never locked: a process may be forked at any moment.
+    _all: ClassVar[tuple["weakref.ref[_Pool]", ...]] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _Pool._all = (*(known for known in _Pool._all if known() is not None), weakref.ref(self))
+
+    def release(self, connection: Any) -> None:
+        super().release(connection)
+        if connection._sock is None:  # `is_connected` says so only since redis-py 8
+            for known in _Pool._all:
+                if (pool := known()) is not None:
+                    pool.disconnect(inuse_connections=False)
+
+
 def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
     """A client for the ledger: short time-outs, because a process that waits for ever is not alive. Raises BadSetting.
 
@@ -257,13 +277,14 @@ def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
     """
     if settings.redis_url is None:
         raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
-    return redis.Redis.from_url(
+    pool = _Pool.from_url(
         settings.redis_url,
         socket_timeout=timeout_s,
         socket_connect_timeout=min(5, timeout_s),
         health_check_interval=10,
         retry=Retry(NoBackoff(), 0),
     )
+    return redis.Redis.from_pool(pool)
 
 
 class Scripts:
