@@ -1,9 +1,7 @@
 """A Redis with a password, a user of few rights and TLS: one REDIS_URL does for everything, and what is wrong is told."""
 
-import contextlib
 import re
 import ssl
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +10,14 @@ from urllib.parse import quote
 import pytest
 import redis
 from kombu import Connection
-from polling import wait_until
+from own_redis import server
 from tls_redis import Certificates, tls_door
 
 from pipeline.app import broker_tls, broker_url, make_app
 from pipeline.errors import BadInput, BadSetting
 from pipeline.settings import Settings
 from pipeline.values import check_url, masked_url
-from pipeline.workers.redis_server import check_redis, find_server
+from pipeline.workers.redis_server import check_redis
 
 ROOT = Path(__file__).resolve().parent.parent
 # Characters that mean something in URLs, shells, Redis' protocol and regular expressions.
@@ -33,36 +31,6 @@ def documented_line() -> list[str]:
     )
     assert found is not None
     return found.group(1).split()
-
-
-@contextlib.contextmanager
-def server(folder: Path) -> Iterator["redis.Redis"]:
-    path = folder / "r.sock"
-    command = [
-        str(find_server()),
-        "--port",
-        "0",
-        "--unixsocket",
-        str(path),
-        "--dir",
-        str(folder),
-        "--save",
-        "",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        client = redis.Redis(unix_socket_path=str(path))
-
-        def answers() -> bool:
-            with contextlib.suppress(redis.ConnectionError):
-                return bool(client.ping())
-            return False
-
-        try:
-            assert wait_until(answers, timeout_s=20)
-            yield client
-        finally:
-            client.close()
-            process.terminate()
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 import redis
+from own_redis import server
 
 from e2e.harness import Command, Up, environment, novel, ordinary, running, sentence, until
-from pipeline.workers.redis_server import find_server
 
 NOBODY = 65534
 # The issue speaks of a line of 1 GB; 64 MiB takes the same path (it is cut into records) in a test's time.
@@ -134,43 +134,6 @@ def test_a_run_on_an_empty_file_says_that_it_is_empty(logweir: Command) -> None:
 
 
 # ---- Redis that refuses ------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def server(folder: Path, *options: str) -> Iterator["redis.Redis"]:
-    """A Redis of its own on a unix socket, with these options."""
-    path = folder / "r.sock"
-    with subprocess.Popen(
-        [
-            str(find_server()),
-            "--port",
-            "0",
-            "--unixsocket",
-            str(path),
-            "--dir",
-            str(folder),
-            "--save",
-            "",
-            *options,
-        ],
-        stdout=subprocess.DEVNULL,
-    ) as process:
-        client = redis.Redis(unix_socket_path=str(path))
-        try:
-            until(lambda: _answers(client), what="the server answers")
-            yield client
-        finally:
-            client.close()
-            process.terminate()
-
-
-def _answers(client: "redis.Redis") -> bool:
-    try:
-        return bool(client.ping())
-    except (redis.AuthenticationError, redis.ResponseError):  # it wants a password
-        return True
-    except redis.ConnectionError:
-        return False
 
 
 def listening(answer: Callable[[bytes], bytes | None]) -> contextlib.AbstractContextManager[int]:
