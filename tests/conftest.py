@@ -16,9 +16,12 @@ import hypothesis
 import pytest
 import redis
 import structlog
+from command_line import Verb, command_line
 from opensearch_node import Node, Secure, forget
 from polling import wait_until
 
+from pipeline.keyspace import connect
+from pipeline.ledger import Ledger
 from pipeline.settings import Settings
 from pipeline.workers.redis_server import PrivateRedis
 
@@ -112,6 +115,21 @@ def _threads_of_leases_end() -> Iterator[None]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("gpu-")]
 
     assert wait_until(lambda: not names(), timeout_s=5), names()
+
+
+@pytest.fixture
+def ledger(settings: Settings) -> Ledger:
+    """The ledger of this test's own keys, over a connection of its own."""
+    return Ledger(connect(settings), settings)
+
+
+@pytest.fixture
+def logweir(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
+) -> Iterator[Verb]:
+    """The command in this process, on a terminal so wide that no sentence is broken."""
+    with command_line(settings, monkeypatch, capsys, columns=400) as verb:
+        yield verb
 
 
 def need_data(path: Path) -> Path:

@@ -25,19 +25,6 @@ from pipeline.producer import Producer
 from pipeline.settings import Settings
 
 
-@pytest.fixture
-def ledger(settings: Settings) -> Ledger:
-    return Ledger(connect(settings), settings)
-
-
-@pytest.fixture
-def logweir(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
-) -> Iterator[Verb]:
-    with command_line(settings, monkeypatch, capsys, columns=400) as verb:
-        yield verb
-
-
 def send(settings: Settings, batch_id: str) -> object:
     return Producer.connect(settings).send(["a line"], workload="shop", batch_id=batch_id)
 

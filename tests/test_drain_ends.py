@@ -2,35 +2,20 @@
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import Verb, command_line
+from command_line import Verb
 from polling import wait_until
 
 from pipeline import cli
 from pipeline.commands import drain
 from pipeline.errors import NotDrained
-from pipeline.keyspace import connect
 from pipeline.ledger import Ledger
 from pipeline.producer import Producer
 from pipeline.settings import Settings
 from pipeline.workers.place import holder, lock
-
-
-@pytest.fixture
-def ledger(settings: Settings) -> Ledger:
-    return Ledger(connect(settings), settings)
-
-
-@pytest.fixture
-def logweir(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
-) -> Iterator[Verb]:
-    with command_line(settings, monkeypatch, capsys, columns=400) as verb:
-        yield verb
 
 
 def send(settings: Settings) -> None:
