@@ -19,6 +19,7 @@ from pipeline import arrow
 from pipeline.errors import BadPayload
 
 WIRE_VERSION: Final = 1
+VERDICT_VERSION: Final = 2  # of cached verdicts; 1 had no p-value
 
 UTC_US: Final = pl.Datetime("us", "UTC")
 
@@ -50,6 +51,7 @@ RESULT_SCHEMA: Final[dict[str, Any]] = {
     "template_id": pl.Int64,
     "score": pl.Float64,  # null while warming
     "anomalous": pl.Boolean,  # null while warming
+    "p_value": pl.Float64,  # null while warming, where nothing was measured, and in files older than the column
     "reasons": pl.List(pl.String),
     "model_version": pl.String,  # null while warming
     "host": pl.String,
@@ -75,6 +77,8 @@ LEARN_SCHEMA: Final[dict[str, Any]] = {
     "timestamp": UTC_US,
     "pattern_id": pl.UInt64,  # null: not masked yet (a document that another program wrote)
     "template_id": pl.Int64,  # null: not known
+    "anomalous": pl.Boolean,  # null: not judged
+    "raw": pl.String,  # null: as the message; what a header holds, such as a trace id, stands here alone
 }
 
 MAX_FRAME_BYTES: Final = 256 << 20  # what a frame may unpack to where its reader knows nothing better
@@ -85,6 +89,16 @@ LEVELS: Final = ("trace", "debug", "info", "notice", "warning", "error", "critic
 ERROR_LEVELS: Final = frozenset({"error", "critical", "fatal"})
 
 
+# Beginning of the source of what is stored and was no line: what watching found in sessions and rates.
+OURS: Final = "logweir:"
+
+
+def of_lines() -> pl.Expr:
+    """Stored records that were lines. What watching found has template ids below zero; a record of another program may
+    have none."""
+    return pl.col("template_id").fill_null(0) >= 0
+
+
 class Reason(StrEnum):
     """Why a line is worth reading. On the wire a reason is `name` or `name:data`."""
 
@@ -93,7 +107,16 @@ class Reason(StrEnum):
     RARE = "rare"  # data: "count/total" in the training data
     ERROR_SEVERITY = "error-severity"  # data: the level or the word that says so
     WARMING = "warming"  # no model yet: neither normal nor anomalous
+    MARKED = "marked"  # somebody said so; data: "normal by NAME" or "anomalous by NAME"
     UNCLASSIFIED = "unclassified"  # past the template limit of its workload
+    # Of a session, not of a line (models/sequences.py); data begins with the template id.
+    SESSION_EVENT = "session-event"  # an event that no normal session has
+    SESSION_LENGTH = "session-length"  # data: "length/shortest-longest"
+    SESSION_COUNTS = "session-counts"  # data: "id here/usual"
+    SESSION_ORDER = "session-order"  # data: "id after id", "id first" or "id last"
+    RATE_BURST = "rate-burst"  # a template, or the workload, came far oftener than its past expects
+    RATE_SILENCE = "rate-silence"  # what came steadily stopped
+    RATE_MIX = "rate-mix"  # the lines divide otherwise over the templates
 
 
 def reason(name: Reason, data: str = "") -> str:
@@ -112,18 +135,29 @@ class Purpose(StrEnum):
 class Verdict:
     """The answer for one masked line under one model version.
 
-    `score` is 0..1, higher is more anomalous; None, with `anomalous` None, while warming.
+    `score` is 0..1, higher is more anomalous; None, with `anomalous` None, while warming. `p_value`, in (0, 1], is the
+    share of normal templates never seen before that would score at least as high; None where nothing was measured.
     """
 
     template_id: int
     score: float | None
     anomalous: bool | None
     reasons: tuple[str, ...]
+    p_value: float | None = None
 
     def pack(self) -> bytes:
         """msgpack of version and fields."""
         return bytes(
-            msgpack.packb([WIRE_VERSION, self.template_id, self.score, self.anomalous, self.reasons])
+            msgpack.packb(
+                [
+                    VERDICT_VERSION,
+                    self.template_id,
+                    self.score,
+                    self.anomalous,
+                    self.reasons,
+                    self.p_value,
+                ]
+            )
         )
 
     @classmethod
@@ -131,13 +165,14 @@ class Verdict:
         """Raises BadPayload when the bytes are not a verdict."""
         try:
             version, *rest = msgpack.unpackb(blob)
-            if version > WIRE_VERSION:
+            if version > VERDICT_VERSION:
                 raise BadPayload(
-                    f"a cached verdict has wire version {version}; this build reads up to {WIRE_VERSION}"
+                    f"a cached verdict has wire version {version}; this build reads up to {VERDICT_VERSION}"
                 )
-            template_id, score, anomalous, reasons = rest
+            template_id, score, anomalous, reasons, p_value = rest if version > 1 else [*rest, None]
             if not (
                 isinstance(template_id, int)
+                and isinstance(p_value, float | None)
                 and isinstance(score, float | None)
                 and isinstance(anomalous, bool | None)
                 and isinstance(reasons, list)
@@ -146,7 +181,13 @@ class Verdict:
                 raise TypeError("its fields have other types")
         except (ValueError, TypeError, msgpack.UnpackException) as exc:
             raise BadPayload(f"a cached verdict of {len(blob)} bytes is not readable: {exc}") from exc
-        return cls(template_id=template_id, score=score, anomalous=anomalous, reasons=tuple(reasons))
+        return cls(
+            template_id=template_id,
+            score=score,
+            anomalous=anomalous,
+            reasons=tuple(reasons),
+            p_value=p_value,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.errors import BadPayload
 from pipeline.records import (
     RAW_SCHEMA,
-    WIRE_VERSION,
+    VERDICT_VERSION,
     Batch,
     Purpose,
     Reason,
@@ -65,11 +65,18 @@ def test_bytes_that_are_no_verdict_are_refused(blob: bytes) -> None:
 
 
 def test_a_verdict_of_a_newer_build_is_refused_with_its_version() -> None:
-    blob = msgpack.packb([WIRE_VERSION + 1, 7, 0.5, True, []])
+    blob = msgpack.packb([VERDICT_VERSION + 1, 7, 0.5, True, []])
     with pytest.raises(
-        BadPayload, match=f"wire version {WIRE_VERSION + 1}; this build reads up to {WIRE_VERSION}"
+        BadPayload, match=f"wire version {VERDICT_VERSION + 1}; this build reads up to {VERDICT_VERSION}"
     ):
         Verdict.unpack(blob)
+
+
+def test_a_verdict_of_the_build_before_has_no_p_value() -> None:
+    blob = msgpack.packb([1, 7, 0.5, True, ["rare"]])
+    assert Verdict.unpack(blob) == Verdict(
+        template_id=7, score=0.5, anomalous=True, reasons=("rare",), p_value=None
+    )
 
 
 def test_pattern_ids_are_the_same_on_every_machine_and_in_every_version() -> None:

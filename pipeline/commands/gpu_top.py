@@ -19,8 +19,8 @@ from pipeline.commands.common import cell, out, print_json, printable, span
 from pipeline.commands.gpu_facts import facts
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.gpu.pool_values import Snapshot
-from pipeline.gpu.words import cut, listed, seconds, short, size
-from pipeline.words import plural
+from pipeline.gpu.words import cut, seconds, short, size
+from pipeline.words import listed, plural
 
 DRAW_S: Final = 1.0  # at most between two drawings, so that silence is seen to last
 SILENT_S: Final = 2.0  # from then on a picture that is overdue is called old

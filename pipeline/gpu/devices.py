@@ -9,4 +9,6 @@ TRAINING: Final = "training"
 DRAIN: Final = "drain"
 # Whoever polls the log indices of an OpenSearch: two would read the same documents at once.
 SOURCE: Final = "source"
-RESOURCES: Final = (TRAINING, DRAIN, SOURCE)
+# Whoever folds observations into what is watched.
+WATCH: Final = "watch"
+RESOURCES: Final = (TRAINING, DRAIN, SOURCE, WATCH)

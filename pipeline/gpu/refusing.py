@@ -11,7 +11,7 @@ from typing import Final
 from pipeline.gpu.fairness import is_name
 from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool_values import WHOLE, Device, Need, Tenant
-from pipeline.gpu.words import listed
+from pipeline.words import listed
 
 PRIORITIES: Final = range(-1000, 1001)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pipeline.gpu import fitting
 from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool_values import WHOLE, Device, Left, Need, PoolLease, Request, Reservation, Snapshot
-from pipeline.words import plural
+from pipeline.words import listed, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,10 +261,3 @@ def short(uuid: str) -> str:
 def cut(name: str, most: int = 64) -> str:
     """A name from elsewhere, not longer than it is worth a line."""
     return name if len(name) <= most else name[: most - 3] + "..."
-
-
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """`a, b, c and 4 more`."""
-    all_names = list(names)
-    more = len(all_names) - most
-    return ", ".join(all_names[:most]) + (f" and {more:,} more" if more > 0 else "")

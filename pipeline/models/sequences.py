@@ -1,0 +1,395 @@
+"""Sessions that go wrong although each of their lines is known: what normal sessions of one workload look like.
+
+    session = template ids in order --> count vector, length, transitions --rule by rule--> one verdict
+
+Three rules, each a number that is 0 for a session like those of training, each with its own tail from leave-one-out:
+
+* counts: distance per event to the nearest count vector of training (`count_vectors.py`). Events that training never
+  saw are part of it, and have a reason of their own where they make up most of it;
+* length: how far outside the lengths of training, in powers of two;
+* order: transitions that training never saw (`transitions.py`), less those that the differing counts explain: one event
+  more can make two.
+
+A rule's p-value is the share of normal sessions that would score as high, from sessions of training when all equal ones
+are left out: the chance of anything to score (by Good and Turing: a count vector, a length or a transition never seen)
+times a tail. For counts that is the share of left-out count vectors as far away; for length and order it is exponential,
+because only a handful of left-out sessions score at all. The p-value of the session is that of its least likely rule,
+times three for having asked three times; it is anomalous at or below `level`. Where training is too small to tell that
+apart, counts decide at 1/(sessions + 1).
+
+Pure: learning and judging mutate nothing, need numpy only, and give the same whatever the order of sessions.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import BadBundle
+from pipeline.models.count_vectors import Counts, Kinds
+from pipeline.models.distinct_sessions import (
+    MAX_EVENTS,
+    cleaned,
+    ending,
+    first_of_each,
+    joined,
+    most_frequent,
+)
+from pipeline.models.left_out import Decay, Tail
+from pipeline.models.transitions import END, START, New, Transitions
+from pipeline.records import Reason, reason
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+LEVEL: Final = 0.0005  # of normal sessions: one in 2,000
+MAX_KINDS: Final = 1_000  # count vectors; a table of 1,000 x 1,000 distances takes a fifth of a second
+MAX_TRANSITIONS: Final = 200_000  # past it every order is normal: nothing can be told from them
+_VERSION: Final = 1
+_RULES: Final = 3
+# Without anybody's word: the kinds that make up so much of all sessions are normal, if they are some, and one session in
+# twenty may be odd. With 0.9 the result hung on which kind came last among the common ones.
+_COMMON_SHARE: Final = 0.85
+_COMMON_LEAST: Final = 5
+_ODD_SHARE: Final = 0.05
+_ARRAYS: Final = {
+    "row": "<i8", "event": "<i8", "n": "<i8", "events": "<i8", "weights": "<f8", "pairs": "<i8", "times": "<i8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionVerdict:
+    """The answer for one session. `score` 0..1, above 0.5 when anomalous; `p_value` in (0, 1].
+
+    `reasons` say which rule and what of it, most telling first: `session-event:17` (template 17 is in no session of
+    training), `session-counts:17 2/3` (twice, where the nearest count vector has it three times),
+    `session-length:43/13-42`, `session-order:17 after 9`. `cause` is short and the same for the same fault.
+    """
+
+    anomalous: bool
+    score: float
+    p_value: float
+    reasons: tuple[str, ...]
+    cause: str
+
+
+NORMAL: Final = SessionVerdict(anomalous=False, score=0.0, p_value=1.0, reasons=(), cause="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What the rules found in some sessions: scores (sessions, 3), count vectors, and the nearest kind of each."""
+
+    scores: Floats
+    vectors: Counts
+    nearest: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """What training taught of one workload's sessions. Bounded by the limits above. Immutable."""
+
+    sessions: int
+    kinds: Kinds
+    counts: Tail
+    lengths: tuple[int, int]  # shortest and longest
+    length: Decay
+    transitions: Transitions | None  # None: too many to tell new ones
+    order: Decay
+    ends: frozenset[int]  # template ids that end a session
+    level: float = LEVEL
+
+    @classmethod
+    def fit(cls, sessions: Iterable[Sequence[int]], *, trusted: bool = True, level: float = LEVEL) -> Self:
+        """From normal sessions, template ids in order; equal ones may come often. Raises ValueError without any.
+
+        Not `trusted`, when nobody said that they are normal: what is unlike the common ones is not learnt.
+        """
+        seen = most_frequent(Counter(map(cleaned, sessions)))
+        if not seen:
+            raise ValueError("there is no session to learn from")
+        return cls._of(seen if trusted else _believed(seen), level)
+
+    @classmethod
+    def _of(cls, seen: list[tuple[tuple[int, ...], int]], level: float) -> Self:
+        distinct = [session for session, _ in seen]
+        times = np.array([count for _, count in seen], dtype=np.int64)
+        total = int(times.sum())
+        lengths = np.array([len(session) for session in distinct], dtype=np.int64)
+        vectors = Counts.of(lengths, joined(distinct))
+        first, kind_of = first_of_each(vectors.keys())
+        of_kind = np.bincount(kind_of, weights=times, minlength=len(first)).astype(np.int64)
+        kept = np.sort(np.argsort(-of_kind, kind="stable")[:MAX_KINDS])
+        kinds = Kinds.fit(vectors.take([first[i] for i in kept]))
+        left_out, others = kinds.others()
+        place = np.full(len(first), -1, dtype=np.int64)
+        place[kept] = np.arange(len(kept))
+        # Without itself a session has lost its kind too, where no other session is of it.
+        alone = (np.bincount(kind_of)[kind_of] == 1) & (place[kind_of] >= 0) & (len(kept) > 1)
+        transitions, order = _learn_order(
+            distinct, vectors, kinds, np.where(alone, others[place[kind_of]], -1)
+        )
+        singles = float((of_kind == 1).sum())
+        return cls(
+            sessions=total,
+            kinds=kinds,
+            counts=Tail.of(left_out, of_kind[kept], total=total, chance=(singles + 1.0) / (total + 1.0)),
+            lengths=(int(lengths.min()), int(lengths.max())),
+            length=_left_out_lengths(lengths, times, total),
+            transitions=transitions,
+            order=Decay.of(
+                order, int(times[order > 0].sum()), total=total, prior=float(np.log(len(distinct) + 1))
+            ),
+            ends=frozenset(ending(seen)),
+            level=level,
+        )
+
+    def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
+        """A verdict for each; equal sessions are looked at once. An empty session is normal."""
+        distinct: dict[tuple[int, ...], int] = {}
+        at = [distinct.setdefault(tuple(session), len(distinct)) for session in sessions]
+        verdicts = self._judge([cleaned(session) for session in distinct]) if distinct else []
+        return [verdicts[i] for i in at]
+
+    def limits(self) -> tuple[float, float, float]:
+        """The highest normal score of each rule: counts, length, order."""
+        level = self.level / _RULES
+        counts = self.counts.limit(max(level, 1.0 / (self.sessions + 1.0)))
+        return counts, self.length.limit(level), self.order.limit(level)
+
+    def scores(self, sessions: Sequence[Sequence[int]]) -> Floats:
+        """(sessions, 3): what each rule finds, in the order of `limits`."""
+        return self._look([cleaned(session) for session in sessions]).scores
+
+    def _look(self, sessions: list[tuple[int, ...]]) -> _Look:
+        lengths = np.array([len(session) for session in sessions], dtype=np.int64)
+        vectors = Counts.of(lengths, joined(sessions))
+        first, kind_of = first_of_each(vectors.keys())
+        distances, nearest = self.kinds.nearest(vectors.take(first))
+        nearest = nearest[kind_of]
+        found = np.zeros((len(sessions), _RULES))
+        found[:, 0] = distances[kind_of]
+        found[:, 1] = _outside(lengths, self.lengths)
+        if self.transitions is not None:
+            new = self.transitions.new(sessions)
+            found[:, 2] = new.unexplained(_explained(self.kinds, vectors, nearest, new))
+        found[lengths == 0] = 0.0
+        return _Look(scores=found, vectors=vectors, nearest=nearest)
+
+    def _judge(self, sessions: list[tuple[int, ...]]) -> list[SessionVerdict]:
+        look = self._look(sessions)
+        limits = np.array(self.limits())
+        tails: tuple[Tail | Decay, ...] = (self.counts, self.length, self.order)
+        p = np.stack([tail.p_values(look.scores[:, i]) for i, tail in enumerate(tails)], axis=1)
+        p_value = np.minimum(1.0, _RULES * p.min(axis=1))
+        # 1 at the limit of a rule; where a rule has none, everything above 0 is anomalous.
+        above = np.where(look.scores > 0, 1.0 + look.scores, 0.0)
+        ratio = np.where(limits > 0, look.scores / np.where(limits > 0, limits, 1.0), above).max(axis=1)
+        wrong = look.scores > limits
+        verdicts = []
+        for i, session in enumerate(sessions):
+            if ratio[i] == 0.0:
+                verdicts.append(NORMAL)
+                continue
+            reasons, cause = self._why(session, look, i, wrong[i].tolist()) if wrong[i].any() else ((), "")
+            verdicts.append(
+                SessionVerdict(
+                    anomalous=bool(reasons),
+                    score=float(ratio[i] / (1.0 + ratio[i])),
+                    p_value=float(p_value[i]),
+                    reasons=reasons,
+                    cause=cause,
+                )
+            )
+        return verdicts
+
+    def _why(
+        self, session: tuple[int, ...], look: _Look, row: int, wrong: list[bool]
+    ) -> tuple[tuple[str, ...], str]:
+        """Reasons and cause of an anomalous session; `wrong` says which rules it breaks."""
+        told: list[tuple[Reason, str, str]] = []  # reason, its data, its cause
+        if wrong[0]:
+            told += self._counted(look, row)
+        if wrong[1]:
+            shortest, longest = self.lengths
+            data = f"{len(session)}/{shortest}-{longest}"
+            told.append((Reason.SESSION_LENGTH, data, "long" if len(session) > longest else "short"))
+        if wrong[2] and self.transitions is not None:
+            a, b = self.transitions.strangest(session)
+            data = f"{b} first" if a == START else f"{a} last" if b == END else f"{b} after {a}"
+            told.append((Reason.SESSION_ORDER, data, data.replace(" ", "-")))
+        reasons = tuple(reason(name, data) for name, data, _ in told)
+        return reasons, reason(told[0][0], told[0][2])
+
+    def _counted(self, look: _Look, row: int) -> list[tuple[Reason, str, str]]:
+        """The events behind a distance: those never seen, those in other numbers, the heavier ones first."""
+        apart = self.kinds.apart(look.vectors, row, int(look.nearest[row]))
+        known = self.kinds.known(np.array([event for event, *_ in apart])).tolist()
+        found = []
+        for name, seen in ((Reason.SESSION_EVENT, False), (Reason.SESSION_COUNTS, True)):
+            part = [a for a, is_known in zip(apart, known, strict=True) if is_known is seen]
+            if part:
+                event, here, usual, _ = part[0]
+                data = f"{event} {here}/{usual}" if seen else str(event)
+                found.append((sum(weight for *_, weight in part), name, data, str(event)))
+        found.sort(key=lambda f: -f[0])
+        # The lighter half is worth a word when it weighs at least half as much.
+        return [(name, data, cause) for weight, name, data, cause in found if 2 * weight >= found[0][0]]
+
+    def to_bytes(self) -> bytes:
+        """msgpack of version and fields; arrays as little-endian bytes."""
+        vectors, order = self.kinds.vectors, self.transitions or Transitions.none()
+        arrays = {
+            "row": vectors.row, "event": vectors.event, "n": vectors.n, "events": self.kinds.events,
+            "weights": self.kinds.weights, "pairs": order.pairs.reshape(-1), "times": order.times,
+        }  # fmt: skip
+        return bytes(
+            msgpack.packb(
+                {
+                    "version": _VERSION,
+                    "sessions": self.sessions,
+                    "level": self.level,
+                    "lengths": list(self.lengths),
+                    "any_order": self.transitions is None,
+                    "ends": sorted(self.ends),
+                    "rows": vectors.rows,
+                    "arrays": {name: array.astype(_ARRAYS[name]).tobytes() for name, array in arrays.items()},
+                    "counts": self.counts.pack(),
+                    "decays": [[decay.chance, decay.mean] for decay in (self.length, self.order)],
+                }
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Self:
+        """Raises BadBundle when the bytes are not of `to_bytes`, or say what cannot be."""
+        try:
+            return cls._read(_unpacked(blob))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+            raise _unreadable(exc) from exc
+
+    @classmethod
+    def _read(cls, data: Mapping[str, Any]) -> Self:
+        arrays = {name: np.frombuffer(data["arrays"][name], dtype=_ARRAYS[name]) for name in _ARRAYS}
+        vectors = Counts(
+            rows=_number(data["rows"], MAX_KINDS), row=arrays["row"], event=arrays["event"], n=arrays["n"]
+        )
+        vectors.check(MAX_EVENTS)
+        kinds = Kinds(vectors=vectors, events=arrays["events"], weights=arrays["weights"])
+        kinds.check()
+        order = Transitions(pairs=arrays["pairs"].reshape(-1, 2), times=arrays["times"])
+        order.check(MAX_TRANSITIONS)
+        length, steps = (Decay.unpack(fields) for fields in data["decays"])
+        shortest, longest = (_number(n, MAX_EVENTS) for n in data["lengths"])
+        level = float(data["level"])
+        if not 0 < shortest <= longest or not 0 < level < 1:
+            raise ValueError("lengths or a level that cannot be")
+        return cls(
+            sessions=_number(data["sessions"], 1 << 62),
+            kinds=kinds,
+            counts=Tail.unpack(data["counts"]),
+            lengths=(shortest, longest),
+            length=length,
+            transitions=None if data["any_order"] else order,
+            order=steps,
+            ends=frozenset(_number(event, 1 << 62) for event in data["ends"]),
+            level=level,
+        )
+
+
+def dump(models: Mapping[str, Sequences]) -> bytes:
+    """The file of a bundle: what is known of each workload's sessions."""
+    packed = {name: model.to_bytes() for name, model in sorted(models.items())}
+    return bytes(msgpack.packb({"version": _VERSION, "workloads": packed}))
+
+
+def load(blob: bytes) -> dict[str, Sequences]:
+    """What `dump` wrote, by workload. Raises BadBundle."""
+    try:
+        workloads = {str(name): bytes(packed) for name, packed in _unpacked(blob)["workloads"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise _unreadable(exc) from exc
+    return {name: Sequences.from_bytes(packed) for name, packed in workloads.items()}
+
+
+def _unpacked(blob: bytes) -> Mapping[str, Any]:
+    data = msgpack.unpackb(blob)
+    if not isinstance(data, dict) or data["version"] != _VERSION:
+        raise ValueError(f"it is not of version {_VERSION}, which this build reads")
+    return data
+
+
+def _unreadable(exc: Exception) -> BadBundle:
+    return BadBundle(f"the sessions of a bundle are not readable: {exc!r:.300}; publish the bundle again")
+
+
+def _number(value: object, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r:.40} is no number from 0 to {most}")
+    return value
+
+
+def _believed(seen: list[tuple[tuple[int, ...], int]]) -> list[tuple[tuple[int, ...], int]]:
+    """Of sessions that nobody vouches for: those of the commonest count vectors, and what is no farther from them than
+    they are from each other. All, where that would leave out more than a few, or where few are common or far too many."""
+    lengths = np.array([len(session) for session, _ in seen], dtype=np.int64)
+    times = np.array([n for _, n in seen], dtype=np.int64)
+    first, kind_of = first_of_each(Counts.of(lengths, joined([session for session, _ in seen])).keys())
+    of_kind = np.bincount(kind_of, weights=times, minlength=len(first))
+    order = np.argsort(-of_kind, kind="stable")
+    before = np.cumsum(of_kind[order]) - of_kind[order]
+    common = np.zeros(len(first), dtype=bool)
+    common[order[before < _COMMON_SHARE * times.sum()]] = True
+    if common.all() or not _COMMON_LEAST <= common.sum() <= MAX_KINDS:
+        return seen
+    core = Sequences._of([item for item, c in zip(seen, common[kind_of], strict=True) if c], LEVEL)
+    near = core.scores([session for session, _ in seen])[:, 0] <= core.counts.values[-1]
+    if times[~near].sum() > _ODD_SHARE * times.sum():
+        return seen
+    return [item for item, is_near in zip(seen, near, strict=True) if is_near]
+
+
+def _outside(lengths: Ints, known: tuple[int, int]) -> Floats:
+    """Powers of two by which each length is less than the shortest or more than the longest known."""
+    logs = np.log2(np.maximum(lengths, 1))
+    short, long = np.log2(known[0]) - logs, logs - np.log2(known[1])
+    return np.asarray(np.maximum(0.0, np.maximum(short, long)))
+
+
+def _left_out_lengths(lengths: Ints, times: Ints, total: int) -> Decay:
+    """Leaving out all sessions of a length changes something for the shortest and the longest alone."""
+    known = np.unique(lengths)
+    gaps, sessions = [], []
+    if len(known) > 1:
+        for edge, rest in ((known[0], known[1:]), (known[-1], known[:-1])):
+            gaps.append(float(_outside(np.array([edge]), (int(rest[0]), int(rest[-1])))[0]))
+            sessions.append(int(times[lengths == edge].sum()))
+    # A length that several sessions have is no surprise when one of them is left out.
+    alone = sum(n == 1 for n in sessions)
+    return Decay.of(np.array(gaps), alone, total=total, prior=1.0)  # taken once as a doubling
+
+
+def _explained(kinds: Kinds, vectors: Counts, nearest: Ints, new: New) -> Ints:
+    """How many new transitions of each session may come from events that it has more or less often than its nearest
+    kind (-1: it has them as often)."""
+    found = np.zeros(vectors.rows, dtype=np.int64)
+    some = np.flatnonzero((new.number > 0) & (nearest >= 0))
+    found[some] = 2 * kinds.events_apart(vectors.take(some.tolist()), nearest[some])
+    return found
+
+
+def _learn_order(
+    sessions: list[tuple[int, ...]], vectors: Counts, kinds: Kinds, others: Ints
+) -> tuple[Transitions | None, Floats]:
+    """The transitions of training, and the score that each of its sessions would have without itself.
+
+    `others`: the nearest kind of each session without itself, -1 where its own is left.
+    """
+    learnt, alone = Transitions.fit(sessions)
+    if len(learnt.times) > MAX_TRANSITIONS:
+        return None, np.zeros(len(sessions))
+    return learnt, alone.unexplained(_explained(kinds, vectors, others, alone))

@@ -1,0 +1,423 @@
+"""The rate detector: what it tells, what it keeps quiet about, and what holds whatever arrives."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import BadPayload
+from pipeline.models.rate_math import Peaks, common_factor, divergence, evidence, tail
+from pipeline.models.rate_table import ROWS, slot_of
+from pipeline.models.rates import MAX_PACKED, Alarm, Rates
+from pipeline.records import Reason
+
+START = 28_401_120  # epoch minute of Monday 2024-01-01 00:00 UTC
+LEVELS = np.array([0.05, 0.4, 2.0, 6.0, 15.0, 40.0])
+
+
+def frame(minute: int, counts: Mapping[int, int]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {"minute": [minute] * len(counts), "template_id": list(counts), "n": list(counts.values())},
+        schema={"minute": pl.Int64, "template_id": pl.Int64, "n": pl.UInt32},
+    )
+
+
+def traffic(minutes: int, seed: int = 0, levels: Any = LEVELS) -> Any:
+    """Poisson counts of templates 1..K and a heartbeat of one a minute as K + 1."""
+    rng = np.random.default_rng(seed)
+    lines = rng.poisson(levels, size=(minutes, len(levels)))
+    return np.column_stack([lines, np.ones(minutes, dtype=np.int64)])
+
+
+def play(rates: Rates, counts: Any, start: int = START, *, judged: bool = True) -> list[Alarm]:
+    """Minute by minute, as a live stream."""
+    rows, columns = np.nonzero(counts)
+    lines = {"minute": start + rows, "template_id": columns + 1, "n": np.asarray(counts)[rows, columns]}
+    whole = pl.DataFrame(lines, schema={"minute": pl.Int64, "template_id": pl.Int64, "n": pl.UInt32})
+    edges = np.searchsorted(rows, np.arange(len(counts) + 1)).tolist()
+    told = []
+    for row, (begin, end) in enumerate(itertools.pairwise(edges)):
+        if begin < end:
+            rates.observe(whole.slice(begin, end - begin), judged=judged)
+        told += rates.close(start + row + 1)
+    return told
+
+
+@pytest.fixture(scope="module")
+def learnt() -> bytes:
+    """A day of even traffic."""
+    rates = Rates.unpack(None)
+    assert play(rates, traffic(1440)) == []
+    return rates.pack()
+
+
+def minute_of(alarm: Alarm) -> int:
+    return int(alarm.at.timestamp()) // 60
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factor", "within"), [(3, 8), (10, 3)])
+def test_a_burst_is_told_once_with_its_onset(learnt: bytes, factor: int, within: int) -> None:
+    counts = traffic(120, seed=1)
+    counts[20:80, 3] *= factor
+    told = play(Rates.unpack(learnt), counts, START + 1440)
+    (alarm,) = told
+    assert (alarm.kind, alarm.template_id, alarm.cause) == (Reason.RATE_BURST, 4, "rate-burst:4")
+    assert minute_of(alarm) - (START + 1460) < within
+    assert abs(int(alarm.began.timestamp()) // 60 - (START + 1460)) <= 2
+    assert alarm.seen > 2 * alarm.expected
+    assert alarm.p_value < 1e-5
+    assert alarm.score >= 0.5
+    assert "template 4" in alarm.sentence
+
+
+def test_a_heartbeat_that_stops_is_told_once_and_says_since_when(learnt: bytes) -> None:
+    counts = traffic(90, seed=2)
+    counts[30:, 6] = 0
+    (alarm,) = play(Rates.unpack(learnt), counts, START + 1440)
+    assert (alarm.kind, alarm.template_id) == (Reason.RATE_SILENCE, 7)
+    assert int(alarm.began.timestamp()) // 60 == START + 1470
+    assert minute_of(alarm) - (START + 1470) < 15
+
+
+def test_a_changed_mix_is_told_though_the_sum_stays(learnt: bytes) -> None:
+    rng = np.random.default_rng(3)
+    counts = traffic(120, seed=3)
+    counts[30:, 5] = rng.poisson(18, size=90)
+    counts[30:, 4] = rng.poisson(29, size=90)
+    counts[30:, 3] = rng.poisson(14, size=90)
+    told = play(Rates.unpack(learnt), counts, START + 1440)
+    assert told
+    assert {alarm.kind for alarm in told} <= {Reason.RATE_MIX, Reason.RATE_BURST}
+
+
+def test_a_stream_that_is_down_is_one_silence_of_the_workload(learnt: bytes) -> None:
+    rates = Rates.unpack(learnt)
+    counts = traffic(300, seed=4)
+    counts[30:200] = 0
+    told = play(rates, counts, START + 1440)
+    assert [(a.kind, a.template_id) for a in told] == [(Reason.RATE_SILENCE, None)]
+    assert "nothing at all" in told[0].sentence
+
+
+def test_traffic_that_trebles_is_one_alarm_of_the_workload(learnt: bytes) -> None:
+    counts = traffic(120, seed=5)
+    counts[30:90, :6] *= 3
+    told = play(Rates.unpack(learnt), counts, START + 1440)
+    assert [a.template_id for a in told] == [None]
+
+
+def test_a_new_template_is_no_burst(learnt: bytes) -> None:
+    counts = np.column_stack([traffic(90, seed=6), np.zeros(90, dtype=np.int64)])
+    counts[30:, 7] = 50
+    told = play(Rates.unpack(learnt), counts, START + 1440)
+    assert not [a for a in told if a.template_id is not None]
+
+
+def test_a_baseline_is_only_learnt() -> None:
+    counts = traffic(900)
+    counts[700:730, 3] *= 10
+    rates = Rates.unpack(None)
+    assert play(rates, counts, judged=False) == []
+    # What the baseline did is normal, what goes far beyond it is not.
+    again, more = traffic(90, seed=7), traffic(90, seed=7)
+    again[30:40, 3] *= 8
+    more[30:40, 2] *= 12
+    state = rates.pack()
+    assert play(Rates.unpack(state), again, START + 960) == []
+    assert [a.template_id for a in play(Rates.unpack(state), more, START + 960)] == [3]
+
+
+def test_a_season_of_hours_is_learnt_and_the_night_is_no_silence() -> None:
+    day = (np.arange(4 * 1440) // 60) % 24
+    level = np.where((day >= 8) & (day < 20), 20.0, 0.5)
+    rng = np.random.default_rng(8)
+    counts = np.stack([rng.poisson(level), rng.poisson(level / 2), rng.poisson(level / 4)], axis=1)
+    rates = Rates.unpack(None)
+    play(rates, counts[: 3 * 1440])
+    assert play(rates, counts[3 * 1440 :], START + 3 * 1440) == []
+    # The day's level at night is a burst.
+    rates.observe(frame(START + 4 * 1440, {1: 1}), judged=True)
+    night = np.column_stack([rng.poisson(20.0, size=30), rng.poisson(0.3, size=(30, 2))])
+    told = play(rates, night, START + 4 * 1440 + 1)
+    assert [a.template_id for a in told if a.kind is Reason.RATE_BURST][:1] in ([1], [None])
+    assert any("at these hours" in a.sentence for a in told)
+
+
+# ---- what is kept quiet --------------------------------------------------------------------------
+
+
+def test_a_lasting_burst_is_one_alarm_and_becomes_the_new_level(learnt: bytes) -> None:
+    counts = traffic(1200, seed=9)
+    counts[60:, 3] *= 6
+    rates = Rates.unpack(learnt)
+    told = play(rates, counts[:700], START + 1440)
+    assert [a.cause for a in told] == ["rate-burst:4"]
+    assert play(rates, counts[700:], START + 2140) == []
+    # Now six times the old level is usual, and the old level no burst; six times that is one.
+    more = traffic(60, seed=10)
+    more[:, 3] *= 36
+    assert "rate-burst:4" in {a.cause for a in play(rates, more, START + 2640)}
+
+
+def test_an_ongoing_burst_is_not_normal_within_minutes(learnt: bytes) -> None:
+    rates = Rates.unpack(learnt)
+    counts = traffic(120, seed=11)
+    counts[:, 3] *= 5
+    play(rates, counts, START + 1440)
+    c = rates._profile.table.c
+    row = rates._profile.table.rows[4]
+    assert c["events"][row] / c["exposure"][row] < 1.2 * LEVELS[3]
+
+
+def test_what_flaps_is_told_ever_more_rarely(learnt: bytes) -> None:
+    rates = Rates.unpack(learnt)
+    counts = traffic(14 * 60, seed=12)
+    for hour in range(14):
+        counts[hour * 60 : hour * 60 + 10, 3] *= 10
+    told = [a for a in play(rates, counts, START + 1440) if a.cause == "rate-burst:4"]
+    assert 1 <= len(told) <= 6
+    pauses = np.diff([minute_of(a) for a in told])
+    assert (np.diff(pauses) >= 0).all()
+
+
+# ---- clocks --------------------------------------------------------------------------------------
+
+
+def test_a_replay_of_an_old_log_is_judged_by_its_own_time(learnt: bytes) -> None:
+    rates = Rates.unpack(learnt)
+    counts = traffic(300, seed=13)
+    counts[100:130, 3] *= 10
+    wall, told = START + 5_000_000, []
+    for begin in range(0, 300, 50):
+        rows = [
+            frame(START + 1440 + begin + i, {j + 1: int(n) for j, n in enumerate(line) if n})
+            for i, line in enumerate(counts[begin : begin + 50])
+        ]
+        rates.observe(pl.concat(rows), judged=True)
+        told += rates.close(wall)
+    told += rates.close(wall + 3)
+    assert [a.cause for a in told] == ["rate-burst:4"]
+    assert abs(minute_of(told[0]) - (START + 1540)) < 5
+    assert not rates.live
+
+
+def test_lines_from_the_far_future_and_past_do_not_stop_it(learnt: bytes) -> None:
+    rates = Rates.unpack(learnt)
+    for wrong in (2**62, -(2**62), START + 10**8, 0, 5):
+        rates.observe(frame(wrong, {1: 1, 99: 7}), judged=True)
+    counts = traffic(90, seed=14)
+    counts[40:60, 3] *= 10
+    told = play(rates, counts, START + 1440)
+    assert [a.cause for a in told] == ["rate-burst:4"]
+    assert rates.stray > 0
+    assert len(rates.pack()) < MAX_PACKED
+
+
+@pytest.mark.parametrize("now", [0, 2**62, -5])
+def test_a_caller_whose_clock_is_wrong_gets_an_answer_at_once(learnt: bytes, now: int) -> None:
+    rates = Rates.unpack(learnt)
+    rates.observe(frame(START + 1440, {1: 1}), judged=True)
+    assert len(rates.close(now)) <= 1
+    counts = traffic(30, seed=15)
+    assert len(play(rates, counts, START + 1440)) <= 1
+
+
+def test_lines_that_come_a_minute_late_are_counted_in_their_minute() -> None:
+    one, two = Rates.unpack(None), Rates.unpack(None)
+    counts = traffic(50, seed=16)
+    before: dict[int, int] = {}
+    play(one, counts)
+    for row, line in enumerate(counts):
+        some = {j + 1: int(n) for j, n in enumerate(line) if n}
+        halves = [{k: v for k, v in some.items() if k % 2 == side} for side in (0, 1)]
+        two.observe(frame(START + row, halves[0]), judged=True)
+        if row:
+            two.observe(frame(START + row - 1, before), judged=True)
+        before = halves[1]
+        two.close(START + row + 1)
+    assert two.late == 0
+    events = [r._profile.table.c["events"][0] for r in (one, two)]
+    assert events[1] == pytest.approx(events[0], rel=0.1)
+
+
+# ---- whatever arrives ----------------------------------------------------------------------------
+
+
+def stationary() -> Iterator[tuple[int, Any]]:
+    for seed in range(3):
+        rng = np.random.default_rng(100 + seed)
+        levels = np.exp(rng.uniform(np.log(0.003), np.log(60), 12))
+        yield seed, traffic(1440, seed=seed, levels=levels)
+
+
+def test_a_stationary_stream_keeps_within_its_budget() -> None:
+    told = {seed: play(Rates.unpack(None), counts) for seed, counts in stationary()}
+    assert sum(map(len, told.values())) <= 3  # three days at one a day
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 99), cuts=st.lists(st.integers(1, 79), max_size=4), factor=st.sampled_from([1, 8]))
+def test_a_state_behaves_the_same_after_any_cut(
+    learnt: bytes, seed: int, cuts: list[int], factor: int
+) -> None:
+    counts = traffic(80, seed=seed)
+    counts[30:60, seed % 6] *= factor
+    counts[50:, 6] = 0
+    whole, parts = Rates.unpack(learnt), Rates.unpack(learnt)
+    expected = play(whole, counts, START + 1440)
+    told, edges = [], sorted({0, 80, *cuts})
+    for begin, end in itertools.pairwise(edges):
+        told += play(parts, counts[begin:end], START + 1440 + begin)
+        parts = Rates.unpack(parts.pack())
+    assert told == expected
+    assert parts.pack() == whole.pack()
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_the_order_of_rows_within_a_minute_is_irrelevant(data: st.DataObject) -> None:
+    counts = traffic(8, seed=data.draw(st.integers(0, 99)))
+    one, two = Rates.unpack(None), Rates.unpack(None)
+    for row, line in enumerate(counts):
+        some = [(START + row, j + 1, int(n)) for j, n in enumerate(line) if n]
+        mixed = data.draw(st.permutations(some))
+        cut = data.draw(st.integers(0, len(some)))
+        schema = {"minute": pl.Int64, "template_id": pl.Int64, "n": pl.UInt32}
+        one.observe(pl.DataFrame(some, schema=schema, orient="row"), judged=True)
+        for piece in (mixed[:cut], mixed[cut:]):
+            two.observe(pl.DataFrame(piece, schema=schema, orient="row"), judged=True)
+        one.close(START + row + 1)
+        two.close(START + row + 1)
+    assert one.pack() == two.pack()
+
+
+def test_a_flood_of_templates_stays_within_the_bound() -> None:
+    rates = Rates.unpack(None)
+    rng = np.random.default_rng(0)
+    for minute in range(60):
+        ids = rng.integers(-(2**62), 2**62, size=3000)
+        rates.observe(
+            pl.DataFrame({"minute": START + minute - rng.integers(0, 5, size=3000), "template_id": ids,
+                          "n": rng.integers(1, 2**31, size=3000)}),
+            judged=minute % 3 > 0,
+        )  # fmt: skip
+        rates.close(START + minute + 1)
+        if minute % 20 == 19:
+            blob = rates.pack()
+            assert len(blob) <= MAX_PACKED
+            assert Rates.unpack(blob).pack() == blob
+    assert len(rates._profile.table) <= ROWS
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(-(2**63), 2**63 - 1) | st.integers(START - 300, START + 300) | st.none(),
+            st.integers(-(2**63), 2**63 - 1) | st.integers(1, 5) | st.none(),
+            st.integers(0, 2**32 - 1) | st.none(),
+        ),
+        max_size=30,
+    ),
+    nows=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(START - 300, START + 300), max_size=4),
+)
+def test_no_times_or_counts_hang_it_or_make_it_grow(rows: list[Any], nows: list[int]) -> None:
+    rates = Rates.unpack(None)
+    schema = {"minute": pl.Int64, "template_id": pl.Int64, "n": pl.UInt32}
+    for now in [*nows, START]:
+        rates.observe(pl.DataFrame(rows, schema=schema, orient="row"), judged=now % 2 == 0)
+        for alarm in rates.close(now):
+            assert 0 <= alarm.p_value <= 1
+        rates = Rates.unpack(rates.pack())
+    assert len(rates.pack()) < 64 << 10
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_state_is_refused_or_works(learnt: bytes, data: st.DataObject) -> None:
+    blob = bytearray(learnt)
+    for _ in range(data.draw(st.integers(1, 4))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    blob = blob[: data.draw(st.sampled_from([len(blob), len(blob), len(blob) // 2]))]
+    try:
+        rates = Rates.unpack(bytes(blob))
+    except BadPayload:
+        return
+    play(rates, traffic(3), START + 1441)
+    rates.pack()
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [b"", b"\xc0", b"x" * (MAX_PACKED + 1), msgpack.packb([99]), msgpack.packb([1, [], [], [], []]), msgpack.packb(7)],
+)  # fmt: skip
+def test_what_is_no_state_is_refused(blob: bytes) -> None:
+    with pytest.raises(BadPayload):
+        Rates.unpack(blob)
+
+
+def test_counts_without_their_columns_are_refused() -> None:
+    with pytest.raises(BadPayload):
+        Rates.unpack(None).observe(pl.DataFrame({"minute": [1], "n": [1]}), judged=True)
+    with pytest.raises(BadPayload):
+        Rates.unpack(None).observe(pl.DataFrame({"minute": ["x"], "template_id": [1], "n": [1]}), judged=True)
+
+
+# ---- the mathematics -----------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(mean=st.floats(0.01, 50), size=st.floats(0.05, 1e6), n=st.integers(0, 200))
+def test_the_tail_bound_never_claims_more_than_the_exact_tail(mean: float, size: float, n: int) -> None:
+    k = np.arange(0, 4000)
+    p = size / (size + mean)
+    steps = np.log((k[:-1] + size) * (1 - p) / (k[:-1] + 1))
+    logs = size * np.log(p) + np.concatenate([[0.0], np.cumsum(steps)])
+    exact = float(np.exp(logs[n:]).sum())
+    nats = float(tail(np.array([float(n)]), np.array([mean]), np.array([size]))[0])
+    assert np.exp(-nats) >= exact * (1 - 1e-6) - 1e-12
+
+
+def test_evidence_averages_below_one_when_nothing_changed() -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.negative_binomial(3.0, 3.0 / (3.0 + 2.0), size=200_000).astype(float)
+    ratios = np.exp(evidence(counts, np.full(200_000, 2.0), np.full(200_000, 3.0), 2.0))
+    assert ratios.mean() == pytest.approx(1.0, abs=0.05)
+
+
+def test_one_wild_template_does_not_move_the_common_factor() -> None:
+    mean = np.array([10.0, 10, 10, 10, 10, 10, 500])
+    count = mean.copy()
+    count[6] *= 20
+    assert common_factor(count, mean, 1.0) == 1.0
+    assert common_factor(mean * 3, mean, 1.0) == 3.0
+
+
+def test_equal_mixes_do_not_diverge() -> None:
+    mix = np.array([5.0, 1.0, 0.0])
+    assert divergence(mix, 3 * mix) == pytest.approx(0.0)
+    assert divergence(mix, mix[::-1].copy()) > 0.1
+
+
+def test_the_bar_is_what_history_exceeded_as_often_as_allowed() -> None:
+    peaks = Peaks()
+    for i in range(200):
+        peaks.add(3.0 + i / 10, i, told=False)
+    assert peaks.bar(1.0, 10 * 1440) == pytest.approx(3.0 + 18.9)
+    assert peaks.bar(0.5, 1440) > 3.0 + 19.9
+    assert Peaks.unpack(peaks.pack()).bar(1.0, 14_400) == peaks.bar(1.0, 14_400)
+
+
+def test_slots_begin_on_monday() -> None:
+    assert slot_of(START) == 0
+    assert slot_of(START + 61) == 1
+    assert slot_of(START - 1) == 167

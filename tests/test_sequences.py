@@ -1,0 +1,292 @@
+"""The sequence detector: what normal sessions look like, and which ones do not."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import BadBundle
+from pipeline.models.sequences import LEVEL, NORMAL, Sequences, SessionVerdict, dump, load
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT.parent / "shared" / "data"
+Session = tuple[int, ...]
+
+# Requests: begun, one or two reads, one write or none, done.
+READ = (1, 2, 3, 9)
+TWICE = (1, 2, 3, 2, 3, 9)
+WRITE = (1, 2, 3, 4, 5, 9)
+BOTH = (1, 2, 3, 2, 3, 4, 5, 9)
+NORMALS = [READ] * 400 + [TWICE] * 300 + [WRITE] * 200 + [BOTH] * 100
+
+
+def judged(session: Session, normals: Sequence[Session] = NORMALS) -> SessionVerdict:
+    return Sequences.fit(normals).judge([session])[0]
+
+
+def names(verdict: SessionVerdict) -> list[str]:
+    return [reason.partition(":")[0] for reason in verdict.reasons]
+
+
+def test_a_session_of_training_is_normal() -> None:
+    model = Sequences.fit(NORMALS)
+    assert model.judge([READ, TWICE, WRITE, BOTH]) == [NORMAL] * 4
+
+
+def test_an_event_that_training_never_saw_is_named() -> None:
+    verdict = judged((1, 2, 3, 77, 9))
+    assert verdict.anomalous
+    assert verdict.reasons[0] == "session-event:77"
+    assert verdict.cause == "session-event:77"
+
+
+def test_an_event_that_comes_too_often_is_named_with_both_numbers() -> None:
+    verdict = judged((1, 2, 3, 4, 4, 4, 5, 9))
+    assert verdict.anomalous
+    assert verdict.reasons[0] == "session-counts:4 3/1"
+    assert verdict.cause == "session-counts:4"
+
+
+def test_an_event_that_is_missing_is_named_with_both_numbers() -> None:
+    verdict = judged((1, 2, 3, 4, 5))
+    assert verdict.anomalous
+    assert verdict.reasons[0] == "session-counts:9 0/1"
+
+
+def test_a_session_much_longer_than_any_says_so() -> None:
+    verdict = judged((1, *(2, 3) * 60, 9))
+    assert verdict.anomalous
+    assert "session-length:122/4-8" in verdict.reasons
+
+
+def test_known_numbers_in_an_unknown_order_are_named() -> None:
+    verdict = judged((9, 5, 4, 3, 2, 1))
+    assert verdict.anomalous
+    assert names(verdict) == ["session-order"]
+    assert verdict.reasons[0].removeprefix("session-order:").split()[0] in {"1", "2", "3", "4", "5", "9"}
+    assert " " not in verdict.cause
+
+
+def test_numbers_that_vary_in_training_are_forgiven_and_those_that_never_do_are_not() -> None:
+    normals = [(1, *(2,) * n, 9) for n in range(3, 400) if n % 7]
+    model = Sequences.fit(normals)
+    varied, fixed = model.judge([(1, *(2,) * 210, 9), (1, *(2,) * 5, 9, 9, 9)])
+    assert not varied.anomalous
+    assert fixed.anomalous
+    assert fixed.cause == "session-counts:9"
+
+
+def test_events_that_come_in_any_order_have_no_wrong_one() -> None:
+    draw = random.Random(3)
+    shuffled = [(1, *draw.sample(range(2, 12), 10), 99) for _ in range(2_000)]
+    model = Sequences.fit(shuffled[:1_500])
+    assert not any(verdict.anomalous for verdict in model.judge(shuffled[1_500:]))
+
+
+def test_more_anomalous_scores_higher_and_is_less_likely() -> None:
+    mild, wild = judged((1, 2, 3, 2, 3, 2, 3, 9)), judged((77, 78, 79, 80))
+    assert wild.score > mild.score
+    assert wild.p_value <= mild.p_value
+    assert all(0.0 <= v.score < 1.0 and 0.0 < v.p_value <= 1.0 for v in (mild, wild))
+
+
+def test_a_score_is_above_a_half_exactly_when_it_is_anomalous() -> None:
+    draw = random.Random(5)
+    model = Sequences.fit(NORMALS)
+    tried = [tuple(draw.choices((1, 2, 3, 4, 5, 9, 77), k=draw.randint(1, 20))) for _ in range(300)]
+    assert all((v.score > 0.5) == v.anomalous for v in model.judge([*tried, *NORMALS]))
+    assert all(bool(v.reasons) == v.anomalous for v in model.judge(tried))
+
+
+def test_normal_sessions_never_seen_are_rarely_anomalous() -> None:
+    # Flows with two parts that vary by themselves, so that many held-out sessions are of a kind never seen.
+    draw = random.Random(7)
+
+    def one() -> Session:
+        return (1, *(2, 3) * draw.randint(1, 12), *(4,) * draw.randint(0, 6), *draw.sample((5, 6, 7), 3), 9)
+
+    model = Sequences.fit([one() for _ in range(3_000)])
+    false = sum(verdict.anomalous for verdict in model.judge([one() for _ in range(3_000)]))
+    assert false <= 3_000 * LEVEL * 10
+
+
+def test_where_no_kind_of_session_is_rare_every_new_one_is_anomalous() -> None:
+    model = Sequences.fit([(1, *(2,) * n, 9) for n in range(3, 40)] * 30)
+    assert model.judge([(1, *(2,) * 41, 9)])[0].anomalous
+
+
+# Seven kinds of request that nobody vouches for, and a fault that came ten times.
+UNNAMED = [(1, *(2, 3) * n, 9) for n in range(1, 8)] * 100
+FAULT = (1, 50, 51, 52, 53)
+
+
+def test_a_fault_among_sessions_that_nobody_calls_normal_is_not_learnt() -> None:
+    model = Sequences.fit([*UNNAMED, *[FAULT] * 10], trusted=False)
+    assert model.judge([FAULT])[0].anomalous
+    assert not any(verdict.anomalous for verdict in model.judge(UNNAMED))
+    assert not Sequences.fit([*UNNAMED, *[FAULT] * 10]).judge([FAULT])[0].anomalous
+
+
+def test_what_is_more_than_a_few_sessions_is_learnt_whoever_vouches_for_it() -> None:
+    model = Sequences.fit([*UNNAMED, *[FAULT] * 60], trusted=False)
+    assert not model.judge([FAULT])[0].anomalous
+
+
+def test_where_few_kinds_are_common_nothing_is_left_out() -> None:
+    model = Sequences.fit([*[READ] * 200, FAULT], trusted=False)
+    assert not model.judge([FAULT])[0].anomalous
+
+
+def test_one_kind_of_session_is_enough_to_learn_from() -> None:
+    model = Sequences.fit([READ] * 100)
+    assert model.judge([READ])[0] == NORMAL
+    assert model.judge([(1, 2, 9)])[0].anomalous
+
+
+def test_ids_of_no_template_do_no_harm_and_are_one_event() -> None:
+    normals = [(1, -5, 9)] * 60 + [(1, 0, 9)] * 60
+    model = Sequences.fit(normals)
+    assert model.judge([(1, -7, 9), (1, 0, 9)]) == [NORMAL, NORMAL]
+    assert model.kinds.vectors.rows == 1
+
+
+def test_an_event_that_ends_sessions_is_learnt_and_one_that_also_comes_earlier_is_not() -> None:
+    assert Sequences.fit(NORMALS).ends == {9}
+    assert Sequences.fit([*NORMALS, *[(1, 9, 2, 9)] * 50]).ends == set()
+    assert Sequences.fit([READ] * 5).ends == set()
+
+
+def test_an_empty_session_is_normal_and_no_session_at_all_is_refused() -> None:
+    assert Sequences.fit(NORMALS).judge([()])[0] == NORMAL
+    assert Sequences.fit(NORMALS).judge([]) == []
+    with pytest.raises(ValueError, match="no session"):
+        Sequences.fit([()])
+
+
+def test_a_very_long_session_is_looked_at_up_to_its_limit() -> None:
+    verdict = judged((1,) * 100_000)
+    assert verdict.anomalous
+    assert "session-length:2000/4-8" in verdict.reasons
+
+
+def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_DISTINCT", 50)
+    monkeypatch.setattr("pipeline.models.sequences.MAX_KINDS", 20)
+    monkeypatch.setattr("pipeline.models.sequences.MAX_TRANSITIONS", 30)
+    draw = random.Random(1)
+    many = [tuple(draw.choices(range(1, 40), k=12)) for _ in range(500)]
+    model = Sequences.fit([*many, *NORMALS])
+    assert model.kinds.vectors.rows <= 20
+    assert model.transitions is None
+    assert not model.judge([READ])[0].anomalous, "the most frequent ones are kept"
+    assert Sequences.from_bytes(model.to_bytes()).judge(many) == model.judge(many)
+
+
+SESSIONS = st.lists(
+    st.lists(st.integers(-2, 12), min_size=1, max_size=12).map(tuple), min_size=1, max_size=40
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SESSIONS, SESSIONS, st.randoms(use_true_random=False))
+def test_the_order_of_training_sessions_changes_nothing(
+    train: list[Session], others: list[Session], draw: random.Random
+) -> None:
+    shuffled = list(train)
+    draw.shuffle(shuffled)
+    one, other = Sequences.fit(train), Sequences.fit(shuffled)
+    assert one.judge(others) == other.judge(others)
+    assert one.to_bytes() == other.to_bytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(SESSIONS, SESSIONS)
+def test_training_is_normal_verdicts_are_sane_and_bytes_bring_them_back(
+    train: list[Session], others: list[Session]
+) -> None:
+    model = Sequences.fit(train)
+    assert all(verdict == NORMAL for verdict in model.judge(train))
+    verdicts = model.judge(others)
+    assert all(0 <= v.score < 1 and 0 < v.p_value <= 1 for v in verdicts)
+    assert Sequences.from_bytes(model.to_bytes()).judge(others) == verdicts
+    alone = [model.judge([session])[0] for session in others]
+    assert alone == verdicts, "a verdict does not depend on the sessions judged with it"
+
+
+def test_the_file_of_a_bundle_holds_each_workload_apart() -> None:
+    models = {"shop": Sequences.fit(NORMALS), "": Sequences.fit([(4, 5)] * 60)}
+    back = load(dump(models))
+    assert sorted(back) == ["", "shop"]
+    assert back["shop"].judge([READ, (4, 5)]) == models["shop"].judge([READ, (4, 5)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damaged_bytes_are_refused_or_read_but_never_anything_else(data: st.DataObject) -> None:
+    blob = bytearray(Sequences.fit(NORMALS).to_bytes())
+    at = data.draw(st.integers(0, len(blob) - 1))
+    how = data.draw(st.sampled_from(["cut", "flip", "blank"]))
+    if how == "cut":
+        blob = blob[:at]
+    elif how == "flip":
+        blob[at] ^= data.draw(st.integers(1, 255))
+    else:
+        blob[at : at + 8] = b"\xff" * 8
+    try:
+        model = Sequences.from_bytes(bytes(blob))
+    except BadBundle:
+        return
+    for verdict in model.judge([READ, (1, 2, 77), (9, 3, 2, 1)]):
+        assert 0 <= verdict.score <= 1
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [b"", b"\xc1", b"\x00", msgpack.packb({}), msgpack.packb({"version": 99}), msgpack.packb([1, 2]), b"\x81" * 2_000],
+)  # fmt: skip
+def test_bytes_of_something_else_are_refused(blob: bytes) -> None:
+    with pytest.raises(BadBundle):
+        Sequences.from_bytes(blob)
+    with pytest.raises(BadBundle):
+        load(blob)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rows", 10**9), ("rows", -1), ("rows", True), ("lengths", [0, 4]), ("lengths", [5, 4]), ("level", 0.0), ("level", float("nan")),
+        ("counts", [b"", b"x" * 8, 1, 1.0]), ("decays", [[0.5, float("inf")], [0.5, 1.0]]), ("decays", [[2.0, 1.0], [0.5, 1.0]]),
+        ("ends", [-4]), ("sessions", "many"), ("arrays", {}),
+    ],
+)  # fmt: skip
+def test_fields_that_cannot_be_are_refused(field: str, value: object) -> None:
+    data = msgpack.unpackb(Sequences.fit(NORMALS).to_bytes())
+    with pytest.raises(BadBundle, match="publish the bundle again"):
+        Sequences.from_bytes(msgpack.packb(data | {field: value}))
+
+
+@pytest.mark.parametrize("name", ["row", "event", "n", "events", "weights", "pairs", "times"])
+def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
+    data = msgpack.unpackb(Sequences.fit(NORMALS).to_bytes())
+    data["arrays"][name] = np.full(3, -1, dtype="<i8").tobytes()
+    with pytest.raises(BadBundle):
+        Sequences.from_bytes(msgpack.packb(data))
+
+
+@pytest.mark.skipif(not (DATA / "hdfs").is_dir(), reason="the labelled HDFS sessions are not on this machine")
+def test_on_hdfs_the_rules_hold_what_was_measured() -> None:
+    from bench._sequences import f1_of
+    from bench._sequences_data import hdfs
+
+    train, test = hdfs(DATA)
+    verdicts = Sequences.fit(train.elements()).judge([row.session for row in test])
+    flags = np.array([verdict.anomalous for verdict in verdicts])
+    wrong = np.array([row.anomalous for row in test])
+    times = np.array([row.times for row in test], dtype=np.float64)
+    assert f1_of(flags, wrong, times)["f1"] >= 0.985
+    assert f1_of(flags, wrong)["f1"] >= 0.965

@@ -1,0 +1,96 @@
+"""Session keys are found by looking at a record alone."""
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import BadSetting
+from pipeline.session_keys import MAX_KEY, extract, own
+
+UUID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
+HEX32 = "121f3fe08fca4050ada25791f255b1cc"
+
+
+def key(raw: str, *patterns: str) -> str | None:
+    found: str | None = extract(pl.DataFrame({"raw": [raw]}), own(patterns))[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("raw", "wanted"),
+    [
+        ("Receiving block blk_-1608999687919862906 src: /10.250.19.102:54106", "blk_-1608999687919862906"),
+        (f"[SW_CTX:[ts-order,a@10.0.0.1,{HEX32}.46.16283306033640027,b.37.1,0]] INFO x", f"{HEX32}.46.16283306033640027"),
+        (f"GET / traceparent=00-{HEX32}-00f067aa0ba902b7-01", HEX32),
+        (f'{{"level":"info","trace_id":"{HEX32}","msg":"done"}}', HEX32),
+        ("level=info traceID=5f2b4a1c9d8e7f60 msg=done", "5f2b4a1c9d8e7f60"),
+        ("INFO [shop,5f2b4a1c9d8e7f60,a1b2c3d4e5f60718,true] 1 --- started", "5f2b4a1c9d8e7f60"),
+        (f"nova.api [req-{UUID} admin] GET /servers", f"req-{UUID}"),
+        ("handled request_id=ab12-cd34 in 3 ms", "ab12-cd34"),
+        ('{"requestId": "ab12cd34"}', "ab12cd34"),
+        ("X-Correlation-ID: 7788-99", "7788-99"),
+        (f"order {UUID} paid", UUID),
+    ],
+)  # fmt: skip
+def test_the_usual_keys_are_recognised(raw: str, wanted: str) -> None:
+    assert key(raw) == wanted
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "", "started in 3 ms", "user=alice pod=shop-7f9c5d-x2x8k", "request failed: id unknown", "session closed for user root",
+        f"trace_id={'0' * 32}", "[SW_CTX:[ts-order,a@10.0.0.1,N/A,N/A,-1]] INFO x", "deadbeef 00-1234", "2026-01-02 03:04:05",
+    ],
+)  # fmt: skip
+def test_records_without_a_key_have_none(raw: str) -> None:
+    assert key(raw) is None
+
+
+def test_what_ranks_higher_wins_wherever_it_stands() -> None:
+    assert key(f"uuid {UUID} request_id=abcd trace_id={HEX32}") == HEX32
+    assert key(f"uuid {UUID} request_id=abcd") == "abcd"
+    assert key("blk_2 and blk_1") == "blk_2"
+
+
+def test_patterns_of_the_user_come_before_all() -> None:
+    assert key("order=77 blk_12", r"order=(\d+)") == "77"
+    assert key("blk_12", r"order=(\d+)") == "blk_12"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [("a(b", "not a Rust"), ("ab", "0 groups"), ("(a)(b)", "2 groups"), ("", "empty"), (r"(?=a)(b)", "not a Rust"), ("(a{1,3})", "comma")],
+)  # fmt: skip
+def test_a_bad_pattern_is_refused_with_what_is_wrong(pattern: str, says: str) -> None:
+    with pytest.raises(BadSetting, match=says):
+        own([pattern])
+
+
+def test_a_header_is_searched_and_a_record_without_raw_text_by_its_message() -> None:
+    frame = pl.DataFrame({"raw": ["[blk_1] hello", None], "message": ["hello", "hello blk_2"]})
+    assert extract(frame).to_list() == ["blk_1", "blk_2"]
+    assert extract(frame.select("message")).to_list() == [None, "blk_2"]
+
+
+def test_no_records_have_no_keys() -> None:
+    empty = extract(pl.DataFrame({"raw": []}, schema={"raw": pl.String}))
+    assert empty.dtype == pl.String
+    assert empty.name == "session"
+    assert empty.is_empty()
+
+
+def test_a_key_is_no_longer_than_a_key_may_be() -> None:
+    assert len(key("order=" + "x" * 500, "order=(x+)") or "") == MAX_KEY
+
+
+LINES = st.sampled_from(
+    ["blk_7 a", f"trace_id={HEX32}", f"req-{UUID}", "nothing", f"{UUID}", "request_id=q1w2", ""]
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(LINES, min_size=1, max_size=30))
+def test_a_records_key_does_not_depend_on_the_batch_around_it(lines: list[str]) -> None:
+    assert extract(pl.DataFrame({"raw": lines})).to_list() == [key(line) for line in lines]

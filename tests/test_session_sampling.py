@@ -1,0 +1,168 @@
+"""Stored records to sessions to learn from."""
+
+import random
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pipeline.controller.trainings import Request, Status
+from pipeline.drain.masking import MaskSet
+from pipeline.models.sequences import NORMAL
+from pipeline.query import Query
+from pipeline.records import LEARN_SCHEMA, RESULT_SCHEMA, Purpose
+from pipeline.session_sampling import LEAST_SESSIONS, SessionSampler
+from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.training import Lines, _Training
+
+BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def record(key: str, at_s: float, template: int | None, **more: Any) -> dict[str, Any]:
+    known = {
+        "workload": "shop",
+        "message": f"step of blk_{key}",
+        "timestamp": BEGAN + timedelta(seconds=at_s),
+    }
+    return dict.fromkeys(LEARN_SCHEMA) | known | {"template_id": template} | more
+
+
+def page(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema=LEARN_SCHEMA)
+
+
+def sampler(*, timeout_s: float = 60, spotless: bool = True, limit: int = 1_000_000) -> SessionSampler:
+    return SessionSampler(timeout_s=timeout_s, spotless=spotless, limit=limit)
+
+
+def flow(
+    number: int, at_s: float, templates: tuple[int, ...] = (1, 2, 3), **more: Any
+) -> list[dict[str, Any]]:
+    return [record(str(number), at_s + i, template, **more) for i, template in enumerate(templates)]
+
+
+def many(n: int = 100) -> list[dict[str, Any]]:
+    """Sessions of three lines, ten seconds apart, long over when the last one begins."""
+    return [row for number in range(n) for row in flow(number, 10.0 * number)]
+
+
+def test_events_of_a_session_are_put_in_order_of_time_whichever_page_they_came_in() -> None:
+    rows = many()
+    random.Random(2).shuffle(rows)
+    taken = sampler()
+    for begin in range(0, len(rows), 17):
+        taken.add(page(rows[begin : begin + 17]))
+    found = taken.sessions()["shop"]
+    assert set(found.templates) == {(1, 2, 3)}
+
+
+def test_events_of_the_same_time_stay_in_the_order_they_were_read() -> None:
+    taken = sampler()
+    taken.add(page([*(record("5000", 0, t) for t in (5, 3, 4)), *many()]))
+    assert (5, 3, 4) in taken.sessions()["shop"].templates
+
+
+def test_a_long_silence_parts_two_sessions_of_one_key() -> None:
+    taken = sampler(timeout_s=60)
+    taken.add(page([*many(), *flow(7, 300, (8, 8))]))
+    found = taken.sessions()["shop"].templates
+    assert (8, 8) in found
+    assert (1, 2, 3) in found
+
+
+def test_sessions_that_may_go_on_are_left_out_unless_that_is_most_of_them() -> None:
+    taken = sampler(timeout_s=25)
+    taken.add(page(many(100)))
+    found = taken.sessions()["shop"]
+    assert found.unfinished == 3
+    assert len(found.templates) == 97
+    short = sampler(timeout_s=3_600)
+    short.add(page(many(100)))
+    assert len(short.sessions()["shop"].templates) == 100
+
+
+def test_sessions_with_an_anomalous_line_are_left_out_of_results_and_kept_in_a_baseline() -> None:
+    rows = many() + flow(500, 20, (1, 66, 3), anomalous=True)
+    for spotless, wanted in ((True, False), (False, True)):
+        taken = sampler(spotless=spotless)
+        taken.add(page(rows))
+        found = taken.sessions()["shop"]
+        assert ((1, 66, 3) in found.templates) is wanted
+        assert found.bad == (1 if spotless else 0)
+
+
+def test_workloads_are_learnt_apart() -> None:
+    taken = sampler()
+    taken.add(page(many()))
+    taken.add(page([row | {"workload": "bank", "template_id": row["template_id"] + 10} for row in many()]))
+    learnt = taken.learn()
+    assert sorted(learnt) == ["bank", "shop"]
+    assert learnt["bank"].judge([(11, 12, 13)])[0] == NORMAL
+    assert learnt["bank"].judge([(1, 2, 3)])[0].anomalous
+
+
+def test_records_without_key_or_time_and_templates_nobody_knows_do_no_harm() -> None:
+    rows = many()
+    rows += [record("0", 0, 4, message="no key"), record("0", 1, 5) | {"timestamp": None}]
+    rows += [*flow(900, 5, (1, -3, 3)), record("901", 6, None), record("901", 7, 0)]
+    taken = sampler()
+    taken.add(page(rows))
+    learnt = taken.learn()["shop"]
+    assert learnt.judge([(1, 0, 3), (0, 0)]) == [NORMAL, NORMAL]
+
+
+@pytest.mark.parametrize("rows", [[], many(LEAST_SESSIONS - 1), [record(str(n), n, 1) for n in range(500)]])
+def test_too_few_sessions_or_sessions_of_one_line_teach_nothing(rows: list[dict[str, Any]]) -> None:
+    taken = sampler()
+    taken.add(page(rows))
+    assert taken.learn() == {}
+
+
+def test_past_the_limit_whole_sessions_are_drawn_and_memory_stays_bounded() -> None:
+    taken = sampler(limit=900)
+    for part in range(10):
+        taken.add(page([row for n in range(200) for row in flow(part * 200 + n, 10.0 * (part * 200 + n))]))
+    found = taken.sessions()["shop"].templates
+    assert 100 <= len(found) <= 300
+    assert set(found) == {(1, 2, 3)}
+
+
+def test_a_key_in_the_header_counts_where_the_message_has_none() -> None:
+    taken = sampler()
+    taken.add(page([row | {"raw": row["message"], "message": "step"} for row in many()]))
+    assert len(taken.sessions()["shop"].templates) > 90
+
+
+@pytest.mark.parametrize(("purpose", "knows"), [(Purpose.SCORE, False), (Purpose.BASELINE, True)])
+def test_a_training_learns_the_sessions_of_what_it_reads(
+    tmp_path: Path, purpose: Purpose, knows: bool
+) -> None:
+    settings = Settings(data_dir=tmp_path, session_keys=("order=([0-9]+)",))
+    sink = ParquetSink(settings.results if purpose is Purpose.SCORE else settings.baseline)
+    rows = [
+        dict.fromkeys(RESULT_SCHEMA)
+        | row
+        | {
+            "record_id": str(n),
+            "line": n + 1,
+            "lines": 1,
+            "message": "step",
+            "raw": f"{row['message'].replace('blk_', 'order=')}",
+        }
+        for n, row in enumerate(many(200) + flow(500, 20, (1, 66, 3), anomalous=True))
+    ]
+    sink.write("b1", pl.DataFrame(rows, schema=RESULT_SCHEMA))
+    work = _Training(
+        request=Request(), lines=Lines(query=Query(), purpose=purpose, settings=settings), stream=None,
+        masks=MaskSet.load(), templates=(), registry=None, settings=settings, marks=(),  # type: ignore[arg-type]
+        held=SimpleNamespace(lost=threading.Event()), clock=lambda: BEGAN, status=Status(request_id="r", model="shared"),  # type: ignore[arg-type]
+    )  # fmt: skip
+    for _ in work.read():
+        pass
+    verdicts = work.learnt["shop"].judge([(1, 2, 3), (1, 66, 3)])
+    assert [verdict.anomalous for verdict in verdicts] == [False, not knows]
