@@ -117,7 +117,7 @@ def _next_version(registry: Registry, source: str, version: str, number: int) ->
     def copied(name: str) -> Any:
         return lambda path: path.write_bytes((origin / name).read_bytes())
 
-    writers = {name: copied(name) for name in bundle.FILE_CAPS}
+    writers = {name: copied(name) for name in manifest.files}
     writers[bundle.WEIGHTS] = lambda path: save_file(moved, path)
     bundle.write(
         registry.path(version),

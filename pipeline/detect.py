@@ -19,7 +19,8 @@ from pipeline.drain.masking import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.models.bundle import KnownPatterns
-from pipeline.models.threshold import Calibration, Evidence, conclude
+from pipeline.models.threshold import Calibration, Evidence
+from pipeline.models.verdict import conclude
 from pipeline.records import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, digest, reason
 from pipeline.sources import formats
 
@@ -37,12 +38,17 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
     "unseen": pl.List(pl.String),
     "tokens": pl.UInt32,
     "severity": pl.String,  # the word in the line that says something went wrong
+    "novelty": pl.Float64,  # absent, like prior and p_value, in the work of a batch that an older build began
+    "prior": pl.Float64,
     # verdict, filled by the cache or by drain
     "template_id": pl.Int64,
     "score": pl.Float64,
     "anomalous": pl.Boolean,
+    "p_value": pl.Float64,
     "reasons": pl.List(pl.String),
 }
+_EVIDENCE: Final = ("surprise", "words", "unseen", "tokens", "severity", "novelty", "prior")
+_VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
 
 
 def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
@@ -76,16 +82,10 @@ def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
     if not verdicts:
         return work
     known = pl.DataFrame(
-        {
-            "key": list(verdicts),
-            "template_id": [v.template_id for v in verdicts.values()],
-            "score": [v.score for v in verdicts.values()],
-            "anomalous": [v.anomalous for v in verdicts.values()],
-            "reasons": [list(v.reasons) for v in verdicts.values()],
-        },
-        schema={name: WORK_SCHEMA[name] for name in ("key", "template_id", "score", "anomalous", "reasons")},
+        {"key": list(verdicts)} | {n: [getattr(v, n) for v in verdicts.values()] for n in _VERDICT},
+        schema={name: WORK_SCHEMA[name] for name in ("key", *_VERDICT)},
     )
-    return work.update(known, on="key", how="left")
+    return _complete(work).update(known, on="key", how="left")
 
 
 def unknown(work: pl.DataFrame) -> pl.DataFrame:
@@ -97,17 +97,16 @@ def with_evidence(work: pl.DataFrame, evidence: Sequence[Evidence]) -> pl.DataFr
     """Fill the evidence of the unknown rows, in their order; the answered rows are left alone."""
     rows = unknown(work)
     filled = pl.DataFrame(
-        {
-            "key": rows["key"],
-            "surprise": [e.surprise for e in evidence],
-            "words": [list(e.words) for e in evidence],
-            "unseen": [list(e.unseen) for e in evidence],
-            "tokens": [e.tokens for e in evidence],
-            "severity": [e.severity for e in evidence],
-        },
-        schema={n: WORK_SCHEMA[n] for n in ("key", "surprise", "words", "unseen", "tokens", "severity")},
+        {"key": rows["key"]} | {n: [getattr(e, n) for e in evidence] for n in _EVIDENCE},
+        schema={name: WORK_SCHEMA[name] for name in ("key", *_EVIDENCE)},
     )
-    return work.update(filled, on="key", how="left")
+    return _complete(work).update(filled, on="key", how="left")
+
+
+def _complete(work: pl.DataFrame) -> pl.DataFrame:
+    """`work` with all columns: a batch that an older build began lacks the newer ones."""
+    lacking = [pl.lit(None, dtype=t).alias(n) for n, t in WORK_SCHEMA.items() if n not in work.columns]
+    return work.with_columns(lacking).select(list(WORK_SCHEMA)) if lacking else work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +134,8 @@ def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None)
             unseen=tuple(row["unseen"]),
             tokens=row["tokens"],
             severity=row["severity"],
+            novelty=row.get("novelty") or 0.0,  # of a build that knew none
+            prior=row.get("prior") or 0.0,
         ),
         calibration=knowledge.calibration,
         known_count=knowledge.known.count(row["pattern_id"]),
@@ -155,7 +156,7 @@ def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: st
     of a line longer than a record (lines = 0 after the first) are told apart by a running number, and by their batch
     where the line began in another one.
     """
-    verdicts = work.select("key", "template_id", "score", "anomalous", "reasons", "version")
+    verdicts = _complete(work).select("key", *_VERDICT, "version")
     frame = prepared.join(verdicts, on="key", how="left", maintain_order="left")
     frame = frame.with_columns(
         _record_id(meta).alias("record_id"),

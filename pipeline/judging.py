@@ -28,7 +28,7 @@ from pipeline.models.comparison import auc, auc_falls, auc_upper, more_often, sp
 from pipeline.models.faults import Injected, injected
 from pipeline.models.holdout import LEARNT, SPLIT_LEAST, HeldOut, calm, split
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Evidence, Mode
+from pipeline.models.threshold import Calibration, Evidence, Mode
 from pipeline.records import SAMPLE_SCHEMA, Verdict, pattern_ids
 
 __all__ = ["Examinee", "Figures", "HeldOut", "Injected", "Judgement", "injected", "judge", "split"]
@@ -44,7 +44,7 @@ _RECENT_MARGIN: Final = 0.05  # of the records: as much again as the nominal rat
 # Of recall. Thresholds from some twenty templates differ so much that models which differ only by seed were seen 0.3
 # apart (docs/LOG.md). Ranks do not depend on thresholds, so the AUC is the finer measure.
 _RECALL_MARGIN: Final = 0.3
-_BELOW_ALL: Final = -1.0  # nats; surprise is never negative
+_BELOW_ALL: Final = -math.inf
 _AUC_MARGIN: Final = 0.1
 _AUC_LEAST: Final = 0.6  # 0.5 is a coin
 # Ranks of unrelated models lie around 0; sound ones, trained on different parts of a log, were seen at 0.3.
@@ -151,7 +151,7 @@ def judge(candidate: Examinee, live: Examinee | None, held: HeldOut, recent: pl.
     if fault is None and other:
         agreement = spearman(answers.ranking, other.ranking)
         firm = live is not None and all(
-            e.knowledge.calibration.method == "conformal" for e in (candidate, live)
+            e.knowledge.calibration.method in {"conformal", "pot"} for e in (candidate, live)
         )
         fault = _worse(answers, other, agreement, firm=firm)
     mine = answers.figures
@@ -189,7 +189,7 @@ class _Answers:
     fair: list[bool]  # per held-out line: the weights have not seen its like
     flagged_recent: list[bool]
     found: list[bool]  # per injected line without an error word: with one, the word decides
-    silent: list[float]  # surprises of the injected lines without an error word
+    silent: list[float]  # how strange the injected lines without an error word are
     usual: list[float]  # and of lines of the stream
     ranking: list[float]  # scores of everything shown
 
@@ -236,12 +236,13 @@ def _ask(model: Examinee, held: HeldOut, shown: _Shown, texts: Sequence[str]) ->
         (m, p, known.template_of(p) or _NEW_SHAPE) for m, p in zip(masked, pattern_ids(masked), strict=True)
     ]
     anomalies = verdicts(made, model.knowledge)
-    # Where the weights alone decide, against usual lines: held-out ones are news themselves. A line of its baseline is
+    # Where what was learnt alone decides, against usual lines: held-out ones are news themselves. A line of its baseline is
     # never flagged, so it ranks below all others.
-    usual = [evidence[m].surprise for m in shown.usual]
+    strange = {m: _strange(e, model.knowledge.calibration) for m, e in evidence.items()}
+    usual = [strange[m] for m in shown.usual]
     baseline = model.knowledge.calibration.mode is Mode.BASELINE
     silent = [
-        _BELOW_ALL if baseline and known.count(p) else evidence[m].surprise
+        _BELOW_ALL if baseline and known.count(p) else strange[m]
         for m, p, _ in made
         if severity_words(m) is None
     ]
@@ -249,11 +250,16 @@ def _ask(model: Examinee, held: HeldOut, shown: _Shown, texts: Sequence[str]) ->
         bool(v.anomalous) for v, (m, _, _) in zip(anomalies, made, strict=True) if severity_words(m) is None
     ]
     flagged = [bool(v.anomalous) for v in normal]
-    above = [evidence[m].surprise > model.knowledge.calibration.threshold for m in shown.normal["masked"]]
+    calibration = model.knowledge.calibration
     learnt = known.without(model.held_out, frozenset())
     fair = [
         learnt.count(p) == 0 and (not whole or learnt.template_count(t) == 0)
         for p, t, whole in shown.normal.select("pattern_id", "template_id", "whole").iter_rows()
+    ]
+    above = [
+        calibration.strangeness(evidence[m]) > calibration.threshold
+        for m, unseen in zip(shown.normal["masked"], fair, strict=True)
+        if unseen
     ]
     late = shown.normal["late"].to_list()
     weights = shown.recent["weight"].to_list()
@@ -289,6 +295,11 @@ def _ask(model: Examinee, held: HeldOut, shown: _Shown, texts: Sequence[str]) ->
     )
 
 
+def _strange(evidence: Evidence, calibration: Calibration) -> float:
+    """What a calm line of an unseen shape is ranked by; of an older model, whose scale ends, what it rests on."""
+    return evidence.surprise if calibration.novelty is None else calibration.strangeness(evidence)
+
+
 def _score(verdict: Verdict) -> float:
     return -1.0 if verdict.score is None else verdict.score
 
@@ -316,9 +327,11 @@ def _useless(answers: _Answers) -> str | None:
     if (mine.alert_rate_recent or 0.0) > _MAJORITY and wilson_lower(sum(flagged), len(flagged)) > _MAJORITY:
         return f"alerts on {_percent(mine.alert_rate_recent)} of the current stream's calm records"
     # Drawn from the very sample: a change in the log is no excuse here, as it is for lines held out by time.
-    flagged = [f for f, whole in zip(answers.flagged_normal, answers.whole, strict=True) if whole]
-    if wilson_lower(sum(flagged), len(flagged)) > _MAJORITY:
-        return f"alerts on {_percent(mine.alert_rate_template)} of {len(flagged)} held-out normal lines"
+    # What the weights have seen of it by way of a parent can only make a model look better.
+    rows = list(zip(answers.flagged_normal, answers.whole, answers.fair, strict=True))
+    for flagged in ([f for f, whole, _ in rows if whole], [f for f, *counts in rows if all(counts)]):
+        if wilson_lower(sum(flagged), len(flagged)) > _MAJORITY:
+            return f"alerts on {_percent(_share(flagged))} of {len(flagged)} held-out normal lines"
     return None
 
 

@@ -1,6 +1,6 @@
 """Stored results: reading them lazily, and the numbers of a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,9 +9,11 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.errors import BadPayload
-from pipeline.records import RESULT_SCHEMA
+from pipeline.records import RESULT_SCHEMA, of_lines
 
 TIMELINE_BUCKETS: Final = 240  # bars that can still be told apart on a 1,600 px page
+
+LATER: Final = frozenset({"p_value"})  # columns that files of older builds lack
 
 # Widths a reader can name: seconds, minutes, hours, days.
 _BUCKET_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
@@ -34,19 +36,38 @@ def scan(results: Path) -> pl.LazyFrame:
     files = files_of(results)
     if not files:
         return pl.LazyFrame(schema=RESULT_SCHEMA)
-    return pl.scan_parquet(files, hive_partitioning=False, glob=False)
+    return lazily(files)
+
+
+def lazily(files: Sequence[Path]) -> pl.LazyFrame:
+    """The records of these files, RESULT_SCHEMA: files of older builds lack columns, which are null then."""
+    # Names may hold * and =, so they are taken as they are.
+    return pl.scan_parquet(
+        list(files),
+        schema=RESULT_SCHEMA,
+        missing_columns="insert",
+        extra_columns="ignore",  # of a newer build
+        hive_partitioning=False,
+        glob=False,
+    )
+
+
+def complete(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of an older build as RESULT_SCHEMA."""
+    lacking = [pl.lit(None, dtype=RESULT_SCHEMA[n]).alias(n) for n in LATER if n not in frame.columns]
+    return frame.with_columns(lacking).select(list(RESULT_SCHEMA)) if lacking else frame
 
 
 def summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, Any]:
     """The numbers of a results folder, ready for JSON; times are ISO 8601 in UTC, null when empty.
 
-    Keys: records, lines, anomalous, anomalous_lines, warming, first, last, model_versions, by_workload,
+    Of lines alone: what watching found in sessions and rates is counted in no number. Keys: records, lines, anomalous, anomalous_lines, warming, first, last, model_versions, by_workload,
     by_level, timeline. A row of `by_*` has its name and the same five counts, most lines first.
     `timeline` is `{"bucket_s": width, "buckets": [[start, lines, anomalous lines], ...]}` without holes.
     Raises BadPayload when a file is damaged.
     """
     with readable(results):
-        return _summary(scan(results), buckets)
+        return _summary(scan(results).filter(of_lines()), buckets)
 
 
 def files_of(results: Path) -> list[Path]:
@@ -56,7 +77,7 @@ def files_of(results: Path) -> list[Path]:
 
 def _intact(file: Path) -> bool:
     try:
-        return set(RESULT_SCHEMA) <= set(pl.read_parquet_schema(file))
+        return set(RESULT_SCHEMA) - LATER <= set(pl.read_parquet_schema(file))
     except (pl.exceptions.PolarsError, OSError):
         return False
 

@@ -22,7 +22,7 @@ from pipeline.drain.masking import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED, Template, Templates
 from pipeline.errors import BadPayload, SourceUnavailable
 from pipeline.query import Query
-from pipeline.records import ERROR_LEVELS, LEARN_SCHEMA, SAMPLE_SCHEMA, UTC_US
+from pipeline.records import ERROR_LEVELS, LEARN_SCHEMA, SAMPLE_SCHEMA, UTC_US, of_lines
 from pipeline.sinks import parquet
 
 # SAMPLE_SCHEMA and the time its records span, so that a judge can hold out the newest.
@@ -309,7 +309,7 @@ def read_parquet(root: Path, query: Query) -> Iterator[pl.DataFrame]:
     read (split, or stored again) is left out. Raises BadPayload that names the damaged file, SourceUnavailable when
     one may not be read.
     """
-    wanted = query.selects()
+    wanted = query.selects() & of_lines()
     for files in _pages(_candidates(root, query.workloads)):
         page = _read(files, wanted)
         if not page.is_empty():
@@ -349,9 +349,7 @@ def _read(files: list[Path], wanted: pl.Expr) -> pl.DataFrame:
         if not files:
             break
         try:
-            # Names may hold * and =, so they are taken as they are.
-            scanned = pl.scan_parquet(files, hive_partitioning=False, glob=False)
-            return scanned.filter(wanted).select(columns).collect()
+            return results.lazily(files).filter(wanted).select(columns).collect()
         except FileNotFoundError:
             continue
         except OSError as exc:
@@ -359,9 +357,7 @@ def _read(files: list[Path], wanted: pl.Expr) -> pl.DataFrame:
                 f"results cannot be read below {files[0].parent} ({exc}); give the right to read them, this is tried again"
             ) from exc
         except pl.exceptions.PolarsError as exc:
-            if (
-                len(files) > 1
-            ):  # one by one: files of older versions may differ in columns, and a damaged one is found
+            if len(files) > 1:  # one by one: a damaged one is found, and one whose columns are of other types
                 return pl.concat(_read([file], wanted) for file in files)
             raise BadPayload(
                 f"results cannot be read from {files[0]} ({exc}); remove the damaged file and run again"

@@ -9,7 +9,7 @@ baseline is learnt from instead of the results, where there is any.
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,17 +17,20 @@ from typing import Any
 
 import polars as pl
 
-from pipeline import judging, sampling
+from pipeline import judging, sampling, session_keys
 from pipeline.controller.trainings import Request, State, Status
 from pipeline.controller.watchlist import covers, model_of
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.templates import Template
 from pipeline.errors import BadBundle, LiveChanged, StaleToken, TrainingFailed
 from pipeline.gpu.leases import Held
+from pipeline.marks import Mark, lesson
+from pipeline.models import bundle, sequences
 from pipeline.models.threshold import Mode
 from pipeline.query import Query
 from pipeline.records import Purpose, digest
 from pipeline.registry import SHARED, Live, Note, Registry
+from pipeline.session_sampling import SessionSampler
 from pipeline.settings import Settings
 from pipeline.sinks.choose import kind_of, root_of
 
@@ -133,20 +136,22 @@ def train(
     registry: Registry,
     settings: Settings,
     held: Held,
+    marks: Sequence[Mark] = (),
     alone: Callable[[], AbstractContextManager[Workplace]] = lambda: nullcontext(Workplace()),
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator[Status]:
     """Read, fit, judge, publish; yields what to show. The last status is COMPLETED, with the version.
 
     `stream`: all that the model will answer, where that is more than it learns from; a model that knows less than the
-    live one about the rest is not to replace it unseen. `alone` gives us a device from the fit on: reading needs none.
+    live one about the rest is not to replace it unseen. `marks`: what people say of the lines now. `alone` gives us a
+    device from the fit on: reading needs none.
 
     Raises TrainingFailed (no or too few lines), StaleToken (the lease was lost: nothing was published),
     SourceUnavailable (the store does not answer).
     """
     work = _Training(
         request=request, lines=lines, stream=stream, masks=masks, templates=templates, registry=registry,
-        settings=settings, held=held, clock=clock, status=status,
+        settings=settings, held=held, marks=marks, clock=clock, status=status,
     )  # fmt: skip
     sample = yield from work.read()
     held_out = judging.split(sample.frame, seed=settings.seed, mode=work.mode)
@@ -168,10 +173,16 @@ class _Training:
     registry: Registry
     settings: Settings
     held: Held
+    marks: Sequence[Mark]
     clock: Callable[[], datetime]
     status: Status
     place: Workplace = field(default_factory=Workplace)
     began: float = field(default_factory=time.monotonic)
+    known_normal: frozenset[int] = frozenset()
+    marked: int = 0  # patterns of the sample that somebody marked
+    learnt: Mapping[str, sequences.Sequences] = field(
+        default_factory=dict
+    )  # of each workload that has sessions
 
     @property
     def mode(self) -> Mode:
@@ -191,12 +202,20 @@ class _Training:
         """The sample. Raises TrainingFailed when there is nothing to read."""
         yield self.at(state=State.FETCHING)
         sampler = self._sampler(self.settings.train_max_patterns)
-        for read in _fed(sampler, self.lines):
+        sessions = SessionSampler(
+            timeout_s=self.settings.session_timeout_s,
+            spotless=self.mode is not Mode.BASELINE,
+            kinds=session_keys.own(self.settings.session_keys),
+        )
+        for read in _fed(sampler, self.lines, sessions):
             yield self.at(lines=read.lines, percent=round(_READ * read.share, 1))
         sample = sampler.sample()
         if sample.lines == 0:
             raise TrainingFailed(_nothing(self.lines.query, self.clock()))
-        return sample
+        self.learnt = sessions.learn()
+        taught = lesson(sample.frame, self.marks, sample.workloads)
+        self.known_normal, self.marked = taught.known_normal, taught.marks
+        return replace(sample, frame=taught.frame, left_out=sample.left_out + taught.left_out)
 
     def fit(self, sample: sampling.Sample, held_out: judging.HeldOut) -> Iterator[Status]:
         """Fit and write the bundle; afterwards `status.version` names it."""
@@ -224,11 +243,15 @@ class _Training:
             version=version,
             device=self.place.device,
             time_budget_s=self.settings.train_seconds,
+            alerts_per_day=self.settings.alerts_per_day,
             parent=live.version if live else None,
+            warm=self.registry.path(live.version) if live else None,
             held_out=held_out.patterns,
+            known_normal=self.known_normal,
             model=self.request.model,
             workloads=tuple(sorted(sample.workloads)),
-            query=self.lines.query.to_json() | {"purpose": self.lines.purpose.value},
+            query=self.lines.query.to_json() | {"purpose": self.lines.purpose.value, "marked": self.marked},
+            extra={bundle.SEQUENCES: sequences.dump(self.learnt)} if self.learnt else {},
         ):
             yield self.at(
                 percent=round(_READ + (_FIT - _READ) * step.percent / 100.0, 1),
@@ -247,7 +270,8 @@ class _Training:
         sampler = self._sampler(_STREAM_PATTERNS)
         for _ in _fed(sampler, self.stream):
             yield self.at()
-        return sampler.sample().frame
+        # What a mark answers is no matter of the model.
+        return lesson(sampler.sample().frame, self.marks, sample.workloads).frame
 
     def judge_and_publish(self, held_out: judging.HeldOut, recent: pl.DataFrame) -> Iterator[Status]:
         """Judge against what is live now, and publish against that alone: when somebody moves the pointer meanwhile
@@ -308,10 +332,12 @@ class _Read:
     share: float  # 0..1 of what there is to read, 0 when unknown
 
 
-def _fed(sampler: sampling.Sampler, lines: Lines) -> Iterator[_Read]:
+def _fed(sampler: sampling.Sampler, lines: Lines, sessions: SessionSampler | None = None) -> Iterator[_Read]:
     total, count, said = lines.total(), 0, 0.0
     for page in lines.pages():
         sampler.add(page)
+        if sessions is not None:
+            sessions.add(page)
         count += page.height
         if time.monotonic() - said > _SHOW_S:
             said = time.monotonic()

@@ -48,6 +48,7 @@ class SinkContract:
             template_id=7,
             score=0.1 + 0.2,
             anomalous=True,
+            p_value=1 / 3,
             reasons=["rare:1/9", "unlikely-tokens:größe 日本 \u2028 \x00"],
             model_version="v1",
             host="web-1",

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import pytest
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
+from pipeline.models import sequences
 from pipeline.models.bundle import BundleFile, KnownPatterns, Manifest, TrainingStats
-from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.sequences import Sequences
+from pipeline.models.threshold import Evidence, Mode, Normal, calibrate
+from pipeline.tasks.context import read_sequences
 
 STATS = TrainingStats(
     lines=30,
@@ -51,7 +55,9 @@ def manifest_of(files: Mapping[str, BundleFile]) -> Manifest:
         mask_version="abc",
         tokens=("<IP>",),
         config={"model": {"hidden": 8}},
-        calibration=calibrate([1.0, 2.0, 3.0], mode=Mode.BASELINE, total=30),
+        calibration=calibrate(
+            [Normal(evidence=Evidence(surprise=s)) for s in (1.0, 2.0, 3.0)], mode=Mode.BASELINE, total=30
+        ),
         stats=STATS,
         seed=1,
         template_watermark=2,
@@ -59,7 +65,7 @@ def manifest_of(files: Mapping[str, BundleFile]) -> Manifest:
     )
 
 
-def write(out: Path) -> Manifest:
+def write(out: Path, more: Mapping[str, bytes] | None = None) -> Manifest:
     return bundles.write(
         out,
         writers={
@@ -67,6 +73,7 @@ def write(out: Path) -> Manifest:
             bundles.TOKENIZER: lambda p: _bytes(p, b"{}"),
             bundles.KNOWN: KNOWN.write_parquet,
             bundles.WORDS: lambda p: _bytes(p, b"words"),
+            **{name: partial(_bytes, data=data) for name, data in (more or {}).items()},
         },
         manifest=manifest_of,
     )
@@ -106,6 +113,40 @@ def test_a_version_is_never_written_twice(tmp_path: Path) -> None:
     write(tmp_path / "v1")
     with pytest.raises(BadBundle, match="never written twice"):
         write(tmp_path / "v1")
+
+
+def test_a_bundle_may_hold_further_files_which_are_verified_like_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "v1", {bundles.NOVELTY: b"grams", bundles.SEQUENCES: b"sessions"})
+    made = bundles.load_manifest(tmp_path / "v1")
+    assert {bundles.NOVELTY, bundles.SEQUENCES} < set(made.files) and bundles.PRIOR not in made.files
+    assert bundles.optional(tmp_path / "v1", bundles.NOVELTY) == b"grams"
+    assert bundles.optional(tmp_path / "v1", bundles.PRIOR) is None
+    (tmp_path / "v1" / bundles.NOVELTY).write_bytes(b"grain")
+    with pytest.raises(BadBundle, match=r"novelty\.msgpack does not match"):
+        bundles.load_manifest(tmp_path / "v1")
+
+
+def test_an_optional_file_that_the_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "v1")
+    (tmp_path / "v1" / bundles.PRIOR).write_bytes(b"slipped in")
+    with pytest.raises(BadBundle, match=r"does not name.*prior\.msgpack"):
+        bundles.load_manifest(tmp_path / "v1")
+
+
+def test_a_manifest_of_the_build_before_loads(tmp_path: Path) -> None:
+    write(tmp_path / "v1")
+
+    def older(data: dict[str, Any]) -> None:
+        data["format"] = 1
+        del data["stats"]["novel_per_day"]
+        data["calibration"] = {
+            "mode": "baseline", "method": "student", "median": 2.0, "threshold": 5.4, "held_out": 3, "total": 30,
+            "quantiles": [1.0, 2.0, 3.0],
+        }  # fmt: skip
+
+    edit(tmp_path / "v1", older)
+    made = bundles.load_manifest(tmp_path / "v1")
+    assert made.stats.novel_per_day is None and made.calibration.novelty is None
 
 
 @pytest.mark.parametrize("name", [bundles.WEIGHTS, bundles.TOKENIZER, bundles.KNOWN, bundles.WORDS])
@@ -228,3 +269,20 @@ def test_an_empty_sample_knows_no_pattern() -> None:
 def test_a_parent_version_is_kept() -> None:
     made = replace(manifest_of({}), parent="v0")
     assert Manifest.from_json(made.to_json()).parent == "v0"
+
+
+@pytest.mark.parametrize(("trained_on", "others"), [([], True), (["shop"], True), (["cart", "shop"], False)])
+def test_sessions_of_one_of_several_workloads_say_nothing_of_another(
+    tmp_path: Path, trained_on: list[str], others: bool
+) -> None:
+    rules = Sequences.fit([(1, 2, 3)] * 60)
+    write(tmp_path / "v1", {bundles.SEQUENCES: sequences.dump({"shop": rules})})
+    edit(tmp_path / "v1", lambda manifest: manifest.update(workloads=trained_on))
+    known = read_sequences(tmp_path / "v1")
+    assert "shop" in known and (None in known) is others
+
+
+def test_a_bundle_that_is_damaged_has_no_rules_for_sessions(tmp_path: Path) -> None:
+    write(tmp_path / "v1", {bundles.SEQUENCES: b"sessions"})
+    (tmp_path / "v1" / bundles.SEQUENCES).write_bytes(b"other")
+    assert read_sequences(tmp_path / "v1") == read_sequences(tmp_path / "none") == {}

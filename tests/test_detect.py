@@ -17,7 +17,7 @@ from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger import Ledger
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
-from pipeline.models.threshold import Evidence, Mode, calibrate
+from pipeline.models.threshold import Evidence, Mode, Normal, calibrate
 from pipeline.records import (
     RAW_SCHEMA,
     RESULT_SCHEMA,
@@ -144,7 +144,12 @@ def row(**changes: Any) -> dict[str, Any]:
 KNOWN = KnownPatterns(
     pl.DataFrame([{"pattern_id": 7, "count": 90, "template_id": 3, "severe": False}], schema=KNOWN_SCHEMA)
 )
-KNOWLEDGE = Knowledge(calibration=calibrate([1.0, 1.1, 1.2], mode=Mode.SELF, total=100), known=KNOWN)
+KNOWLEDGE = Knowledge(
+    calibration=calibrate(
+        [Normal(evidence=Evidence(surprise=s)) for s in (1.0, 1.1, 1.2)], mode=Mode.SELF, total=100
+    ),
+    known=KNOWN,
+)
 
 
 def test_without_a_model_a_line_is_warming_and_neither_normal_nor_anomalous() -> None:
@@ -164,6 +169,16 @@ def test_a_template_is_new_when_training_has_no_line_of_it() -> None:
     past = detect.judge(row(pattern_id=8), UNCLASSIFIED, KNOWLEDGE)
     assert past.reasons[-1] == "unclassified"
     assert past.score is not None
+
+
+def test_work_that_the_build_before_began_is_gone_on_with() -> None:
+    work = detect.distinct(detect.prepare(raw_frame(LINES), META, MASKS), "m1")
+    older = work.drop("novelty", "prior", "p_value")
+    answered = detect.answer(older, {})
+    filled = detect.with_evidence(answered, [Evidence(surprise=2.0)] * older.height)
+    assert dict(filled.schema) == WORK_SCHEMA
+    lacking = {k: v for k, v in row(pattern_id=8).items() if k not in ("novelty", "prior")}
+    assert detect.judge(lacking, 4, KNOWLEDGE) == detect.judge(row(pattern_id=8), 4, KNOWLEDGE)
 
 
 # Results

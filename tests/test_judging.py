@@ -18,8 +18,9 @@ from pipeline.judging import Examinee, Judgement, injected, judge, split
 from pipeline.models import bundle as bundles
 from pipeline.models.comparison import auc, auc_falls, auc_upper, more_often, spearman, wilson_lower
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.line import LineModel, ModelConfig, build
+from pipeline.models.line import LineModel, build
 from pipeline.models.severity import severity_words
+from pipeline.models.shape import ModelConfig
 from pipeline.models.threshold import Evidence, Mode
 from pipeline.models.trainer import fit
 from pipeline.records import SAMPLE_SCHEMA, pattern_ids
@@ -397,3 +398,31 @@ def test_a_judgement_is_repeated_exactly_and_survives_json(models: list[Examinee
 def test_a_damaged_judgement_is_refused(text: str) -> None:
     with pytest.raises(BadPayload, match="not readable"):
         Judgement.from_json(text)
+
+
+class Lenient:
+    """A scorer that finds nothing in the lines that its weights have learnt, and much in all others."""
+
+    def __init__(self, model: Examinee, learnt: Sequence[str]) -> None:
+        self.model, self.learnt = model, frozenset(learnt)
+
+    def score(self, masked: Sequence[str]) -> list[Evidence]:
+        seen = self.model.scorer.score(masked)
+        held = set(HELD.by_template["masked"])
+        return [
+            replace(e, surprise=99.0 * (m not in self.learnt), novelty=0.0, prior=0.0) if m in held else e
+            for e, m in zip(seen, masked, strict=True)
+        ]
+
+
+def test_what_a_parent_has_learnt_of_the_held_out_lines_does_not_make_a_model_look_better(
+    models: list[Examinee],
+) -> None:
+    """Half of what is held out now had been learnt by the version whose weights the candidate began with."""
+    lines = HELD.by_template
+    scorer = Lenient(models[0], lines["masked"].tail(5).to_list())
+    warm = replace(
+        with_threshold(models[0], 0.0, 0.1), scorer=scorer, held_out=frozenset(lines["pattern_id"].head(5))
+    )
+    assert judge(replace(warm, held_out=HELD.patterns), None, HELD, SAMPLE).candidate.calibration == 0.5
+    assert judge(warm, None, HELD, SAMPLE).candidate.calibration == 1.0

@@ -1,21 +1,27 @@
 """The line model: loading a bundle and scoring masked lines."""
 
 import json
+import math
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
+from pipeline.models import masked
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.line import LineModel, ModelConfig, token_surprises
+from pipeline.models.line import LineModel, build
+from pipeline.models.shape import Kind, ModelConfig, model_config
 from pipeline.models.threshold import Mode
+from pipeline.models.tokenizer import LineTokenizer
 from pipeline.models.trainer import fit
 from pipeline.records import pattern_ids
 
@@ -42,9 +48,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "template_id": [1, 1, 2, 3, 4, 4],
         }
     )
-    config = TrainConfig(
-        model=ModelConfig(hidden=32, feed_forward=64), min_steps=150, max_steps=150, learning_rate=5e-3
-    )
+    config = TrainConfig(model=ModelConfig(hidden=32, feed_forward=64), min_steps=200, max_steps=200)
     for _ in fit(
         sample,
         tokens=TOKENS,
@@ -126,26 +130,34 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: LineModel) -> None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
 
 
-def test_a_line_costs_at_most_its_groups_in_forwards(model: LineModel) -> None:
-    rows = 0
-
-    def count(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        nonlocal rows
-        rows += kwargs["input_ids"].shape[0]
-
-    hook = model.network.roberta_prelayernorm.register_forward_pre_hook(count, with_kwargs=True)
+def test_a_line_is_read_in_one_forward_and_a_batch_of_lines_in_one(model: LineModel) -> None:
+    shapes: list[tuple[int, ...]] = []
+    hook = model.network.register_forward_pre_hook(lambda _module, args: shapes.append(tuple(args[0].shape)))
     try:
-        encoded = model.tokenizer.encode(["one two three four five six seven eight nine ten eleven twelve"])
-        token_surprises(model.network, encoded, groups=4, device=model.device)
+        model.score(["one two three four five six seven eight nine ten eleven twelve", NORMAL[0], NORMAL[1]])
     finally:
         hook.remove()
-    assert rows == 4
+    assert [rows for rows, _ in shapes] == [3]
 
 
-def test_the_output_layer_of_a_loaded_model_is_its_input_embedding(model: LineModel) -> None:
-    embedding = model.network.roberta_prelayernorm.embeddings.word_embeddings.weight
-    assert model.network.lm_head.decoder.weight.data_ptr() == embedding.data_ptr()
-    assert model.network.lm_head.decoder.bias.data_ptr() == model.network.lm_head.bias.data_ptr()
+def test_a_piece_is_judged_by_what_stands_before_it_alone(model: LineModel) -> None:
+    """Else the network would look at what it has to predict."""
+    ids = torch.tensor([[1, 10, 11, 12, 13], [1, 10, 11, 40, 41]])
+    with torch.inference_mode():
+        hidden = model.network(ids)
+    assert torch.allclose(hidden[0, :3], hidden[1, :3], atol=1e-6)
+    assert not torch.allclose(hidden[0, 3:], hidden[1, 3:], atol=1e-3)
+
+
+def test_training_makes_the_logits_log_shares_of_their_own_accord(model: LineModel) -> None:
+    """Scoring leaves the sum over the vocabulary out, so it has to be near 1 where the model has learnt."""
+    encoded = model._lexicon.encode(NORMAL)
+    _, at, known = next(encoded.batches(4096))
+    truth = torch.from_numpy(encoded.ids[at])
+    ids = torch.cat([torch.ones(len(truth), 1, dtype=torch.long), truth[:, :-1]], dim=1)
+    with torch.inference_mode():
+        logits = model.network(ids) @ model.network.pieces.weight.T + model.network.bias
+    assert float(logits.logsumexp(-1)[torch.from_numpy(known)].abs().mean()) < 0.7
 
 
 def test_a_loaded_model_gives_the_same_scores_each_time(bundle: Path, model: LineModel) -> None:
@@ -170,8 +182,43 @@ def test_garbage_under_matching_hashes_is_a_bad_bundle(bundle: Path, tmp_path: P
         LineModel.load(out)
 
 
+def test_weights_that_are_no_numbers_are_a_bad_bundle(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "v1"
+    shutil.copytree(bundle, out)
+    state = load_file(out / bundles.WEIGHTS)
+    state["bias"][7] = math.nan
+    reseal(out, bundles.WEIGHTS, lambda p: save_file(state, p))
+    with pytest.raises(BadBundle, match="no numbers"):
+        LineModel.load(out)
+
+
+def test_a_tokenizer_with_ids_past_its_pieces_is_a_bad_bundle(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "v1"
+    shutil.copytree(bundle, out)
+    told = json.loads((out / bundles.TOKENIZER).read_text(encoding="utf-8"))
+    pieces = told["model"]["vocab"]
+    pieces[max(pieces, key=pieces.__getitem__)] = 9_999_999
+    reseal(out, bundles.TOKENIZER, lambda p: p.write_text(json.dumps(told), encoding="utf-8") and None)
+    with pytest.raises(BadBundle, match="ids"):
+        LineModel.load(out)
+
+
 @pytest.mark.parametrize(
-    "change", [{"hidden": 10**6}, {"layers": 0}, {"heads": 3}, {"hidden": "many"}, {"max_tokens": 64}]
+    "change",
+    [
+        {"worst_share": "nan"},
+        {"worst_share": 1e9},
+        {"worst_least": -1},
+        {"dropout": 7},
+        {"max_tokens": 2},
+        {"hidden": 10**6},
+        {"layers": 0},
+        {"heads": 3},
+        {"hidden": "many"},
+        {"max_tokens": 64},
+        {"kind": "oracle"},
+        {"kind": "masked"},
+    ],
 )
 def test_a_configuration_that_does_not_fit_the_weights_is_a_bad_bundle(
     bundle: Path, tmp_path: Path, change: dict[str, Any]
@@ -183,3 +230,51 @@ def test_a_configuration_that_does_not_fit_the_weights_is_a_bad_bundle(
     (out / bundles.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(BadBundle):
         LineModel.load(out)
+
+
+@pytest.fixture
+def first_edition(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle as the build before wrote it: a masked network, no kind in the manifest, no optional files."""
+    out = tmp_path / "old"
+    shutil.copytree(bundle, out)
+    tokenizer = LineTokenizer.from_file(out / bundles.TOKENIZER, tokens=TOKENS, max_tokens=128)
+    shape = {"hidden": 32, "layers": 1, "heads": 4, "feed_forward": 64, "groups": 4}
+    torch.manual_seed(0)
+    network = build(ModelConfig(kind=Kind.MASKED, **shape), tokenizer.vocab_size)  # type: ignore[arg-type]
+    state = {k: v.contiguous() for k, v in network.state_dict().items() if k not in masked.TIED}
+    reseal(out, bundles.WEIGHTS, lambda p: save_file(state, p))
+    manifest = json.loads((out / bundles.MANIFEST).read_text(encoding="utf-8"))
+    model = manifest["config"]["model"] | shape
+    del model["kind"]
+    manifest["config"]["model"], manifest["format"] = model, 1
+    for name in (bundles.NOVELTY, bundles.PRIOR):
+        (out / name).unlink()
+        del manifest["files"][name]
+    (out / bundles.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    return out
+
+
+def test_a_version_of_the_first_edition_is_loaded_and_read_in_groups(first_edition: Path) -> None:
+    model = LineModel.load(first_edition)
+    assert model.config.kind is Kind.MASKED
+    rows = 0
+
+    def count(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal rows
+        rows += kwargs["input_ids"].shape[0]
+
+    hook = model.network.roberta_prelayernorm.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        found = model.score(["one two three four five six seven eight nine ten eleven twelve"])[0]
+    finally:
+        hook.remove()
+    assert rows == 4
+    assert found.surprise > 0 and found.tokens > 0 and found.words and found.novelty == 0.0
+    embedding = model.network.roberta_prelayernorm.embeddings.word_embeddings.weight
+    assert model.network.lm_head.decoder.weight.data_ptr() == embedding.data_ptr()
+
+
+def test_a_configuration_without_a_kind_is_of_the_first_edition() -> None:
+    told = {"model": {k: v for k, v in asdict(ModelConfig()).items() if k != "kind"}}
+    assert model_config(told).kind is Kind.MASKED
+    assert model_config({"model": asdict(ModelConfig())}) == ModelConfig()

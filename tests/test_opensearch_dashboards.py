@@ -150,9 +150,9 @@ def body_of(thing: dict[str, Any]) -> dict[str, Any]:
 def search(search_settings: Settings) -> Iterator[OpenSearch]:
     """A client, and results of two workloads on two days: 5 anomalous lines of 20, and one not judged."""
     fine = rows(15, key="n", anomalous=False, score=0.1, template_id=1, level="info")
-    bad = rows(3, key="a", anomalous=True, score=0.9, template_id=2, level="error")
+    bad = rows(3, key="a", anomalous=True, score=0.9, p_value=0.02, template_id=2, level="error")
     bank = {"workload": "bank", "at": AT + timedelta(days=1), "message": "the vault is open"}
-    worst = rows(2, key="b", anomalous=True, score=0.99, template_id=3, level="fatal", **bank)
+    worst = rows(2, key="b", anomalous=True, score=0.99, p_value=0.01, template_id=3, level="fatal", **bank)
     sink = OpenSearchSink(search_settings)
     sink.write("one", pl.concat([fine, bad, rows(1, key="w", reasons=["warming"])]))
     sink.write("two", worst)

@@ -9,7 +9,7 @@ from sink_contract import rows
 from pipeline.errors import BadInput
 from pipeline.opensearch.client import connect
 from pipeline.opensearch.documents import indices
-from pipeline.opensearch.newest import MOST, newest
+from pipeline.opensearch.newest import MOST, newest, with_number
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
 
@@ -43,3 +43,27 @@ def test_the_newest_that_were_asked_for_come_oldest_first(search_settings: Setti
 def test_more_than_a_search_gives_at_once_is_refused(search_settings: Settings) -> None:
     with pytest.raises(BadInput, match="10,001 is more than OpenSearch gives at once"):
         newest(connect(search_settings), search_settings, limit=MOST + 1)
+
+
+def test_how_many_records_have_a_pattern_is_counted_with_the_newest_of_them(
+    search_settings: Settings,
+) -> None:
+    client = connect(search_settings)
+    assert with_number(client, search_settings, "pattern_id", 5) == (0, None), "nothing is stored yet"
+    frame = rows(6).with_columns(
+        pl.Series("pattern_id", [2**64 - 1, 2**64 - 1, 7, 7, 7, 8], dtype=pl.UInt64),
+        pl.Series("template_id", [3, 3, 3, 4, 4, 4], dtype=pl.Int64),
+        pl.Series("message", list("abcdef")),
+        pl.Series("timestamp", [BEGIN + timedelta(minutes=n) for n in range(6)]).cast(
+            pl.Datetime("us", "UTC")
+        ),
+    )
+    OpenSearchSink(search_settings).write("b", frame)
+    client.indices.refresh(index=indices(search_settings))
+    for column, number, expected in (
+        ("pattern_id", 2**64 - 1, (2, "b")),
+        ("pattern_id", 7, (3, "e")),
+        ("template_id", 3, (3, "c")),
+    ):
+        count, newest_one = with_number(client, search_settings, column, number)
+        assert newest_one is not None and (count, newest_one["message"]) == expected

@@ -1,16 +1,26 @@
 """Training: progress, calibration on held-out templates, what the weights may see."""
 
+import shutil
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
 
 import polars as pl
 import pytest
 
 from pipeline.errors import BadBundle, TrainingFailed
 from pipeline.models import bundle as bundles
-from pipeline.models.fitting import TrainConfig
-from pipeline.models.line import LineModel, ModelConfig
-from pipeline.models.threshold import Mode
+from pipeline.models import trainer
+from pipeline.models.budget import chance_within, novel_per_day
+from pipeline.models.fitting import Fitted, TrainConfig, afforded, fit_network, learnt_by
+from pipeline.models.line import LineModel
+from pipeline.models.prior import SeverityPrior
+from pipeline.models.shape import ModelConfig
+from pipeline.models.threshold import CHANCE, Mode
 from pipeline.models.trainer import Progress, fit
 from pipeline.records import pattern_ids
 
@@ -46,6 +56,8 @@ def run(
     config: TrainConfig = TINY,
     seed: int = 1,
     budget: float | None = None,
+    known_normal: frozenset[int] = frozenset(),
+    **more: Any,
 ) -> tuple[list[Progress], bundles.Manifest]:
     seen = list(
         fit(
@@ -58,6 +70,8 @@ def run(
             mode=mode,
             version=out.name,
             time_budget_s=budget,
+            known_normal=known_normal,
+            **more,
         )
     )
     return seen, bundles.load_manifest(out)
@@ -183,6 +197,16 @@ def test_self_mode_keeps_rare_and_error_like_templates_out_of_the_fit(tmp_path: 
     assert min(e.surprise for e in scored[20:]) > max(e.surprise for e in scored[:20])
 
 
+def test_self_mode_learns_rare_and_error_like_lines_that_somebody_called_normal(tmp_path: Path) -> None:
+    lines = [*sentences(20), "seldom seen thing", "status changed abruptly", "checkpoint failed twice"]
+    frame = sample(lines, [200] * 20 + [1, 300, 300], severe=["status changed abruptly"])
+    marked = frozenset(frame["pattern_id"][-3:-1])
+    _, made = run(frame, tmp_path / "v1", mode=Mode.SELF, known_normal=marked)
+    assert made.stats.fitted == 22 and made.stats.left_out == 1
+    vocabulary = (tmp_path / "v1" / bundles.TOKENIZER).read_text(encoding="utf-8")
+    assert "abruptly" in vocabulary and "seldom" in vocabulary and "twice" not in vocabulary
+
+
 def test_self_mode_on_a_log_of_rare_lines_only_learns_from_half_of_it(tmp_path: Path) -> None:
     _, made = run(sample(sentences(40), [1] * 40), tmp_path / "v1", mode=Mode.SELF)
     assert made.stats.fitted == 20
@@ -201,7 +225,187 @@ def test_a_time_budget_cuts_the_number_of_steps(tmp_path: Path) -> None:
     assert 20 <= made.stats.steps < 10_000
 
 
+def test_half_of_the_budget_is_kept_for_the_fit_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now))
+    clock = trainer._Clock(4, 20.0)
+    assert [clock.share_s(i) for i in range(4)] == pytest.approx([3.0, 4.5, 9.0, 18.0])
+    now = 112.0
+    assert [clock.share_s(i) for i in (2, 3)] == pytest.approx([0.0, 6.0])
+    assert trainer._Clock(1, 20.0).share_s(0) == pytest.approx(18.0)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "left_s", "grace_s", "steps"),
+    [
+        (0.1, 100.0, 0.0, 800),  # there is time for all
+        (1.0, 30.0, 10.0, 310),  # the budget decides
+        (1.0, 2.0, 10.0, 120),  # too few, but the grace reaches the least
+        (1.0, -5.0, 10.0, 110),  # and no further
+        (9.0, 0.0, 2.0, 20),  # never fewer
+    ],
+)
+def test_a_fit_without_time_takes_the_least_steps_as_far_as_the_grace_goes(
+    took_s: float, left_s: float, grace_s: float, steps: int
+) -> None:
+    assert afforded(800, 10, took_s=took_s, left_s=left_s, grace_s=grace_s, least=120) == steps
+
+
+def test_the_model_that_stays_is_fitted_though_the_calibration_used_the_budget_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = 0.0
+    held_out = trainer._held_out
+
+    def slowly(*args: Any) -> Any:
+        nonlocal late
+        late += 1_000.0
+        return held_out(*args)
+
+    monkeypatch.setattr(trainer, "_held_out", slowly)
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: monotonic() + late))
+    long = replace(TINY, min_steps=150, max_steps=150)
+    _, made = run(sample(sentences(6)), tmp_path / "v1", config=long, budget=40.0)
+    assert made.stats.steps == long.least_steps == 120
+
+
 def test_more_lines_than_the_limit_are_drawn_down_and_all_stay_known(tmp_path: Path) -> None:
     _, made = run(sample(sentences(80)), tmp_path / "v1", config=replace(TINY, max_distinct=50))
     assert made.stats.fitted == 50
     assert len(bundles.load_known(tmp_path / "v1")) == 80
+
+
+# --- novelty, prior and the alert budget ---
+
+
+def test_a_bundle_holds_what_novelty_and_prior_learnt_and_what_is_handed_to_it(tmp_path: Path) -> None:
+    odd = [f"flux {w} beyond horizon" for w in ("north", "south", "east", "west")]
+    frame = sample([*sentences(30), *odd], severe=odd)
+    run(frame, tmp_path / "v1", extra={bundles.SEQUENCES: b"sessions"})
+    assert bundles.optional(tmp_path / "v1", bundles.SEQUENCES) == b"sessions"
+    known, foreign, flux = LineModel.load(tmp_path / "v1").score(
+        ["queue opened by <IP> stepa", "kernel zombie", "flux renewed"]
+    )
+    assert known.novelty == 0.0 < foreign.novelty
+    assert flux.prior > SeverityPrior.by_words().score(["flux renewed"])[0] > foreign.prior - 1.0
+
+
+def test_a_bundle_without_them_still_scores_with_neither(tmp_path: Path) -> None:
+    _, made = run(sample(sentences(30)), tmp_path / "v1")
+    old = [bundles.WEIGHTS, bundles.TOKENIZER, bundles.KNOWN, bundles.WORDS]
+    bundles.write(
+        tmp_path / "v0",
+        writers={name: partial(shutil.copyfile, tmp_path / "v1" / name) for name in old},
+        manifest=lambda files: replace(made, files=files),
+    )
+    (found,) = LineModel.load(tmp_path / "v0").score(["kernel zombie"])
+    assert (found.novelty, found.prior) == (0.0, 0.0)
+
+
+def test_in_self_mode_neither_novelty_nor_prior_learns_that_a_fault_is_normal(tmp_path: Path) -> None:
+    faults = ["zyxw zyxw quotum", "vutsr qponm checkpoint failed"]
+    frame = sample([*sentences(30), *faults], [200] * 30 + [1, 300])
+    clean = sample(sentences(30), [200] * 30)
+    lines = [*faults, "quotum"]
+    run(frame, tmp_path / "v1", mode=Mode.SELF)
+    run(clean, tmp_path / "v2", mode=Mode.SELF)
+    mixed, alone = (LineModel.load(tmp_path / v).score(lines) for v in ("v1", "v2"))
+    assert [(e.novelty, e.prior) for e in mixed] == [(e.novelty, e.prior) for e in alone]
+
+
+def timed(days: float, late: int) -> pl.DataFrame:
+    """120 templates, `late` of them first seen in the second half of the span."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    span = timedelta(days=days)
+    first = [start] * (120 - late) + [start + span * (0.5 + 0.5 * (i + 1) / late) for i in range(late)]
+    return sample(sentences(120)).with_columns(first_seen=pl.Series(first), last_seen=pl.lit(start + span))
+
+
+def test_a_log_that_grows_faster_than_the_budget_gets_a_stricter_threshold(tmp_path: Path) -> None:
+    slow, fast = timed(30.0, 10), timed(0.1, 60)
+    _, generous = run(slow, tmp_path / "v1", alerts_per_day=10.0)
+    _, strict = run(fast, tmp_path / "v2", alerts_per_day=10.0)
+    assert generous.calibration.chance == CHANCE and generous.calibration.method == "conformal"
+    assert strict.stats.novel_per_day is not None and strict.stats.novel_per_day > 200
+    assert strict.calibration.chance == pytest.approx(10.0 / strict.stats.novel_per_day)
+    assert strict.calibration.threshold > generous.calibration.threshold
+
+
+def test_new_templates_a_day_are_those_of_one_workload_and_unknown_without_times() -> None:
+    frame = timed(10.0, 40)
+    one, four = (novel_per_day(frame, workloads=n) for n in (1, 4))
+    # 120 * ((1 + 1/10) ** log2(120/80) - 1)
+    assert (
+        one is not None
+        and one == pytest.approx(6.878, abs=0.01)
+        and four == pytest.approx(one / 4, abs=0.001)
+    )
+    assert novel_per_day(sample(sentences(120)), workloads=1) is None
+    assert novel_per_day(frame.with_columns(first_seen=pl.lit(None, dtype=pl.Datetime)), workloads=1) is None
+    assert novel_per_day(frame.head(10), workloads=1) is None
+
+
+@pytest.mark.parametrize(
+    ("novel", "chance"),
+    [(None, 0.05), (0.0, 0.05), (100.0, 0.05), (200.0, 0.05), (1000.0, 0.01), (1e6, 1e-5)],
+)
+def test_a_budget_of_ten_alerts_a_day_asks_for_a_chance(novel: float | None, chance: float) -> None:
+    assert chance_within(10.0, novel) == pytest.approx(chance)
+
+
+def test_a_warm_start_takes_fewer_steps_and_begins_where_its_parent_stopped(tmp_path: Path) -> None:
+    frame = sample(sentences(12))
+    _, parent = run(frame, tmp_path / "v1", config=replace(TINY, min_steps=100, max_steps=100))
+    cold, warm = Fitted(), Fitted()
+    for made, begin in ((cold, None), (warm, tmp_path / "v1")):
+        for _ in fit_network(
+            frame, made, tokens=("<IP>",), config=TINY, seed=4, device="cpu", budget_s=None, warm=begin
+        ):
+            pass
+    assert parent.stats.steps == 100
+    assert (warm.warm, warm.steps, cold.warm, cold.steps) == (True, 10, False, 20)
+    assert warm.loss < cold.loss
+
+
+def test_a_parent_that_cannot_be_used_is_a_cold_start(tmp_path: Path) -> None:
+    frame = sample(sentences(12))
+    run(frame, tmp_path / "v1")
+    shutil.copytree(tmp_path / "v1", tmp_path / "damaged")
+    (tmp_path / "damaged" / bundles.WEIGHTS).write_bytes(b"garbage")
+    other = replace(TINY, model=replace(TINY.model, hidden=48))
+    for parent, config in (
+        (tmp_path / "damaged", TINY),
+        (tmp_path / "absent", TINY),
+        (tmp_path / "v1", other),
+    ):
+        made = Fitted()
+        for _ in fit_network(
+            frame, made, tokens=("<IP>",), config=config, seed=4, device="cpu", budget_s=None, warm=parent
+        ):
+            pass
+        assert (made.warm, made.steps) == (False, 20)
+
+
+def test_what_a_parent_has_learnt_is_not_called_held_out(tmp_path: Path) -> None:
+    lines = sentences(30)
+    frame = sample(lines)
+    first, second, third = (frozenset(pattern_ids(lines[a:b])) for a, b in ((0, 3), (0, 5), (0, 12)))
+    run(frame, tmp_path / "v1", held_out=first)
+    assert learnt_by(tmp_path / "v1", frame, second) == second - first
+    assert learnt_by(tmp_path / "absent", frame, second) == frozenset()
+    # Warm: two of five that are held out now are in the weights already.
+    _, warm = run(frame, tmp_path / "v2", held_out=second, warm=tmp_path / "v1")
+    assert (warm.stats.steps, frozenset(warm.held_out)) == (10, first)
+    # Cold: with most of them learnt there would be nothing left to judge by.
+    _, cold = run(frame, tmp_path / "v3", held_out=third, warm=tmp_path / "v1")
+    assert (cold.stats.steps, frozenset(cold.held_out)) == (20, third)
+
+
+def test_a_new_line_of_a_template_that_a_parent_has_learnt_is_learnt(tmp_path: Path) -> None:
+    old, new = sample(sentences(30)), sample([f"{line} again" for line in sentences(30)])
+    run(old, tmp_path / "v1")
+    held_out = frozenset(new["pattern_id"].head(2))
+    assert learnt_by(tmp_path / "v1", new, held_out) == held_out
+    # Of a template that is held out in part, its lines are still news.
+    both = pl.concat([old, new])
+    assert learnt_by(tmp_path / "v1", both, held_out) == frozenset()

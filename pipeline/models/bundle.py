@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping, Set
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -22,13 +22,16 @@ import polars as pl
 from pipeline.errors import BadBundle
 from pipeline.models.threshold import Calibration, Mode
 
-BUNDLE_FORMAT: Final = 1
+BUNDLE_FORMAT: Final = 2  # 1 could not hold the optional files
 MANIFEST: Final = "manifest.json"
 WEIGHTS: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"
 KNOWN: Final = "known.parquet"
 WORDS: Final = "words.parquet"
-# The only names a bundle may hold, and the most bytes each may have: about ten times what the
+NOVELTY: Final = "novelty.msgpack"
+PRIOR: Final = "prior.msgpack"
+SEQUENCES: Final = "sequences.msgpack"
+# The names every bundle holds, and the most bytes each may have: about ten times what the
 # largest configuration writes, so a damaged or hostile bundle cannot fill memory.
 FILE_CAPS: Final[dict[str, int]] = {
     WEIGHTS: 256 << 20,
@@ -36,6 +39,13 @@ FILE_CAPS: Final[dict[str, int]] = {
     KNOWN: 512 << 20,
     WORDS: 64 << 20,
 }
+# What a bundle may hold beside them, likewise; one made by an older build holds none.
+OPTIONAL_CAPS: Final[dict[str, int]] = {
+    NOVELTY: 16 << 20,
+    PRIOR: 16 << 20,
+    SEQUENCES: 64 << 20,
+}
+_CAPS: Final = FILE_CAPS | OPTIONAL_CAPS
 _MANIFEST_CAP: Final = 1 << 20
 _HEADER_CAP: Final = 1 << 20  # of the weights; that of the largest configuration has 20 KiB
 _DTYPES: Final = {
@@ -83,6 +93,7 @@ class TrainingStats:
     held_out_above: float  # share of held-out templates above the threshold
     parameters: int
     device: str
+    novel_per_day: float | None = None  # new calm templates a workload shows a day; None where no times told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +165,13 @@ class Manifest:
                 tokens=tuple(str(t) for t in data["tokens"]),
                 config=dict(data["config"]),
                 calibration=Calibration.from_json(data["calibration"]),
-                stats=TrainingStats(**{f.name: data["stats"][f.name] for f in fields(TrainingStats)}),
+                stats=TrainingStats(
+                    **{
+                        f.name: data["stats"][f.name]
+                        for f in fields(TrainingStats)
+                        if f.default is MISSING or f.name in data["stats"]
+                    }
+                ),
                 seed=int(data["seed"]),
                 template_watermark=int(data["template_watermark"]),
                 parent=data["parent"],
@@ -186,9 +203,9 @@ def write(
     """
     if out.exists():
         raise BadBundle(f"{out} exists already; a model version is never written twice, choose a new one")
-    unknown = sorted(set(writers) - set(FILE_CAPS))
+    unknown = sorted(set(writers) - set(_CAPS))
     if unknown:
-        raise BadBundle(f"a bundle cannot hold {unknown}; it holds {sorted(FILE_CAPS)}")
+        raise BadBundle(f"a bundle cannot hold {unknown}; it holds {sorted(_CAPS)}")
     out.parent.mkdir(parents=True, exist_ok=True)
     # The name tells a sweeper whose leftover it is after a crash; a retry of ours starts afresh.
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -226,18 +243,18 @@ def load_manifest(bundle: Path) -> Manifest:
         raise BadBundle(f"{path} is not UTF-8; publish the bundle again") from exc
     manifest = Manifest.from_json(text)
     missing = sorted(set(FILE_CAPS) - set(manifest.files))
-    strange = sorted(set(manifest.files) - set(FILE_CAPS))
+    strange = sorted(set(manifest.files) - set(_CAPS))
     if missing or strange:
         raise BadBundle(
             f"the manifest of {bundle} lacks {missing} and names unknown files {strange}; publish it again"
         )
-    extra = sorted({entry.name for entry in bundle.iterdir()} - set(FILE_CAPS) - {MANIFEST})
+    extra = sorted({entry.name for entry in bundle.iterdir()} - set(manifest.files) - {MANIFEST})
     if extra:
         raise BadBundle(
             f"{bundle} holds files its manifest does not name: {extra}; remove them or publish it again"
         )
     for name, expected in manifest.files.items():
-        size = _regular(bundle / name, FILE_CAPS[name])
+        size = _regular(bundle / name, _CAPS[name])
         if size != expected.size:
             raise BadBundle(
                 f"{bundle / name} has {size} bytes, its manifest says {expected.size}; publish it again"
@@ -245,6 +262,15 @@ def load_manifest(bundle: Path) -> Manifest:
         if _measure(bundle / name).sha256 != expected.sha256:
             raise BadBundle(f"{bundle / name} does not match the SHA-256 of its manifest; publish it again")
     return manifest
+
+
+def optional(bundle: Path, name: str) -> bytes | None:
+    """The bytes of an optional file of a bundle that `load_manifest` has verified; None where it has none."""
+    path = bundle / name
+    if not path.exists():
+        return None
+    _regular(path, OPTIONAL_CAPS[name])
+    return path.read_bytes()
 
 
 def weights_header(file: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:

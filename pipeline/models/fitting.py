@@ -1,23 +1,33 @@
 """One fit: a tokenizer and a network learnt from distinct masked lines, step by step.
 
 Lines are drawn by the square root of their count, so that a line seen a million times does not
-drown one seen a hundred times. Whole pieces are masked, so the rest of a word gives no hint.
+drown one seen a hundred times. A fit may begin with the weights of an earlier version: what both know is
+copied, piece by piece, and fewer steps follow.
 """
 
 import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
+import structlog
 import torch
-from torch.nn import functional
+from safetensors import SafetensorError
 
-from pipeline.errors import TrainingFailed
-from pipeline.models.line import ModelConfig, build, logits_at, pad
-from pipeline.models.tokenizer import MASK_ID, PAD_ID, Encoded, LineTokenizer
+from pipeline.errors import BadBundle, TrainingFailed
+from pipeline.models import bundle as bundles
+from pipeline.models.causal import CausalNetwork, begin_with, finite
+from pipeline.models.lexicon import Lexicon, Lines
+from pipeline.models.line import loaded
+from pipeline.models.shape import Kind, ModelConfig, model_config
+from pipeline.models.tokenizer import CLS_ID, PAD_ID, SEP_ID, LineTokenizer
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +35,20 @@ class TrainConfig:
     """How to train. The defaults suit two CPU cores and 20 seconds."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    batch: int = 32
-    learning_rate: float = 3e-3
-    mask_share: float = 0.4  # measured better than 0.2 at equal cost: more targets per forward (docs/LOG.md)
+    batch: int = 8  # lines per step: many small steps learn more in the same time than few large ones
+    learning_rate: float = 6e-3
     epochs: int = 40  # upper bound by data ...
-    min_steps: int = 120  # ... a handful of lines still needs this many steps to be learnt
-    max_steps: int = 400  # ... and a huge sample is seen in part, most frequent lines first
-    max_distinct: int = 20_000  # lines encoded in memory, about 3 KiB each; more than max_steps can draw
+    min_steps: int = 200  # ... a handful of lines still needs this many steps to be learnt
+    max_steps: int = 800  # ... and a huge sample is seen in part, most frequent lines first
+    least_steps: int = (
+        120  # where the budget affords fewer, as far as the grace goes; with 20 nothing is learnt
+    )
+    warm_share: float = 0.5  # of the steps of a cold start; reaches its loss (docs/LOG.md)
+    max_distinct: int = 20_000  # lines encoded in memory, about 1 KiB each; more than max_steps can draw
     tokenizer_lines: int = 5_000  # the most frequent; merges hardly change after that, time does
     min_distinct: int = 2
     min_records: int = 20
-    batch_tokens: int = 1024  # ids per step: a log of stack traces trains as fast as one of short lines
+    batch_tokens: int = 256  # ids per step: a log of stack traces trains as fast as one of short lines
     threads: int = 1  # a second core gained 20 % alone and cost 100 % beside other workers; 0 leaves torch's
 
 
@@ -46,7 +59,7 @@ class Step:
     step: int
     steps: int
     epoch: float  # lines drawn so far over lines there are
-    loss: float  # nats per masked token, smoothed
+    loss: float  # nats per piece, smoothed
 
 
 @dataclass(slots=True)
@@ -58,6 +71,7 @@ class Fitted:
     steps: int = 0
     epochs: float = 0.0
     loss: float = math.nan
+    warm: bool = False  # began with the weights of an earlier version
 
 
 def fit_network(
@@ -69,10 +83,13 @@ def fit_network(
     seed: int,
     device: str,
     budget_s: float | None,
+    grace_s: float = 0.0,
+    warm: Path | None = None,
 ) -> Iterator[Step]:
-    """Fits a fresh tokenizer and network on the lines into `made`; yields every tenth step.
+    """Fits a fresh tokenizer and a network on the lines into `made`; yields every tenth step.
 
-    Every line must hold text beside mask tokens. Raises TrainingFailed when the loss is not finite.
+    `grace_s`: past the budget, for the least steps. `warm`: the bundle to begin with; where it cannot be used the start is cold, and the log says why. Every line
+    must hold text beside mask tokens. Raises TrainingFailed when the loss is not finite.
     """
     begun = time.monotonic()
     texts = lines["masked"].to_list()
@@ -82,37 +99,47 @@ def fit_network(
         vocab_size=config.model.vocab_size,
         max_tokens=config.model.max_tokens,
     )
-    encoded = tokenizer.encode(texts)
+    encoded = Lexicon(tokenizer).encode(texts)
     weights = np.sqrt(lines["count"].to_numpy().astype(np.float64))
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    network = build(config.model, tokenizer.vocab_size).to(device).train()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=0.01)
+    network = CausalNetwork(config.model, tokenizer.vocab_size)
+    begin_with(network, _frequency(encoded, weights / weights.mean(), tokenizer.vocab_size))
+    made.warm = warm is not None and _warmed(network, tokenizer, config.model, warm)
+    network = network.to(device).train()
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=config.learning_rate, weight_decay=0.01, fused=True
+    )
     steps = max(config.min_steps, min(config.max_steps, config.epochs * len(texts) // config.batch))
+    if made.warm:
+        steps = max(1, round(config.warm_share * steps))
     first = time.monotonic()
     loss_mean, step, seen = math.nan, 0, 0
     for batch in _batches(encoded, weights, config, rng):
         if step == 10 and budget_s is not None:
             # The steps the budget affords, from the first ten: the schedule then still ends at zero.
             now = time.monotonic()
-            left = budget_s - (now - begun)
-            steps = max(20, min(steps, step + int(left * step / (now - first))))
+            steps = afforded(
+                steps,
+                step,
+                took_s=now - first,
+                left_s=budget_s - (now - begun),
+                grace_s=grace_s,
+                least=config.least_steps,
+            )
         if step >= steps:
             break
-        ids, where = batch[0].to(device), batch[1].to(device)
         rate = min(1.0, (step + 1) / (0.1 * steps)) * (1.0 - step / steps)  # warm up a tenth, then fall
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * rate
         optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(
-            logits_at(network, ids.masked_fill(where, MASK_ID), where), ids[where]
-        )
+        loss, nll = network.loss(torch.from_numpy(batch).to(device))
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
-        value = loss.item()
+        value = nll.item()
         loss_mean = value if math.isnan(loss_mean) else 0.95 * loss_mean + 0.05 * value
-        step, seen = step + 1, seen + ids.shape[0]
+        step, seen = step + 1, seen + len(batch)
         if step % 10 == 0 or step == steps:
             yield Step(step=step, steps=steps, epoch=seen / len(texts), loss=loss_mean)
     if not math.isfinite(loss_mean):
@@ -121,28 +148,96 @@ def fit_network(
     made.steps, made.epochs, made.loss = step, seen / len(texts), loss_mean
 
 
+def afforded(steps: int, done: int, *, took_s: float, left_s: float, grace_s: float, least: int) -> int:
+    """How many of `steps` there is time for, when `done` of them took `took_s`."""
+    each_s = max(took_s, 1e-6) / done
+    in_time = done + int(left_s / each_s)
+    late = min(least, done + int((max(0.0, left_s) + grace_s) / each_s))
+    return max(20, min(steps, max(in_time, late)))
+
+
 def _batches(
-    encoded: Sequence[Encoded], weights: Any, config: TrainConfig, rng: np.random.Generator
-) -> Iterator[tuple[Any, Any]]:
-    """Endless (ids (B, T), masked positions (B, T)) batches of lines of similar length."""
+    lines: Lines, weights: Any, config: TrainConfig, rng: np.random.Generator
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Endless (B, T) batches of lines of similar length, from [CLS] to [SEP]."""
     chances = weights / weights.sum()
-    # Two masked copies of each of a handful of lines are enough for a step.
-    size = min(config.batch, max(8, 2 * len(encoded)))
+    rows = [
+        np.concatenate([[CLS_ID], lines.ids[a:b], [SEP_ID]]).astype(np.int64)
+        for a, b in zip(lines.start[:-1].tolist(), lines.start[1:].tolist(), strict=True)
+    ]
+    lengths = np.array([len(r) for r in rows])
+    size = config.batch
     while True:
-        picked = rng.choice(len(encoded), size=8 * size, p=chances).tolist()
-        drawn = sorted(picked, key=lambda i: len(encoded[i].ids))
+        drawn = rng.choice(len(rows), size=8 * size, p=chances)
+        drawn = drawn[np.argsort(lengths[drawn], kind="stable")]
         for at in rng.permutation(8).tolist():
-            chosen = [encoded[i] for i in drawn[at * size : (at + 1) * size]]
-            rows = max(4, config.batch_tokens // len(chosen[-1].ids))
-            if rows < len(chosen):
-                chosen = [chosen[i] for i in sorted(rng.permutation(len(chosen))[:rows].tolist())]
-            ids = pad([e.ids for e in chosen], PAD_ID, "cpu")
-            where = torch.zeros_like(ids, dtype=torch.bool)
-            for b, line in enumerate(chosen):
-                pieces = list(dict.fromkeys(p for p in line.piece if p >= 0))
-                take = rng.random(len(pieces)) < config.mask_share
-                if not take.any():
-                    take[rng.integers(len(pieces))] = True
-                hidden = {p for p, t in zip(pieces, take.tolist(), strict=True) if t}
-                where[b, [t for t, p in enumerate(line.piece) if p in hidden]] = True
-            yield ids, where
+            chosen = drawn[at * size : (at + 1) * size]
+            most = max(4, config.batch_tokens // int(lengths[chosen[-1]]))
+            if most < size:
+                chosen = chosen[np.sort(rng.permutation(size)[:most])]
+            batch = np.full((len(chosen), int(lengths[chosen].max())), PAD_ID, dtype=np.int64)
+            for b, i in enumerate(chosen.tolist()):
+                batch[b, : lengths[i]] = rows[i]
+            yield batch
+
+
+def _frequency(lines: Lines, weights: Any, vocab_size: int) -> npt.NDArray[np.float64]:
+    """How often each piece stands in the lines, (V,); [SEP] ends each of them."""
+    each = np.repeat(weights, np.diff(lines.start))
+    found = np.bincount(lines.ids, weights=each, minlength=vocab_size).astype(np.float64)
+    found[SEP_ID] += weights.sum()
+    return found
+
+
+def _warmed(network: CausalNetwork, tokenizer: LineTokenizer, config: ModelConfig, parent: Path) -> bool:
+    """Copy what an earlier version knows: the rows of pieces that both have, and all other layers.
+
+    False, and told in the log, when it cannot be used; the network is then as it was.
+    """
+    try:
+        manifest = bundles.load_manifest(parent)
+        theirs = model_config(manifest.config)
+        shape = (theirs.hidden, theirs.layers, theirs.heads, theirs.feed_forward, theirs.max_tokens)
+        ours = (config.hidden, config.layers, config.heads, config.feed_forward, config.max_tokens)
+        if theirs.kind is not Kind.CAUSAL or shape != ours:
+            raise BadBundle(
+                f"its network is {theirs.kind.value} {shape}, this one {config.kind.value} {ours}"
+            )
+        old = LineTokenizer.from_file(
+            parent / bundles.TOKENIZER, tokens=manifest.tokens, max_tokens=theirs.max_tokens
+        )
+        known = loaded(theirs, old.vocab_size, parent / bundles.WEIGHTS)
+        if not finite(known):
+            raise BadBundle("it has weights that are no numbers")
+    # Damage shows as unrelated classes of safetensors and torch; a cold start is always right.
+    except (BadBundle, SafetensorError, OSError, RuntimeError, ValueError, KeyError) as exc:
+        _log.warning("cold-start", parent=parent.name, error=str(exc))
+        return False
+    ids, old_ids = tokenizer.vocabulary(), old.vocabulary()
+    both = [(i, old_ids[piece]) for piece, i in ids.items() if piece in old_ids]
+    here, there = (torch.tensor(side) for side in zip(*both, strict=True))
+    state = {k: v for k, v in known.state_dict().items() if k not in ("pieces.weight", "bias")}
+    with torch.no_grad():
+        network.load_state_dict(state, strict=False)
+        network.pieces.weight[here] = known.pieces.weight[there]
+        network.bias[here] = known.bias[there]
+    _log.info("warm-start", parent=parent.name, pieces=len(ids), shared=len(both))
+    return True
+
+
+def learnt_by(parent: Path, frame: pl.DataFrame, held_out: frozenset[int]) -> frozenset[int]:
+    """Which of the patterns held out of a training the weights of its parent have seen, or seen the like of: of a
+    template of which no line is learnt now, any other line. None where the parent cannot be read; it then teaches nothing.
+    """
+    try:
+        mine = frozenset(bundles.load_manifest(parent).held_out)
+        known = bundles.load_known(parent).without(mine, frozenset())
+    except (BadBundle, OSError):
+        return frozenset()
+    held = pl.col("pattern_id").is_in(sorted(held_out))
+    rows = frame.with_columns(held=held, whole=held.all().over("template_id")).filter("held")
+    return frozenset(
+        pattern
+        for pattern, template, whole in rows.select("pattern_id", "template_id", "whole").iter_rows()
+        if known.count(pattern) or (whole and known.template_count(template))
+    )

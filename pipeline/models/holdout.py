@@ -14,7 +14,8 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Mode, is_rare
+from pipeline.models.threshold import Mode
+from pipeline.models.verdict import is_rare
 from pipeline.records import SAMPLE_SCHEMA, digest
 
 SPLIT_LEAST: Final = 20  # templates; a tenth of fewer is one line, which shows nothing

@@ -42,6 +42,24 @@ _COUNTED: Final = frozenset((
     "errors", "failures", "exceptions", "timeouts", "crashes", "failed", "rejected", "aborted", "lost",
     "denied", "refused",
 ))
+# Weaker signs: each may stand in a calm line, several rarely do. Five letters or more match as the beginning of a word.
+# Words that name a thing (core, dump, parity, null) say nothing of how it is.
+_TROUBLE: Final = frozenset((
+    "warn", "warning", "cannot", "can't", "couldn", "missing", "mismatch", "unexpec", "illegal", "bad", "wrong",
+    "malfo", "expired", "retry", "retrie", "interru", "terminat", "halt", "halted", "dead", "hung", "hang", "stuck",
+    "stall", "disconn", "drop", "dropped", "discar", "reset", "shutdown", "degrad", "unknown", "undefin", "unresol",
+    "unsuppor", "incorrec", "inconsis", "insuff", "exhaus", "exceed", "excess", "leak", "conflict", "stale", "suspec",
+    "suspic", "attack", "breakin", "intrus", "alarm", "alert", "backtra", "fault", "assert", "bug", "oops", "problem",
+    "trouble", "violat", "damag", "evict", "kill", "revoke", "rollba", "unclean", "uncaug", "unhandl", "deny", "denies",
+    "refuse", "reject", "ignor", "incompl", "abnorm", "checks", "crc", "overlo", "overru", "underru", "throttl", "slow",
+    "severe", "nonexis",
+))
+# Signs that all went well.
+_CALM: Final = frozenset((
+    "success", "complet", "finish", "start", "started", "starti", "ready", "ok", "listen", "accept", "created", "creati",
+    "opened", "loaded", "loadin", "initia", "regist", "enable", "connected", "establ", "receiv", "sent", "saved",
+    "updated", "healthy", "done", "granted", "info",
+))
 # fmt: on
 # A number that opens the line or a clause counts what follows: `<NUM> double-hummer alignment exceptions`.
 _NUMBER_BEFORE: Final = re.compile(r"(?:<NUM>|\b\d+)\s+$|(?:^|[,;:(]\s*)(?:<NUM>|\d+)\s+(?:[\w-]+\s+){1,2}$")
@@ -63,6 +81,15 @@ _PACKAGE: Final = re.compile(
 _FILE: Final = re.compile(r"[~.]{0,2}/.*|.*\.[a-z][a-z0-9]{0,4}(?:\.(?:\d+|gz|zst|xz|bz2))*")
 _PIECE: Final = re.compile(r"<[A-Z0-9_]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SCAN_CHARS: Final = 2048  # a longer line says what is wrong before that
+_STEM_LEAST: Final = 5
+_STEM_MOST: Final = 8
+# What a line that `severity_words` names something of must hold: of a phrase, its longest word.
+_SIGNS: Final = re.compile("|".join(sorted(_SEVERE | {max(p, key=len) for p in _PHRASES})))
+
+
+def may_be_severe(word: str) -> bool:
+    """Whether a line with this word has to be read: of a line without any such word, `severity_words` is None."""
+    return _SIGNS.search(word.lower()) is not None
 
 
 def severity_words(masked: str) -> str | None:
@@ -90,6 +117,20 @@ def severity_words(masked: str) -> str | None:
         ):
             return word
     return None
+
+
+def trouble(word: str) -> bool:
+    """Whether a lower-case word is a weak sign that something went wrong."""
+    return _begins(word, _TROUBLE)
+
+
+def all_well(word: str) -> bool:
+    """Whether a lower-case word is a weak sign that all went well."""
+    return _begins(word, _CALM)
+
+
+def _begins(word: str, stems: frozenset[str]) -> bool:
+    return word in stems or any(word[:n] in stems for n in range(_STEM_LEAST, min(_STEM_MOST, len(word)) + 1))
 
 
 def _named_or_negated(words: Sequence[str], i: int) -> bool:

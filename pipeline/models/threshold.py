@@ -1,23 +1,25 @@
-"""From evidence to verdict: calibration, severity words and the pure function `conclude`.
+"""From evidence to one number, and what that number means: calibration on held-out templates.
 
-Known templates are answered from the cache and never reach the model, so the threshold is
-calibrated on *held-out templates*: lines of shapes the scoring model had not seen, all normal.
-The score is a logistic of a few added terms; a line is anomalous exactly when its score is at
-least 0.5, and no term can lower the score when its evidence grows. Free of torch on purpose: the
-drain worker concludes too.
+Known templates are answered from the cache and never reach the model, so everything is calibrated on *held-out
+templates*: lines of shapes the scoring model had not seen, all normal. Surprise and novelty are two measurements of
+the same thing, how strange a line is; each is put on the scale of the held-out ones, and their mean is added, as a
+logit, to the severity prior. The threshold is the value that a new normal template exceeds with the wanted chance.
+Free of torch on purpose: the drain worker concludes too.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from pipeline.errors import BadBundle
 from pipeline.models.severity import GRAVE_WORDS
-from pipeline.records import ERROR_LEVELS, Reason, Verdict, reason
+from pipeline.models.tails import Tail, bound, conformal, tail_of
+from pipeline.records import ERROR_LEVELS
 
 ANOMALOUS_SCORE: Final = 0.5
+CHANCE: Final = 0.05  # of a new normal template to be flagged, where no budget asks for less
 
 
 class Mode(StrEnum):
@@ -34,7 +36,9 @@ class Evidence:
     `surprise` is the mean NLL in nats of the worst tokens (0 for a line of mask tokens only);
     `words` are whole words of the masked line, most surprising first; `unseen` are words that no
     training line holds; `tokens` counts the scored tokens; `severity` is the error word found by
-    `severity_words`.
+    `severity_words`; `novelty` is the share of trigrams that no training line holds (models/novelty.py);
+    `prior` is the logit that a line of such words is an error (models/prior.py). Both are 0 under a
+    model that was made without them.
     """
 
     surprise: float
@@ -42,49 +46,123 @@ class Evidence:
     unseen: tuple[str, ...] = ()
     tokens: int = 0
     severity: str | None = None
+    novelty: float = 0.0
+    prior: float = 0.0
 
 
-# One-sided 95 % points of Student's t for 1..18 degrees of freedom (standard tables): with fewer
-# than 19 held-out templates no empirical quantile reaches 5 %, so a normal prediction bound is used.
-_T95: Final = (
-    6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833,
-    1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740, 1.734,
-)  # fmt: skip
-_MIN_SPREAD: Final = 0.25  # nats; equal held-out surprises must not make a hair-trigger threshold
-_QUANTILES: Final = 101  # kept in the manifest: enough for percent steps
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normal:
+    """A normal line of a held-out template, as it would be seen if it came for the first time."""
+
+    evidence: Evidence
+    severe: bool = False  # at an error-like level
+
+    @property
+    def calm(self) -> bool:
+        return not self.severe and self.evidence.severity is None
+
+
+# Weights in logits; how they hang together stands in models/verdict.py.
+LEVEL: Final = 2.5
+WORD: Final = 2.0
+_GRAVE_EXTRA: Final = 0.5  # panic before error
+_FATAL_EXTRA: Final = 0.5  # fatal and critical before error
+_WARNING: Final = 0.1  # settles ties: many logs warn all day (docs/LOG.md)
+_FLOOR: Final = -2.0  # however little speaks for it, a new template is more than a variation of a known one
+_BEYOND: Final = (
+    0.5  # past its scale a measurement counts on by its logarithm: it must not outvote the others
+)
+_SPREADS: Final = (
+    0.25,
+    0.1,
+)  # least of surprise (nats) and novelty: equal values must not make a hair-trigger
+_LEAST_MARGIN: Final = 0.25  # of the threshold above the median, for the same reason
+_SCORES_MOST: Final = 400  # kept in the manifest, about 4 KiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Where the held-out values of a measurement lie: 0 is their median, 1 their 95 % point."""
+
+    centre: float = 0.0
+    spread: float = 1.0
+
+    def of(self, value: float) -> float:
+        """From -1 upwards; linear up to 1."""
+        z = (value - self.centre) / self.spread
+        return max(-1.0, z) if z <= 1.0 else 1.0 + _BEYOND * math.log(z)
+
+    @classmethod
+    def fit(cls, values: Sequence[float], least: float) -> "Scale":
+        ordered = sorted(values)
+        centre = _quantile(ordered, 0.5)
+        spread = max(least, _quantile(ordered, 0.95) - centre)
+        return cls(centre=round(centre, 4), spread=round(spread, 4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What surprise means under one model version.
+    """What evidence means under one model version.
 
-    `method` is "conformal" (empirical quantile of at least 19 held-out templates), "student"
-    (95 % prediction bound from 2..18 of them) or "none" (fewer: surprise orders lines but flags
-    none by itself). `quantiles` are evenly spaced quantiles of the held-out surprises.
+    `method` says how the threshold was found: "conformal" (a rank among the held-out templates), "pot" (a Pareto
+    tail fitted to at least 200 of them), "student" (a prediction bound from fewer) or "none" (no scale: evidence
+    orders calm lines but flags none). `scores` are the logits of the held-out templates, all as if new.
     """
 
     mode: Mode
     method: str
-    median: float  # nats
-    threshold: float  # nats; about 5 % of unseen normal templates lie above it
+    median: float  # of the strangeness of held-out templates, logits
+    threshold: float  # likewise; a new calm template is flagged above it
     held_out: int  # templates behind the figures
     total: int  # training lines, counted with repetition
-    quantiles: tuple[float, ...] = ()
+    chance: float = CHANCE  # that a new calm normal template lies above the threshold
+    surprise: Scale = Scale()
+    novelty: Scale | None = Scale()  # None under a model made before there was such
+    scores: tuple[float, ...] = ()  # ascending
+    tail: Tail | None = None  # of the scores, where they are enough
 
-    def p_value(self, surprise: float) -> float:
-        """Conformal p-value: the share of unseen normal templates at least this surprising."""
-        if not self.quantiles:
-            return 1.0
-        share = sum(q >= surprise for q in self.quantiles) / len(self.quantiles)
-        return (1 + share * self.held_out) / (1 + self.held_out)
+    def strangeness(self, evidence: Evidence) -> float:
+        """Logits, without the level: rises with surprise, novelty and prior."""
+        if self.novelty is None:
+            return max(-1.0, min(3.0, (evidence.surprise - self.surprise.centre) / self.surprise.spread))
+        odd = (self.surprise.of(evidence.surprise) + self.novelty.of(evidence.novelty)) / 2.0
+        return evidence.prior + odd
 
-    def grade(self, surprise: float) -> float:
-        """-1..3; 0 at the median of unseen normal templates, 1 at the threshold."""
+    def excess(self, evidence: Evidence) -> float:
+        """Logits above the threshold: below 0 for a line as strange as normal ones are, never below -2."""
+        strange = self.strangeness(evidence)
         if self.method == "none":
             # Without held-out templates there is no scale; stay below the threshold and keep the order.
-            return surprise / (1.0 + surprise) - 1.0
-        spread = max(self.threshold - self.median, _MIN_SPREAD)
-        return max(-1.0, min(3.0, (surprise - self.median) / spread))
+            return max(_FLOOR, -0.01 - _WARNING - math.log1p(math.exp(-strange)))
+        x = strange - self.threshold
+        return x if x >= 0 else _FLOOR * -math.expm1(x / -_FLOOR)
+
+    def as_new(self, evidence: Evidence, *, severe: bool, level: str | None = None) -> float:
+        """The logit of a line whose template no training line has."""
+        return worded(self.excess(evidence), self.word(evidence)) + severity(severe, level)
+
+    def word(self, evidence: Evidence) -> float:
+        """What an error word adds."""
+        if evidence.severity is None:
+            return 0.0
+        return WORD + _GRAVE_EXTRA * (evidence.severity in GRAVE_WORDS)
+
+    def unusual(self, evidence: Evidence) -> bool:
+        """Whether a line is stranger than half of the new normal templates."""
+        return self.method != "none" and self.strangeness(evidence) > self.median
+
+    def p_value(self, logit: float) -> float | None:
+        """The chance that a new normal template scores at least `logit`; None where nothing was held out.
+
+        Conformal: for a line exchangeable with the held-out ones, P(p <= a) <= a. Beyond the largest of them by the
+        Pareto tail, where there is one.
+        """
+        if not self.scores:
+            return None
+        p = conformal(self.scores, logit)
+        if self.tail is not None and logit > self.scores[-1]:
+            p = max(_P_LEAST, min(p, self.tail.chance(logit)))
+        return float(f"{p:.4g}")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -94,61 +172,114 @@ class Calibration:
             "threshold": self.threshold,
             "held_out": self.held_out,
             "total": self.total,
-            "quantiles": list(self.quantiles),
+            "chance": self.chance,
+            "surprise": [self.surprise.centre, self.surprise.spread],
+            "novelty": None if self.novelty is None else [self.novelty.centre, self.novelty.spread],
+            "scores": list(self.scores),
+            "tail": None if self.tail is None else self.tail.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Calibration":
         """Raises BadBundle when a field is missing or not a number."""
         try:
-            numbers = [float(q) for q in data["quantiles"]]
-            made = cls(
-                mode=Mode(data["mode"]),
-                method=str(data["method"]),
-                median=float(data["median"]),
-                threshold=float(data["threshold"]),
-                held_out=int(data["held_out"]),
-                total=int(data["total"]),
-                quantiles=tuple(numbers),
-            )
+            made = cls(**_fields(data) if "scores" in data else _older(data))
         except (KeyError, TypeError, ValueError) as exc:
             raise BadBundle(f"the calibration in a manifest is not readable: {exc!r}; train again") from exc
-        if made.method not in {"conformal", "student", "none"} or not all(
-            math.isfinite(v) for v in (made.median, made.threshold, *numbers)
+        scales = [v for s in (made.surprise, made.novelty) if s is not None for v in (s.centre, s.spread)]
+        numbers = (made.median, made.threshold, *scales, *made.scores)
+        if (
+            made.method not in _METHODS
+            or not all(map(math.isfinite, numbers))
+            or min(scales[1::2]) <= 0
+            or list(made.scores) != sorted(made.scores)
         ):
             raise BadBundle(
-                f"the calibration in a manifest has method {made.method!r} or a value that is not finite"
+                f"the calibration in a manifest has method {made.method!r} or values that cannot be"
             )
         return made
 
 
-def calibrate(surprises: Sequence[float], *, mode: Mode, total: int) -> Calibration:
-    """Calibration from one surprise per held-out template (nats), `total` training lines."""
-    ordered = sorted(surprises)
-    n = len(ordered)
+def severity(severe: bool, level: str | None) -> float:
+    """What the level adds, in logits; `severe`: seen at an error-like level, which `level` refines."""
+    if severe or level in ERROR_LEVELS:
+        return LEVEL + _FATAL_EXTRA * (level in {"fatal", "critical"})
+    return _WARNING * (level == "warning")
+
+
+def worded(excess: float, word: float) -> float:
+    """An error word on top of what stands above the threshold: in full below it, less and less above, where the prior
+    has counted it already. Rises with both."""
+    return excess + word if excess < 0 or word == 0 else math.hypot(excess, word)
+
+
+_METHODS: Final = frozenset({"conformal", "pot", "student", "none"})
+_P_LEAST: Final = 1e-9  # no tail is known further
+
+
+def _fields(data: dict[str, Any]) -> dict[str, Any]:
+    novelty, tail = data["novelty"], data["tail"]
+    return {
+        "mode": Mode(data["mode"]),
+        "method": str(data["method"]),
+        **{name: float(data[name]) for name in ("median", "threshold", "chance")},
+        **{name: int(data[name]) for name in ("held_out", "total")},
+        "surprise": _scale(data["surprise"]),
+        "novelty": None if novelty is None else _scale(novelty),
+        "scores": tuple(float(v) for v in data["scores"]),
+        "tail": None if tail is None else Tail.from_json(tail),
+    }
+
+
+def _scale(pair: Any) -> Scale:
+    centre, spread = (float(v) for v in pair)
+    return Scale(centre=centre, spread=spread)
+
+
+def _older(data: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a manifest from before there was anything but surprise: its median and threshold are in nats."""
+    median, threshold = float(data["median"]), float(data["threshold"])
+    none = data["method"] == "none"
+    scale = Scale(centre=median, spread=max(threshold - median, _SPREADS[0]))
+    made = Calibration(
+        mode=Mode(data["mode"]), method=str(data["method"]), median=0.0, threshold=1.0,
+        held_out=int(data["held_out"]), total=int(data["total"]), surprise=Scale() if none else scale, novelty=None,
+    )  # fmt: skip
+    seen = sorted(made.excess(Evidence(surprise=float(q))) for q in data["quantiles"])
+    return {f: getattr(made, f) for f in made.__slots__} | {"scores": tuple(seen)}
+
+
+def calibrate(held: Sequence[Normal], *, mode: Mode, total: int, chance: float = CHANCE) -> Calibration:
+    """Calibration from one normal line per held-out template; `total`: training lines, with repetition.
+
+    `chance`: that a new calm normal template is flagged. Lines with an error level or word are flagged whatever is
+    normal, so they have no part in the threshold.
+    """
+    n = len(held)
+    rest: dict[str, Any] = {"mode": mode, "held_out": n, "total": total, "chance": chance}
     if n < 2:
-        return Calibration(mode=mode, method="none", median=0.0, threshold=0.0, held_out=n, total=total)
-    median = _quantile(ordered, 0.5)
-    if n >= 19:
-        method = "conformal"
-        # Split conformal: the ceil((n + 1)(1 - alpha))-th smallest bounds the next one at 1 - alpha.
-        threshold = ordered[min(n, math.ceil((n + 1) * 0.95)) - 1]
-    else:
-        method = "student"
-        mean = sum(ordered) / n
-        sd = math.sqrt(sum((v - mean) ** 2 for v in ordered) / (n - 1))
-        threshold = mean + _T95[n - 2] * sd * math.sqrt(1 + 1 / n)
-    count = min(n, _QUANTILES)
-    quantiles = tuple(round(_quantile(ordered, i / max(1, count - 1)), 4) for i in range(count))
-    return Calibration(
-        mode=mode,
+        return Calibration(method="none", median=0.0, threshold=0.0, **rest)
+    rest |= {
+        "surprise": Scale.fit([h.evidence.surprise for h in held], _SPREADS[0]),
+        "novelty": Scale.fit([h.evidence.novelty for h in held], _SPREADS[1]),
+    }
+    scaled = Calibration(method="student", median=0.0, threshold=0.0, **rest)
+    calm = sorted(scaled.strangeness(h.evidence) for h in held if h.calm)
+    if len(calm) < 2:
+        calm = sorted(scaled.strangeness(h.evidence) for h in held)
+    median = _quantile(calm, 0.5)
+    found, method = bound(calm, chance)
+    made = Calibration(
         method=method,
         median=round(median, 4),
-        threshold=round(max(threshold, median + _MIN_SPREAD), 4),
-        held_out=n,
-        total=total,
-        quantiles=quantiles,
+        threshold=round(max(found, median + _LEAST_MARGIN), 4),
+        **rest,
     )
+    scores = sorted(round(made.as_new(h.evidence, severe=h.severe), 4) for h in held)
+    tail = tail_of(scores)
+    if n > _SCORES_MOST:
+        scores = [_quantile(scores, i / (_SCORES_MOST - 1)) for i in range(_SCORES_MOST)]
+    return replace(made, scores=tuple(scores), tail=tail)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:
@@ -156,118 +287,3 @@ def _quantile(ordered: Sequence[float], q: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-# --- verdict ------------------------------------------------------------------------------------
-
-# Weights of the score in logits. What they are chosen to guarantee, whatever the data:
-# a new template is flagged by surprise alone exactly above the threshold (-1 + grade), by an error
-# level or an error word always; a variation of a known template only by an error-like sign *and*
-# surprise; a pattern of a baseline never.
-_LEVEL: Final = 2.5
-_WORD: Final = 2.0
-_GRAVE_EXTRA: Final = 0.5  # panic before error
-_FATAL_EXTRA: Final = 0.5  # fatal and critical before error
-_WARNING: Final = 0.5
-_UNSEEN_WORD: Final = 3.5  # an error word this log has never used, in a known template
-_NEW: Final = -1.0
-_BASELINE_VARIATION: Final = -3.5
-_SELF_KNOWN: Final = -2.0
-_BASELINE_KNOWN: Final = -6.0
-
-
-def rarity(count: int, total: int) -> float:
-    """0 for a line that is the whole log, 1 for a line seen once (or never)."""
-    if count <= 1 or total <= 1:
-        return 1.0
-    return max(0.0, 1.0 - math.log(count) / math.log(total))
-
-
-def is_rare(count: int, total: int) -> bool:
-    """Seen at most total**0.25 times: 17 in 100,000, 5 in 1,000."""
-    return rarity(count, total) >= 0.75
-
-
-def conclude(
-    evidence: Evidence,
-    *,
-    calibration: Calibration,
-    known_count: int,
-    template_new: bool,
-    severe: bool,
-    level: str | None,
-    template_id: int,
-    template_count: int | None = None,
-    template_severe: bool | None = None,
-) -> Verdict:
-    """The verdict for one masked line. Pure; rising evidence never lowers the score.
-
-    `known_count`: occurrences of the pattern in training, 0 when it was not there. `template_new`:
-    no training line has its template. `severe`: seen at an error-like level (`level` refines it).
-    `template_count`: occurrences of the template in training, where known; a variation of a frequent
-    template is then not rare. `template_severe`: whether training saw the template at an error-like
-    level, where known; an error in a template that was always calm counts like one in a new template.
-
-    In Mode.SELF every distinct line is to be scored, those of the training too.
-    """
-    level_severe = severe or level in ERROR_LEVELS
-    total = calibration.total
-    baseline = calibration.mode is Mode.BASELINE
-    grade = calibration.grade(evidence.surprise)
-    rare_count = max(known_count, template_count or 0)
-
-    severity_word = evidence.severity
-    severity = _LEVEL * level_severe + _FATAL_EXTRA * (level in {"fatal", "critical"})
-    if level == "warning" and not level_severe:
-        severity = _WARNING
-
-    if known_count > 0 and baseline:
-        z = _BASELINE_KNOWN + rarity(rare_count, total) + 0.5 * level_severe
-        return Verdict(template_id=template_id, score=_logistic(z), anomalous=False, reasons=())
-
-    rare = template_new or is_rare(rare_count, total)
-    word_weight = 0.0
-    if severity_word:
-        word_weight = _WORD + _GRAVE_EXTRA * (severity_word in GRAVE_WORDS)
-    if template_new:
-        z = _NEW + grade
-    elif baseline:
-        turned = level_severe and template_severe is False
-        z = (_NEW if turned else _BASELINE_VARIATION) + min(grade, 1.0)
-        word_weight = min(_variation_word(evidence), _WORD if turned else _UNSEEN_WORD)
-    else:
-        z = _SELF_KNOWN + rarity(rare_count, total) + (grade if rare else min(grade, 1.0))
-    z += severity + word_weight
-
-    score = _logistic(z)
-    anomalous = score >= ANOMALOUS_SCORE
-    reasons: list[str] = []
-    if template_new:
-        reasons.append(reason(Reason.NEW_TEMPLATE))
-    if level_severe or word_weight > 0:
-        reasons.append(reason(Reason.ERROR_SEVERITY, _severity_data(level, level_severe, severity_word)))
-    if evidence.words and (grade > 0 or anomalous):
-        reasons.append(reason(Reason.UNLIKELY_TOKENS, " ".join(evidence.words)))
-    if not template_new and is_rare(known_count, total):
-        reasons.append(reason(Reason.RARE, f"{known_count}/{total}"))
-    return Verdict(template_id=template_id, score=score, anomalous=anomalous, reasons=tuple(reasons))
-
-
-def _variation_word(evidence: Evidence) -> float:
-    """An error word weighs in a variation of a known template only where it was not expected."""
-    if evidence.severity is None:
-        return 0.0
-    head = evidence.severity.split()[-1]
-    if any(head in w.lower() for w in evidence.unseen):
-        return _UNSEEN_WORD
-    return _LEVEL if any(head in w.lower() for w in evidence.words) else 0.0
-
-
-def _severity_data(level: str | None, level_severe: bool, word: str | None) -> str:
-    if level_severe and level in ERROR_LEVELS:
-        return level
-    return word or (level or "")
-
-
-def _logistic(z: float) -> float:
-    return round(1.0 / (1.0 + math.exp(-z)), 6)

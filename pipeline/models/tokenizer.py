@@ -23,6 +23,7 @@ _MAX_PIECE_CHARS: Final = 24  # longer merges only memorise names
 # Longer lines keep their head and their tail: the verb stands first, the cause last.
 _HEAD_CHARS: Final = 900
 _TAIL_CHARS: Final = 300
+READ_CHARS: Final = _HEAD_CHARS + _TAIL_CHARS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class LineTokenizer:
         self._inner = inner
         self.tokens = tuple(tokens)
         self.max_tokens = max_tokens
-        self._fixed = frozenset(inner.token_to_id(t) for t in self.tokens)
+        self.fixed = frozenset(inner.token_to_id(t) for t in self.tokens)  # ids of mask tokens
 
     @classmethod
     def train(
@@ -77,9 +78,11 @@ class LineTokenizer:
         # The trainer does not know added tokens and would learn merges inside `<IP>`.
         gaps = re.compile("|".join(re.escape(t) for t in names) or r"(?!)")
         inner.train_from_iterator(
-            (part for line in lines for part in gaps.split(_cut(line)) if part), trainer
+            (part for line in lines for part in gaps.split(f" {' '.join(cut(line).split())}") if part),
+            trainer,
         )
-        inner.add_tokens([AddedToken(t, normalized=False, special=False) for t in names])
+        # A space before a mask token is part of it: alone it would be a piece that says nothing.
+        inner.add_tokens([AddedToken(t, normalized=False, special=False, lstrip=True) for t in names])
         return cls(inner, names, max_tokens)
 
     @classmethod
@@ -97,22 +100,37 @@ class LineTokenizer:
         missing = [t for t in tokens if inner.token_to_id(t) is None]
         if missing:
             raise BadBundle(f"{path} does not know the mask tokens {missing}; train again with these masks")
+        # The arrays of a model are as long as there are pieces, so an id past them would be read from nowhere.
+        if max(inner.get_vocab().values()) >= inner.get_vocab_size():
+            raise BadBundle(f"{path} has ids past its {inner.get_vocab_size()} pieces; train again")
         return cls(inner, tokens, max_tokens)
 
     @property
     def vocab_size(self) -> int:
         return int(self._inner.get_vocab_size())
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each piece, mask token and special token."""
+        return dict(self._inner.get_vocab())
+
     def to_json(self) -> str:
         return str(self._inner.to_str())
+
+    def pieces(self, words: Sequence[str]) -> list[list[int]]:
+        """The ids of each word, as it stands behind a space. No piece reaches over white space."""
+        out: list[list[int]] = []
+        for at in range(0, len(words), 4096):
+            spaced = [f" {word}" for word in words[at : at + 4096]]
+            out += [e.ids for e in self._inner.encode_batch_fast(spaced, add_special_tokens=False)]
+        return out
 
     def encode(self, lines: Sequence[str]) -> list[Encoded]:
         """One Encoded per line, of at most `max_tokens` ids."""
         out: list[Encoded] = []
         for at in range(0, len(lines), 512):  # an encoding of the library weighs ten times one of ours
-            cut = [_cut(line) for line in lines[at : at + 512]]
-            encodings = self._inner.encode_batch(cut, add_special_tokens=False)
-            out += [self._one(e, text) for e, text in zip(encodings, cut, strict=True)]
+            texts = [cut(line) for line in lines[at : at + 512]]
+            encodings = self._inner.encode_batch(texts, add_special_tokens=False)
+            out += [self._one(e, text) for e, text in zip(encodings, texts, strict=True)]
         return out
 
     def _one(self, encoding: Any, text: str) -> Encoded:
@@ -128,7 +146,7 @@ class LineTokenizer:
             keep = keep[: room - room // 4] + keep[-(room // 4) :]
         out = Encoded(ids=[CLS_ID], piece=[-1], word=[-1], words=words)
         for i in keep:
-            word = -1 if ids[i] in self._fixed else owner[max(offsets[i][1] - 1, 0)]
+            word = -1 if ids[i] in self.fixed else owner[max(offsets[i][1] - 1, 0)]
             out.ids.append(ids[i])
             # Added tokens split the text into segments that each count their pieces from 0, so the
             # number alone is not unique; the index of the word keeps neighbours apart.
@@ -140,8 +158,8 @@ class LineTokenizer:
         return out
 
 
-def _cut(line: str) -> str:
+def cut(line: str) -> str:
     """The text that is encoded."""
-    if len(line) <= _HEAD_CHARS + _TAIL_CHARS:
+    if len(line) <= READ_CHARS:
         return line
     return f"{line[:_HEAD_CHARS]} {line[-_TAIL_CHARS:]}"

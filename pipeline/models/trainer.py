@@ -1,35 +1,35 @@
 """Learning a line model: one straight loop that yields its progress.
 
 First the threshold, then the weights. For the threshold, templates are held out, a model (with its
-own tokenizer, so that held-out words are as strange as words of a real new template) is fitted
-without them, and their surprise is what a normal line of an unseen shape looks like. Then the model
-that is kept is fitted on everything. When the sample is the very log to be scored (Mode.SELF), rare
-and error-like templates stay out of both, so that a fault cannot teach the model that it is normal.
+own tokenizer, trigrams and severity prior, so that held-out words are as strange as words of a real
+new template) is fitted without them, and what it says of them is what a normal line of an unseen
+shape looks like. Then the model that is kept is fitted on everything. When the sample is the very
+log to be scored (Mode.SELF), rare and error-like templates stay out of both, so that a fault cannot
+teach the model that it is normal; of the severity prior they are the other class.
 """
 
+import math
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import polars as pl
 import torch
 from safetensors.torch import save_file
 
-from pipeline.errors import TrainingFailed
 from pipeline.models import bundle as bundles
-from pipeline.models.fitting import Fitted, Step, TrainConfig, fit_network
-from pipeline.models.line import normal_words, stored_state, summarise, token_surprises
+from pipeline.models import selection
+from pipeline.models.budget import chance_within, novel_per_day
+from pipeline.models.fitting import Fitted, Step, TrainConfig, fit_network, learnt_by
+from pipeline.models.line import LineModel, normal_words, stored_state
+from pipeline.models.novelty import Novelty
+from pipeline.models.prior import SeverityPrior
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Mode, calibrate, is_rare
+from pipeline.models.threshold import Mode, Normal, calibrate
 from pipeline.records import SAMPLE_SCHEMA, utc_now
 
-_HOLD_OUT: Final = 20  # templates; a 5 % quantile needs 19
-_FOLDS_BELOW: Final = 60  # templates; with fewer, holding out 20 would leave too little to learn from
-_HOLD_OUT_MOST: Final = 200  # scoring more would cost seconds and move the quantile by little
-_LINES_PER_TEMPLATE: Final = 4  # scored per held-out template; its median stands for it
 _KNOWN_WORDS: Final = 200_000  # kept for "unseen words"; most frequent first
 
 
@@ -58,10 +58,16 @@ class _Clock:
         return time.monotonic() - self.start
 
     def share_s(self, fit: int) -> float | None:
-        """Seconds the fit with this index may still take; a tenth is kept for scoring and writing."""
+        """Seconds the fit with this index may still take; a tenth is kept for scoring and writing, half of the rest
+        for the last fit, whose model stays."""
         if self.budget_s is None:
             return None
-        return max(0.0, 0.9 * self.budget_s - self.elapsed()) / (self.fits - fit)
+        left, last = 0.9 * self.budget_s - self.elapsed(), self.fits - 1
+        return max(0.0, left if fit == last else (left - 0.45 * self.budget_s) / (last - fit))
+
+    def grace_s(self) -> float:
+        """Seconds each fit may take beyond that for its least steps: all together the budget once more."""
+        return (self.budget_s or 0.0) / self.fits
 
     def progress(self, stage: str, fit: int, step: Step | None, lines: int) -> Progress:
         done = (fit + (step.step / step.steps if step else 0.0)) / self.fits
@@ -95,30 +101,48 @@ def fit(
     workloads: tuple[str, ...] = (),
     query: Mapping[str, Any] | None = None,
     held_out: frozenset[int] = frozenset(),
+    known_normal: frozenset[int] = frozenset(),
+    alerts_per_day: float = math.inf,
+    extra: Mapping[str, bytes] | None = None,
+    warm: Path | None = None,
 ) -> Iterator[Progress]:
     """Trains on distinct masked lines (SAMPLE_SCHEMA); when the iterator ends, `out` is a bundle.
 
     Same sample, configuration and seed give the same weights on a CPU, unless `time_budget_s`
     cuts the number of steps. Seeds torch's global generator. The patterns in `held_out` reach neither
     the weights nor the calibration, but the bundle knows them like all others: the judge shows them to
-    the model, and once it is published they are not news. `model`, `workloads` and `query` only go into
-    the manifest. Raises TrainingFailed when the sample is too small or not of the schema, BadBundle
-    when `out` exists.
+    the model, and once it is published they are not news. Those in `known_normal` are learnt however rare or
+    error-like they look, because somebody said that they are normal. `alerts_per_day`: false alarms that a workload
+    may raise, where the sample has times (`first_seen`) that tell how often new templates come. `extra`: further
+    files of the bundle. `warm`: the bundle whose weights the kept model begins with; the threshold is found without
+    it, as it has seen what is held out; what it has seen of `held_out` the manifest does not call held out, and where that
+    is more than half the start is cold. `model`, `workloads` and `query` only go into the manifest.
+
+    Raises TrainingFailed when the sample is too small or not of the schema, BadBundle when `out` exists.
     """
-    frame = _check(sample, config)
+    frame = selection.check(sample, config)
     if config.threads:
         torch.set_num_threads(config.threads)
     total = int(frame["count"].sum())
-    fitted = _with_text(_choose(frame, mode, total), tokens)
+    fitted = selection.with_text(selection.choose(frame, mode, total, known_normal), tokens)
     left_out = frame.height - fitted.height
-    fitted = _without(fitted, held_out)
-    fitted = _cap(fitted, config.max_distinct, seed)
-    folds, hold_out = _folds(fitted, seed)
+    fitted = selection.without(fitted, held_out)
+    fitted = selection.cap(fitted, config.max_distinct, seed)
+    pattern = pl.col("pattern_id")
+    said = frame.with_columns(severe=pl.col("severe") & ~pattern.is_in(sorted(known_normal)))
+    taught = selection.taught(selection.without(said, held_out), fitted, config.max_distinct, seed)
+    novel = _novel(sample, frame, workloads)
+    folds, hold_out = selection.folds(fitted, seed)
     clock = _Clock(len(folds) + 1, time_budget_s)
     yield clock.progress("prepare", 0, None, fitted.height)
-    common: dict[str, Any] = {"tokens": tokens, "config": config, "device": device}
+    common: dict[str, Any] = {
+        "tokens": tokens,
+        "config": config,
+        "device": device,
+        "grace_s": clock.grace_s(),
+    }
 
-    surprises: list[float] = []
+    normal: list[Normal] = []
     for index, held in enumerate(folds):
         inside = fitted.filter(~pl.col("template_id").is_in(held))
         outside = fitted.filter(pl.col("template_id").is_in(held))
@@ -126,21 +150,29 @@ def fit(
         budget = clock.share_s(index)
         for step in fit_network(inside, made, seed=seed + 1 + index, budget_s=budget, **common):
             yield clock.progress("calibrate", index, step, inside.height)
-        surprises += _held_out(outside, made, config, device)
-    calibration = calibrate(surprises, mode=mode, total=total)
+        signs = _Signs.of(inside, taught.filter(~pl.col("template_id").is_in(held)))
+        normal += _held_out(outside, made, signs, config, device)
+    calibration = calibrate(normal, mode=mode, total=total, chance=chance_within(alerts_per_day, novel))
 
     made = Fitted()
     last = len(folds)
+    seen: frozenset[int] = frozenset()
+    if warm is not None:
+        seen = learnt_by(warm, frame, held_out)
+        # A log that grows holds out a few more each time; the judge has to have the better part left.
+        common["warm"] = warm if 2 * len(seen) <= len(held_out) else None
     for step in fit_network(fitted, made, seed=seed, budget_s=clock.share_s(last), **common):
         yield clock.progress("fit", last, step, fitted.height)
+    signs = _Signs.of(fitted, taught)
 
-    above = sum(s > calibration.threshold for s in surprises) / max(1, len(surprises))
+    calm = [calibration.strangeness(n.evidence) for n in normal if n.calm]
+    above = sum(s > calibration.threshold for s in calm) / max(1, len(calm))
     stats = bundles.TrainingStats(
         lines=total,
         distinct=frame.height,
         fitted=fitted.height,
         templates=frame["template_id"].n_unique(),
-        held_out_templates=len(surprises),
+        held_out_templates=len(normal),
         left_out=left_out,
         hold_out=hold_out,
         seconds=round(clock.elapsed(), 2),
@@ -150,11 +182,14 @@ def fit(
         held_out_above=round(above, 4),
         parameters=sum(p.numel() for p in made.network.parameters()),
         device=device,
+        novel_per_day=novel,
     )
     _write(
         out,
         made,
         frame,
+        {bundles.NOVELTY: signs.novelty.to_bytes(), bundles.PRIOR: signs.prior.to_bytes()}
+        | dict(extra or {}),
         version=version,
         created=utc_now(),
         mode=mode,
@@ -169,7 +204,7 @@ def fit(
         model=model,
         workloads=workloads,
         query=dict(query or {}),
-        held_out=tuple(sorted(held_out & set(frame["pattern_id"]))),
+        held_out=tuple(sorted((held_out - seen if made.warm else held_out) & set(frame["pattern_id"]))),
     )
     yield Progress(
         stage="write",
@@ -182,114 +217,49 @@ def fit(
     )
 
 
-def _check(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
-    missing = [c for c in SAMPLE_SCHEMA if c not in sample.columns]
-    if missing:
-        raise TrainingFailed(
-            f"the training sample lacks the columns {missing}; it needs {list(SAMPLE_SCHEMA)}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signs:
+    """What stands beside the network: cheap signs that a line is strange or bad."""
+
+    novelty: Novelty
+    prior: SeverityPrior
+
+    @classmethod
+    def of(cls, fitted: pl.DataFrame, taught: pl.DataFrame) -> "_Signs":
+        return cls(
+            novelty=Novelty.fit(fitted["masked"].to_list(), fitted["count"].to_list()),
+            prior=SeverityPrior.fit(*(taught[n].to_list() for n in ("masked", "severe", "count"))),
         )
-    frame = sample.select([pl.col(c).cast(t) for c, t in SAMPLE_SCHEMA.items()]).drop_nulls()
-    frame = frame.unique("pattern_id", keep="first").sort("count", "pattern_id", descending=[True, False])
-    total = int(frame["count"].sum())
-    if frame.height < config.min_distinct or total < config.min_records:
-        raise TrainingFailed(
-            f"the sample holds {frame.height} distinct lines in {total} records; at least {config.min_distinct} "
-            f"distinct lines and {config.min_records} records are needed: collect more lines and train again"
-        )
-    return frame
 
 
-def _choose(frame: pl.DataFrame, mode: Mode, total: int) -> pl.DataFrame:
-    """What the weights may see: all of a baseline; of an unlabelled log only common calm templates."""
-    if mode is Mode.BASELINE:
-        return frame
-    # A fault may be logged at a calm level; its words give it away.
-    worded = pl.Series([severity_words(m) is not None for m in frame["masked"]], dtype=pl.Boolean)
-    templates = (
-        frame.with_columns(bad=pl.col("severe") | worded)
-        .group_by("template_id")
-        .agg(pl.col("count").sum().alias("n"), pl.col("bad").any(), pl.len().alias("lines"))
-    )
-    templates = templates.sort("bad", "n", "template_id", descending=[False, True, False])
-    rows = templates.to_dicts()
-    common = [r for r in rows if not r["bad"] and not is_rare(r["n"], total)]
-    # A log of rare or error lines only: its most frequent half stands for normal, calm ones first.
-    enough = max(5, frame.height // 10)
-    kept = sum(r["lines"] for r in common)
-    if kept < enough:
-        for row in rows[len(common) :]:
-            if kept >= max(frame.height // 2, 2):
-                break
-            common.append(row)
-            kept += row["lines"]
-    return frame.filter(pl.col("template_id").is_in([r["template_id"] for r in common]))
+def _novel(sample: pl.DataFrame, frame: pl.DataFrame, workloads: Sequence[str]) -> float | None:
+    """New calm templates a day of a workload."""
+    if "first_seen" not in sample.columns:
+        return None
+    normal = frame.filter(~pl.col("severe"))
+    normal = normal.filter(pl.Series([severity_words(m) is None for m in normal["masked"]], dtype=pl.Boolean))
+    return novel_per_day(sample.join(normal, on="pattern_id", how="semi"), workloads=len(workloads))
 
 
-def _with_text(frame: pl.DataFrame, tokens: tuple[str, ...]) -> pl.DataFrame:
-    """Without the lines of nothing but mask tokens: they teach nothing and cannot be surprising."""
-    bare = pl.col("masked").str.replace_many(list(tokens), [""] * len(tokens))
-    kept = frame.filter(bare.str.contains(r"\S"))
-    if kept.is_empty():
-        raise TrainingFailed(
-            f"none of the {frame.height} distinct lines holds text beside mask tokens; check the masks"
-        )
-    return kept
-
-
-def _without(frame: pl.DataFrame, held_out: frozenset[int]) -> pl.DataFrame:
-    kept = frame.filter(~pl.col("pattern_id").is_in(sorted(held_out))) if held_out else frame
-    if kept.is_empty():
-        raise TrainingFailed(
-            f"all {frame.height} lines that could be learnt are held out for the judge; hold out fewer"
-        )
-    return kept
-
-
-def _cap(frame: pl.DataFrame, most: int, seed: int) -> pl.DataFrame:
-    """At most `most` lines, drawn without replacement by sqrt(count) (Efraimidis and Spirakis 2006)."""
-    if frame.height <= most:
-        return frame
-    draw = np.random.default_rng(seed).random(frame.height)
-    keys = draw ** (1.0 / np.sqrt(frame["count"].to_numpy().astype(np.float64)))
-    chosen = np.sort(np.argsort(-keys)[:most])
-    return frame[chosen]
-
-
-def _folds(frame: pl.DataFrame, seed: int) -> tuple[list[list[int]], str]:
-    """Template ids to hold out together, and how that was done in words."""
-    ids = np.random.default_rng(seed).permutation(frame["template_id"].unique().sort().to_numpy())
-    if len(ids) < 2:
-        return [], "one template: nothing to hold out, surprise flags no line by itself"
-    if len(ids) >= _FOLDS_BELOW:
-        count = min(_HOLD_OUT_MOST, max(_HOLD_OUT, len(ids) // 5))
-        return [ids[:count].tolist()], f"{count} of {len(ids)} templates"
-    count = min(3, len(ids))
-    return [ids[i::count].tolist() for i in range(count)], f"{count} folds by template"
-
-
-def _held_out(lines: pl.DataFrame, made: Fitted, config: TrainConfig, device: str) -> list[float]:
-    """One surprise per template: the median of its most frequent lines."""
-    head = lines.group_by("template_id", maintain_order=True).head(_LINES_PER_TEMPLATE)
+def _held_out(
+    lines: pl.DataFrame, made: Fitted, signs: _Signs, config: TrainConfig, device: str
+) -> list[Normal]:
+    """The most frequent line of each template, as a model sees it that has not learnt the template."""
+    head = lines.unique("template_id", keep="first", maintain_order=True)
+    masked = head["masked"].to_list()
     assert made.tokenizer is not None  # noqa: S101 - narrows the type; fit_network has filled it
-    encoded = made.tokenizer.encode(head["masked"].to_list())
-    values = token_surprises(made.network, encoded, groups=config.model.groups, device=torch.device(device))
-    scored = [summarise(v, config.model) for v in values]
-    frame = pl.DataFrame(
-        {
-            "template_id": head["template_id"],
-            "surprise": [s for s, _ in scored],
-            "tokens": [n for _, n in scored],
-        }
-    ).filter(pl.col("tokens") > 0)
+    scored = LineModel(made.network, made.tokenizer, config.model, (), device).score(masked)
+    rows = zip(scored, signs.novelty.score(masked), signs.prior.score(masked), head["severe"], strict=True)
     return [
-        float(v)
-        for v in frame.group_by("template_id", maintain_order=True).agg(pl.col("surprise").median())[
-            "surprise"
-        ]
+        Normal(evidence=replace(e, novelty=novelty, prior=prior), severe=severe)
+        for e, novelty, prior, severe in rows
+        if e.tokens > 0
     ]
 
 
-def _write(out: Path, made: Fitted, frame: pl.DataFrame, **facts: Any) -> bundles.Manifest:
+def _write(
+    out: Path, made: Fitted, frame: pl.DataFrame, more: Mapping[str, bytes], **facts: Any
+) -> bundles.Manifest:
     tokenizer, state = made.tokenizer, stored_state(made.network)
     assert tokenizer is not None  # noqa: S101 - narrows the type
     text = tokenizer.to_json()
@@ -301,7 +271,8 @@ def _write(out: Path, made: Fitted, frame: pl.DataFrame, **facts: Any) -> bundle
     kept = sorted(words, key=lambda w: (-words[w], w))[:_KNOWN_WORDS]
     return bundles.write(
         out,
-        writers={
+        writers={name: _holding(content) for name, content in more.items()}
+        | {
             bundles.WEIGHTS: lambda p: save_file(state, p),
             bundles.TOKENIZER: lambda p: _text(p, text),
             bundles.KNOWN: known.write_parquet,
@@ -311,6 +282,14 @@ def _write(out: Path, made: Fitted, frame: pl.DataFrame, **facts: Any) -> bundle
         },
         manifest=lambda files: bundles.Manifest(files=files, **facts),
     )
+
+
+def _holding(content: bytes) -> Callable[[Path], None]:
+    return lambda path: _bytes(path, content)
+
+
+def _bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def _text(path: Path, text: str) -> None:

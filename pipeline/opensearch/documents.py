@@ -18,7 +18,7 @@ from pipeline.records import RESULT_SCHEMA
 from pipeline.settings import Settings
 
 # Raised with every change of a mapping: a process that finds an older template installs its own.
-TEMPLATE_VERSION: Final = 1
+TEMPLATE_VERSION: Final = 2
 # Before the templates of most log shippers, which also like broad patterns.
 PRIORITY: Final = 200
 
@@ -46,6 +46,7 @@ RESULT_PROPERTIES: Final[dict[str, Any]] = {
     "template_id": {"type": "long"},
     "score": {"type": "double"},
     "anomalous": {"type": "boolean"},
+    "p_value": {"type": "double"},  # since version 2 of the template
     "reasons": _NAME,
     "model_version": _NAME,
     "host": _NAME,

@@ -42,3 +42,20 @@ def newest(
     with explained(f"results cannot be read from {index}", SourceUnavailable):
         hits = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})
     return frame_of(reversed([hit["_source"] for hit in hits["hits"]["hits"]]))
+
+
+def with_number(
+    client: OpenSearch, settings: Settings, column: str, number: int
+) -> tuple[int, dict[str, Any] | None]:
+    """How many records hold this pattern_id or template_id, and the newest of them. Raises SourceUnavailable."""
+    index = indices(settings)
+    body = {
+        "size": 1,
+        "query": {"term": {column: str(number)}},
+        "sort": [{"timestamp": {"order": "desc", "unmapped_type": "date"}}],
+        "track_total_hits": True,
+    }
+    with explained(f"results cannot be read from {index}", SourceUnavailable):
+        hits = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})["hits"]
+    found = [hit["_source"] for hit in hits["hits"]]
+    return int(hits["total"]["value"]), found[0] if found else None

@@ -19,7 +19,7 @@ from pipeline.opensearch import scan
 from pipeline.opensearch.client import explained
 from pipeline.opensearch.documents import indices
 from pipeline.query import Query
-from pipeline.records import LEARN_SCHEMA, UTC_US
+from pipeline.records import LEARN_SCHEMA, UTC_US, of_lines
 from pipeline.settings import Settings
 
 # As text, whatever the JSON says: numbers of a document that another program wrote may be strings and the reverse.
@@ -43,7 +43,7 @@ def learn_pages(
     missing index, the user without the right, or the server that does not answer.
     """
     decode = scan.typed(_FIELDS)
-    keep = query.selects()
+    keep = query.selects() & of_lines()
     for page in scan.pages(
         client,
         index or indices(settings),

@@ -68,7 +68,7 @@ class ParquetSink:
             path = day / f"workload={folder_part(workload)}" / _file_name(batch_id)
             if path.exists():
                 # A workload may be called *, so Polars must take the path as it is.
-                return pl.read_parquet(path, hive_partitioning=False, glob=False)
+                return results.complete(pl.read_parquet(path, hive_partitioning=False, glob=False))
         return None
 
     def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:

@@ -189,7 +189,14 @@ class Lab:
         sign.touch()
         try:
             request_id = self.ask()
-            until(lambda: child.status() == psutil.STATUS_STOPPED, what=f"the trainer has stopped at {place}")
+
+            def stopped() -> bool:
+                status = self.trainings.status(request_id)
+                if status.ended:
+                    pytest.fail(f"it ended as {status.state} before {place}: {status.reason}")
+                return child.status() == psutil.STATUS_STOPPED
+
+            until(stopped, what=f"the trainer has stopped at {place}")
             yield request_id, child
         finally:
             sign.unlink(missing_ok=True)
@@ -242,7 +249,7 @@ class Lab:
 
         bundle.write(
             self.registry.path(name),
-            writers={file: copied(file) for file in bundle.FILE_CAPS},
+            writers={file: copied(file) for file in manifest.files},
             manifest=lambda files: replace(manifest, version=name, parent=version, files=files),
         )
         return name

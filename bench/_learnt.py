@@ -1,0 +1,52 @@
+"""The product's own path in one process: a bundle from a training sample, evidence of lines, their verdicts."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import polars as pl
+
+from pipeline.detect import Knowledge, judge
+from pipeline.drain.masking import MaskSet
+from pipeline.models import bundle
+from pipeline.models.fitting import TrainConfig
+from pipeline.models.line import LineModel
+from pipeline.models.threshold import Evidence, Mode
+from pipeline.models.trainer import fit
+from pipeline.records import Verdict
+
+
+def learn_and_score(
+    sample: pl.DataFrame, masked: Sequence[str], *, seed: int, mode: Mode
+) -> tuple[list[Evidence], Knowledge]:
+    """Evidence of the lines from a bundle trained on the sample (SAMPLE_SCHEMA), and what a verdict needs of it.
+
+    Without a time budget: how busy the machine is changes nothing in the figures.
+    """
+    masks = MaskSet.load()
+    with tempfile.TemporaryDirectory(prefix="logweir-bench-") as scratch:
+        out = Path(scratch) / "bundle"
+        for _ in fit(
+            sample,
+            tokens=masks.tokens,
+            mask_version=masks.version,
+            config=TrainConfig(),
+            seed=seed,
+            out=out,
+            mode=mode,
+            version="m000001-00000000",
+        ):
+            pass
+        calibration = bundle.load_manifest(out).calibration
+        knowledge = Knowledge(calibration=calibration, known=bundle.load_known(out))
+        return LineModel.load(out).score(masked), knowledge
+
+
+def verdicts(lines: pl.DataFrame, evidence: Sequence[Evidence], knowledge: Knowledge) -> list[Verdict]:
+    """One per line of a frame with pattern_id, severe, level and template_id."""
+    rows = lines.select("pattern_id", "severe", "level", "template_id").iter_rows(named=True)
+    return [
+        judge({**asdict(e), **row}, row["template_id"], knowledge)
+        for e, row in zip(evidence, rows, strict=True)
+    ]

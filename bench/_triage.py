@@ -1,0 +1,135 @@
+"""One repeat of the triage protocol: split, learn, score the unseen lines by the product's own path, and by the peers.
+
+The product's path is `trainer.fit` to a bundle, `LineModel.score`, `detect.judge`; what ranks is the verdict's score. The
+ablation asks the same verdict with evidence taken away, so it shows what each term adds where it is used.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import polars as pl
+import torch
+
+from bench import _baselines as baselines
+from bench._learnt import learn_and_score, verdicts
+from bench._nulog import NuLog
+from bench._ranking import auroc, average_precision
+from bench._triage_data import TriageSet
+from bench._triage_split import NEW_TEMPLATE, leave_out
+from pipeline.detect import Knowledge
+from pipeline.models.prior import SeverityPrior
+from pipeline.models.threshold import Evidence, Mode
+from pipeline.records import Verdict
+
+OURS: Final = "ours"
+BASELINES: Final = ("cache_only", "trigram_novelty", "rarity", "keywords", "nulog")
+# Cumulative, in this order; the last is the verdict itself.
+ABLATION: Final = ("surprise", "novelty", "prior", "rarity", "level")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """What one split gave: scores by name, one per test line, and what our threshold said."""
+
+    anomalous: list[bool]
+    scores: dict[str, list[float]]
+    flagged: list[bool]
+    lines: list[str]
+    evidence: list[Evidence]
+
+    def auroc(self) -> dict[str, float]:
+        return {name: auroc(values, self.anomalous) for name, values in self.scores.items()}
+
+    def average_precision(self) -> dict[str, float]:
+        return {name: average_precision(values, self.anomalous) for name, values in self.scores.items()}
+
+    def flagged_share(self, *, anomalous: bool) -> float:
+        hits = [f for f, bad in zip(self.flagged, self.anomalous, strict=True) if bad is anomalous]
+        return sum(hits) / len(hits)
+
+
+def repeat(triage: TriageSet, *, seed: int, peers: bool = True, threads: int = 1) -> Repeat | None:
+    """Runs one split of the set. None where the set is too small to be split. `peers`: NuLog too, which costs half
+    as much time as our own training."""
+    torch.set_num_threads(threads)
+    split = leave_out(triage.patterns, seed=seed)
+    if split is None:
+        return None
+    masked = split.test["masked"].to_list()
+    learnt = split.sample["masked"].to_list()
+    evidence, knowledge = learn_and_score(split.sample, masked, seed=seed, mode=Mode.BASELINE)
+    if triage.foreign is not None:
+        evidence = _with_prior(evidence, masked, triage.foreign)
+    judged = verdicts(split.test, evidence, knowledge)
+    scores = {OURS: _scores(judged)}
+    scores |= _ablation(split.test, evidence, knowledge)
+    scores |= _terms(split.test, evidence)
+    scores["cache_only"] = baselines.cache_only(masked)
+    scores["trigram_novelty"] = baselines.trigram_novelty(learnt, masked)
+    scores["rarity"] = baselines.rarity(split.test["count"].to_list())
+    scores["keywords"] = baselines.keyword_rule(masked, split.test["level"].to_list())
+    if peers:
+        nulog = NuLog().fit(
+            learnt, split.sample["count"].to_list(), seed=seed, budget_s=0.0
+        )  # its least steps
+        scores["nulog"] = nulog.score(masked)
+    return Repeat(
+        anomalous=split.test["anomalous"].to_list(),
+        scores=scores,
+        flagged=[bool(v.anomalous) for v in judged],
+        lines=masked,
+        evidence=evidence,
+    )
+
+
+def _with_prior(evidence: Sequence[Evidence], masked: Sequence[str], foreign: pl.DataFrame) -> list[Evidence]:
+    prior = SeverityPrior.fit(
+        foreign["masked"].to_list(), foreign["severe"].to_list(), foreign["count"].to_list()
+    )
+    return [replace(e, prior=p) for e, p in zip(evidence, prior.score(masked), strict=True)]
+
+
+def _scores(judged: Sequence[Verdict]) -> list[float]:
+    return [-1.0 if v.score is None else v.score for v in judged]
+
+
+def _ablation(
+    test: pl.DataFrame, evidence: Sequence[Evidence], knowledge: Knowledge
+) -> dict[str, list[float]]:
+    """Each step gives the verdict one more term back."""
+    bare = test.with_columns(severe=pl.lit(value=False), level=pl.lit(None, dtype=pl.String))
+    unplaced = bare.with_columns(template_id=pl.lit(NEW_TEMPLATE))
+    steps: dict[str, tuple[pl.DataFrame, Callable[[Evidence], Evidence]]] = {
+        "novelty": (unplaced, lambda e: replace(e, prior=0.0, severity=None)),
+        "prior": (unplaced, lambda e: e),
+        "rarity": (bare, lambda e: e),
+        "level": (test, lambda e: e),
+    }
+    found = {
+        "+" + name: _scores(verdicts(rows, list(map(cut, evidence)), knowledge))
+        for name, (rows, cut) in steps.items()
+    }
+    return {"+surprise": [e.surprise for e in evidence], **found}
+
+
+def _terms(test: pl.DataFrame, evidence: Sequence[Evidence]) -> dict[str, list[float]]:
+    """Each term by itself."""
+    return {
+        "=surprise": [e.surprise for e in evidence],
+        "=novelty": [e.novelty for e in evidence],
+        "=prior": [e.prior for e in evidence],
+        "=severity_word": [float(e.severity is not None) for e in evidence],
+        "=level": [float(bad) for bad in test["severe"]],
+    }
+
+
+def table(repeats: Sequence[Repeat]) -> dict[str, Any]:
+    """Mean AUROC and AP by scorer over the repeats, and what our threshold flags."""
+    areas, precisions = [r.auroc() for r in repeats], [r.average_precision() for r in repeats]
+    return {
+        "auroc": {name: sum(a[name] for a in areas) / len(areas) for name in areas[0]},
+        "ap": {name: sum(p[name] for p in precisions) / len(precisions) for name in precisions[0]},
+        "anomalies_flagged": sum(r.flagged_share(anomalous=True) for r in repeats) / len(repeats),
+        "normal_flagged": sum(r.flagged_share(anomalous=False) for r in repeats) / len(repeats),
+    }

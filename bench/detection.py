@@ -1,0 +1,60 @@
+"""What detection finds, on public sets and on our own samples, each beside simple rules and the peer's scorer.
+
+`hdfs` (P1) and `trainticket` judge sessions, `bgl` (P3) lines in the order of time, `triage` (P4) ranks lines of shapes
+that no training saw, `samples` judges the recorded faults. Nothing is tuned on what is scored; a threshold picked with
+the labels is called oracle wherever it is shown.
+"""
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from bench import _chronological, _windows, samples
+from bench._triage_data import all_sets
+from bench._triage_run import Plan, run
+
+PARTS: Final = ("hdfs", "bgl", "triage", "trainticket", "samples")
+
+
+def options(parser: Any) -> None:
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, help="one part, may be given again; default: all"
+    )
+    parser.add_argument("--seeds", type=_positive, default=5)
+    parser.add_argument(
+        "--repeats", type=_positive, default=20, help="splits of every triage set, spread over the seeds"
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The parts asked for, by name; `seconds` that each took."""
+    values: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "hdfs": lambda: _sequences().hdfs(data, args.seeds),
+        "bgl": lambda: _chronological.measure(data, seeds=args.seeds),
+        "triage": lambda: run(all_sets(data), Plan(seeds=args.seeds, repeats=max(args.repeats, args.seeds))),
+        "trainticket": lambda: _sequences().trainticket(data, args.seeds),
+        "samples": lambda: {**samples.measure(data), "lines_judged": _windows.measure(seeds=args.seeds)},
+    }
+    for name in args.only or PARTS:
+        began = time.monotonic()
+        print(f"detection: {name} ...", file=sys.stderr, flush=True)  # some take minutes
+        values[name] = parts[name]()
+        seconds[name] = round(time.monotonic() - began, 1)
+    return {**values, "seconds": seconds}
+
+
+def _sequences() -> Any:
+    return importlib.import_module("bench._sequences")

@@ -1,0 +1,126 @@
+"""Lines to arrays of piece ids, each distinct word tokenized once.
+
+A log says the same words over and over, so the work per line is one look-up per word, and all that follows is numpy.
+Runs of white space count as one space; a line becomes at most `max_tokens - 2` pieces, its head and its tail.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.models.tokenizer import LineTokenizer, cut
+
+# Remembered words and pieces: about 30 MiB. Past that everything is forgotten, since no order of use is kept.
+_WORDS_MOST: Final = 100_000
+_PIECES_MOST: Final = 1_000_000
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Lines as flat arrays: L lines, W words, N pieces. Without [CLS] and [SEP]."""
+
+    ids: Ints  # (N,)
+    place: Ints  # (N,) the word of a piece, 0..W-1
+    start: Ints  # (L + 1,) first piece of each line
+    scored: Bools  # (N,) False for mask tokens: they stand for values, which may be anything
+    words: list[str]  # (W,)
+    line: Ints  # (W,) the line of a word
+    flags: npt.NDArray[np.uint8]  # (W,) what `describe` said
+
+    def batches(self, room: int) -> Iterator[tuple[Ints, Ints, Bools]]:
+        """Lines of similar length together: their numbers (B,), the places of their pieces in `ids` and which of these
+        are real (B, T). At most `room` places each, unless a line alone has more; empty lines are in none."""
+        lengths = np.diff(self.start)
+        order = np.argsort(lengths, kind="stable")
+        order = order[np.searchsorted(lengths[order], 1) :]
+        sizes = lengths[order]
+        stop = len(order)
+        while stop > 0:  # longest first: the width of a batch is then known when it begins
+            width = int(sizes[stop - 1])
+            begin = max(0, stop - max(1, room // width))
+            chosen = order[begin:stop]
+            at = self.start[chosen][:, None] + np.arange(width)
+            known = np.arange(width) < sizes[begin:stop, None]
+            yield chosen, np.where(known, at, 0), known
+            stop = begin
+
+
+class Lexicon:
+    """The words that were met, as pieces. May be used by several threads.
+
+    `describe` is asked once per word for eight bits of the caller's.
+    """
+
+    def __init__(self, tokenizer: LineTokenizer, describe: Callable[[str], int] = lambda _word: 0) -> None:
+        self.tokenizer = tokenizer
+        self._describe = describe
+        self._lock = threading.Lock()
+        self._fixed = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
+        self._fixed[sorted(tokenizer.fixed)] = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._number: dict[str, int] = {}
+        self._pieces = np.empty(0, dtype=np.int64)
+        self._first = np.empty(0, dtype=np.int64)
+        self._length = np.empty(0, dtype=np.int64)
+        self._flags = np.empty(0, dtype=np.uint8)
+
+    def encode(self, lines: Sequence[str]) -> Lines:
+        """The lines in order."""
+        texts = [cut(line).split() for line in lines]
+        words = list(chain.from_iterable(texts))
+        with self._lock:
+            if len(self._number) > _WORDS_MOST or len(self._pieces) > _PIECES_MOST:
+                self._forget()
+            new = [w for w in dict.fromkeys(words) if w not in self._number]
+            if new:
+                self._learn(new)
+            number = np.fromiter(map(self._number.__getitem__, words), dtype=np.int64, count=len(words))
+            length = self._length[number]
+            before = np.cumsum(length) - length
+            place = np.repeat(np.arange(len(words)), length)
+            ids = self._pieces[np.repeat(self._first[number] - before, length) + np.arange(len(place))]
+            flags = self._flags[number]
+        line = np.repeat(np.arange(len(lines)), [len(t) for t in texts])
+        start = np.zeros(len(lines) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(line, weights=length, minlength=len(lines)).astype(np.int64), out=start[1:])
+        room = self.tokenizer.max_tokens - 2
+        if len(lines) and int(np.diff(start).max()) > room:
+            kept = self._kept(start, room)
+            ids, place = ids[kept], place[kept]
+            np.cumsum(np.minimum(np.diff(start), room), out=start[1:])
+        return Lines(
+            ids=ids, place=place, start=start, scored=~self._fixed[ids], words=words, line=line, flags=flags
+        )
+
+    @staticmethod
+    def _kept(start: Ints, room: int) -> Bools:
+        """Which pieces stay: of a long line the first three quarters of the room and the last."""
+        lengths = np.diff(start)
+        at = np.arange(start[-1]) - np.repeat(start[:-1], lengths)
+        tail = room // 4
+        size = np.repeat(lengths, lengths)
+        kept: Bools = (size <= room) | (at < room - tail) | (at >= size - tail)
+        return kept
+
+    def _learn(self, words: Sequence[str]) -> None:
+        pieces = self.tokenizer.pieces(words)
+        length = np.fromiter(map(len, pieces), dtype=np.int64, count=len(words))
+        first = len(self._pieces) + np.cumsum(length) - length
+        flat: Any = np.fromiter(chain.from_iterable(pieces), dtype=np.int64, count=int(length.sum()))
+        flags = np.fromiter(map(self._describe, words), dtype=np.uint8, count=len(words))
+        known = len(self._number)
+        self._pieces = np.concatenate([self._pieces, flat])
+        self._first = np.concatenate([self._first, first])
+        self._length = np.concatenate([self._length, length])
+        self._flags = np.concatenate([self._flags, flags])
+        self._number.update(zip(words, range(known, known + len(words)), strict=True))

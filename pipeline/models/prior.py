@@ -1,0 +1,258 @@
+"""Severity prior: how much a line reads like an error, before anybody knows this log.
+
+A logistic regression over the words of a masked line whose Gaussian prior has the word lists of
+`severity.py` as its mean (maximum a posteriori; Chelba and Acero 2006 adapted models the same way).
+The user's own level column moves the weights: words that this log writes at error levels count, words
+it writes at calm levels do not. Without levels, or with one level only, nothing moves and the prior
+is the word lists. Free of torch; deterministic; scoring mutates nothing.
+"""
+
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import BadBundle
+from pipeline.models.severity import GRAVE_WORDS, all_well, may_be_severe, severity_words, trouble
+
+_FORMAT: Final = 1
+_HASHED: Final = 1 << 15  # buckets for words; logs were seen to have some thousand
+_BIAS, _WORD, _GRAVE, _TROUBLE, _WELL = range(5)
+_FIXED: Final = 5  # features in front of the hashed ones
+_SIZE: Final = _FIXED + _HASHED
+# Logits: a named fault outweighs all else; three words of trouble together are nearly one.
+_MEAN: Final = {_BIAS: -1.5, _WORD: 3.0, _GRAVE: 0.5, _TROUBLE: 0.8, _WELL: -0.5}
+_MOST_OF_A_KIND: Final = 3  # words of trouble in a line; a stack trace is not worse than a sentence
+_CLASS_LEAST: Final = 3  # different lines of either class; fewer show the words of one incident
+# Of the Gaussian: some ten lines move a word by a logit, thirty a list, which is right more often than the levels of one
+# log. With ten times less, words of a topic passed for words of trouble, in this log and worse in others (docs/LOG.md).
+_PRECISION: Final = 10.0
+_FIXED_PRECISION: Final = 30.0
+_LOGIT_MOST: Final = 8.0
+_NEWTON_STEPS: Final = 10  # it stands still after five or six
+_CG_STEPS: Final = 20
+_CHARS: Final = 1024
+_LINES_AT_ONCE: Final = 2048
+_WORDS_MOST: Final = 64  # of a line
+_STEM: Final = 5  # letters: connect, connection, connected
+_PIECE: Final = re.compile(r"<[A-Z0-9_*]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bag = tuple[tuple[int, float], ...]  # (feature, value) of a line
+
+
+class SeverityPrior:
+    """Weights of words. Immutable."""
+
+    def __init__(self, weights: Floats) -> None:
+        self._weights = weights  # (_SIZE,)
+
+    @classmethod
+    def by_words(cls) -> "SeverityPrior":
+        """The word lists alone."""
+        return cls(_mean())
+
+    @classmethod
+    def fit(cls, masked: Sequence[str], severe: Sequence[bool], counts: Sequence[int]) -> "SeverityPrior":
+        """From distinct masked lines, whether each was seen at an error-like level, and how often it was seen.
+
+        Both classes weigh the same, as much as the rarer one has different lines: a log with three errors
+        teaches little, and a million calm lines do not teach that all is calm. Lines that say the same
+        with other values are one.
+        """
+        bags: dict[tuple[Bag, bool], float] = {}
+        for line, bad, count in zip(masked, severe, counts, strict=True):
+            key = (_bag(line), bool(bad))
+            bags[key] = bags.get(key, 0.0) + count
+        labels = np.array([bad for _, bad in bags], dtype=np.float64)
+        errors = int(labels.sum())
+        fewer = min(errors, len(labels) - errors)
+        if fewer < _CLASS_LEAST:
+            return cls.by_words()
+        # Between one vote per line and one per record, as the weights of the line model are drawn.
+        weights = np.sqrt(np.fromiter(bags.values(), dtype=np.float64))
+        for label in (0.0, 1.0):
+            weights[labels == label] *= fewer / weights[labels == label].sum()
+        return cls(_posterior(_Rows.of([bag for bag, _ in bags]), labels, weights))
+
+    def score(self, masked: Sequence[str]) -> list[float]:
+        """Logit per line, in order, within -8..8: above 0 where the words are rather those of an error."""
+        out: list[float] = []
+        for at in range(0, len(masked), _LINES_AT_ONCE):
+            logits = self._logits([line[:_CHARS] for line in masked[at : at + _LINES_AT_ONCE]])
+            out += np.clip(logits, -_LOGIT_MOST, _LOGIT_MOST).round(4).tolist()
+        return out
+
+    def _logits(self, texts: Sequence[str]) -> Floats:
+        """What the bags of these lines weigh, without making them: as many numbers as there are different words."""
+        weights, count = self._weights, len(texts)
+        spoken = [text.split() for text in texts]
+        number = {w: i for i, w in enumerate(dict.fromkeys(chain.from_iterable(spoken)))}
+        pieces: dict[str, int] = {}
+        of_word = [[pieces.setdefault(p, len(pieces)) for p in _pieces(w)] for w in number]
+        places = [_features(p) for p in pieces]
+        line = np.repeat(np.arange(count), [len(s) for s in spoken])
+        word = np.fromiter(map(number.__getitem__, chain.from_iterable(spoken)), np.int64, len(line))
+        line, piece = _expanded(line, word, of_word)
+        logits = np.full(count, weights[_BIAS])
+        many = np.flatnonzero(np.bincount(line, minlength=count) > _WORDS_MOST)
+        for sign, kind in ((1, _TROUBLE), (2, _WELL)):
+            shows = np.array([p[sign] for p in places], dtype=np.bool_)
+            signs = np.bincount(line, weights=shows[piece], minlength=count) if len(line) else np.zeros(count)
+            logits += weights[kind] * np.minimum(signs, _MOST_OF_A_KIND)
+        line, place = _expanded(line, piece, [p[0] for p in places])
+        if len(line):
+            logits += np.bincount(line, weights=weights[place], minlength=count)
+        for i, text in enumerate(texts):
+            if may_be_severe(text) and (named := severity_words(text)):
+                logits[i] += weights[_WORD] + weights[_GRAVE] * (named in GRAVE_WORDS)
+        if len(many):  # only the first pieces of such a line count
+            logits[many] = _Rows.of([_bag(texts[i]) for i in many.tolist()]).times(weights)
+        return logits
+
+    def to_bytes(self) -> bytes:
+        """msgpack of format, places and values (float32) of the weights that are not zero."""
+        places = np.flatnonzero(self._weights)
+        values = self._weights[places]
+        return bytes(msgpack.packb([_FORMAT, places.astype("<u4").tobytes(), values.astype("<f4").tobytes()]))
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> "SeverityPrior":
+        """Raises BadBundle when the bytes are not what `to_bytes` writes."""
+        try:
+            form, places_data, values_data = msgpack.unpackb(blob)
+            if form != _FORMAT:
+                raise ValueError(f"format {form!r} is not known")
+            places = np.frombuffer(places_data, dtype="<u4")
+            values = np.frombuffer(values_data, dtype="<f4").astype(np.float64)
+            if len(places) != len(values) or (places >= _SIZE).any() or not np.isfinite(values).all():
+                raise ValueError("its weights are damaged")
+        except (ValueError, TypeError, msgpack.UnpackException) as exc:
+            raise BadBundle(f"the severity prior of a bundle is not readable: {exc}; train again") from exc
+        weights = np.zeros(_SIZE)
+        weights[places] = values
+        return cls(weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """A sparse matrix (lines, _SIZE) in coordinates."""
+
+    lines: int
+    row: Ints
+    column: Ints
+    value: Floats
+
+    @classmethod
+    def of(cls, bags: Sequence[Bag]) -> "_Rows":
+        flat = [pair for bag in bags for pair in bag]
+        return cls(
+            lines=len(bags),
+            row=np.repeat(np.arange(len(bags)), [len(bag) for bag in bags]),
+            column=np.fromiter((c for c, _ in flat), dtype=np.int64, count=len(flat)),
+            value=np.fromiter((v for _, v in flat), dtype=np.float64, count=len(flat)),
+        )
+
+    def times(self, weights: Floats) -> Floats:
+        """(lines,)"""
+        return np.bincount(self.row, self.value * weights[self.column], self.lines).astype(np.float64)
+
+    def back(self, errors: Floats) -> Floats:
+        """(_SIZE,)"""
+        return np.bincount(self.column, self.value * errors[self.row], _SIZE).astype(np.float64)
+
+
+def _mean() -> Floats:
+    weights = np.zeros(_SIZE)
+    weights[list(_MEAN)] = list(_MEAN.values())
+    return weights
+
+
+def _posterior(rows: _Rows, labels: Floats, weights: Floats) -> Floats:
+    """The most probable weights: Newton's method, each step by conjugate gradients."""
+    mean = _mean()
+    precision = np.full(_SIZE, _PRECISION)
+    precision[:_FIXED] = _FIXED_PRECISION
+    found = mean.copy()
+    for _ in range(_NEWTON_STEPS):
+        chance = 1.0 / (1.0 + np.exp(-np.clip(rows.times(found), -30.0, 30.0)))
+        slope = rows.back(weights * (chance - labels)) + precision * (found - mean)
+        if np.abs(slope).max() < 1e-4:
+            break
+        curve = weights * chance * (1.0 - chance)
+        step = np.zeros(_SIZE)
+        residual = slope.copy()
+        direction = residual.copy()
+        size = float(residual @ residual)
+        for _ in range(_CG_STEPS):
+            bent = rows.back(curve * rows.times(direction)) + precision * direction
+            length = size / float(direction @ bent)
+            step += length * direction
+            residual -= length * bent
+            last, size = size, float(residual @ residual)
+            if size < 1e-10:
+                break
+            direction = residual + (size / last) * direction
+        found -= step
+    return found
+
+
+def _bag(line: str) -> Bag:
+    text = line[:_CHARS]
+    pieces = dict.fromkeys(p for p in _PIECE.findall(text) if not p.startswith("<"))
+    bag: dict[int, float] = {_BIAS: 1.0}
+    signs = [0, 0]
+    for piece in list(pieces)[:_WORDS_MOST]:
+        places, bad, well = _features(piece)
+        signs[0] += bad
+        signs[1] += well
+        for place in places:
+            bag[place] = 1.0
+    if word := severity_words(text):
+        bag[_WORD] = 1.0
+        if word in GRAVE_WORDS:
+            bag[_GRAVE] = 1.0
+    for place, count in zip((_TROUBLE, _WELL), signs, strict=True):
+        if count:
+            bag[place] = float(min(count, _MOST_OF_A_KIND))
+    return tuple(sorted(bag.items()))
+
+
+def _expanded(line: Ints, item: Ints, parts: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """(line, part) of all parts of these items, each part once per line."""
+    length = np.fromiter(map(len, parts), np.int64, len(parts))
+    flat = np.fromiter(chain.from_iterable(parts), np.int64, int(length.sum()))
+    if not len(item) or not len(flat):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    size = length[item]
+    behind = np.cumsum(size)
+    at = np.repeat((np.cumsum(length) - length)[item] - behind + size, size) + np.arange(behind[-1])
+    both = np.sort(np.repeat(line, size) << 32 | flat[at])
+    both = both[np.append(True, both[1:] != both[:-1])] if len(both) else both
+    return both >> 32, both & 0xFFFFFFFF
+
+
+@lru_cache(maxsize=65_536)
+def _pieces(word: str) -> tuple[str, ...]:
+    """No piece reaches over white space."""
+    return tuple(p for p in _PIECE.findall(word) if not p.startswith("<"))
+
+
+@lru_cache(maxsize=65_536)
+def _features(piece: str) -> tuple[tuple[int, ...], bool, bool]:
+    """Buckets of a word and of its stem, and whether it is a weak sign of trouble or of success."""
+    word = piece.lower()
+    names = [f"w:{word}"] + ([f"s:{word[:_STEM]}"] if len(word) > _STEM else [])
+    return (
+        tuple(_FIXED + zlib.crc32(n.encode()) % _HASHED for n in names if len(word) > 1),
+        trouble(word),
+        all_well(word),
+    )

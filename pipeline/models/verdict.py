@@ -1,0 +1,128 @@
+"""The verdict for one masked line: a pure function of evidence, calibration and what training knew of the line.
+
+The score is a logistic of a few added terms; a line is anomalous exactly when its score is at least 0.5, and no term
+can lower the score when its evidence grows. Whatever the data: a new calm template is flagged exactly above the
+threshold, one with an error level or an error word always; a variation of a known template only by an error-like sign
+*and* what its words say; a pattern of a baseline never.
+"""
+
+import math
+from typing import Final
+
+from pipeline.models.threshold import (
+    ANOMALOUS_SCORE,
+    LEVEL,
+    WORD,
+    Calibration,
+    Evidence,
+    Mode,
+    severity,
+    worded,
+)
+from pipeline.records import ERROR_LEVELS, Reason, Verdict, reason
+
+# In logits, beside those of the level and of words in threshold.py.
+_UNSEEN_WORD: Final = 3.5  # an error word this log has never used, in a known template
+_VARIATION: Final = -2.5  # of a known template
+_BASELINE_KNOWN: Final = -6.0
+
+
+def rarity(count: int, total: int) -> float:
+    """0 for a line that is the whole log, 1 for a line seen once (or never)."""
+    if count <= 1 or total <= 1:
+        return 1.0
+    return max(0.0, 1.0 - math.log(count) / math.log(total))
+
+
+def is_rare(count: int, total: int) -> bool:
+    """Seen at most total**0.25 times: 17 in 100,000, 5 in 1,000."""
+    return rarity(count, total) >= 0.75
+
+
+def conclude(
+    evidence: Evidence,
+    *,
+    calibration: Calibration,
+    known_count: int,
+    template_new: bool,
+    severe: bool,
+    level: str | None,
+    template_id: int,
+    template_count: int | None = None,
+    template_severe: bool | None = None,
+) -> Verdict:
+    """The verdict for one masked line. Pure; rising evidence never lowers the score.
+
+    `known_count`: occurrences of the pattern in training, 0 when it was not there. `template_new`:
+    no training line has its template. `severe`: seen at an error-like level (`level` refines it).
+    `template_count`: occurrences of the template in training, where known; a variation of a frequent
+    template is then not rare. `template_severe`: whether training saw the template at an error-like
+    level, where known; an error in a template that was always calm counts like one in a new template.
+
+    In Mode.SELF every distinct line is to be scored, those of the training too.
+    """
+    level_severe = severe or level in ERROR_LEVELS
+    total = calibration.total
+    baseline = calibration.mode is Mode.BASELINE
+    seldom = rarity(max(known_count, template_count or 0), total)
+
+    if known_count > 0 and baseline:
+        z = _BASELINE_KNOWN + seldom + 0.5 * level_severe
+        return Verdict(
+            template_id=template_id,
+            score=_logistic(z),
+            anomalous=False,
+            reasons=(),
+            p_value=calibration.p_value(z),
+        )
+
+    excess = calibration.excess(evidence)
+    word = calibration.word(evidence)
+    if template_new:
+        z = calibration.as_new(evidence, severe=level_severe, level=level)
+    elif baseline:
+        turned = level_severe and template_severe is False
+        word = min(_variation_word(evidence), WORD if turned else _UNSEEN_WORD)
+        z = min(excess, 0.0) + (0.0 if turned else _VARIATION) + word + severity(level_severe, level)
+    else:
+        rare = is_rare(max(known_count, template_count or 0), total)
+        z = worded(excess if rare else min(excess, 0.0), word) + seldom - 1.0 + severity(level_severe, level)
+
+    score = _logistic(z)
+    anomalous = score >= ANOMALOUS_SCORE
+    reasons: list[str] = []
+    if template_new:
+        reasons.append(reason(Reason.NEW_TEMPLATE))
+    if level_severe or word > 0:
+        reasons.append(reason(Reason.ERROR_SEVERITY, _severity_data(level, level_severe, evidence.severity)))
+    if evidence.words and (anomalous or calibration.unusual(evidence)):
+        reasons.append(reason(Reason.UNLIKELY_TOKENS, " ".join(evidence.words)))
+    if not template_new and is_rare(known_count, total):
+        reasons.append(reason(Reason.RARE, f"{known_count}/{total}"))
+    return Verdict(
+        template_id=template_id,
+        score=score,
+        anomalous=anomalous,
+        reasons=tuple(reasons),
+        p_value=calibration.p_value(z),
+    )
+
+
+def _variation_word(evidence: Evidence) -> float:
+    """An error word weighs in a variation of a known template only where it was not expected."""
+    if evidence.severity is None:
+        return 0.0
+    head = evidence.severity.split()[-1]
+    if any(head in w.lower() for w in evidence.unseen):
+        return _UNSEEN_WORD
+    return LEVEL if any(head in w.lower() for w in evidence.words) else 0.0
+
+
+def _severity_data(level: str | None, level_severe: bool, word: str | None) -> str:
+    if level_severe and level in ERROR_LEVELS:
+        return level
+    return word or (level or "")
+
+
+def _logistic(z: float) -> float:
+    return round(1.0 / (1.0 + math.exp(-z)), 6)

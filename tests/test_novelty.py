@@ -1,0 +1,82 @@
+"""How foreign the letters of a line are."""
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import BadBundle
+from pipeline.models import novelty
+from pipeline.models.novelty import Novelty
+
+KNOWN = ["connection from <IP> accepted", "queue drained in <NUM> ms"]
+MADE = Novelty.fit(KNOWN, [5, 1])
+
+
+def test_a_line_of_the_training_has_no_foreign_trigram_and_one_of_other_letters_only_such() -> None:
+    assert MADE.score([*KNOWN, "xyzzy"]) == [0.0, 0.0, 1.0]
+
+
+def test_familiar_words_in_a_new_order_are_hardly_novel() -> None:
+    mixed, foreign = MADE.score(["queue accepted connection", "kernel panic on core"])
+    assert mixed < 0.2 and foreign > 0.8
+
+
+@pytest.mark.parametrize("line", ["", " ", "<IP>", "<IP><NUM> <IP>", "\x01", "\x02"])
+def test_a_line_without_text_is_never_novel(line: str) -> None:
+    assert MADE.score([line]) == [0.0]
+    assert Novelty.fit([line], [1]).score([line]) == [0.0]
+
+
+def test_one_mask_is_like_another_and_none_reaches_into_the_next_line() -> None:
+    made = Novelty.fit(["ab<IP>cd"], [1])
+    assert made.score(["ab<NUM>cd"]) == [0.0]
+    assert made.score(["ab cd"])[0] > 0.0
+    alone = MADE.score(["panic"])
+    assert MADE.score(["panic", "queue drained in <NUM> ms"]) == [*alone, 0.0]
+
+
+def test_what_masks_leave_counts_as_it_stands() -> None:
+    made = Novelty.fit(['"GET <PATH>" 200'], [1])
+    same, status, case = made.score(['"GET <PATH>" 200', '"GET <PATH>" 502', '"get <PATH>" 200'])
+    assert same == 0.0 < status and case > 0.0
+
+
+@given(st.lists(st.text(max_size=60), max_size=6))
+def test_any_text_has_a_share_and_the_same_one_beside_any_other(lines: list[str]) -> None:
+    together = MADE.score(lines)
+    assert together == [MADE.score([line])[0] for line in lines]
+    assert all(0.0 <= share <= 1.0 for share in together)
+    assert max(Novelty.fit(lines, [1] * len(lines)).score(lines), default=0.0) == 0.0
+
+
+def test_past_the_limit_the_trigrams_of_rare_lines_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(novelty, "_GRAMS_MOST", 20)
+    monkeypatch.setattr(novelty, "_LINES_AT_ONCE", 1)
+    made = Novelty.fit(["seldom seen line of letters", "the usual line"], [1, 1000])
+    assert len(made) <= 20
+    usual, rare = made.score(["the usual line", "seldom seen line of letters"])
+    assert usual == 0.0 < rare
+
+
+def test_it_survives_its_bytes() -> None:
+    back = Novelty.from_bytes(MADE.to_bytes())
+    lines = [*KNOWN, "something else"]
+    assert back.score(lines) == MADE.score(lines) and back.to_bytes() == MADE.to_bytes()
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([2, b""]),
+        msgpack.packb([1, b"\0\0\0"]),
+        msgpack.packb([1, "text"]),
+        msgpack.packb([1, b"\2\0\0\0\1\0\0\0"]),
+    ],
+    ids=repr,
+)
+def test_bytes_that_are_no_trigrams_are_a_bad_bundle(blob: bytes) -> None:
+    with pytest.raises(BadBundle, match="train again"):
+        Novelty.from_bytes(blob)

@@ -1,0 +1,175 @@
+"""Words that say something went wrong, and the prior that weighs them by a log's own levels."""
+
+import random
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import BadBundle
+from pipeline.models.prior import SeverityPrior
+from pipeline.models.severity import all_well, severity_words, trouble
+
+# --- severity words ---
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("connection to <IP> refused", "refused"),
+        ("java.net.SocketTimeoutException: Read timed out", "timeout"),
+        ("request trips left time out: Read timed out", "timed out"),
+        ("rts panic! - stopping execution", "panic"),
+        ("kernel: Out of memory: Killed process <NUM>", "out of memory"),
+        ("ddr: excessive soft failures, consider replacing the card", "failures"),
+        ("ERROR_CODE <NUM>", "error"),
+        ("exited with error: <NUM>", "error"),
+        ("error not corrected", "error"),
+        ("errors: 3 of 5", "errors"),
+        ("config file not found", "not found"),
+        ("no error in first pass, then parser crashed", "crashed"),
+        ("table..........<NUM> and then a failure", "failure"),
+        ("probe: connection-refused.", "refused"),
+        ("event=failed-to-connect pod=web", "failed"),
+        ("kernel-panic on cpu <NUM>", "panic"),
+        ("read of crash-report.txt failed", "failed"),
+        ("status half-installed libgpg-error-dev: out of memory", "out of memory"),
+    ],
+)
+def test_a_word_that_says_something_went_wrong_is_found(line: str, word: str) -> None:
+    assert severity_words(line) == word
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "all is well",
+        "<NUM> errors",
+        "<NUM> double-hummer alignment exceptions",
+        "processed <NUM> records, <NUM> failed",
+        "failed=<NUM> retried=<NUM>",
+        "errors: 0, warnings: 0",
+        '"error_count": <NUM>',
+        "no error",
+        "finished without any errors",
+        "a non-fatal condition",
+        "instruction cache parity error corrected",
+        "ErrorHandler registered",
+        "writing to error log",
+        "error=null",
+        "parity error.......<NUM>",
+        "terrors and mirrors",
+        "failover to replica",
+        "status installed libgpg-error-dev:amd64 <NUM>",
+        "status installed libgpg-error0:amd64 <NUM>",
+        "unpacking ruby-error-highlight over <NUM>",
+        "unpacking (gpg-error-doc) ...",
+        "fetched gpg-error_<NUM>-<NUM>_amd64.deb",
+        "wrote crash-report.txt.",
+        'rotated "/var/log/app-error.log" to app-error.log.1',
+        "",
+    ],
+)
+def test_counters_negations_handled_faults_and_names_are_no_severity(line: str) -> None:
+    assert severity_words(line) is None
+
+
+@given(st.text(max_size=300))
+def test_any_text_has_at_most_one_lower_case_severity_word(text: str) -> None:
+    found = severity_words(text)
+    assert found is None or (found == found.lower() and found)
+
+
+@pytest.mark.parametrize(
+    "word", ["retrying", "disconnected", "warning", "dead", "mismatched", "unexpectedly"]
+)
+def test_weak_signs_of_trouble_match_as_the_beginning_of_a_word(word: str) -> None:
+    assert trouble(word) and not all_well(word)
+
+
+@pytest.mark.parametrize("word", ["deadline", "badge", "bugle", "halting", "order", ""])
+def test_short_signs_match_whole_words_only(word: str) -> None:
+    assert not trouble(word)
+
+
+# --- the prior ---
+
+CALM = [f"job {w} finished in <NUM> ms" for w in ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")]
+ODD = [f"flux {w} beyond horizon" for w in ("north", "south", "east", "west", "up", "down")]
+
+
+def test_without_levels_or_with_one_level_the_prior_is_the_word_list() -> None:
+    lines = [*CALM, *ODD, "kernel panic", "retrying"]
+    words = SeverityPrior.by_words().score(lines)
+    for severe in (False, True):
+        fitted = SeverityPrior.fit(lines, [severe] * len(lines), [9] * len(lines))
+        assert fitted.score(lines) == words
+
+
+def test_two_lines_at_an_error_level_are_too_few_to_learn_from() -> None:
+    lines = [*CALM, *ODD[:2]]
+    fitted = SeverityPrior.fit(lines, [False] * len(CALM) + [True] * 2, [9] * len(lines))
+    assert fitted.score(lines) == SeverityPrior.by_words().score(lines)
+
+
+def test_a_named_fault_is_above_even_odds_and_more_than_weak_signs_and_those_more_than_none() -> None:
+    fault, weak, none, well = SeverityPrior.by_words().score(
+        ["connection refused", "connection dropped", "connection <IP>", "connection established"]
+    )
+    assert fault > 0 > weak > none > well
+
+
+def test_words_that_a_log_writes_at_error_levels_come_to_count() -> None:
+    many = [f"{line} {i % 7}" for i in range(10) for line in (*CALM, *ODD)]
+    prior = SeverityPrior.fit(many, ["flux" in line for line in many], [1] * len(many))
+    before, after = (p.score(["flux seen beyond the gate"])[0] for p in (SeverityPrior.by_words(), prior))
+    assert after > before + 0.5
+    assert prior.score(["job alpha finished"])[0] < SeverityPrior.by_words().score(["job alpha finished"])[0]
+
+
+def test_a_million_calm_lines_do_not_teach_that_a_fault_is_calm() -> None:
+    lines = [*CALM * 50, *ODD]
+    rare = SeverityPrior.fit(lines, ["flux" in line for line in lines], [10_000] * len(lines))
+    assert rare.score(["kernel panic: not syncing"])[0] > 0
+
+
+def test_fitting_is_deterministic_and_survives_its_bytes() -> None:
+    lines = [*CALM, *ODD]
+    severe = [False] * len(CALM) + [True] * len(ODD)
+    one, other = (SeverityPrior.fit(lines, severe, range(1, 13)) for _ in range(2))
+    assert one.to_bytes() == other.to_bytes()
+    back = SeverityPrior.from_bytes(one.to_bytes())
+    assert back.score(lines) == pytest.approx(one.score(lines), abs=1e-3)
+    assert SeverityPrior.from_bytes(back.to_bytes()).score(lines) == back.score(lines)
+    assert len(one.to_bytes()) < 64_000
+
+
+@given(st.lists(st.text(max_size=200), max_size=5))
+def test_any_text_has_a_bounded_logit_whatever_stands_beside_it(lines: list[str]) -> None:
+    prior = SeverityPrior.by_words()
+    together = prior.score(lines)
+    assert together == [prior.score([line])[0] for line in lines]
+    assert all(-8.0 <= logit <= 8.0 for logit in together)
+
+
+def damaged() -> list[Any]:
+    whole = msgpack.unpackb(SeverityPrior.by_words().to_bytes())
+    rng = random.Random(1)
+    return [
+        b"",
+        b"\xc1",
+        msgpack.packb([2, *whole[1:]]),
+        msgpack.packb([1, whole[1][:-1], whole[2]]),
+        msgpack.packb([1, whole[1], whole[2][:-4]]),
+        msgpack.packb([1, b"\xff\xff\xff\x7f", b"\0\0\0\0"]),
+        msgpack.packb([1, b"\0\0\0\0", b"\0\0\xc0\x7f"]),
+        rng.randbytes(40),
+    ]
+
+
+@pytest.mark.parametrize("blob", damaged(), ids=repr)
+def test_bytes_that_are_no_prior_are_a_bad_bundle(blob: bytes) -> None:
+    with pytest.raises(BadBundle, match="train again"):
+        SeverityPrior.from_bytes(blob)
