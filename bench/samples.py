@@ -4,6 +4,7 @@ A finding belongs to a fault when one of its anomalous records holds a line that
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
         "lines",
     )
     place = {(f.workload, f.template_id): n for n, f in enumerate(found, start=1)}
+    incident = {(f.workload, f.template_id): f.incident for f in found}
     ranks: dict[str, int | None] = {}
+    told: dict[str, int] = {}  # the incident of the finding that tells of a fault first
     caught, named = 0, 0
     for fault in labels["faults"]:
         best: int | None = None
@@ -61,7 +64,8 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
         )
         for workload, template_id in hits.select("workload", "template_id").unique().iter_rows():
             here = place[(workload, template_id)]
-            best = here if best is None else min(best, here)
+            if best is None or here < best:
+                best, told[str(fault["name"])] = here, incident[(workload, template_id)]
         ranks[str(fault["name"])] = best
         caught += hits.select("file", "at").unique().height
         named += lines.unique().height
@@ -72,4 +76,17 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
         "fault_lines_named": named,
         "fault_lines_flagged": caught,
         "findings": len(found),
+        "incidents": _incidents(found, told),
+    }
+
+
+def _incidents(found: list[findings.Finding], told: dict[str, int]) -> dict[str, Any]:
+    """How the findings group: best is one incident for each fault and none beside them."""
+    sizes = Counter(f.incident for f in found)
+    faults = Counter(told.values())
+    return {
+        "incidents": len(sizes),
+        "with_a_fault": len(faults),
+        "faults_that_share_one": sum(n for n in faults.values() if n > 1),
+        "findings_of_each": [sizes[number] for number in sorted(sizes)],
     }

@@ -7,13 +7,14 @@ and reasons, not with records.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
+from pipeline.onsets import BURST_SPAN, GAP, Onset, together
 from pipeline.records import ERROR_LEVELS, LEVELS, Reason
 from pipeline.results import readable, scan, summary
 
@@ -23,15 +24,11 @@ __all__ = ["Finding", "Sample", "collect", "order", "rank", "severity", "summary
 SAMPLES_FIRST: Final = 4  # and the last one: five records show how it began and whether it changed
 SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped payload does not
 REASONS_OF_A_KIND: Final = 20  # nobody reads more words than that
-EPISODE_GAP: Final = timedelta(seconds=60)  # services retry and time out within a minute as a rule
-BURST_SPAN: Final = timedelta(seconds=120)  # how long one template can hold its episode open
-EPISODE_SPAN: Final = timedelta(seconds=180)  # a longer chain of onsets is more than one incident
-SHORTEST_GAP: Final = timedelta(seconds=5)  # below this, order in time says nothing about cause
-
 
 _CHUNK_ROWS: Final = 50_000
 _KEY: Final = ["workload", "template_id"]
 _REASON_ORDER: Final = (
+    Reason.MARKED,
     Reason.ERROR_SEVERITY,
     Reason.NEW_TEMPLATE,
     Reason.UNLIKELY_TOKENS,
@@ -64,24 +61,25 @@ class Finding:
     lines: int  # physical lines of those records
     first_seen: datetime
     last_seen: datetime
-    burst_end: datetime  # end of the opening burst: no gap over EPISODE_GAP, at most BURST_SPAN
+    burst_end: datetime  # end of the opening burst: no gap over GAP, at most BURST_SPAN
     level: str | None  # the most severe
     score: float  # the highest
     reasons: tuple[str, ...]  # distinct; kinds in a fixed order, the most frequent of each kind
     samples: tuple[Sample, ...]  # the first four and the last
     patterns: int  # distinct masked lines
-    episode: int = 0  # 1-based, by time; 0 until `order` has set it
+    p_value: float | None = None  # the smallest; None where nothing was measured
+    incident: int = 0  # 1-based, by time; 0 until `order` has set it
 
 
 def severity(finding: Finding) -> int:
-    """3: error-like by level or by a reason, 2: warning, 1: neither."""
+    """3: error-like by level or by a reason, 2: warning, or somebody marked it as anomalous, 1: neither."""
     if finding.level in ERROR_LEVELS or _has(finding, Reason.ERROR_SEVERITY):
         return 3
-    return 2 if finding.level == "warning" else 1
+    return 2 if finding.level == "warning" or _has(finding, Reason.MARKED) else 1
 
 
 def rank(finding: Finding) -> tuple[Any, ...]:
-    """Sort key without regard to episodes, most urgent first.
+    """Sort key without regard to incidents, most urgent first.
 
     Severity, level, strength of the reasons (a new template says more than unlikely words, those more
     than rarity), score in steps of 0.1, then fewer occurrences: the more specific line. Time and names
@@ -105,44 +103,40 @@ def rank(finding: Finding) -> tuple[Any, ...]:
 
 
 def order(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings in reading order, their `episode` set.
+    """The findings in reading order, their `incident` set.
 
-    The reader should meet every incident before the second line of any. So findings are grouped into
-    episodes, and the list takes turns: the best finding of each episode, then the second-best of each,
-    and so on. Episodes take turns in the order of their best findings (`rank`); an episode without any
-    error or warning therefore comes after all that have one.
+    The reader should meet every incident before the second line of any. So findings are grouped into incidents, and
+    the list takes turns: the best finding of each incident, then the second-best of each, and so on. Incidents take
+    turns in the order of their best findings (`rank`); one without any error or warning therefore comes after all
+    that have one.
 
-    An episode is a run of onsets, over all workloads, because one fault shows in several services. A
-    finding joins by its first record, so a template that keeps coming back belongs to the first episode
-    it appears in and cannot glue a whole day together. An episode stays open for EPISODE_GAP after the
-    last onset or the end of an opening burst; one whose onsets span more than EPISODE_SPAN is cut
-    again with half the gap. Errors and warnings make the episodes; findings without either join one
-    that is near or, failing that, form episodes of their own, so a harmless one-off never joins two
-    incidents. When everything happened within a minute there is one episode and this is plain `rank`.
+    Findings group by their first record, over all workloads (`onsets.together`), so a template that keeps coming back
+    belongs to the first incident it appears in and cannot glue a whole day together. Errors and warnings make the
+    incidents, the others join one that is near. When everything happened within a minute there is one incident and
+    this is plain `rank`.
     """
-    everything = sorted(findings, key=rank)
-    severe = [f for f in everything if severity(f) > 1]
-    episodes = _episodes(severe, EPISODE_GAP)
-    spans = [(min(f.first_seen for f in e), max(f.burst_end for f in e)) for e in episodes]
-    alone = []
-    for finding in everything:
-        if severity(finding) > 1:
-            continue
-        away = [_distance(finding.first_seen, span) for span in spans]
-        nearest = min(range(len(spans)), key=away.__getitem__, default=None)
-        if nearest is None or away[nearest] > EPISODE_GAP:
-            alone.append(finding)
-        else:
-            episodes[nearest].append(finding)
-    episodes += _episodes(alone, EPISODE_GAP)
-
-    episodes.sort(key=lambda e: min((f.first_seen, rank(f)) for f in e))
-    numbered = [
-        sorted((replace(f, episode=number) for f in episode), key=rank)
-        for number, episode in enumerate(episodes, start=1)
+    ranked = sorted(findings, key=rank)
+    begun = [
+        Onset(first=f.first_seen, burst_end=f.burst_end, leads=severity(f) > 1, key=(place,))
+        for place, f in enumerate(ranked)
     ]
-    numbered.sort(key=lambda e: rank(e[0]))
+    numbered = [
+        [replace(ranked[place], incident=number) for place in sorted(onset.key[0] for onset in run)]
+        for number, run in enumerate(together(begun), start=1)
+    ]
+    numbered.sort(key=lambda found: rank(found[0]))
     return [f for turn in zip_longest(*numbered) for f in turn if f is not None]
+
+
+def by_incident(findings: Sequence[Finding]) -> list[list[tuple[int, Finding]]]:
+    """Findings that are given in reading order, with their places in it, an entry for each incident.
+
+    The incident of the best finding comes first, and in each its best finding.
+    """
+    entries: dict[int, list[tuple[int, Finding]]] = {}
+    for place, finding in enumerate(findings, start=1):
+        entries.setdefault(finding.incident, []).append((place, finding))
+    return list(entries.values())
 
 
 def collect(results: Path, templates: pl.DataFrame, *, limit: int | None = None) -> list[Finding]:
@@ -177,31 +171,6 @@ def _level_rank(level: str | None) -> int:
     return LEVELS.index(level) if level in LEVELS else -1
 
 
-def _distance(moment: datetime, span: tuple[datetime, datetime]) -> timedelta:
-    return max(span[0] - moment, moment - span[1], timedelta(0))
-
-
-def _episodes(findings: Sequence[Finding], gap: timedelta) -> list[list[Finding]]:
-    """Runs of onsets with at most `gap` between an onset and the bursts before it."""
-    runs: list[list[Finding]] = []
-    reach = datetime.min.replace(tzinfo=UTC)
-    for finding in sorted(findings, key=lambda f: (f.first_seen, rank(f))):
-        if not runs or finding.first_seen > reach:
-            runs.append([])
-            reach = finding.first_seen + gap
-        runs[-1].append(finding)
-        # A shorter gap means that onsets alone decide: the bursts are what made the chain too long.
-        open_until = finding.burst_end if gap == EPISODE_GAP else finding.first_seen
-        reach = max(reach, open_until + gap)
-    if gap / 2 < SHORTEST_GAP:
-        return runs
-    whole: list[list[Finding]] = []
-    for run in runs:
-        too_long = run[-1].first_seen - run[0].first_seen > EPISODE_SPAN
-        whole += _episodes(run, gap / 2) if too_long else [run]
-    return whole
-
-
 def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """What one chunk of anomalous records adds to each total."""
     levels = pl.col("level").replace_strict({name: at for at, name in enumerate(LEVELS)}, default=-1)
@@ -224,6 +193,7 @@ def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
             pl.col("timestamp").max().alias("last_seen"),
             pl.col("level_rank").max(),
             pl.col("score").max(),
+            pl.col("p_value").min(),
         ),
         "patterns": rows.select(*_KEY, "pattern_id").unique(),
         "seconds": rows.select(*_KEY, "second").unique(),
@@ -248,6 +218,7 @@ def _fold(several: Sequence[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]
             pl.col("count", "lines").sum(),
             pl.col("first_seen").min(),
             pl.col("last_seen", "level_rank", "score").max(),
+            pl.col("p_value").min(),
         )
     )
     # The first record seen so far can only move back, so a second later than its burst stays useless.
@@ -268,7 +239,7 @@ def _fold(several: Sequence[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]
 
 def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[Finding]:
     seconds = totals["seconds"].sort(*_KEY, "second")
-    quiet = pl.col("second").diff().fill_null(0) > int(EPISODE_GAP.total_seconds())
+    quiet = pl.col("second").diff().fill_null(0) > int(GAP.total_seconds())
     bursts = (
         seconds.with_columns(quiet.cum_sum().over(_KEY).alias("run"))
         .filter(pl.col("run") == 0)
@@ -311,6 +282,7 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
             reasons=tuple(sorted(group["reasons"] or (), key=_reason_place)),
             samples=shown,
             patterns=group["patterns"],
+            p_value=group["p_value"],
         )
 
 

@@ -1,6 +1,7 @@
 """Findings: what they hold, and the order in which a person reads them."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -12,10 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import findings, results
+from pipeline import detect, findings, onsets, results
+from pipeline.batches import Meta
+from pipeline.drain.masking import MaskSet
 from pipeline.errors import BadPayload
 from pipeline.findings import Finding, Sample
-from pipeline.records import RESULT_SCHEMA
+from pipeline.records import RESULT_SCHEMA, Purpose, Verdict
+from pipeline.sources.framing import Framer
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 TEMPLATES = {"template_id": pl.Int64, "template": pl.String}
@@ -224,28 +228,28 @@ def test_order_is_a_permutation_that_does_not_depend_on_the_order_of_the_input(
     random.Random(seed).shuffle(shuffled)
     assert findings.order(shuffled) == ordered
     assert sorted(f.template_id for f in ordered) == [f.template_id for f in many]
-    assert [replace(f, episode=0) for f in findings.order(ordered)] == [
-        replace(f, episode=0) for f in ordered
+    assert [replace(f, incident=0) for f in findings.order(ordered)] == [
+        replace(f, incident=0) for f in ordered
     ]
 
 
 @given(many=finding_lists)
 @settings(max_examples=60, deadline=None)
-def test_the_best_of_each_episode_comes_before_the_second_of_any(many: list[Finding]) -> None:
-    episodes = [f.episode for f in findings.order(many)]
-    distinct = set(episodes)
-    assert set(episodes[: len(distinct)]) == distinct
+def test_the_best_of_each_incident_comes_before_the_second_of_any(many: list[Finding]) -> None:
+    incidents = [f.incident for f in findings.order(many)]
+    distinct = set(incidents)
+    assert set(incidents[: len(distinct)]) == distinct
     assert distinct == set(range(1, len(distinct) + 1))
 
 
 @given(many=finding_lists)
 @settings(max_examples=60, deadline=None)
-def test_inside_an_episode_and_between_the_bests_of_episodes_rank_decides(many: list[Finding]) -> None:
+def test_inside_an_incident_and_between_the_bests_of_incidents_rank_decides(many: list[Finding]) -> None:
     ordered = findings.order(many)
-    heads = ordered[: len({f.episode for f in ordered})]
+    heads = ordered[: len({f.incident for f in ordered})]
     assert heads == sorted(heads, key=findings.rank)
-    for episode in {f.episode for f in ordered}:
-        inside = [f for f in ordered if f.episode == episode]
+    for incident in {f.incident for f in ordered}:
+        inside = [f for f in ordered if f.incident == incident]
         assert inside == sorted(inside, key=findings.rank)
 
 
@@ -253,26 +257,90 @@ def test_inside_an_episode_and_between_the_bests_of_episodes_rank_decides(many: 
 @settings(max_examples=60, deadline=None)
 def test_within_one_minute_the_order_is_plain_rank(many: list[Finding]) -> None:
     close = [replace(f, first_seen=at(f.first_seen.second), burst_end=at(60), last_seen=at(60)) for f in many]
-    assert [replace(f, episode=0) for f in findings.order(close)] == sorted(close, key=findings.rank)
+    assert [replace(f, incident=0) for f in findings.order(close)] == sorted(close, key=findings.rank)
 
 
-def test_one_fault_that_shows_in_two_services_is_one_episode() -> None:
+def test_one_fault_that_shows_in_two_services_is_one_incident() -> None:
     ordered = findings.order([finding(1, 0), finding(2, 45, workload="bank"), finding(3, 600)])
-    assert {f.template_id: f.episode for f in ordered} == {1: 1, 2: 1, 3: 2}
+    assert {f.template_id: f.incident for f in ordered} == {1: 1, 2: 1, 3: 2}
 
 
-def test_a_burst_keeps_its_episode_open_but_a_line_that_returns_all_day_does_not() -> None:
+def test_a_burst_keeps_its_incident_open_but_a_line_that_returns_all_day_does_not() -> None:
     burst = finding(1, 0, burst_end=at(120), last_seen=at(120))
-    assert {f.episode for f in findings.order([burst, finding(2, 170)])} == {1}
+    assert {f.incident for f in findings.order([burst, finding(2, 170)])} == {1}
     returning = finding(1, 0, last_seen=at(80_000), count=9_000)
-    assert {f.episode for f in findings.order([returning, finding(2, 170)])} == {1, 2}
+    assert {f.incident for f in findings.order([returning, finding(2, 170)])} == {1, 2}
 
 
 def test_a_long_chain_of_onsets_is_cut_where_the_gaps_are_wide() -> None:
     chain = [finding(n, seconds) for n, seconds in enumerate([0, 10, 60, 70, 120, 130, 180, 190], start=1)]
-    assert [f.episode for f in sorted(findings.order(chain), key=lambda f: f.template_id)] == [
+    assert [f.incident for f in sorted(findings.order(chain), key=lambda f: f.template_id)] == [
         *(1, 1, 2, 2, 3, 3, 4, 4)
     ]
+
+
+def test_onsets_that_are_as_far_apart_as_all_others_are_not_cut_into_single_ones() -> None:
+    ordered = findings.order(finding(n, 20 * n) for n in range(30))
+    assert Counter(f.incident for f in ordered) == {1: 10, 2: 10, 3: 10}
+
+
+def test_onsets_without_any_gap_do_not_make_one_incident_of_a_day() -> None:
+    ordered = findings.order(finding(n, 4 * n) for n in range(1, 1_000))
+    for incident in {f.incident for f in ordered}:
+        began = [f.first_seen for f in ordered if f.incident == incident]
+        assert max(began) - min(began) <= onsets.SPAN
+
+
+@given(many=finding_lists)
+@settings(max_examples=60, deadline=None)
+def test_entries_of_incidents_hold_every_finding_once_and_begin_with_the_most_urgent(
+    many: list[Finding],
+) -> None:
+    ordered = findings.order(many)
+    entries = findings.by_incident(ordered)
+    assert sorted((pair for entry in entries for pair in entry), key=lambda pair: pair[0]) == list(
+        enumerate(ordered, start=1)
+    )
+    assert [entry[0][0] for entry in entries] == list(range(1, len(entries) + 1))
+    assert all(entry == sorted(entry, key=lambda pair: pair[0]) for entry in entries)
+
+
+def test_a_stack_trace_is_one_finding_however_deep_it_is(tmp_path: Path) -> None:
+    lines = [
+        "2026-11-20 10:00:00,123 ERROR [main] shop.Cart: payment failed",
+        "shop.pay.PaymentException: card refused",
+        "\tat shop.pay.Gateway.charge(Gateway.java:41)",
+        "Caused by: java.net.SocketTimeoutException: Read timed out",
+        "\t... 12 more",
+        "2026-11-20 10:00:07,456 ERROR [main] shop.Cart: payment failed",
+        "shop.pay.PaymentException: card refused",
+        "\tat shop.pay.Gateway.charge(Gateway.java:44)",
+        "\tat shop.pay.Retry.run(Retry.java:7)",
+        "Caused by: java.net.SocketTimeoutException: Read timed out",
+        "\t... 9 more",
+    ]
+    framer = Framer()
+    records = pl.concat([framer.feed(lines), framer.flush()])
+    meta = Meta(
+        batch_id="b",
+        source="app.log",
+        source_key="00aa",
+        purpose=Purpose.SCORE,
+        arrived=START,
+        formats=(),
+        zone="UTC",
+    )
+    prepared = detect.prepare(records, meta, MaskSet.load())
+    work = detect.distinct(prepared, "m1")
+    verdict = Verdict(template_id=1, score=0.9, anomalous=True, reasons=("new-template",))
+    rows = detect.results(
+        prepared, detect.answer(work, dict.fromkeys(work["key"].to_list(), verdict)), meta, "shop"
+    )
+    (tmp_path / "workload=shop").mkdir()
+    rows.write_parquet(tmp_path / "workload=shop" / "b.parquet")
+    (found,) = findings.collect(tmp_path, templates((1, "payment failed")))
+    assert (work.height, found.patterns, found.count, found.lines) == (1, 1, 2, 11)
+    assert found.samples[0].raw == "\n".join(lines[:5])
 
 
 def test_a_harmless_line_between_two_incidents_does_not_join_them() -> None:
@@ -309,7 +377,7 @@ def test_the_opening_burst_ends_at_the_first_quiet_minute(tmp_path: Path) -> Non
     assert (earlier.burst_end, found.burst_end) == (at(0), at(3700))
     rows = [record(n, n * 30) for n in range(100)]
     (found,) = findings.collect(store(tmp_path / "long", rows), templates())
-    assert found.burst_end == at(0) + findings.BURST_SPAN
+    assert found.burst_end == at(0) + onsets.BURST_SPAN
 
 
 def test_the_summary_counts_every_line_once(tmp_path: Path) -> None:

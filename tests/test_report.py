@@ -95,7 +95,7 @@ def finding(number: int, message: str = "disk full", **changes: Any) -> Finding:
         reasons=("error-severity:error", "new-template"),
         samples=(sample,),
         patterns=1,
-        episode=1,
+        incident=1,
     )
     return replace(base, **changes)
 
@@ -197,10 +197,29 @@ def test_a_finding_shows_its_level_place_count_time_reasons_and_marks_its_words(
     sample = replace(sample, raw="refused ERROR " + sample.message)
     _, reader = rendered([finding(1, samples=(sample,), reasons=("unlikely-tokens:refused", "rare:3/9000"))])
     article = reader.blocks["article"][0]
-    for part in ("error", "2 times", "2026-11-19 09:00:01 – 09:00:06", "var/app.log:41", "episode 1"):
+    for part in ("error", "2 times", "2026-11-19 09:00:01 – 09:00:06", "var/app.log:41"):
         assert part in article
     assert "Unexpected here: “refused”; rare: 3 of 9,000 training lines." in article
     assert reader.blocks["mark"] == ["refused", "refused"]
+
+
+def test_an_incident_is_one_entry_with_its_best_finding_and_the_others_under_it() -> None:
+    found = [finding(1, workload="shop"), finding(2, incident=2), finding(3, workload="bank"), finding(4)]
+    html, reader = rendered(found)
+    assert reader.blocks["h1"][0] == "2 incidents, 4 findings in 1,000 lines; read these first"
+    first, second = (b for b in reader.blocks["section"] if b.strip().startswith("Incident"))
+    assert "Incident 1 2026-11-19 09:00:01 UTC · shop, bank · 3 findings" in first
+    assert "2 more findings of this incident" in first
+    assert "1 finding" in second and "more finding" not in second
+    places = [html.index(f'id="f{n}"') for n in (1, 3, 4, 2)]
+    assert places == sorted(places)
+    assert places[0] < html.index('<details class="rest">') < places[1]
+
+
+def test_an_incident_of_which_not_all_fits_says_so() -> None:
+    html, _ = rendered([finding(n) for n in range(1, page.FINDINGS + 11)])
+    assert f"{page.FINDINGS} of {page.FINDINGS + 10} findings" in html
+    assert "10 more findings are not on this page" in html
 
 
 def test_words_are_marked_whole_and_case_sensitive() -> None:
@@ -212,7 +231,7 @@ def test_words_are_marked_whole_and_case_sensitive() -> None:
 def test_findings_and_numbers_can_be_read_without_scripts() -> None:
     html, reader = rendered([finding(n) for n in range(1, 31)], [f"template {n}" for n in range(150)])
     assert len(reader.blocks["article"]) == 30
-    assert "30 findings in 1,000 lines; read these first" in reader.blocks["h1"][0]
+    assert "1 incident, 30 findings in 1,000 lines; read these first" in reader.blocks["h1"][0]
     assert html.count('<rect class="hit"') == 2
     assert reader.blocks["tr"][1].startswith("template 149")
     assert any(tag == "th" and name == "aria-sort" for tag, name, _ in reader.attributes)
@@ -222,14 +241,14 @@ def test_findings_and_numbers_can_be_read_without_scripts() -> None:
     ("found", "changes", "sentence"),
     [
         (0, {}, "Nothing unusual in 1,000 lines"),
-        (1, {}, "1 finding in 1,000 lines; read these first"),
+        (1, {}, "1 incident, 1 finding in 1,000 lines; read these first"),
         (0, {"warming": 900}, "No verdict yet: 1,000 lines came while the model was warming up"),
         (0, {"warming": 30}, "Nothing unusual in the lines judged so far; 30 of 900 records came while"),
         (0, {"records": 0, "lines": 0}, "No lines were read"),
     ],
 )
 def test_the_headline_says_plainly_what_was_found(found: int, changes: dict[str, Any], sentence: str) -> None:
-    assert text.headline(found, numbers(**changes)).startswith(sentence)
+    assert text.headline([finding(1)] * found, numbers(**changes)).startswith(sentence)
 
 
 def test_a_page_about_nothing_is_still_a_page(tmp_path: Path) -> None:
@@ -287,6 +306,7 @@ def test_a_million_records_give_findings_and_a_page_under_five_megabytes(tmp_pat
         template_id=pl.col("line") % kinds,
         score=pl.lit(0.5),
         anomalous=pl.col("line") % 20 == 0,
+        p_value=pl.lit(0.002),
         reasons=pl.concat_list(pl.lit("unlikely-tokens:payload")),
         model_version=pl.lit("m1"),
         host=pl.lit(None, pl.String),

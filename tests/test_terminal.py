@@ -38,7 +38,7 @@ def finding(number: int, **changes: Any) -> Finding:
         reasons=("error-severity:error", "unlikely-tokens:refused"),
         samples=(sample,),
         patterns=1,
-        episode=1,
+        incident=1,
     )
     return replace(base, **changes)
 
@@ -136,6 +136,18 @@ def test_it_says_how_many_more_findings_there_are() -> None:
     assert "5 more findings are not shown here" in printed(found)
     assert "24 more findings are not shown here" in printed(found, limit=1)
     assert "not shown" not in printed(found, limit=25)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_findings_stand_under_their_incident_with_their_place_in_the_whole(width: int) -> None:
+    found = [finding(1), finding(2, incident=2, workload="bank"), finding(3), finding(4, incident=2)]
+    text = printed(found, width=width, limit=3)
+    assert "2 incidents, 4 findings in 1,000 lines" in text
+    assert "Incident 1 · 2026-11-19 09:00:00 UTC · shop · 2 findings" in text
+    assert "Incident 2 · 2026-11-19 09:00:00 UTC · bank, shop · 1 of 2 findings" in text
+    places = [text.index(word) for word in ("Incident 1", "ledger-1", "ledger-3", "Incident 2", "ledger-2")]
+    assert places == sorted(places)
+    assert "ledger-4" not in text
 
 
 def test_it_says_plainly_when_there_is_nothing_to_read() -> None:

@@ -1,13 +1,14 @@
 """What the verbs share: settings from flags, the running stack's Redis, output."""
 
 import argparse
+import io
 import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -48,6 +49,19 @@ def span(text: str) -> timedelta | None:
     return None if match is None else timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
+def ago(text: str, now: datetime) -> datetime:
+    """The moment that `--since TEXT` means. Raises BadInput."""
+    length = span(text)
+    if length is None:
+        raise BadInput(f"--since {text!r} is not a span; write 90s, 15m, 1h or 7d")
+    try:
+        return now - length
+    except OverflowError as exc:
+        raise BadInput(
+            f"--since {text!r} reaches back before the year 1; leave it out for all times"
+        ) from exc
+
+
 @contextmanager
 def redis_explained() -> Iterator[None]:
     """Turn redis-py's errors into RedisUnavailable, for verbs that ask Redis directly."""
@@ -72,6 +86,9 @@ class _Output(Console):
 
 def out() -> Console:
     """Standard output for people."""
+    # What a terminal's encoding lacks is escaped: a name in a log must not end the command.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     return _Output(highlight=False, soft_wrap=False, emoji=False)
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pipeline.batches import DeadLetter
 from pipeline.commands.common import (
+    ago,
     cell,
     out,
     print_json,
@@ -19,7 +20,6 @@ from pipeline.commands.common import (
     reached,
     redis_explained,
     settings_of,
-    span,
 )
 from pipeline.errors import BadInput, BadPayload, TooNew
 from pipeline.keyspace import connect
@@ -28,7 +28,7 @@ from pipeline.records import utc_now
 from pipeline.results import readable
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.words import plural
+from pipeline.words import chance, plural
 
 PAGE: Final = 100  # dead batches shown at once
 
@@ -136,7 +136,9 @@ def _results(args: argparse.Namespace, settings: Settings) -> int:
     if rows.is_empty():
         console.print(f"no results in {printable(_place(settings))}", markup=False, soft_wrap=True)
         return 0
-    table = Table("time (UTC)", "workload", "level", "score", "line", "message", box=None, pad_edge=False)
+    table = Table(
+        "time (UTC)", "workload", "level", "score", "p", "line", "message", box=None, pad_edge=False
+    )
     for row in _rows(rows):
         table.add_row(*row)
     console.print(table)
@@ -151,7 +153,7 @@ def _stored(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
     from pipeline.opensearch.client import connect as open_search
     from pipeline.opensearch.newest import newest
 
-    since = _since(args.since, utc_now()) if args.since else None
+    since = ago(args.since, utc_now()) if args.since else None
     rows = newest(
         open_search(settings), settings, limit=args.limit, since=since, workload=args.workload,
         anomalous=args.anomalous,
@@ -170,7 +172,7 @@ def _place(settings: Settings) -> object:
 def _wanted(args: argparse.Namespace, stored: pl.LazyFrame) -> pl.DataFrame:
     """The newest records that were asked for, oldest first."""
     if args.since:
-        stored = stored.filter(pl.col("timestamp") >= _since(args.since, utc_now()))
+        stored = stored.filter(pl.col("timestamp") >= ago(args.since, utc_now()))
     if args.anomalous:
         stored = stored.filter(pl.col("anomalous"))
     if args.workload:
@@ -183,8 +185,8 @@ def _rows(rows: pl.DataFrame) -> Iterator[tuple[Text, ...]]:
         when: datetime = row["timestamp"]
         score = "warming" if row["score"] is None else f"{row['score']:.2f}"
         shown = (
-            f"{when:%Y-%m-%d %H:%M:%S}", row["workload"], row["level"] or "", score, _line(row["line"]),
-            row["message"][:300],
+            f"{when:%Y-%m-%d %H:%M:%S}", row["workload"], row["level"] or "", score, chance(row["p_value"]),
+            _line(row["line"]), row["message"][:300],
         )  # fmt: skip
         yield tuple(cell(value) for value in shown)
 
@@ -192,15 +194,3 @@ def _rows(rows: pl.DataFrame) -> Iterator[tuple[Text, ...]]:
 def _line(number: int) -> str:
     """The line in its source; a polled document has none, but a number made of its id."""
     return str(number) if number < 2**40 else ""
-
-
-def _since(text: str, now: datetime) -> datetime:
-    length = span(text)
-    if length is None:
-        raise BadInput(f"--since {text!r} is not a span; write 90s, 15m, 1h or 7d")
-    try:
-        return now - length
-    except OverflowError as exc:
-        raise BadInput(
-            f"--since {text!r} reaches back before the year 1; leave it out for all times"
-        ) from exc

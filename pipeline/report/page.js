@@ -20,43 +20,46 @@
   document.documentElement.classList.add("has-js");
   for (const node of document.querySelectorAll("time")) node.title = local(Date.parse(node.dateTime) / 1000) + ", local time";
 
-  // Findings: filtered by text, by episode and by a stretch of the timeline.
+  // Findings: filtered by text and by a stretch of the timeline.
   const cards = [...document.querySelectorAll(".finding")].map((node) => ({
     node,
     first: Number(node.dataset.first),
     last: Number(node.dataset.last),
-    episode: node.dataset.episode,
     text: node.textContent.toLowerCase(),
   }));
-  const chosen = { text: [], episode: null, from: null, to: null };
+  const incidents = [...document.querySelectorAll(".incident")].map((node) => ({
+    node,
+    cards: [...node.querySelectorAll(".finding")],
+    rest: node.querySelector(".rest"),
+    opened: false, // by a filter, which closes it again
+  }));
+  const reveal = () => {
+    const rest = location.hash.length > 1 && document.getElementById(location.hash.slice(1))?.closest(".rest");
+    if (rest) rest.open = true;
+  };
+  const chosen = { text: [], from: null, to: null };
   const show = () => {
     let visible = 0;
     for (const card of cards) {
       const hit = chosen.text.every((w) => card.text.includes(w))
-        && (chosen.episode === null || card.episode === chosen.episode)
         && (chosen.from === null || (card.first < chosen.to && card.last >= chosen.from));
       card.node.hidden = !hit;
       visible += hit ? 1 : 0;
     }
     const parts = [];
-    if (chosen.episode !== null) parts.push("episode " + chosen.episode);
     if (chosen.from !== null) parts.push(utc(chosen.from) + " – " + utc(chosen.to).slice(11) + " UTC");
     if (chosen.text.length) parts.push("“" + chosen.text.join(" ") + "”");
     $("shown").textContent = parts.length ? number(visible) + " of " + number(cards.length) + " shown: " + parts.join(", ") : "";
     $("clear").hidden = !parts.length;
+    for (const incident of incidents) {
+      incident.node.hidden = incident.cards.every((node) => node.hidden);
+      if (!incident.rest) continue;
+      if (parts.length && !incident.rest.open) incident.rest.open = incident.opened = true;
+      else if (!parts.length && incident.opened) incident.rest.open = incident.opened = false;
+    }
   };
+  addEventListener("hashchange", reveal);
   $("find").addEventListener("input", later(() => { chosen.text = words($("find").value); show(); }));
-  for (const old of document.querySelectorAll(".ep")) {
-    const { episode } = old.closest(".finding").dataset;
-    const button = make("button", "ep", old.textContent);
-    button.type = "button";
-    button.title = "Show only this episode";
-    button.addEventListener("click", () => {
-      chosen.episode = chosen.episode === episode ? null : episode;
-      show();
-    });
-    old.replaceWith(button);
-  }
 
   // Timeline: hover or arrow keys read a bucket; click, drag or Enter choose a stretch.
   const chart = document.querySelector(".chart svg");
@@ -113,7 +116,6 @@
   }
   $("clear").addEventListener("click", () => {
     chosen.text = [];
-    chosen.episode = null;
     $("find").value = "";
     pick(-1, -1);
     show();
@@ -183,8 +185,11 @@
   $("more").addEventListener("click", () => { limit = Infinity; draw(); });
   body.addEventListener("click", (event) => {
     // A finding that a filter hides could not be jumped to.
-    if (event.target.closest("a") && !$("clear").hidden) $("clear").click();
+    const link = event.target.closest("a");
+    if (link && !$("clear").hidden) $("clear").click();
+    if (link && link.hash === location.hash) setTimeout(reveal); // no hash changes
   });
   draw();
   show();
+  reveal();
 })();

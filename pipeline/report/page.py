@@ -20,7 +20,7 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.errors import BadInput, SinkUnavailable
-from pipeline.findings import Finding
+from pipeline.findings import Finding, by_incident
 from pipeline.report import parts
 from pipeline.report.text import headline, shown
 from pipeline.words import plural
@@ -100,8 +100,8 @@ def render(
         "css": css,
         "js": js,
         "title": parts.text_html(title),
-        "headline": parts.text_html(headline(len(findings), summary)),
-        "sub": _sub(findings, summary),
+        "headline": parts.text_html(headline(findings, summary)),
+        "sub": _sub(summary),
         "timeline": parts.timeline(buckets, timeline["bucket_s"]),
         "findings": cards or '<p class="note">No record was judged anomalous.</p>',
         "left_out": _left_out(len(findings) - fitting),
@@ -133,7 +133,7 @@ def _epoch(moment: str) -> int:
     return int(datetime.fromisoformat(moment).timestamp())
 
 
-def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
+def _sub(summary: Mapping[str, Any]) -> str:
     if not summary["records"]:
         return "There is nothing to show yet."
     first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
@@ -141,16 +141,14 @@ def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
         f"{parts.time_html(first)} – {parts.time_html(last)} UTC",
         plural(len(summary["by_workload"]), "workload"),
     ]
-    if findings:
-        facts.append(plural(len({f.episode for f in findings}), "episode"))
     if summary["warming"] and summary["warming"] != summary["records"]:
         facts.append(f"{plural(summary['warming'], 'record')} not judged: the model was warming up")
     return " · ".join(facts)
 
 
 def _cards(findings: Sequence[Finding]) -> tuple[int, str]:
-    """How many findings fit, and their HTML; past half of the share, samples get short."""
-    out: list[str] = []
+    """How many findings fit, and their HTML under their incidents; past half of the share, samples get short."""
+    out: dict[int, str] = {}
     used = 0
     for number, finding in enumerate(findings[:FINDINGS], start=1):
         roomy = used < FINDINGS_BYTES // 2
@@ -158,8 +156,13 @@ def _cards(findings: Sequence[Finding]) -> tuple[int, str]:
         used += len(card.encode("utf-8", "replace"))
         if used > FINDINGS_BYTES:
             break
-        out.append(card)
-    return len(out), "\n".join(out)
+        out[number] = card
+    # The first of the list are the first of each incident, so both go through the incidents in the same order.
+    entries = zip(by_incident(findings[: len(out)]), by_incident(findings), strict=False)
+    incidents = [
+        parts.incident([f for _, f in whole], [out[place] for place, _ in here]) for here, whole in entries
+    ]
+    return len(out), "\n".join(incidents)
 
 
 def _left_out(count: int) -> str:

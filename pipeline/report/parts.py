@@ -7,8 +7,8 @@ from html import escape
 from typing import Any, Final
 
 from pipeline.findings import Finding, Sample, severity
-from pipeline.report.text import clock, explain, sample_text, shown, span
-from pipeline.words import plural
+from pipeline.report.text import begun, clock, explain, place, sample_text, shown, span
+from pipeline.words import chance, plural
 
 LISTED: Final = 12  # workloads and levels in the numbers
 
@@ -38,6 +38,21 @@ def marked(text: str, spans: Iterable[tuple[int, int]], tag: str) -> str:
     return "".join([*out, escape(text[at:])])
 
 
+def incident(findings: Sequence[Finding], cards: Sequence[str]) -> str:
+    """An incident with the cards of its findings that fit: the best one to be seen, the others to be opened."""
+    name, *facts = begun(findings, len(cards))
+    number = findings[0].incident
+    best, *others = cards
+    rest = ""
+    if others:
+        more = f"{plural(len(others), 'more finding')} of this incident"
+        rest = "\n".join([f'\n<details class="rest"><summary>{more}</summary>', *others, "</details>"])
+    return f"""<section class="incident" id="i{number}" aria-labelledby="i{number}-h">
+<h3 class="begun" id="i{number}-h"><b>{name}</b> <span>{escape(" · ".join(facts))}</span></h3>
+{best}{rest}
+</section>"""
+
+
 def card(number: int, finding: Finding, samples: int, chars: int) -> str:
     """One finding with at most `samples` samples of at most `chars` characters."""
     template = shown(finding.template, chars)
@@ -53,17 +68,19 @@ def card(number: int, finding: Finding, samples: int, chars: int) -> str:
         + " UTC",
         f"score {finding.score:.2f}",
     ]
+    if finding.p_value is not None:
+        facts.append(f"p {chance(finding.p_value)}")
     if finding.patterns > 1:
         facts.append(f"{finding.patterns:,} variants")
     if finding.lines > finding.count:
         facts.append(plural(finding.lines, "line"))
     return f"""<article class="finding" id="f{number}" data-first="{int(finding.first_seen.timestamp())}" \
-data-last="{int(finding.last_seen.timestamp())}" data-episode="{finding.episode}">
+data-last="{int(finding.last_seen.timestamp())}">
 <div>
 <div class="who"><a class="no" href="#f{number}">{number}</a>\
 <span class="chip s{severity(finding)}">{text_html(finding.level or "no level")}</span>\
-<span class="wl">{text_html(finding.workload, 200)}</span><span class="ep">episode {finding.episode}</span></div>
-<h3 class="template">{marked(template, (m.span() for m in _HOLE.finditer(template)), 'span class="hole"')}</h3>
+<span class="wl">{text_html(finding.workload, 200)}</span></div>
+<h4 class="template">{marked(template, (m.span() for m in _HOLE.finditer(template)), 'span class="hole"')}</h4>
 <p class="why">{escape(why[0].upper() + why[1:])}.</p>
 <p class="meta">{" · ".join(facts)}</p>
 </div>
@@ -73,9 +90,9 @@ data-last="{int(finding.last_seen.timestamp())}" data-episode="{finding.episode}
 
 def _sample(sample: Sample, chars: int) -> str:
     text, spans = sample_text(sample, chars)
-    place = f"<b>{text_html(sample.source, 300)}:{sample.line}</b>"
+    where = f"<b>{escape(place(sample, 300))}</b>"
     return (
-        f"<figure><figcaption>{place} · {time_html(sample.timestamp)}</figcaption>"
+        f"<figure><figcaption>{where} · {time_html(sample.timestamp)}</figcaption>"
         f"<pre>{marked(text, spans, 'mark')}</pre></figure>"
     )
 

@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.findings import Finding, severity
-from pipeline.report.text import clock, explain, headline, sample_text, shown, span, visible
+from pipeline.findings import Finding, by_incident, severity
+from pipeline.report.text import begun, clock, explain, headline, place, sample_text, shown, span, visible
 from pipeline.words import plural
 
 TABLE_WIDTH: Final = 120  # below this, columns would break words
@@ -29,18 +29,20 @@ _MARK_STYLE: Final = "bold black on yellow"
 def render(
     findings: Sequence[Finding], summary: Mapping[str, Any], console: Console, *, limit: int = 20
 ) -> None:
-    """Print the first `limit` findings, given in reading order, and say how many more there are.
+    """Print the first `limit` findings, given in reading order, under their incidents, and say how many more there are.
 
     `summary` comes from `findings.summary`. With no findings, says whether nothing was unusual or
     nothing could be judged yet.
     """
-    console.print(_text(console, headline(len(findings), summary), "bold"))
+    console.print(_text(console, headline(findings, summary), "bold"))
     if summary["records"]:
         console.print(_text(console, _sub(findings, summary), "dim"))
     first = findings[:limit]
     if first:
-        console.print()
-        console.print(_table(first, console) if console.width >= TABLE_WIDTH else _blocks(first, console))
+        for entry, whole in zip(by_incident(first), by_incident(findings), strict=False):
+            console.print()
+            console.print(_incident([f for _, f in whole], len(entry), console))
+            console.print(_table(entry, console) if console.width >= TABLE_WIDTH else _blocks(entry, console))
     left = len(findings) - len(first)
     if left > 0:
         verb = "is" if left == 1 else "are"
@@ -51,22 +53,27 @@ def render(
 def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
     parts = [f"{span(first, last)} UTC", plural(len(summary["by_workload"]), "workload")]
-    if findings:
-        parts.append(plural(len({f.episode for f in findings}), "episode"))
     if findings and summary["warming"]:
         parts.append(f"{plural(summary['warming'], 'record')} not judged: the model was warming up")
     return " · ".join(parts)
 
 
-def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
+def _incident(findings: Sequence[Finding], here: int, console: Console) -> Text:
+    name, *facts = begun(findings, here)
+    about = _one_line(" · ".join(["", *facts]))
+    return Text.assemble(_text(console, name, "bold"), _text(console, about, ""))
+
+
+def _table(findings: Sequence[tuple[int, Finding]], console: Console) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_lines=True, pad_edge=False)
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("level", no_wrap=True)
-    table.add_column("count", justify="right", no_wrap=True)
+    # Widths that hold for the tables of all incidents.
+    table.add_column("#", justify="right", no_wrap=True, min_width=3)
+    table.add_column("level", no_wrap=True, min_width=8)
+    table.add_column("count", justify="right", no_wrap=True, min_width=7)
     table.add_column("first and last seen, UTC", no_wrap=True)
     table.add_column("template and reason", ratio=5, overflow="fold")
     table.add_column("sample", ratio=6, overflow="fold")
-    for number, finding in enumerate(findings, start=1):
+    for number, finding in findings:
         what = Text("\n").join(
             [
                 _template(finding, console),
@@ -74,29 +81,28 @@ def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
             ]
         )
         last = clock(finding.last_seen) if finding.last_seen > finding.first_seen else ""
-        when = "\n".join([clock(finding.first_seen), last, f"episode {finding.episode}"])
+        when = "\n".join(filter(None, [clock(finding.first_seen), last]))
         table.add_row(
             Text(str(number)),
             _level(finding, console),
             Text(f"{finding.count:,}"),
-            _text(console, when.replace("\n\n", "\n"), ""),
+            _text(console, when, ""),
             Text("\n").join([_text(console, _one_line(shown(finding.workload, 80)), "bold"), what]),
             Text("\n").join(_sample(finding, console)),
         )
     return table
 
 
-def _blocks(findings: Sequence[Finding], console: Console) -> RenderableType:
+def _blocks(findings: Sequence[tuple[int, Finding]], console: Console) -> RenderableType:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
-    for number, finding in enumerate(findings, start=1):
+    for number, finding in findings:
         facts = [
             "",
             _one_line(shown(finding.workload, 80)),
             plural(finding.count, "time"),
             f"{span(finding.first_seen, finding.last_seen)} UTC",
-            f"episode {finding.episode}",
         ]
         lines = [
             Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
@@ -150,5 +156,4 @@ def _sample(finding: Finding, console: Console) -> list[Text]:
     line.append(_encodable(_one_line(text[at : begin + SAMPLE_CHARS]), console))
     if begin + SAMPLE_CHARS < len(text):
         line.append(_encodable("…", console))
-    place = f"{_one_line(shown(sample.source, 200))}:{sample.line}"
-    return [_text(console, place, "underline"), line]
+    return [_text(console, _one_line(place(sample, 200)), "underline"), line]

@@ -5,13 +5,13 @@ turned into something visible here, before any other code sees it.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from pipeline.findings import Sample
-from pipeline.records import ERROR_LEVELS, LEVELS, Reason
-from pipeline.words import plural
+from pipeline.findings import Finding, Sample
+from pipeline.records import ERROR_LEVELS, LEVELS, OURS, Reason
+from pipeline.words import listed, plural
 
 # C0 controls and DEL have pictures of their own (U+2400...); newline and tab keep their meaning. C1
 # controls, line separators, zero-width and direction marks are named by their number. Lone
@@ -76,6 +76,13 @@ def sample_text(sample: Sample, chars: int) -> tuple[str, list[tuple[int, int]]]
     return text, [(start, end) for start, end in marks(text, sample.words) if start >= begin]
 
 
+def place(sample: Sample, chars: int) -> str:
+    """Where the record stands; what was found in no single line names its lines itself."""
+    if sample.source.startswith(OURS):
+        return f"found in {sample.source.removeprefix(OURS)}"
+    return f"{shown(sample.source, chars)}:{sample.line}"
+
+
 def explain(reasons: Iterable[str], level: str | None = "") -> list[str]:
     """The reasons in plain words: one sentence part for each kind, in the order given.
 
@@ -107,10 +114,27 @@ def _sentence(name: str, data: list[str], level: str | None) -> str:
             )
         case Reason.ERROR_SEVERITY:
             return _error_sign(data, level)
+        case Reason.MARKED:
+            # The data says as what, and who said so.
+            return "marked " + (", ".join(shown(d, 120) for d in data[:3]) or "by somebody")
         case Reason.UNCLASSIFIED:
             return "unclassified: its workload is past its template limit"
         case Reason.WARMING:
             return "no model yet"
+        case Reason.SESSION_EVENT:
+            return "an event that no normal session has"
+        case Reason.SESSION_COUNTS:
+            return "events in numbers that no normal session has"
+        case Reason.SESSION_LENGTH:
+            return "another length than normal sessions"
+        case Reason.SESSION_ORDER:
+            return "an order that no normal session has"
+        case Reason.RATE_BURST:
+            return "more lines than its past explains"
+        case Reason.RATE_SILENCE:
+            return "lines that stopped"
+        case Reason.RATE_MIX:
+            return "another mix of templates than before"
         case _:
             return shown(": ".join([name, *data[:1]]), 120)
 
@@ -133,18 +157,32 @@ def _listed(words: list[str], most: int = 5) -> str:
     return f"{first} and {len(words) - most:,} more" if len(words) > most else first
 
 
-def headline(findings: int, summary: Mapping[str, Any]) -> str:
+def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     """What was found, in one sentence."""
     records, warming, lines = summary["records"], summary["warming"], plural(summary["lines"], "line")
     if not records:
         return "No lines were read"
     if findings:
-        return f"{plural(findings, 'finding')} in {lines}; read these first"
+        incidents = plural(len({f.incident for f in findings}), "incident")
+        return f"{incidents}, {plural(len(findings), 'finding')} in {lines}; read these first"
     if warming == records:
         return f"No verdict yet: {lines} came while the model was warming up"
     if warming:
         return f"Nothing unusual in the lines judged so far; {warming:,} of {records:,} records came while warming up"
     return f"Nothing unusual in {lines}"
+
+
+def begun(findings: Sequence[Finding], here: int) -> list[str]:
+    """What the incident of these findings is called, when it began, whom it hit, and how many of them are told here."""
+    first, *_ = hit = sorted(findings, key=lambda f: (f.first_seen, f.workload))
+    names = dict.fromkeys(shown(f.workload, 80) for f in hit)
+    many = plural(len(findings), "finding")
+    return [
+        f"Incident {first.incident}",
+        f"{clock(first.first_seen)} UTC",
+        listed(names),
+        many if len(findings) == here else f"{here:,} of {many}",
+    ]
 
 
 def clock(moment: datetime) -> str:

@@ -1,0 +1,190 @@
+"""`logweir incidents`: what began together, the newest first; one of them with its causes and samples."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final, cast
+
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.commands.common import (
+    ago,
+    cell,
+    out,
+    print_json,
+    printable,
+    reached,
+    redis_explained,
+    settings_of,
+)
+from pipeline.errors import BadInput
+from pipeline.gpu.words import seconds
+from pipeline.incidents import Cause, Incident, Incidents
+from pipeline.keyspace import Keys, connect
+from pipeline.records import utc_now
+from pipeline.settings import Settings
+from pipeline.words import listed, plural
+
+PAGE: Final = 50  # incidents shown at once
+TITLE_CHARS: Final = 160
+_KINDS: Final = {3: ("error", "bold red"), 2: ("warning", "bold yellow"), 1: ("unusual", "cyan")}
+
+
+def main(args: argparse.Namespace) -> int:
+    given = settings_of(args)
+    now = utc_now()
+    since = ago(args.since, now) if args.since else None
+    if args.incident is not None and (args.open or since is not None):
+        raise BadInput("one incident is shown whole; leave out --open and --since, or its id")
+    settings = reached(given)
+    with redis_explained():
+        found = _kept(settings, now)
+    if args.incident is not None:
+        return _show(_chosen(found, args.incident), found, as_json=args.json)
+    return _list(found, args, since)
+
+
+def facts(incident: Incident) -> dict[str, Any]:
+    """An incident for programs."""
+    return {
+        "id": incident.id,
+        "first": incident.first,
+        "last": incident.last,
+        "open": incident.open,
+        "severity": incident.severity,
+        "score": incident.score,
+        "title": incident.title,
+        "workloads": list(incident.workloads),
+        "count": incident.count,
+        "seen": incident.seen,
+        "seen_before": incident.seen_before,
+        "causes": [asdict(cause) for cause in incident.causes],
+        "more_causes": incident.more,
+    }
+
+
+def _kept(settings: Settings, now: datetime) -> list[Incident]:
+    blob = connect(settings).get(Keys(settings.key_prefix).watching("incidents"))
+    state = Incidents.unpack(cast("bytes | None", blob))
+    state.close(now)  # of this copy: what is still open is a matter of now, not of the watcher's last look
+    return state.all()
+
+
+def _chosen(found: Sequence[Incident], name: str) -> Incident:
+    """By its id or the beginning of it. Raises BadInput."""
+    alike = [i for i in found if i.id.startswith(name)] if name else []
+    if len(alike) > 1:
+        raise BadInput(f"{plural(len(alike), 'incident')} begin with {name!r}; write more of the id")
+    if not alike:
+        raise BadInput(f"there is no incident {name!r}; `logweir incidents` lists them")
+    return alike[0]
+
+
+def _list(found: Sequence[Incident], args: argparse.Namespace, since: datetime | None) -> int:
+    wanted = [i for i in found if (i.open or not args.open) and (since is None or i.last >= since)]
+    if args.json:
+        print_json([facts(i) for i in wanted])
+        return 0
+    console = out()
+    if not wanted:
+        which = "open incidents" if args.open else "incidents"
+        span = f" in the last {args.since}" if args.since else ""
+        console.print(f"no {which}{span}" + (f"; {plural(len(found), 'other')} kept" if found else ""))
+        return 0
+    table = Table("incident", "began (UTC)", "for", "what", box=None, pad_edge=False, leading=1)
+    for incident in wanted[:PAGE]:
+        state = "[bold]open[/]" if incident.open else "[dim]closed[/]"
+        table.add_row(
+            Text.from_markup(f"{incident.id}\n{state}"),
+            Text(f"{incident.first:%Y-%m-%d\n%H:%M:%S}"),
+            cell(lasting(incident)),
+            Text("\n").join(_what(incident)),
+        )
+    console.print(table)
+    if len(wanted) > PAGE:
+        console.print(
+            f"and {plural(len(wanted) - PAGE, 'older incident')}; --json shows all, --since 1h the latest"
+        )
+    return 0
+
+
+def _what(incident: Incident) -> list[Text]:
+    word, style = _KINDS[incident.severity]
+    facts = [plural(len(incident.causes) + incident.more, "cause"), plural(incident.count, "time")]
+    if incident.seen_before is not None:
+        facts.append(f"seen {plural(incident.seen, 'time')} before ({incident.seen_before})")
+    return [
+        Text.assemble((word, style), " in ", (printable(listed(incident.workloads)), "bold")),
+        cell(_one_line(incident.title, TITLE_CHARS)),
+        Text(" · ".join(facts), "dim"),
+    ]
+
+
+def _show(incident: Incident, found: Sequence[Incident], *, as_json: bool) -> int:
+    if as_json:
+        print_json(facts(incident))
+        return 0
+    console = out()
+    word, style = _KINDS[incident.severity]
+    state = "open" if incident.open else "closed"
+    console.print(
+        Text.assemble(
+            (incident.id, "bold"), ", ", (state, "bold"), ", ", (word, style), ", ", _when(incident)
+        ),
+        soft_wrap=True,
+    )
+    console.print(f"in {', '.join(map(printable, incident.workloads))}", markup=False, soft_wrap=True)
+    console.print(_before(incident, found), markup=False, soft_wrap=True)
+    console.print()
+    causes = len(incident.causes) + incident.more
+    console.print(
+        f"{plural(causes, 'cause')}, seen {plural(incident.count, 'time')}; the most urgent first:",
+        markup=False,
+    )
+    for cause in incident.causes:
+        word, style = _KINDS[cause.severity]
+        console.print(
+            Text.assemble(
+                (word, style),
+                f"  {printable(cause.workload)}  {printable(cause.cause)}  ",
+                (_cause(cause), "dim"),
+            ),
+            soft_wrap=True,
+        )
+        console.print(Text("    ") + cell(_one_line(cause.text, 1_000)), soft_wrap=True)
+    if incident.more:
+        console.print(f"and {plural(incident.more, 'cause')} more", markup=False)
+    return 0
+
+
+def _when(incident: Incident | Cause) -> str:
+    first, last = incident.first, incident.last
+    end = f"{last:%H:%M:%S}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M:%S}"
+    until = f" to {end} UTC, {lasting(incident)}" if last > first else " UTC"
+    return f"{first:%Y-%m-%d %H:%M:%S}{until}"
+
+
+def lasting(incident: Incident | Cause) -> str:
+    return seconds((incident.last - incident.first).total_seconds())
+
+
+def _cause(cause: Cause) -> str:
+    return f"{plural(cause.count, 'time')}, {_when(cause)}, score {cause.score:.2f}"
+
+
+def _before(incident: Incident, found: Sequence[Incident]) -> str:
+    if incident.seen_before is None:
+        return "not seen before"
+    when = next(
+        (f" of {i.first:%Y-%m-%d %H:%M} UTC" for i in found if i.id == incident.seen_before),
+        ", no longer kept",
+    )
+    return f"seen {plural(incident.seen, 'time')} before; most like {incident.seen_before}{when}"
+
+
+def _one_line(text: str, most: int) -> str:
+    """A stack trace is told by its first line."""
+    first, *rest = text.strip().splitlines() or [""]
+    return first[: most - 2] + " …" if rest or len(first) > most else first

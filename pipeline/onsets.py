@@ -1,0 +1,117 @@
+"""Onsets: when things began to go wrong, and which of them began together.
+
+One fault shows in several services and templates within a minute or two. So onsets that are close in time make one
+incident, over all workloads, and only onsets do: what goes on for hours is one onset, and glues nothing together. Both
+the report of a run (`findings.order`) and the live state (`incidents.Incidents`) group with this one function, which
+depends on the set of onsets and not on the order in which they are given.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, Final
+
+GAP: Final = timedelta(seconds=60)  # services retry and time out within a minute as a rule
+BURST_SPAN: Final = timedelta(seconds=120)  # how long one onset can hold its incident open
+SPAN: Final = timedelta(seconds=180)  # a longer chain of onsets is more than one incident
+SHORTEST_GAP: Final = timedelta(seconds=5)  # below this, order in time says nothing about cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onset:
+    """The beginning of one thing."""
+
+    first: datetime
+    burst_end: datetime  # end of the opening burst: no gap over GAP, at most BURST_SPAN after `first`
+    leads: bool  # it may make an incident; what does not lead joins one that is near, or keeps apart
+    key: tuple[Any, ...]  # orders onsets of one moment; different for every onset
+
+
+def together(onsets: Sequence[Onset]) -> list[list[Onset]]:
+    """Incidents by time of their first onset, each with its onsets by time.
+
+    An incident stays open for GAP after the last onset or the end of an opening burst. One whose onsets span more than
+    SPAN is cut with half the gap, and so on; where no gap is wider than twice SHORTEST_GAP, after every SPAN. An onset
+    that such a cut leaves alone goes back to its nearer neighbour where both fit in SPAN: gaps all alike are no sign of
+    two incidents, or ten minutes of trouble would fall into thirty. Onsets that do not lead join the incident that is
+    near or, failing that, make incidents of their own; so a harmless one-off never joins two.
+    """
+    incidents = _runs([o for o in onsets if o.leads], GAP)
+    starts, ends = [run[0].first for run in incidents], [max(o.burst_end for o in run) for run in incidents]
+    alone = []
+    for onset in _by_time([o for o in onsets if not o.leads]):
+        # By time, and none is longer: of thousands only a few can be near.
+        near = range(
+            bisect_left(starts, onset.first, key=lambda start: start + SPAN + BURST_SPAN + GAP),
+            bisect_right(starts, onset.first + GAP),
+        )
+        away = {at: max(starts[at] - onset.first, onset.first - ends[at], timedelta(0)) for at in near}
+        nearest = min(near, key=away.__getitem__, default=None)
+        if nearest is None or away[nearest] > GAP:
+            alone.append(onset)
+        else:
+            incidents[nearest].append(onset)
+    return sorted(map(_by_time, [*incidents, *_runs(alone, GAP)]), key=lambda run: (run[0].first, run[0].key))
+
+
+def _by_time(onsets: Sequence[Onset]) -> list[Onset]:
+    return sorted(onsets, key=lambda o: (o.first, o.key))
+
+
+def chains(onsets: Sequence[Onset], gap: timedelta = GAP) -> list[list[Onset]]:
+    """Runs with at most `gap` between an onset and the bursts before it, however long; each grouped apart by `together`."""
+    runs: list[list[Onset]] = []
+    reach = datetime.min.replace(tzinfo=UTC)
+    for onset in _by_time(onsets):
+        if not runs or onset.first > reach:
+            runs.append([])
+            reach = onset.first + gap
+        runs[-1].append(onset)
+        # A shorter gap means that onsets alone decide: the bursts are what made the chain too long.
+        reach = max(reach, (onset.burst_end if gap == GAP else onset.first) + gap)
+    return runs
+
+
+def _runs(onsets: Sequence[Onset], gap: timedelta) -> list[list[Onset]]:
+    whole: list[list[Onset]] = []
+    for run in chains(onsets, gap):
+        if run[-1].first - run[0].first <= SPAN:
+            whole.append(run)
+        elif gap / 2 < SHORTEST_GAP:
+            whole += _stretches(run)
+        else:
+            whole += _rejoined(_runs(run, gap / 2))
+    return whole
+
+
+def _stretches(run: list[Onset]) -> list[list[Onset]]:
+    """A run without any gap to cut at, in pieces of SPAN."""
+    pieces: list[list[Onset]] = []
+    for onset in run:
+        if not pieces or onset.first - pieces[-1][0].first > SPAN:
+            pieces.append([])
+        pieces[-1].append(onset)
+    return pieces
+
+
+def _rejoined(pieces: list[list[Onset]]) -> list[list[Onset]]:
+    """Pieces of one run, in order of time, in which lone onsets are back with a neighbour; the narrowest gap first."""
+    home = list(range(len(pieces)))  # pieces that were joined are a stretch, named by its first
+
+    def stretch(at: int) -> int:
+        while home[at] != at:
+            home[at] = at = home[home[at]]
+        return at
+
+    joined = [list(piece) for piece in pieces]
+    gaps = [(right[0].first - left[-1].first, at) for at, (left, right) in enumerate(pairwise(pieces))]
+    # Stretches only grow, so a gap that was passed over once stays so: one pass is enough.
+    for gap, at in sorted(gaps):
+        left, right = joined[stretch(at)], joined[at + 1]
+        lone = len(left) == 1 or len(right) == 1
+        if gap <= GAP and lone and right[-1].first - left[0].first <= SPAN:
+            left += right
+            home[at + 1] = stretch(at)
+    return [joined[at] for at in range(len(pieces)) if home[at] == at]

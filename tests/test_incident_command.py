@@ -1,0 +1,193 @@
+"""`logweir incidents`: the state of the watcher as somebody reads it at three in the morning."""
+
+import functools
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from command_line import Verb, command_line
+
+from pipeline.incidents import Event, Incidents
+from pipeline.keyspace import Keys
+from pipeline.settings import Settings
+
+
+@functools.cache
+def now() -> datetime:
+    """The beginning of the test."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+@pytest.fixture(autouse=True)
+def begun() -> None:
+    now.cache_clear()
+
+
+@pytest.fixture
+def verb(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Verb]:
+    with command_line(settings, monkeypatch, capsys, "incidents", columns=100) as run:
+        yield run
+
+
+def event(number: int, ago: timedelta, lasts: timedelta = timedelta(0), **changes: Any) -> Event:
+    base: dict[str, Any] = {
+        "event_id": f"{number} {ago}",
+        "workload": "shop",
+        "cause": f"template:{number}",
+        "kind": "template",
+        "first": now() - ago,
+        "last": now() - ago + lasts,
+        "count": 5,
+        "score": 0.9,
+        "severity": 3,
+        "text": f"ERROR payment {number} failed\nTraceback (most recent call last):\n  boom",
+    }
+    return Event(**(base | changes))
+
+
+def put(client: "redis.Redis", settings: Settings, *portions: Sequence[Event]) -> list[str]:
+    """A state that was told the portions one after the other, an hour between; its ids, the newest first."""
+    state = Incidents()
+    for number, events in enumerate(portions, start=1):
+        for minutes in (50, 57):
+            state.add(events)
+            state.close(now() - timedelta(hours=len(portions) - number, minutes=60 - minutes))
+    client.set(Keys(settings.key_prefix).watching("incidents"), state.pack())
+    return [i.id for i in state.all()]
+
+
+HOUR = timedelta(hours=1)
+
+
+def saga() -> tuple[list[Event], list[Event]]:
+    half = HOUR / 2
+    lasting = [event(n, half, timedelta(minutes=28), workload=w) for n, w in ((1, "shop"), (3, "bank"))]
+    return [event(n, 5 * HOUR - timedelta(seconds=n)) for n in (1, 2)], [*lasting, event(2, half)]
+
+
+def test_incidents_are_listed_newest_first_with_what_one_must_know(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    new, old = put(client, settings, *saga())
+    said = verb()
+    assert said.code == 0, said.err
+    assert said.out.index(new) < said.out.index(old)
+    flat = " ".join(said.out.split())
+    for fact in (
+        "open",
+        "closed",
+        "28 min",
+        "bank, shop",
+        "payment 1 failed …",
+        "3 causes · 15 times",
+        f"({old})",
+    ):
+        assert fact in flat, fact
+    assert "Traceback" not in said.out
+    assert max(map(len, said.out.splitlines())) <= 100
+
+
+def test_json_holds_every_fact(verb: Verb, client: "redis.Redis", settings: Settings) -> None:
+    new, old = put(client, settings, *saga())
+    first, second = json.loads(verb("--json").out)
+    assert (first["id"], first["open"], first["seen_before"], first["seen"]) == (new, True, old, 1)
+    assert (second["id"], second["open"], second["seen_before"], second["count"]) == (old, False, None, 10)
+    assert {c["cause"] for c in first["causes"]} == {"template:1", "template:2", "template:3"}
+    assert json.loads(verb(new, "--json").out) == first
+
+
+def test_only_open_ones_or_those_of_the_last_hour_are_shown_when_asked(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    new, old = put(client, settings, *saga())
+    for flags in (["--open"], ["--since", "1h"]):
+        said = verb(*flags)
+        assert new in said.out and f"\n{old}" not in said.out
+    assert len(json.loads(verb("--since", "1d", "--json").out)) == 2
+    put(client, settings, saga()[0])
+    assert verb("--open", "--since", "1h").out == "no open incidents in the last 1h; 1 other kept\n"
+
+
+def test_one_incident_is_shown_with_its_causes_and_samples_by_the_beginning_of_its_id(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    new, old = put(client, settings, *saga())
+    said = verb(new[:5])
+    assert said.code == 0, said.err
+    for fact in (
+        new,
+        "open",
+        f"seen 1 time before; most like {old} of",
+        "template:3",
+        "ERROR payment 3 failed …",
+    ):
+        assert fact in said.out, fact
+    assert "not seen before" in verb(old).out
+
+
+def test_what_is_not_there_is_one_sentence(verb: Verb, client: "redis.Redis", settings: Settings) -> None:
+    assert verb().out == "no incidents\n"
+    assert json.loads(verb("--json").out) == []
+    new, _ = put(client, settings, *saga())
+    for words, says in [
+        (["nothing"], "there is no incident 'nothing'; `logweir incidents` lists them"),
+        ([""], "there is no incident ''"),
+        (["--since", "soon"], "--since 'soon' is not a span; write 90s"),
+        ([new, "--open"], "one incident is shown whole"),
+    ]:
+        said = verb(*words)
+        assert (said.code, said.out) == (2, "")
+        assert says in said.err and said.err.count("\n") == 1
+
+
+def test_a_state_that_cannot_be_read_is_said_and_not_shown(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    client.set(Keys(settings.key_prefix).watching("incidents"), b"no state")
+    said = verb()
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    assert "not readable" in said.err
+
+
+def test_nothing_in_a_log_line_steers_the_terminal(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    evil = "[/red]x \x1b[2J :boom:"
+    (name,) = put(client, settings, [event(1, HOUR, workload=evil, text=evil, cause=evil)])
+    for words in ([], [name]):
+        said = verb(*words)
+        assert said.code == 0, said.err
+        assert "\x1b" not in said.out and "[/red]x" in said.out and ":boom:" in said.out
+
+
+def test_what_a_terminal_cannot_write_is_escaped_and_ends_nothing(
+    verb: Verb, client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = put(client, settings, [event(1, HOUR, workload="größe", text="über\nzwei")])
+    for words in ([], [name]):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+        assert verb(*words).code == 0
+        assert rb"gr\xf6\xdfe" in written.getvalue()
+
+
+def test_many_incidents_are_cut_for_a_person_and_whole_for_a_program(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    put(client, settings, [event(n, n * HOUR) for n in range(1, 60)])
+    assert "and 9 older incidents; --json shows all" in " ".join(verb().out.split())
+    assert len(json.loads(verb("--json").out)) == 59
+
+
+def test_without_a_stack_the_remedy_is_named(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL")
+    said = verb()
+    assert (said.code, said.out) == (2, "")
+    assert "logweir up" in said.err
