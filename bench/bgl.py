@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from bench._running import scratch, watched_run
+from pipeline.records import of_lines
 
 BASELINE_LINES = 4_000
 
@@ -39,7 +40,7 @@ def measure(data: Path) -> dict[str, Any]:
 
 
 def _score(out: Path, alerts: list[bool]) -> dict[str, Any]:
-    rows = pl.read_parquet(out / "results/**/*.parquet", hive_partitioning=False)
+    rows = pl.read_parquet(out / "results/**/*.parquet", hive_partitioning=False).filter(of_lines())
     labels = pl.DataFrame(
         {"line": pl.int_range(1, len(alerts) + 1, dtype=pl.UInt64, eager=True), "alert": alerts}
     )

@@ -12,7 +12,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from pipeline.errors import BadSetting
-from pipeline.routing import QUEUE_PERIODIC, QUEUES, TASK_SWEEP, TASK_TICK
+from pipeline.routing import QUEUE_PERIODIC, QUEUES, TASK_SWEEP, TASK_TICK, TASK_WATCH
 from pipeline.settings import Settings
 from pipeline.values import TLS_OPTIONS
 
@@ -124,6 +124,12 @@ def configuration(settings: Settings) -> dict[str, Any]:
                 "task": TASK_TICK,
                 "schedule": settings.tick_s,
                 "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.tick_s * 2)},
+            },
+            "watch": {
+                # One watches at a time, by a lease (tasks/watch.py).
+                "task": TASK_WATCH,
+                "schedule": settings.watch_s,
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.watch_s * 2)},
             },
         },
         # In memory: the stock scheduler keeps a pickle file, and a sweep needs no memory of the last one.

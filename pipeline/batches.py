@@ -140,6 +140,7 @@ class Claim:
     backfill: bool
     meta: Meta
     error: str
+    accepted_ms: int = 0  # Redis time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,7 @@ def parser() -> argparse.ArgumentParser:
         "--cancel", nargs="?", const="", metavar="TRAINING", help="stop this one, or the one that runs"
     )
 
+    _mark(verb)
     models = verb("models", "models", "model versions: list them, show one, make another one live")
     models.add_argument("action", choices=("list", "show", "promote", "rollback"))
     models.add_argument("version", nargs="?", help="for show (default: the live one) and promote")
@@ -165,6 +166,29 @@ def parser() -> argparse.ArgumentParser:
     gpu_flags.add(verbs, common, place)
     _stored(verb)
     return top
+
+
+def _mark(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """The verb for what people say of lines."""
+    mark = verb(
+        "mark",
+        "mark",
+        "say that lines are normal or anomalous, whatever a model says; it learns that next time",
+    )
+    mark.add_argument(
+        "pattern",
+        nargs="?",
+        metavar="PATTERN",
+        help="a pattern id (`results --json`), a template as T17, or the text of a line; - reads that from standard input",
+    )
+    mark.add_argument("state", nargs="?", choices=("normal", "anomalous"), help="what its lines are")
+    mark.add_argument(
+        "--for", metavar="SPAN", help="only for the next 90s, 15m, 1h, 7d; default: until revoked"
+    )
+    mark.add_argument("--workload", metavar="NAME", help="only the lines of this workload")
+    mark.add_argument("--why", metavar="TEXT", help="kept with the mark")
+    mark.add_argument("--list", action="store_true", help="show the marks, and those that ran out lately")
+    mark.add_argument("--revoke", metavar="PATTERN", help="take a mark back: the model's answer counts again")
 
 
 def _running(verb: Callable[..., argparse.ArgumentParser]) -> None:
@@ -203,6 +227,17 @@ def _stored(verb: Callable[..., argparse.ArgumentParser]) -> None:
     dead.add_argument("batch", nargs="*", metavar="BATCH", help="batch ids; 'all' for every one")
     dead.add_argument(
         "--limit", type=_positive, metavar="N", help="for list: the newest N batches (100; --json: all)"
+    )
+
+    incidents = verb(
+        "incidents", "incidents", "what went wrong together: open and past incidents, the newest first"
+    )
+    incidents.add_argument(
+        "incident", nargs="?", metavar="ID", help="one of them, with its causes and samples"
+    )
+    incidents.add_argument("--open", action="store_true", help="only those that still go on")
+    incidents.add_argument(
+        "--since", metavar="SPAN", help="only those that went on in the last 90s, 15m, 1h, 7d"
     )
 
     results = verb("results", "facts", "stored results")

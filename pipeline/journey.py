@@ -15,7 +15,7 @@ import redis
 
 from pipeline.batches import Full
 from pipeline.controller.trainings import Request, Status, Trainings
-from pipeline.errors import RedisUnavailable, SinkUnavailable, StackFailed
+from pipeline.errors import LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed
 from pipeline.keyspace import Keys, connect
 from pipeline.ledger import Ledger
 from pipeline.presence import Presence
@@ -24,6 +24,8 @@ from pipeline.records import Purpose, digest
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
+from pipeline.tasks.context import Context
+from pipeline.tasks.watch import watch
 from pipeline.workers.local import Stack
 
 # With nothing moving for so long a run gives up; what was accepted stays. Longer than a step may take (tasks/step.py).
@@ -178,6 +180,26 @@ class Journey:
         batches, waiting = self.ledger.pending()
         pending = batches + (waiting if live else 0)
         return _View(pending=pending, moves=moves, lines=lines, done=max(0, over - (warming if live else 0)))
+
+    def watch(self) -> None:
+        """Until all that is stored was looked at, every session is judged and every minute is complete: nothing more
+        will come. Raises StackFailed, SinkUnavailable."""
+        context = Context(self.producer.submit.app, self.settings)
+        began = time.monotonic()
+
+        def once() -> bool:
+            try:
+                return watch(context, end=True)
+            except LeaseRefused:  # a worker that was at it had been stopped for long
+                return False
+
+        self.show("watching", 0, 0, "sessions and rates")
+        while not self.asked(once):
+            if time.monotonic() - began > STUCK_S + self.settings.step_s:
+                raise StackFailed(
+                    f"sessions and rates could not be looked at; the logs in {self.settings.data_dir / 'logs'} say why"
+                )
+            self.pause(0.05)
 
     def train(self, learn_from: Path) -> Status:
         """Ask for a training on what is stored there; wait for its end. A failed one leaves everything warming."""

@@ -29,6 +29,7 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | model_names | set | models that were ever published | one per model |
 | model_faults | hash version -> JSON | versions whose files cannot be read, and why | cleared when they can, or are removed; TTL 20 s from the last report |
 | watch | hash | watchlist: pattern -> JSON, and its version under '' | watch.lua, bounded there |
+| marks | hash | what people said of patterns and templates: `kind:number:workload` -> msgpack, and a version under '' | mark.lua, bounded there |
 | training:<id> | hash | one requested training: request, state, status, token | TTL 30 days from its end |
 | training_queue | zset id -> ms | trainings that wait, and from when on they may begin | training_take.lua, training_cancel.lua |
 | training_keys | hash | key of a waiting request -> id, to merge equal ones | as training_queue |
@@ -61,6 +62,15 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | gpu:models | hash `[device, tenant, model]` -> JSON | models on devices: whose lease, state, last use | place.lua drops what no living lease covers |
 | gpu:planning | string | who plans now | TTL 1 s |
 | gpu:planned | string | somebody who waits has planned lately | TTL 0.5 s |
+| watching | hash | observations ever taken off their list, dropped, their bytes; last round; open events and incidents | fixed fields |
+| watching:observations | list | what stored batches said to the watcher, oldest first (watching/observation.py) | 10,000 and 64 MiB in commit.lua; watched.lua |
+| watching:sessions | hash workload NUL key -> msgpack | open sessions | `max_open_sessions`, and 2,000,000 events in all; watched.lua |
+| watching:idle:<lane> | zset workload NUL key -> ms | when a session closes if nothing more comes | as watching:sessions |
+| watching:pulses | hash workload -> msgpack | the time of a workload, and its counts since the last look at its rates | 10,000 workloads; watched.lua, 30 days after its last line |
+| watching:rates | hash workload -> msgpack | what is known of a workload's rates (models/rates.py bounds each) | as watching:pulses, and 64 MiB in all |
+| watching:incidents | string | incidents, msgpack (incidents.py bounds it) | one |
+| watching:rests | string | a round of the watcher hung lately | TTL 5 times `step_s` |
+| watching:outbox | list | rows that the watcher found and no sink has yet, oldest first | emptied before a round adds to it |
 | metrics:<role> | hash | what processes of a role have counted (metrics.py) | as many fields as closed labels allow, never deleted |
 | trouble | string | the newest reason why work had to wait, JSON | TTL 15 s |
 | probe | string | whether Redis takes writes | TTL 5 s |
@@ -118,6 +128,9 @@ class Keys:
 
     def gpu(self, *parts: str) -> str:
         return self("gpu", *parts)
+
+    def watching(self, *parts: str) -> str:
+        return self("watching", *parts)
 
     def metrics(self, role: str) -> str:
         return self("metrics", role)
@@ -193,6 +206,10 @@ class Keys:
     @property
     def watch(self) -> str:
         return self("watch")
+
+    @property
+    def marks(self) -> str:
+        return self("marks")
 
     @property
     def slots(self) -> str:

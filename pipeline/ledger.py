@@ -41,6 +41,9 @@ from pipeline.settings import Settings
 # How long a batch of a newer build is left to that build's workers before it is offered to all again.
 NEWER_PAUSE_S: Final = 2.0
 DRIFT_KEEP_S: Final = 30 * 86_400
+# What waits for the watcher: batches of minutes to hours, in less memory than it takes to notice that nobody watches.
+MAX_OBSERVATIONS: Final = 10_000
+MAX_OBSERVED_BYTES: Final = 64 << 20
 # What may be used of Redis' memory when a batch is taken in: what waits grows as it is worked on.
 MEMORY_PART: Final = 0.8
 # Half a second drains a few batches on the slowest machine we tried; for the others a person has to do something.
@@ -280,6 +283,7 @@ class Ledger:
             backfill=entry.get("backfill") == "1",
             meta=meta,
             error=entry.get("error", ""),
+            accepted_ms=int(entry.get("accepted_ms") or 0),
         )
 
     @contextmanager
@@ -352,9 +356,10 @@ class Ledger:
         outcomes: Mapping[str, int],
         version: str = "",
         measured: Mapping[str, int] | None = None,
+        observation: bytes = b"",
     ) -> None:
         """The batch is in every sink. `outcomes` are line counters to add, `measured` what drift is told from, under
-        the version it was answered with. Raises ClaimLost."""
+        the version it was answered with; `observation` is for the watcher, b"" for none. Raises ClaimLost."""
         k, bid = self.keys, claim.batch_id
         totals = [x for name, amount in outcomes.items() if amount for x in (name, amount)]
         drift = [x for name, amount in (measured or {}).items() if amount for x in (name, amount)]
@@ -362,11 +367,11 @@ class Ledger:
             "commit",
             [
                 k.batch(bid), k.due, k.counts, k.totals(claim.workload), k.payload(bid), k.work(bid), k.warming,
-                k.drift(version),
+                k.drift(version), k.watching("observations"), k.watching(),
             ],
             [
                 bid, claim.seq, self.settings.keep_done_s, "1" if warming else "0", len(totals) // 2, DRIFT_KEEP_S,
-                *totals, *drift,
+                observation, MAX_OBSERVATIONS, MAX_OBSERVED_BYTES, *totals, *drift,
             ],
         )  # fmt: skip
         _held(done, claim)
@@ -528,6 +533,34 @@ class Ledger:
     def warming(self) -> int:
         """Batches that wait for a model."""
         return int(self._ask(self.client.zcard, self.keys.warming))
+
+    def unseen(self) -> int:
+        """Stored batches that the watcher has not looked at, and rows that it found and no sink has."""
+        with answering():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.llen(self.keys.watching("observations"))
+            pipe.llen(self.keys.watching("outbox"))
+            return sum(map(int, pipe.execute()))
+
+    def watching(self) -> dict[str, float]:
+        """How the watcher gets on: open sessions and incidents, observations that wait, those that were dropped at the
+        limit, and seconds since its last look while there was anything to look at."""
+        k = self.keys
+        with answering():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.hgetall(k.watching())
+            pipe.llen(k.watching("observations"))
+            pipe.hlen(k.watching("sessions"))
+            numbers, waits, sessions = pipe.execute()
+        known = _ints(numbers)
+        now = self.now_ms()
+        return {
+            "sessions": sessions,
+            "incidents": known.get("incidents", 0),
+            "observations": waits,
+            "dropped": known.get("dropped", 0),
+            "age_s": max(0, now - known.get("round_ms", now)) / 1000,
+        }
 
     def counts(self) -> dict[str, int]:
         """batches, bytes and stage:<name> in flight."""

@@ -10,7 +10,7 @@ fields as these sets allow, however long it grows.
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -35,6 +35,10 @@ DEVICES: Final = ("cpu", "cuda", OTHER)
 LEASES: Final = ("drain", "training", "share", OTHER)
 # Of a training; kept: the new model was judged worse than the live one.
 TRAININGS: Final = ("published", "kept", "failed", "cancelled")
+# Of what is found in no single line: rules of sessions, rates of templates.
+FOUND: Final = (
+    "session-event", "session-length", "session-counts", "session-order", "rate-burst", "rate-silence", "rate-mix", OTHER,
+)  # fmt: skip
 ROLES: Final = (
     "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu", "beat", "source", "agent", "metrics", OTHER,
 )  # fmt: skip
@@ -112,12 +116,21 @@ TRAINED: Final = Meter(
     about="Trainings that ended, by what came of them.",
     labels={"result": TRAININGS},
 )
+OBSERVED: Final = Meter(
+    name="logweir_observations_total", about="Stored batches that the watcher has looked at."
+)
+SESSIONS: Final = Meter(name="logweir_sessions_total", about="Sessions that were over and judged.")
+FINDINGS: Final = Meter(
+    name="logweir_watch_findings_total",
+    about="Sessions and rates that went wrong, by the first reason.",
+    labels={"kind": FOUND},
+)
 STARTS: Final = Meter(
     name="logweir_worker_starts_total", about="Worker processes that began to work.", labels={"role": ROLES}
 )
 METERS: Final = (
     STEPS, STEP_SECONDS, WAITS, LOOKUPS, SCORED, SCORE_SECONDS, LEASE_SECONDS, REFUSED, SWEEPS, SWEPT, DROPPED, RELOADS, TRAINED,
-    STARTS,
+    OBSERVED, SESSIONS, FINDINGS, STARTS,
 )  # fmt: skip
 
 
@@ -181,6 +194,14 @@ def reloaded() -> None:
 def trained(result: str) -> None:
     """A training ended, in one of TRAININGS."""
     _count(TRAINED, 1, result)
+
+
+def watched(observations: int, sessions: int, kinds: Sequence[str]) -> None:
+    """The watcher made a round: batches it looked at, sessions it judged, and what kinds of things it found."""
+    _count(OBSERVED, observations)
+    _count(SESSIONS, sessions)
+    for kind in kinds:
+        _count(FINDINGS, 1, kind)
 
 
 def started(role: str) -> None:

@@ -27,6 +27,7 @@ TASK_STORE: Final = "logweir.store"
 TASK_TRAIN: Final = "logweir.train"
 TASK_SWEEP: Final = "logweir.sweep"
 TASK_TICK: Final = "logweir.tick"
+TASK_WATCH: Final = "logweir.watch"
 
 STAGE_TASK: Final = {
     Stage.INGEST: TASK_INGEST,

@@ -1,7 +1,7 @@
 """`logweir run`: the whole pipeline on files, then findings. Real Redis, real Celery workers, real Parquet.
 
 start the stack -> [baseline: send, store, train] -> send -> [no baseline: train, score what was warming]
-  -> findings, templates.parquet, summary.json, report -> stop the stack
+  -> every session closed and judged -> findings, templates.parquet, summary.json, report -> stop the stack
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import polars as pl
 import redis
 
 from pipeline import findings as finding
+from pipeline import session_keys
 from pipeline.controller.trainings import Status
 from pipeline.drain.learner import read_templates
 from pipeline.drain.masking import MaskSet
@@ -26,7 +27,7 @@ from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
 from pipeline.journey import Journey, Show
 from pipeline.keyspace import connect
 from pipeline.producer import check_name
-from pipeline.records import Purpose, digest
+from pipeline.records import Purpose, digest, of_lines
 from pipeline.report import page
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
@@ -37,6 +38,8 @@ from pipeline.workers.redis_server import check_redis, find_server
 
 # What holds this directory was made by `logweir run`; any other directory that is not empty is left alone.
 MARKER: Final = ".logweir"
+# A key that comes again after a day is another session's.
+LONG_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,7 @@ def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
     began = time.monotonic()
     # What can be refused is refused before the results of an earlier run are removed.
     MaskSet.load(extra=settings.masks)
+    session_keys.own(settings.session_keys)
     if settings.redis_url is None:
         find_server()
     else:
@@ -125,6 +129,10 @@ def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
         train_source="results",
         train_span_s=None,
         opensearch_source=None,
+        # Everything is there: no session has to be judged before its last line, unless somebody wants it so.
+        session_timeout_s=LONG_S
+        if settings.session_timeout_s == Settings().session_timeout_s
+        else settings.session_timeout_s,
     )
     show("starting", 0, 0, "Redis and workers")
     with _clean_redis(settings), Stack(settings) as stack:
@@ -212,6 +220,7 @@ def _go(plan: Plan, journey: Journey, began: float) -> Outcome:
         started = time.monotonic()
         journey.settle("scoring")
         scoring_s += time.monotonic() - started
+    journey.watch()
     about = {
         "inputs": [str(p) for p in plan.inputs],
         "baseline": [str(p) for p in plan.baseline],
@@ -233,7 +242,11 @@ def _write(plan: Plan, journey: Journey, about: dict[str, Any]) -> Outcome:
     results, out = journey.settings.results, plan.out
     templates = journey.asked(lambda: _templates(journey))
     found = finding.collect(results, templates)
-    about |= {"templates": templates.height, "findings": len(found)}
+    about |= {
+        "templates": templates.height,
+        "findings": len(found),
+        "incidents": len({f.incident for f in found}),
+    }
     summary = {**finding.summary(results), "run": about}
     report = plan.report or out / "report.html"
     try:
@@ -269,6 +282,7 @@ def _templates(journey: Journey) -> pl.DataFrame:
     return (
         ParquetSink(journey.settings.results)
         .scan()
+        .filter(of_lines())
         .group_by("template_id")
         .agg(
             pl.len().cast(pl.UInt64).alias("count"),

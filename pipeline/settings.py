@@ -160,6 +160,12 @@ class Settings:
     train_exclude_anomalous: bool = _about(
         "do not learn from lines that were judged anomalous; new normal shapes are then never learnt", False
     )
+    alerts_per_day: float = _about(
+        "false alarms over new calm lines that a workload may raise in a day, as far as its training data can tell",
+        10.0,
+        least=0.01,
+        most=10_000,
+    )
     seed: int = _about("seed of a training", 0, least=0, most=2**31 - 1)
 
     unwatched: str = _about(
@@ -170,6 +176,21 @@ class Settings:
         "watchlist patterns of workloads that get a model of their own; all others share one", ()
     )
     tick_s: float = _about("how often the controller decides about trainings", 10.0, least=0.2, most=3_600)
+    watch_s: float = _about("how often sessions, rates and incidents are looked at", 2.0, least=0.2, most=60)
+    session_timeout_s: float = _about(
+        "a session in which nothing happens for so long is over", 60.0, least=1, most=86_400
+    )
+    session_keys: tuple[str, ...] = _about(
+        "regular expressions (Rust) of what names a session, the key in their one group; looked for before block, trace "
+        "and request ids",
+        (),
+    )
+    max_open_sessions: int = _about(
+        "sessions that are open at once; past that the longest idle one is closed first",
+        100_000,
+        least=100,
+        most=10_000_000,
+    )
     retrain_age_s: float = _about(
         "a model older than this is trained again", 86_400.0, least=1, most=3_153_600_000
     )

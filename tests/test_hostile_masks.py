@@ -32,7 +32,8 @@ def test_a_line_twice_as_long_takes_at_most_about_twice_as_long(unit: str) -> No
     masks = MaskSet.load()
     half, whole = (unit * (n // len(unit.encode())) for n in (MAX_RECORD_BYTES // 2, MAX_RECORD_BYTES))
     # What is not caused by the line (a query is planned) hides behind neither of them.
-    assert seconds(masks, whole) < 3 * seconds(masks, half) + 0.02
+    # An engine that backtracks takes four times as long at every attempt, a busy machine only at some.
+    assert any(seconds(masks, whole) < 3 * seconds(masks, half) + 0.02 for _ in range(5))
     assert len(masks.mask_one(whole)) <= 10 * MAX_MASKED_CHARS
 
 

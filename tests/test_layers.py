@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Top to bottom. A package stands for all its modules; modules of one entry may import each other.
 ORDER = [
-    "errors", "words", "arrow", "records", "query", "values", "settings", "observe", "keyspace", "metrics", "batches", "ledger", "models", "drain", "gpu", "presence",
+    "errors", "words", "arrow", "records", "onsets", "incident_values", "incidents", "query", "values", "settings", "observe", "keyspace", "metrics", "batches", "ledger", "marks", "mark_store", "models", "drain", "gpu", "presence",
     "registry", "routing", "opensearch", "sources", "results", "sinks", "findings", "report", "controller", "detect",
-    "sampling", "judging", "training", "app", "tasks", "producer", "workers", "journey", "run", "commands", "cli",
+    "session_keys", "sampling", "session_sampling", "judging", "training", "watching", "app", "tasks", "producer", "workers", "journey", "run", "commands", "cli",
 ]  # fmt: skip
 # Heavy packages and the only places that may import them at module level or inside functions.
 HOMES = {

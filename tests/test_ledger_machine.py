@@ -24,11 +24,14 @@ from hypothesis.stateful import (
 
 from pipeline.batches import UNFINISHED, Accepted, Claim, Full, Stage
 from pipeline.errors import BadInput, ClaimLost
+from pipeline.keyspace import text_map
 from pipeline.ledger import Ledger
 from pipeline.records import Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 
 ATTEMPTS = 2
+# Of which one machine stores more than a few, so that the limits are met.
+OBSERVATIONS, OBSERVED_BYTES = 4, 200
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.serial = 0
         self.claims: list[Claim] = []
         self.closed = False
+        self.observed: list[bytes] = []
+        self.dropped = 0
 
     def teardown(self) -> None:
         if hasattr(self, "client"):
@@ -258,13 +263,18 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _commit(self, claim: Claim, warming: bool) -> None:
         outcomes = {"normal": claim.lines}
+        seen = b"" if claim.lines == 1 else f"{claim.batch_id} {claim.seq}".encode() * claim.lines
         if not self._ours(claim):
             with pytest.raises(ClaimLost):
-                self.ledger.commit(claim, warming=warming, outcomes=outcomes)
+                self.ledger.commit(claim, warming=warming, outcomes=outcomes, observation=seen)
             return
-        self.ledger.commit(claim, warming=warming, outcomes=outcomes)
+        self.ledger.commit(claim, warming=warming, outcomes=outcomes, observation=seen)
         with pytest.raises(ClaimLost):
-            self.ledger.commit(claim, warming=warming, outcomes=outcomes)
+            self.ledger.commit(claim, warming=warming, outcomes=outcomes, observation=seen)
+        self.observed += [seen] if seen else []
+        while len(self.observed) > OBSERVATIONS or sum(map(len, self.observed)) > OBSERVED_BYTES:
+            del self.observed[0]
+            self.dropped += 1
         expected = self._left(claim.batch_id, state="done")
         expected.warming, expected.has_payload = warming, False
         if not expected.rescore:
@@ -429,8 +439,22 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {letter.batch_id for letter in ledger.dead()} == dead
         assert ledger.warming() == sum(e.warming for e in self.model.values())
 
+    @invariant()
+    def what_is_stored_is_observed_once_and_the_oldest_are_dropped_at_the_limit(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        watching = self.ledger.keys.watching
+        assert self.client.lrange(watching("observations"), 0, -1) == self.observed
+        numbers = text_map(self.client.hgetall(watching()))
+        assert int(numbers.get("bytes", 0)) == sum(map(len, self.observed))
+        assert int(numbers.get("dropped", 0)) == int(numbers.get("head", 0)) == self.dropped
 
-def test_the_ledger_agrees_with_its_model_whatever_happens(redis_url: str) -> None:
+
+def test_the_ledger_agrees_with_its_model_whatever_happens(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.ledger.MAX_OBSERVATIONS", OBSERVATIONS)
+    monkeypatch.setattr("pipeline.ledger.MAX_OBSERVED_BYTES", OBSERVED_BYTES)
     LedgerMachine.server, LedgerMachine.base = redis_url, Settings(claim_ttl_ms=600_000)
     run_state_machine_as_test(
         LedgerMachine,

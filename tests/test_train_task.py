@@ -26,9 +26,12 @@ from pipeline.gpu.inventory import this_node
 from pipeline.gpu.leases import Leases, Mode, granted
 from pipeline.gpu.pool_values import PoolLease
 from pipeline.judging import Judgement
+from pipeline.marks import State as MarkState
+from pipeline.marks import Target
 from pipeline.models import trainer
+from pipeline.models.bundle import load_known
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.line import ModelConfig
+from pipeline.models.shape import ModelConfig
 from pipeline.query import Query
 from pipeline.records import RESULT_SCHEMA, pattern_ids
 from pipeline.registry import Live
@@ -152,6 +155,31 @@ def test_a_training_makes_a_model_that_is_judged_published_and_described(
     assert percents == sorted(percents)
     assert max(s.epoch for s in shown) > 0 and max(s.loss for s in shown) > 0
     assert free(context) and not context.trainings.due()
+
+
+def test_what_people_said_of_lines_is_used_in_the_next_training(
+    context: Context, monkeypatch: pytest.MonkeyPatch, passing: None
+) -> None:
+    store(context)
+    bad, rare = (pattern_ids([f"queue was {verb} after <NUM> ms"])[0] for verb in VERBS[:2])
+    context.marks.put(Target.pattern(bad), MarkState.ANOMALOUS, text="")
+    context.marks.put(Target.template(2), MarkState.NORMAL, text="")  # that of the other one
+    context.marks.put(Target.template(3), MarkState.ANOMALOUS, text="", lasts=timedelta(milliseconds=1))
+    trusted: list[frozenset[int]] = []
+    fit = trainer.fit
+    monkeypatch.setattr(
+        trainer, "fit", lambda *a, **more: (trusted.append(more["known_normal"]), fit(*a, **more))[1]
+    )
+    while len(context.marks.look().holding) > 2:  # a millisecond
+        pass
+    asked(context)
+    assert task.run(context) is None
+    version = now_live(context).version
+    known = load_known(context.registry.path(version))
+    assert known.count(bad) == 0 and known.count(rare) == 10
+    assert trusted == [frozenset({rare})]
+    manifest = context.registry.manifest(version)
+    assert manifest.query["marked"] == 2 and manifest.stats.distinct == 99
 
 
 def test_a_model_of_its_own_learns_from_its_workload_alone(context: Context, passing: None) -> None:

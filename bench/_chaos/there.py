@@ -16,6 +16,7 @@ from pipeline.batches import HALF, UNFINISHED
 from pipeline.errors import BadPayload
 from pipeline.keyspace import text_map
 from pipeline.ledger import Ledger
+from pipeline.records import OURS
 from pipeline.settings import Settings
 
 MARK: Final = r"mark=(\S+)#(\d+)"
@@ -87,7 +88,8 @@ def _rows(files: list[Path], found: Stored) -> pl.DataFrame:
     def read(some: Sequence[Path]) -> pl.DataFrame:
         lazy = pl.scan_parquet(list(some), hive_partitioning=False, glob=False, include_file_paths="file")
         return (
-            lazy.with_columns(marks=marks)
+            lazy.filter(~pl.col("record_id").str.starts_with(OURS))  # of no line
+            .with_columns(marks=marks)
             .select(
                 *("record_id", "workload", "lines", "file", "marks"),
                 told=pl.col("message").str.contains(pl.col("marks").list.first(), literal=True),

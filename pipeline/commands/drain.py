@@ -41,6 +41,8 @@ DOOR_S: Final = 90.0
 RENEW_S: Final = 20.0
 GONE_S: Final = 1.0
 QUIET_S: Final = 2.0
+# What is stored is safe; what the watcher has not looked at by then waits in Redis for the next start.
+WATCHED_S: Final = 10.0
 REMEDY: Final = "`logweir status` says more, `logweir stop --now` ends the stack as it is and loses nothing"
 
 
@@ -193,7 +195,7 @@ class Drain:
         `gone` tells whether the embedded stack has ended; None: it is a Redis of others, which may be away for AWAY_S.
         `keep`: a door that was closed with these words stays closed meanwhile.
         """
-        began = served = answered = looked = renewed = time.monotonic()
+        began = served = answered = looked = renewed = stored = time.monotonic()
         told = _Told()
         with err().status("draining") as line:
             while True:
@@ -211,7 +213,12 @@ class Drain:
                             f"Redis has not answered for {AWAY_S:.0f} s; whatever is in it is kept, look after it and drain again"
                         ) from exc
                 if left is None:
-                    return now - began
+                    if not self.unseen() or now - stored > WATCHED_S:
+                        return now - began
+                    line.update("draining: sessions and rates are looked at")
+                    time.sleep(LOOK_S)
+                    continue
+                stored = now
                 if gone is not None and now - looked > GONE_S:
                     looked = now
                     if gone():
@@ -226,6 +233,13 @@ class Drain:
                 if timeout_s is not None and now - began > timeout_s:
                     raise NotDrained(f"not drained within {timeout_s:g} s: {left.text}; {REMEDY}")
                 time.sleep(LOOK_S)
+
+    def unseen(self) -> int:
+        """What the watcher has not looked at; 0 when nobody can say."""
+        try:
+            return self.ledger.unseen()
+        except RedisUnavailable:
+            return 0
 
     def left(self) -> "Left | None":
         """What is in flight, None when nothing is."""

@@ -19,6 +19,9 @@ COUNTED = (
 )  # fmt: skip
 
 
+LATE_S = 30.0  # a watcher that has not been at it for so long is told of
+
+
 def main(args: argparse.Namespace) -> int:
     settings = reached(settings_of(args))
     facts = gather(settings)
@@ -34,6 +37,7 @@ def main(args: argparse.Namespace) -> int:
         markup=False,
     )
     _gpus(console, facts["gpus"])
+    _watching(console, facts["watching"])
     if facts["dead"]["batches"]:
         dead = f"{plural(facts['dead']['batches'], 'batch')}, {facts['dead']['bytes'] / 2**20:.1f} MiB"
         console.print(f"dead      {dead}; `logweir dead list` shows them", markup=False, soft_wrap=True)
@@ -64,6 +68,24 @@ def _gpus(console: Console, gpus: Mapping[str, Any]) -> None:
     console.print(f"GPUs      {', '.join(parts)}; `logweir gpu top` shows them", markup=False, soft_wrap=True)
     for trouble in gpus["trouble"]:
         console.print(f"          {printable(trouble)}", style="red", markup=False, soft_wrap=True)
+
+
+def _watching(console: Console, watching: Mapping[str, Any]) -> None:
+    """Only where there is something to know: a session, an incident, a watcher that does not keep up."""
+    parts = [
+        plural(watching[name], word)
+        for name, word in (("sessions", "open session"), ("incidents", "open incident"))
+        if watching[name]
+    ]
+    late = watching["age_s"] > LATE_S
+    if late:
+        waits = plural(watching["observations"], "stored batch")
+        parts.append(f"nobody has looked at them for {watching['age_s']:,.0f} s, {waits} wait")
+    if watching["dropped"]:
+        parts.append(f"{plural(watching['dropped'], 'batch')} dropped unseen")
+    if parts:
+        text = f"watching  {', '.join(parts)}"
+        console.print(text, style="red" if late else None, markup=False, soft_wrap=True)
 
 
 def _models(console: Console, facts: Mapping[str, Any]) -> None:
@@ -203,6 +225,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         decided, waiting = decisions(client, ledger.keys), int(client.zcard(ledger.keys.training_queue))
         asked = decisions(client, ledger.keys, "retrain")
         gpus, refusal, door = _pool(client, settings), ledger.refusal(), ledger.door()
+        watching = ledger.watching()
         dead = int(client.zcard(ledger.keys.dead))
     except redis.RedisError as exc:
         raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
@@ -229,6 +252,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         "full": None if refusal is None else str(refusal),
         "warming_batches": ledger.warming(),
         "trouble": asdict(trouble) if trouble else None,
+        "watching": watching,
         "gpus": gpus,
         "flower": ours.get("flower"),
         "metrics": ours.get("metrics"),

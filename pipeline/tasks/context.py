@@ -12,12 +12,14 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import polars as pl
 import redis
 from celery import Celery
 
-from pipeline import metrics
+from pipeline import metrics, session_keys
 from pipeline.controller.tick import Controller
 from pipeline.controller.trainings import Trainings
 from pipeline.controller.watchlist import Watchlist, model_of
@@ -25,13 +27,17 @@ from pipeline.detect import Knowledge
 from pipeline.drain.learner import Learner
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.verdicts import Verdicts
-from pipeline.errors import ModelUnavailable, RedisUnavailable
+from pipeline.errors import BadBundle, ModelUnavailable, RedisUnavailable, Rejected
 from pipeline.gpu.leases import Leases
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.pool_values import PoolLease
 from pipeline.keyspace import connect
 from pipeline.ledger import Ledger
+from pipeline.mark_store import Marks
+from pipeline.models import bundle, sequences
 from pipeline.models.bundle import load_known
+from pipeline.models.sequences import Sequences
+from pipeline.observe import logger
 from pipeline.presence import Presence
 from pipeline.records import Purpose
 from pipeline.registry import SHARED, Registry
@@ -43,12 +49,32 @@ from pipeline.sinks.sink import Sink
 from pipeline.tasks.serving import Serving
 from pipeline.tasks.share import Share
 from pipeline.tasks.submit import Submit
+from pipeline.watching.state import State
+from pipeline.watching.watcher import Parts, Watcher
 
 if TYPE_CHECKING:
     from pipeline.models.line import LineModel
 
 
 T = TypeVar("T")
+
+
+def read_sequences(path: Path) -> dict[str | None, Sequences]:
+    """Of a bundle, by workload, and under None what holds for those that it does not name; none where none can be read."""
+    try:
+        manifest = bundle.load_manifest(path)
+        blob = bundle.optional(path, bundle.SEQUENCES)
+        known: dict[str | None, Sequences] = {}
+        for workload, rules in ({} if blob is None else sequences.load(blob)).items():
+            known[workload] = rules
+        # A baseline often has another name than what is judged by it: `logweir run new.log --baseline old.log`. Where a
+        # model has learnt from several workloads, the sessions of one say nothing of those of another.
+        if len(known) == 1 and len(manifest.workloads) <= 1:
+            known[None] = next(iter(known.values()))
+        return known
+    except BadBundle as exc:
+        logger(version=path.name).error("watch.damaged", what="sequences", why=str(exc))
+        return {}
 
 
 class Context:
@@ -79,6 +105,7 @@ class Context:
         self._placed: OrderedDict[str, LineModel] = OrderedDict()  # copies on the leased device
         self._place = "cpu"
         self._known: OrderedDict[str, Knowledge] = OrderedDict()
+        self._sequences: OrderedDict[str, dict[str | None, Sequences]] = OrderedDict()
         self._lock = threading.RLock()  # the reloader loads what the worker asks for next
         self._in_sink = False
 
@@ -125,8 +152,17 @@ class Context:
         return MaskSet.load(extra=self.settings.masks)
 
     @functools.cached_property
+    def session_kinds(self) -> tuple[session_keys.Kind, ...]:
+        """What names sessions here, besides what is recognised anyway."""
+        return session_keys.own(self.settings.session_keys)
+
+    @functools.cached_property
     def verdicts(self) -> Verdicts:
         return Verdicts(self.client, self.settings)
+
+    @functools.cached_property
+    def marks(self) -> Marks:
+        return Marks(self.client, self.settings)
 
     @functools.cached_property
     def learner(self) -> Learner:
@@ -196,6 +232,36 @@ class Context:
                 if own is not None:
                     return own
         return self.serving.version()
+
+    @functools.cached_property
+    def watcher(self) -> Watcher:
+        parts = Parts(sequences=self.sequences, store=self._store_found)
+        return Watcher(State(self.client, self.settings), self.settings, parts)
+
+    def sequences(self, workload: str) -> "tuple[str, Sequences] | None":
+        """What normal sessions of a workload look like, and the version that says so; None where no model says it."""
+        try:
+            version = self.version(workload)
+        except ModelUnavailable:  # status shows the fault; its lines wait, its sessions are not judged
+            return None
+        if version is None:
+            return None
+        known = self._kept(self._sequences, version, lambda: read_sequences(self.registry.path(version)))
+        rules = known.get(workload, known.get(None))
+        return None if rules is None else (version, rules)
+
+    def _store_found(self, batch_id: str, workload: str, rows: pl.DataFrame) -> None:
+        """Into every sink. The rows have this id for good, so writing them again changes nothing."""
+        forgotten = self.forgotten(Purpose.SCORE)
+        try:
+            with self.at_sink(Purpose.SCORE) as sink:
+                if forgotten is not None:  # a Redis that lost its last moments lets us find things again
+                    forgotten.look()
+                sink.write(batch_id, rows)
+                if forgotten is not None:
+                    forgotten.taken_over(batch_id, rows)
+        except Rejected as exc:
+            logger(workload=workload).error("watch.rejected", why=str(exc))
 
     def model(self, version: str) -> "LineModel":
         """The network of a version; the least recently used one goes when there are too many. Raises BadBundle."""

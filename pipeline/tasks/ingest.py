@@ -4,15 +4,17 @@ from typing import Final
 
 import polars as pl
 
-from pipeline import detect, metrics
+from pipeline import detect, metrics, session_keys
 from pipeline.batches import Claim, Stage
 from pipeline.controller import drift
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import BadPayload, ClaimLost
+from pipeline.observe import logger
 from pipeline.records import RAW_SCHEMA, Purpose
 from pipeline.routing import TASK_INGEST
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
+from pipeline.watching.observation import observe
 
 NAME: Final = TASK_INGEST
 
@@ -61,7 +63,9 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
 
     Raises ClaimLost. Whoever stalled past his claim must not write over what its next owner stored.
     """
-    rows = detect.results(prepared, work, claim.meta, claim.workload)
+    said = detect.results(prepared, work, claim.meta, claim.workload)
+    marked = context.marks.lay_over(work, claim.workload)
+    rows = said if marked is work else detect.results(prepared, marked, claim.meta, claim.workload)
     forgotten = context.forgotten(claim.meta.purpose)
 
     def ours() -> None:
@@ -87,7 +91,8 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
             warming=warming,
             outcomes=outcomes,
             version=work["version"][0] if judged else "",
-            measured=drift.measure(rows, work) if judged else {},
+            measured=drift.measure(said, work) if judged else {},
+            observation=_observed(context, claim, prepared, rows),
         )
     except ClaimLost:
         # The claim was lost while we wrote. Of a batch that was split or buried meanwhile nothing may stay here, nor of
@@ -96,6 +101,16 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
             with context.at_sink(claim.meta.purpose) as sink:
                 sink.remove(claim.batch_id, claim.workload, last=lambda: _stands_nowhere(context, claim))
         raise
+
+
+def _observed(context: Context, claim: Claim, prepared: pl.DataFrame, rows: pl.DataFrame) -> bytes:
+    """What the watcher is told of the batch, b"" for nothing. Whatever is wrong with that, its lines are stored."""
+    try:
+        seen = observe(claim, rows, session_keys.extract(prepared, context.session_kinds))
+        return b"" if seen is None else seen.pack()
+    except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - an odd key must not make a dead letter of good lines
+        logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")
+        return b""
 
 
 def _stands_nowhere(context: Context, claim: Claim) -> None:

@@ -174,6 +174,7 @@ def _steps(context: Context, held: Held, status: Status, request: Request) -> It
         registry=context.registry,
         settings=context.settings,
         held=held,
+        marks=context.marks.look().holding,
         alone=lambda: _device(context, go_on),
     )
 

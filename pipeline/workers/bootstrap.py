@@ -26,7 +26,7 @@ from pipeline.keyspace import Keys, connect
 from pipeline.observe import logger, set_up
 from pipeline.presence import Pace, Presence
 from pipeline.settings import Settings, visible_devices
-from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train
+from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
 from pipeline.workers import guard
 from pipeline.workers.liveness import HELD_S, Liveness, Looker, Progress, end_when_held
@@ -69,7 +69,8 @@ ROLES: Final[dict[str, Role]] = {
     ),
     "drain": Role(queues=routing.both(routing.QUEUE_DRAIN), tasks=(drain,), loads="knowledge"),
     "store": Role(
-        queues=(routing.QUEUE_PERIODIC, *routing.both(routing.QUEUE_STORE)), tasks=(store, periodic, tick)
+        queues=(routing.QUEUE_PERIODIC, *routing.both(routing.QUEUE_STORE)),
+        tasks=(store, periodic, tick, watch),
     ),
     # Besides the fit itself, whose time is a setting: reading a long history takes hours.
     "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
@@ -96,7 +97,7 @@ def register(app: Celery, context: Context, role: Role) -> None:
             # Said already, by the step and in the ledger: no second traceback in the log.
             "throws": (StepFailed,),
             # Sweeps every other second would bury what somebody looks for in Flower; what they send is seen there.
-            "send_events": module not in (periodic, tick),
+            "send_events": module not in (periodic, tick, watch),
         }
         if role.time_limit_s is not None:
             limit = role.time_limit_s + 3 * context.settings.train_seconds

@@ -20,6 +20,7 @@ from typing import IO, Final, Self
 
 import redis
 
+from pipeline import session_keys
 from pipeline.drain.masking import MaskSet
 from pipeline.errors import RedisUnavailable, StackFailed
 from pipeline.gpu.fairness import tenants
@@ -78,6 +79,7 @@ class Stack:
     def __enter__(self) -> Self:
         began = time.monotonic()
         MaskSet.load(extra=self.settings.masks)  # a bad mask is said here, not by every batch
+        session_keys.own(self.settings.session_keys)
         tenants(self.settings.gpu_tenants)
         if self._with_flower:
             flower_process.check(self.settings.flower_address, self.settings.flower_auth)

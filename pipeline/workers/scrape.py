@@ -76,6 +76,13 @@ TRAININGS: Final = _gauge("trainings", "Trainings by state.", state=("queued", "
 MEMORY: Final = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 MEMORY_MAX: Final = _gauge("redis_memory_max_bytes", "Memory that Redis may use; 0: unlimited.")
 DURABLE: Final = _gauge("redis_durable", "1 while Redis writes its append-only file.")
+WATCH_AGE: Final = _gauge("watch_age_seconds", "Time since the watcher last looked at what was stored.")
+UNSEEN: Final = _gauge("observations", "Stored batches that the watcher has not looked at.")
+UNWATCHED: Final = _gauge(
+    "observations_dropped_total", "Stored batches that the watcher was never told of: their list was full."
+)
+SESSIONS_OPEN: Final = _gauge("open_sessions", "Sessions that are open.")
+INCIDENTS_OPEN: Final = _gauge("open_incidents", "Incidents that go on.")
 NODES: Final = _gauge("gpu_nodes", "Machines whose agent was heard of.", state=("alive", "silent"))
 DEVICES: Final = _gauge("gpu_devices", "GPUs and MIG slices.", state=("usable", "unusable"))
 GPU_MEMORY: Final = _gauge("gpu_memory_bytes", "Memory of usable devices that may be leased.")
@@ -88,7 +95,8 @@ SCRAPE: Final = _gauge("scrape_seconds", "How long reading all this took.")
 SHOWN: Final = (
     REDIS_UP, DISK_FREE, DISK_SIZE, PENDING, PENDING_BYTES, LIMIT_BATCHES, LIMIT_BYTES, OLDEST, QUEUED, UNACKED,
     LINES_TOTAL, LINES, WARMING, WORKLOADS, DEAD, DEAD_BYTES, DEAD_LIMIT, CLOSED, WORKERS, LEADER, TROUBLE, MODEL, MODEL_AGE,
-    MODEL_MAX, MODELS, FAULTS, TRAININGS, MEMORY, MEMORY_MAX, DURABLE, NODES, DEVICES, GPU_MEMORY, GPU_LEASED, GPU_LEASES,
+    MODEL_MAX, MODELS, FAULTS, TRAININGS, MEMORY, MEMORY_MAX, DURABLE, WATCH_AGE, UNSEEN, UNWATCHED,
+    SESSIONS_OPEN, INCIDENTS_OPEN, NODES, DEVICES, GPU_MEMORY, GPU_LEASED, GPU_LEASES,
     GPU_WAITING, GPU_OLDEST, GPU_LEFT, SCRAPE,
 )  # fmt: skip
 
@@ -157,6 +165,7 @@ class Scrape:
         _in_flight(values, found)
         _people(values, found, now)
         _redis(values, found)
+        _watching(values, found, now)
         counted: defaultdict[str, float] = defaultdict(float)
         for role in ROLES:
             for name, amount in text_map(found[f"metrics:{role}"]).items():
@@ -192,6 +201,9 @@ class Scrape:
         ask("faults", "HLEN", k.model_faults)
         ask("training_queue", "ZCARD", k.training_queue)
         ask("training_now", "EXISTS", k.training_now)
+        ask("watching", "HGETALL", k.watching())
+        ask("unseen", "LLEN", k.watching("observations"))
+        ask("open_sessions", "HLEN", k.watching("sessions"))
         ask("nodes", "HLEN", k.gpu("nodes"))
         ask("unacked", "HLEN", f"{prefix}:unacked")
         for queue in QUEUES:
@@ -325,6 +337,16 @@ def _redis(values: Values, found: dict[str, Any]) -> None:
         _set(values, DURABLE, bool(persistence["aof_enabled"]) and written)
 
 
+def _watching(values: Values, found: dict[str, Any], now: int) -> None:
+    numbers = text_map(found["watching"] or {})
+    round_ms = int(numbers.get("round_ms", now))
+    _set(values, WATCH_AGE, max(0, now - round_ms) / 1000)
+    _set(values, UNSEEN, found["unseen"] or 0)
+    _set(values, UNWATCHED, int(numbers.get("dropped", 0)))
+    _set(values, SESSIONS_OPEN, found["open_sessions"] or 0)
+    _set(values, INCIDENTS_OPEN, int(numbers.get("incidents", 0)))
+
+
 def _gpus(values: Values, pool: PoolLedger | None) -> None:
     """Raises LogweirError. Without a node there are none, and Redis is not asked again."""
     seen = None if pool is None else pool.look()
@@ -351,7 +373,7 @@ def _gpus(values: Values, pool: PoolLedger | None) -> None:
 
 def _gauges(values: Values) -> Iterator[Metric]:
     for meter in SHOWN:
-        kind = CounterMetricFamily if meter is LINES_TOTAL else GaugeMetricFamily
+        kind = CounterMetricFamily if meter in (LINES_TOTAL, UNWATCHED) else GaugeMetricFamily
         family = kind(meter.name, meter.about, labels=tuple(meter.labels))
         for (name, labels), value in values.items():
             if name == meter.name:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Command, Up, end, ordinary, running, until
+from e2e.harness import Command, Up, end, orders, ordinary, running, until
 
 
 @pytest.fixture
@@ -19,11 +19,12 @@ def logweir(tmp_path: Path) -> Iterator[Command]:
 
 @pytest.fixture(scope="session")
 def trained() -> Iterator[Up]:
-    """One stack for the whole session, with a model learnt from 600 ordinary lines of the workload `base`.
+    """One stack for the whole session, with a model learnt from 600 ordinary lines of the workload `base` and 120 orders.
 
     Its `story` keeps what was seen on the way: the rows before there was a model, the training, the rows afterwards.
     """
     with running() as up:
+        up.send(orders(120), "orders")
         up.send(
             [*ordinary(600), "2026-11-20T10:30:00Z ERROR app: disk sda1 failed: input/output error"], "base"
         )

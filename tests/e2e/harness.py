@@ -28,6 +28,8 @@ QUICK = {
     "LOGWEIR_LEASE_TTL_MS": "4000",
     "LOGWEIR_OVERDUE_MS": "1000",
     "LOGWEIR_SWEEP_S": "0.5",
+    "LOGWEIR_WATCH_S": "0.5",
+    "LOGWEIR_SESSION_TIMEOUT_S": "3",
     "LOGWEIR_RETRAIN_BACKOFF_S": "0.5",
     "LOGWEIR_FLOWER": "no",  # test_flower.py starts it
     "LOGWEIR_METRICS": "no",  # test_metrics.py starts it
@@ -224,12 +226,13 @@ class Up:
 
         return until(answer, within_s=within_s, what=f"all lines of {workload} are stored")
 
-    def rows(self, workload: str) -> pl.DataFrame:
-        """What is stored of a workload."""
+    def rows(self, workload: str, *, of_lines: bool = True) -> pl.DataFrame:
+        """What is stored of a workload: its lines, or what was found in its sessions and rates."""
         files = sorted((self.data / "results").glob(f"date=*/workload={workload}/*.parquet"))
         if not files:
             return pl.DataFrame(schema={"record_id": pl.String})
-        return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]).sort("line")
+        rows = pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]).sort("line")
+        return rows.filter(pl.col("source").str.starts_with("logweir:") != of_lines)
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
         """Log events of a worker."""
@@ -270,6 +273,24 @@ def ordinary(n: int, *, start: int = 0) -> list[str]:
         if i % 3
         else f"2026-11-20T10:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: cache refreshed with {i} entries"
         for i in range(start, start + n)
+    ]
+
+
+ORDER = (
+    "basket turned into an order",
+    "payment taken from card",
+    "parcel left the warehouse",
+    "invoice mailed",
+)
+
+
+def orders(n: int, *, start: int = 0, steps: Sequence[str] = ORDER) -> list[str]:
+    """Lines of a shop whose orders all go the same way, a few of them at a time."""
+    return [
+        f"2026-11-20T10:{second // 60 % 60:02d}:{second % 60:02d}Z INFO shop: {step} request_id=order-{start + i:04d}"
+        for second, i, step in sorted(
+            (start + i + k, i, step) for i in range(n) for k, step in enumerate(steps)
+        )
     ]
 
 

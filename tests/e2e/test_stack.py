@@ -1,13 +1,16 @@
 """The embedded stack: start, warming and training, the hot path, both queues, and one stack per directory."""
 
+import json
 import os
 
 import redis
 
 from e2e.harness import (
+    ORDER,
     Command,
     Up,
     marked,
+    orders,
     ordinary,
     running,
     sentence,
@@ -48,6 +51,37 @@ def test_a_batch_of_known_lines_is_one_task(trained: Up) -> None:
     assert (second["records"], second["then"]) == (600, "-")
     for other in ("infer-cpu", "drain", "store"):
         assert second["batch"] not in {e["batch"] for e in trained.events(other, "batch.step")}
+
+
+def test_a_mark_holds_from_the_next_batch_on_and_until_it_is_revoked(trained: Up) -> None:
+    def judged(minute: int) -> tuple[bool, str]:
+        trained.send([f"2026-11-20T12:{minute:02d}:00Z ERROR app: fan of rack {minute} failed twice"], "fans")
+        newest = trained.rows("fans").sort("timestamp").row(-1, named=True)
+        return newest["anomalous"], newest["reasons"][0]
+
+    marked = trained.logweir("mark", "2026-11-20T12:09:00Z ERROR app: fan of rack 9 failed twice", "normal")
+    assert marked.returncode == 0, marked.stderr
+    anomalous, why = judged(1)
+    assert anomalous is False and why.startswith("marked:normal by ")
+    assert trained.logweir("mark", "--revoke", "app: fan of rack 7 failed twice").returncode == 0
+    anomalous, why = judged(2)
+    assert anomalous is True and not why.startswith("marked")
+
+
+def test_a_session_of_known_lines_that_went_wrong_is_found_among_the_results(trained: Up) -> None:
+    normal = orders(20, start=1000)
+    wrong = orders(1, start=2000, steps=(ORDER[0], *ORDER[2:]))
+    trained.send([*normal, *wrong], "orders")
+    assert trained.rows("orders")["anomalous"].sum() == 0, "no line is wrong by itself"
+    found = until(
+        lambda: trained.rows("orders", of_lines=False).to_dicts(), within_s=20, what="the order is found"
+    )
+    assert len(found) == 1 and ": session order-2000, 3 events" in found[0]["message"]
+    assert (found[0]["source"], found[0]["lines"], found[0]["level"]) == ("logweir:sessions", 0, "warning")
+    shown = trained.logweir("results", "--anomalous", "--workload", "orders", "--json")
+    assert [row["message"] for row in json.loads(shown.stdout)] == [found[0]["message"]]
+    totals = trained.settled("orders")
+    assert totals["stored"] == totals["accepted"] == 4 * 140 + 3
 
 
 def test_a_second_stack_on_the_same_directory_says_so_and_exits_2(trained: Up) -> None:

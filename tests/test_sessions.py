@@ -1,0 +1,139 @@
+"""Open sessions: what they collect, when they are over, and that neither batches nor their order change what is judged."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import BadPayload
+from pipeline.records import Purpose
+from pipeline.watching.observation import (
+    ANOMALIES_SCHEMA,
+    EVENTS_SCHEMA,
+    RATES_SCHEMA,
+    Lane,
+    Observation,
+)
+from pipeline.watching.sessions import (
+    MAX_SESSION_EVENTS,
+    Session,
+    gathered,
+    name_of,
+    names_of,
+)
+
+MINUTE_MS = 60_000
+
+
+def observed(events: list[tuple[str, int, int, int]], **more: Any) -> Observation:
+    """A batch with these (session, at ms, line, template)."""
+    made = Observation(
+        batch_id="b",
+        workload="shop",
+        lane=Lane.FRESH,
+        purpose=Purpose.SCORE,
+        version="m1",
+        source="app.log",
+        accepted_ms=1_000,
+        newest_ms=0,
+        rates=pl.DataFrame(schema=RATES_SCHEMA),
+        events=pl.DataFrame(events, schema=EVENTS_SCHEMA, orient="row"),
+        anomalies=pl.DataFrame(schema=ANOMALIES_SCHEMA),
+    )
+    return replace(made, **more)
+
+
+def folded(batches: list[Observation]) -> dict[str, Session]:
+    sessions: dict[str, Session] = {}
+    for batch in batches:
+        for name, pieces in gathered([batch]).items():
+            workload, key = names_of(name)
+            session = sessions.setdefault(name, Session(workload=workload, key=key))
+            for piece in pieces:
+                session.add(piece)
+    return sessions
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 600_000), st.integers(1, 12)),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(1, 5),
+    st.randoms(),
+)
+def test_what_is_judged_depends_on_neither_how_lines_were_cut_nor_which_batch_came_first(
+    lines: list[tuple[str, int, int]], size: int, chance: random.Random
+) -> None:
+    events = [(key, at, line, template) for line, (key, at, template) in enumerate(lines, 1)]
+    batches = [observed(events[i : i + size]) for i in range(0, len(events), size)]
+    shuffled = chance.sample(batches, len(batches))
+    whole, parts = folded([observed(events)]), folded(shuffled)
+    assert set(whole) == set(parts)
+    for name, session in whole.items():
+        assert list(session.parts(MINUTE_MS)) == list(parts[name].parts(MINUTE_MS))
+
+
+def test_a_long_silence_cuts_a_session_and_a_short_one_does_not() -> None:
+    events = [("a", 0, 1, 5), ("a", 60_000, 2, 6), ("a", 120_001, 3, 7), ("a", 120_001, 4, 8)]
+    (session,) = folded([observed(events)]).values()
+    assert [part.templates for part in session.parts(MINUTE_MS)] == [(5, 6), (7, 8)]
+
+
+def test_events_of_one_second_stay_in_the_order_of_their_lines() -> None:
+    later, earlier = observed([("a", 1_000, 7, 70)]), observed([("a", 1_000, 6, 60)])
+    (session,) = folded([later, earlier]).values()
+    assert [part.templates for part in session.parts(MINUTE_MS)] == [(60, 70)]
+
+
+def test_a_session_without_end_keeps_its_first_events_and_counts_the_others() -> None:
+    events = [("a", at, at + 1, 3) for at in range(MAX_SESSION_EVENTS + 10)]
+    (session,) = folded([observed(events)]).values()
+    (part,) = session.parts(MINUTE_MS)
+    assert (len(part.templates), part.left_out) == (MAX_SESSION_EVENTS, 10)
+    assert len(session.pack()) < 12_000
+
+
+def test_it_closes_a_timeout_and_a_grace_after_its_newest_batch_and_an_ended_one_after_the_grace() -> None:
+    first = observed([("a", 0, 1, 5)], accepted_ms=10_000)
+    second = observed([("a", 9, 2, 6)], accepted_ms=30_000)
+    (session,) = folded([second, first]).values()
+    assert session.due_ms(MINUTE_MS) == 95_000
+    session.ended = session.ends_with(frozenset({5}))
+    assert not session.ended, "its last event ends nothing"
+    session.ended = session.ends_with(frozenset({6}))
+    assert session.due_ms(MINUTE_MS) == 35_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**41), st.integers(1, 2**40), st.integers(1, 10**6)), max_size=30),
+    st.sampled_from(Lane),
+)
+def test_an_open_session_is_read_as_it_was_written(events: list[tuple[int, int, int]], lane: Lane) -> None:
+    session = Session(workload="w", key="k\0k", source="x", lane=lane, accepted_ms=7, left_out=3, ended=True)
+    for at_ms, line, template in events:
+        session.at_ms.append(at_ms)
+        session.lines.append(line)
+        session.templates.append(template)
+    assert Session.unpack(*names_of(name_of("w", "k\0k")), session.pack()) == session
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([1]),
+        msgpack.packb([9, 1]),
+        msgpack.packb([1, "s", "no lane", 1, False, 0, [], [], []]),
+    ],
+)
+def test_what_is_no_open_session_is_refused(blob: bytes) -> None:
+    with pytest.raises(BadPayload):
+        Session.unpack("w", "k", blob)
