@@ -36,6 +36,8 @@ SITE = """
 import os, signal, sys
 from pathlib import Path
 if "pipeline.workers.train" in sys.orig_argv:
+    from dataclasses import replace
+    from pipeline import judging
     from pipeline.controller.trainings import Trainings
     from pipeline.registry import Registry
     def stop_after(kind, name, place):
@@ -50,6 +52,9 @@ if "pipeline.workers.train" in sys.orig_argv:
         setattr(kind, name, then_stop)
     stop_after(Trainings, "show", lambda self, status, lease: status.state.value)
     stop_after(Registry, "publish", lambda *args: "moved")
+    judge = judging.judge
+    # A model of two seconds may be worse than the live one; these tests are about publishing all the same.
+    judging.judge = lambda *args: replace(judge(*args), passed=True)
 """
 
 
