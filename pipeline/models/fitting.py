@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import structlog
 import torch
 from safetensors import SafetensorError
 
@@ -26,8 +25,7 @@ from pipeline.models.lexicon import Lexicon, Lines
 from pipeline.models.line import loaded
 from pipeline.models.shape import Kind, ModelConfig, model_config
 from pipeline.models.tokenizer import CLS_ID, PAD_ID, SEP_ID, LineTokenizer
-
-_log = structlog.get_logger(__name__)
+from pipeline.observe import logger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +86,9 @@ def fit_network(
 ) -> Iterator[Step]:
     """Fits a fresh tokenizer and a network on the lines into `made`; yields every tenth step.
 
-    `grace_s`: past the budget, for the least steps. `warm`: the bundle to begin with; where it cannot be used the start is cold, and the log says why. Every line
-    must hold text beside mask tokens. Raises TrainingFailed when the loss is not finite.
+    `grace_s`: past the budget, for the least steps. `warm`: the bundle to begin with; where it cannot be used the start
+    is cold, and the log says why. Every line must hold text beside mask tokens. Raises TrainingFailed when the loss is
+    not finite.
     """
     begun = time.monotonic()
     texts = lines["masked"].to_list()
@@ -211,7 +210,7 @@ def _warmed(network: CausalNetwork, tokenizer: LineTokenizer, config: ModelConfi
             raise BadBundle("it has weights that are no numbers")
     # Damage shows as unrelated classes of safetensors and torch; a cold start is always right.
     except (BadBundle, SafetensorError, OSError, RuntimeError, ValueError, KeyError) as exc:
-        _log.warning("cold-start", parent=parent.name, error=str(exc))
+        logger(parent=parent.name).warning("fit.cold", why=str(exc))
         return False
     ids, old_ids = tokenizer.vocabulary(), old.vocabulary()
     both = [(i, old_ids[piece]) for piece, i in ids.items() if piece in old_ids]
@@ -221,7 +220,7 @@ def _warmed(network: CausalNetwork, tokenizer: LineTokenizer, config: ModelConfi
         network.load_state_dict(state, strict=False)
         network.pieces.weight[here] = known.pieces.weight[there]
         network.bias[here] = known.bias[there]
-    _log.info("warm-start", parent=parent.name, pieces=len(ids), shared=len(both))
+    logger(parent=parent.name).info("fit.warm", pieces=len(ids), shared=len(both))
     return True
 
 
