@@ -186,13 +186,24 @@ class Lab:
         return found
 
     @contextlib.contextmanager
-    def stopped_at(self, place: State | Literal["moved"]) -> Iterator[tuple[str, psutil.Process]]:
-        """Ask for a training whose process stops once it has said this state, or has moved the pointer; its id and the
-        process, which goes on afterwards. The stack must run with `stopping()`."""
+    def stops_at(self, place: State | Literal["moved"]) -> Iterator[psutil.Process]:
+        """The trainer's process, which stops once it has said this state, or has moved the pointer, and goes on
+        afterwards. The stack must run with `stopping()`."""
         child, sign = self.pool_child("train"), self.up.folder / STOPS / place
         sign.parent.mkdir(exist_ok=True)
         sign.touch()
         try:
+            yield child
+        finally:
+            sign.unlink(missing_ok=True)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()
+
+    @contextlib.contextmanager
+    def stopped_at(self, place: State | Literal["moved"]) -> Iterator[tuple[str, psutil.Process]]:
+        """Ask for a training whose process has stopped at this place; its id and the process, which goes on
+        afterwards."""
+        with self.stops_at(place) as child:
             request_id = self.ask()
 
             def stopped() -> bool:
@@ -203,10 +214,6 @@ class Lab:
 
             until(stopped, what=f"the trainer has stopped at {place}")
             yield request_id, child
-        finally:
-            sign.unlink(missing_ok=True)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.resume()
 
     # ---- lines and models ----------------------------------------------------------------------
 

@@ -13,14 +13,17 @@ import psutil
 import pytest
 
 from e2e.harness import Up, marked, nothing_left, novel, ordinary, running, until, varied
+from e2e.lab import Lab, stopping
+from pipeline.controller.trainings import State
 
 ROLES = ("ingest-1", "infer-cpu", "drain", "store", "train", "beat", "redis")
 
 
 @pytest.fixture(scope="module")
-def busy() -> Iterator[Up]:
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A stack of its own with a model, small batches, and so work in every stage."""
-    with running({"LOGWEIR_BATCH_RECORDS": "10"}) as up:
+    site = stopping(tmp_path_factory.mktemp("site"))
+    with running({"LOGWEIR_BATCH_RECORDS": "10"} | site) as up:
         up.send(varied(200), "base")
         done = up.logweir("train", "--json")
         assert done.returncode == 0, done.stderr
@@ -73,13 +76,12 @@ def _stored(up: Up, workload: str) -> int:
 
 def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(busy: Up) -> None:
     before = busy.status()["model"]["version"]
-    train = busy.logweir.start("train", "--json")
-    until(lambda: busy.status()["training"]["state"] == "training", what="the training works")
-    kill(busy, "train")
-    code = train.wait(100)
-    # Three seconds of training on a busy machine may give a model that the judge keeps back; that is not the question.
+    with Lab(busy).stops_at(State.TRAINING) as trainer:
+        train = busy.logweir.start("train", "--json")
+        until(lambda: trainer.status() == psutil.STATUS_STOPPED, what="the training works")
+        kill(busy, "train")
+    assert train.wait(100) == 0, (busy.folder / "err").read_text()
     status = json.loads((busy.folder / "out").read_text())
-    assert code == (0 if status["published"] else 1), (busy.folder / "err").read_text()
     assert (status["state"], status["attempt"]) == ("completed", 2) and status["version"] > before
 
 
