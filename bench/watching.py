@@ -143,7 +143,7 @@ def fold(bench: Bench, settings: Settings) -> dict[str, Any]:
     watcher = Watcher(
         State(client, settings),
         settings,
-        Parts(sequences=lambda _: ("m1", rules), store=lambda *_: None),
+        Parts(sequences=lambda _: ("m1", rules), store=lambda *_: None, normal=lambda *_: frozenset()),
     )
     lease = granted(Leases(client, settings).request(WATCH, Mode.EXCLUSIVE, "bench"), WATCH)
     total = int(sum(len(session) for session in bench.sessions.values()))

@@ -179,7 +179,8 @@ def _mark(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "pattern",
         nargs="?",
         metavar="PATTERN",
-        help="a pattern id (`results --json`), a template as T17, or the text of a line; - reads that from standard input",
+        help="a pattern id (`results --json`), a template as T17, or the text of a line; - reads that from standard input; "
+        "T-5 as `incidents ID` shows it is a finding in sessions or rates",
     )
     mark.add_argument("state", nargs="?", choices=("normal", "anomalous"), help="what its lines are")
     mark.add_argument(

@@ -9,7 +9,7 @@ build cannot read, because a newer one wrote it, is passed over and can still be
 
 import re
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import polars as pl
@@ -28,7 +28,7 @@ MAX_WHY: Final = 500
 MAX_BY: Final = 100
 # How long a mark that ran out is still listed; fewer days where the room is needed.
 SHOWN_AFTER: Final = timedelta(days=30)
-_NUMBER: Final = re.compile(r"[0-9]{1,20}")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 
 
 class Marks:
@@ -55,7 +55,7 @@ class Marks:
 
         Raises BadInput for what cannot be marked, and when there are too many marks.
         """
-        _check(target, workload, lasts, why)
+        _check(target, state, workload, lasts, why)
         before = self.look()
         try:
             until = None if lasts is None else before.now + lasts
@@ -117,6 +117,16 @@ class Marks:
 
         One small round trip; the marks are read again only when somebody has changed them.
         """
+        overlay, now = self._overlay()
+        return overlay.over(work, workload, now)
+
+    def normal(self, template_ids: Iterable[int], workload: str) -> frozenset[int]:
+        """Those of these templates of a workload that are marked as normal at this moment."""
+        overlay, now = self._overlay()
+        return overlay.normal(template_ids, workload, now)
+
+    def _overlay(self) -> tuple[Overlay, datetime]:
+        """All marks and Redis' time."""
         pipe = self.client.pipeline(transaction=False)
         pipe.hget(self.keys.marks, "")
         pipe.time()
@@ -128,12 +138,19 @@ class Marks:
             if marked.unreadable:
                 logger().warning("marks.unreadable", count=len(marked.unreadable), why=marked.unreadable[0])
             self._near = (version, Overlay(marked.marks))
-        return self._near[1].over(work, workload, moment(seconds * 1000 + micros // 1000))
+        return self._near[1], moment(seconds * 1000 + micros // 1000)
 
 
-def _check(target: Target, workload: str, lasts: timedelta | None, why: str) -> None:
+def _check(target: Target, state: State, workload: str, lasts: timedelta | None, why: str) -> None:
     if not _possible(target):
         raise BadInput(f"{target} is the id of no {target.kind}; `logweir results --json` shows them")
+    if not target.of_lines and state is State.ANOMALOUS:
+        raise BadInput(
+            f"{target} was found in sessions or rates, which finds it by itself; it can be marked normal, or some of its "
+            "lines anomalous"
+        )
+    if not target.of_lines and workload:
+        raise BadInput(f"{target} is of one workload already; leave --workload out")
     if len(workload) > MAX_NAME or not workload.isprintable():
         raise BadInput(f"{workload[:40]!r} is no workload; write its whole name, such as prod/shop/cart")
     if lasts is not None and lasts <= timedelta(0):
@@ -143,7 +160,9 @@ def _check(target: Target, workload: str, lasts: timedelta | None, why: str) -> 
 
 
 def _possible(target: Target) -> bool:
-    return 0 <= target.number < 2**64 if target.kind is Kind.PATTERN else 0 < target.number < 2**63
+    if target.kind is Kind.PATTERN:
+        return 0 <= target.number < 2**64
+    return 0 < target.number < 2**63 or -(2**63) <= target.number < -1
 
 
 def _stale(marked: Marked) -> list[Mark]:

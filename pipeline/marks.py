@@ -29,7 +29,8 @@ class State(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a mark is about: one masked line, or all that share a template."""
+    """What a mark is about: one masked line, or all that share a template. A template below -1 is no line's: it is what
+    was found in sessions or rates (watching/rows.py)."""
 
     PATTERN = "pattern"
     TEMPLATE = "template"
@@ -53,6 +54,11 @@ class Target:
     @classmethod
     def template(cls, template_id: int) -> Self:
         return cls(kind=Kind.TEMPLATE, number=template_id)
+
+    @property
+    def of_lines(self) -> bool:
+        """False for what was found in sessions or rates."""
+        return self.kind is Kind.PATTERN or self.number > 0
 
     def __str__(self) -> str:
         """As it is written on a command line."""
@@ -153,6 +159,12 @@ class Overlay:
                     reason=pl.coalesce("reason", "reason_right"),
                 )
         return found.select("anomalous", "reason")
+
+    def normal(self, template_ids: Iterable[int], workload: str, now: datetime) -> frozenset[int]:
+        """Those of these templates of a workload that somebody called normal."""
+        asked = pl.Series("template_id", list(template_ids), dtype=pl.Int64)
+        said = self.among(asked.to_frame().with_columns(pattern_id=pl.lit(None, pl.UInt64)), workload, now)
+        return frozenset(asked.filter(~said["anomalous"].fill_null(value=True)).to_list())
 
     def over(self, work: pl.DataFrame, workload: str, now: datetime) -> pl.DataFrame:
         """Judged rows (WORK_SCHEMA of detect.py) as people see them; `work` itself where no mark is about any.

@@ -161,7 +161,23 @@ def test_a_template_is_named_by_its_number_or_by_its_text(
     refused(logweir("mark", "nothing <*> reads so", "normal"), "no template reads", "mark -")
     refused(logweir("mark", "T99", "normal"), "T99", "results --json")
     refused(logweir("mark", "t0", "normal"), "T0", "limit")
-    refused(logweir("mark", "T-5", "normal"), "session")
+    refused(logweir("mark", "T-1", "normal"), "T-1")
+
+
+def test_what_was_found_in_sessions_is_marked_as_normal_and_as_nothing_else(
+    logweir: Verb, settings: Settings, marks: Marks
+) -> None:
+    refused(logweir("mark", "T-5", "normal"), "sessions or rates", "incidents ID")
+    store(settings, "T9 is in no normal session: session x", template=-5)
+    refused(logweir("mark", "T-5", "anomalous"), "normal")
+    refused(logweir("mark", "T-5", "normal", "--workload", "shop"), "--workload")
+    said = logweir("mark", "T-5", "normal", "--for", "7d")
+    assert (
+        said.code == 0 and "T9 is in no normal session" in said.out and "1 stored finding has it" in said.out
+    )
+    assert marks.normal([-5, -6, 3], "shop") == {-5}
+    assert "T-5 is not marked any more" in logweir("mark", "--revoke", "T-5").out
+    assert marks.normal([-5, -6, 3], "shop") == frozenset()
 
 
 def test_any_bytes_are_read_as_in_a_log_file(logweir: Verb, settings: Settings) -> None:
@@ -321,6 +337,6 @@ def test_an_id_may_have_blanks_around_it_and_every_number_that_results_show_is_k
     assert [str(mark.target) for mark in marks.look().marks] == ["T17"]
     for sign in ("", "-"):
         said = logweir("mark", f"T{sign}4{'1' * 18}", "normal")
-        assert said.code == 2 and "template" in said.err
+        assert said.code == 2 and f"T{sign}4111" in said.err
     assert logweir("mark", "--revoke", " T17 ").code == 0
     assert marks.look().marks == ()

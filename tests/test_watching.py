@@ -20,6 +20,9 @@ from pipeline.gpu.leases import Lease, Leases, Mode, granted
 from pipeline.incidents import Incidents
 from pipeline.keyspace import Keys, connect
 from pipeline.ledger import Ledger
+from pipeline.mark_store import Marks
+from pipeline.marks import State as MarkedAs
+from pipeline.marks import Target
 from pipeline.models.sequences import SessionVerdict
 from pipeline.records import RESULT_SCHEMA, Batch, Purpose, raw_frame
 from pipeline.settings import Settings
@@ -27,7 +30,7 @@ from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
 from pipeline.watching import watcher as module
 from pipeline.watching.observation import Lane, Observation, observe
-from pipeline.watching.rows import MOST_ROWS, template_of
+from pipeline.watching.rows import MOST_ROWS, marked_as, template_of
 from pipeline.watching.state import State
 from pipeline.watching.watcher import Parts, Told, Watcher
 from pipeline.workers.scrape import Scrape
@@ -85,6 +88,7 @@ class World:
         self.ledger = Ledger(self.client, settings)
         self.leases = Leases(self.client, settings)
         self.rules, self.sink = Faults(), Sink()
+        self.marks = Marks(self.client, settings)
         self.lease = self.hold("watcher")
         self.watcher = self.another()
         self.lines = self.batches = 0
@@ -94,7 +98,7 @@ class World:
 
     def another(self) -> Watcher:
         state = State(connect(self.settings), self.settings)
-        known = Parts(sequences=lambda _: ("m1", self.rules), store=self.sink.store)
+        known = Parts(sequences=lambda _: ("m1", self.rules), store=self.sink.store, normal=self.marks.normal)
         return Watcher(state, self.settings, known)
 
     def accept(self, n: int, *, workload: str = "shop", purpose: Purpose = Purpose.SCORE) -> str:
@@ -203,6 +207,29 @@ def test_a_session_that_went_wrong_becomes_one_finding_that_is_of_no_line(world:
         5,
     )
     assert world.numbers()["events"] == 0
+
+
+def test_what_is_marked_as_normal_is_not_told_until_the_mark_is_revoked(world: World) -> None:
+    name = Target.template(template_of("shop", "logweir:sessions", "session-event:9"))
+    world.marks.put(name, MarkedAs.NORMAL, text="T9 is in no normal session")
+    world.stored(*BAD)
+    world.stored(*BAD, workload="bank")
+    told = world.round(end=True)
+    assert (told.judged, [item.workload for item in told.found]) == (2, ["bank"])
+    assert world.sink.rows()["workload"].to_list() == ["bank"]
+    blob = cast("bytes | None", world.client.get(world.keys.watching("incidents")))
+    (incident,) = Incidents.unpack(blob).all()
+    assert incident.workloads == ("bank",)
+    assert world.marks.revoke([name]) == [(name, "")]
+    world.stored(("y", 5, OPEN), ("y", 6, FAULT))
+    assert [item.workload for item in world.round(end=True).found] == ["shop"]
+
+
+def test_a_cause_of_an_incident_names_what_a_mark_of_it_is_about() -> None:
+    assert marked_as("shop", "template:17") == 17
+    assert marked_as("shop", "template:0") is None, "lines past the template limit"
+    assert marked_as("shop", "session-event:9") == template_of("shop", "logweir:sessions", "session-event:9")
+    assert marked_as("shop", "rate-silence:9") == template_of("shop", "logweir:rates", "rate-silence:9")
 
 
 def test_an_end_event_closes_a_session_after_the_grace_alone(world: World) -> None:

@@ -23,8 +23,10 @@ from pipeline.errors import BadInput
 from pipeline.gpu.words import seconds
 from pipeline.incidents import Cause, Incident, Incidents
 from pipeline.keyspace import Keys, connect
+from pipeline.marks import Target
 from pipeline.records import utc_now
 from pipeline.settings import Settings
+from pipeline.watching.rows import marked_as
 from pipeline.words import listed, plural
 
 PAGE: Final = 50  # incidents shown at once
@@ -60,7 +62,7 @@ def facts(incident: Incident) -> dict[str, Any]:
         "count": incident.count,
         "seen": incident.seen,
         "seen_before": incident.seen_before,
-        "causes": [asdict(cause) for cause in incident.causes],
+        "causes": [asdict(cause) | {"mark": _mark(cause)} for cause in incident.causes],
         "more_causes": incident.more,
     }
 
@@ -149,14 +151,22 @@ def _show(incident: Incident, found: Sequence[Incident], *, as_json: bool) -> in
             Text.assemble(
                 (word, style),
                 f"  {printable(cause.workload)}  {printable(cause.cause)}  ",
-                (_cause(cause), "dim"),
+                (" ".join(filter(None, (_cause(cause), _mark(cause)))), "dim"),
             ),
             soft_wrap=True,
         )
         console.print(Text("    ") + cell(_one_line(cause.text, 1_000)), soft_wrap=True)
     if incident.more:
         console.print(f"and {plural(incident.more, 'cause')} more", markup=False)
+    if name := next(filter(None, map(_mark, incident.causes)), None):
+        console.print(f"\n`logweir mark {name} normal` if this is nothing to be told of", markup=False)
     return 0
+
+
+def _mark(cause: Cause) -> str | None:
+    """How `logweir mark` names it."""
+    number = marked_as(cause.workload, cause.cause)
+    return None if number is None else str(Target.template(number))
 
 
 def _when(incident: Incident | Cause) -> str:

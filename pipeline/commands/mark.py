@@ -185,7 +185,7 @@ def _how_often(named: Named) -> str:
     seen = named.seen
     if not seen.records:
         return "no stored line has it yet" if seen.whole else "nobody knows how many stored lines have it"
-    count = plural(seen.records, "stored line")
+    count = plural(seen.records, "stored line" if named.target.of_lines else "stored finding")
     return f"{'' if seen.whole else 'at least '}{count} {'has' if seen.records == 1 else 'have'} it"
 
 

@@ -120,15 +120,22 @@ class Finder:
                 "T0 stands for lines past the template limit of their workload; mark their text instead"
             )
         if number < 0:
-            raise BadInput(
-                f"T{number} is no template of lines; a session or a rate cannot be marked, its lines can"
-            )
+            return self._finding(number)
         template = self._known_template(number)
         if template is None:
             raise BadInput(f"there is no template T{number}; `logweir results --json` shows template_id")
         return Named(
             target=Target.template(number), text=template.text, seen=self._stored("template_id", number)
         )
+
+    def _finding(self, number: int) -> Named:
+        """What was found in sessions or rates, as its newest row tells it."""
+        seen = self._stored("template_id", number)
+        if not seen.records and seen.whole:
+            raise BadInput(
+                f"nothing that was found in sessions or rates has the id T{number}; `logweir incidents ID` shows the ids"
+            )
+        return Named(target=Target.template(number), text=seen.message, seen=seen, remarks=self._doubts(seen))
 
     def _template_text(self, text: str) -> Named:
         words = " ".join(text.split())

@@ -235,7 +235,7 @@ class Context:
 
     @functools.cached_property
     def watcher(self) -> Watcher:
-        parts = Parts(sequences=self.sequences, store=self._store_found)
+        parts = Parts(sequences=self.sequences, store=self._store_found, normal=self.marks.normal)
         return Watcher(State(self.client, self.settings), self.settings, parts)
 
     def sequences(self, workload: str) -> "tuple[str, Sequences] | None":

@@ -81,6 +81,17 @@ def template_of(workload: str, source: str, cause: str) -> int:
     return -2 - (int(digest(workload, source, cause), 16) >> 2)
 
 
+def marked_as(workload: str, cause: str) -> int | None:
+    """The template id by which `logweir mark` knows a cause of an incident; None where it is about no template."""
+    kind, _, number = cause.partition(":")
+    if kind == "template":
+        return int(number) if number.isdecimal() and number != "0" else None
+    for source in (SESSIONS, RATES):
+        if kind.startswith(source.removeprefix(OURS).removesuffix("s") + "-"):
+            return template_of(workload, source, cause)
+    return None
+
+
 def _row(item: Found) -> dict[str, Any]:
     blank: dict[str, Any] = dict.fromkeys(RESULT_SCHEMA)
     pattern = f"{item.source} {item.cause}"

@@ -11,6 +11,7 @@ dies in between, the next round goes on from what stands in Redis.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -27,7 +28,7 @@ from pipeline.records import Purpose
 from pipeline.settings import Settings
 from pipeline.watching.observation import Lane
 from pipeline.watching.pulse import Pulse
-from pipeline.watching.rows import Found, rows_of
+from pipeline.watching.rows import Found, rows_of, template_of
 from pipeline.watching.sessions import GRACE_S, Part, Session, gathered
 from pipeline.watching.state import LANES, Changes, State, View, unpack_entry
 from pipeline.watching.verdicts import events_of, holds_unfinished, of_alarm, of_session
@@ -66,6 +67,8 @@ class Parts:
 
     sequences: Callable[[str], tuple[str, Rules] | None]
     store: Callable[[str, str, pl.DataFrame], None]  # (batch id, workload, rows) into every sink
+    # Those of these template ids of a workload that somebody called normal.
+    normal: Callable[[Sequence[int], str], AbstractSet[int]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,9 +121,24 @@ class Watcher:
         over = self._sessions(view, changes, told, end=end)
         told.found += self._rates(view, changes, told, end=end)
         told.found += self._judged(over, view, told, end=end)
+        told.found = self._unmarked(told.found)
         changes.rows = rows_of(told.found)
         self._incidents(view, changes, told)
         return changes, told
+
+    def _unmarked(self, found: Iterable[Found]) -> list[Found]:
+        """What nobody has called normal."""
+        by_workload: dict[str, list[tuple[int, Found]]] = {}
+        for item in found:
+            number = template_of(item.workload, item.source, item.cause)
+            by_workload.setdefault(item.workload, []).append((number, item))
+        return [
+            item
+            for workload, several in by_workload.items()
+            for normal in [self.parts.normal([number for number, _ in several], workload)]
+            for number, item in several
+            if number not in normal
+        ]
 
     def deliver(self) -> None:
         """Write to the sinks what was found and is not in them yet; what no sink can ever take is left out."""
