@@ -117,7 +117,7 @@ def _revoke(args: argparse.Namespace, marks: Marks, finder: Finder) -> int:
         return 0
     for target, whose in gone:
         mark = before.get((target, whose))
-        said = _whose(whose) if mark is None else _said(mark)
+        said = f"marked{_whose(target, whose)}" if mark is None else _said(mark)
         out().print(f"{target} is not marked any more; it was {said}", markup=False, soft_wrap=True)
     return 0
 
@@ -174,11 +174,14 @@ def _show(mark: Mark, word: str) -> None:
 def _said(mark: Mark) -> str:
     until = "" if mark.until is None else f" until {_minute(mark.until)} UTC"
     by = f", by {mark.by}" if mark.by else ""
-    return printable(f"{mark.state} {_whose(mark.workload)}{until}{by} on {_minute(mark.at)} UTC")
+    whose = _whose(mark.target, mark.workload)
+    return printable(f"{mark.state}{whose}{until}{by} on {_minute(mark.at)} UTC")
 
 
-def _whose(workload: str) -> str:
-    return printable(f"in {workload}" if workload else "in every workload")
+def _whose(target: Target, workload: str) -> str:
+    if not target.of_lines:  # of one workload by itself
+        return ""
+    return printable(f" in {workload}" if workload else " in every workload")
 
 
 def _how_often(named: Named) -> str:

@@ -57,6 +57,15 @@ def holds_unfinished(verdict: SessionVerdict) -> bool:
     return verdict.reasons[0].partition(":")[0] == Reason.SESSION_EVENT
 
 
+def named_in(part: Part, verdict: SessionVerdict) -> frozenset[int]:
+    """The templates whose texts say what went wrong: one that is missing is in the reasons alone."""
+    named = set(part.templates)
+    for reason in verdict.reasons:
+        words = reason.partition(":")[2].split()
+        named |= {int(word) for word in (words[:1] + words[2:3]) if word.isdecimal()}
+    return frozenset(named)
+
+
 def _why(verdict: SessionVerdict, texts: Mapping[int, str]) -> str:
     """The first reason in words; what cannot be read of it stands as it is."""
     name, _, data = verdict.reasons[0].partition(":")
@@ -64,10 +73,9 @@ def _why(verdict: SessionVerdict, texts: Mapping[int, str]) -> str:
         case Reason.SESSION_EVENT, [event]:
             return f"{_named(event, texts)} is in no normal session"
         case Reason.SESSION_COUNTS, [event, seen, usual]:
-            times, normal = plural(int(seen), "time"), plural(int(usual), "time")
-            return (
-                f"{_named(event, texts)} comes {times}, where the most similar normal session has it {normal}"
-            )
+            comes = f"comes {plural(int(seen), 'time')}" if int(seen) else "does not come"
+            normal = f"has it {plural(int(usual), 'time')}" if int(usual) else "has none"
+            return f"{_named(event, texts)} {comes}, where the most similar normal session {normal}"
         case Reason.SESSION_LENGTH, [seen, usual]:
             return f"{seen} events, where normal sessions have {usual.replace('-', ' to ')}"
         case Reason.SESSION_ORDER, [event, ("first" | "last") as place]:

@@ -31,7 +31,7 @@ from pipeline.watching.pulse import Pulse
 from pipeline.watching.rows import Found, rows_of, template_of
 from pipeline.watching.sessions import GRACE_S, Part, Session, gathered
 from pipeline.watching.state import LANES, Changes, State, View, unpack_entry
-from pipeline.watching.verdicts import events_of, holds_unfinished, of_alarm, of_session
+from pipeline.watching.verdicts import events_of, holds_unfinished, named_in, of_alarm, of_session
 
 MOST_OBSERVATIONS: Final = 16  # of one round: 80,000 lines, of which each session is read and written once
 # Of those: each may be of a session of its own, and Redis stands still while a round changes them.
@@ -227,7 +227,7 @@ class Watcher:
                     if verdict.anomalous
                     and (until is None or part.at_ms[-1] <= until or holds_unfinished(verdict))
                 ]
-                texts = self.state.texts(x for part, _ in wrong for x in part.templates)
+                texts = self.state.texts(x for part, verdict in wrong for x in named_in(part, verdict))
                 found += [of_session(part, verdict, version, texts) for part, verdict in wrong]
             except _HEALS:
                 raise
