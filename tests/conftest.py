@@ -32,7 +32,9 @@ DATA = SHARED / "data"
 
 # CI gives a failed test a second try, because a machine with other work may miss a bound of time (.ci/run). What these
 # look for happens once in many runs: there one failure is a find, and a second try would hide it.
-ONE_TRY = re.compile(r"test_(chaos|crash_points|durability|pressure|ledger|gpu_ledger|gpu_invariants|gpu_torture)")
+ONE_TRY = re.compile(
+    r"test_(chaos|crash_points|durability|pressure|ledger|gpu_ledger|gpu_invariants|gpu_torture)"
+)
 
 
 @pytest.hookimpl(trylast=True)
