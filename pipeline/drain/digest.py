@@ -8,6 +8,8 @@ from typing import Final
 
 import polars as pl
 
+from pipeline.columns import spread
+
 EMPTY: Final = "<EMPTY>"
 LINE_END: Final = "<NL>"
 MAX_FOLLOWING: Final = 8  # lines kept after the head line: exception, its causes, a hint
@@ -67,12 +69,17 @@ def lines_of(messages: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([single, kept.select("message", "at", "line")])
 
 
-def clean(line: pl.Expr) -> pl.Expr:
+def cleaned(lines: pl.Series) -> pl.Series:
     """Without terminal escapes and control characters, blanks collapsed to one space, trimmed, cut."""
-    cut = pl.when(line.str.len_bytes() > MAX_LINE_CHARS).then(line.str.head(MAX_LINE_CHARS)).otherwise(line)
-    bare = cut.str.replace_all(_ANSI, "")
-    tidy = bare.str.replace_all(rf"{_BLANK}+", " ").str.strip_chars(" ")
-    return pl.when(cut.str.contains(_UNCLEAN)).then(tidy).otherwise(cut)
+    text = pl.col(lines.name)
+    if (lines.str.len_bytes() > MAX_LINE_CHARS).any():
+        long = text.str.len_bytes() > MAX_LINE_CHARS
+        lines = spread(lines, pl.when(long).then(text.str.head(MAX_LINE_CHARS)).otherwise(text))
+    unclean = spread(lines, text.str.contains(_UNCLEAN))
+    if not unclean.any():
+        return lines
+    tidy = text.str.replace_all(_ANSI, "").str.replace_all(rf"{_BLANK}+", " ").str.strip_chars(" ")
+    return lines.scatter(unclean.arg_true(), spread(lines.filter(unclean), tidy))
 
 
 def fold(parts: pl.DataFrame) -> pl.DataFrame:
@@ -93,6 +100,9 @@ def fold(parts: pl.DataFrame) -> pl.DataFrame:
 def limit(masked: pl.Series) -> pl.Series:
     """At most MAX_MASKED_CHARS, cut at a space where there is one, so that no token is halved; never empty."""
     text = pl.col(masked.name)
+    if not (masked.str.len_bytes() > MAX_MASKED_CHARS).any():
+        short = masked.str.strip_chars(" ")
+        return short.replace("", EMPTY) if (short == "").any() else short
     head = text.str.head(MAX_MASKED_CHARS).str.replace(r" [^ ]{0,200}$", "")
     cut = pl.when(text.str.len_chars() > MAX_MASKED_CHARS).then(head).otherwise(text).str.strip_chars(" ")
     return (

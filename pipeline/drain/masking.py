@@ -12,15 +12,18 @@ import re
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
-from pipeline.drain.digest import EMPTY, LINE_END, clean, fold, limit, lines_of
+from pipeline.columns import per_distinct, spread
+from pipeline.drain.alike import digits_alike, with_equal_digits
+from pipeline.drain.digest import EMPTY, LINE_END, cleaned, fold, limit, lines_of
+from pipeline.drain.memo import Memo
 from pipeline.errors import BadMask
 from pipeline.records import digest, pattern_ids
 
@@ -30,12 +33,16 @@ ENGINE: Final = "1"
 _NAME: Final = re.compile(r"[A-Z0-9_]+")
 _TOKEN: Final = re.compile(r"<[A-Z0-9_]+>")
 _GROUP: Final = re.compile(r"\$\{(\d+)\}")
+_SWITCHES: Final = frozenset({"enabled", "keep", "seldom"})
 
 # Kept digits hide as noncharacters, which `clean` has taken out of every text; the underscores make
 # sure that a place inside a word is no word boundary for the masks that follow.
-_HIDDEN: Final = {str(d): f"_{chr(0xFDD0 + d)}_" for d in range(10)}
+HIDDEN: Final = {str(d): f"_{chr(0xFDD0 + d)}_" for d in range(10)}
 # A mask may have taken one of the underscores with it; the digit comes back all the same.
-_SHOWN: Final = {mark: d for d, hidden in _HIDDEN.items() for mark in (hidden, hidden.strip("_"))}
+SHOWN: Final = {mark: d for d, hidden in HIDDEN.items() for mark in (hidden, hidden.strip("_"))}
+_HIDE: Final = str.maketrans(HIDDEN)
+_MARKS: Final = [hidden.strip("_") for hidden in HIDDEN.values()]
+_DIGITS: Final = list(HIDDEN)
 _OPEN: Final = "\ufdda"
 _CLOSE: Final = "\ufddb"
 
@@ -44,7 +51,15 @@ _MAX_PATTERN: Final = 5_000
 _MAX_EXAMPLE: Final = 1_000  # a line end is tried at every place of it
 _SHOWN_PATTERN: Final = 120
 _MAX_ROUNDS: Final = 4  # of 90,000 random glueings of masks' examples none needed more than one
-_PARALLEL_ROWS: Final = 2048  # below this a second thread costs more than it saves
+_STRIDE: Final = (
+    6  # passes after which it is looked whether lines have become equal; that costs less than one of them
+)
+_BY_DIGITS: Final = (
+    ""  # remembered of a shape whose masked line depends on its digits; no masked line is empty
+)
+# What is remembered of a shape, where every digit is a 1, and of a line as it is, which may look like one.
+_SHAPE: Final = ""
+_EXACT: Final = "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +73,7 @@ class Mask:
     replace: str = ""  # empty: `<NAME>`
     enabled: bool = True
     keep: bool = False
+    seldom: bool = False  # for speed alone
 
     @property
     def replacement(self) -> str:
@@ -91,6 +107,8 @@ class Mask:
         cut = [text[:i] + "\n" + text[i + skip :] for i in places for skip in (0, 1)]
         if any("\n" in match for row in self._matches(["\n", *cut]) for match in row):
             raise self._bad(r"can match a line end; write [ \t] for \s, and \n inside every [^...]")
+        if "\n" in self.replace:
+            raise self._bad("has a `replace` with a line end; a masked line is one line")
         if self.keep and self.replace:
             raise self._bad("keeps what it matches, so it cannot have `replace`; remove one of the two")
         self._check_groups()
@@ -124,12 +142,31 @@ class _Pass:
     pattern: str
     replacement: str
     keep: bool
+    seldom: bool
 
     def run(self, lines: pl.Series) -> pl.Series:
+        text = pl.col(lines.name)
         if not self.keep:
-            return lines.str.replace_all(self.pattern, self.replacement)
-        hit = lines.str.contains(self.pattern)
+            return spread(lines, text.str.replace_all(self.pattern, self.replacement))
+        hit = spread(lines, text.str.contains(self.pattern))
         return lines.scatter(hit.arg_true(), _hide(lines.filter(hit), self.pattern)) if hit.any() else lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leg:
+    """Neighbouring passes between two looks at whether lines have become equal."""
+
+    passes: tuple[_Pass, ...]
+    gate: str  # matches every line that one of them matches, "" when they are not looked for at once
+
+    def run(self, lines: pl.Series) -> pl.Series:
+        if not self.gate:
+            return _run(self.passes, lines)
+        # The first of the passes that matches a line meets it as it is here: where none does, all leave it alone.
+        hit = spread(lines, pl.col(lines.name).str.contains(self.gate))
+        if hit.all():
+            return _run(self.passes, lines)
+        return lines.scatter(hit.arg_true(), _run(self.passes, lines.filter(hit))) if hit.any() else lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +177,9 @@ class MaskSet:
     version: str  # 16 hex digits; equal versions give equal masked lines
     tokens: tuple[str, ...]  # every `<NAME>` that can stand in a masked line, sorted
     passes: tuple[_Pass, ...]
+    legs: tuple[_Leg, ...]  # the passes in front of `blind`
+    blind: tuple[_Pass, ...]  # the last passes, which see no difference between two digits
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @classmethod
     def load(cls, path: Path | None = None, extra: Sequence[Path] = ()) -> "MaskSet":
@@ -185,11 +225,15 @@ class MaskSet:
         texts = [mask.replacement for mask in active if not mask.keep]
         tokens = {token for text in texts for token in _TOKEN.findall(text)}
         parts = [str(part) for m in active for part in (m.name, m.pattern, m.replacement, m.keep)]
+        passes = _compile(active)
+        blind_from = _blind_from(passes)
         return cls(
             masks=tuple(masks),
             version=digest(ENGINE, *parts),
             tokens=tuple(sorted(tokens | {EMPTY, LINE_END})),
-            passes=_compile(active),
+            passes=passes,
+            legs=_legs(passes[:blind_from]),
+            blind=passes[blind_from:],
         )
 
     def _check_tokens(self) -> None:
@@ -212,7 +256,7 @@ class MaskSet:
                 )
 
     def _mask_all(self, messages: Sequence[str]) -> list[str]:
-        return list(self.mask(pl.Series(messages, dtype=pl.String))["masked"])
+        return list(self._masked(pl.Series(messages, dtype=pl.String), self._settled)["masked"])
 
     def mask(self, messages: pl.Series) -> pl.DataFrame:
         """Columns `masked` (String) and `pattern_id` (UInt64), one row per message, in its order.
@@ -220,35 +264,85 @@ class MaskSet:
         A null message counts as empty. A message of many lines gives its first line and those of the
         following ones that are not stack frames.
         """
+        return self._masked(messages, self._quickly)
+
+    def mask_one(self, message: str) -> str:
+        """The masked line of one message, pass by pass and with nothing remembered: the plain reference for `mask`."""
+        return self._mask_all([message])[0]
+
+    def _masked(self, messages: pl.Series, work: Callable[[pl.Series], pl.Series]) -> pl.DataFrame:
+        """`mask`, with `work` from distinct cleaned lines to masked ones, row by row."""
         column = messages.cast(pl.String).fill_null("").alias("message").to_frame()
         distinct = column.unique()
-        lines = lines_of(distinct)
-        texts = lines.select(pl.col("line").unique())
-        done = texts.with_columns(clean(pl.col("line")).alias("clean"))
-        short = done.select(pl.col("clean").unique())
-        short = short.with_columns(self._settled(short["clean"]).alias("part"))
-        parts = lines.join(done.join(short, on="clean").select("line", "part"), on="line")
-        masked = fold(parts)
+        if distinct["message"].str.contains("\n", literal=True).any():
+            lines = lines_of(distinct)
+            texts = lines.select(pl.col("line").unique())
+            done = texts.with_columns(self._parts(texts["line"], work))
+            masked = fold(lines.join(done, on="line"))
+        else:
+            masked = distinct.with_columns(self._parts(distinct["message"], work).alias("masked"))
         kinds = masked.select(pl.col("masked").unique())
         ids = pl.Series("pattern_id", pattern_ids(kinds["masked"].to_list()), dtype=pl.UInt64)
         masked = masked.join(kinds.with_columns(ids), on="masked")
         joined = column.join(masked, on="message", how="left", maintain_order="left")
         return joined.select("masked", "pattern_id")
 
-    def mask_one(self, message: str) -> str:
-        """The masked line of one message; the plain reference for `mask`."""
-        return self._mask_all([message])[0]
+    def _parts(self, lines: pl.Series, work: Callable[[pl.Series], pl.Series]) -> pl.Series:
+        """The masked lines of distinct lines as they came."""
+        return work(cleaned(lines).alias("clean")).alias("part")
+
+    def _quickly(self, lines: pl.Series, leg: int = 0) -> pl.Series:
+        """What `_settled` gives, of lines that have the first legs behind them.
+
+        Lines that have become equal go on as one; in front of the passes that see no difference between two digits,
+        lines that differ in nothing else are one too, and what comes of it is remembered.
+        """
+        if leg == len(self.legs):
+            return per_distinct(lines, self._remembered)
+        return per_distinct(lines, lambda few: self._quickly(self.legs[leg].run(few), leg + 1))
+
+    def _remembered(self, lines: pl.Series) -> pl.Series:
+        """Masked lines of what the legs left."""
+        found = per_distinct(with_equal_digits(lines), lambda shapes: self._recalled(shapes, _SHAPE))
+        exact = (found == _BY_DIGITS).arg_true()
+        if not exact.len():
+            return found
+        return found.scatter(exact, self._recalled(lines.gather(exact), _EXACT))
+
+    def _recalled(self, lines: pl.Series, kind: str) -> pl.Series:
+        """Masked lines of what the legs left, worked out where they are not remembered; of a shape where digits do not matter."""
+
+        def work(keys: list[str]) -> list[str]:
+            left = _run(self.blind, pl.Series("left", keys, dtype=pl.String).str.strip_prefix(kind))
+            masked = self._again(_shown(left), self._round)
+            return (
+                masked.set(left.str.contains_any(_DIGITS), _BY_DIGITS).to_list()
+                if kind == _SHAPE
+                else masked.to_list()
+            )
+
+        keys = lines.to_list() if not kind else (kind + lines).to_list()
+        return pl.Series(lines.name, self.memo.recall(keys, work), dtype=pl.String)
+
+    def _round(self, lines: pl.Series) -> pl.Series:
+        """What `_mask_lines` gives, by way of the legs."""
+        for leg in self.legs:
+            lines = leg.run(lines)
+        return _shown(_run(self.blind, lines))
 
     def _settled(self, lines: pl.Series) -> pl.Series:
-        """Masked cleaned lines, masked again until nothing changes.
+        """Masked cleaned lines, all passes on all of them."""
+        return self._again(self._mask_lines(lines), self._mask_lines)
+
+    def _again(self, masked: pl.Series, once_more: Callable[[pl.Series], pl.Series]) -> pl.Series:
+        """Lines that were masked once, masked again until nothing changes.
 
         A token can stand where a digit glued to a word hid a boundary (`1user=bob`). The further rounds
         see distinct masked lines only, so they cost little.
         """
-        masked = self._mask_lines(lines)
         for _ in range(_MAX_ROUNDS):
             kinds = masked.unique()
-            again = self._mask_lines(kinds)
+            again = once_more(kinds)
             moved = kinds != again
             if not moved.any():
                 break
@@ -257,21 +351,7 @@ class MaskSet:
 
     def _mask_lines(self, lines: pl.Series) -> pl.Series:
         """Cleaned lines after one round of all passes, in order."""
-        for keep, run in groupby(self.passes, key=lambda step: step.keep):
-            if keep:
-                for step in run:
-                    lines = step.run(lines)
-                continue
-            # One query for all of them: starting a query costs more than a pass over a small batch.
-            text = pl.col(lines.name)
-            for step in run:
-                text = text.str.replace_all(step.pattern, step.replacement)
-            lines = _spread(lines, text)
-        shown = lines.str.contains("[\ufdd0-\ufdd9]")
-        if shown.any():
-            whole = lines.filter(shown).str.replace_many(list(_SHOWN), list(_SHOWN.values()), leftmost=True)
-            lines = lines.scatter(shown.arg_true(), whole)
-        return limit(lines)
+        return _shown(_run(self.passes, lines))
 
 
 def shipped() -> Path:
@@ -319,8 +399,8 @@ def _mask(path: Path, entry: dict[str, Any]) -> Mask:
     for key, value in entry.items():
         if key not in known:
             raise BadMask(f"mask {name} in {path}: unknown key {key!r}; known are {', '.join(known)}")
-        if not isinstance(value, bool if key in {"enabled", "keep"} else str):
-            kind = "true or false" if key in {"enabled", "keep"} else "text in quotes"
+        if not isinstance(value, bool if key in _SWITCHES else str):
+            kind = "true or false" if key in _SWITCHES else "text in quotes"
             raise BadMask(f"mask {name} in {path}: `{key}` has to be {kind}, not {value!r}")
     for key in ("name", "pattern", "example"):
         if key not in entry:
@@ -348,29 +428,61 @@ def _compile(masks: Sequence[Mask]) -> tuple[_Pass, ...]:
 
     passes = []
     for (keep, replacement, _), run in groupby(enumerate(masks), key=effect):
-        pattern = "|".join(f"(?:{mask.pattern})" for _, mask in run)
-        passes.append(_Pass(pattern=pattern, replacement=replacement, keep=keep))
+        ours = [mask for _, mask in run]
+        pattern = "|".join(f"(?:{mask.pattern})" for mask in ours)
+        seldom = all(mask.seldom for mask in ours)
+        passes.append(_Pass(pattern=pattern, replacement=replacement, keep=keep, seldom=seldom))
     return tuple(passes)
 
 
-def _spread(lines: pl.Series, text: pl.Expr) -> pl.Series:
-    """`text` over the lines, in slices over Polars' threads when they are many; one expression uses one thread."""
-    size = -(-max(len(lines), _PARALLEL_ROWS) // pl.thread_pool_size())
-    slices = [lines.slice(start, size) for start in range(0, max(len(lines), 1), size)]
-    done = pl.collect_all([part.to_frame().lazy().select(text) for part in slices])
-    return pl.concat([frame.to_series() for frame in done])
+def _blind_from(passes: Sequence[_Pass]) -> int:
+    """The first pass from which on none sees a difference between two digits; those that keep digits do."""
+    at = len(passes)
+    while at and not passes[at - 1].keep and digits_alike(passes[at - 1].pattern):
+        at -= 1
+    return at
+
+
+def _legs(passes: Sequence[_Pass]) -> tuple[_Leg, ...]:
+    """Neighbours that seldom match are looked for at once; of those that keep digits there is one pass already."""
+    legs = []
+    for (seldom, keep), run in groupby(passes, key=lambda step: (step.seldom, step.keep)):
+        steps = tuple(run)
+        gated = seldom and not keep and len(steps) > 1
+        gate = "|".join(f"(?:{step.pattern})" for step in steps) if gated else ""
+        legs.append(_Leg(passes=steps, gate=gate))
+    return tuple(legs)
+
+
+def _run(passes: Sequence[_Pass], lines: pl.Series) -> pl.Series:
+    """Lines behind these passes, in order."""
+    for keep, run in groupby(passes, key=lambda step: step.keep):
+        if keep:
+            for step in run:
+                lines = step.run(lines)
+            continue
+        # One query for all of them: starting a query costs more than a pass over a small batch.
+        text = pl.col(lines.name)
+        for step in run:
+            text = text.str.replace_all(step.pattern, step.replacement)
+        lines = spread(lines, text)
+    return lines
+
+
+def _shown(lines: pl.Series) -> pl.Series:
+    """Lines behind all passes, with the kept digits and of bounded length."""
+    shown = lines.str.contains_any(_MARKS)
+    if shown.any():
+        whole = lines.filter(shown).str.replace_many(list(SHOWN), list(SHOWN.values()), leftmost=True)
+        lines = lines.scatter(shown.arg_true(), whole)
+    return limit(lines)
 
 
 def _hide(lines: pl.Series, pattern: str) -> pl.Series:
     """Lines whose digits inside each match are out of reach of the masks that follow."""
-    marked = lines.str.replace_all(pattern, f"{_OPEN}${{0}}{_CLOSE}").alias("text")
-    parts = marked.str.split(_OPEN).to_frame().with_row_index("row").explode("text")
-    halves = pl.col("text").str.splitn(_CLOSE, 2).struct
-    inside, after = halves.field("field_0"), halves.field("field_1")
-    hidden = inside.str.replace_many(list(_HIDDEN), list(_HIDDEN.values()))
-    text = pl.when(after.is_null()).then(inside).otherwise(hidden + after)
-    return (
-        parts.select("row", text.alias("text"))
-        .group_by("row", maintain_order=True)
-        .agg(pl.col("text").str.join(""))["text"]
-    )
+    name = lines.name
+    marked = spread(lines, pl.col(name).str.replace_all(pattern, f"{_OPEN}${{0}}{_CLOSE}"))
+    before, *parts = str(marked.str.join("\n").item()).split(_OPEN)
+    halves = (part.partition(_CLOSE) for part in parts)
+    text = before + "".join(inside.translate(_HIDE) + after for inside, _, after in halves)
+    return pl.Series(name, [text]).str.split("\n").explode(empty_as_null=False)

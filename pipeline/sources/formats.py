@@ -12,10 +12,11 @@ from typing import Final
 
 import polars as pl
 
+from pipeline.columns import spread
 from pipeline.errors import BadInput
 from pipeline.records import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
-from pipeline.sources.formats_text import BY_NAME, CRI, LEVEL_WORDS, TEXT_FORMATS, Format
+from pipeline.sources.formats_text import ANYTHING, BY_NAME, CRI, LEVEL_WORDS, TEXT_FORMATS, Format
 from pipeline.sources.times import ISO_CLOCK, check_zone, read_times, to_utc
 
 WRAPPERS: Final = ("docker", "cri")
@@ -28,6 +29,7 @@ _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 # Below one line in a hundred a match is more likely an accident of free text than a second format.
 _MIN_SHARE: Final = 0.01
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
+_HEAD: Final = "logweir_head"
 _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
 # RFC 5424 §6.2.1, severities 0 to 7
 _SYSLOG_LEVELS: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
@@ -231,14 +233,29 @@ def _groups(raw: pl.Series, pattern: str) -> pl.DataFrame:
     and the rest put behind the message; where that fails, the whole text is."""
     long = raw.str.len_bytes() > _HEADER_CHARS
     if not long.any():
-        return raw.str.extract_groups(pattern).struct.unnest()
-    groups = raw.str.slice(0, _HEADER_CHARS).str.extract_groups(pattern).struct.unnest()
+        return _captured(raw, pattern)
+    groups = _captured(raw.str.slice(0, _HEADER_CHARS), pattern)
     groups = groups.with_columns(groups["message"] + raw.str.slice(_HEADER_CHARS))
     missed = (long & groups["message"].is_null()).arg_true()
     if missed.len():
-        again = raw.gather(missed).str.extract_groups(pattern).struct.unnest()
+        again = _captured(raw.gather(missed), pattern)
         groups = groups.with_columns([groups[name].scatter(missed, again[name]) for name in groups.columns])
     return groups
+
+
+def _captured(raw: pl.Series, pattern: str) -> pl.DataFrame:
+    """The pattern's groups. Where the message is all that stands behind the header, it is cut off and not captured:
+    what can be anything costs a capturing engine most. The header that matches is the same, for anything may follow."""
+    head = pattern.removesuffix(ANYTHING)
+    if head == pattern:
+        return spread(raw, pl.col(raw.name).str.extract_groups(pattern)).struct.unnest()
+    text = pl.col(raw.name)
+    groups = text.str.extract_groups(f"(?P<{_HEAD}>{head})")
+    whole = pl.struct(
+        groups.alias("groups"), text.str.strip_prefix(groups.struct.field(_HEAD)).alias("message")
+    )
+    found = spread(raw, whole).struct.unnest()
+    return found["groups"].struct.unnest().drop(_HEAD).with_columns(found["message"])
 
 
 def _level(groups: pl.DataFrame, form: Format) -> pl.Series:

@@ -56,7 +56,9 @@ _ISO = f"(?P<time>{_YMD}[T ]{_HMS}){_FRACTION}"
 _ISO_Z = _ISO + _OFFSET
 _MONTH_DAY = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}[0-9]{1,2}"
 _SLASHED = f"(?P<time>[0-9]{{4}}/[0-9]{{2}}/[0-9]{{2}} {_HMS})"
-_REST = "(?P<message>.*)$"
+# The whole rest of a record; `(?s)` stands before every pattern.
+ANYTHING: Final = "(?P<message>.*)$"
+_REST = ANYTHING
 _UPPER = "TRACE|DEBUG|VERBOSE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL|PANIC"
 _LEVEL = f"(?P<level>{_UPPER})"
 _ANY_CASE = f"(?i:{_UPPER}|INFORMATION|EMERGENCY|DBG|INF|WRN|FTL)"

@@ -1,0 +1,178 @@
+"""Raw lines to template ids in one process, ours in columns beside Drain3 line by line with the same masks: lines/s.
+
+Ours is the real path from bytes on: lines cut, records joined, header split (time, level, host, ...), masked, the
+distinct masked lines hashed and looked up in the verdict cache of the process, a template id on every record; batches as
+a file source makes them, on as many threads as Polars takes. Its templates and the format are known, as they are in a
+stream that runs; a run remembers nothing else of the runs before it. Drain3 gets the messages without their headers, cleaned, and has
+learnt its templates too: what is timed is `TemplateMiner.add_log_message` alone, on one thread, as it is made.
+"""
+
+import gzip
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import polars as pl
+import redis
+from drain3 import TemplateMiner
+
+from bench._drain3 import miner
+from pipeline import detect
+from pipeline.batches import Meta
+from pipeline.drain.digest import cleaned
+from pipeline.drain.masking import MaskSet
+from pipeline.drain.memo import Memo
+from pipeline.drain.templates import UNCLASSIFIED, Templates
+from pipeline.drain.verdicts import Verdicts
+from pipeline.records import Purpose, Verdict
+from pipeline.settings import Settings
+from pipeline.sources.chunks import Assembly, Chunk, Cursor
+from pipeline.sources.files import BLOCK_BYTES
+from pipeline.sources.framing import Framer
+from pipeline.sources.lines import LineCutter
+
+ROUNDS: Final = 5
+LINES: Final = 100_000  # of a set, at most
+SAMPLE: Final = 5_000  # lines of a set that Drain3 gets, evenly spaced: its speed is that of a line
+LOGHUB: Final = ("Hadoop", "OpenSSH", "Zookeeper")
+VERSION: Final = "bench"
+
+
+class _Verdicts(Verdicts):
+    """The cache of a process, with a dict where Redis is, which it asks for every template once."""
+
+    def __init__(self, known: dict[int, Verdict], settings: Settings) -> None:
+        super().__init__(redis.Redis(), settings)  # nothing connects before it is asked
+        self.known = known
+
+    def _from_redis(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:  # noqa: ARG002
+        return {key: self.known[key] for key in keys if key in self.known}
+
+
+def measure(data: Path) -> dict[str, Any]:
+    masks, settings = MaskSet.load(), Settings()
+    found = {name: compare(text, masks, settings) for name, text in sets(data)}
+    ratios = [values["ratio"] for values in found.values()]
+    return {
+        "threads": pl.thread_pool_size(),
+        "datasets": found,
+        "min_ratio": min(ratios),
+        "median_ratio": round(median(ratios), 1),
+    }
+
+
+def sets(data: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and raw text, headers and all."""
+    yield "HDFS", gzip.decompress((data / "hdfs" / "HDFS_20000.log.gz").read_bytes())
+    yield "BGL", gzip.decompress((data / "bgl" / "BGL_100k.log.gz").read_bytes())
+    with zipfile.ZipFile(data / "trainticket" / "normal" / "F02normal01.zip") as archive:
+        yield "TrainTicket", archive.read(next(n for n in archive.namelist() if n.endswith(".log")))
+    for system in LOGHUB:
+        yield system, (data / "loghub_2k" / system / f"{system}_2k.log").read_bytes()
+
+
+def compare(text: bytes, masks: MaskSet, settings: Settings) -> dict[str, Any]:
+    """Both on the same lines, in turn."""
+    text = b"".join(line + b"\n" for line in text.split(b"\n")[:LINES] if line)
+    framer = settled(text)
+    verdicts, messages = learn(text, framer, masks, settings)
+    theirs = miner(masks, settings)
+    sample = messages[:: max(1, len(messages) // SAMPLE)]
+    add_all(theirs, sample)
+    ours_s, theirs_s, lines = [], [], 0
+    for _ in range(ROUNDS):
+        fresh = replace(masks, memo=Memo())
+        seconds, lines = timed(lambda fresh=fresh: answer_all(text, framer, fresh, verdicts))  # type: ignore[misc]
+        ours_s.append(seconds)
+        theirs_s.append(timed(lambda: add_all(theirs, sample))[0])
+    ours, other = lines / median(ours_s), len(sample) / median(theirs_s)
+    return {
+        "lines": lines,
+        "drain3_lines_per_s": round(other),
+        "lines_per_s": round(ours),
+        "ratio": round(ours / other, 1),
+    }
+
+
+def timed(work: Callable[[], int]) -> tuple[float, int]:
+    """Seconds, and what came of it."""
+    start = time.perf_counter()
+    value = work()
+    return time.perf_counter() - start, value
+
+
+def add_all(theirs: TemplateMiner, messages: list[str]) -> int:
+    for message in messages:
+        theirs.add_log_message(message)
+    return len(messages)
+
+
+def answer_all(text: bytes, framer: Framer, masks: MaskSet, verdicts: Verdicts) -> int:
+    """A template id on every record; physical lines."""
+    lines = 0
+    for chunk in chunks(text, framer):
+        prepared = detect.prepare(chunk.records, meta_of(chunk), masks)
+        work = detect.distinct(prepared, VERSION)
+        work = detect.answer(work, verdicts.lookup(VERSION, work["key"].to_list()))
+        answered = prepared.join(
+            work.select("key", "template_id"), on="key", how="left", maintain_order="left"
+        )
+        if answered["template_id"].has_nulls():
+            raise RuntimeError("a record has no template id")
+        lines += int(answered["lines"].sum())
+    return lines
+
+
+def learn(text: bytes, framer: Framer, masks: MaskSet, settings: Settings) -> tuple[Verdicts, list[str]]:
+    """The verdict cache of a process that knows every template, and the messages as Drain3 gets them."""
+    templates = Templates(
+        similarity=settings.drain_similarity,
+        depth=settings.drain_depth,
+        per_workload=settings.templates_per_workload,
+    )
+    known: dict[int, Verdict] = {}
+    messages: list[str] = []
+    for chunk in chunks(text, framer):
+        prepared = detect.prepare(chunk.records, meta_of(chunk), masks)
+        messages += cleaned(prepared["message"].str.replace_all("\n", " ")).to_list()
+        for row in detect.distinct(prepared, VERSION).iter_rows(named=True):
+            template, _ = templates.learn(row["masked"], severe=row["severe"], workload="bench")
+            template_id = template.template_id if template else UNCLASSIFIED
+            known[row["key"]] = Verdict(
+                template_id=template_id, score=0.0, anomalous=False, reasons=(), p_value=1.0
+            )
+    return _Verdicts(known, settings), messages
+
+
+def settled(text: bytes) -> Framer:
+    """What has seen the beginning of the source, so that it knows the format."""
+    framer = Framer()
+    framer.look(LineCutter().push(text[:BLOCK_BYTES])["raw"], final=True)
+    return framer
+
+
+def chunks(text: bytes, framer: Framer) -> Iterator[Chunk]:
+    """As a file source reads them."""
+    assembly = Assembly(Cursor(path="bench", identity="bench"))
+    assembly.framer = copy(framer)
+    for start in range(0, len(text), BLOCK_BYTES):
+        yield from assembly.push(text[start : start + BLOCK_BYTES], start)
+    yield from assembly.finish(len(text))
+
+
+def meta_of(chunk: Chunk) -> Meta:
+    return Meta(
+        batch_id="bench",
+        source="bench",
+        source_key="0" * 16,
+        purpose=Purpose.SCORE,
+        arrived=datetime.now(UTC),
+        formats=chunk.formats,
+        zone="UTC",
+    )

@@ -1,0 +1,37 @@
+"""Work on whole columns of text: over the threads that there are, and once for values that repeat."""
+
+from collections.abc import Callable
+from typing import Final
+
+import polars as pl
+
+PARALLEL_ROWS: Final = 2048  # below this a second thread costs more than it saves
+_LOOKED_AT: Final = 512  # rows that tell whether a column repeats itself
+_WORTH: Final = 0.9  # share of distinct rows up to which finding them costs less than working on all
+
+
+def spread(column: pl.Series, what: pl.Expr) -> pl.Series:
+    """`what`, an expression on this column row by row, in slices over Polars' threads when the rows are many.
+
+    One expression alone uses one thread.
+    """
+    frame = column.to_frame()
+    if column.len() < PARALLEL_ROWS or pl.thread_pool_size() == 1:
+        return frame.select(what).to_series()
+    size = -(-column.len() // pl.thread_pool_size())
+    slices = [frame.slice(start, size).lazy().select(what) for start in range(0, column.len(), size)]
+    return pl.concat([done.to_series() for done in pl.collect_all(slices)])
+
+
+def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> pl.Series:
+    """`work`, which looks at each row alone, done on the distinct values of a column only, where enough rows repeat.
+
+    The result is in the column's order. No row is null.
+    """
+    looked_at = column.head(_LOOKED_AT)
+    if looked_at.n_unique() > _WORTH * looked_at.len():
+        return work(column)
+    few = column.unique()
+    table = pl.DataFrame([few.alias("value"), work(few).alias("result")])
+    rows = column.alias("value").to_frame()
+    return rows.join(table, on="value", how="left", maintain_order="left").get_column("result")

@@ -1,0 +1,48 @@
+"""What a process remembers of texts it has worked on: bounded, the least used half goes first."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+ENTRIES: Final = 20_000  # of one generation; there are two
+MAX_CHARS: Final = 1_024  # longer texts are rare, and would make the bound on entries none on bytes
+
+
+class Memo:
+    """Text to text, in two generations: what is asked for moves to the young one, and when that is full the old one goes.
+
+    Safe to use from several threads: at worst something is worked out twice.
+    """
+
+    __slots__ = ("_entries", "_old", "_young")
+
+    def __init__(self, entries: int = ENTRIES) -> None:
+        self._entries = entries
+        self._young: dict[str, str] = {}
+        self._old: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def recall(self, texts: Sequence[str], work: Callable[[list[str]], list[str]]) -> list[str]:
+        """The result of every one of these distinct texts; `work` is asked for those that are not remembered."""
+        young, old = self._young, self._old
+        found: list[str | None] = list(map(young.get, texts))
+        fresh: dict[str, str] = {}
+        if old and None in found:
+            for at, text in enumerate(texts):
+                if found[at] is None and (before := old.get(text)) is not None:
+                    found[at] = fresh[text] = before
+        missing = [text for text, known in zip(texts, found, strict=True) if known is None]
+        if missing:
+            done = dict(zip(missing, work(missing), strict=True))
+            found = [done[t] if known is None else known for t, known in zip(texts, found, strict=True)]
+            fresh |= {t: r for t, r in done.items() if len(t) <= MAX_CHARS and len(r) <= MAX_CHARS}
+        if fresh:
+            self._remember(fresh)
+        return [known for known in found if known is not None]
+
+    def _remember(self, fresh: dict[str, str]) -> None:
+        if len(self._young) + len(fresh) > self._entries:
+            self._old, self._young = self._young, {}
+        if len(fresh) <= self._entries:
+            self._young.update(fresh)

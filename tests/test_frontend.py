@@ -1,0 +1,244 @@
+"""The front end in columns gives what line by line gives: masks by shape, headers by their head, the benchmarks beside Drain3."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+from drain3.masking import LogMasker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench import _drain3, frontend, parsing
+from pipeline.columns import PARALLEL_ROWS, per_distinct, spread
+from pipeline.drain.alike import digits_alike, with_equal_digits
+from pipeline.drain.digest import cleaned
+from pipeline.drain.masking import Mask, MaskSet
+from pipeline.drain.memo import MAX_CHARS, Memo
+from pipeline.settings import Settings
+from pipeline.sources.formats_text import CRI, TEXT_FORMATS, Format
+from test_formats import EXAMPLES
+from test_masking import MESSAGES
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+MASKS = MaskSet.load()
+# Digits are left where no mask takes them: shapes alone do not tell the masked line there.
+SPARING = MaskSet.of(
+    [
+        Mask(name="ID", pattern="id[0-9]+", example="id7"),
+        Mask(name="KEPT", pattern="code [0-9]+", example="code 7", keep=True),
+        Mask(name="NUM", pattern="[0-9]{3,}", example="777"),
+    ]
+)
+DIGITS = st.characters(whitelist_categories=("Nd", "Nl", "No"))
+# What masking itself uses as marks, ends of lines that are no newline, and digits that are not ASCII.
+HOSTILE = st.one_of(
+    DIGITS,
+    st.sampled_from("\ufdd0\ufdd7\ufdda\ufddb\u2028\x85\x1b\x00\u200d\ufeffſKµ٣１"),
+    st.sampled_from(["<NUM>", "id", "code 7", "_\ufdd1_", "status=404", "\x1b[31m"]),
+)
+LINES = st.lists(st.one_of(MESSAGES, HOSTILE), max_size=5).map(" ".join)
+
+
+def masked(masks: MaskSet, messages: list[str]) -> list[str]:
+    return masks.mask(pl.Series(messages, dtype=pl.String))["masked"].to_list()
+
+
+def other_digits(draw: st.DrawFn, line: str) -> str:
+    return "".join(draw(st.sampled_from("0123456789")) if c in "0123456789" else c for c in line)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[str]:
+    """Lines of which many are equal, or equal but for their digits."""
+    kinds = draw(st.lists(LINES, min_size=1, max_size=4))
+    return [other_digits(draw, line) for line in draw(st.lists(st.sampled_from(kinds), max_size=20))]
+
+
+@pytest.mark.parametrize("masks", [MASKS, SPARING], ids=["shipped", "sparing"])
+@given(batches())
+@settings(max_examples=80, deadline=None)
+def test_lines_that_differ_in_digits_are_masked_as_each_alone(masks: MaskSet, messages: list[str]) -> None:
+    # The memory of the set is not emptied in between, so what one example left must not harm another.
+    assert masked(masks, messages) == [masks.mask_one(message) for message in messages]
+
+
+def test_a_shape_that_spares_digits_is_not_taken_for_a_line_of_ones() -> None:
+    assert masked(SPARING, ["a 12", "a 11", "a 99"]) == ["a 12", "a 11", "a 99"]
+    assert masked(SPARING, ["a 11"]) == ["a 11"]
+    assert masked(SPARING, ["code 11 id5", "code 12 id6"]) == ["code 11 <ID>", "code 12 <ID>"]
+
+
+def test_the_shipped_masks_end_in_passes_that_see_no_digit() -> None:
+    assert MASKS.blind
+    assert [step for leg in MASKS.legs for step in leg.passes] + list(MASKS.blind) == list(MASKS.passes)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["[0-9]+", r"\d{3}", "[A-Za-z0-9_.-]", "[^0-9]x", r"(?-u:\b{start-half})a{2,7}", "(?i)x|(?:y)", "(?P<n1>a)", r"\w\.[+-~]", "µs"],
+)  # fmt: skip
+def test_a_pattern_that_holds_all_digits_or_none_sees_no_difference(pattern: str) -> None:
+    assert digits_alike(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["1", "[1-9]", "[0-35-9]", "[0-8]", "x{1}2", "[!-0-9]", "[a-0-9]", "[0-9--5]", "[0-9&&[^5]]", r"\x31", r"\p{Nd}", "[[:digit:]]", "[0-9[a]]", "(?x)a", r"[\d5]", "0-9", r"a\{1\}", "[]0]"],
+)  # fmt: skip
+def test_a_pattern_that_may_tell_digits_apart_is_not_trusted(pattern: str) -> None:
+    assert not digits_alike(pattern)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["[0-9]", "[^0-9]", "[1-9]", "[0-4a-z]", r"\d", r"\w", "7", "a", ".", "[+-~]", "[ -/]", "(?:", ")", "|", "+", "{2}", r"\b"]
+        ),
+        min_size=1,
+        max_size=8,
+    ).map("".join),
+    st.lists(st.text("0123456789ab-", max_size=8), min_size=1, max_size=4),
+    st.data(),
+)  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_a_trusted_pattern_matches_the_same_places_whatever_the_digits(
+    pattern: str, lines: list[str], data: st.DataObject
+) -> None:
+    if not digits_alike(pattern):
+        return
+    changed = [
+        "".join(data.draw(st.sampled_from("0123456789")) if c.isdigit() else c for c in line)
+        for line in lines
+    ]
+    try:
+        places = [
+            pl.Series(texts).str.replace_all(pattern, "<$0>").str.replace_all("[0-9]", "1")
+            for texts in (lines, changed)
+        ]
+    except pl.exceptions.ComputeError:  # no regular expression
+        return
+    assert places[0].to_list() == places[1].to_list()
+
+
+@given(st.lists(LINES.map(lambda line: line.replace("\n", " ")), max_size=6))
+def test_equal_digits_are_ones(lines: list[str]) -> None:
+    column = pl.Series("x", lines, dtype=pl.String)
+    assert with_equal_digits(column).to_list() == column.str.replace_all("[0-9]", "1").to_list()
+
+
+def test_a_memory_is_bounded_keeps_what_is_asked_for_and_refuses_long_texts() -> None:
+    memo, asked = Memo(4), []
+
+    def work(texts: list[str]) -> list[str]:
+        asked.extend(texts)
+        return [text.upper() for text in texts]
+
+    for turn in range(50):
+        assert memo.recall(["stays", f"t{turn}"], work) == ["STAYS", f"T{turn}"]
+        assert len(memo) <= 8
+    assert asked.count("stays") == 1
+    memo.recall(["x" * (MAX_CHARS + 1)] + [f"n{i}" for i in range(100)], work)
+    assert len(memo) <= 8
+    assert memo.recall([], work) == []
+
+
+@given(st.lists(st.text("ab1", max_size=2), max_size=30))
+def test_work_on_distinct_values_or_in_slices_is_work_on_all(values: list[str]) -> None:
+    column = pl.Series("x", values * 100, dtype=pl.String)
+    wanted = column.str.to_uppercase()
+    assert per_distinct(column, lambda few: few.str.to_uppercase()).to_list() == wanted.to_list()
+    many = pl.concat([column] * (PARALLEL_ROWS // max(column.len(), 1) + 1))
+    assert spread(many, pl.col("x").str.to_uppercase()).to_list() == many.str.to_uppercase().to_list()
+
+
+# --- headers
+
+FORMATS = [*TEXT_FORMATS, CRI]
+
+
+def whole(form: Format, raw: pl.Series) -> pl.DataFrame:
+    return raw.str.extract_groups("(?s)" + form.pattern).struct.unnest()
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda f: f.name)
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_header_split_off_is_the_header_captured_with_its_message(
+    form: Format, data: st.DataObject
+) -> None:
+    from pipeline.sources.formats import _captured
+
+    line = data.draw(st.sampled_from([example[1] for example in EXAMPLES]))
+    cut = data.draw(st.integers(0, len(line)))
+    bit = data.draw(
+        st.one_of(
+            st.just(""), st.sampled_from([" ", ":", "\n", "[", "]", "é", "INFO", " - "]), st.text(max_size=3)
+        )
+    )
+    raw = pl.Series(
+        "raw", [line, line[:cut] + bit + line[cut:], line[:cut] + bit + line[cut + 1 :], line[:cut]]
+    )
+    wanted = whole(form, raw)
+    assert _captured(raw, "(?s)" + form.pattern).select(wanted.columns).equals(wanted)
+
+
+# --- beside Drain3
+
+
+def samples() -> Iterator[tuple[str, list[str]]]:
+    for path in sorted((DATA / "loghub_2k").glob("*/*_structured.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            yield path.parent.name, list(dict.fromkeys(row["Content"] for row in csv.DictReader(file)))
+
+
+def test_masks_in_python_give_what_ours_give() -> None:
+    python = LogMasker(_drain3.instructions(MASKS), "<", ">")
+    examples = [mask.example for mask in MASKS.masks]
+    assert [python.mask(line) for line in examples] == MASKS._mask_lines(pl.Series("x", examples)).to_list()
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
+def test_masks_in_python_give_what_ours_give_on_public_logs() -> None:
+    python = LogMasker(_drain3.instructions(MASKS), "<", ">")
+    for system, messages in samples():
+        lines = cleaned(pl.Series("x", messages[:400]))
+        lines = lines.filter(lines != "")
+        got = pl.Series("x", [python.mask(line) for line in lines])
+        ours = MASKS._mask_lines(lines)
+        assert got.filter(got != ours).to_list() == [], system
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
+def test_public_logs_are_masked_as_line_by_line() -> None:
+    for system, messages in samples():
+        column = pl.Series(messages)
+        plain = MASKS._masked(column, MASKS._settled)
+        assert MASKS.mask(column).equals(plain), system
+        assert MASKS.mask(column).equals(plain), system  # and with everything remembered
+
+
+def test_the_frontend_bench_answers_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontend, "ROUNDS", 1)
+    text = "".join(
+        f"081110 01{n % 60:02}00 5 INFO dfs.Node: sent blk_{n} to 10.0.0.{n % 250}\n" for n in range(600)
+    )
+    values = frontend.compare(text.encode(), MASKS, Settings())
+    assert values["lines"] == 600
+    assert set(values) == {"lines", "drain3_lines_per_s", "lines_per_s", "ratio"}
+
+
+def test_grouping_accuracy_counts_whole_groups_alone() -> None:
+    events = ["a", "a", "b", "b", "c"]
+    assert parsing.accuracy([1, 1, 2, 2, 3], events) == (1.0, 1.0)
+    assert parsing.accuracy([1, 1, 2, 4, 3], events) == (0.6, round(2 * 2 / (4 + 3), 4))
+    assert parsing.accuracy([1, 1, 1, 1, 1], events) == (0.0, 0.0)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
+def test_our_templates_group_public_logs_no_worse_than_published() -> None:
+    values = parsing.measure(DATA)
+    assert set(values["systems"]) == set(parsing.PUBLISHED)
+    assert values["ga"] >= 0.85
+    assert values["fga"] >= 0.74
