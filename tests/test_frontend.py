@@ -9,6 +9,8 @@ import pytest
 from drain3.masking import LogMasker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_formats import EXAMPLES
+from test_masking import MESSAGES
 
 from bench import _drain3, frontend, parsing
 from pipeline.columns import PARALLEL_ROWS, per_distinct, spread
@@ -18,8 +20,6 @@ from pipeline.drain.masking import Mask, MaskSet
 from pipeline.drain.memo import MAX_CHARS, Memo
 from pipeline.settings import Settings
 from pipeline.sources.formats_text import CRI, TEXT_FORMATS, Format
-from test_formats import EXAMPLES
-from test_masking import MESSAGES
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 MASKS = MaskSet.load()

@@ -134,14 +134,17 @@ def parse(
     open_rows = records if todo.all() else records.filter(todo)
     parsed = _parse_text(open_rows["raw"], _ordered(formats), arrived=arrived, zone=zone)
     # what a producer already knew about a row stays
-    done = open_rows.with_columns(
-        [open_rows[name].zip_with(open_rows[name].is_not_null(), parsed[name]) for name in _PARSED]
-    )
+    done = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
     if not todo.all():
         kept = records.with_row_index("_i")
         done = done.with_columns(kept.filter(todo)["_i"])
         done = pl.concat([kept.filter(~todo), done.select(kept.columns)]).sort("_i")
     return done.select(list(RAW_SCHEMA)).with_columns(pl.col("timestamp").fill_null(arrival))
+
+
+def _filled(known: pl.Series, found: pl.Series) -> pl.Series:
+    """`known`, and what was found where that is null."""
+    return found if known.null_count() == known.len() else known.zip_with(known.is_not_null(), found)
 
 
 def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
@@ -268,11 +271,11 @@ def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
                 if form.levels is not None
                 else word.str.to_lowercase().replace_strict(LEVEL_WORDS, default=None, return_dtype=pl.String)
             )
-            level = level.zip_with(level.is_not_null(), found)
+            level = _filled(level, found)
     if "pri" in groups.columns:
         severity = groups["pri"].cast(pl.Int32, strict=False) % 8
         found = severity.replace_strict(dict(enumerate(_SYSLOG_LEVELS)), default=None, return_dtype=pl.String)
-        level = level.zip_with(level.is_not_null(), found)
+        level = _filled(level, found)
     if "status" in groups.columns:
         status = groups["status"].cast(pl.Int32, strict=False)
         by_status = (
@@ -283,5 +286,5 @@ def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
             .otherwise(pl.lit("info"))
         )
         found = status.alias("status").to_frame().select(by_status).to_series().set(status.is_null(), None)
-        level = level.zip_with(level.is_not_null(), found)
+        level = _filled(level, found)
     return level.alias("level")

@@ -49,6 +49,12 @@ _CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?:
 _DOCKER_START: Final = r'^\{"log":"'
 _DOCKER_LINE_END: Final = r'\\n","stream":"'
 _JOINED: Final = "end"
+# What is not known of a record before its header is looked at.
+_UNPARSED: Final = tuple(
+    pl.lit(None, dtype=kind).alias(name)
+    for name, kind in RAW_SCHEMA.items()
+    if name not in ("raw", "line", "lines")
+)
 
 
 class Framer:
@@ -315,10 +321,7 @@ def _join(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _completed(joined: pl.DataFrame) -> pl.DataFrame:
-    missing = [
-        pl.lit(None, dtype=t).alias(name) for name, t in RAW_SCHEMA.items() if name not in joined.columns
-    ]
-    typed = joined.with_columns(pl.col("line").cast(pl.UInt64), pl.col("lines").cast(pl.UInt32), *missing)
+    typed = joined.with_columns(pl.col("line").cast(pl.UInt64), pl.col("lines").cast(pl.UInt32), *_UNPARSED)
     return typed.select(*RAW_SCHEMA, _JOINED)
 
 

@@ -28,6 +28,22 @@ def decode(data: bytes) -> str:
     return text.replace("\0", "\\x00") if "\0" in text else text
 
 
+def _lines(data: bytes) -> pl.Series | None:
+    """The lines of a text that ends with a newline, None where something in it has to be escaped.
+
+    The bytes never become a string of Python's, which would be made and unmade for nothing.
+    """
+    if b"\0" in data:
+        return None
+    if b"\r\n" in data:
+        data = data.replace(b"\r\n", b"\n")
+    try:
+        text = pl.Series("raw", [data[:-1]], dtype=pl.Binary).cast(pl.String)
+    except pl.exceptions.ComputeError:  # not UTF-8
+        return None
+    return text.str.split("\n").explode(empty_as_null=False)
+
+
 class _Rows:
     """Rows gathered one by one, for the few lines that are long."""
 
@@ -108,12 +124,12 @@ class LineCutter:
         stops = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == NEWLINE).astype(np.int64)
         if self._inside or int(np.diff(stops, prepend=-1).max()) - 1 > self._cap:
             return self._some_long_lines(data, stops)
-        text = decode(data)
-        if "\\x" in text and max(len(line.encode()) for line in text.split("\n")) > self._cap:
-            return self._some_long_lines(data, stops)
-        if "\r\n" in text:
-            text = text.replace("\r\n", "\n")
-        raw = pl.Series("raw", [text[:-1]]).str.split("\n").explode(empty_as_null=False)
+        raw = _lines(data)
+        if raw is None:
+            text = decode(data)
+            if max(len(line.encode()) for line in text.split("\n")) > self._cap:
+                return self._some_long_lines(data, stops)
+            raw = pl.Series("raw", text.replace("\r\n", "\n")[:-1].split("\n"))
         return _frame(raw, pl.repeat(WHOLE, len(stops), dtype=pl.UInt8, eager=True), stops + (self._at + 1))
 
     def _some_long_lines(
