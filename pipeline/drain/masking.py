@@ -41,8 +41,6 @@ HIDDEN: Final = {str(d): f"_{chr(0xFDD0 + d)}_" for d in range(10)}
 # A mask may have taken one of the underscores with it; the digit comes back all the same.
 SHOWN: Final = {mark: d for d, hidden in HIDDEN.items() for mark in (hidden, hidden.strip("_"))}
 _HIDE: Final = str.maketrans(HIDDEN)
-_MARKS: Final = [hidden.strip("_") for hidden in HIDDEN.values()]
-_DIGITS: Final = list(HIDDEN)
 _OPEN: Final = "\ufdda"
 _CLOSE: Final = "\ufddb"
 
@@ -51,12 +49,8 @@ _MAX_PATTERN: Final = 5_000
 _MAX_EXAMPLE: Final = 1_000  # a line end is tried at every place of it
 _SHOWN_PATTERN: Final = 120
 _MAX_ROUNDS: Final = 4  # of 90,000 random glueings of masks' examples none needed more than one
-_STRIDE: Final = (
-    6  # passes after which it is looked whether lines have become equal; that costs less than one of them
-)
-_BY_DIGITS: Final = (
-    ""  # remembered of a shape whose masked line depends on its digits; no masked line is empty
-)
+# Remembered of a shape whose masked line depends on its digits; no masked line is empty.
+_BY_DIGITS: Final = ""
 # What is remembered of a shape, where every digit is a 1, and of a line as it is, which may look like one.
 _SHAPE: Final = ""
 _EXACT: Final = "\n"
@@ -315,11 +309,9 @@ class MaskSet:
         def work(keys: list[str]) -> list[str]:
             left = _run(self.blind, pl.Series("left", keys, dtype=pl.String).str.strip_prefix(kind))
             masked = self._again(_shown(left), self._round)
-            return (
-                masked.set(left.str.contains_any(_DIGITS), _BY_DIGITS).to_list()
-                if kind == _SHAPE
-                else masked.to_list()
-            )
+            if kind == _SHAPE:
+                masked = masked.set(left.str.contains("[0-9]"), _BY_DIGITS)
+            return masked.to_list()
 
         keys = lines.to_list() if not kind else (kind + lines).to_list()
         return pl.Series(lines.name, self.memo.recall(keys, work), dtype=pl.String)
@@ -471,7 +463,7 @@ def _run(passes: Sequence[_Pass], lines: pl.Series) -> pl.Series:
 
 def _shown(lines: pl.Series) -> pl.Series:
     """Lines behind all passes, with the kept digits and of bounded length."""
-    shown = lines.str.contains_any(_MARKS)
+    shown = lines.str.contains("[\ufdd0-\ufdd9]")
     if shown.any():
         whole = lines.filter(shown).str.replace_many(list(SHOWN), list(SHOWN.values()), leftmost=True)
         lines = lines.scatter(shown.arg_true(), whole)
