@@ -32,6 +32,7 @@ from pipeline.drain.templates import UNCLASSIFIED, Templates
 from pipeline.drain.verdicts import Verdicts
 from pipeline.records import Purpose, Verdict
 from pipeline.settings import Settings
+from pipeline.sources import formats
 from pipeline.sources.chunks import Assembly, Chunk, Cursor
 from pipeline.sources.files import BLOCK_BYTES
 from pipeline.sources.framing import Framer
@@ -86,17 +87,20 @@ def compare(text: bytes, masks: MaskSet, settings: Settings) -> dict[str, Any]:
     sample = messages[:: max(1, len(messages) // SAMPLE)]
     add_all(theirs, sample)
     ours_s, theirs_s, lines = [], [], 0
+    laps: list[dict[str, float]] = []
     for _ in range(ROUNDS):
         fresh = replace(masks, memo=Memo())
         seconds, lines = timed(lambda fresh=fresh: answer_all(text, framer, fresh, verdicts))  # type: ignore[misc]
         ours_s.append(seconds)
         theirs_s.append(timed(lambda: add_all(theirs, sample))[0])
+        laps.append(stages(text, framer, replace(masks, memo=Memo()), verdicts))
     ours, other = lines / median(ours_s), len(sample) / median(theirs_s)
     return {
         "lines": lines,
         "drain3_lines_per_s": round(other),
         "lines_per_s": round(ours),
         "ratio": round(ours / other, 1),
+        "us_per_line": {name: round(median(lap[name] for lap in laps) / lines * 1e6, 2) for name in laps[0]},
     }
 
 
@@ -117,16 +121,41 @@ def answer_all(text: bytes, framer: Framer, masks: MaskSet, verdicts: Verdicts) 
     """A template id on every record; physical lines."""
     lines = 0
     for chunk in chunks(text, framer):
-        prepared = detect.prepare(chunk.records, meta_of(chunk), masks)
-        work = detect.distinct(prepared, VERSION)
-        work = detect.answer(work, verdicts.lookup(VERSION, work["key"].to_list()))
-        answered = prepared.join(
-            work.select("key", "template_id"), on="key", how="left", maintain_order="left"
-        )
+        answered = answer(detect.prepare(chunk.records, meta_of(chunk), masks), verdicts)
         if answered["template_id"].has_nulls():
             raise RuntimeError("a record has no template id")
         lines += int(answered["lines"].sum())
     return lines
+
+
+def answer(prepared: pl.DataFrame, verdicts: Verdicts) -> pl.DataFrame:
+    """The records with their template ids, as `ingest` finds them."""
+    work = detect.distinct(prepared, VERSION)
+    work = detect.answer(work, verdicts.lookup(VERSION, work["key"].to_list()))
+    return prepared.join(work.select("key", "template_id"), on="key", how="left", maintain_order="left")
+
+
+def stages(text: bytes, framer: Framer, masks: MaskSet, verdicts: Verdicts) -> dict[str, float]:
+    """Seconds of each stage of a run of its own."""
+    spent = dict.fromkeys(("lines and records", "header", "masks", "answer"), 0.0)
+    last = time.perf_counter()
+
+    def lap(stage: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        spent[stage] += now - last
+        last = now
+
+    for chunk in chunks(text, framer):
+        lap("lines and records")
+        meta = meta_of(chunk)
+        parsed = formats.parse(chunk.records, meta.formats, arrived=meta.arrived, zone=meta.zone)
+        lap("header")
+        prepared = detect.prepare(parsed, meta, masks)
+        lap("masks")
+        answer(prepared, verdicts)
+        lap("answer")
+    return spent
 
 
 def learn(text: bytes, framer: Framer, masks: MaskSet, settings: Settings) -> tuple[Verdicts, list[str]]:

@@ -173,7 +173,10 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
                 continue
             found = maybe
         hit = found["message"].is_not_null()
-        if hit.any():
+        if hit.all():
+            pieces.append(found.with_columns(rest["_i"]).select("_i", *_PARSED))
+            rest = rest.clear()
+        elif hit.any():
             pieces.append(found.with_columns(rest["_i"]).filter(hit).select("_i", *_PARSED))
             rest = rest.filter(~hit)
     if not rest.is_empty():
