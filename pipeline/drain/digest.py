@@ -79,7 +79,7 @@ def cleaned(lines: pl.Series) -> pl.Series:
     if not unclean.any():
         return lines
     tidy = text.str.replace_all(_ANSI, "").str.replace_all(rf"{_BLANK}+", " ").str.strip_chars(" ")
-    return lines.scatter(unclean.arg_true(), spread(lines.filter(unclean), tidy))
+    return lines.clone().scatter(unclean.arg_true(), spread(lines.filter(unclean), tidy))
 
 
 def fold(parts: pl.DataFrame) -> pl.DataFrame:

@@ -43,12 +43,18 @@ SHOWN: Final = {mark: d for d, hidden in HIDDEN.items() for mark in (hidden, hid
 _HIDE: Final = str.maketrans(HIDDEN)
 _OPEN: Final = "\ufdda"
 _CLOSE: Final = "\ufddb"
+_KEPT: Final = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 
 # The longest of ours has 593. What a pattern compiles to is bounded by Polars, at 10 MiB.
 _MAX_PATTERN: Final = 5_000
 _MAX_EXAMPLE: Final = 1_000  # a line end is tried at every place of it
 _SHOWN_PATTERN: Final = 120
 _MAX_ROUNDS: Final = 4  # of 90,000 random glueings of masks' examples none needed more than one
+# Of one batch: where every line is new, looking for what is remembered is in vain, and so is remembering.
+_MANY_SHAPES: Final = 1_000
+# A gate that most lines pass costs more than it saves; these many tell.
+_LOOKED_AT: Final = 256
+_GATED: Final = 1_024  # fewer lines are not worth that look
 # Remembered of a shape whose masked line depends on its digits; no masked line is empty.
 _BY_DIGITS: Final = ""
 # What is remembered of a shape, where every digit is a 1, and of a line as it is, which may look like one.
@@ -143,7 +149,11 @@ class _Pass:
         if not self.keep:
             return spread(lines, text.str.replace_all(self.pattern, self.replacement))
         hit = spread(lines, text.str.contains(self.pattern))
-        return lines.scatter(hit.arg_true(), _hide(lines.filter(hit), self.pattern)) if hit.any() else lines
+        return (
+            lines.clone().scatter(hit.arg_true(), _hide(lines.filter(hit), self.pattern))
+            if hit.any()
+            else lines
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +164,23 @@ class _Leg:
     gate: str  # matches every line that one of them matches, "" when they are not looked for at once
 
     def run(self, lines: pl.Series) -> pl.Series:
-        if not self.gate:
+        if not self.gate or self._open(lines):
             return _run(self.passes, lines)
         # The first of the passes that matches a line meets it as it is here: where none does, all leave it alone.
         hit = spread(lines, pl.col(lines.name).str.contains(self.gate))
         if hit.all():
             return _run(self.passes, lines)
-        return lines.scatter(hit.arg_true(), _run(self.passes, lines.filter(hit))) if hit.any() else lines
+        return (
+            lines.clone().scatter(hit.arg_true(), _run(self.passes, lines.filter(hit)))
+            if hit.any()
+            else lines
+        )
+
+    def _open(self, lines: pl.Series) -> bool:
+        """Whether most of many lines would pass the gate, as far as the first of them tell."""
+        if lines.len() < _GATED:
+            return False
+        return int(lines.head(_LOOKED_AT).str.contains(self.gate).sum()) > _LOOKED_AT // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +317,10 @@ class MaskSet:
 
     def _remembered(self, lines: pl.Series) -> pl.Series:
         """Masked lines of what the legs left."""
-        found = per_distinct(with_equal_digits(lines), lambda shapes: self._recalled(shapes, _SHAPE))
+        shapes = with_equal_digits(lines)
+        if shapes.n_unique() > _MANY_SHAPES:
+            return self._finished(lines)[0]
+        found = per_distinct(shapes, lambda few: self._recalled(few, _SHAPE))
         exact = (found == _BY_DIGITS).arg_true()
         if not exact.len():
             return found
@@ -307,14 +330,17 @@ class MaskSet:
         """Masked lines of what the legs left, worked out where they are not remembered; of a shape where digits do not matter."""
 
         def work(keys: list[str]) -> list[str]:
-            left = _run(self.blind, pl.Series("left", keys, dtype=pl.String).str.strip_prefix(kind))
-            masked = self._again(_shown(left), self._round)
-            if kind == _SHAPE:
-                masked = masked.set(left.str.contains("[0-9]"), _BY_DIGITS)
-            return masked.to_list()
+            left = pl.Series("left", keys, dtype=pl.String).str.strip_prefix(kind)
+            masked, with_digits = self._finished(left)
+            return (masked.set(with_digits, _BY_DIGITS) if kind == _SHAPE else masked).to_list()
 
         keys = lines.to_list() if not kind else (kind + lines).to_list()
         return pl.Series(lines.name, self.memo.recall(keys, work), dtype=pl.String)
+
+    def _finished(self, lines: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Masked lines of what the legs left, and which of them have digits that no mask took."""
+        left = _run(self.blind, lines)
+        return self._again(_shown(left), self._round), left.str.contains("[0-9]")
 
     def _round(self, lines: pl.Series) -> pl.Series:
         """What `_mask_lines` gives, by way of the legs."""
@@ -466,7 +492,7 @@ def _shown(lines: pl.Series) -> pl.Series:
     shown = lines.str.contains("[\ufdd0-\ufdd9]")
     if shown.any():
         whole = lines.filter(shown).str.replace_many(list(SHOWN), list(SHOWN.values()), leftmost=True)
-        lines = lines.scatter(shown.arg_true(), whole)
+        lines = lines.clone().scatter(shown.arg_true(), whole)
     return limit(lines)
 
 
@@ -474,7 +500,9 @@ def _hide(lines: pl.Series, pattern: str) -> pl.Series:
     """Lines whose digits inside each match are out of reach of the masks that follow."""
     name = lines.name
     marked = spread(lines, pl.col(name).str.replace_all(pattern, f"{_OPEN}${{0}}{_CLOSE}"))
-    before, *parts = str(marked.str.join("\n").item()).split(_OPEN)
-    halves = (part.partition(_CLOSE) for part in parts)
-    text = before + "".join(inside.translate(_HIDE) + after for inside, _, after in halves)
+    text = _KEPT.sub(_beyond_reach, str(marked.str.join("\n").item()))
     return pl.Series(name, [text]).str.split("\n").explode(empty_as_null=False)
+
+
+def _beyond_reach(match: "re.Match[str]") -> str:
+    return match[1].translate(_HIDE)
