@@ -21,6 +21,9 @@ from pipeline.records import Reason
 
 _GONE: Final = 2880.0  # minutes after which a silent template is no longer waited for
 _STEADY: Final = 0.35  # least scale of the tail of gaps, in usual gaps: the clocks of heartbeats drift
+_MISSED: Final = (
+    2.0  # lines that the level expects in the gap: what used to come and hardly comes now is not missed
+)
 _EMPTY: Final = 3.0  # minutes without a line before a silence can be
 
 
@@ -39,6 +42,8 @@ def silences(past: Past, minute: int, x: Floats, down: float, *, judged: bool, p
     _returned(past, minute, came, score, bar)
     patient = (c["gaps"] >= FEW_GAPS) & (c["age"] >= PATIENCE)
     patient[OTHER] = False
+    expected = c["events"] / np.maximum(c["exposure"], 1.0) * c["shape"] * (minute - c["last"])
+    patient &= expected >= _MISSED
     quiet = patient & ~came & (due > 0) & (score >= bar) & (minute - c["last"] >= _EMPTY)
     if judged:
         c["mute"][c["mute"] > 0] += 1.0
