@@ -413,24 +413,9 @@ def test_a_damaged_state_is_refused_or_works(learnt: bytes, data: st.DataObject)
     rates.pack()
 
 
-def test_a_state_of_the_first_wire_version_is_read_and_its_mix_begins_anew(learnt: bytes) -> None:
-    _, clock, tracks, found, profile = msgpack.unpackb(learnt, strict_map_key=False)
-    ids, columns, *season = profile[0]
-    rows = len(ids) // 8 + 2
-    table = [ids, columns[: 38 * rows * 8], *season]
-    mixes = [[5.0, START, False]]
-    first = [table, profile[1], profile[2], mixes, profile[4], profile[5], 90.0, 0.01, 0.0]
-    rates = Rates.unpack(msgpack.packb([1, clock, tracks, found, first]))
-    counts = traffic(700, seed=34)
-    assert play(rates, counts[:600], START + 1440) == []
-    counts[640:, 3] *= 10
-    assert [a.cause for a in play(rates, counts[600:], START + 2040)] == ["rate-burst:4"]
-    assert msgpack.unpackb(rates.pack(), strict_map_key=False)[0] == 2
-
-
 @pytest.mark.parametrize(
     "blob",
-    [b"", b"\xc0", b"x" * (MAX_PACKED + 1), msgpack.packb([99]), msgpack.packb([1, [], [], [], []]), msgpack.packb(7)],
+    [b"", b"\xc0", b"x" * (MAX_PACKED + 1), msgpack.packb([99]), msgpack.packb([2, [], [], [], []]), msgpack.packb([1, [], [], [], []]), msgpack.packb(7)],
 )  # fmt: skip
 def test_what_is_no_state_is_refused(blob: bytes) -> None:
     with pytest.raises(BadPayload):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _TINY: Final = 1e-12
 _PEAKS: Final = 64  # highest scores kept: a budget of one a day over 28 days asks for the 29th
@@ -57,7 +58,9 @@ def deviance(count: Floats, mean: Floats, size: Floats) -> Floats:
     """Nats by which a count is unlikely, be it too high or too low: half the deviance of negative binomials."""
     mean = np.maximum(mean, _TINY)
     own = np.where(count > 0, count * np.log(np.maximum(count, _TINY) / mean), 0.0)
-    return np.maximum(own - (count + size) * np.log1p((count - mean) / (mean + size)), 0.0)
+    return np.maximum(
+        own - (count + size) * np.log1p(np.maximum((count - mean) / (mean + size), -1.0 + _TINY)), 0.0
+    )
 
 
 def gamma_tail(value: float, mean: float, variance: float) -> float:

@@ -165,9 +165,6 @@ class Past:
         if not isinstance(window, int):
             raise TypeError("its window is not a number")
         made.window = window
-        if len(numbers) == 3:  # wire version 1 measured mixes otherwise: that part begins anew
-            made.mixes = Peaks()
-            numbers = [numbers[2], 0.0, 0.0, 0.0]
         made.mix_open, made.windows, made.usual, made.usual_sq = (_number(v) for v in numbers)
         return made
 

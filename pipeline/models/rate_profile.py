@@ -13,7 +13,7 @@ from pipeline.models.rate_bursts import bursts
 from pipeline.models.rate_math import Floats, common_factor
 from pipeline.models.rate_mix import WINDOW, mixes
 from pipeline.models.rate_past import FEW_GAPS, LASTING, NOTHING, PATIENCE, SLOW, Past, Sign, cause_of
-from pipeline.models.rate_silences import due_now, gap_score, silences, silent
+from pipeline.models.rate_silences import due_now, gap_score, missed, silences, silent
 from pipeline.models.rate_table import HEAD, LEARNT, TOTAL
 from pipeline.records import Reason
 
@@ -122,13 +122,10 @@ class Profile(Past):
         t.turn(minute, self.dispersion("10"))
         c["elapsed"][TOTAL] += n * due_now(self, 1.0)[TOTAL]
         signs: list[Sign] = []
-        score = float(
-            gap_score(
-                self,
-            )[TOTAL]
-        )
+        score = float(gap_score(self)[TOTAL])
         bar = self.bar(Reason.RATE_SILENCE, per_day)
-        if judged and c["gaps"][TOTAL] >= FEW_GAPS and c["age"][TOTAL] >= PATIENCE and score >= bar:
+        patient = c["gaps"][TOTAL] >= FEW_GAPS and c["age"][TOTAL] >= PATIENCE
+        if judged and patient and score >= bar and missed(self, minute + n - 1)[TOTAL]:
             c["mute"][TOTAL] = max(1.0, c["mute"][TOTAL])
             sign = silent(self, TOTAL, minute + n - 1, score, bar)
             if c["mute_told"][TOTAL] == 0 and self.tell(cause_of(sign), minute):

@@ -43,7 +43,6 @@ COLUMNS: Final = (
     "lag_events", "lag_exposure",    # first stage of the fast sums
     "var15", "exp15", "far15", "seen15",  # of windows of the mix: squared errors, expectations, deviances, their number
 )  # fmt: skip
-_COLUMNS_1: Final = 38  # those before `block_low`; wire version 1 has no others
 UNTOLD: Final = 0.0
 TOLD: Final = 1.0
 LEARNT: Final = 2.0  # an episode that only calibrates: of a baseline or of a young template
@@ -215,12 +214,11 @@ class Table:
         made.ids = [0, 0, *found]
         made.rows = {t: row for row, t in enumerate(made.ids) if row >= HEAD}
         block = np.frombuffer(columns, dtype="<f8").reshape(-1, n)
-        if len(block) not in (_COLUMNS_1, len(COLUMNS)):
+        if len(block) != len(COLUMNS):
             raise ValueError(f"{len(block)} figures of each template")
         if not np.isfinite(block).all() or (block < 0).any() or (block > 1e60).any():
             raise ValueError("a figure is negative or not finite")
-        made.c = {name: np.zeros(n) for name in COLUMNS}
-        made.c |= {name: row.astype(np.float64) for name, row in zip(COLUMNS, block, strict=False)}
+        made.c = {name: row.astype(np.float64) for name, row in zip(COLUMNS, block, strict=True)}
         made.sums = np.frombuffer(sums, dtype="<f4").reshape(-1, SLOTS).astype(np.float32)
         made.minutes = np.frombuffer(minutes, dtype="<f4").reshape(-1, SLOTS).astype(np.float32)
         made.season = np.frombuffer(season, dtype="<i8").astype(np.int64)
