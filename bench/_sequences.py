@@ -12,6 +12,7 @@ changed about), so that only known lines are left to go by. Seeds draw what is h
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, pstdev
 from time import perf_counter
@@ -68,6 +69,7 @@ def hdfs(data: Path, seeds: int = 5) -> dict[str, Any]:
         "baselines": _plain(list(train), sessions, wrong, times),
         "sessions_per_s": _speed(model, test),
         "raw": _raw(data, seeds),
+        "silent": _silent(data, seeds),
     }
 
 
@@ -94,6 +96,42 @@ def _raw(data: Path, seeds: int) -> dict[str, dict[str, float]]:
             model = Sequences.fit(taught, trusted=trusted)
             found[name].append(f1_of(_anomalous(model, [row.session for row in test]), wrong)["f1"])
     return {name: _spread(values) for name, values in found.items()}
+
+
+def _silent(data: Path, seeds: int) -> dict[str, dict[str, dict[str, float]]]:
+    """The same raw lines as a stream has them, where a block is written, read and deleted with hours between: a half of the
+    normal blocks teaches, the rest and all anomalous ones are judged. Blocks found and false alarms when a block is judged
+    once when all of it is there, each part alone at every silence, or at every silence with all that came before.
+    Unlabelled: what is judged is also what teaches, as in a run without a baseline."""
+    rows = sets.hdfs_raw(data)
+    found: dict[str, dict[str, list[float]]] = {}
+    for seed in range(seeds):
+        half = np.random.default_rng(seed).random(len(rows)) < 0.5
+        train = [row for row, taught in zip(rows, half, strict=True) if taught and not row.anomalous]
+        test = [row for row, taught in zip(rows, half, strict=True) if not taught or row.anomalous]
+        for name, model, view in (
+            ("whole", Sequences.fit(row.session for row in train), lambda row: [row.session]),
+            ("parts", Sequences.fit(part for row in train for part in row.parts), lambda row: row.parts),
+            ("states", Sequences.of_parts(row.parts for row in train), lambda row: accumulate(row.parts)),
+            (
+                "whole_unlabelled",
+                Sequences.fit((row.session for row in test), trusted=False),
+                lambda row: [row.session],
+            ),
+            (
+                "states_unlabelled",
+                Sequences.of_parts((row.parts for row in test), trusted=False),
+                lambda row: accumulate(row.parts),
+            ),
+        ):
+            judged = [(row, state) for row in test for state in view(row)]
+            flags = _anomalous(model, [state for _, state in judged])
+            told = {id(row): row for (row, _), flag in zip(judged, flags, strict=True) if flag}
+            right = sum(row.anomalous for row in told.values())
+            figures = found.setdefault(name, {"found": [], "false_alarms": []})
+            figures["found"].append(right)
+            figures["false_alarms"].append(len(told) - right)
+    return {name: {what: _spread(values) for what, values in rows_.items()} for name, rows_ in found.items()}
 
 
 def trainticket(data: Path, seeds: int = 5) -> dict[str, Any]:

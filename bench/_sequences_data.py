@@ -26,6 +26,7 @@ Session = tuple[int, ...]
 NORMAL: Final = ("normal/F02normal01", "normal/normal_put_consign")
 FAULTS: Final = ("F05", "F06", "F08")
 _SLICE: Final = 20_000
+_SILENCE_S: Final = 60  # as session_timeout_s is unless somebody sets it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Labelled:
     anomalous: bool
     times: int = 1
     origin: str = ""
+    parts: tuple[Session, ...] = ()  # between its silences, where they are known
 
 
 def hdfs(data: Path) -> tuple[Counter[Session], list[Labelled]]:
@@ -58,26 +60,45 @@ def hdfs(data: Path) -> tuple[Counter[Session], list[Labelled]]:
     return train, test
 
 
+@lru_cache(maxsize=1)
 def hdfs_raw(data: Path) -> list[Labelled]:
-    """Every block of the 2 % sample, from raw messages through keys, masks and templates."""
+    """Every block of the 2 % sample, from raw messages through keys, masks and templates; its parts are what stands
+    between silences of more than a minute."""
     rows = pl.read_csv(data / "hdfs" / "HDFS_2percent_events.csv.gz", infer_schema=False)
     labels = pl.read_csv(data / "hdfs" / "HDFS_2percent_labels.csv.gz", infer_schema=False)
     message = rows["m_message"]
+    moment = ("20" + rows["date"] + rows["time"]).str.to_datetime("%Y%m%d%H%M%S").dt.epoch("s")
     templates = Templates(similarity=0.7, depth=4, per_workload=5_000)
     known: dict[str, int] = {}
     found: dict[str, list[int]] = {}
+    seconds: dict[str, list[int]] = {}
     masked = MaskSet.load().mask(message)["masked"]
-    for key, line in zip(extract(pl.DataFrame({"message": message})), masked, strict=True):
+    for key, line, at in zip(extract(pl.DataFrame({"message": message})), masked, moment, strict=True):
         if line not in known:
             template, _ = templates.learn(line, severe=False, workload="")
             known[line] = template.template_id if template else UNCLASSIFIED
         found.setdefault(key, []).append(known[line])
+        seconds.setdefault(key, []).append(at)
     wrong = dict(labels.select("seq_id", "anomaly").iter_rows())
     return [
-        Labelled(session=tuple(events), anomalous=wrong[key] == "1")
+        Labelled(
+            session=tuple(events), anomalous=wrong[key] == "1", parts=tuple(_parts(seconds[key], events))
+        )
         for key, events in found.items()
         if key in wrong
     ]
+
+
+def _parts(seconds: list[int], events: list[int]) -> Iterator[Session]:
+    ordered = sorted(zip(seconds, range(len(events)), events, strict=True))
+    part: list[int] = []
+    for (at, _, event), (then, *_) in zip(
+        ordered, [*ordered[1:], (ordered[-1][0] + _SILENCE_S + 1, 0, 0)], strict=True
+    ):
+        part.append(event)
+        if then - at > _SILENCE_S:
+            yield tuple(part)
+            part = []
 
 
 @lru_cache(maxsize=1)

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, Final
 
 import polars as pl
+import redis
 
 from pipeline import detect, session_keys
 from pipeline.batches import Claim, Stage
@@ -31,11 +32,13 @@ from pipeline.models.sequences import Sequences
 from pipeline.records import Batch, Purpose, Verdict, raw_frame
 from pipeline.settings import Settings
 from pipeline.watching.observation import observe
+from pipeline.watching.pasts import Past
 from pipeline.watching.state import State
 from pipeline.watching.watcher import Parts, Watcher
 from pipeline.workers.redis_server import PrivateRedis
 
 RECORDS: Final = 5_000
+NOW_MS: Final = 1_795_000_000_000  # some time in 2026
 
 
 def lines(data: Path) -> list[str]:
@@ -165,6 +168,19 @@ def fold(bench: Bench, settings: Settings) -> dict[str, Any]:
         "fold_lines_per_s": round(total / (folded - began)),
         "open_sessions": is_open,
         "bytes_per_open_session": round(held / max(1, is_open)),
+        "bytes_per_past": past_bytes(client, bench),
         "judged": judged,
         "judged_per_s": round(judged / (ended - folded)),
     }
+
+
+def past_bytes(client: "redis.Redis", bench: Bench) -> int:
+    """In Redis for each session, had all of them fallen silent: what came of it, and when that is forgotten."""
+    for key, templates in bench.sessions.items():
+        past = Past(
+            source="hdfs.log", line=100_000, began_ms=NOW_MS, until_ms=NOW_MS, left_out=0, templates=tuple(templates)
+        )  # fmt: skip
+        client.hset("pasts", f"hdfs\0{key}", past.pack())
+        client.zadd("past_due", {f"hdfs\0{key}": NOW_MS})
+    held = sum(int(client.memory_usage(name, samples=0) or 0) for name in ("pasts", "past_due"))
+    return round(held / max(1, len(bench.sessions)))

@@ -38,8 +38,6 @@ from pipeline.workers.redis_server import check_redis, find_server
 
 # What holds this directory was made by `logweir run`; any other directory that is not empty is left alone.
 MARKER: Final = ".logweir"
-# A key that comes again after a day is another session's.
-LONG_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +127,6 @@ def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
         train_source="results",
         train_span_s=None,
         opensearch_source=None,
-        # Everything is there: no session has to be judged before its last line, unless somebody wants it so.
-        session_timeout_s=LONG_S
-        if settings.session_timeout_s == Settings().session_timeout_s
-        else settings.session_timeout_s,
     )
     show("starting", 0, 0, "Redis and workers")
     with _clean_redis(settings), Stack(settings) as stack:

@@ -1,23 +1,24 @@
 """Stored records to what normal sessions look like, in one pass and in memory that does not grow with their number.
 
     pages of records --key (session_keys)--> events --past the limit: whole sessions drawn by a hash of their key-->
-    sorted, cut at long silences, the unfit left out --> models/sequences.py, for each workload
+    sorted, cut into parts at silences, the unfit left out --> models/sequences.py, for each workload
 
 Always true: a session is in the sample whole or not at all; the same pages in the same order give the same sample. As
-the watcher does with a stream, a session ends where nothing happens for longer than `timeout_s`.
+the watcher does with a stream, a session falls silent where nothing happens for longer than `timeout_s`, and goes on
+with what comes within KEEP_S.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import polars as pl
 
 from pipeline.models.sequences import Sequences
 from pipeline.session_keys import Kind, extract
 
 MAX_HELD: Final = 3_000_000  # events: some 90 MB
+KEEP_S: Final = 86_400.0  # a key that comes again after a longer silence is another session's
 LEAST_SESSIONS: Final = 50  # of two events or more, for a workload's sessions to be learnt
 _WORKLOADS: Final = 10_000
 # Sessions that may go on after the last record was written are left out, unless that takes more than this share of all.
@@ -33,11 +34,11 @@ _EVENTS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sessions:
-    """The sessions of one workload, in order of time, and how many were left out."""
+    """The sessions of one workload, each as its parts in order of time, and how much was left out."""
 
-    templates: list[tuple[int, ...]]
-    bad: int  # with an anomalous line
-    unfinished: int
+    parts: list[tuple[tuple[int, ...], ...]]
+    bad: int  # sessions with an anomalous line
+    unfinished: int  # parts
 
 
 class SessionSampler:
@@ -51,6 +52,7 @@ class SessionSampler:
         self, *, timeout_s: float, spotless: bool, kinds: Sequence[Kind] = (), limit: int = MAX_HELD
     ) -> None:
         self._timeout_ms = round(timeout_s * 1000)
+        self._keep_ms = max(self._timeout_ms, round(KEEP_S * 1000))
         self._spotless = spotless
         self._kinds = kinds
         self._limit = limit
@@ -89,16 +91,17 @@ class SessionSampler:
         if not self._held:
             return {}
         events = pl.concat(self._pages).sort("workload", "key", "at_ms", maintain_order=True)
-        start = (
-            (pl.col("key") != pl.col("key").shift(1))
-            | (pl.col("workload") != pl.col("workload").shift(1))
-            | (pl.col("at_ms").diff() > self._timeout_ms)
-        ).fill_null(value=True)
+        silence = pl.col("at_ms").diff()
+        other = (pl.col("key") != pl.col("key").shift(1)) | (
+            pl.col("workload") != pl.col("workload").shift(1)
+        )
+        begins = (other | (silence > self._keep_ms)).fill_null(value=True)
+        goes_on = (other | (silence > self._timeout_ms)).fill_null(value=True)
         cut = (
-            events.with_columns(start.cum_sum().alias("session"))
-            .group_by("session", maintain_order=True)
+            events.with_columns(begins.cum_sum().alias("session"), goes_on.cum_sum().alias("part"))
+            .group_by("part", maintain_order=True)
             .agg(
-                pl.col("workload").first(),
+                pl.col("session", "workload").first(),
                 pl.col("template_id"),
                 pl.col("bad").any(),
                 pl.col("at_ms").last().alias("end_ms"),
@@ -114,9 +117,9 @@ class SessionSampler:
         """What is normal, of each workload that has sessions enough; most of them with more than one event."""
         learnt = {}
         for name, found in self.sessions().items():
-            several = sum(len(templates) > 1 for templates in found.templates)
-            if several >= LEAST_SESSIONS and 2 * several >= len(found.templates):
-                learnt[name] = Sequences.fit(found.templates, trusted=not self._spotless)
+            several = sum(sum(map(len, parts)) > 1 for parts in found.parts)
+            if several >= LEAST_SESSIONS and 2 * several >= len(found.parts):
+                learnt[name] = Sequences.of_parts(found.parts, trusted=not self._spotless)
         return learnt
 
     def _drawn(self, events: pl.DataFrame) -> pl.DataFrame:
@@ -125,13 +128,15 @@ class SessionSampler:
         return drawn.select([pl.col(name).cast(dtype) for name, dtype in _EVENTS.items()])
 
     def _fit_ones(self, cut: pl.DataFrame, last_ms: int) -> Sessions:
-        bad = cut["bad"].to_numpy() if self._spotless else np.zeros(cut.height, dtype=bool)
-        unfinished = (cut["end_ms"] > last_ms - self._timeout_ms).to_numpy()
-        if unfinished.mean() > _OPEN_SHARE:
-            unfinished = np.zeros(cut.height, dtype=bool)
-        kept = cut.filter(pl.Series(~bad & ~unfinished))["template_id"].to_list()
+        bad = pl.col("bad").any().over("session") if self._spotless else pl.lit(value=False)
+        open_ = pl.col("end_ms") > last_ms - self._timeout_ms
+        seen = cut.with_columns(bad.alias("bad"), open_.alias("open"))
+        if float(seen["open"].cast(pl.Float64).mean()) > _OPEN_SHARE:  # type: ignore[arg-type]
+            seen = seen.with_columns(pl.lit(value=False).alias("open"))
+        kept = seen.filter(~pl.col("bad") & ~pl.col("open"))
+        parts = kept.group_by("session", maintain_order=True).agg("template_id")["template_id"].to_list()
         return Sessions(
-            templates=[tuple(templates) for templates in kept],
-            bad=int(bad.sum()),
-            unfinished=int((unfinished & ~bad).sum()),
+            parts=[tuple(map(tuple, session)) for session in parts],
+            bad=seen.filter("bad")["session"].n_unique(),
+            unfinished=seen.filter(pl.col("open") & ~pl.col("bad")).height,
         )

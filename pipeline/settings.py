@@ -178,7 +178,7 @@ class Settings:
     tick_s: float = _about("how often the controller decides about trainings", 10.0, least=0.2, most=3_600)
     watch_s: float = _about("how often sessions, rates and incidents are looked at", 2.0, least=0.2, most=60)
     session_timeout_s: float = _about(
-        "a session in which nothing happens for so long is over", 60.0, least=1, most=86_400
+        "a session in which nothing happens for so long is judged", 60.0, least=1, most=86_400
     )
     session_keys: tuple[str, ...] = _about(
         "regular expressions (Rust) of what names a session, the key in their one group; looked for before block, trace "
@@ -186,7 +186,8 @@ class Settings:
         (),
     )
     max_open_sessions: int = _about(
-        "sessions that are open at once; past that the longest idle one is closed first",
+        "sessions that are open at once; past that the longest idle one is closed first; as many pasts of silent ones "
+        "are kept",
         100_000,
         least=100,
         most=10_000_000,

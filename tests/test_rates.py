@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.models.rate_math import Peaks, common_factor, divergence, evidence, tail
+from pipeline.models.rate_math import Peaks, common_factor, deviance, evidence, gamma_tail, tail
 from pipeline.models.rate_table import ROWS, slot_of
 from pipeline.models.rates import MAX_PACKED, Alarm, Rates
 from pipeline.records import Reason
@@ -97,6 +97,63 @@ def test_a_changed_mix_is_told_though_the_sum_stays(learnt: bytes) -> None:
     told = play(Rates.unpack(learnt), counts, START + 1440)
     assert told
     assert {alarm.kind for alarm in told} <= {Reason.RATE_MIX, Reason.RATE_BURST}
+
+
+def test_a_mix_of_many_small_changes_is_told_though_clumps_come_and_go() -> None:
+    """Every template moves by half, none of them enough alone; one that comes in clumps does not hide it."""
+    rng = np.random.default_rng(30)
+    levels = np.full(12, 3.0)
+    counts = rng.poisson(levels, size=(1620, 12))
+    clumps = rng.poisson(0.03, size=1620) * rng.poisson(60, size=1620)
+    rates = Rates.unpack(None)
+    play(rates, np.column_stack([counts, clumps])[:1440])
+    counts[1470:1560, ::2] = rng.poisson(1.5, size=(90, 6))
+    counts[1470:1560, 1::2] = rng.poisson(4.5, size=(90, 6))
+    told = play(rates, np.column_stack([counts, clumps])[1440:], START + 1440)
+    (mix,) = [alarm for alarm in told if alarm.kind is Reason.RATE_MIX]
+    assert 1470 < minute_of(mix) - START < 1530
+    assert mix.p_value < 1e-3
+
+
+def test_one_template_that_runs_wild_is_no_changed_mix(learnt: bytes) -> None:
+    counts = traffic(120, seed=31)
+    counts[30:90, 3] *= 30
+    assert {a.kind for a in play(Rates.unpack(learnt), counts, START + 1440)} == {Reason.RATE_BURST}
+
+
+def test_work_that_alternates_is_no_changed_mix() -> None:
+    """Half an hour of one work, half an hour of another, as in HDFS: neither is a change."""
+    rng = np.random.default_rng(32)
+    first = (np.arange(2 * 1440) // 30 % 2 == 0)[:, None]
+    counts = rng.poisson(np.where(first, [20.0, 20, 20, 20, 2, 2], [0.5, 0.5, 0.5, 0.5, 10, 10]))
+    rates = Rates.unpack(None)
+    play(rates, counts[:1440])
+    told = play(rates, counts[1440:], START + 1440)
+    assert [a for a in told if a.kind is Reason.RATE_MIX] == []
+
+
+def test_a_burst_does_not_make_itself_expected(learnt: bytes) -> None:
+    """Thrice as often is told of a line of one in two minutes, before half an hour is over."""
+    found = 0
+    for seed in range(40, 46):
+        counts = traffic(90, seed=seed)
+        counts[30:60, 1] = np.random.default_rng(seed).poisson(3 * LEVELS[1] * 1.5, size=30)
+        counts[:30, 1] = np.random.default_rng(seed + 50).poisson(LEVELS[1] * 1.5, size=30)
+        told = play(Rates.unpack(learnt), counts, START + 1440)
+        found += any(a.cause == "rate-burst:2" and minute_of(a) < START + 1500 for a in told)
+    assert found >= 5
+
+
+def test_what_is_seldom_by_the_clock_is_not_missed_in_a_busy_hour() -> None:
+    """Ten minutes of work every six hours, with a line of template 3 in each; the last time 45 more, without it."""
+    counts = np.zeros((2600, 3), dtype=np.int64)
+    rng = np.random.default_rng(35)
+    for begin in range(0, len(counts), 360):
+        minutes = 10 if begin < 2520 else 55
+        counts[begin : begin + minutes, :2] = rng.poisson(6.0, size=(minutes, 2)) + 1
+        counts[begin : begin + 10, 2] = 1
+    told = play(Rates.unpack(None), counts)
+    assert [a for a in told if a.kind is Reason.RATE_SILENCE and a.template_id == 3] == []
 
 
 def test_a_stream_that_is_down_is_one_silence_of_the_workload(learnt: bytes) -> None:
@@ -358,7 +415,7 @@ def test_a_damaged_state_is_refused_or_works(learnt: bytes, data: st.DataObject)
 
 @pytest.mark.parametrize(
     "blob",
-    [b"", b"\xc0", b"x" * (MAX_PACKED + 1), msgpack.packb([99]), msgpack.packb([1, [], [], [], []]), msgpack.packb(7)],
+    [b"", b"\xc0", b"x" * (MAX_PACKED + 1), msgpack.packb([99]), msgpack.packb([2, [], [], [], []]), msgpack.packb([1, [], [], [], []]), msgpack.packb(7)],
 )  # fmt: skip
 def test_what_is_no_state_is_refused(blob: bytes) -> None:
     with pytest.raises(BadPayload):
@@ -402,10 +459,31 @@ def test_one_wild_template_does_not_move_the_common_factor() -> None:
     assert common_factor(mean * 3, mean, 1.0) == 3.0
 
 
-def test_equal_mixes_do_not_diverge() -> None:
-    mix = np.array([5.0, 1.0, 0.0])
-    assert divergence(mix, 3 * mix) == pytest.approx(0.0)
-    assert divergence(mix, mix[::-1].copy()) > 0.1
+@settings(max_examples=50, deadline=None)
+@given(mean=st.floats(0.01, 50), size=st.floats(0.05, 1e6), n=st.integers(0, 200))
+def test_deviance_is_the_tail_bound_above_and_the_like_below_the_mean(
+    mean: float, size: float, n: int
+) -> None:
+    one = np.array([float(n)]), np.array([mean]), np.array([size])
+    if n >= mean:
+        assert deviance(*one)[0] == pytest.approx(tail(*one)[0], abs=1e-6)
+    none = float(deviance(np.zeros(1), np.array([mean]), np.array([size]))[0])
+    assert none == pytest.approx(size * np.log1p(mean / size), rel=1e-6)  # exactly that of no line at all
+    assert deviance(*one)[0] >= 0
+
+
+def test_the_gamma_bound_never_claims_more_than_draws_show() -> None:
+    draws = np.random.default_rng(0).gamma(3.0, 2.0, size=400_000)
+    for value in (6.5, 10.0, 15.0, 25.0):
+        assert np.exp(-gamma_tail(value, 6.0, 12.0)) >= (draws >= value).mean()
+    assert gamma_tail(5.0, 6.0, 12.0) == 0.0
+
+
+def test_what_scatters_says_less_of_the_common_factor() -> None:
+    mean = np.full(7, 10.0)
+    count = np.array([5.0, 5, 5, 5, 100, 100, 100])
+    scatter = np.array([1.0, 1, 1, 1, 50, 50, 50])
+    assert common_factor(count, mean, 1.0, scatter) == 0.5
 
 
 def test_the_bar_is_what_history_exceeded_as_often_as_allowed() -> None:

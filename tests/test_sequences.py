@@ -132,14 +132,117 @@ def test_a_fault_among_sessions_that_nobody_calls_normal_is_not_learnt() -> None
     assert not Sequences.fit([*UNNAMED, *[FAULT] * 10]).judge([FAULT])[0].anomalous
 
 
+def test_of_unlabelled_sessions_one_with_an_event_that_no_common_one_has_is_not_learnt_however_near() -> None:
+    near = (1, *(2, 3) * 7, 50, 9)
+    rare = (1, *(2, 3) * 7, 3, 9)
+    model = Sequences.fit([*UNNAMED, *[near] * 60, *[rare] * 2], trusted=False)
+    assert [verdict.anomalous for verdict in model.judge([near, rare])] == [True, False]
+    assert model.judge([near])[0].cause == "session-event:50"
+
+
 def test_what_is_more_than_a_few_sessions_is_learnt_whoever_vouches_for_it() -> None:
-    model = Sequences.fit([*UNNAMED, *[FAULT] * 60], trusted=False)
+    model = Sequences.fit([*UNNAMED, *[FAULT] * 90], trusted=False)
     assert not model.judge([FAULT])[0].anomalous
+
+
+def test_flows_with_nothing_in_common_do_not_make_everything_normal() -> None:
+    draw = random.Random(1)
+    first, second = (1, 2, 3, 4, 5, 6), (11, 12, 13, 14, 15, 16)
+
+    def one() -> Session:
+        return (21, *(22, 23) * draw.randint(1, 6), *draw.sample((25, 26, 27), draw.randint(0, 3)), 29)
+
+    third = [one() for _ in range(200)]
+    model = Sequences.fit([*[first] * 900, *[second] * 900, *third])
+    wrong = [(1, 2, 3, 99, 4, 5, 6), (11, 12, 13, 14, 15), (1, 2, 3, 14, 15, 16)]
+    assert all(verdict.anomalous for verdict in model.judge(wrong))
+    assert sum(verdict.anomalous for verdict in model.judge([one() for _ in range(200)])) <= 2
+
+
+def test_unlabelled_flows_with_nothing_in_common_are_learnt_but_for_what_has_other_events() -> None:
+    flows = [tuple(range(10 * n, 10 * n + 6)) for n in range(1, 8)]
+    longer = (*flows[0], flows[0][-1])
+    model = Sequences.fit([*flows * 100, *[longer] * 5, *[(*flows[0], 99)] * 5], trusted=False)
+    assert [verdict.anomalous for verdict in model.judge([longer, (*flows[0], 99)])] == [False, True]
 
 
 def test_where_few_kinds_are_common_nothing_is_left_out() -> None:
     model = Sequences.fit([*[READ] * 200, FAULT], trusted=False)
     assert not model.judge([FAULT])[0].anomalous
+
+
+# Written at once, read now and then, deleted hours later: silent in between.
+BLOCK = ((1, 2, 2, 2), (8,), (8, 8), (9, 9, 9))
+BLOCKS = [BLOCK[:1]] * 200 + [(BLOCK[0], BLOCK[3])] * 300 + [BLOCK] * 100 + [BLOCK[:2]] * 60
+
+
+def test_a_session_is_normal_at_every_silence_at_which_normal_ones_were_and_wrong_at_others() -> None:
+    model = Sequences.of_parts(BLOCKS)
+    assert model.carried and not Sequences.fit(NORMALS).carried
+    states = [(1, 2, 2, 2), (1, 2, 2, 2, 8), (1, 2, 2, 2, 8, 8, 8), (1, 2, 2, 2, 8, 8, 8, 9, 9, 9)]
+    assert model.judge(states) == [NORMAL] * 4
+    short, alone = model.judge([(1, 2), (9, 9, 9)])
+    assert short.anomalous, "no normal session was silent with so little"
+    assert alone.anomalous, "a part by itself is no session"
+    assert Sequences.from_bytes(model.to_bytes()).judge(states) == [NORMAL] * 4
+    assert Sequences.from_bytes(model.to_bytes()).carried
+    always = Sequences.from_bytes(Sequences.of_parts([BLOCK] * 60).to_bytes())
+    assert always.judge(states) == [NORMAL] * 4, "no session ended with what others were silent after"
+
+
+def test_where_silences_are_nowhere_a_model_is_as_it_was_and_older_builds_read_it() -> None:
+    model = Sequences.of_parts([session] for session in NORMALS)
+    assert model.to_bytes() == Sequences.fit(NORMALS).to_bytes()
+    assert msgpack.unpackb(model.to_bytes())["version"] == 1
+    assert msgpack.unpackb(Sequences.of_parts(BLOCKS).to_bytes())["version"] == 2
+
+
+def test_a_key_that_is_used_again_after_silences_names_a_new_session_each_time() -> None:
+    draw = random.Random(4)
+    again = [tuple(draw.choices([READ, TWICE, WRITE], k=draw.randint(1, 9))) for _ in range(200)]
+    model = Sequences.of_parts(again)
+    assert not model.carried
+    assert model.judge([READ, TWICE, WRITE]) == [NORMAL] * 3
+    assert model.judge([READ + READ])[0].anomalous
+
+
+def test_how_most_sessions_begin_says_nothing_of_how_far_they_vary() -> None:
+    draw = random.Random(3)
+    odd = [((1, 80, 81, 82, 83, 84),)] * 20
+    usual = [
+        ((1, 2, 2, 2), *((8,) * draw.randint(1, 3) for _ in range(draw.randint(0, 9)))) for _ in range(900)
+    ]
+    model = Sequences.of_parts([*usual, *odd])
+    assert model.judge([(1, 2, 2, 2, 99)])[0].anomalous
+    assert model.limits()[0] < 1.0, "without how they begin there is nothing left but odd ones"
+
+
+def test_states_of_one_session_do_not_vouch_for_each_other() -> None:
+    odd = ((1, 70), (70,), (70, 70))
+    model = Sequences.of_parts([*[((1, 2, 3), (9,))] * 300, *[((1, 2, 3, 3), (9,))] * 300, odd])
+    left_out = model.counts.values
+    usual = Sequences.fit([(1, 70), *[(1, 2, 3)] * 300, *[(1, 2, 3, 9)] * 300]).counts.values
+    assert left_out[-1] > 0.5 * usual[-1], "its states lie side by side, and far from all others"
+
+
+def test_however_often_normal_sessions_fall_silent_few_of_them_are_anomalous() -> None:
+    draw = random.Random(11)
+
+    def one() -> list[Session]:
+        parts = [(1, *(2,) * draw.randint(3, 5), *(3,) * draw.randint(0, 2))]
+        parts += [(4, *(5,) * draw.randint(1, 3)) for _ in range(draw.randint(0, 6))]
+        return [*parts, (9,) * draw.randint(1, 2)]
+
+    model = Sequences.of_parts([one() for _ in range(800)])
+    assert model.carried
+    states = {
+        sum(parts[:end], ()): at
+        for at, parts in enumerate(one() for _ in range(800))
+        for end in range(1, len(parts) + 1)
+    }
+    verdicts = model.judge(list(states))
+    wrong = {at for at, verdict in zip(states.values(), verdicts, strict=True) if verdict.anomalous}
+    assert len(wrong) <= 800 * LEVEL * 10
 
 
 def test_one_kind_of_session_is_enough_to_learn_from() -> None:
@@ -174,6 +277,18 @@ def test_a_very_long_session_is_looked_at_up_to_its_limit() -> None:
     assert "session-length:2000/4-8" in verdict.reasons
 
 
+def test_sessions_that_fall_silent_very_often_are_learnt_as_far_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chatty = [[(50, 51), *[(n, 9)] * 39] for n in range(1, 30)]  # 40 states of 2 to 80 events: 1,640 in each
+    monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_STATE_EVENTS", 5_000)
+    model = Sequences.of_parts(chatty)
+    assert (model.sessions, model.carried) == (3, True)
+    monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_STATE_EVENTS", 10)
+    assert Sequences.of_parts(chatty).sessions == 1
+    assert Sequences.fit([(1, 2)]).sessions == 1
+
+
 def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_DISTINCT", 50)
     monkeypatch.setattr("pipeline.models.sequences.MAX_KINDS", 20)
@@ -202,6 +317,12 @@ def test_the_order_of_training_sessions_changes_nothing(
     one, other = Sequences.fit(train), Sequences.fit(shuffled)
     assert one.judge(others) == other.judge(others)
     assert one.to_bytes() == other.to_bytes()
+    several = [[session[:3], session[3:]] for session in train]
+    draw.shuffle(several)
+    silent = Sequences.of_parts([session[:3], session[3:]] for session in train)
+    assert Sequences.of_parts(several).to_bytes() == silent.to_bytes()
+    if silent.carried:
+        assert all(verdict == NORMAL for verdict in silent.judge([*train, *(s[:3] for s in train)]))
 
 
 @settings(max_examples=40, deadline=None)

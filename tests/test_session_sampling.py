@@ -15,7 +15,7 @@ from pipeline.drain.masking import MaskSet
 from pipeline.models.sequences import NORMAL
 from pipeline.query import Query
 from pipeline.records import LEARN_SCHEMA, RESULT_SCHEMA, Purpose
-from pipeline.session_sampling import LEAST_SESSIONS, SessionSampler
+from pipeline.session_sampling import KEEP_S, LEAST_SESSIONS, Sessions, SessionSampler
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training import Lines, _Training
@@ -46,6 +46,11 @@ def flow(
     return [record(str(number), at_s + i, template, **more) for i, template in enumerate(templates)]
 
 
+def wholes(found: Sessions) -> list[tuple[int, ...]]:
+    """Sessions without silences."""
+    return [parts[0] for parts in found.parts if len(parts) == 1]
+
+
 def many(n: int = 100) -> list[dict[str, Any]]:
     """Sessions of three lines, ten seconds apart, long over when the last one begins."""
     return [row for number in range(n) for row in flow(number, 10.0 * number)]
@@ -58,21 +63,30 @@ def test_events_of_a_session_are_put_in_order_of_time_whichever_page_they_came_i
     for begin in range(0, len(rows), 17):
         taken.add(page(rows[begin : begin + 17]))
     found = taken.sessions()["shop"]
-    assert set(found.templates) == {(1, 2, 3)}
+    assert set(found.parts) == {((1, 2, 3),)}
 
 
 def test_events_of_the_same_time_stay_in_the_order_they_were_read() -> None:
     taken = sampler()
     taken.add(page([*(record("5000", 0, t) for t in (5, 3, 4)), *many()]))
-    assert (5, 3, 4) in taken.sessions()["shop"].templates
+    assert (5, 3, 4) in wholes(taken.sessions()["shop"])
 
 
-def test_a_long_silence_parts_two_sessions_of_one_key() -> None:
+def test_what_comes_after_a_silence_is_a_part_of_the_session_and_after_a_day_another_session() -> None:
     taken = sampler(timeout_s=60)
-    taken.add(page([*many(), *flow(7, 300, (8, 8))]))
-    found = taken.sessions()["shop"].templates
-    assert (8, 8) in found
-    assert (1, 2, 3) in found
+    taken.add(
+        page([*many(), *flow(7, 300, (8, 8)), *flow(7, 300 + KEEP_S + 60, (4, 4)), *flow(0, 10 * KEEP_S)])
+    )
+    found = taken.sessions()["shop"].parts
+    assert ((1, 2, 3), (8, 8)) in found
+    assert ((4, 4),) in found
+
+
+def test_of_a_session_that_may_go_on_what_came_before_its_last_silence_is_learnt() -> None:
+    taken = sampler(timeout_s=60)
+    taken.add(page([*many(), *flow(0, 992, (8, 8))]))
+    assert ((1, 2, 3),) in taken.sessions()["shop"].parts
+    assert not any((8, 8) in parts for parts in taken.sessions()["shop"].parts)
 
 
 def test_sessions_that_may_go_on_are_left_out_unless_that_is_most_of_them() -> None:
@@ -80,10 +94,10 @@ def test_sessions_that_may_go_on_are_left_out_unless_that_is_most_of_them() -> N
     taken.add(page(many(100)))
     found = taken.sessions()["shop"]
     assert found.unfinished == 3
-    assert len(found.templates) == 97
+    assert len(found.parts) == 97
     short = sampler(timeout_s=3_600)
     short.add(page(many(100)))
-    assert len(short.sessions()["shop"].templates) == 100
+    assert len(short.sessions()["shop"].parts) == 100
 
 
 def test_sessions_with_an_anomalous_line_are_left_out_of_results_and_kept_in_a_baseline() -> None:
@@ -92,7 +106,7 @@ def test_sessions_with_an_anomalous_line_are_left_out_of_results_and_kept_in_a_b
         taken = sampler(spotless=spotless)
         taken.add(page(rows))
         found = taken.sessions()["shop"]
-        assert ((1, 66, 3) in found.templates) is wanted
+        assert ((1, 66, 3) in wholes(found)) is wanted
         assert found.bad == (1 if spotless else 0)
 
 
@@ -127,7 +141,7 @@ def test_past_the_limit_whole_sessions_are_drawn_and_memory_stays_bounded() -> N
     taken = sampler(limit=900)
     for part in range(10):
         taken.add(page([row for n in range(200) for row in flow(part * 200 + n, 10.0 * (part * 200 + n))]))
-    found = taken.sessions()["shop"].templates
+    found = wholes(taken.sessions()["shop"])
     assert 100 <= len(found) <= 300
     assert set(found) == {(1, 2, 3)}
 
@@ -135,7 +149,7 @@ def test_past_the_limit_whole_sessions_are_drawn_and_memory_stays_bounded() -> N
 def test_a_key_in_the_header_counts_where_the_message_has_none() -> None:
     taken = sampler()
     taken.add(page([row | {"raw": row["message"], "message": "step"} for row in many()]))
-    assert len(taken.sessions()["shop"].templates) > 90
+    assert len(wholes(taken.sessions()["shop"])) > 90
 
 
 @pytest.mark.parametrize(("purpose", "knows"), [(Purpose.SCORE, False), (Purpose.BASELINE, True)])

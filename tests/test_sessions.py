@@ -19,6 +19,7 @@ from pipeline.watching.observation import (
     Lane,
     Observation,
 )
+from pipeline.watching.pasts import MOST_TOLD, Past
 from pipeline.watching.sessions import (
     MAX_SESSION_EVENTS,
     Session,
@@ -86,6 +87,29 @@ def test_a_long_silence_cuts_a_session_and_a_short_one_does_not() -> None:
     assert [part.templates for part in session.parts(MINUTE_MS)] == [(5, 6), (7, 8)]
 
 
+def test_together_each_part_stands_with_all_before_it_unless_a_day_lies_between() -> None:
+    day = 86_400_000
+    events = [("a", 0, 1, 5), ("a", 9, 2, 6), ("a", 100_000, 3, 7), ("a", 100_001 + day, 4, 8)]
+    (session,) = folded([observed(events)]).values()
+    parts = list(session.parts(MINUTE_MS, carried=True))
+    assert [part.whole for part in parts] == [(5, 6), (5, 6, 7), (8,)]
+    past = parts[1].past
+    assert past == Past(
+        source="app.log", line=1, began_ms=0, until_ms=9, left_out=0, templates=(5, 6), told=()
+    )
+    assert parts[2].past is None
+
+
+def test_a_session_that_goes_on_past_the_most_that_is_kept_keeps_its_first_events() -> None:
+    events = [("a", at, at + 1, 3) for at in range(MAX_SESSION_EVENTS)]
+    (session,) = folded([observed(events)]).values()
+    (part,) = session.parts(MINUTE_MS, carried=True)
+    (later,) = folded([observed([("a", 10**7, 9_000, 4)])]).values()
+    (again,) = later.parts(MINUTE_MS, carried=True, past=part.then())
+    assert again.whole == part.whole
+    assert (len(again.then().templates), again.then().left_out) == (MAX_SESSION_EVENTS, 1)
+
+
 def test_events_of_one_second_stay_in_the_order_of_their_lines() -> None:
     later, earlier = observed([("a", 1_000, 7, 70)]), observed([("a", 1_000, 6, 60)])
     (session,) = folded([later, earlier]).values()
@@ -122,6 +146,46 @@ def test_an_open_session_is_read_as_it_was_written(events: list[tuple[int, int, 
         session.lines.append(line)
         session.templates.append(template)
     assert Session.unpack(*names_of(name_of("w", "k\0k")), session.pack()) == session
+
+
+@given(
+    st.tuples(st.text(max_size=20), *[st.integers(0, 2**60)] * 4),
+    st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=30),
+    st.lists(st.text(max_size=30), max_size=2 * MOST_TOLD),
+)
+def test_a_past_is_read_as_it_was_written(
+    fields: tuple[str, int, int, int, int], templates: list[int], told: list[str]
+) -> None:
+    source, line, began_ms, until_ms, left_out = fields
+    past = Past(
+        source=source,
+        line=line,
+        began_ms=began_ms,
+        until_ms=until_ms,
+        left_out=left_out,
+        templates=tuple(templates),
+        told=tuple(told[-MOST_TOLD:]),
+    )
+    assert Past.unpack(past.pack()) == past
+    assert Past.unpack(replace(past, told=tuple(told)).pack()) == past, "no more causes than that are kept"
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb(7),
+        msgpack.packb([1]),
+        msgpack.packb([9, "s", 1, 2, 3, 0, [7], []]),
+        msgpack.packb([1, "s", 1, 2, 3, 0, [], []]),
+        msgpack.packb([1, "s", 1, 2, 3, 0, [7], [8]]),
+        msgpack.packb([1, "s", 1, 2, None, 0, [7], []]),
+    ],
+)
+def test_what_is_no_past_is_refused(blob: bytes) -> None:
+    with pytest.raises(BadPayload):
+        Past.unpack(blob)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from pipeline.ledger import Ledger
 from pipeline.mark_store import Marks
 from pipeline.marks import State as MarkedAs
 from pipeline.marks import Target
-from pipeline.models.sequences import SessionVerdict
+from pipeline.models.sequences import NORMAL, SessionVerdict
 from pipeline.records import RESULT_SCHEMA, Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks import watch as task
@@ -42,8 +42,10 @@ OPEN, WORK, CLOSE, FAULT = 1, 2, 3, 9
 
 
 def said(anomalous: bool) -> SessionVerdict:
+    if not anomalous:
+        return NORMAL
     return SessionVerdict(
-        anomalous=anomalous, score=0.9, p_value=0.001, reasons=("session-event:9",), cause="session-event:9"
+        anomalous=True, score=0.9, p_value=0.001, reasons=("session-event:9",), cause="session-event:9"
     )
 
 
@@ -51,6 +53,7 @@ class Faults:
     """A session with a fault is wrong; CLOSE ends one."""
 
     ends = frozenset({CLOSE})
+    carried = False
 
     def __init__(self) -> None:
         self.judged: list[tuple[int, ...]] = []

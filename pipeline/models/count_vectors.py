@@ -24,9 +24,11 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Within = npt.NDArray[np.bool_]  # (kinds, kinds)
 
 _ROUNDS: Final = 10  # weights and neighbours stand still after three to five
 _CELLS: Final = 4_000_000  # of a table of distances: 32 MB at a time
+_ROWS: Final = 4_096  # sessions that are looked at together
 _ZERO: Final = 1e-9  # distances that differ by less are equal; weights are above 0.6
 
 
@@ -98,12 +100,16 @@ class Kinds:
     weights: Floats
 
     @classmethod
-    def fit(cls, vectors: Counts) -> Self:
-        """From distinct count vectors, in the order in which equally near ones are preferred."""
+    def fit(cls, vectors: Counts, within: Within | None = None) -> Self:
+        """From distinct count vectors, in the order in which equally near ones are preferred.
+
+        `within[i, j]`: no session of training was of kind j that was not of kind i too, so that without the sessions
+        of i there is no j either. Without it each session was of one kind.
+        """
         events, at = np.unique(vectors.event, return_inverse=True)
         weights = np.ones(len(events))
         for _ in range(_ROUNDS if vectors.rows > 1 else 0):
-            rows, others = _tied(vectors, weights[at])
+            rows, others = _tied(vectors, weights[at], _itself(vectors, within))
             differences = _differences(vectors, rows, others, events)
             before, weights = weights, np.log1p((vectors.rows + 1) / (1.0 + differences))
             if np.allclose(before, weights, rtol=0, atol=_ZERO):
@@ -112,13 +118,22 @@ class Kinds:
             weights = np.full(len(events), _unseen(vectors.rows))
         return cls(vectors=vectors, events=events, weights=weights)
 
-    def others(self) -> tuple[Floats, Ints]:
-        """The score of each kind had training missed it, and its nearest other; endless where there is no other."""
+    def others(self, within: Within | None = None) -> tuple[Floats, Ints]:
+        """The score of each kind had training missed the sessions that were of it, and its nearest other; endless where
+        there is no other, or none that it has half in common with: what does not vary around anything says nothing of how
+        far what varies may be. `within` as in `fit`."""
         if self.vectors.rows < 2:
             return np.full(self.vectors.rows, np.inf), np.zeros(self.vectors.rows, dtype=np.int64)
         own = self.weigh(self.vectors.event)
-        distances, nearest = _nearest(self.vectors, self.vectors, own, own, itself=False)
-        return distances / _sizes(self.vectors, self.vectors, nearest), nearest
+        distances, nearest = _nearest(
+            self.vectors, self.vectors, own, own, without=_itself(self.vectors, within)
+        )
+        sizes = np.bincount(
+            self.vectors.row, weights=own * np.log2(1.0 + self.vectors.n), minlength=self.vectors.rows
+        )
+        near = distances < (sizes + sizes[nearest]) / 2.0
+        scores = distances / _sizes(self.vectors, self.vectors, nearest)
+        return np.where(near, scores, np.inf), nearest
 
     def check(self) -> None:
         """Raises ValueError when these are not what `fit` makes."""
@@ -150,7 +165,7 @@ class Kinds:
     def nearest(self, vectors: Counts) -> tuple[Floats, Ints]:
         """The score of each vector, and its nearest kind; of equally near ones the first."""
         own = self.weigh(self.vectors.event)
-        distances, nearest = _nearest(vectors, self.vectors, self.weigh(vectors.event), own, itself=True)
+        distances, nearest = _nearest(vectors, self.vectors, self.weigh(vectors.event), own)
         return distances / _sizes(vectors, self.vectors, nearest), nearest
 
     def apart(self, vectors: Counts, row: int, kind: int) -> list[tuple[int, int, int, float]]:
@@ -171,6 +186,21 @@ class Kinds:
             mine, theirs = _row(vectors, row), _row(self.vectors, kind)
             found[row] = sum(abs(mine.get(e, 0) - theirs.get(e, 0)) for e in set(mine) | set(theirs))
         return found
+
+
+def within(kind: Ints, session: Ints, kinds: int) -> Within:
+    """What `Kinds.fit` wants: whether every session that was of the second kind was of the first too. `kind[i]` is one that
+    `session[i]` was of, below 0 for none of these."""
+    kind, session = kind[kind >= 0], session[kind >= 0]
+    names, row = np.unique(session, return_inverse=True)
+    row = row.reshape(-1)
+    both = np.zeros((kinds, kinds), dtype=np.float32)
+    for begin in range(0, len(names), _ROWS):
+        some = (row >= begin) & (row < begin + _ROWS)
+        table = np.zeros((_ROWS, kinds), dtype=np.float32)
+        table[row[some] - begin, kind[some]] = 1.0
+        both += table.T @ table
+    return np.asarray(both >= np.diagonal(both)[None, :])
 
 
 def _unseen(kinds: int) -> float:
@@ -221,31 +251,39 @@ def _tables(mine: Counts, theirs: Counts, a: Floats, b: Floats) -> Iterator[tupl
         yield begin, np.asarray(table, dtype=np.float64)
 
 
+def _itself(vectors: Counts, within: Within | None) -> Within:
+    return np.eye(vectors.rows, dtype=np.bool_) if within is None else within
+
+
 def _nearest(
-    mine: Counts, theirs: Counts, mine_weights: Floats, theirs_weights: Floats, *, itself: bool
+    mine: Counts,
+    theirs: Counts,
+    mine_weights: Floats,
+    theirs_weights: Floats,
+    *,
+    without: Within | None = None,
 ) -> tuple[Floats, Ints]:
-    """Distance to and index of the nearest of `theirs`, the first of equally near ones; without `itself` no row is its own."""
+    """Distance to and index of the nearest of `theirs`, the first of equally near ones; those of `without` are no choice."""
     a = np.log2(1.0 + mine.n) * mine_weights
     b = np.log2(1.0 + theirs.n) * theirs_weights
     found, at = np.empty(mine.rows), np.empty(mine.rows, dtype=np.int64)
     for begin, table in _tables(mine, theirs, a, b):
         rows = np.arange(len(table))
-        if not itself:
-            table[rows, begin + rows] = np.inf
+        if without is not None:
+            table[without[begin : begin + len(table)]] = np.inf
         near = np.asarray(table <= table.min(axis=1, keepdims=True) + _ZERO).argmax(axis=1)
         at[begin : begin + len(table)] = near
         found[begin : begin + len(table)] = table[rows, near]
     return found, at
 
 
-def _tied(vectors: Counts, weights: Floats) -> tuple[Ints, Ints]:
-    """(row, other row) of every nearest other, all of those that are equally near."""
+def _tied(vectors: Counts, weights: Floats, without: Within) -> tuple[Ints, Ints]:
+    """(row, other row) of every nearest other, all of those that are equally near; none of `without`."""
     values = np.log2(1.0 + vectors.n) * weights
     rows, others = [], []
     for begin, table in _tables(vectors, vectors, values, values):
-        at = np.arange(len(table))
-        table[at, begin + at] = np.inf
-        near, other = np.nonzero(table <= table.min(axis=1, keepdims=True) + _ZERO)
+        table[without[begin : begin + len(table)]] = np.inf
+        near, other = np.nonzero((table <= table.min(axis=1, keepdims=True) + _ZERO) & np.isfinite(table))
         rows.append(near + begin)
         others.append(other)
     return np.concatenate(rows), np.concatenate(others)
@@ -256,7 +294,7 @@ def _differences(vectors: Counts, rows: Ints, others: Ints, events: Ints) -> Flo
     places = np.searchsorted(events, vectors.event)
     dense = np.zeros((vectors.rows, len(events)))
     dense[vectors.row, places] = np.log2(1.0 + vectors.n)
-    share = 1.0 / np.bincount(rows, minlength=vectors.rows)
+    share = 1.0 / np.maximum(1, np.bincount(rows, minlength=vectors.rows))
     found = np.zeros(len(events))
     step = max(1, _CELLS // len(events))
     for begin in range(0, len(rows), step):

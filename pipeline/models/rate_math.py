@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _TINY: Final = 1e-12
 _PEAKS: Final = 64  # highest scores kept: a budget of one a day over 28 days asks for the 29th
@@ -38,31 +39,34 @@ def evidence(count: Floats, mean: Floats, size: Floats, ratio: float) -> Floats:
     return count * (math.log(ratio) - growth) - size * growth
 
 
-def common_factor(count: Floats, mean: Floats, least: float) -> float:
+def common_factor(count: Floats, mean: Floats, least: float, dispersion: Floats | float = 1.0) -> float:
     """By how much all of them moved together: the weighted median of count / mean where the mean is at least `least`.
 
-    No entry weighs more than a fifth, so one that runs wild does not speak for the others; with fewer than five it is 1.
+    What scatters (variance over mean) weighs less by that. No entry weighs more than a fifth, so one that runs wild does not speak for the others; with fewer than five it is 1.
     """
     which = mean >= least
     if np.count_nonzero(which) < 5:
         return 1.0
-    ratios, weights = count[which] / mean[which], mean[which]
+    ratios, weights = count[which] / mean[which], (mean / dispersion)[which]
     weights = np.minimum(weights, (weights.sum() - weights) / 4)
     order = np.argsort(ratios, kind="stable")
     sums = np.cumsum(weights[order])
     return float(ratios[order][np.searchsorted(sums, sums[-1] / 2)])
 
 
-def divergence(seen: Floats, expected: Floats) -> float:
-    """Jensen-Shannon divergence in nats between two mixes, each of any sum above 0."""
-    p, q = seen / seen.sum(), expected / expected.sum()
-    half = (p + q) / 2
+def deviance(count: Floats, mean: Floats, size: Floats) -> Floats:
+    """Nats by which a count is unlikely, be it too high or too low: half the deviance of negative binomials."""
+    mean = np.maximum(mean, _TINY)
+    own = np.where(count > 0, count * np.log(np.maximum(count, _TINY) / mean), 0.0)
+    return np.maximum(
+        own - (count + size) * np.log1p(np.maximum((count - mean) / (mean + size), -1.0 + _TINY)), 0.0
+    )
 
-    def one(a: Floats) -> float:
-        some = a > 0
-        return float((a[some] * np.log(a[some] / half[some])).sum())
 
-    return max(0.0, (one(p) + one(q)) / 2)
+def gamma_tail(value: float, mean: float, variance: float) -> float:
+    """Nats by which a gamma variable of this mean and variance is unlikely as high; Chernoff's bound, 0 up to the mean."""
+    ratio = value / mean
+    return mean**2 / variance * (ratio - 1.0 - math.log(ratio)) if ratio > 1 else 0.0
 
 
 class Peaks:

@@ -1,18 +1,32 @@
-"""A changed mix: lines of a window divide over the templates otherwise than was expected, by divergence."""
+"""A changed mix: lines of a window divide over the templates otherwise than was expected, by their likelihood.
 
-import math
+Each template's count is compared with its expectation, scaled as the whole window is, under the scatter that its own
+windows had (a share that scatters more than multinomially: Dirichlet-multinomial in the limit of many templates). The
+sum of these deviances (G statistic) is compared with the sums of earlier windows, as a gamma variable of their mean and
+variance: templates that move together make that variance wide, so they are no surprise.
+"""
+
 from typing import Any, Final
 
 import numpy as np
 
-from pipeline.models.rate_math import divergence
-from pipeline.models.rate_past import LASTING, MIX_LEAST, YOUNG, Past, Sign
+from pipeline.models.rate_math import Floats, common_factor, deviance, gamma_tail
+from pipeline.models.rate_past import LASTING, YOUNG, Past, Sign
 from pipeline.models.rate_table import LEARNT, TOTAL
 from pipeline.records import Reason
 
 WINDOW: Final = 15  # minutes of the mix
 _MIX_LINES: Final = 100.0
 _MIX_PAST: Final = 24  # windows: six hours
+_EXPECTED: Final = 5.0  # lines of a template in a window before it speaks
+_MOST: Final = 8.0  # nats that one template adds at most: one that runs wild is a burst, no change of the mix
+_NORMAL: Final = 0.5  # nats of a count that scatters as it should: half of a squared normal
+_LEAST_SCALE: Final = (
+    0.1  # with fewer lines than that of the usual ones, what is left is another kind of work
+)
+_OVER: Final = 3.0  # nats; below, the mix is as usual windows are
+_PRIOR: Final = 12.0  # windows' worth of what perfect counts would give
+_TWO_DAYS: Final = 192.0  # windows
 
 
 def mixes(past: Past, minute: int, *, judged: bool, per_day: float) -> list[Sign]:
@@ -20,54 +34,74 @@ def mixes(past: Past, minute: int, *, judged: bool, per_day: float) -> list[Sign
     c = past.table.c
     ripe = (c["age"] >= YOUNG) & ((c["hot"] == 0) | (c["told"] == LEARNT)) & (c["mute"] == 0)
     ripe[TOTAL] = False
-    seen, expected = c["mix"], c["mix_exp"]
-    big = ripe & (expected >= 5.0)
-    rest = ripe & ~big
-    p = np.append(seen[big], seen[rest].sum())
-    q = np.append(expected[big], max(float(expected[rest].sum()), 1e-9))
-    lines = float(p.sum())
+    big = ripe & (c["mix_exp"] >= _EXPECTED)
+    seen = c["mix"]
+    lines = float(seen[big].sum())
     signs: list[Sign] = []
-    if np.count_nonzero(big) >= 3 and lines >= _MIX_LINES:
-        far = divergence(p, q)
-        chance = np.count_nonzero(big) / (8.0 * lines)  # of JS, when the counts are multinomial
-        score = math.log(max(far, 1e-12) / (past.usual + chance))
-        signs = _told_mix(past, minute, score, big, lines=lines, judged=judged, per_day=per_day)
+    scatter = past.dispersion("15")
+    scale = _scale(seen[big], c["mix_exp"][big], scatter[big]) if lines >= _MIX_LINES else 0.0
+    if np.count_nonzero(big) >= 3 and scale >= _LEAST_SCALE:
+        expected = np.maximum(c["mix_exp"] * scale, 1e-9)
+        # Errors of the levels are among those of the windows, so only what is young adds its own.
+        spread = scatter - 1.0 + expected / (c["events"] + 1.0)
+        own = np.minimum(deviance(seen, expected, expected / np.maximum(spread, 1e-9)), _MOST)
+        usual = (c["far15"] + _PRIOR * _NORMAL) / (c["seen15"] + _PRIOR)
+        far = own * np.minimum(1.0, _NORMAL / usual)
+        mean = float(far[big].mean())
+        score = _surprise(past, mean, int(np.count_nonzero(big)))
+        moved = np.where(big, far, 0.0)
+        signs = _told_mix(past, minute, score, moved, expected, judged=judged, per_day=per_day)
         if not past.mix_open or past.mix_open >= LASTING:
             past.windows += 1
-            # An average of two days of windows; a plain one until there are as many.
-            weight = max(1.0 / past.windows, 1.0 / 192)
-            past.usual += weight * (max(0.0, far - chance) - past.usual)
+            # Sums of two days of windows; all of them until there are as many.
+            weight = max(1.0 / past.windows, 1.0 / _TWO_DAYS)
+            past.usual += weight * (mean - past.usual)
+            past.usual_sq += weight * (mean**2 - past.usual_sq)
+            past.learn_mix(big, (seen - expected) ** 2, expected, own)
     c["mix"][:] = 0.0
     c["mix_exp"][:] = 0.0
     return signs
 
 
+def _scale(seen: Floats, expected: Floats, scatter: Floats) -> float:
+    """How many times the expected lines the window has, told by its templates together."""
+    if len(seen) < 5:
+        return float(seen.sum() / expected.sum())
+    return common_factor(seen, expected, _EXPECTED, scatter)
+
+
+def _surprise(past: Past, mean: float, templates: int) -> float:
+    """Nats of a mean deviance this high by the windows before; never more than independent templates allow."""
+    n = min(past.windows, _TWO_DAYS)
+    # Half a nat and half of that squared by template: what a squared normal has.
+    usual = (n * past.usual + _PRIOR * _NORMAL) / (n + _PRIOR)
+    variance = n * max(0.0, past.usual_sq - past.usual**2) + _PRIOR * _NORMAL / templates
+    variance = max(variance / (n + _PRIOR), usual / templates)
+    return gamma_tail(mean, usual, variance)
+
+
 def _told_mix(
-    past: Past, minute: int, score: float, big: Any, *, lines: float, judged: bool, per_day: float
+    past: Past, minute: int, score: float, moved: Floats, expected: Floats, *, judged: bool, per_day: float
 ) -> list[Sign]:
     c, t = past.table.c, past.table
     ready = past.windows >= _MIX_PAST
     bar = past.bar(Reason.RATE_MIX, per_day)
-    changed = ready and score >= bar
     if past.mix_open:
-        if score < MIX_LEAST:
+        if score < _OVER:
             past.mix_open = 0.0
             past.ended("rate-mix", minute)
         return []
-    if not judged or not changed:
-        if ready:
-            past.mixes.add(score + 3.0, minute, told=False)
+    told = judged and ready and score >= bar
+    if ready:
+        past.mixes.add(min(score, bar + _OVER) if told else score, minute, told=told)
+    if not told:
         return []
     past.mix_open = 1.0
-    past.mixes.add(score + 3.0, minute, told=True)
-    shares = c["mix_exp"] * (lines / max(float(c["mix_exp"][big].sum()), 1e-9))
-    moved = np.where(big, np.abs(c["mix"] - shares), 0.0)
-    first = [int(row) for row in np.argsort(-moved, kind="stable")[:3] if moved[row] > 0]
-    began = past.window * WINDOW
+    change = np.where(moved > 0, np.abs(c["mix"] - expected), 0.0)
+    first: list[Any] = [int(row) for row in np.argsort(-change, kind="stable")[:3] if change[row] > 0]
     sign = Sign(
-        kind=Reason.RATE_MIX, template_id=None, began=began, minute=minute - 1,
-        expected=float(shares[first[0]]) if first else 0.0, seen=float(c["mix"][first[0]]) if first else 0.0,
-        nats=math.log(past.windows) + score - bar, bar=math.log(past.windows),
-        others=tuple(t.ids[row] for row in first),
+        kind=Reason.RATE_MIX, template_id=None, began=past.window * WINDOW, minute=minute - 1,
+        expected=float(expected[first[0]]) if first else 0.0, seen=float(c["mix"][first[0]]) if first else 0.0,
+        nats=score, bar=bar, others=tuple(t.ids[row] for row in first),
     )  # fmt: skip
     return [sign] if past.tell("rate-mix", minute) else []

@@ -28,7 +28,6 @@ TOGETHER: Final = 3  # bursts or silences in one minute past which they are one 
 OVER: Final = 2.0  # nats that an alarm past the budget adds to what the next one of the workload needs
 NOTHING: Final = 1e-9  # lines a minute; keeps ratios finite
 SEASONS: Final = ("no", "24", "168")
-MIX_LEAST: Final = math.log(3.0)  # three times as far from the usual mix as its windows usually are
 _FORGET_TO: Final = 60.0  # minutes' worth of the old level that is kept past LASTING
 _SHORT: Final = 360.0  # minutes of history with which twice the nats are asked: its tail is not known yet
 _PRIOR_DISPERSION: Final = (
@@ -67,13 +66,14 @@ class Past:
         self.causes: dict[str, list[float]] = {}  # cause -> repeats, quiet until, last told
         self.window = -1  # epoch quarter of an hour of the running mix window
         self.windows = 0.0  # mix windows behind `usual`
-        self.usual = 0.0  # divergence beyond chance of a usual window, nats
+        self.usual = 0.0  # mean deviance of the templates of a window, nats, and its square
+        self.usual_sq = 0.0
         self.mix_open = 0.0  # minutes since a changed mix began
 
     # ---- how counts scatter ------------------------------------------------------------------------
 
     def dispersion(self, scale: str) -> Floats:
-        """Variance over mean of the counts of one minute ("1") or ten ("10"), at least 1."""
+        """Variance over mean of the counts of one minute ("1"), ten ("10"), or a window's share ("15"), at least 1."""
         c = self.table.c
         known = c["var" + scale] + _PRIOR_DISPERSION * _PRIOR_EVENTS
         return np.maximum(1.0, known / (c["exp" + scale] + _PRIOR_EVENTS))
@@ -86,13 +86,20 @@ class Past:
         size: Floats = mean / np.maximum(spread, 1e-9)
         return size
 
+    def learn_mix(self, rows: Any, error: Floats, expected: Floats, far: Floats) -> None:
+        """Take in the squared errors and the deviances of a window."""
+        c = self.table.c
+        more = (("var15", error), ("exp15", expected), ("far15", far), ("seen15", np.ones(len(error))))
+        for name, values in more:
+            c[name] = np.where(rows, c[name] * (1.0 - 15 * SLOW) + values, c[name])
+
     def discount(self, rows: Any) -> None:
         """Keep an hour's weight of what these rows were."""
         c = self.table.c
         keep = np.minimum(1.0, _FORGET_TO / np.maximum(c["exposure"], 1.0))
         for name in ("events", "exposure"):
             c[name] = np.where(rows, c[name] * keep, c[name])
-        for name in ("fast_events", "fast_exposure"):
+        for name in ("fast_events", "fast_exposure", "lag_events", "lag_exposure"):
             c[name][rows] = 0.0
 
     # ---- thresholds and causes ---------------------------------------------------------------------
@@ -104,7 +111,7 @@ class Past:
         minutes = float(c["age"][TOTAL])
         short = 1.0 + _SHORT / max(minutes, 1.0)
         if kind is Reason.RATE_MIX:
-            return max(MIX_LEAST, self.mixes.bar(allowed, minutes) - 3.0)
+            return max(math.log(96 / allowed) * short, self.mixes.bar(allowed, minutes))
         if kind is Reason.RATE_BURST:
             watched = np.count_nonzero((c["age"] >= YOUNG) & (c["gaps"] >= FEW_TIMES)) + 1
             tests = 3 * 1440 * watched  # a single minute and two sums
@@ -139,7 +146,7 @@ class Past:
         """For msgpack."""
         return [
             self.table.pack(), self.bursts.pack(), self.silences.pack(), self.mixes.pack(), self.causes,
-            self.window, self.windows, self.usual, self.mix_open,
+            self.window, self.mix_open, self.windows, self.usual, self.usual_sq,
         ]  # fmt: skip
 
     @classmethod
@@ -158,7 +165,7 @@ class Past:
         if not isinstance(window, int):
             raise TypeError("its window is not a number")
         made.window = window
-        made.windows, made.usual, made.mix_open = (_number(v) for v in numbers)
+        made.mix_open, made.windows, made.usual, made.usual_sq = (_number(v) for v in numbers)
         return made
 
 

@@ -13,11 +13,14 @@ from pipeline.models.rate_bursts import bursts
 from pipeline.models.rate_math import Floats, common_factor
 from pipeline.models.rate_mix import WINDOW, mixes
 from pipeline.models.rate_past import FEW_GAPS, LASTING, NOTHING, PATIENCE, SLOW, Past, Sign, cause_of
-from pipeline.models.rate_silences import due_now, gap_score, silences, silent
+from pipeline.models.rate_silences import due_now, gap_score, missed, silences, silent
 from pipeline.models.rate_table import HEAD, LEARNT, TOTAL
 from pipeline.records import Reason
 
-_FAST: Final = 1 / 120  # a slow swell is followed, so that a morning is no burst before the season is known
+# A slow swell is followed, so that a morning is no burst before the season is known. Two stages: what came in the last
+# minutes counts little yet, so a burst does not make itself expected.
+_FAST: Final = 1 / 60  # of each stage; together two hours
+_FEW: Final = 5.0  # lines, times the dispersion, of the slow level in the fast one
 _NEAR: Final = 1 / 10
 
 
@@ -34,30 +37,33 @@ class Profile(Past):
             for peaks in (self.bursts, self.silences, self.mixes):
                 peaks.forget(minute)
         slow = c["events"] / np.maximum(c["exposure"], 1.0)
-        fast = c["fast_events"] / np.maximum(c["fast_exposure"], 1.0)
+        fast = self.fast(slow)
         usual = np.maximum(slow * c["shape"], NOTHING)
         mean = np.maximum(usual, fast * c["shape"])
-        busy = bool(counts)
         near = common_factor(c["near"][HEAD:], c["near_exp"][HEAD:], 3.0)
-        signs: list[Sign] = []
-        if busy:
-            up = max(1.0, near, common_factor(x[HEAD:], mean[HEAD:], 1.0))
-            lifted = mean * up
-            lifted[:HEAD] = mean[:HEAD]
+        high = mean.copy()
+        if counts:
+            high[HEAD:] *= max(1.0, near, common_factor(x[HEAD:], mean[HEAD:], 1.0))
             # What burst templates bring is theirs, not the workload's.
             own = np.where(c["hot"] > 0, np.maximum(x - mean, 0.0), 0.0)[HEAD:].sum()
             x[TOTAL] = max(0.0, x[TOTAL] - own)
-            signs += bursts(self, minute, x, lifted, judged=judged, per_day=per_day)
-        else:
-            signs += bursts(self, minute, x, mean, judged=judged, per_day=per_day)
+        signs = bursts(self, minute, x, high, judged=judged, per_day=per_day)
         signs += silences(self, minute, x, min(1.0, near), judged=judged, per_day=per_day)
         if minute // WINDOW != self.window:
             signs += mixes(self, minute, judged=judged, per_day=per_day)
             self.window = minute // WINDOW
-        self._learn(minute, x, usual)
+        low = np.minimum(usual, np.maximum(fast * c["shape"], NOTHING))
+        low[HEAD:] *= min(1.0, near)
+        self._learn(minute, x, usual, low, high)
         return signs
 
-    def _learn(self, minute: int, x: Floats, usual: Floats) -> None:
+    def fast(self, slow: Floats) -> Floats:
+        """The level of about two hours that ended before the last minutes, shrunk to the slow one where lines are few."""
+        c = self.table.c
+        strength = _FEW * self.dispersion("10")
+        return (c["fast_events"] + strength) / (c["fast_exposure"] + strength / np.maximum(slow, NOTHING))
+
+    def _learn(self, minute: int, x: Floats, usual: Floats, low: Floats, high: Floats) -> None:
         c, t = self.table.c, self.table
         held = (c["hot"] > 0) & (c["told"] != LEARNT) & (c["hot"] < LASTING)
         held |= (c["mute"] > 0) & (c["mute"] < LASTING)
@@ -72,22 +78,25 @@ class Profile(Past):
         learn = ~held
         for events, exposure, weight in (
             ("events", "exposure", SLOW),
-            ("fast_events", "fast_exposure", _FAST),
+            ("lag_events", "lag_exposure", _FAST),
         ):
             c[events] = np.where(learn, c[events] * (1.0 - weight) + x, c[events])
             c[exposure] = np.where(learn, c[exposure] * (1.0 - weight) + c["shape"], c[exposure])
+        for lag, fast in (("lag_events", "fast_events"), ("lag_exposure", "fast_exposure")):
+            c[fast] = np.where(learn, c[fast] + _FAST * (c[lag] - c[fast]), c[fast])
         c["near"] = c["near"] * (1.0 - _NEAR) + x
         c["near_exp"] = c["near_exp"] * (1.0 - _NEAR) + usual
         known = (learn | (c["hot"] > 0)) & (c["age"] >= 10.0)
         # Errors are learnt in bursts too, but cut at five standard deviations: what comes in bursts is found out.
-        usual_most = usual + 5.0 * np.sqrt(usual * self.dispersion("1"))
-        cut = np.where(held, np.minimum(x, usual_most), x)
-        self._add_error("1", known, cut, usual, SLOW)
+        most = high + 5.0 * np.sqrt(high * self.dispersion("1"))
+        cut = np.where(held, np.minimum(x, most), x)
+        self._add_error("1", known, cut, (low, high))
         c["block"] += cut
-        c["block_exp"] += usual
+        c["block_low"] += low
+        c["block_exp"] += high
         if minute % 10 == 9:
-            self._add_error("10", known, c["block"], c["block_exp"], 10 * SLOW)
-            c["block"][:] = c["block_exp"][:] = 0.0
+            self._add_error("10", known, c["block"], (c["block_low"], c["block_exp"]))
+            c["block"][:] = c["block_low"][:] = c["block_exp"][:] = 0.0
         busy = x[TOTAL] > 0
         waited = learn & (c["mute"] == 0)
         if not busy:
@@ -99,11 +108,13 @@ class Profile(Past):
         t.count_season(minute, x, learn)
         c["age"] += 1.0
 
-    def _add_error(self, scale: str, rows: Any, seen: Floats, expected: Floats, weight: float) -> None:
+    def _add_error(self, scale: str, rows: Any, seen: Floats, usual: tuple[Floats, Floats]) -> None:
+        """What lies outside of what two days, two hours and the workload as a whole let expect, the least and the most."""
         c = self.table.c
         var, exp = "var" + scale, "exp" + scale
-        c[var] = np.where(rows, c[var] * (1.0 - weight) + (seen - expected) ** 2, c[var])
-        c[exp] = np.where(rows, c[exp] * (1.0 - weight) + expected, c[exp])
+        keep = 1.0 - SLOW * int(scale)
+        c[var] = np.where(rows, c[var] * keep + (seen - np.clip(seen, *usual)) ** 2, c[var])
+        c[exp] = np.where(rows, c[exp] * keep + usual[1], c[exp])
 
     def skip(self, minute: int, n: int, *, judged: bool, per_day: float) -> list[Sign]:
         """`n` minutes of one hour without any line, from `minute` on: what `step` does for each, at once and roughly."""
@@ -111,13 +122,10 @@ class Profile(Past):
         t.turn(minute, self.dispersion("10"))
         c["elapsed"][TOTAL] += n * due_now(self, 1.0)[TOTAL]
         signs: list[Sign] = []
-        score = float(
-            gap_score(
-                self,
-            )[TOTAL]
-        )
+        score = float(gap_score(self)[TOTAL])
         bar = self.bar(Reason.RATE_SILENCE, per_day)
-        if judged and c["gaps"][TOTAL] >= FEW_GAPS and c["age"][TOTAL] >= PATIENCE and score >= bar:
+        patient = c["gaps"][TOTAL] >= FEW_GAPS and c["age"][TOTAL] >= PATIENCE
+        if judged and patient and score >= bar and missed(self, minute + n - 1)[TOTAL]:
             c["mute"][TOTAL] = max(1.0, c["mute"][TOTAL])
             sign = silent(self, TOTAL, minute + n - 1, score, bar)
             if c["mute_told"][TOTAL] == 0 and self.tell(cause_of(sign), minute):
@@ -126,13 +134,7 @@ class Profile(Past):
         if c["mute"][TOTAL] > 0:
             c["mute"][TOTAL] += n
         else:
-            for events, exposure, weight in (
-                ("events", "exposure", SLOW),
-                ("fast_events", "fast_exposure", _FAST),
-            ):
-                left = (1.0 - weight) ** n
-                c[events] *= left
-                c[exposure] = c[exposure] * left + c["shape"] * (1.0 - left) / weight
+            self._skip_levels(n)
             t.count_season(minute, np.zeros(len(t)), np.ones(len(t), dtype=bool), n)
             left = (1.0 - SLOW) ** n
             c["active"][TOTAL] *= left
@@ -140,6 +142,19 @@ class Profile(Past):
         self.pause(minute + n)
         c["age"] += n
         return signs
+
+    def _skip_levels(self, n: int) -> None:
+        """What `n` minutes without any line make of the levels: the recursions of `_learn` in closed form."""
+        c = self.table.c
+        left = (1.0 - SLOW) ** n
+        c["events"] *= left
+        c["exposure"] = c["exposure"] * left + c["shape"] * (1.0 - left) / SLOW
+        left, full = (1.0 - _FAST) ** n, c["shape"] / _FAST
+        c["fast_events"] = left * (c["fast_events"] + n * _FAST * c["lag_events"])
+        more = n * _FAST * (c["lag_exposure"] - full)
+        c["fast_exposure"] = full + left * (c["fast_exposure"] - full + more)
+        c["lag_events"] *= left
+        c["lag_exposure"] = full + left * (c["lag_exposure"] - full)
 
     def pause(self, minute: int) -> None:
         """Forget what is under way: bursts end, sums and windows begin anew. Silences of templates are still waited for."""
@@ -150,5 +165,5 @@ class Profile(Past):
             self.mix_open = 0.0
             self.ended("rate-mix", minute)
         for name in ("low", "high", "run", "run_exp", "top", "hot", "calm", "told", "near", "near_exp",
-                     "block", "block_exp", "mix", "mix_exp"):  # fmt: skip
+                     "block", "block_low", "block_exp", "mix", "mix_exp"):  # fmt: skip
             c[name][:] = 0.0

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipeline.models.rate_math import Floats
+from pipeline.models.rate_math import Bools, Floats
 from pipeline.models.rate_past import (
     DAYS_28,
     FEW_GAPS,
@@ -21,6 +21,7 @@ from pipeline.records import Reason
 
 _GONE: Final = 2880.0  # minutes after which a silent template is no longer waited for
 _STEADY: Final = 0.35  # least scale of the tail of gaps, in usual gaps: the clocks of heartbeats drift
+_MISSED: Final = 2.0  # lines expected in the gap: what used to come and hardly comes now is not missed
 _EMPTY: Final = 3.0  # minutes without a line before a silence can be
 
 
@@ -32,13 +33,12 @@ def silences(past: Past, minute: int, x: Floats, down: float, *, judged: bool, p
     if not came[TOTAL]:
         due[HEAD:] = 0.0
     c["elapsed"] += due
-    score = gap_score(
-        past,
-    )
+    score = gap_score(past)
     bar = past.bar(Reason.RATE_SILENCE, per_day)
     _returned(past, minute, came, score, bar)
     patient = (c["gaps"] >= FEW_GAPS) & (c["age"] >= PATIENCE)
     patient[OTHER] = False
+    patient &= missed(past, minute)
     quiet = patient & ~came & (due > 0) & (score >= bar) & (minute - c["last"] >= _EMPTY)
     if judged:
         c["mute"][c["mute"] > 0] += 1.0
@@ -57,6 +57,13 @@ def silences(past: Past, minute: int, x: Floats, down: float, *, judged: bool, p
     for name in ("gaps", "gap_sum", "gap_sq", "gap_max", "mute", "mute_told", "elapsed"):
         c[name][given_up] = 0.0
     return signs
+
+
+def missed(past: Past, minute: int) -> Bools:
+    """Whether the level of each row expects lines enough in its running gap."""
+    c = past.table.c
+    expected = c["events"] / np.maximum(c["exposure"], 1.0) * c["shape"] * (minute - c["last"])
+    return np.asarray(expected >= _MISSED)
 
 
 def due_now(past: Past, down: float) -> Floats:

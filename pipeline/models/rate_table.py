@@ -2,7 +2,7 @@
 
 One column of floats per figure, one row per template; the first row is the workload as a whole and the second holds
 every template that found no room. All sums forget exponentially. The table has at most 768 rows and 128 seasons of 168
-slots, about 370 KiB: a template past that takes the place of the one with the fewest lines lately.
+slots, about 440 KiB: a template past that takes the place of the one with the fewest lines lately.
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,9 @@ COLUMNS: Final = (
     "mix", "mix_exp",                # lines and expectation of the running window
     "hot", "calm", "told",           # minutes since a burst began, quiet ones of them in a row, see UNTOLD
     "mute", "mute_told",             # minutes since a silence was found
+    "block_low",                     # least expectation of the running block of ten minutes; `block_exp` is the most
+    "lag_events", "lag_exposure",    # first stage of the fast sums
+    "var15", "exp15", "far15", "seen15",  # of windows of the mix: squared errors, expectations, deviances, their number
 )  # fmt: skip
 UNTOLD: Final = 0.0
 TOLD: Final = 1.0
@@ -210,10 +213,12 @@ class Table:
             raise ValueError(f"{n} rows, or a template twice")
         made.ids = [0, 0, *found]
         made.rows = {t: row for row, t in enumerate(made.ids) if row >= HEAD}
-        block = np.frombuffer(columns, dtype="<f8").reshape(len(COLUMNS), n)
+        block = np.frombuffer(columns, dtype="<f8").reshape(-1, n)
+        if len(block) != len(COLUMNS):
+            raise ValueError(f"{len(block)} figures of each template")
         if not np.isfinite(block).all() or (block < 0).any() or (block > 1e60).any():
             raise ValueError("a figure is negative or not finite")
-        made.c = {name: block[i].astype(np.float64) for i, name in enumerate(COLUMNS)}
+        made.c = {name: row.astype(np.float64) for name, row in zip(COLUMNS, block, strict=True)}
         made.sums = np.frombuffer(sums, dtype="<f4").reshape(-1, SLOTS).astype(np.float32)
         made.minutes = np.frombuffer(minutes, dtype="<f4").reshape(-1, SLOTS).astype(np.float32)
         made.season = np.frombuffer(season, dtype="<i8").astype(np.int64)

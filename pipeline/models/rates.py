@@ -3,7 +3,7 @@
 `observe` takes counts by minute of event time, `close` judges the minutes that are complete and gives alarms. Time is
 event time, so a replay of an old log is judged as it would have been. The caller's clock serves for two things: while
 the stream is live, a minute is complete when the clock has passed it by the stream's usual lag; and a time past the
-clock is a wrong one. Whatever arrives, work and memory are bounded: a state packs into at most 512 KiB.
+clock is a wrong one. Whatever arrives, work and memory are bounded: a state packs into at most 640 KiB.
 """
 
 import math
@@ -21,7 +21,7 @@ from pipeline.models.rate_table import NOWHERE
 from pipeline.records import Reason
 
 VERSION: Final = 1
-MAX_PACKED: Final = 512 << 10
+MAX_PACKED: Final = 640 << 10
 ALARMS_PER_DAY: Final = 1.0  # false ones, of a workload
 
 _GRACE: Final = 1  # minutes after its end in which a minute's lines may still come
@@ -273,10 +273,8 @@ class Rates:
             raise BadPayload(f"a state of rates has {len(blob)} bytes; the most is {MAX_PACKED}")
         try:
             version, *rest = msgpack.unpackb(blob, strict_map_key=False)
-            if not isinstance(version, int) or not 1 <= version <= VERSION:
-                raise BadPayload(
-                    f"a state of rates has version {version!r}; this build reads up to {VERSION}"
-                )
+            if version != VERSION:
+                raise BadPayload(f"a state of rates has version {version!r}; this build reads {VERSION}")
             clock, tracks, found, profile = rest
             made.late, made.stray, made._now, made._heard, made._lag = (_whole(v) for v in clock[:5])
             made._live = bool(clock[5])

@@ -4,18 +4,21 @@
 
 Three rules, each a number that is 0 for a session like those of training, each with its own tail from leave-one-out:
 
-* counts: distance per event to the nearest count vector of training (`count_vectors.py`). Events that training never
-  saw are part of it, and have a reason of their own where they make up most of it;
-* length: how far outside the lengths of training, in powers of two;
-* order: transitions that training never saw (`transitions.py`), less those that the differing counts explain: one event
-  more can make two.
+* counts: distance per event to the nearest count vector of training (`count_vectors.py`), events never seen included;
+* length: how far outside the lengths of training, in powers of two (`session_lengths.py`);
+* order: transitions that training never saw (`transitions.py`), less those that the differing counts explain.
 
-A rule's p-value is the share of normal sessions that would score as high, from sessions of training when all equal ones
-are left out: the chance of anything to score (by Good and Turing: a count vector, a length or a transition never seen)
-times a tail. For counts that is the share of left-out count vectors as far away; for length and order it is exponential,
-because only a handful of left-out sessions score at all. The p-value of the session is that of its least likely rule,
-times three for having asked three times; it is anomalous at or below `level`. Where training is too small to tell that
-apart, counts decide at 1/(sessions + 1).
+A rule's p-value is the share of normal sessions that would score as high, from sessions of training when all equal
+ones are left out: the chance of anything to score (by Good and Turing: a count vector, a length or a transition never
+seen) times a tail. For counts that is the share of left-out count vectors as far away, of those that have half in
+common with another; for length and order it is exponential, because only a handful of left-out sessions score at all.
+The p-value of the session is that of its least likely rule, times three for having asked three times; it is anomalous
+at or below `level`. Where training is too small to tell that apart, counts decide at 1/(sessions + 1).
+
+A session that falls silent is judged as it is then, with all that came of it before, and again when more has come. So
+what is learnt are the states in which normal sessions were silent (`distinct_sessions.States`). What is left out at a time
+are all sessions that were ever in a state of one kind, unless that is most of them; chances are those of sessions, however
+many states each had.
 
 Pure: learning and judging mutate nothing, need numpy only, and give the same whatever the order of sessions.
 """
@@ -30,17 +33,24 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import BadBundle
-from pipeline.models.count_vectors import Counts, Kinds
+from pipeline.models import session_lengths
+from pipeline.models.count_vectors import Counts, Kinds, within
 from pipeline.models.distinct_sessions import (
     MAX_EVENTS,
+    Silent,
+    States,
+    apart,
+    begin_anew,
     cleaned,
     ending,
     first_of_each,
     joined,
     most_frequent,
+    pairs_once,
+    silent,
 )
-from pipeline.models.left_out import Decay, Tail
-from pipeline.models.transitions import END, START, New, Transitions
+from pipeline.models.left_out import NEVER, Decay, Tail
+from pipeline.models.transitions import END, START, Transitions, explained
 from pipeline.records import Reason, reason
 
 Floats = npt.NDArray[np.float64]
@@ -50,12 +60,14 @@ LEVEL: Final = 0.0005  # of normal sessions: one in 2,000
 MAX_KINDS: Final = 1_000  # count vectors; a table of 1,000 x 1,000 distances takes a fifth of a second
 MAX_TRANSITIONS: Final = 200_000  # past it every order is normal: nothing can be told from them
 _VERSION: Final = 1
+# Of states: a build that knows version 1 alone would take each part of a session for a whole one.
+_CARRIED_VERSION: Final = 2
 _RULES: Final = 3
 # Without anybody's word: the kinds that make up so much of all sessions are normal, if they are some, and one session in
-# twenty may be odd. With 0.9 the result hung on which kind came last among the common ones.
+# ten may be odd. With 0.9 the result hung on which kind came last among the common ones.
 _COMMON_SHARE: Final = 0.85
 _COMMON_LEAST: Final = 5
-_ODD_SHARE: Final = 0.05
+_ODD_SHARE: Final = 0.1
 _ARRAYS: Final = {
     "row": "<i8", "event": "<i8", "n": "<i8", "events": "<i8", "weights": "<f8", "pairs": "<i8", "times": "<i8",
 }  # fmt: skip
@@ -102,6 +114,7 @@ class Sequences:
     order: Decay
     ends: frozenset[int]  # template ids that end a session
     level: float = LEVEL
+    carried: bool = False  # learnt from states: what comes after a silence is judged with all before it
 
     @classmethod
     def fit(cls, sessions: Iterable[Sequence[int]], *, trusted: bool = True, level: float = LEVEL) -> Self:
@@ -109,43 +122,47 @@ class Sequences:
 
         Not `trusted`, when nobody said that they are normal: what is unlike the common ones is not learnt.
         """
-        seen = most_frequent(Counter(map(cleaned, sessions)))
-        if not seen:
-            raise ValueError("there is no session to learn from")
-        return cls._of(seen if trusted else _believed(seen), level)
+        return cls.of_parts(([session] for session in sessions), trusted=trusted, level=level)
 
     @classmethod
-    def _of(cls, seen: list[tuple[tuple[int, ...], int]], level: float) -> Self:
-        distinct = [session for session, _ in seen]
-        times = np.array([count for _, count in seen], dtype=np.int64)
-        total = int(times.sum())
-        lengths = np.array([len(session) for session in distinct], dtype=np.int64)
-        vectors = Counts.of(lengths, joined(distinct))
-        first, kind_of = first_of_each(vectors.keys())
-        of_kind = np.bincount(kind_of, weights=times, minlength=len(first)).astype(np.int64)
-        kept = np.sort(np.argsort(-of_kind, kind="stable")[:MAX_KINDS])
-        kinds = Kinds.fit(vectors.take([first[i] for i in kept]))
-        left_out, others = kinds.others()
-        place = np.full(len(first), -1, dtype=np.int64)
-        place[kept] = np.arange(len(kept))
-        # Without itself a session has lost its kind too, where no other session is of it.
-        alone = (np.bincount(kind_of)[kind_of] == 1) & (place[kind_of] >= 0) & (len(kept) > 1)
-        transitions, order = _learn_order(
-            distinct, vectors, kinds, np.where(alone, others[place[kind_of]], -1)
-        )
-        singles = float((of_kind == 1).sum())
+    def of_parts(
+        cls, sessions: Iterable[Sequence[Sequence[int]]], *, trusted: bool = True, level: float = LEVEL
+    ) -> Self:
+        """The same from sessions that fell silent on their way: each is what came before, between and after its
+        silences. Where most of them begin anew after one, each part is a session of its own."""
+        times = Counter(map(silent, sessions))
+        seen = most_frequent(apart(times) if begin_anew(times) else times)
+        if not seen:
+            raise ValueError("there is no session to learn from")
+        return cls._of(States.of(seen if trusted else _believed(seen)), level)
+
+    @classmethod
+    def _of(cls, seen: States, level: float) -> Self:
+        lengths = np.array([len(state) for state in seen.states], dtype=np.int64)
+        vectors = Counts.of(lengths, joined(seen.states))
+        kinds, counts, lost = _learn_kinds(seen, vectors)
+        total = int(seen.times.sum())
+        steps, new = Transitions.fit(seen)
+        ordered = len(steps.times) <= MAX_TRANSITIONS
+        order = np.zeros(len(seen.sessions))
+        if ordered:
+            order = seen.most(new.unexplained(explained(kinds, vectors, lost, new)))
         return cls(
             sessions=total,
             kinds=kinds,
-            counts=Tail.of(left_out, of_kind[kept], total=total, chance=(singles + 1.0) / (total + 1.0)),
+            counts=counts,
             lengths=(int(lengths.min()), int(lengths.max())),
-            length=_left_out_lengths(lengths, times, total),
-            transitions=transitions,
+            length=session_lengths.left_out(seen),
+            transitions=steps if ordered else None,
             order=Decay.of(
-                order, int(times[order > 0].sum()), total=total, prior=float(np.log(len(distinct) + 1))
+                order,
+                int(seen.times[order > 0].sum()),
+                total=total,
+                prior=float(np.log(len(seen.sessions) + 1)),
             ),
-            ends=frozenset(ending(seen)),
+            ends=frozenset(ending(zip(seen.sessions, seen.times.tolist(), strict=True))),
             level=level,
+            carried=len(seen.state) > len(seen.sessions),
         )
 
     def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
@@ -173,10 +190,10 @@ class Sequences:
         nearest = nearest[kind_of]
         found = np.zeros((len(sessions), _RULES))
         found[:, 0] = distances[kind_of]
-        found[:, 1] = _outside(lengths, self.lengths)
+        found[:, 1] = session_lengths.outside(lengths, self.lengths)
         if self.transitions is not None:
             new = self.transitions.new(sessions)
-            found[:, 2] = new.unexplained(_explained(self.kinds, vectors, nearest, new))
+            found[:, 2] = new.unexplained(explained(self.kinds, vectors, nearest, new))
         found[lengths == 0] = 0.0
         return _Look(scores=found, vectors=vectors, nearest=nearest)
 
@@ -250,7 +267,7 @@ class Sequences:
         return bytes(
             msgpack.packb(
                 {
-                    "version": _VERSION,
+                    "version": _CARRIED_VERSION if self.carried else _VERSION,
                     "sessions": self.sessions,
                     "level": self.level,
                     "lengths": list(self.lengths),
@@ -268,7 +285,7 @@ class Sequences:
     def from_bytes(cls, blob: bytes) -> Self:
         """Raises BadBundle when the bytes are not of `to_bytes`, or say what cannot be."""
         try:
-            return cls._read(_unpacked(blob))
+            return cls._read(_unpacked(blob, _CARRIED_VERSION))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
             raise _unreadable(exc) from exc
 
@@ -298,7 +315,34 @@ class Sequences:
             order=steps,
             ends=frozenset(_number(event, 1 << 62) for event in data["ends"]),
             level=level,
+            carried=data["version"] == _CARRIED_VERSION,
         )
+
+
+def _learn_kinds(seen: States, vectors: Counts) -> tuple[Kinds, Tail, Ints]:
+    """The kinds of these states, the tail of their distances, and the nearest kind that is left of each state without its
+    session (-1: its own)."""
+    first, kind_of = first_of_each(vectors.keys())
+    had, by = pairs_once(kind_of[seen.state], seen.session)
+    sessions = np.bincount(had, weights=seen.times[by], minlength=len(first)).astype(np.int64)
+    kept = np.sort(np.argsort(-sessions, kind="stable")[:MAX_KINDS])
+    place = np.full(len(first), -1, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    total = int(seen.times.sum())
+    inside = within(place[had], by, len(kept))
+    # Without most sessions nothing is left that could be called normal: their kind is left out alone.
+    most = 2 * sessions[kept] > total
+    inside[most] = np.eye(len(kept), dtype=np.bool_)[most]
+    kinds = Kinds.fit(vectors.take([first[i] for i in kept]), inside)
+    left_out, others = kinds.others(inside)
+    distances = np.where(place >= 0, left_out[place], 0.0)[kind_of[seen.state]]
+    # A kind unlike all others says nothing of how far normal sessions vary: it is not one that varies by nothing.
+    weights = np.where(distances < NEVER, seen.times[seen.session], 0)
+    singles = np.unique(by[sessions[had] == 1])
+    chance = (float(seen.times[singles].sum()) + 1.0) / (total + 1.0)
+    counts = Tail.of(distances, weights, total=int(weights.sum()), chance=chance)
+    alone = (np.bincount(had)[kind_of] == 1) & (place[kind_of] >= 0) & (len(kept) > 1)
+    return kinds, counts, np.where(alone, others[place[kind_of]], -1)
 
 
 def dump(models: Mapping[str, Sequences]) -> bytes:
@@ -310,16 +354,18 @@ def dump(models: Mapping[str, Sequences]) -> bytes:
 def load(blob: bytes) -> dict[str, Sequences]:
     """What `dump` wrote, by workload. Raises BadBundle."""
     try:
-        workloads = {str(name): bytes(packed) for name, packed in _unpacked(blob)["workloads"].items()}
+        workloads = {
+            str(name): bytes(packed) for name, packed in _unpacked(blob, _VERSION)["workloads"].items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise _unreadable(exc) from exc
     return {name: Sequences.from_bytes(packed) for name, packed in workloads.items()}
 
 
-def _unpacked(blob: bytes) -> Mapping[str, Any]:
+def _unpacked(blob: bytes, newest: int) -> Mapping[str, Any]:
     data = msgpack.unpackb(blob)
-    if not isinstance(data, dict) or data["version"] != _VERSION:
-        raise ValueError(f"it is not of version {_VERSION}, which this build reads")
+    if not isinstance(data, dict) or not _VERSION <= data["version"] <= newest:
+        raise ValueError(f"it is of no version that this build reads, up to {newest}")
     return data
 
 
@@ -333,12 +379,14 @@ def _number(value: object, most: int) -> int:
     return value
 
 
-def _believed(seen: list[tuple[tuple[int, ...], int]]) -> list[tuple[tuple[int, ...], int]]:
-    """Of sessions that nobody vouches for: those of the commonest count vectors, and what is no farther from them than
-    they are from each other. All, where that would leave out more than a few, or where few are common or far too many."""
-    lengths = np.array([len(session) for session, _ in seen], dtype=np.int64)
+def _believed(seen: list[tuple[Silent, int]]) -> list[tuple[Silent, int]]:
+    """Of sessions that nobody vouches for: those of the commonest count vectors, and what has only their events and is no
+    farther from them than they are from each other. All, where that would leave out more than a few, or where few are
+    common or far too many. A session is looked at as a whole, whatever its states were."""
+    whole = [session for (session, _), _ in seen]
+    vectors = Counts.of(np.array([len(session) for session in whole], dtype=np.int64), joined(whole))
     times = np.array([n for _, n in seen], dtype=np.int64)
-    first, kind_of = first_of_each(Counts.of(lengths, joined([session for session, _ in seen])).keys())
+    first, kind_of = first_of_each(vectors.keys())
     of_kind = np.bincount(kind_of, weights=times, minlength=len(first))
     order = np.argsort(-of_kind, kind="stable")
     before = np.cumsum(of_kind[order]) - of_kind[order]
@@ -346,50 +394,12 @@ def _believed(seen: list[tuple[tuple[int, ...], int]]) -> list[tuple[tuple[int, 
     common[order[before < _COMMON_SHARE * times.sum()]] = True
     if common.all() or not _COMMON_LEAST <= common.sum() <= MAX_KINDS:
         return seen
-    core = Sequences._of([item for item, c in zip(seen, common[kind_of], strict=True) if c], LEVEL)
-    near = core.scores([session for session, _ in seen])[:, 0] <= core.counts.values[-1]
-    if times[~near].sum() > _ODD_SHARE * times.sum():
+    alike = Counter[Silent]()
+    for session, n in zip(whole, np.where(common[kind_of], times, 0).tolist(), strict=True):
+        alike[session, (len(session),)] += n
+    core = Sequences._of(States.of(most_frequent(+alike)), LEVEL)
+    odd = core.scores(whole)[:, 0] > max(core.counts.values, default=np.inf)
+    odd[vectors.row[~core.kinds.known(vectors.event)]] = True
+    if times[odd].sum() > _ODD_SHARE * times.sum():
         return seen
-    return [item for item, is_near in zip(seen, near, strict=True) if is_near]
-
-
-def _outside(lengths: Ints, known: tuple[int, int]) -> Floats:
-    """Powers of two by which each length is less than the shortest or more than the longest known."""
-    logs = np.log2(np.maximum(lengths, 1))
-    short, long = np.log2(known[0]) - logs, logs - np.log2(known[1])
-    return np.asarray(np.maximum(0.0, np.maximum(short, long)))
-
-
-def _left_out_lengths(lengths: Ints, times: Ints, total: int) -> Decay:
-    """Leaving out all sessions of a length changes something for the shortest and the longest alone."""
-    known = np.unique(lengths)
-    gaps, sessions = [], []
-    if len(known) > 1:
-        for edge, rest in ((known[0], known[1:]), (known[-1], known[:-1])):
-            gaps.append(float(_outside(np.array([edge]), (int(rest[0]), int(rest[-1])))[0]))
-            sessions.append(int(times[lengths == edge].sum()))
-    # A length that several sessions have is no surprise when one of them is left out.
-    alone = sum(n == 1 for n in sessions)
-    return Decay.of(np.array(gaps), alone, total=total, prior=1.0)  # taken once as a doubling
-
-
-def _explained(kinds: Kinds, vectors: Counts, nearest: Ints, new: New) -> Ints:
-    """How many new transitions of each session may come from events that it has more or less often than its nearest
-    kind (-1: it has them as often)."""
-    found = np.zeros(vectors.rows, dtype=np.int64)
-    some = np.flatnonzero((new.number > 0) & (nearest >= 0))
-    found[some] = 2 * kinds.events_apart(vectors.take(some.tolist()), nearest[some])
-    return found
-
-
-def _learn_order(
-    sessions: list[tuple[int, ...]], vectors: Counts, kinds: Kinds, others: Ints
-) -> tuple[Transitions | None, Floats]:
-    """The transitions of training, and the score that each of its sessions would have without itself.
-
-    `others`: the nearest kind of each session without itself, -1 where its own is left.
-    """
-    learnt, alone = Transitions.fit(sessions)
-    if len(learnt.times) > MAX_TRANSITIONS:
-        return None, np.zeros(len(sessions))
-    return learnt, alone.unexplained(_explained(kinds, vectors, others, alone))
+    return [item for item, is_odd in zip(seen, odd, strict=True) if not is_odd]

@@ -16,6 +16,9 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.models.count_vectors import Counts, Kinds
+from pipeline.models.distinct_sessions import States
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -54,15 +57,27 @@ class Transitions:
             raise ValueError("transitions that cannot be")
 
     @classmethod
-    def fit(cls, sessions: Sequence[Sequence[int]]) -> tuple[Self, New]:
-        """From distinct sessions; also what each of them would have that is new, were it left out."""
-        rows, a, b = _different(sessions)
-        pairs, at, times = np.unique(
-            np.stack([a, b], axis=1), axis=0, return_inverse=True, return_counts=True
+    def fit(cls, seen: States) -> tuple[Self, New]:
+        """From different sessions; also what each of their states would have that is new, were its session left out."""
+        rows, a, b = _different(seen.states)
+        pairs, at = np.unique(np.stack([a, b], axis=1), axis=0, return_inverse=True)
+        at = at.reshape(-1)
+        # Each transition once of each session: those of the session itself, and with what it ended at each silence.
+        last = seen.state[np.append(np.diff(seen.session) > 0, True)]
+        size = np.bincount(rows, minlength=len(seen.states))[last]
+        cells = np.repeat(np.searchsorted(rows, last) - np.cumsum(size) + size, size) + np.arange(size.sum())
+        ended = np.flatnonzero(b == END)[seen.state]
+        had = np.concatenate(
+            [
+                np.repeat(np.arange(len(last)), size) * len(pairs) + at[cells],
+                seen.session * len(pairs) + at[ended],
+            ]
         )
+        had = np.unique(had)
+        times = np.bincount(had % len(pairs), minlength=len(pairs)).astype(np.int64)
         made = cls(pairs=pairs.reshape(-1, 2), times=times)
-        own = times[at.reshape(-1)] == 1
-        return made, made._told(rows[own], a[own], b[own], len(sessions), less=1)
+        own = times[at] == 1
+        return made, made._told(rows[own], a[own], b[own], len(seen.states), less=1)
 
     def new(self, sessions: Sequence[Sequence[int]]) -> New:
         """What is new in each of these."""
@@ -104,6 +119,15 @@ class Transitions:
         n = np.where(there, seen[place] - less, 0.0) if len(known) else np.zeros(len(events))
         t = np.where(there, different[place] - less, 0.0) if len(known) else np.zeros(len(events))
         return np.asarray((t + 1.0) / (n + t + 1.0))
+
+
+def explained(kinds: Kinds, vectors: Counts, nearest: Ints, new: New) -> Ints:
+    """How many new transitions of each session may come from events that it has more or less often than its nearest
+    kind (-1: it has them as often)."""
+    found = np.zeros(vectors.rows, dtype=np.int64)
+    some = np.flatnonzero((new.number > 0) & (nearest >= 0))
+    found[some] = 2 * kinds.events_apart(vectors.take(some.tolist()), nearest[some])
+    return found
 
 
 def _different(sessions: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:

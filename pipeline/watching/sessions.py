@@ -7,6 +7,9 @@ how its lines were cut into batches or which batch was stored first.
 When it closes is decided on the clock by which batches are accepted: a timeout and a grace after the newest of its
 batches, and only once every batch of its lane that was accepted before that is stored. For a stream that is followed
 that is its own clock; a file that is read at a thousand times its speed keeps its sessions open a little longer.
+
+One that is closed may only have fallen silent. Where normal sessions go on after a silence (the rules of the model say
+so), what came of it stays as its past (`pasts.py`), and what comes within a day is judged together with that.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +20,7 @@ import msgpack
 
 from pipeline.errors import BadPayload
 from pipeline.watching.observation import Lane, Observation
+from pipeline.watching.pasts import KEEP_MS, Past
 
 SESSION_VERSION: Final = 1
 MAX_SESSION_EVENTS: Final = 2_000  # the longest that is kept of one; HDFS's longest block has 298
@@ -25,15 +29,37 @@ GRACE_S: Final = 5.0  # batches on their way: a producer gathers lines for 1 s, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A session that is over, or what stands between two long silences of one."""
+    """A session that is over, or what stands between two long silences of one, and what came before it."""
 
     workload: str
     key: str
-    source: str
+    source: str  # of its newest batch
     at_ms: tuple[int, ...]  # event times, ascending
     lines: tuple[int, ...]
     templates: tuple[int, ...]
     left_out: int  # events past MAX_SESSION_EVENTS
+    past: Past | None = None
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Template ids of the session until now, the first MAX_SESSION_EVENTS."""
+        return ((self.past.templates if self.past else ()) + self.templates)[:MAX_SESSION_EVENTS]
+
+    def then(self, told: tuple[str, ...] = ()) -> Past:
+        """What the session's past is from now on; these causes were told of it."""
+        past, whole = self.past, self.whole
+        events = len(self.templates) + self.left_out
+        if past:
+            events += len(past.templates) + past.left_out
+        return Past(
+            source=past.source if past else self.source,
+            line=past.line if past else self.lines[0],
+            began_ms=past.began_ms if past else self.at_ms[0],
+            until_ms=self.at_ms[-1],
+            left_out=events - len(whole),
+            templates=whole,
+            told=told,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +121,9 @@ class Session:
         """When it closes, on the clock by which batches are accepted."""
         return self.accepted_ms + round(GRACE_S * 1000) + (0 if self.ended else timeout_ms)
 
-    def parts(self, timeout_ms: int) -> Iterator[Part]:
-        """In order of time, cut where nothing happened for longer than the timeout."""
+    def parts(self, timeout_ms: int, *, carried: bool = False, past: Past | None = None) -> Iterator[Part]:
+        """In order of time, cut where nothing happened for longer than the timeout; `carried`: each with all before it,
+        this past included, as far as no silence was longer than a day."""
         # By line where times are equal: a second is a long time.
         events = sorted(zip(self.at_ms, self.lines, self.templates, strict=True))
         begin = 0
@@ -104,7 +131,8 @@ class Session:
             if end < len(events) and events[end][0] - events[end - 1][0] <= timeout_ms:
                 continue
             times, lines, templates = zip(*events[begin:end], strict=True)
-            yield Part(
+            goes_on = carried and past and times[0] - past.until_ms <= KEEP_MS
+            part = Part(
                 workload=self.workload,
                 key=self.key,
                 source=self.source,
@@ -112,8 +140,10 @@ class Session:
                 lines=lines,
                 templates=templates,
                 left_out=self.left_out if end == len(events) else 0,
+                past=past if goes_on else None,
             )
-            begin = end
+            yield part
+            begin, past = end, part.then() if carried else None
 
     def pack(self) -> bytes:
         """msgpack of version and fields."""

@@ -23,6 +23,7 @@ from pipeline.observe import logger
 from pipeline.records import pack_frame, unpack_frame
 from pipeline.settings import Settings
 from pipeline.watching.observation import Lane, Observation
+from pipeline.watching.pasts import Past
 from pipeline.watching.pulse import Pulse
 from pipeline.watching.sessions import Session, names_of
 
@@ -45,6 +46,8 @@ class View:
     round: str  # name of the last round, "" for none
     open: int  # sessions
     events: int  # in open sessions
+    pasts: int  # of sessions that fell silent
+    past_events: int  # in these
     incidents_ms: int  # when incidents were looked at last
     pulses: dict[str, Pulse]
 
@@ -60,6 +63,8 @@ class Changes:
         default_factory=dict
     )  # name -> (session, when it closes)
     over: set[str] = field(default_factory=set)
+    pasts: dict[str, tuple[Past, int]] = field(default_factory=dict)  # name -> (past, when it is forgotten)
+    forgotten_pasts: set[str] = field(default_factory=set)  # names
     pulses: dict[str, Pulse] = field(default_factory=dict)
     rates: dict[str, bytes] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)  # workloads
@@ -89,8 +94,9 @@ class State:
             pipe.lrange(k.watching("observations"), 0, most - 1)
             pipe.llen(k.watching("observations"))
             pipe.hlen(k.watching("sessions"))
+            pipe.hlen(k.watching("pasts"))
             pipe.hgetall(k.watching("pulses"))
-            numbers, blobs, size, sessions, pulses = pipe.execute()
+            numbers, blobs, size, sessions, pasts, pulses = pipe.execute()
         known = text_map(numbers)
         observed: list[Observation] = []
         read = events = 0
@@ -113,6 +119,8 @@ class State:
             round=known.get("round", ""),
             open=sessions,
             events=int(known.get("events", 0)),
+            pasts=pasts,
+            past_events=int(known.get("past_events", 0)),
             incidents_ms=int(known.get("incidents_ms", 0)),
             pulses={
                 name.decode(): pulse
@@ -174,6 +182,33 @@ class State:
         by_time = sorted((at, name) for names in found for name, at in names)
         return [name.decode() for _, name in by_time[:most]]
 
+    def pasts(self, names: Sequence[str]) -> dict[str, Past]:
+        """Those of these that are kept; a damaged one is as if it were not. Raises RedisUnavailable."""
+        if not names:
+            return {}
+        with answering():
+            blobs = cast("list[bytes | None]", self.client.hmget(self.keys.watching("pasts"), list(names)))
+        found = {}
+        for name, blob in zip(names, blobs, strict=True):
+            if blob is not None:
+                try:
+                    found[name] = Past.unpack(blob)
+                except BadPayload as exc:
+                    logger().warning("watch.damaged", what="past", why=str(exc))
+        return found
+
+    def forgettable(self, now_ms: int, surplus: int, most: int) -> list[str]:
+        """Names of which the past is kept for long enough, at most `most`, and the oldest `surplus`. Raises
+        RedisUnavailable."""
+        key = self.keys.watching("past_due")
+        with answering():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.zrangebyscore(key, "-inf", now_ms, start=0, num=most)
+            if surplus > 0:
+                pipe.zrange(key, 0, surplus - 1)
+            found = pipe.execute()
+        return list(dict.fromkeys(name.decode() for names in found for name in names))
+
     def rates(self, workloads: Sequence[str]) -> dict[str, bytes]:
         """Their states, as far as there are any. Raises RedisUnavailable."""
         if not workloads:
@@ -208,7 +243,17 @@ class State:
     def change(self, changes: Changes, *, token: int) -> bool:
         """All of it at once; False when the lease is another's or Redis is not as it was read: nothing was changed. Raises RedisUnavailable."""
         k = self.keys
-        names = ("observations", "", "sessions", "pulses", "rates", "incidents", "outbox")
+        names = (
+            "observations",
+            "",
+            "sessions",
+            "pulses",
+            "rates",
+            "incidents",
+            "outbox",
+            "pasts",
+            "past_due",
+        )
         keys = [k.lease(WATCH), *(k.watching(*([name] if name else [])) for name in names)]
         keys += [k.watching("idle", lane.value) for lane in LANES]
         sessions = [
@@ -216,12 +261,14 @@ class State:
             for name, (session, due_ms) in changes.sessions.items()
             for x in (name, LANES.index(session.lane) + 1, due_ms, session.pack())
         ]
+        pasts = [x for name, (past, due_ms) in changes.pasts.items() for x in (name, due_ms, past.pack())]
         pulses = [x for name, pulse in changes.pulses.items() for x in (name, pulse.pack())]
         rates = [x for name, blob in changes.rates.items() for x in (name, blob)]
         numbers = [x for name, value in changes.numbers.items() for x in (name, value)]
         args: list[Any] = [token, changes.head, changes.incidents]
         args += [changes.after, uuid.uuid4().int >> 66, changes.newest]
         args += [len(changes.sessions), *sessions, len(changes.over), *changes.over]
+        args += [len(changes.pasts), *pasts, len(changes.forgotten_pasts), *changes.forgotten_pasts]
         args += [len(changes.pulses), *pulses, len(changes.rates), *rates]
         args += [len(changes.forgotten), *changes.forgotten, len(changes.rows)]
         args += [pack_entry(*entry) for entry in changes.rows]

@@ -24,15 +24,16 @@ AHEAD_MS: Final = AHEAD // timedelta(milliseconds=1)
 def of_session(part: Part, verdict: SessionVerdict, version: str, texts: Mapping[int, str]) -> Found:
     """A session that went wrong, with what happened in it."""
     fault = _fault(part, verdict)
-    where = f" from line {part.lines[0]:,} of {part.source}" if part.source else ""
-    events = plural(len(part.templates) + part.left_out, "event")
-    span = f" in {(part.at_ms[-1] - part.at_ms[0]) / 1000:,.0f} s" if len(part.at_ms) > 1 else ""
+    whole = part.then()
+    where = f" from line {whole.line:,} of {whole.source}" if whole.source else ""
+    events = plural(len(part.whole) + whole.left_out, "event")
+    span = f" in {(whole.until_ms - whole.began_ms) / 1000:,.0f} s" if len(part.whole) > 1 else ""
     key = _cut(part.key, KEY_CHARS)
     return Found(
         source=SESSIONS,
         workload=part.workload,
         cause=verdict.cause,
-        subject=f"{part.key} {part.at_ms[0]} {part.lines[0]} {part.source}",
+        subject=f"{part.key} {whole.began_ms} {whole.line} {whole.source}",
         at=_moment(part.at_ms[fault]),
         message=f"{_why(verdict, texts)}: session {key}, {events}{span}{where}",
         detail=_events(part, texts),
@@ -94,7 +95,7 @@ def _named(event: str, texts: Mapping[int, str]) -> str:
 
 
 def _events(part: Part, texts: Mapping[int, str]) -> str:
-    """A line per event, those in the middle of a long session left out."""
+    """A line per event since the session was judged last, those in the middle of many left out."""
     rows = [
         f"{_moment(at):%Y-%m-%d %H:%M:%S}  T{template_id}  {_cut(texts.get(template_id, ''), TEXT_CHARS)}".rstrip()
         for at, template_id in zip(part.at_ms, part.templates, strict=True)
@@ -102,6 +103,11 @@ def _events(part: Part, texts: Mapping[int, str]) -> str:
     if len(rows) > SHOWN:
         left = len(rows) - SHOWN + part.left_out
         rows[SHOWN // 2 : -SHOWN // 2] = [f"... {plural(left, 'event')} more ..."]
+    if part.past:
+        before = len(part.past.templates) + part.past.left_out
+        rows.insert(
+            0, f"... {plural(before, 'event')} until {_moment(part.past.until_ms):%Y-%m-%d %H:%M:%S} ..."
+        )
     return "\n".join(rows)
 
 

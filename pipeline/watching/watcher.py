@@ -27,9 +27,10 @@ from pipeline.observe import logger
 from pipeline.records import Purpose
 from pipeline.settings import Settings
 from pipeline.watching.observation import Lane
+from pipeline.watching.pasts import KEEP_MS, Past
 from pipeline.watching.pulse import Pulse
 from pipeline.watching.rows import Found, rows_of, template_of
-from pipeline.watching.sessions import GRACE_S, Part, Session, gathered
+from pipeline.watching.sessions import GRACE_S, Session, gathered
 from pipeline.watching.state import LANES, Changes, State, View, unpack_entry
 from pipeline.watching.verdicts import events_of, holds_unfinished, named_in, of_alarm, of_session
 
@@ -38,6 +39,7 @@ MOST_OBSERVATIONS: Final = 16  # of one round: 80,000 lines, of which each sessi
 MOST_EVENTS: Final = 40_000
 MOST_CLOSED: Final = 5_000  # sessions of one round and lane
 MOST_OPEN_EVENTS: Final = 2_000_000  # in all open sessions: some 20 MiB in Redis
+MOST_PAST_EVENTS: Final = 2_000_000  # in all pasts
 MOST_RATED: Final = 50  # workloads whose rates one round looks at: some of their states have 100 KiB
 MOST_WORKLOADS: Final = 10_000
 MOST_RATE_BYTES: Final = 64 << 20  # of all their rates
@@ -56,6 +58,10 @@ class Rules(Protocol):
     @property
     def ends(self) -> frozenset[int]:
         """Templates with which a session ends."""
+
+    @property
+    def carried(self) -> bool:
+        """Whether sessions go on after a silence, and are judged with all before it."""
 
     def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
         """A verdict for each."""
@@ -120,7 +126,9 @@ class Watcher:
         told = Told(observations=view.read, more=view.more)
         over = self._sessions(view, changes, told, end=end)
         told.found += self._rates(view, changes, told, end=end)
-        told.found += self._judged(over, view, told, end=end)
+        pasts = self.state.pasts(list(over)) if view.pasts else {}
+        told.found += self._judged(over, pasts, view, changes, told, end=end)
+        self._forget_pasts(pasts, view, changes, told)
         told.found = self._unmarked(told.found)
         changes.rows = rows_of(told.found)
         self._incidents(view, changes, told)
@@ -158,7 +166,7 @@ class Watcher:
 
     # ---- sessions --------------------------------------------------------------------------------
 
-    def _sessions(self, view: View, changes: Changes, told: Told, *, end: bool) -> list[Session]:
+    def _sessions(self, view: View, changes: Changes, told: Told, *, end: bool) -> dict[str, Session]:
         """Take events in; returns the sessions that are over."""
         pieces = gathered(view.observed)
         touched = self.state.sessions(list(pieces))
@@ -194,7 +202,7 @@ class Watcher:
         events -= sum(len(session.at_ms) for session in over.values())
         left = now_open - len(changes.over)
         changes.numbers["events"] = max(0, events) if left > 0 else 0
-        return list(over.values())
+        return over
 
     def _due(self, view: View, *, end: bool) -> list[str]:
         if end:
@@ -205,36 +213,75 @@ class Watcher:
         until = {lane: min(view.now_ms, view.waiting.get(lane, _FAR_MS) + grace) for lane in LANES}
         return self.state.due(until, MOST_CLOSED)
 
-    def _judged(self, over: Iterable[Session], view: View, told: Told, *, end: bool) -> list[Found]:
-        """Those of the sessions that went wrong, by the model that is live now; where it has no rules, none."""
-        by_workload: dict[str, list[Part]] = {}
-        for session in over:
-            by_workload.setdefault(session.workload, []).extend(session.parts(self.timeout_ms))
+    def _judged(
+        self,
+        over: Mapping[str, Session],
+        pasts: Mapping[str, Past],
+        view: View,
+        changes: Changes,
+        told: Told,
+        *,
+        end: bool,
+    ) -> list[Found]:
+        """Those of the sessions that went wrong, by the model that is live now; where it has no rules, none. Of those that
+        may go on the past is kept."""
+        by_workload: dict[str, list[tuple[str, Session]]] = {}
+        for name, session in over.items():
+            by_workload.setdefault(session.workload, []).append((name, session))
         found = []
-        for workload, parts in by_workload.items():
+        for workload, sessions in by_workload.items():
             known = self.parts.sequences(workload)
             if known is None:
                 continue
             version, rules = known
             try:
-                verdicts = rules.judge([part.templates for part in parts])
-                told.judged += len(parts)
                 pulse = view.pulses.get(workload) if end else None
                 until = None if pulse is None else pulse.breaks_off(self.timeout_ms)
-                wrong = [
-                    (part, verdict)
-                    for part, verdict in zip(parts, verdicts, strict=True)
-                    if verdict.anomalous
-                    and (until is None or part.at_ms[-1] <= until or holds_unfinished(verdict))
+                cut = [
+                    list(session.parts(self.timeout_ms, carried=rules.carried, past=pasts.get(name)))
+                    for name, session in sessions
                 ]
+                verdicts = iter(rules.judge([part.whole for parts in cut for part in parts]))
+                told.judged += sum(map(len, cut))
+                wrong, later = [], {}
+                for (name, session), parts in zip(sessions, cut, strict=True):
+                    # However often a session is judged again, of one cause it is told once.
+                    causes = pasts[name].told if name in pasts else ()
+                    for part in parts:
+                        causes = causes if part.past else ()
+                        verdict = next(verdicts)
+                        if not verdict.anomalous or verdict.cause in causes:
+                            continue
+                        if until is None or part.at_ms[-1] <= until or holds_unfinished(verdict):
+                            wrong.append((part, verdict))
+                            causes += (verdict.cause,)
+                    if parts and rules.carried and not (end or session.ended):
+                        later[name] = parts[-1].then(causes), session.due_ms(self.timeout_ms) + KEEP_MS
                 texts = self.state.texts(x for part, verdict in wrong for x in named_in(part, verdict))
                 found += [of_session(part, verdict, version, texts) for part, verdict in wrong]
+                changes.pasts |= later
+                changes.forgotten_pasts |= {name for name, _ in sessions if name in pasts} - set(later)
             except _HEALS:
                 raise
             except _ODD:
                 # These sessions are over without a verdict; those of others are judged.
                 logger(workload=workload, version=version).exception("watch.failed")
         return found
+
+    def _forget_pasts(self, known: Mapping[str, Past], view: View, changes: Changes, told: Told) -> None:
+        """Those that are kept for long enough, and past the limits the oldest ones."""
+        changed = {*changes.pasts, *changes.forgotten_pasts}
+        new = [past for past, _ in changes.pasts.values()]
+        gone = [known[name] for name in changed if name in known]
+        count = view.pasts + len(new) - len(gone)
+        events = view.past_events + sum(len(p.templates) for p in new) - sum(len(p.templates) for p in gone)
+        surplus = max(count - self.most_open, math.ceil(count * (1 - MOST_PAST_EVENTS / max(1, events))))
+        names = self.state.forgettable(view.now_ms, surplus, MOST_CLOSED)
+        told.more |= len(names) >= MOST_CLOSED
+        names = [name for name in names if name not in changed]
+        changes.forgotten_pasts |= set(names)
+        events -= sum(len(past.templates) for past in self.state.pasts(names).values())
+        changes.numbers["past_events"] = max(0, events) if count > len(names) else 0
 
     # ---- rates -----------------------------------------------------------------------------------
 
