@@ -140,7 +140,7 @@ class Settings:
     )
     store_processes: int = _about("store workers of the embedded stack", 1, least=1, most=64)
     torch_threads: int = _about(
-        "threads of a scoring process; more than one pays only on idle cores", 1, least=1, most=1_024
+        "torch threads of a scoring process; infer_processes is what uses more cores", 1, least=1, most=1_024
     )
     train_seconds: float = _about("time the fit of a model may take", 20.0, least=1, most=86_400)
     train_max_patterns: int = _about(
@@ -179,6 +179,12 @@ class Settings:
     watch_s: float = _about("how often sessions, rates and incidents are looked at", 2.0, least=0.2, most=60)
     session_timeout_s: float = _about(
         "a session in which nothing happens for so long is judged", 60.0, least=1, most=86_400
+    )
+    session_open_s: float | None = _about(
+        "a session is held open for so long, to be judged at all its silences at once; without it session_timeout_s",
+        None,
+        least=1,
+        most=86_400,
     )
     session_keys: tuple[str, ...] = _about(
         "regular expressions (Rust) of what names a session, the key in their one group; looked for before block, trace "

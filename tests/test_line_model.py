@@ -5,9 +5,9 @@ import math
 import resource
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 import pytest
@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
+from pipeline.models import line as line_module
 from pipeline.models import masked
 from pipeline.models.fitting import TrainConfig
+from pipeline.models.lexicon import rectangles
 from pipeline.models.line import LineModel, build
 from pipeline.models.shape import Kind, ModelConfig, model_config
 from pipeline.models.threshold import Mode
@@ -130,14 +132,19 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: LineModel) -> None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
 
 
-def test_a_line_is_read_in_one_forward_and_a_batch_of_lines_in_one(model: LineModel) -> None:
-    shapes: list[tuple[int, ...]] = []
-    hook = model.network.register_forward_pre_hook(lambda _module, args: shapes.append(tuple(args[0].shape)))
+def test_a_batch_of_lines_is_read_in_one_forward(model: LineModel) -> None:
+    reads = 0
+
+    def count(_module: Any, _args: Any) -> None:
+        nonlocal reads
+        reads += 1
+
+    hook = model.network.norm.register_forward_pre_hook(count)
     try:
         model.score(["one two three four five six seven eight nine ten eleven twelve", NORMAL[0], NORMAL[1]])
     finally:
         hook.remove()
-    assert [rows for rows, _ in shapes] == [3]
+    assert reads == 1
 
 
 def test_a_piece_is_judged_by_what_stands_before_it_alone(model: LineModel) -> None:
@@ -152,7 +159,7 @@ def test_a_piece_is_judged_by_what_stands_before_it_alone(model: LineModel) -> N
 def test_training_makes_the_logits_log_shares_of_their_own_accord(model: LineModel) -> None:
     """Scoring leaves the sum over the vocabulary out, so it has to be near 1 where the model has learnt."""
     encoded = model._lexicon.encode(NORMAL)
-    _, at, known = next(encoded.batches(4096))
+    at, known = next(rectangles(encoded.start, 4096))
     truth = torch.from_numpy(encoded.ids[at])
     ids = torch.cat([torch.ones(len(truth), 1, dtype=torch.long), truth[:, :-1]], dim=1)
     with torch.inference_mode():
@@ -162,6 +169,36 @@ def test_training_makes_the_logits_log_shares_of_their_own_accord(model: LineMod
 
 def test_a_loaded_model_gives_the_same_scores_each_time(bundle: Path, model: LineModel) -> None:
     assert LineModel.load(bundle, threads=1).score(NORMAL) == model.score(NORMAL)
+
+
+# With hostile ones among them.
+MANY: Final = [
+    *(
+        f"{line} {word}"
+        for line in NORMAL
+        for word in ("again", "x" * 1300, "timed out", "<IP>", "no error") * 40
+    ),
+    *(
+        "",
+        " ",
+        "!",
+        "?!.,;--- ((()))",
+        "core.<NUM>x<IP>y",
+        "\x00\x80",
+        "\ud800 failed\udfff",
+        "failed " * 400,
+    ),
+]
+
+
+def test_how_lines_are_gathered_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, model: LineModel, bundle: Path
+) -> None:
+    together = model.score(MANY)
+    monkeypatch.setattr(line_module, "_AT_ONCE", 7)
+    for found in (model.score(MANY), LineModel.load(bundle, threads=1).score(MANY)):
+        assert [replace(e, surprise=0.0) for e in together] == [replace(e, surprise=0.0) for e in found]
+        assert [e.surprise for e in together] == pytest.approx([e.surprise for e in found], abs=2e-4)
 
 
 def reseal(out: Path, name: str, change: Callable[[Path], None]) -> None:

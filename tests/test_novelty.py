@@ -50,6 +50,20 @@ def test_any_text_has_a_share_and_the_same_one_beside_any_other(lines: list[str]
     assert max(Novelty.fit(lines, [1] * len(lines)).score(lines), default=0.0) == 0.0
 
 
+@given(st.lists(st.text(alphabet="abc <>IP", max_size=12), max_size=6))
+def test_the_share_is_that_of_the_different_trigrams_of_a_line(lines: list[str]) -> None:
+    known = ["abc cab", "b<IP>c"]
+
+    def trigrams(line: str) -> set[str]:
+        text = f" {line} ".replace("<IP>", "\x02").replace("<I>", "\x02").replace("<P>", "\x02")
+        grams = {text[i : i + 3] for i in range(len(text) - 2)}
+        return {gram for gram in grams if not set(gram) <= {" ", "\x02"}}
+
+    held = set().union(*map(trigrams, known))
+    expected = [len(g - held) / max(len(g), 1) for g in map(trigrams, lines)]
+    assert Novelty.fit(known, [1, 1]).score(lines) == pytest.approx(expected, abs=1e-4)
+
+
 def test_past_the_limit_the_trigrams_of_rare_lines_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(novelty, "_GRAMS_MOST", 20)
     monkeypatch.setattr(novelty, "_LINES_AT_ONCE", 1)

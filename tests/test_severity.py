@@ -5,12 +5,13 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
+from pipeline.models import severity
 from pipeline.models.prior import SeverityPrior
-from pipeline.models.severity import all_well, severity_words, trouble
+from pipeline.models.severity import all_well, may_be_severe, severity_words, trouble
 
 # --- severity words ---
 
@@ -80,6 +81,17 @@ def test_counters_negations_handled_faults_and_names_are_no_severity(line: str) 
 def test_any_text_has_at_most_one_lower_case_severity_word(text: str) -> None:
     found = severity_words(text)
     assert found is None or (found == found.lower() and found)
+
+
+FAULTS = sorted({*severity._SEVERE, *(" ".join(phrase) for phrase in severity._PHRASES)})
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_line_without_any_word_that_may_be_severe_need_not_be_read(fault: str) -> None:
+    for line in (fault, fault.upper(), f"<NUM>x{fault.title()}y", fault.replace(" ", "\u2003")):
+        if severity_words(line):
+            assert any(map(may_be_severe, line.split()))
+    assert severity_words(fault) and not may_be_severe("all is well")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +164,19 @@ def test_any_text_has_a_bounded_logit_whatever_stands_beside_it(lines: list[str]
     together = prior.score(lines)
     assert together == [prior.score([line])[0] for line in lines]
     assert all(-8.0 <= logit <= 8.0 for logit in together)
+
+
+PHRASES = st.sampled_from(
+    ["job", "failed", "not", "found", "out", "of", "memory", "no errors", "oom", "<IP>", "é" * 600]
+)
+
+
+@example(["é" * 1100 + " failed", "failed " + "é" * 1100])
+@given(st.lists(st.lists(PHRASES, max_size=8).map(" ".join), max_size=5))
+def test_faults_that_are_known_already_weigh_what_they_do_when_they_are_looked_for(lines: list[str]) -> None:
+    """Also of lines of which the prior reads the beginning only."""
+    prior = SeverityPrior.by_words()
+    assert prior.score(lines, [severity_words(line) for line in lines]) == prior.score(lines)
 
 
 def damaged() -> list[Any]:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
+from pipeline.models import tokenizer as module
 from pipeline.models.tokenizer import CLS_ID, MASK_ID, SEP_ID, LineTokenizer
 
 TOKENS = ("<IP>", "<NUM>")
@@ -48,6 +49,64 @@ def test_a_camel_case_name_is_cut_at_its_capitals(tokenizer: LineTokenizer) -> N
 def test_repeated_words_around_masks_have_pieces_of_their_own(tokenizer: LineTokenizer) -> None:
     line = tokenizer.encode(["core <NUM> core <NUM> core"])[0]
     assert len({p for p in line.piece if p >= 0}) == 3
+
+
+def by_the_library(tokenizer: LineTokenizer, words: list[str]) -> list[list[int]]:
+    spaced = [f" {word}" for word in words]
+    return [e.ids for e in tokenizer._inner.encode_batch(spaced, add_special_tokens=False)]
+
+
+PARTS = [
+    "a",
+    "B",
+    "Order",
+    "from",
+    "7",
+    ".",
+    "é",
+    "日",
+    "\x00",
+    "<",
+    ">",
+    "IP",
+    "[MASK]",
+    "<IP>",
+    "<NUM>",
+    "<NUM",
+    "<ip>",
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(PARTS), min_size=1, max_size=8).map("".join), max_size=8))
+def test_the_pieces_of_words_are_those_of_the_library(tokenizer: LineTokenizer, words: list[str]) -> None:
+    assert tokenizer.pieces(words) == by_the_library(tokenizer, words)
+
+
+@given(st.text(max_size=80).map(str.split))
+def test_the_pieces_of_any_text_are_those_of_the_library(tokenizer: LineTokenizer, words: list[str]) -> None:
+    assert tokenizer.pieces(words) == by_the_library(tokenizer, words)
+
+
+def test_of_two_mask_tokens_that_begin_alike_the_longer_one_is_found() -> None:
+    made = LineTokenizer.train(LINES, tokens=("<A>", "<A><B>"), vocab_size=400, max_tokens=32)
+    words = ["x<A><B>", "<A><A><B><A>"]
+    assert made.pieces(words) == by_the_library(made, words)
+
+
+def test_words_that_were_met_are_forgotten_in_time_and_blobs_at_once(
+    tokenizer: LineTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CUTS_MOST", 8)
+    words = [f"word{'x' * i}" for i in range(50)]
+    assert tokenizer.pieces(words) == by_the_library(tokenizer, words)
+    assert 0 < len(tokenizer._cuts) <= 8
+    tokenizer.pieces(["y" * 4096])
+    assert max(map(len, tokenizer._cuts)) <= 32
+
+
+def test_half_of_a_surrogate_pair_is_text_like_any_other(tokenizer: LineTokenizer) -> None:
+    (ids,) = tokenizer.pieces(["a\ud800b"])
+    assert len(ids) >= 3 and max(ids) < tokenizer.vocab_size
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,3 +153,12 @@ def test_a_tokenizer_without_a_mask_token_is_a_bad_bundle(tokenizer: LineTokeniz
     path.write_text(tokenizer.to_json(), encoding="utf-8")
     with pytest.raises(BadBundle, match="<UUID>"):
         LineTokenizer.from_file(path, tokens=("<UUID>",), max_tokens=32)
+
+
+def test_a_tokenizer_that_cuts_words_in_another_way_is_a_bad_bundle(
+    tokenizer: LineTokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer.to_json().replace("[A-Z]?[a-z]+", "[a-z]+"), encoding="utf-8")
+    with pytest.raises(BadBundle, match="cuts words"):
+        LineTokenizer.from_file(path, tokens=TOKENS, max_tokens=32)

@@ -18,6 +18,12 @@ from pipeline.models.tokenizer import LineTokenizer, cut
 # Remembered words and pieces: about 30 MiB. Past that everything is forgotten, since no order of use is kept.
 _WORDS_MOST: Final = 100_000
 _PIECES_MOST: Final = 1_000_000
+# Of a rectangle's room may be filled up, one part in so many. With less there would be many rectangles, each of which
+# costs a core as much as some fifty places.
+_FILLED: Final = 20
+# Attention over a multiple of so many places takes half the time of one over a few less: nothing is left over for the
+# loop that goes number by number.
+_LANES: Final = 16
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -35,22 +41,36 @@ class Lines:
     line: Ints  # (W,) the line of a word
     flags: npt.NDArray[np.uint8]  # (W,) what `describe` said
 
-    def batches(self, room: int) -> Iterator[tuple[Ints, Ints, Bools]]:
-        """Lines of similar length together: their numbers (B,), the places of their pieces in `ids` and which of these
-        are real (B, T). At most `room` places each, unless a line alone has more; empty lines are in none."""
-        lengths = np.diff(self.start)
-        order = np.argsort(lengths, kind="stable")
-        order = order[np.searchsorted(lengths[order], 1) :]
-        sizes = lengths[order]
-        stop = len(order)
-        while stop > 0:  # longest first: the width of a batch is then known when it begins
-            width = int(sizes[stop - 1])
-            begin = max(0, stop - max(1, room // width))
-            chosen = order[begin:stop]
-            at = self.start[chosen][:, None] + np.arange(width)
-            known = np.arange(width) < sizes[begin:stop, None]
-            yield chosen, np.where(known, at, 0), known
-            stop = begin
+    def batches(self, room: int) -> Iterator[tuple[slice, Ints]]:
+        """Lines one after another: where their pieces are in `ids`, and where each begins there (L' + 1,). At most `room`
+        pieces each, unless a line alone has more."""
+        begin, lines = 0, len(self.start) - 1
+        while begin < lines:
+            end = max(begin + 1, int(np.searchsorted(self.start, self.start[begin] + room, side="right")) - 1)
+            yield (
+                slice(int(self.start[begin]), int(self.start[end])),
+                self.start[begin : end + 1] - self.start[begin],
+            )
+            begin = end
+
+
+def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
+    """Lines of similar length together, of those that begin at `start` (L + 1,): the places of their pieces and which
+    of these are real (B, T). About `room` places each; empty lines are in none."""
+    lengths = np.diff(start)
+    order = np.argsort(lengths, kind="stable")
+    order = order[np.searchsorted(lengths[order], 1) :]
+    sizes = lengths[order]
+    stop = len(order)
+    while stop > 0:  # longest first: the width is then known when one begins
+        width = int(sizes[stop - 1])
+        most = max(1, room // width)
+        filled = np.cumsum(width - sizes[max(0, stop - most) : stop][::-1])
+        begin = stop - int(np.searchsorted(filled, room // _FILLED, side="right"))
+        width += -width % _LANES if -width % _LANES < _LANES // 2 else 0
+        known = np.arange(width) < sizes[begin:stop, None]
+        yield np.where(known, start[order[begin:stop]][:, None] + np.arange(width), 0), known
+        stop = begin
 
 
 class Lexicon:

@@ -8,7 +8,6 @@ than of all: one wrong word in a familiar sentence must not be averaged away.
 import copy
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,15 +28,18 @@ from pipeline.models.threshold import Evidence
 from pipeline.models.tokenizer import READ_CHARS, LineTokenizer
 
 _AT_ONCE: Final = 2048  # lines; bounds what is encoded at a time
-_WORTH_A_THREAD: Final = 128  # lines
 _WORDS_SHOWN: Final = 5
 _UNSEEN_SHOWN: Final = 4 * _WORDS_SHOWN
 _WORD_CHARS: Final = 64  # of a shown word; longer ones are blobs
+_LETTER: Final = re.compile(r"[^\W_]")  # or digit
 _PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"
 # What the lexicon keeps of a word.
 _SAYS, _UNSEEN, _SEVERE = 1, 2, 4
 
 Reading = tuple[float, int, Sequence[str]]  # surprise in nats, scored pieces, words worst first
+# Of each line:
+Looks = tuple[Iterable[Reading], list[float]]  # reading, novelty
+Signs = tuple[list[str | None], list[float]]  # severity word, prior
 
 
 def build(config: ModelConfig, vocab_size: int) -> Any:
@@ -96,7 +98,6 @@ class LineModel:
         *,
         novelty: Novelty | None = None,  # None, like prior: of a bundle that an older build made
         prior: SeverityPrior | None = None,
-        threads: int = 1,  # 2 and more: the network beside the rest
     ) -> None:
         self.device = torch.device(device)
         self.network = network.to(self.device).eval()
@@ -105,7 +106,6 @@ class LineModel:
         self._words = frozenset(words)
         self._novelty = novelty
         self._prior = prior
-        self._beside = threads > 1
         self._masks = re.compile("|".join(map(re.escape, tokenizer.tokens)) or r"(?!)", re.IGNORECASE)
         self._lexicon = Lexicon(tokenizer, self._describe)
 
@@ -113,11 +113,10 @@ class LineModel:
     def load(cls, bundle_dir: Path, device: str = "cpu", threads: int | None = 1) -> "LineModel":
         """Verifies and loads a bundle. Raises BadBundle.
 
-        `threads` sets torch's for the whole process, one less where there are several: the network is too small to
-        be shared out, so the other threads are of better use beside it (None: leave torch's, and use no other).
+        `threads` sets torch's for the whole process (None: leave them).
         """
         if threads is not None:
-            torch.set_num_threads(max(1, threads - 1))
+            torch.set_num_threads(threads)
         manifest = bundles.load_manifest(bundle_dir)
         config = model_config(manifest.config)
         tokenizer = LineTokenizer.from_file(
@@ -143,7 +142,6 @@ class LineModel:
             device,
             novelty=None if novelty is None else Novelty.from_bytes(novelty),
             prior=None if prior is None else SeverityPrior.from_bytes(prior),
-            threads=threads or 1,
         )
 
     def on(self, device: str) -> "LineModel":
@@ -156,66 +154,61 @@ class LineModel:
             device,
             novelty=self._novelty,
             prior=self._prior,
-            threads=1 + self._beside,
         )
 
     def score(self, masked: Sequence[str]) -> list[Evidence]:
         """One Evidence per masked line, in order."""
         out: list[Evidence] = []
         for at in range(0, len(masked), _AT_ONCE):
-            out += self._score(masked[at : at + _AT_ONCE])
+            part = masked[at : at + _AT_ONCE]
+            lines = self._lexicon.encode(part)
+            out += _evidence(lines, self._look(part, lines), self._signs(part, lines))
         return out
 
-    def _score(self, masked: Sequence[str]) -> Iterator[Evidence]:
-        lines = self._lexicon.encode(masked)
-        if self._beside and len(masked) >= _WORTH_A_THREAD:
-            # The network leaves the interpreter free, so another core can see to the rest meanwhile.
-            with ThreadPoolExecutor(1) as other:
-                reading = other.submit(self._read, masked, lines)
-                novelty, prior = self._signs(masked)
-            readings = reading.result()
-        else:
-            readings, (novelty, prior) = self._read(masked, lines), self._signs(masked)
-        unseen = _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN))
+    def _look(self, masked: Sequence[str], lines: Lines) -> Looks:
+        """Surprise and novelty: numbers made of arrays. Novelty is 0 under a model that was made without it."""
+        novelty = self._novelty.score(masked) if self._novelty else [0.0] * len(masked)
+        if self.config.kind is Kind.CAUSAL:
+            return _readings(lines, piece_surprises(self.network, lines, self.device), self.config), novelty
+        from pipeline.models.masked import readings
+
+        says = self._says
+        return readings(self.network, self.tokenizer, self.config, masked, self.device, says=says), novelty
+
+    def _signs(self, masked: Sequence[str], lines: Lines) -> Signs:
+        """The severity word and the prior: what the interpreter reads. The prior is 0 under a model without one."""
         # Of a line that is too long to be read as a whole nobody knows what its middle says.
         severe = set(lines.line[lines.flags & _SEVERE > 0].tolist())
         severe |= {i for i, line in enumerate(masked) if len(line) > READ_CHARS}
-        for i, (surprise, tokens, words) in enumerate(readings):
-            yield Evidence(
-                surprise=round(surprise, 4),
-                words=tuple(dict.fromkeys(w[:_WORD_CHARS] for w in words))[:_WORDS_SHOWN],
-                unseen=_unseen(unseen[i]) if i in unseen else (),
-                tokens=tokens,
-                severity=severity_words(masked[i]) if i in severe else None,
-                novelty=novelty[i],
-                prior=prior[i],
-            )
-
-    def _read(self, masked: Sequence[str], lines: Lines) -> Iterable[Reading]:
-        if self.config.kind is Kind.CAUSAL:
-            return _readings(lines, piece_surprises(self.network, lines, self.device), self.config)
-        from pipeline.models.masked import readings
-
-        return readings(self.network, self.tokenizer, self.config, masked, self.device, says=self._says)
-
-    def _signs(self, masked: Sequence[str]) -> tuple[list[float], list[float]]:
-        """(novelty, prior) per line; 0 under a model that was made without them."""
-        zeros = [0.0] * len(masked)
-        return (
-            self._novelty.score(masked) if self._novelty else zeros,
-            self._prior.score(masked) if self._prior else zeros,
-        )
+        named = [severity_words(line) if i in severe else None for i, line in enumerate(masked)]
+        return named, self._prior.score(masked, named) if self._prior else [0.0] * len(masked)
 
     def _describe(self, word: str) -> int:
         """The flags of a word, once."""
-        normal = _normal(word)
-        says = _SAYS * self._says(word)
-        unseen = _UNSEEN * (normal != "" and normal not in self._words and self._says(normal))
-        return says | unseen | _SEVERE * may_be_severe(word)
+        says = self._says(word)
+        unseen = says and _normal(word) not in self._words
+        return _SAYS * says | _UNSEEN * unseen | _SEVERE * may_be_severe(word)
 
     def _says(self, word: str) -> bool:
         """Whether a word holds more than masks and punctuation."""
-        return any(c.isalnum() for c in self._masks.sub("", word))
+        said = self._masks.sub("", word) if self.tokenizer.opening in word else word
+        return _LETTER.search(said) is not None
+
+
+def _evidence(lines: Lines, looks: Looks, signs: Signs) -> Iterator[Evidence]:
+    unseen = _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN))
+    for i, ((surprise, tokens, words), novelty, severity, prior) in enumerate(
+        zip(*looks, *signs, strict=True)
+    ):
+        yield Evidence(
+            surprise=round(surprise, 4),
+            words=tuple(dict.fromkeys(w[:_WORD_CHARS] for w in words))[:_WORDS_SHOWN],
+            unseen=_unseen(unseen[i]) if i in unseen else (),
+            tokens=tokens,
+            severity=severity,
+            novelty=novelty,
+            prior=prior,
+        )
 
 
 def _readings(lines: Lines, surprises: Any, config: ModelConfig) -> Iterator[Reading]:

@@ -59,10 +59,13 @@ class Novelty:
         return out
 
     def _holds(self, grams: Hashes) -> npt.NDArray[np.bool_]:
-        if not len(self._grams):
+        """Which of these are known; they ascend, so that each different one is looked up once."""
+        if not len(self._grams) or not len(grams):
             return np.zeros(len(grams), dtype=np.bool_)
-        places = np.minimum(np.searchsorted(self._grams, grams), len(self._grams) - 1)
-        held: npt.NDArray[np.bool_] = self._grams[places] == grams
+        first = np.append(True, grams[1:] != grams[:-1])
+        different = grams[first]
+        places = np.minimum(np.searchsorted(self._grams, different), len(self._grams) - 1)
+        held: npt.NDArray[np.bool_] = (self._grams[places] == different)[np.cumsum(first) - 1]
         return held
 
     def to_bytes(self) -> bytes:
@@ -85,7 +88,7 @@ class Novelty:
 
 
 def _chunks(masked: Sequence[str]) -> Iterator[tuple[int, tuple[Any, Hashes]]]:
-    """(lines, (line numbers (N,), trigrams (N,))) of slices; each trigram of a line once."""
+    """(lines, (line numbers (N,), ascending trigrams (N,))) of slices; each trigram of a line once."""
     for at in range(0, len(masked), _LINES_AT_ONCE):
         lines = masked[at : at + _LINES_AT_ONCE]
         yield len(lines), _trigrams(lines)
@@ -94,7 +97,10 @@ def _chunks(masked: Sequence[str]) -> Iterator[tuple[int, tuple[Any, Hashes]]]:
 def _trigrams(lines: Sequence[str]) -> tuple[Any, Hashes]:
     gap = chr(_GAP)
     # A space on both sides: how a word begins and ends is part of it.
-    text = gap.join(" " + _GAP_CHARS.sub(" ", m[:_CHARS]) + " " for m in lines)
+    texts = [
+        text if text.isprintable() else _GAP_CHARS.sub(" ", text) for text in (m[:_CHARS] for m in lines)
+    ]
+    text = f" {f' {gap} '.join(texts)} "
     text = _MASK.sub(chr(_MASKED), text)
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
     line = np.cumsum(codes == _GAP)
@@ -108,8 +114,8 @@ def _trigrams(lines: Sequence[str]) -> tuple[Any, Hashes]:
     with np.errstate(over="ignore"):  # Fibonacci hashing: the upper half of the product
         hashed = (key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
     both = np.sort(
-        (line[1:-1].astype(np.uint64) << np.uint64(32) | hashed)[inside]
+        (hashed << np.uint64(32) | line[1:-1].astype(np.uint64))[inside]
     )  # np.unique takes thrice as long
     if len(both):
         both = both[np.append(True, both[1:] != both[:-1])]
-    return (both >> np.uint64(32)).astype(np.int64), (both & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    return (both & np.uint64(0xFFFFFFFF)).astype(np.int64), (both >> np.uint64(32)).astype(np.uint32)

@@ -41,6 +41,7 @@ _CG_STEPS: Final = 20
 _CHARS: Final = 1024
 _LINES_AT_ONCE: Final = 2048
 _WORDS_MOST: Final = 64  # of a line
+_KIND_BITS: Final = 29  # of a mark, below its kind of sign
 _STEM: Final = 5  # letters: connect, connection, connected
 _PIECE: Final = re.compile(r"<[A-Z0-9_*]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
@@ -70,7 +71,7 @@ class SeverityPrior:
         """
         bags: dict[tuple[Bag, bool], float] = {}
         for line, bad, count in zip(masked, severe, counts, strict=True):
-            key = (_bag(line), bool(bad))
+            key = (_bag(line[:_CHARS], _named(line)), bool(bad))
             bags[key] = bags.get(key, 0.0) + count
         labels = np.array([bad for _, bad in bags], dtype=np.float64)
         errors = int(labels.sum())
@@ -83,39 +84,47 @@ class SeverityPrior:
             weights[labels == label] *= fewer / weights[labels == label].sum()
         return cls(_posterior(_Rows.of([bag for bag, _ in bags]), labels, weights))
 
-    def score(self, masked: Sequence[str]) -> list[float]:
-        """Logit per line, in order, within -8..8: above 0 where the words are rather those of an error."""
+    def score(self, masked: Sequence[str], named: Sequence[str | None] | None = None) -> list[float]:
+        """Logit per line, in order, within -8..8: above 0 where the words are rather those of an error.
+
+        `named`: `severity_words` of each line, from who knows them already.
+        """
         out: list[float] = []
         for at in range(0, len(masked), _LINES_AT_ONCE):
-            logits = self._logits([line[:_CHARS] for line in masked[at : at + _LINES_AT_ONCE]])
+            lines = masked[at : at + _LINES_AT_ONCE]
+            texts = [line[:_CHARS] for line in lines]
+            faults = [
+                named[at + i] if named is not None and len(line) <= _CHARS else _named(line)
+                for i, line in enumerate(lines)
+            ]
+            logits = self._logits(texts, faults)
             out += np.clip(logits, -_LOGIT_MOST, _LOGIT_MOST).round(4).tolist()
         return out
 
-    def _logits(self, texts: Sequence[str]) -> Floats:
-        """What the bags of these lines weigh, without making them: as many numbers as there are different words."""
+    def _logits(self, texts: Sequence[str], named: Sequence[str | None]) -> Floats:
+        """What the bags of these lines weigh, without making them."""
         weights, count = self._weights, len(texts)
-        spoken = [text.split() for text in texts]
-        number = {w: i for i, w in enumerate(dict.fromkeys(chain.from_iterable(spoken)))}
-        pieces: dict[str, int] = {}
-        of_word = [[pieces.setdefault(p, len(pieces)) for p in _pieces(w)] for w in number]
-        places = [_features(p) for p in pieces]
-        line = np.repeat(np.arange(count), [len(s) for s in spoken])
-        word = np.fromiter(map(number.__getitem__, chain.from_iterable(spoken)), np.int64, len(line))
-        line, piece = _expanded(line, word, of_word)
         logits = np.full(count, weights[_BIAS])
-        many = np.flatnonzero(np.bincount(line, minlength=count) > _WORDS_MOST)
-        for sign, kind in ((1, _TROUBLE), (2, _WELL)):
-            shows = np.array([p[sign] for p in places], dtype=np.bool_)
-            signs = np.bincount(line, weights=shows[piece], minlength=count) if len(line) else np.zeros(count)
+        for i, name in enumerate(named):
+            if name is not None:
+                logits[i] += weights[_WORD] + weights[_GRAVE] * (name in GRAVE_WORDS)
+        spoken = [text.split() for text in texts]
+        met = [_pieces(word) for words in spoken for word in words]
+        line = np.repeat(np.arange(count), [len(words) for words in spoken])
+        size = np.fromiter((len(marks) for _, marks in met), np.int64, len(met))
+        flat = np.fromiter(chain.from_iterable(marks for _, marks in met), np.int64, int(size.sum()))
+        both = np.sort(np.repeat(line, size) << 32 | flat)
+        both = both[np.diff(both, prepend=-1) > 0]  # each mark once per line
+        of, mark = both >> 32, both & 0xFFFFFFFF
+        places = mark < _SIZE
+        logits += np.bincount(of[places], weights[mark[places]], count)
+        for kind in (_TROUBLE, _WELL):
+            signs = np.bincount(of[mark >> _KIND_BITS == kind], minlength=count)
             logits += weights[kind] * np.minimum(signs, _MOST_OF_A_KIND)
-        line, place = _expanded(line, piece, [p[0] for p in places])
-        if len(line):
-            logits += np.bincount(line, weights=weights[place], minlength=count)
-        for i, text in enumerate(texts):
-            if may_be_severe(text) and (named := severity_words(text)):
-                logits[i] += weights[_WORD] + weights[_GRAVE] * (named in GRAVE_WORDS)
-        if len(many):  # only the first pieces of such a line count
-            logits[many] = _Rows.of([_bag(texts[i]) for i in many.tolist()]).times(weights)
+        spelt = np.fromiter((pieces for pieces, _ in met), np.float64, len(met))
+        for i in np.flatnonzero(np.bincount(line, spelt, count) > _WORDS_MOST).tolist():
+            bag = _bag(texts[i], named[i])  # only the first pieces of such a line count
+            logits[i] = sum(value * weights[place] for place, value in bag)
         return logits
 
     def to_bytes(self) -> bytes:
@@ -205,9 +214,8 @@ def _posterior(rows: _Rows, labels: Floats, weights: Floats) -> Floats:
     return found
 
 
-def _bag(line: str) -> Bag:
-    text = line[:_CHARS]
-    pieces = dict.fromkeys(p for p in _PIECE.findall(text) if not p.startswith("<"))
+def _bag(text: str, named: str | None) -> Bag:
+    pieces = dict.fromkeys(p for p in _PIECE.findall(text) if p[0] != "<")
     bag: dict[int, float] = {_BIAS: 1.0}
     signs = [0, 0]
     for piece in list(pieces)[:_WORDS_MOST]:
@@ -216,9 +224,9 @@ def _bag(line: str) -> Bag:
         signs[1] += well
         for place in places:
             bag[place] = 1.0
-    if word := severity_words(text):
+    if named is not None:
         bag[_WORD] = 1.0
-        if word in GRAVE_WORDS:
+        if named in GRAVE_WORDS:
             bag[_GRAVE] = 1.0
     for place, count in zip((_TROUBLE, _WELL), signs, strict=True):
         if count:
@@ -226,33 +234,35 @@ def _bag(line: str) -> Bag:
     return tuple(sorted(bag.items()))
 
 
-def _expanded(line: Ints, item: Ints, parts: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """(line, part) of all parts of these items, each part once per line."""
-    length = np.fromiter(map(len, parts), np.int64, len(parts))
-    flat = np.fromiter(chain.from_iterable(parts), np.int64, int(length.sum()))
-    if not len(item) or not len(flat):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    size = length[item]
-    behind = np.cumsum(size)
-    at = np.repeat((np.cumsum(length) - length)[item] - behind + size, size) + np.arange(behind[-1])
-    both = np.sort(np.repeat(line, size) << 32 | flat[at])
-    both = both[np.append(True, both[1:] != both[:-1])] if len(both) else both
-    return both >> 32, both & 0xFFFFFFFF
+def _named(line: str) -> str | None:
+    text = line[:_CHARS]
+    return severity_words(text) if may_be_severe(text) else None
 
 
 @lru_cache(maxsize=65_536)
-def _pieces(word: str) -> tuple[str, ...]:
-    """No piece reaches over white space."""
-    return tuple(p for p in _PIECE.findall(word) if not p.startswith("<"))
+def _pieces(word: str) -> tuple[int, tuple[int, ...]]:
+    """How many pieces a word has, and their marks: a bucket, or a sign and which piece shows it.
+
+    No piece reaches over white space.
+    """
+    pieces = [p for p in _PIECE.findall(word) if p[0] != "<"]
+    marks: list[int] = []
+    for piece in pieces:
+        places, bad, well = _features(piece)
+        marks += places
+        if bad or well:
+            this = zlib.crc32(piece.encode()) >> (32 - _KIND_BITS)
+            marks += [_TROUBLE << _KIND_BITS | this] * bad + [_WELL << _KIND_BITS | this] * well
+    return len(pieces), tuple(marks)
 
 
 @lru_cache(maxsize=65_536)
 def _features(piece: str) -> tuple[tuple[int, ...], bool, bool]:
     """Buckets of a word and of its stem, and whether it is a weak sign of trouble or of success."""
     word = piece.lower()
-    names = [f"w:{word}"] + ([f"s:{word[:_STEM]}"] if len(word) > _STEM else [])
+    names = [f"w:{word}"] * (len(word) > 1) + [f"s:{word[:_STEM]}"] * (len(word) > _STEM)
     return (
-        tuple(_FIXED + zlib.crc32(n.encode()) % _HASHED for n in names if len(word) > 1),
+        tuple([_FIXED + zlib.crc32(n.encode()) % _HASHED for n in names]),
         trouble(word),
         all_well(word),
     )

@@ -6,6 +6,7 @@ negations, faults that were dealt with, and names of things that handle faults.
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 # fmt: off
@@ -23,6 +24,7 @@ GRAVE_WORDS: Final = frozenset((
     "segfault", "oom", "out of memory",
 ))
 _PHRASES: Final = (("timed", "out"), ("not", "found"), ("out", "of", "memory"))
+_BEGINS: Final = _SEVERE | {phrase[0] for phrase in _PHRASES}
 # `no error`, `without any errors`, `non-fatal`, `0 failures`
 _NEGATORS: Final = frozenset(("no", "without", "zero", "non", "0"))
 _NOT: Final = frozenset(("not", "never"))
@@ -83,8 +85,24 @@ _PIECE: Final = re.compile(r"<[A-Z0-9_]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SCAN_CHARS: Final = 2048  # a longer line says what is wrong before that
 _STEM_LEAST: Final = 5
 _STEM_MOST: Final = 8
-# What a line that `severity_words` names something of must hold: of a phrase, its longest word.
-_SIGNS: Final = re.compile("|".join(sorted(_SEVERE | {max(p, key=len) for p in _PHRASES})))
+
+
+def _beginnings(signs: frozenset[str]) -> re.Pattern[str]:
+    stems = range(_STEM_LEAST, _STEM_MOST + 1)
+    return re.compile("|".join(sorted(s if len(s) in stems else rf"{re.escape(s)}\Z" for s in signs)))
+
+
+_TROUBLE_BEGINS: Final = _beginnings(_TROUBLE)
+_CALM_BEGINS: Final = _beginnings(_CALM)
+# What a line that `severity_words` names something of must hold: of a phrase, its longest word. `errors` holds `err`.
+_ANY_OF: Final = _SEVERE | {max(p, key=len) for p in _PHRASES}
+_SHORTEST: Final = sorted(w for w in _ANY_OF if not any(o in w for o in _ANY_OF - {w}))
+# By their first letter, so that few are tried at a place.
+_SIGNS: Final = re.compile(
+    "|".join(
+        f"{first}(?:{'|'.join(w[1:] for w in words)})" for first, words in groupby(_SHORTEST, lambda w: w[0])
+    )
+)
 
 
 def may_be_severe(word: str) -> bool:
@@ -98,16 +116,19 @@ def severity_words(masked: str) -> str | None:
     Compound names are split: `SocketTimeoutException` says `timeout`.
     """
     text = masked[:_SCAN_CHARS]
-    spans = [(m.group().lower(), m.start(), m.end()) for m in _PIECE.finditer(text)]
-    words = [w for w, _, _ in spans]
+    pieces = list(_PIECE.finditer(text))
+    words = [piece.group().lower() for piece in pieces]
     leader = max((m.start() for m in _LEADER.finditer(text)), default=-1)
     dealt_with = max(
         (j for j, w in enumerate(words) if w in _HANDLED and words[j - 1] not in _NOT), default=-1
     )
-    for i, (word, start, end) in enumerate(spans):
+    for i, word in enumerate(words):
+        if word not in _BEGINS:
+            continue
         for phrase in _PHRASES:
             if word == phrase[0] and tuple(words[i : i + len(phrase)]) == phrase:
                 return " ".join(phrase)
+        start, end = pieces[i].span()
         if word not in _SEVERE or i < dealt_with or end <= leader:
             continue
         if (
@@ -121,16 +142,12 @@ def severity_words(masked: str) -> str | None:
 
 def trouble(word: str) -> bool:
     """Whether a lower-case word is a weak sign that something went wrong."""
-    return _begins(word, _TROUBLE)
+    return _TROUBLE_BEGINS.match(word) is not None
 
 
 def all_well(word: str) -> bool:
     """Whether a lower-case word is a weak sign that all went well."""
-    return _begins(word, _CALM)
-
-
-def _begins(word: str, stems: frozenset[str]) -> bool:
-    return word in stems or any(word[:n] in stems for n in range(_STEM_LEAST, min(_STEM_MOST, len(word)) + 1))
+    return _CALM_BEGINS.match(word) is not None
 
 
 def _named_or_negated(words: Sequence[str], i: int) -> bool:
