@@ -62,7 +62,7 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | gpu:models | hash `[device, tenant, model]` -> JSON | models on devices: whose lease, state, last use | place.lua drops what no living lease covers |
 | gpu:planning | string | who plans now | TTL 1 s |
 | gpu:planned | string | somebody who waits has planned lately | TTL 0.5 s |
-| watching | hash | observations ever taken off their list, dropped, their bytes; last round; open events, past ones, and incidents | fixed fields |
+| watching | hash | observations ever taken off their list, dropped, their bytes; last round; open events, past ones, and incidents; `lost <workload>`: when pasts of it were last not kept | fixed fields, and one per workload, as watching:pulses |
 | watching:observations | list | what stored batches said to the watcher, oldest first (watching/observation.py) | 10,000 and 64 MiB in commit.lua; watched.lua |
 | watching:sessions | hash workload NUL key -> msgpack | open sessions | `max_open_sessions`, and 2,000,000 events in all; watched.lua |
 | watching:idle:<lane> | zset workload NUL key -> ms | when a session closes if nothing more comes | as watching:sessions |

@@ -29,6 +29,7 @@ from pipeline.keyspace import connect
 from pipeline.producer import check_name
 from pipeline.records import Purpose, digest, of_lines
 from pipeline.report import page
+from pipeline.session_sampling import KEEP_S
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
@@ -127,6 +128,8 @@ def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
         train_source="results",
         train_span_s=None,
         opensearch_source=None,
+        # Everything is there: no session has to be judged before its last line, which may stand in another file.
+        session_open_s=KEEP_S,
     )
     show("starting", 0, 0, "Redis and workers")
     with _clean_redis(settings), Stack(settings) as stack:

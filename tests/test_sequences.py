@@ -1,7 +1,8 @@
 """The sequence detector: what normal sessions look like, and which ones do not."""
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgpack
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
+from pipeline.models.distinct_sessions import Silent, chosen, most_frequent
 from pipeline.models.sequences import LEVEL, NORMAL, Sequences, SessionVerdict, dump, load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -287,6 +289,56 @@ def test_sessions_that_fall_silent_very_often_are_learnt_as_far_as_there_is_room
     monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_STATE_EVENTS", 10)
     assert Sequences.of_parts(chatty).sessions == 1
     assert Sequences.fit([(1, 2)]).sessions == 1
+
+
+def test_long_sessions_that_are_always_silent_keep_no_other_out() -> None:
+    draw = random.Random(2)
+    many = [[(10, *draw.choices(range(11, 30), k=20))] for _ in range(500)]
+    chatty = [[(1,), *[(2 + i % n,) for i in range(1_999)]] for n in (3, 4)]
+    model = Sequences.of_parts(many + chatty)
+    assert (model.sessions, model.carried) == (502, True)
+
+
+def test_one_for_which_there_is_no_room_keeps_out_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_STATE_EVENTS", 1_000)
+    times = Counter[Silent]({((1, 2), (2,)): 9, ((5,) * 1_500, (1_500,)): 8, ((1, 3), (2,)): 7})
+    assert [session for (session, _), _ in most_frequent(times)] == [(1, 2), (1, 3)]
+
+
+def test_states_that_are_looked_at_are_evenly_chosen_and_the_last_is_one() -> None:
+    assert chosen(ends := tuple(range(1, 150))) == ends
+    some = chosen(range(1, 2_001))
+    assert (len(some), some[0], some[-1]) == (10, 200, 2_000)
+    assert list(chosen([19_999, 20_001])) == [20_001]
+
+
+def _unlike(draw: random.Random) -> Session:
+    return tuple(draw.sample(range(1, 1_000), 6))
+
+
+def _sometimes_unlike(draw: random.Random) -> Session:
+    return (1, 2, 3, 4) if draw.random() < 0.7 else tuple(draw.sample(range(10, 400), 5))
+
+
+def _rare_requests(draw: random.Random) -> Session:
+    first = 10 * draw.randrange(1, 60)
+    return (1, 2, 3, 4) if draw.random() < 0.95 else tuple(range(first, first + 4))
+
+
+def _requests(draw: random.Random) -> Session:
+    first = 1_000 + 10 * min(400, int(draw.paretovariate(0.9)))
+    return tuple(range(first, first + 4))
+
+
+@pytest.mark.parametrize("one", [_unlike, _sometimes_unlike, _rare_requests, _requests])
+def test_where_too_few_are_alike_to_say_how_far_normal_ones_vary_none_is_far(
+    one: Callable[[random.Random], Session],
+) -> None:
+    draw = random.Random(1)
+    model = Sequences.fit([one(draw) for _ in range(1_000)])
+    wrong = [v for v in model.judge([one(draw) for _ in range(1_000)]) if v.anomalous]
+    assert len(wrong) <= 8
+    assert all(v.p_value <= 3 / 1_001 for v in wrong)
 
 
 def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,63 @@ def test_together_each_part_stands_with_all_before_it_unless_a_day_lies_between(
     assert parts[2].past is None
 
 
+@pytest.mark.parametrize("before", [0, 1_500])
+def test_a_session_that_is_silent_after_each_event_is_judged_at_some_silences_and_the_last(
+    before: int,
+) -> None:
+    events = [("a", (1 + at) * 5 * MINUTE_MS, at + 1, at) for at in range(MAX_SESSION_EVENTS)]
+    (session,) = folded([observed(events)]).values()
+    past = Past(source="x", line=1, began_ms=0, until_ms=0, left_out=0, templates=(7,) * before, told=())
+    parts = list(session.parts(MINUTE_MS, carried=True, past=past if before else None))
+    assert [x for part in parts for x in part.templates] == list(range(MAX_SESSION_EVENTS))
+    lengths = [len(part.templates) for part in parts]
+    assert len(parts) >= 5 and max(lengths) - min(lengths) <= before + 1
+    assert sum(len(part.whole) for part in parts) <= 20_000
+
+
+def test_after_a_day_even_a_session_that_is_judged_at_few_silences_begins_anew() -> None:
+    times = [at * 5 * MINUTE_MS + (at >= 300) * 90_000_000 for at in range(600)]
+    (session,) = folded([observed([("a", at, n, n) for n, at in enumerate(times, start=1)])]).values()
+    parts = list(session.parts(MINUTE_MS, carried=True))
+    assert [part.whole[0] for part in parts].count(301) == len([p for p in parts if p.lines[0] > 300]) > 5
+    assert all(part.whole[-1] <= 300 or part.whole[0] == 301 for part in parts)
+
+
+@pytest.mark.parametrize("away", [-86_400_001, 86_400_001])
+def test_what_is_more_than_a_day_away_from_a_past_is_another_session_whichever_way(away: int) -> None:
+    past = Past(source="x", line=1, began_ms=0, until_ms=10**11, left_out=0, templates=(7,), told=())
+    (session,) = folded([observed([("a", 10**11 + away, 1, 5)])]).values()
+    (part,) = session.parts(MINUTE_MS, carried=True, past=past, lost=True)
+    assert (part.past, part.partial) == (None, False)
+
+
+def test_what_began_before_its_past_ended_is_joined_to_it_and_known_to_be_in_no_order() -> None:
+    past = Past(source="x", line=1, began_ms=0, until_ms=10**11, left_out=0, templates=(7,), told=())
+    events = [("a", 10**11 - 5, 1, 5), ("a", 10**11 + 10**6, 2, 6)]
+    (session,) = folded([observed(events)]).values()
+    parts = list(session.parts(MINUTE_MS, carried=True, past=past))
+    assert [(part.whole, part.partial) for part in parts] == [((7, 5), True), ((7, 5, 6), True)]
+    assert parts[0].then().until_ms == 10**11
+    assert Past.unpack(parts[1].then().pack()).partial
+
+
+@pytest.mark.parametrize("field", [3, 5])
+def test_an_endless_number_in_an_open_session_is_damage(field: int) -> None:
+    fields = msgpack.unpackb(Session(workload="w", key="k", at_ms=[1], lines=[1], templates=[1]).pack())
+    fields[field] = float("inf")
+    with pytest.raises(BadPayload):
+        Session.unpack("w", "k", msgpack.packb(fields))
+
+
+@pytest.mark.parametrize("field", [2, 3, 4, 5])
+def test_an_endless_number_in_a_past_is_damage(field: int) -> None:
+    past = Past(source="x", line=1, began_ms=0, until_ms=1, left_out=0, templates=(7,))
+    fields = msgpack.unpackb(past.pack())
+    fields[field] = float("inf")
+    with pytest.raises(BadPayload):
+        Past.unpack(msgpack.packb(fields))
+
+
 def test_a_session_that_goes_on_past_the_most_that_is_kept_keeps_its_first_events() -> None:
     events = [("a", at, at + 1, 3) for at in range(MAX_SESSION_EVENTS)]
     (session,) = folded([observed(events)]).values()

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import msgpack
 import pytest
 from test_watching import BAD, CLOSE, FAULT, OPEN, WORK, World, said
 
+from pipeline import run
 from pipeline.models.sequences import SessionVerdict
 from pipeline.settings import Settings
 from pipeline.watching import watcher as module
@@ -201,3 +203,195 @@ def test_a_past_that_cannot_be_read_is_begun_anew(world: World, damage: Callable
     world.stored(("a", HOUR_S, WORK))
     passes(world, 70)
     assert world.rules.judged == [(OPEN,), (WORK,)]
+
+
+def test_a_past_with_a_number_that_cannot_be_is_begun_anew(world: World) -> None:
+    world.stored(("a", 0, OPEN))
+    passes(world, 70)
+    pasts, name = world.keys.watching("pasts"), "shop\0a"
+    fields = msgpack.unpackb(world.client.hget(pasts, name))
+    fields[3] = float("inf")
+    world.client.hset(pasts, name, msgpack.packb(fields))
+    world.stored(("a", HOUR_S, WORK), ("b", HOUR_S, WORK))
+    passes(world, 70)
+    assert sorted(world.rules.judged) == [(OPEN,), (WORK,), (WORK,)] and world.open() == 0
+
+
+def test_a_session_that_is_silent_all_the_time_is_judged_in_bounds_and_told_once(world: World) -> None:
+    world.stored(*(("x", at * 300, FAULT if at == 700 else WORK) for at in range(2_000)))
+    world.round(end=True)
+    assert sum(map(len, world.rules.judged)) <= 20_000 and len(world.rules.judged[-1]) == 2_000
+    assert world.sink.rows().height == 1
+
+
+def test_what_one_round_has_no_room_to_judge_stays_open_until_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_JUDGED", 10)
+    monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
+    world.stored(*((f"s{i}", at, WORK) for i in range(5) for at in range(4)))
+    world.round()
+    world.later(70)
+    rounds = [world.round() for _ in range(3)]
+    assert [told.judged for told in rounds] == [2, 2, 1]
+    assert [told.more for told in rounds] == [True, True, False]
+    assert (world.open(), kept(world), world.numbers()["events"]) == (0, 5, 0)
+
+
+def test_at_the_end_what_one_round_has_no_room_for_is_judged_in_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_JUDGED", 10)
+    world.stored(*((f"s{i}", at, WORK) for i in range(5) for at in range(4)))
+    told = world.round(end=True)
+    assert (told.judged, told.more, world.open(), world.numbers()["events"]) == (2, True, 3, 12)
+    world.round(end=True)
+    told = world.round(end=True)
+    assert (told.judged, told.more, world.open(), world.numbers()["events"]) == (1, False, 0, 0)
+
+
+def test_sessions_may_stay_open_for_longer_than_a_silence_and_are_cut_at_it(settings: Settings) -> None:
+    world = World(replace(settings, session_open_s=DAY_S))
+    world.rules.carried = True
+    world.stored(("a", 0, OPEN), ("a", 2, WORK), ("b", 0, OPEN))
+    passes(world, 100)
+    # The same second of another file, which is read later; and what comes an hour after.
+    world.stored(("a", 1, 7), ("b", HOUR_S, WORK))
+    passes(world, 100)
+    assert world.rules.judged == []
+    world.round(end=True)
+    assert sorted(world.rules.judged) == [(OPEN,), (OPEN, WORK), (OPEN, 7, WORK)]
+
+
+class Whole:
+    """What is not whole is anomalous: OPEN, WORK, CLOSE in order; a fault, too, and that whatever came before."""
+
+    ends = frozenset[int]()
+    carried = True
+
+    def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
+        return [self.verdict(tuple(session)) for session in sessions]
+
+    def verdict(self, session: tuple[int, ...]) -> SessionVerdict:
+        if FAULT in session:
+            return said(True)
+        why = "session-order:3-first"
+        wrong = session not in {(OPEN, WORK), (OPEN, WORK, CLOSE)}
+        return replace(said(wrong), reasons=(why,), cause=why) if wrong else said(False)
+
+
+@pytest.fixture
+def strict(settings: Settings) -> World:
+    made = World(replace(settings, max_open_sessions=100))
+    made.rules = Whole()  # type: ignore[assignment]
+    made.watcher = made.another()
+    return made
+
+
+def _past_the_limit(world: World) -> None:
+    for k in range(0, 200, 50):
+        world.stored(*((f"b{i}", k, e) for i in range(k, k + 50) for e in (OPEN, WORK)))
+        passes(world, 70)
+
+
+def test_what_goes_on_without_a_past_for_which_there_was_no_room_is_not_blamed_for_that(
+    strict: World,
+) -> None:
+    _past_the_limit(strict)
+    assert kept(strict) == 100
+    strict.stored(*((f"b{i}", HOUR_S, CLOSE) for i in range(200)))
+    strict.stored(("b0", HOUR_S + 1, FAULT))
+    passes(strict, 70)
+    assert strict.sink.rows()["reasons"].to_list() == [["session-event:9"]], (
+        "what no normal session has is told"
+    )
+    # What is kept of these is not whole either.
+    strict.stored(*((f"b{i}", 2 * HOUR_S, WORK) for i in range(20)))
+    passes(strict, 70)
+    assert strict.sink.rows().height == 1
+
+
+def test_a_day_after_pasts_were_lost_what_is_not_whole_is_told(strict: World) -> None:
+    _past_the_limit(strict)
+    lost = strict.client.hget(strict.keys.watching(), "lost shop")
+    assert lost is not None
+    strict.client.hset(strict.keys.watching(), "lost shop", int(lost) - DAY_S * 1000 - 1)
+    strict.stored(("new", HOUR_S, CLOSE))
+    passes(strict, 70)
+    assert strict.sink.rows().height == 1
+
+
+@pytest.mark.parametrize("before", ["rules that judge parts", "no rules"])
+def test_what_goes_on_after_rules_came_that_carry_is_not_blamed_for_what_was_not_kept(
+    strict: World, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = Whole()
+    rules.carried = False
+    parts = strict.watcher.parts
+    known = None if before == "no rules" else ("m0", rules)
+    strict.watcher.parts = replace(parts, sequences=lambda _: known)
+    strict.stored(("a", 0, OPEN), ("a", 1, WORK))
+    passes(strict, 70)
+    strict.watcher.parts = parts
+    strict.stored(("a", HOUR_S, CLOSE), ("b", HOUR_S, FAULT))
+    passes(strict, 70)
+    assert strict.sink.rows()["reasons"].to_list() == [["session-event:9"]]
+    assert kept(strict) == 2
+
+
+def test_the_moment_is_forgotten_with_its_workload(strict: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    _past_the_limit(strict)
+    assert "lost shop" in strict.numbers()
+    monkeypatch.setattr(module, "MOST_WORKLOADS", 0)
+    strict.round()
+    assert "lost shop" not in strict.numbers()
+
+
+def test_pasts_are_not_forgotten_while_what_was_accepted_before_waits_or_is_open(strict: World) -> None:
+    strict.stored(("a", 0, OPEN), ("a", 1, WORK))
+    passes(strict, 70)
+    batch = strict.accept(1)
+    strict.client.hincrby(strict.keys.batch(batch), "accepted_ms", -2 * DAY_S * 1000)
+    passes(strict, DAY_S + 3_600)
+    assert kept(strict) == 1, "a batch of that time is in flight"
+    strict.commit(batch, strict.rows([("a", HOUR_S, CLOSE)]), ["a"])
+    strict.stored(("c", 0, OPEN), ("c", 1, WORK))
+    passes(strict, 0)
+    assert kept(strict) == 1, "it is open again"
+    passes(strict, 3 * DAY_S)
+    assert strict.sink.rows().height == 0
+
+
+def test_an_older_log_with_the_same_keys_is_of_other_sessions(strict: World) -> None:
+    strict.stored(("a", 30 * DAY_S, OPEN), ("a", 30 * DAY_S + 1, WORK))
+    passes(strict, 70)
+    strict.stored(("a", 0, OPEN), ("a", 1, WORK))
+    passes(strict, 70)
+    assert strict.sink.rows().height == 0
+
+
+def test_of_what_came_before_its_past_ended_no_order_is_told(strict: World) -> None:
+    strict.stored(("a", 10, OPEN), ("a", 20, CLOSE))
+    passes(strict, 70)
+    assert strict.sink.rows().height == 1
+    strict.stored(("b", 10, OPEN), ("b", 20, WORK))
+    passes(strict, 70)
+    strict.stored(("b", 15, OPEN), ("b", 16, WORK))
+    passes(strict, 70)
+    assert strict.sink.rows().height == 1
+
+
+def test_a_run_holds_sessions_open_for_a_day_and_cuts_them_at_the_silence_that_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seen(Exception):
+        pass
+
+    def stack(settings: Settings) -> None:
+        raise Seen(settings.session_open_s, settings.session_timeout_s)
+
+    monkeypatch.setattr(run, "Stack", stack)
+    plan = run.Plan(inputs=(), baseline=(), out=tmp_path / "out", workload=None, report=None)
+    with pytest.raises(Seen) as seen:
+        run.run(plan, replace(Settings(), session_timeout_s=90.0), lambda *_: None)
+    assert seen.value.args == (DAY_S, 90.0)

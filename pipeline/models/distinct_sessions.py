@@ -21,6 +21,10 @@ MAX_DISTINCT: Final = 20_000  # different states of the sessions learnt from, mo
 # Events in these; one that falls silent after each of 2,000 events has 2,000 states, and 2,000,000 events in them. No
 # fewer than training reads (session_sampling.MAX_HELD): where nothing falls silent this leaves nothing out.
 MAX_STATE_EVENTS: Final = 3_000_000
+# Events in the states of one session that are looked at: one of 2,000 events that is silent after each would be 1,000
+# sessions as long. The longest that stays whole has 200 events with a silence after each.
+MAX_OWN_EVENTS: Final = 20_000
+_MISSES: Final = 1_000  # sessions for which there was no room: what follows is looked at no more
 _UNKNOWN: Final = 0  # every id that is no template's: unclassified lines, ids of a sample alone
 _ENDS_SEEN: Final = 20  # sessions that have to end with an event before it is believed to end them
 _ENDS_SHARE: Final = 0.99  # of the sessions that have it
@@ -35,6 +39,15 @@ def cleaned(session: Sequence[int]) -> tuple[int, ...]:
     """No longer than is looked at, and with one id for everything that is no template's."""
     kept = tuple(session[:MAX_EVENTS])
     return tuple(max(event, _UNKNOWN) for event in kept) if kept and min(kept) < 0 else kept
+
+
+def chosen(ends: Sequence[int]) -> Sequence[int]:
+    """Of the lengths of the states of a session, ascending: all, or where these have more than MAX_OWN_EVENTS events in all
+    as many as may have, evenly chosen, and always the last."""
+    if sum(ends) <= MAX_OWN_EVENTS:
+        return ends
+    count = max(1, MAX_OWN_EVENTS // ends[-1])
+    return [ends[i * len(ends) // count - 1] for i in range(1, count + 1)]
 
 
 # A session and the lengths of its states, ascending.
@@ -120,17 +133,23 @@ def pairs_once(a: Ints, b: Ints) -> tuple[Ints, Ints]:
 
 def most_frequent(times: Mapping[Silent, int]) -> list[tuple[Silent, int]]:
     """Sessions that are not empty, most frequent first, equally frequent ones by their ids; no more than have MAX_DISTINCT
-    different states and MAX_STATE_EVENTS events in them, but one at least."""
+    different states and MAX_STATE_EVENTS events in them, but one at least. One for which there is no room keeps out no
+    other."""
     ordered = sorted(((s, n) for s, n in times.items() if s[0]), key=lambda item: (-item[1], item[0]))
     states: set[tuple[int, ...]] = set()
-    held = 0
-    for at, ((events, ends), _) in enumerate(ordered):
-        new = {events[:end] for end in ends} - states
-        held += sum(map(len, new))
-        states |= new
-        if len(states) > MAX_DISTINCT or held > MAX_STATE_EVENTS:
-            return ordered[: max(1, at)]
-    return ordered
+    found: list[tuple[Silent, int]] = []
+    held = misses = 0
+    for (events, ends), count in ordered:
+        some = tuple(chosen(ends))
+        new = {events[:end] for end in some} - states
+        more = sum(map(len, new))
+        if not found or (len(states) + len(new) <= MAX_DISTINCT and held + more <= MAX_STATE_EVENTS):
+            found.append(((events, some), count))
+            states |= new
+            held += more
+        elif (misses := misses + 1) >= _MISSES or len(states) >= MAX_DISTINCT:
+            break
+    return found
 
 
 def first_of_each(keys: Sequence[bytes]) -> tuple[list[int], Ints]:

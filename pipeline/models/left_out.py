@@ -41,7 +41,10 @@ class Tail:
         return np.where(scores > 0, p, 1.0)
 
     def limit(self, level: float) -> float:
-        """The highest score that is still normal: p-values of higher ones are at most `level`, or there are none lower."""
+        """The highest score that is still normal: p-values of higher ones are at most `level`. None is too high where too few
+        sessions were left out to say that of any."""
+        if self.chance / (self.total + 1.0) > level:
+            return NEVER
         normal = self.values[self.p_values(self.values) > level]
         return float(normal[-1]) if len(normal) else 0.0
 

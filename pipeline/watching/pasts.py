@@ -28,6 +28,9 @@ class Past:
     left_out: int  # events of which no template is kept
     templates: tuple[int, ...]  # in order
     told: tuple[str, ...] = ()  # causes, the newest last
+    partial: bool = (
+        False  # something came before it, or in between, that is not here or stands in another order
+    )
 
     def pack(self) -> bytes:
         """msgpack of version and fields."""
@@ -35,7 +38,7 @@ class Past:
             msgpack.packb(
                 [
                     PAST_VERSION, self.source, self.line, self.began_ms, self.until_ms, self.left_out,
-                    self.templates, self.told[-MOST_TOLD:],
+                    self.templates, self.told[-MOST_TOLD:], self.partial,
                 ]
             )
         )  # fmt: skip
@@ -49,7 +52,7 @@ class Past:
                 raise BadPayload(
                     f"what is kept of a session has wire version {version}; this build reads up to {PAST_VERSION}"
                 )
-            source, line, began_ms, until_ms, left_out, templates, told = rest
+            source, line, began_ms, until_ms, left_out, templates, told, partial = rest
             if not (templates and all(isinstance(text, str) for text in (source, *told))):
                 raise TypeError("its fields do not fit")
             return cls(
@@ -60,8 +63,9 @@ class Past:
                 left_out=int(left_out),
                 templates=_ids(templates),
                 told=tuple(told),
+                partial=bool(partial),
             )
-        except (ValueError, TypeError, msgpack.UnpackException) as exc:
+        except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as exc:
             raise BadPayload(f"what is kept of a session ({len(blob)} bytes) is not readable: {exc}") from exc
 
 

@@ -4,21 +4,25 @@ Batches come out of order and event times jump, so a session only collects while
 sorted, and cut where it was silent for longer than the timeout, when it closes. So what is judged does not depend on
 how its lines were cut into batches or which batch was stored first.
 
-When it closes is decided on the clock by which batches are accepted: a timeout and a grace after the newest of its
-batches, and only once every batch of its lane that was accepted before that is stored. For a stream that is followed
-that is its own clock; a file that is read at a thousand times its speed keeps its sessions open a little longer.
+When it closes is decided on the clock by which batches are accepted: a timeout (or longer: `session_open_s`) and
+a grace after the newest of its batches, and only once every batch of its lane that was accepted before that is stored.
+For a stream that is followed that is its own clock; a file that is read at a thousand times its speed keeps its sessions
+open a little longer.
 
 One that is closed may only have fallen silent. Where normal sessions go on after a silence (the rules of the model say
-so), what came of it stays as its past (`pasts.py`), and what comes within a day is judged together with that.
+so), what came of it stays as its past (`pasts.py`), and what comes within a day is judged together with that. One that
+was silent so often that it would be judged at great length is judged at some of its silences, and at the last.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import msgpack
 
 from pipeline.errors import BadPayload
+from pipeline.models.distinct_sessions import MAX_OWN_EVENTS, chosen
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.pasts import KEEP_MS, Past
 
@@ -39,6 +43,7 @@ class Part:
     templates: tuple[int, ...]
     left_out: int  # events past MAX_SESSION_EVENTS
     past: Past | None = None
+    partial: bool = False  # what came before it is not known, or not in order
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -55,10 +60,11 @@ class Part:
             source=past.source if past else self.source,
             line=past.line if past else self.lines[0],
             began_ms=past.began_ms if past else self.at_ms[0],
-            until_ms=self.at_ms[-1],
+            until_ms=max(self.at_ms[-1], past.until_ms if past else self.at_ms[-1]),
             left_out=events - len(whole),
             templates=whole,
             told=told,
+            partial=self.partial,
         )
 
 
@@ -117,21 +123,29 @@ class Session:
             return False
         return max(zip(self.at_ms, self.lines, self.templates, strict=True))[2] in ends
 
-    def due_ms(self, timeout_ms: int) -> int:
+    def due_ms(self, open_ms: int) -> int:
         """When it closes, on the clock by which batches are accepted."""
-        return self.accepted_ms + round(GRACE_S * 1000) + (0 if self.ended else timeout_ms)
+        return self.accepted_ms + round(GRACE_S * 1000) + (0 if self.ended else open_ms)
 
-    def parts(self, timeout_ms: int, *, carried: bool = False, past: Past | None = None) -> Iterator[Part]:
+    def parts(
+        self, timeout_ms: int, *, carried: bool = False, past: Past | None = None, lost: bool = False
+    ) -> Iterator[Part]:
         """In order of time, cut where nothing happened for longer than the timeout; `carried`: each with all before it,
-        this past included, as far as no silence was longer than a day."""
+        this past included, as far as no silence was longer than a day, and no more of them than `chosen` says. `lost`:
+        without a past, there may have been one."""
         # By line where times are equal: a second is a long time.
         events = sorted(zip(self.at_ms, self.lines, self.templates, strict=True))
+        # An older log may have the same keys: what is a day before a past is as little of it as what is a day after.
+        if past and events and abs(events[0][0] - past.until_ms) > KEEP_MS:
+            past, lost = None, False
+        ends = _silences(events, timeout_ms)
+        if carried:
+            ends = _judged_at(events, ends, before=len(past.templates) if past else 0)
         begin = 0
-        for end in range(1, len(events) + 1):
-            if end < len(events) and events[end][0] - events[end - 1][0] <= timeout_ms:
-                continue
+        for end in ends:
             times, lines, templates = zip(*events[begin:end], strict=True)
-            goes_on = carried and past and times[0] - past.until_ms <= KEEP_MS
+            silence = times[0] - past.until_ms if past else 0
+            goes_on = past if carried and abs(silence) <= KEEP_MS else None
             part = Part(
                 workload=self.workload,
                 key=self.key,
@@ -140,10 +154,17 @@ class Session:
                 lines=lines,
                 templates=templates,
                 left_out=self.left_out if end == len(events) else 0,
-                past=past if goes_on else None,
+                past=goes_on,
+                partial=goes_on.partial or silence < 0 if goes_on else carried and lost and not begin,
             )
             yield part
             begin, past = end, part.then() if carried else None
+
+    def weight(self, timeout_ms: int, before: int) -> int:
+        """About as many events are looked at when it is judged after so many of a past, rather fewer."""
+        times = sorted(self.at_ms)
+        silences = sum(b - a > timeout_ms for a, b in pairwise(times))
+        return min(MAX_OWN_EVENTS, (silences + 1) * (before + len(times)))
 
     def pack(self) -> bytes:
         """msgpack of version and fields."""
@@ -178,8 +199,33 @@ class Session:
                 lines=_sums(lines),
                 templates=[int(x) for x in templates],
             )
-        except (ValueError, TypeError, msgpack.UnpackException) as exc:
+        except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as exc:
             raise BadPayload(f"an open session of {len(blob)} bytes is not readable: {exc}") from exc
+
+
+_Event = tuple[int, int, int]  # at ms, line, template
+
+
+def _silences(events: Sequence[_Event], longer_than_ms: int) -> list[int]:
+    """How many events there were at each silence, and at the end."""
+    times = [at for at, _, _ in events]
+    return [
+        end
+        for end in range(1, len(times) + 1)
+        if end == len(times) or times[end] - times[end - 1] > longer_than_ms
+    ]
+
+
+def _judged_at(events: Sequence[_Event], ends: Sequence[int], *, before: int) -> list[int]:
+    """Those of its silences at which a session is judged with all that came before, `before` events of a past included;
+    after a day another session begins."""
+    found: list[int] = []
+    begin = 0
+    for day in _silences(events, KEEP_MS):
+        some = [end for end in ends if begin < end <= day]
+        found += [end - before + begin for end in chosen([end + before - begin for end in some])]
+        begin, before = day, 0
+    return found
 
 
 def _steps(values: Sequence[int]) -> list[int]:

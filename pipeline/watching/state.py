@@ -30,6 +30,7 @@ from pipeline.watching.sessions import Session, names_of
 LANES: Final = tuple(Lane)
 # Batches in flight that are looked at, those due first: they wait longest. Reading one takes 15 us.
 LOOKED_AT: Final = 2_000
+LOST: Final = "lost "  # begins the fields of `watching` that say when pasts of a workload were not kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class View:
     events: int  # in open sessions
     pasts: int  # of sessions that fell silent
     past_events: int  # in these
+    lost_ms: Mapping[str, int]  # per workload, when pasts were last not kept of sessions that may go on
     incidents_ms: int  # when incidents were looked at last
     pulses: dict[str, Pulse]
 
@@ -121,6 +123,7 @@ class State:
             events=int(known.get("events", 0)),
             pasts=pasts,
             past_events=int(known.get("past_events", 0)),
+            lost_ms={name[len(LOST) :]: int(at) for name, at in known.items() if name.startswith(LOST)},
             incidents_ms=int(known.get("incidents_ms", 0)),
             pulses={
                 name.decode(): pulse
@@ -197,17 +200,18 @@ class State:
                     logger().warning("watch.damaged", what="past", why=str(exc))
         return found
 
-    def forgettable(self, now_ms: int, surplus: int, most: int) -> list[str]:
-        """Names of which the past is kept for long enough, at most `most`, and the oldest `surplus`. Raises
-        RedisUnavailable."""
+    def forgettable(self, until_ms: int, most: int) -> list[str]:
+        """Names of which the past is kept for long enough by then, at most `most`. Raises RedisUnavailable."""
         key = self.keys.watching("past_due")
         with answering():
-            pipe = self.client.pipeline(transaction=False)
-            pipe.zrangebyscore(key, "-inf", now_ms, start=0, num=most)
-            if surplus > 0:
-                pipe.zrange(key, 0, surplus - 1)
-            found = pipe.execute()
-        return list(dict.fromkeys(name.decode() for names in found for name in names))
+            found = self.client.zrangebyscore(key, "-inf", until_ms, start=0, num=most)
+        return [name.decode() for name in cast("list[bytes]", found)]
+
+    def oldest_pasts(self, most: int) -> list[str]:
+        """Names of those that are forgotten first. Raises RedisUnavailable."""
+        with answering():
+            found = self.client.zrange(self.keys.watching("past_due"), 0, most - 1)
+        return [name.decode() for name in cast("list[bytes]", found)]
 
     def rates(self, workloads: Sequence[str]) -> dict[str, bytes]:
         """Their states, as far as there are any. Raises RedisUnavailable."""

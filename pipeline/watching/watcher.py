@@ -10,7 +10,7 @@ dies in between, the next round goes on from what stands in Redis.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,14 +30,16 @@ from pipeline.watching.observation import Lane
 from pipeline.watching.pasts import KEEP_MS, Past
 from pipeline.watching.pulse import Pulse
 from pipeline.watching.rows import Found, rows_of, template_of
-from pipeline.watching.sessions import GRACE_S, Session, gathered
-from pipeline.watching.state import LANES, Changes, State, View, unpack_entry
+from pipeline.watching.sessions import GRACE_S, Part, Session, gathered, names_of
+from pipeline.watching.state import LANES, LOST, Changes, State, View, unpack_entry
 from pipeline.watching.verdicts import events_of, holds_unfinished, named_in, of_alarm, of_session
 
 MOST_OBSERVATIONS: Final = 16  # of one round: 80,000 lines, of which each session is read and written once
 # Of those: each may be of a session of its own, and Redis stands still while a round changes them.
 MOST_EVENTS: Final = 40_000
 MOST_CLOSED: Final = 5_000  # sessions of one round and lane
+MOST_JUDGED: Final = 2_000_000  # events of the sessions of one round, those at each silence counted anew
+MOST_AT_ONCE: Final = 200_000  # of those
 MOST_OPEN_EVENTS: Final = 2_000_000  # in all open sessions: some 20 MiB in Redis
 MOST_PAST_EVENTS: Final = 2_000_000  # in all pasts
 MOST_RATED: Final = 50  # workloads whose rates one round looks at: some of their states have 100 KiB
@@ -94,7 +96,9 @@ class Watcher:
         self.state = state
         self.parts = parts
         self.most_open = settings.max_open_sessions
-        self.timeout_ms = round(settings.session_timeout_s * 1000)
+        self.timeout_ms = round(settings.session_timeout_s * 1000)  # a silence
+        # How long a session is open, which may be much longer where nobody waits for what is found.
+        self.open_ms = max(self.timeout_ms, round((settings.session_open_s or 0) * 1000))
         self.most = MOST_OBSERVATIONS  # fewer after a round that failed, to find the one that it fails with
 
     def round(self, token: int, *, end: bool = False) -> Told:
@@ -127,6 +131,7 @@ class Watcher:
         over = self._sessions(view, changes, told, end=end)
         told.found += self._rates(view, changes, told, end=end)
         pasts = self.state.pasts(list(over)) if view.pasts else {}
+        over = self._fitting(over, pasts, changes, told, end=end)
         told.found += self._judged(over, pasts, view, changes, told, end=end)
         self._forget_pasts(pasts, view, changes, told)
         told.found = self._unmarked(told.found)
@@ -197,7 +202,7 @@ class Watcher:
             changes.over |= set(touched)
         else:
             changes.sessions = {
-                name: (session, session.due_ms(self.timeout_ms)) for name, session in touched.items()
+                name: (session, session.due_ms(self.open_ms)) for name, session in touched.items()
             }
         events -= sum(len(session.at_ms) for session in over.values())
         left = now_open - len(changes.over)
@@ -212,6 +217,31 @@ class Watcher:
         grace = round(GRACE_S * 1000)
         until = {lane: min(view.now_ms, view.waiting.get(lane, _FAR_MS) + grace) for lane in LANES}
         return self.state.due(until, MOST_CLOSED)
+
+    def _fitting(
+        self,
+        over: Mapping[str, Session],
+        pasts: Mapping[str, Past],
+        changes: Changes,
+        told: Told,
+        *,
+        end: bool,
+    ) -> dict[str, Session]:
+        """Those that one round can judge, the first of them whatever it has; the others stay open until the next."""
+        found: dict[str, Session] = {}
+        room = MOST_JUDGED
+        for name, session in over.items():
+            before = len(pasts[name].templates) if name in pasts else 0
+            room -= session.weight(self.timeout_ms, before)
+            if room >= 0 or not found:
+                found[name] = session
+                continue
+            changes.over.discard(name)
+            if end:  # else it stands as it was
+                changes.sessions[name] = session, session.due_ms(self.open_ms)
+            changes.numbers["events"] += len(session.at_ms)
+            told.more = True
+        return found
 
     def _judged(
         self,
@@ -232,17 +262,25 @@ class Watcher:
         for workload, sessions in by_workload.items():
             known = self.parts.sequences(workload)
             if known is None:
+                changes.numbers[LOST + workload] = view.now_ms
                 continue
             version, rules = known
             try:
                 pulse = view.pulses.get(workload) if end else None
                 until = None if pulse is None else pulse.breaks_off(self.timeout_ms)
+                lost_ms = view.lost_ms.get(workload, -KEEP_MS) + KEEP_MS
                 cut = [
-                    list(session.parts(self.timeout_ms, carried=rules.carried, past=pasts.get(name)))
+                    list(
+                        session.parts(
+                            self.timeout_ms,
+                            carried=rules.carried,
+                            past=pasts.get(name),
+                            lost=session.accepted_ms <= lost_ms,
+                        )
+                    )
                     for name, session in sessions
                 ]
-                verdicts = iter(rules.judge([part.whole for parts in cut for part in parts]))
-                told.judged += sum(map(len, cut))
+                verdicts = _verdicts(rules, (part for parts in cut for part in parts))
                 wrong, later = [], {}
                 for (name, session), parts in zip(sessions, cut, strict=True):
                     # However often a session is judged again, of one cause it is told once.
@@ -252,11 +290,15 @@ class Watcher:
                         verdict = next(verdicts)
                         if not verdict.anomalous or verdict.cause in causes:
                             continue
-                        if until is None or part.at_ms[-1] <= until or holds_unfinished(verdict):
+                        known_whole = not part.partial and (until is None or part.at_ms[-1] <= until)
+                        if known_whole or holds_unfinished(verdict):
                             wrong.append((part, verdict))
                             causes += (verdict.cause,)
                     if parts and rules.carried and not (end or session.ended):
-                        later[name] = parts[-1].then(causes), session.due_ms(self.timeout_ms) + KEEP_MS
+                        later[name] = parts[-1].then(causes), session.due_ms(self.open_ms) + KEEP_MS
+                told.judged += sum(map(len, cut))
+                if not rules.carried:
+                    changes.numbers[LOST + workload] = view.now_ms
                 texts = self.state.texts(x for part, verdict in wrong for x in named_in(part, verdict))
                 found += [of_session(part, verdict, version, texts) for part, verdict in wrong]
                 changes.pasts |= later
@@ -275,10 +317,18 @@ class Watcher:
         gone = [known[name] for name in changed if name in known]
         count = view.pasts + len(new) - len(gone)
         events = view.past_events + sum(len(p.templates) for p in new) - sum(len(p.templates) for p in gone)
+        # What was accepted while they were kept may go on with them: what waits, and what is open.
+        until_ms = min([view.now_ms, *view.waiting.values()])
+        old = [] if view.more else self.state.forgettable(until_ms, MOST_CLOSED)
+        open_ = {*self.state.sessions(old), *changes.sessions} - changes.over
+        names = [name for name in old if name not in changed and name not in open_]
+        told.more |= len(old) >= MOST_CLOSED and bool(names)
         surplus = max(count - self.most_open, math.ceil(count * (1 - MOST_PAST_EVENTS / max(1, events))))
-        names = self.state.forgettable(view.now_ms, surplus, MOST_CLOSED)
-        told.more |= len(names) >= MOST_CLOSED
-        names = [name for name in names if name not in changed]
+        if surplus > len(names):
+            more = [name for name in self.state.oldest_pasts(surplus) if name not in changed]
+            lost = set(more) - set(names)
+            changes.numbers |= {LOST + names_of(name)[0]: view.now_ms for name in lost}
+            names = list(dict.fromkeys(names + more))
         changes.forgotten_pasts |= set(names)
         events -= sum(len(past.templates) for past in self.state.pasts(names).values())
         changes.numbers["past_events"] = max(0, events) if count > len(names) else 0
@@ -364,6 +414,19 @@ class Watcher:
             return
         changes.incidents = blob
         changes.numbers["incidents"] = still_open
+
+
+def _verdicts(rules: Rules, parts: Iterable[Part]) -> Iterator[SessionVerdict]:
+    """One for each, of some at a time: what is looked at takes many times the memory of the sessions."""
+    some: list[tuple[int, ...]] = []
+    held = 0
+    for part in parts:
+        some.append(part.whole)
+        held += len(some[-1])
+        if held >= MOST_AT_ONCE:
+            yield from rules.judge(some)
+            some, held = [], 0
+    yield from rules.judge(some)
 
 
 def _blank(view: View) -> Changes:
