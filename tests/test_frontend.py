@@ -85,7 +85,7 @@ def test_a_pattern_that_holds_all_digits_or_none_sees_no_difference(pattern: str
 
 @pytest.mark.parametrize(
     "pattern",
-    ["1", "[1-9]", "[0-35-9]", "[0-8]", "x{1}2", "[!-0-9]", "[a-0-9]", "[0-9--5]", "[0-9&&[^5]]", r"\x31", r"\p{Nd}", "[[:digit:]]", "[0-9[a]]", "(?x)a", r"[\d5]", "0-9", r"a\{1\}", "[]0]"],
+    ["1", "[1-9]", "[0-35-9]", "[0-8]", "x{1}2", "[!-0-9]", "[a-0-9]", "[0-9--5]", "[0-9&&[^5]]", r"\x31", r"\p{Nd}", "[[:digit:]]", "[0-9[a]]", "(?x)a", r"[\d5]", "0-9", r"a\{1\}", "[]0]", "[^]{3}]", "[^](?P<a1>x)]"],
 )  # fmt: skip
 def test_a_pattern_that_may_tell_digits_apart_is_not_trusted(pattern: str) -> None:
     assert not digits_alike(pattern)
@@ -142,6 +142,25 @@ def test_a_memory_is_bounded_keeps_what_is_asked_for_and_refuses_long_texts() ->
     memo.recall(["x" * (MAX_CHARS + 1)] + [f"n{i}" for i in range(100)], work)
     assert len(memo) <= 8
     assert memo.recall([], work) == []
+
+
+def test_a_memory_is_bounded_in_characters_too() -> None:
+    memo = Memo(entries=1_000, chars=100)
+    for turn in range(50):
+        memo.recall([f"{turn:020}"], lambda texts: texts)
+        assert len(memo) <= 4
+    memo.recall(["y" * 60], lambda texts: texts)
+    assert len(memo) <= 4
+
+
+def test_seldom_masks_that_are_too_large_for_one_expression_are_looked_for_one_by_one() -> None:
+    large = [
+        Mask(name=f"L{c}", pattern=rf"q{c}7=\w{{100}}", example=f"q{c}7=" + "x" * 100, seldom=True)
+        for c in "ABCD"
+    ]
+    found = MaskSet.of([*large, Mask(name="KEPT", pattern=r"k\d", example="k1", keep=True)])
+    assert [leg.gate for leg in found.legs if leg.passes[0].seldom] == [""]
+    assert masked(found, ["hello 12", large[2].example + " k1"]) == ["hello 12", "<LC> k1"]
 
 
 @given(st.lists(st.text("ab1", max_size=2), max_size=30))

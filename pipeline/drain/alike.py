@@ -18,8 +18,8 @@ _COUNT: Final = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
 _BOUNDARY: Final = re.compile(r"\\b\{[a-z-]+\}")
 # Escapes that mean all digits or none of them. What is left out here (\pN, \x30, \Q) is looked up by nobody.
 _ESCAPES: Final = frozenset("bBAzdDsSwWtnrfav") | frozenset(r"\.+*?()|[]{}^$#&-~/\"'<>:=@%,;! _`")
-# A whole class in its plainest form: no class in it, no set operation, `]` and `[` only escaped.
-_CLASS: Final = re.compile(r"\[\^?((?:[^\[\]\\]|\\.)+)\]", re.DOTALL)
+# A whole class in its plainest form: no class in it, no set operation, `]` and `[` only escaped; `[^]...` goes on behind the `]`.
+_CLASS: Final = re.compile(r"\[(?!\^\])\^?((?:[^\[\]\\]|\\.)+)\]", re.DOTALL)
 
 
 def digits_alike(pattern: str) -> bool:

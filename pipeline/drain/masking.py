@@ -319,7 +319,8 @@ class MaskSet:
         """Masked lines of what the legs left."""
         shapes = with_equal_digits(lines)
         if shapes.n_unique() > _MANY_SHAPES:
-            return self._finished(lines)[0]
+            # Lines with so little in common are many in the further rounds, too, and most pass a gate.
+            return self._again(_shown(_run(self.blind, lines)), self._mask_lines)
         found = per_distinct(shapes, lambda few: self._recalled(few, _SHAPE))
         exact = (found == _BY_DIGITS).arg_true()
         if not exact.len():
@@ -468,8 +469,17 @@ def _legs(passes: Sequence[_Pass]) -> tuple[_Leg, ...]:
         steps = tuple(run)
         gated = seldom and not keep and len(steps) > 1
         gate = "|".join(f"(?:{step.pattern})" for step in steps) if gated else ""
-        legs.append(_Leg(passes=steps, gate=gate))
+        legs.append(_Leg(passes=steps, gate=gate if _compiles(gate) else ""))
     return tuple(legs)
+
+
+def _compiles(pattern: str) -> bool:
+    """Whether masks that are each small enough for Polars are so together."""
+    try:
+        pl.Series([""]).str.contains(pattern)
+    except pl.exceptions.ComputeError:
+        return False
+    return True
 
 
 def _run(passes: Sequence[_Pass], lines: pl.Series) -> pl.Series:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 ENTRIES: Final = 20_000  # of one generation; there are two
-MAX_CHARS: Final = 1_024  # longer texts are rare, and would make the bound on entries none on bytes
+MAX_CHARS: Final = 1_024  # longer texts are rare
+# Of one generation. A character takes one byte in plain logs and up to eight, so both have at most 48 MiB of text.
+ALL_CHARS: Final = 3_000_000
 
 
 class Memo:
@@ -13,10 +15,11 @@ class Memo:
     Safe to use from several threads: at worst something is worked out twice.
     """
 
-    __slots__ = ("_entries", "_old", "_young")
+    __slots__ = ("_chars", "_entries", "_held", "_old", "_young")
 
-    def __init__(self, entries: int = ENTRIES) -> None:
-        self._entries = entries
+    def __init__(self, entries: int = ENTRIES, chars: int = ALL_CHARS) -> None:
+        self._entries, self._chars = entries, chars
+        self._held = 0  # characters of the young generation
         self._young: dict[str, str] = {}
         self._old: dict[str, str] = {}
 
@@ -42,7 +45,10 @@ class Memo:
         return [known for known in found if known is not None]
 
     def _remember(self, fresh: dict[str, str]) -> None:
-        if len(self._young) + len(fresh) > self._entries:
-            self._old, self._young = self._young, {}
-        if len(fresh) <= self._entries:
-            self._young.update(fresh)
+        more = sum(len(text) + len(result) for text, result in fresh.items())
+        if len(fresh) > self._entries or more > self._chars:
+            return
+        if len(self._young) + len(fresh) > self._entries or self._held + more > self._chars:
+            self._old, self._young, self._held = self._young, {}, 0
+        self._young.update(fresh)
+        self._held += more
