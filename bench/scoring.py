@@ -210,10 +210,12 @@ def compared(turns: Sequence[Mapping[str, tuple[Speed, Speed]]]) -> dict[str, An
 
     best = max(turns[0], key=lambda name: wall(0, name))
     its_best = max(turns[0], key=lambda name: wall(1, name))
+    alone = max(wall(1, name) for name in turns[0] if SETTINGS[name][0] == 1)
     return {
         "lines_per_s": round(wall(0, best)),
         "reference_lines_per_s": round(wall(1, its_best), 1),
         "ratio": round(wall(0, best) / wall(1, its_best), 1),
+        "ratio_to_one_process": round(wall(0, best) / alone, 1),  # which is how Opni runs it
         "ratio_of_each_turn": [round(t[best][0].wall / t[its_best][1].wall, 1) for t in turns],
         "setting": best,
         "reference_setting": its_best,

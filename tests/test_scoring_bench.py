@@ -5,6 +5,9 @@ import pytest
 from bench.scoring import Speed, Stint, compared, timed
 
 
+ONE, TWO = "one thread", "two processes"
+
+
 def turn(ours: dict[str, float], its: dict[str, float]) -> dict[str, tuple[Speed, Speed]]:
     return {
         name: (Speed(wall=ours[name], cpu=ours[name] / 2), Speed(wall=its[name], cpu=its[name] / 2))
@@ -13,12 +16,12 @@ def turn(ours: dict[str, float], its: dict[str, float]) -> dict[str, tuple[Speed
 
 
 def test_of_either_side_the_fastest_setting_counts() -> None:
-    told = compared([turn({"one": 900.0, "two": 1200.0}, {"one": 30.0, "two": 20.0})])
-    assert (told["lines_per_s"], told["setting"]) == (1200, "two")
-    assert (told["reference_lines_per_s"], told["reference_setting"]) == (30.0, "one")
+    told = compared([turn({ONE: 900.0, TWO: 1200.0}, {ONE: 30.0, TWO: 20.0})])
+    assert (told["lines_per_s"], told["setting"]) == (1200, TWO)
+    assert (told["reference_lines_per_s"], told["reference_setting"]) == (30.0, ONE)
     assert told["ratio"] == 40.0
     assert told["ratio_of_each_turn"] == [40.0]
-    assert told["lines_per_s_by_setting"] == {"one": 900, "two": 1200}
+    assert told["lines_per_s_by_setting"] == {ONE: 900, TWO: 1200}
     assert (told["lines_per_cpu_s"], told["reference_lines_per_cpu_s"], told["cpu_ratio"]) == (
         600,
         15.0,
@@ -26,11 +29,16 @@ def test_of_either_side_the_fastest_setting_counts() -> None:
     )
 
 
+def test_the_peer_in_one_process_is_compared_too() -> None:
+    told = compared([turn({ONE: 900.0, TWO: 1800.0}, {ONE: 30.0, TWO: 60.0})])
+    assert (told["ratio"], told["ratio_to_one_process"]) == (30.0, 60.0)
+
+
 def test_one_lucky_turn_moves_nothing() -> None:
-    usual = turn({"one": 900.0, "two": 800.0}, {"one": 30.0, "two": 20.0})
-    lucky = turn({"one": 900.0, "two": 9000.0}, {"one": 30.0, "two": 1.0})
+    usual = turn({ONE: 900.0, TWO: 800.0}, {ONE: 30.0, TWO: 20.0})
+    lucky = turn({ONE: 900.0, TWO: 9000.0}, {ONE: 30.0, TWO: 1.0})
     told = compared([usual, lucky, usual])
-    assert (told["lines_per_s"], told["setting"], told["ratio"]) == (900, "one", 30.0)
+    assert (told["lines_per_s"], told["setting"], told["ratio"]) == (900, ONE, 30.0)
 
 
 def stint(lines: int, began: float, ended: float, cpu: float) -> Stint:
