@@ -4,7 +4,6 @@ import pytest
 
 from bench.scoring import Speed, Stint, compared, timed
 
-
 ONE, TWO = "one thread", "two processes"
 
 
