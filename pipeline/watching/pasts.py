@@ -3,9 +3,8 @@ comes then is judged together with what came before. Forgotten after KEEP_S; a k
 session's. Pure.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgpack
 
@@ -61,13 +60,9 @@ class Past:
                 began_ms=int(began_ms),
                 until_ms=int(until_ms),
                 left_out=int(left_out),
-                templates=_ids(templates),
+                templates=tuple(int(x) for x in templates),
                 told=tuple(told),
                 partial=bool(partial),
             )
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as exc:
             raise BadPayload(f"what is kept of a session ({len(blob)} bytes) is not readable: {exc}") from exc
-
-
-def _ids(templates: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(int(x) for x in templates)

@@ -16,7 +16,6 @@ was silent so often that it would be judged at great length is judged at some of
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final
 
 import msgpack
@@ -138,9 +137,10 @@ class Session:
         # An older log may have the same keys: what is a day before a past is as little of it as what is a day after.
         if past and events and abs(events[0][0] - past.until_ms) > KEEP_MS:
             past, lost = None, False
-        ends = _silences(events, timeout_ms)
+        at_ms = [at for at, _, _ in events]
+        ends = _silences(at_ms, timeout_ms)
         if carried:
-            ends = _judged_at(events, ends, before=len(past.templates) if past else 0)
+            ends = _judged_at(at_ms, ends, before=len(past.templates) if past else 0)
         begin = 0
         for end in ends:
             times, lines, templates = zip(*events[begin:end], strict=True)
@@ -162,9 +162,8 @@ class Session:
 
     def weight(self, timeout_ms: int, before: int) -> int:
         """About as many events are looked at when it is judged after so many of a past, rather fewer."""
-        times = sorted(self.at_ms)
-        silences = sum(b - a > timeout_ms for a, b in pairwise(times))
-        return min(MAX_OWN_EVENTS, (silences + 1) * (before + len(times)))
+        silences = _silences(sorted(self.at_ms), timeout_ms)
+        return min(MAX_OWN_EVENTS, len(silences) * (before + len(self.at_ms)))
 
     def pack(self) -> bytes:
         """msgpack of version and fields."""
@@ -203,12 +202,8 @@ class Session:
             raise BadPayload(f"an open session of {len(blob)} bytes is not readable: {exc}") from exc
 
 
-_Event = tuple[int, int, int]  # at ms, line, template
-
-
-def _silences(events: Sequence[_Event], longer_than_ms: int) -> list[int]:
-    """How many events there were at each silence, and at the end."""
-    times = [at for at, _, _ in events]
+def _silences(times: Sequence[int], longer_than_ms: int) -> list[int]:
+    """How many events of these ascending times there were at each silence, and at the end."""
     return [
         end
         for end in range(1, len(times) + 1)
@@ -216,12 +211,12 @@ def _silences(events: Sequence[_Event], longer_than_ms: int) -> list[int]:
     ]
 
 
-def _judged_at(events: Sequence[_Event], ends: Sequence[int], *, before: int) -> list[int]:
+def _judged_at(times: Sequence[int], ends: Sequence[int], *, before: int) -> list[int]:
     """Those of its silences at which a session is judged with all that came before, `before` events of a past included;
     after a day another session begins."""
     found: list[int] = []
     begin = 0
-    for day in _silences(events, KEEP_MS):
+    for day in _silences(times, KEEP_MS):
         some = [end for end in ends if begin < end <= day]
         found += [end - before + begin for end in chosen([end + before - begin for end in some])]
         begin, before = day, 0

@@ -7,9 +7,9 @@ next one, and a Redis that lost its last seconds lost observations and states of
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgpack
 import polars as pl
@@ -26,6 +26,8 @@ from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.pasts import Past
 from pipeline.watching.pulse import Pulse
 from pipeline.watching.sessions import Session, names_of
+
+T = TypeVar("T")
 
 LANES: Final = tuple(Lane)
 # Batches in flight that are looked at, those due first: they wait longest. Reading one takes 15 us.
@@ -152,18 +154,7 @@ class State:
 
     def sessions(self, names: Sequence[str]) -> dict[str, Session]:
         """Those of these that are open; a damaged one is as if it were not. Raises RedisUnavailable."""
-        if not names:
-            return {}
-        with answering():
-            blobs = cast("list[bytes | None]", self.client.hmget(self.keys.watching("sessions"), list(names)))
-        found = {}
-        for name, blob in zip(names, blobs, strict=True):
-            if blob is not None:
-                try:
-                    found[name] = Session.unpack(*names_of(name), blob)
-                except BadPayload as exc:
-                    logger().warning("watch.damaged", what="session", why=str(exc))
-        return found
+        return self._read("sessions", names, lambda name, blob: Session.unpack(*names_of(name), blob))
 
     def due(self, until_ms: Mapping[Lane, int], most: int) -> list[str]:
         """Sessions that close by then, per lane; those due first. Raises RedisUnavailable."""
@@ -187,17 +178,21 @@ class State:
 
     def pasts(self, names: Sequence[str]) -> dict[str, Past]:
         """Those of these that are kept; a damaged one is as if it were not. Raises RedisUnavailable."""
+        return self._read("pasts", names, lambda _, blob: Past.unpack(blob))
+
+    def _read(self, what: str, names: Sequence[str], unpack: Callable[[str, bytes], T]) -> dict[str, T]:
+        """Those of these that a hash has and that can be read. Raises RedisUnavailable."""
         if not names:
             return {}
         with answering():
-            blobs = cast("list[bytes | None]", self.client.hmget(self.keys.watching("pasts"), list(names)))
+            blobs = cast("list[bytes | None]", self.client.hmget(self.keys.watching(what), list(names)))
         found = {}
         for name, blob in zip(names, blobs, strict=True):
             if blob is not None:
                 try:
-                    found[name] = Past.unpack(blob)
+                    found[name] = unpack(name, blob)
                 except BadPayload as exc:
-                    logger().warning("watch.damaged", what="past", why=str(exc))
+                    logger().warning("watch.damaged", what=what.removesuffix("s"), why=str(exc))
         return found
 
     def forgettable(self, until_ms: int, most: int) -> list[str]:

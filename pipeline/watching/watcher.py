@@ -319,7 +319,7 @@ class Watcher:
         events = view.past_events + sum(len(p.templates) for p in new) - sum(len(p.templates) for p in gone)
         # What was accepted while they were kept may go on with them: what waits, and what is open.
         until_ms = min([view.now_ms, *view.waiting.values()])
-        old = [] if view.more else self.state.forgettable(until_ms, MOST_CLOSED)
+        old = self.state.forgettable(until_ms, MOST_CLOSED) if view.pasts and not view.more else []
         open_ = {*self.state.sessions(old), *changes.sessions} - changes.over
         names = [name for name in old if name not in changed and name not in open_]
         told.more |= len(old) >= MOST_CLOSED and bool(names)
