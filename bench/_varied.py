@@ -1,0 +1,70 @@
+"""Real log files cycled with varied parameters: each cycle says the same with other ids, as a system that goes on does."""
+
+import gzip
+import re
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from pipeline.sources import files, formats
+
+# Ids, sizes, addresses in memory, parts of UUIDs. Shorter numbers stay: the parts of an IP address or a date have bounds.
+_PARAMETER: Final = re.compile(r"[0-9a-f]{4,}")
+CYCLES: Final = 9  # with other digits than those before; zeros stay, so that no number begins with one
+
+
+def real_files(data: Path, folder: Path) -> dict[str, Path]:
+    """The unpacked log of every set by its name, one file each."""
+    found = {p.parent.name: p for p in sorted((data / "loghub_2k").glob("*/*_2k.log"))}
+    packed = {
+        "HDFS-20k": gzip.decompress((data / "hdfs" / "HDFS_20000.log.gz").read_bytes()),
+        "BGL-100k": gzip.decompress((data / "bgl" / "BGL_100k.log.gz").read_bytes()),
+    }
+    with zipfile.ZipFile(data / "trainticket" / "normal" / "F02normal01.zip") as archive:
+        packed["TrainTicket"] = archive.read(next(n for n in archive.namelist() if n.endswith(".log")))
+    for name, text in packed.items():
+        found[name] = folder / f"{name}.log"
+        found[name].write_bytes(text)
+    return found
+
+
+def varied(path: Path, cycle: int) -> Iterator[str]:
+    """The lines of a file with other parameters in their messages; headers stay as they are. `cycle` 0: as they were."""
+    digits = str.maketrans("123456789", "123456789"[cycle % 9 :] + "123456789"[: cycle % 9])
+    arrived = datetime.now(UTC)
+    for chunk in files.read(path):
+        parsed = formats.parse(chunk.records, chunk.formats, arrived=arrived, zone="UTC")
+        for raw, message in pl.DataFrame({"raw": chunk.records["raw"], "m": parsed["message"]}).iter_rows():
+            head = raw.removesuffix(message) if message else raw
+            said = raw[len(head) :]
+            yield head + _PARAMETER.sub(lambda found: found.group().translate(digits), said)
+
+
+def write_cycles(sources: dict[str, Path], folder: Path, lines: int) -> list[Path]:
+    """One file per set, `lines` physical lines in all, as many from each set as its share; whole records."""
+    per_cycle = {name: path.read_bytes().count(b"\n") for name, path in sources.items()}
+    made: list[Path] = []
+    left = lines
+    for number, (name, path) in enumerate(sorted(sources.items())):
+        others = len(sources) - number - 1
+        share = left if not others else lines * per_cycle[name] // sum(per_cycle.values())
+        made.append(folder / f"{name}.log")
+        _write(path, made[-1], share)
+        left -= share
+    return made
+
+
+def _write(path: Path, to: Path, lines: int) -> None:
+    with to.open("w", encoding="utf-8", newline="") as out:
+        cycle = 0
+        while lines > 0:
+            cycle += 1
+            for record in varied(path, cycle):
+                out.write(record + "\n")
+                lines -= record.count("\n") + 1
+                if lines <= 0:
+                    break

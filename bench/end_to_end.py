@@ -1,0 +1,309 @@
+"""File to Parquet through Redis and Celery, 2 million real lines with varied parameters, beside Drain3 in one process.
+
+`logweir send FILES --wait` on a stack that has a trained model: reading, accepting, masking, answering, scoring what is
+new, storing, committing. Drain3 gets the messages alone, with the same masks and its templates learnt, on one thread; it
+masks and matches, and stores nothing. Its speed is that of a sample, evenly spaced over the same lines.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Final
+
+import polars as pl
+import psutil
+
+from bench import _flame
+from bench._drain3 import miner
+from bench._load import environment, stack
+from bench._running import memory, scratch
+from bench._varied import real_files, write_cycles
+from pipeline.drain.digest import cleaned
+from pipeline.drain.masking import MaskSet
+from pipeline.keyspace import connect
+from pipeline.ledger import Ledger
+from pipeline.presence import state_file
+from pipeline.settings import Settings
+from pipeline.sources import files, formats
+
+LINES: Final = 2_000_000
+ROUNDS: Final = 5
+LEARN: Final = 1_000  # of a file, for Drain3 to learn the common templates before the sample is timed
+SAMPLE: Final = 20_000  # records that Drain3 gets a round
+COMMAND_S: Final = 1_800.0
+SETTLE_S: Final = 300.0
+# Of each role: the last argument of its processes, and the frame from which on its work is drawn.
+FLAMES: Final = {
+    "send": ("--wait", "pipeline/send.main"),
+    "ingest": ("ingest-1", "pipeline/step.perform"),
+    "store": ("store", "pipeline/bootstrap._bind"),
+}
+
+
+def options(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--lines", type=int, default=LINES, help=f"lines of a round (default {LINES:,})")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"rounds, of which the median counts (default {ROUNDS})"
+    )
+    parser.add_argument(
+        "--ingest", type=int, default=1, help="ingest processes of the stack (default 1, as shipped)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the stack, as in batch_records=10000",
+    )
+    parser.add_argument(
+        "--flames",
+        type=Path,
+        metavar="FOLDER",
+        help="write flame graphs there; sampling takes some percent of the speed",
+    )
+
+
+def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
+    extra = {"LOGWEIR_INGEST_PROCESSES": str(args.ingest)}
+    for item in args.set:
+        name, _, value = item.partition("=")
+        extra[f"LOGWEIR_{name.upper()}"] = value
+    with scratch() as folder:
+        if args.flames:
+            extra |= _flame.environment(folder / "samples")
+        sources = real_files(data, folder)
+        (folder / "varied").mkdir()
+        made = write_cycles(sources, folder / "varied", args.lines)
+        world = _World(folder=folder, extra=extra, made=made, sample=_Sample(made))
+        with stack(folder, **extra) as settings:
+            world.command("send", *map(str, sources.values()), "--wait")
+            world.command("train")
+            _settled(settings)
+            rounds = [_round(world, settings, n) for n in range(args.rounds)]
+        for role, (pattern, root) in FLAMES.items() if args.flames else ():
+            _flame.draw(folder / "samples", pattern, root, args.flames / f"{role}.svg")
+    ours = median(r.lines / r.seconds for r in rounds)
+    theirs = median(r.drain3_lines_per_s for r in rounds)
+    cpu: dict[str, float] = {}
+    for name in rounds[0].cpu_s:
+        cpu[name] = round(median(r.cpu_s.get(name, 0.0) for r in rounds) / rounds[0].lines * 1e6, 2)
+    return {
+        "lines": rounds[0].lines,
+        "bytes": world.sample.size,
+        "rounds": len(rounds),
+        "ingest_processes": args.ingest,
+        "lines_per_s": round(ours),
+        "drain3_lines_per_s": round(theirs),
+        "ratio": round(median(r.lines / r.seconds / r.drain3_lines_per_s for r in rounds), 2),
+        "lowest_ratio": round(min(r.lines / r.seconds / r.drain3_lines_per_s for r in rounds), 2),
+        "peak_rss_mib": max(r.peak_rss_mib for r in rounds),
+        "peak_pss_mib": max(r.peak_pss_mib for r in rounds),
+        "stored_mib": round(median(r.stored_mib for r in rounds)),
+        "flagged": round(median(r.flagged for r in rounds)),
+        "lost": sum(r.lost for r in rounds),
+        "doubled": sum(r.doubled for r in rounds),
+        "cpu_us_per_line": cpu,
+    }
+
+
+def _settled(settings: Settings) -> None:
+    """Until what was stored before there was a model has been judged too: it would be done in the first round."""
+    ledger = Ledger(connect(settings), settings)
+    until = time.monotonic() + SETTLE_S
+    while any(ledger.pending()):
+        if time.monotonic() > until:
+            raise RuntimeError(f"batches wait that nobody works on: {ledger.counts()}")
+        time.sleep(0.5)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    lines: int
+    seconds: float
+    drain3_lines_per_s: float
+    peak_rss_mib: float
+    peak_pss_mib: float
+    stored_mib: float
+    flagged: int
+    lost: int
+    doubled: int
+    cpu_s: dict[str, float]
+
+
+def _round(world: "_World", settings: Settings, number: int) -> _Round:
+    """One sending of all files under names of their own, then Drain3 while the stack rests."""
+    here = world.folder / f"round-{number}"
+    here.mkdir()
+    links = []
+    for path in world.made:
+        (here / path.name).symlink_to(path)
+        links.append(here / path.name)
+    wanted = world.sample.total
+    theirs = [world.sample.lines_per_s()]
+    with _watched(settings) as seen:
+        began = time.monotonic()
+        world.command("send", *map(str, links), "--wait", seen=seen)
+        seconds = time.monotonic() - began
+    rows = pl.scan_parquet(settings.results / "**/*.parquet", hive_partitioning=False).filter(
+        pl.col("source").str.starts_with(str(here))
+    )
+    lines, ids, records, flagged = (
+        rows.select(
+            pl.col("lines").sum(),
+            pl.col("record_id").n_unique(),
+            pl.len().alias("n"),
+            pl.col("anomalous").sum().alias("flagged"),
+        )
+        .collect(engine="streaming")
+        .row(0)
+    )
+    stored = sum(p.stat().st_size for p in settings.results.rglob("*.parquet"))
+    for path in list(settings.results.rglob("*.parquet")):  # the next round starts as this one did
+        path.unlink()
+    return _Round(
+        lines=wanted,
+        seconds=seconds,
+        drain3_lines_per_s=mean(
+            [*theirs, world.sample.lines_per_s()]
+        ),  # before and after: other work comes and goes
+        peak_rss_mib=round(seen.rss),
+        peak_pss_mib=round(seen.pss),
+        stored_mib=stored / 2**20,
+        flagged=int(flagged),
+        lost=max(0, wanted - int(lines)),
+        doubled=int(records - ids),
+        cpu_s=dict(seen.cpu_s),
+    )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the processes of a stack and the sender took: the highest memory in MiB, processor seconds by role."""
+
+    rss: float = 0.0
+    pss: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sender: "subprocess.Popen[bytes] | None" = None
+
+
+@contextmanager
+def _watched(settings: Settings) -> Iterator[_Seen]:
+    state = json.loads(state_file(settings.data_dir).read_text(encoding="utf-8"))
+    roots = {name: psutil.Process(pid) for name, pid in state["workers"].items()}
+    roots |= {"redis": psutil.Process(state["redis"][0]), "supervisor": psutil.Process(state["pid"])}
+    seen, done = _Seen(), threading.Event()
+    sender: dict[int, float] = {}
+
+    def look() -> None:
+        while not done.wait(0.5):
+            rss, pss = memory(roots["supervisor"])  # with all its children
+            if (running := seen.sender) is not None and running.poll() is None:
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(running.pid)
+                    sender[running.pid] = _cpu_s(process)
+                    mine = memory(process)
+                    rss, pss = rss + mine[0], pss + mine[1]
+            seen.rss, seen.pss = max(seen.rss, rss), max(seen.pss, pss)
+
+    before = {name: _tree_s(process, alone=name == "supervisor") for name, process in roots.items()}
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        watcher.join()
+        for name, process in roots.items():
+            seen.cpu_s[name] = _tree_s(process, alone=name == "supervisor") - before[name]
+        seen.cpu_s["send"] = sum(sender.values())
+
+
+def _tree_s(process: psutil.Process, *, alone: bool) -> float:
+    """Processor seconds of a process and, unless `alone`, of those it started."""
+    return _cpu_s(process) + (0.0 if alone else sum(map(_cpu_s, process.children(recursive=True))))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _World:
+    """What all rounds share."""
+
+    folder: Path
+    extra: dict[str, str]  # of the environment
+    made: list[Path]
+    sample: "_Sample"
+
+    def command(self, *verb: str, seen: _Seen | None = None) -> None:
+        """A command of ours as users run it. Raises CalledProcessError with what it said."""
+        command = [sys.executable, "-m", "pipeline.cli", *verb]
+        process = subprocess.Popen(
+            command,
+            env=environment(self.folder) | self.extra,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=self.folder,
+        )
+        if seen is not None:
+            seen.sender = process
+        try:
+            _, said = process.communicate(timeout=COMMAND_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.decode()[-2000:])
+
+
+class _Sample:
+    """What Drain3 gets: the messages of the same lines, evenly spaced, with their physical lines."""
+
+    def __init__(self, made: list[Path]) -> None:
+        self.masks, self.settings = MaskSet.load(), Settings()
+        self.size = sum(path.stat().st_size for path in made)
+        self.total = sum(path.read_bytes().count(b"\n") for path in made)
+        parts, firsts = [], []
+        for path in made:
+            firsts.append(_messages(path, every=1, most=LEARN))
+            parts.append(_messages(path, every=max(1, self.total // SAMPLE)))
+        self.first = [m for part in firsts for m in part[0]]
+        self.messages = [m for part in parts for m in part[0]]
+        self.lines = sum(part[1] for part in parts)
+        self.theirs = miner(self.masks, self.settings)
+        for message in [*self.first, *self.messages]:
+            self.theirs.add_log_message(message)
+
+    def lines_per_s(self) -> float:
+        """Physical lines: a stack trace is one message here as there."""
+        began = time.perf_counter()
+        for message in self.messages:
+            self.theirs.add_log_message(message)
+        return self.lines / (time.perf_counter() - began)
+
+
+def _messages(path: Path, *, every: int, most: int | None = None) -> tuple[list[str], int]:
+    found: list[str] = []
+    lines = at = 0
+    for chunk in files.read(path):
+        chosen = chunk.records.gather_every(every, at) if at < chunk.records.height else chunk.records.head(0)
+        parsed = formats.parse(chosen, chunk.formats, arrived=datetime.now(UTC), zone="UTC")
+        at = (at - chunk.records.height) % every
+        found += cleaned(parsed["message"].str.replace_all("\n", " ")).to_list()
+        lines += int(parsed["lines"].sum())
+        if most is not None and len(found) >= most:
+            break
+    return found[:most], lines
