@@ -32,6 +32,7 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
     "severe": pl.Boolean,  # seen at an error-like level
     "level": pl.String,  # of its first record
     "version": pl.String,  # model version the batch is answered under, or WARMING_VERSION
+    "rows": pl.List(pl.UInt32),  # of the batch, that have this key; null until the batch leaves ingest
     # evidence, filled by infer
     "surprise": pl.Float64,
     "words": pl.List(pl.String),
@@ -53,8 +54,7 @@ _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
 
 def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
     """RAW_SCHEMA -> the same rows with header columns filled, plus `masked`, `pattern_id`, `severe`, `key`."""
-    names = meta.formats or formats.detect(records["raw"].head(200).to_list())
-    parsed = formats.parse(records, names, arrived=meta.arrived, zone=meta.zone)
+    parsed = _parsed(records, meta)
     masked = masks.mask(parsed["message"])
     frame = parsed.with_columns(
         masked["masked"],
@@ -62,6 +62,24 @@ def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
         pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False).alias("severe"),
     )
     return frame.with_columns((pl.col("pattern_id").xor(pl.col("severe").cast(pl.UInt64))).alias("key"))
+
+
+def prepared_again(records: pl.DataFrame, meta: Meta, work: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
+    """As `prepare`, without `masked`, of the batch that `work` is of: which record has which key stands there (`placed`).
+
+    The masks are run only where it does not: in the work of an older build.
+    """
+    if "rows" not in work.columns or work["rows"].has_nulls():
+        return prepare(records, meta, masks)
+    found = work.select("rows", "pattern_id", "severe", "key").explode("rows").sort("rows")
+    if not found["rows"].equals(pl.int_range(records.height, dtype=pl.UInt32, eager=True).alias("rows")):
+        return prepare(records, meta, masks)
+    return _parsed(records, meta).with_columns(found.drop("rows").get_columns())
+
+
+def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
+    names = meta.formats or formats.detect(records["raw"].head(200).to_list())
+    return formats.parse(records, names, arrived=meta.arrived, zone=meta.zone)
 
 
 def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
@@ -75,6 +93,16 @@ def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
         if name not in few.columns
     ]
     return few.with_columns(blank).with_columns(pl.lit(version).alias("version")).select(list(WORK_SCHEMA))
+
+
+def placed(work: pl.DataFrame, prepared: pl.DataFrame) -> pl.DataFrame:
+    """`work` with the rows of each key, for whoever stores the batch in the end and need not mask it again."""
+    rows = (
+        prepared.select("key", pl.int_range(pl.len(), dtype=pl.UInt32).alias("rows"))
+        .group_by("key")
+        .agg("rows")
+    )
+    return work.drop("rows").join(rows, on="key", how="left", maintain_order="left").select(list(WORK_SCHEMA))
 
 
 def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:

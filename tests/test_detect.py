@@ -1,10 +1,12 @@
 """Records to verdicts as pure functions: every record once, in order, with an id of its own."""
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
+import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,6 +99,33 @@ def test_the_key_tells_severe_from_plain_and_only_that() -> None:
 def test_a_record_without_a_time_gets_the_time_of_arrival() -> None:
     prepared = detect.prepare(raw_frame(["no header", LINES[0]]), META, MASKS)
     assert prepared["timestamp"].to_list() == [ARRIVED, datetime(2026, 11, 20, 9, tzinfo=UTC)]
+
+
+def test_what_work_says_of_the_records_stands_for_their_masks() -> None:
+    records = raw_frame([*LINES, "no header", *LINES[::-1]])
+    prepared = detect.prepare(records, META, MASKS)
+    work = unpack_frame(pack_frame(detect.placed(detect.distinct(prepared, "m1"), prepared)))
+    assert dict(work.schema) == WORK_SCHEMA
+    blind = replace(MASKS, passes=())  # would give every line a key of its own
+    assert detect.prepared_again(records, META, work, blind).equals(prepared.drop("masked"))
+    work = detect.with_evidence(work, [Evidence(surprise=1.0)] * work.height)
+    assert detect.prepared_again(records, META, answered(work), blind).equals(prepared.drop("masked"))
+
+
+@pytest.mark.parametrize("damage", ["older build", "not placed", "too few records", "a row twice"])
+def test_records_are_masked_again_where_work_does_not_place_them_all(damage: str) -> None:
+    records = raw_frame(LINES)
+    prepared = detect.prepare(records, META, MASKS)
+    work = detect.distinct(prepared, "m1")
+    if damage == "older build":
+        work = work.drop("rows")
+    elif damage != "not placed":
+        work = detect.placed(work, prepared if damage == "a row twice" else prepared.head(2))
+    if damage == "a row twice":
+        work = work.with_columns(
+            pl.Series("rows", [[0, 1, 1]] + [[3]] * (work.height - 1), dtype=work.schema["rows"])
+        )
+    assert detect.prepared_again(records, META, work, MASKS).equals(prepared)
 
 
 # Answering

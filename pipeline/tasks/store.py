@@ -17,6 +17,7 @@ def run(context: Context, batch_id: str, *_: str) -> str | None:
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
-    prepared = detect.prepare(records_of(context, claim), claim.meta, context.masks)
-    finish(context, claim, prepared, context.ledger.work(claim.batch_id))
+    work = context.ledger.work(claim.batch_id)
+    prepared = detect.prepared_again(records_of(context, claim), claim.meta, work, context.masks)
+    finish(context, claim, prepared, work)
     return None
