@@ -6,34 +6,25 @@ masks and matches, and stores nothing. Its speed is that of a sample, evenly spa
 """
 
 import argparse
-import contextlib
-import json
-import subprocess
-import sys
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final
 
 import polars as pl
-import psutil
 
 from bench import _flame
 from bench._drain3 import miner
-from bench._load import environment, stack
-from bench._running import memory, scratch
+from bench._load import stack
+from bench._running import scratch
+from bench._stacks import Seen, command, watched
 from bench._varied import real_files, write_cycles
 from pipeline.drain.digest import cleaned
 from pipeline.drain.masking import MaskSet
 from pipeline.keyspace import connect
 from pipeline.ledger import Ledger
-from pipeline.presence import state_file
 from pipeline.settings import Settings
 from pipeline.sources import files, formats
 
@@ -41,7 +32,6 @@ LINES: Final = 2_000_000
 ROUNDS: Final = 5
 LEARN: Final = 1_000  # of a file, for Drain3 to learn the common templates before the sample is timed
 SAMPLE: Final = 20_000  # records that Drain3 gets a round
-COMMAND_S: Final = 1_800.0
 SETTLE_S: Final = 300.0
 # Of each role: the last argument of its processes, and the frame from which on its work is drawn.
 FLAMES: Final = {
@@ -151,7 +141,7 @@ def _round(world: "_World", settings: Settings, number: int) -> _Round:
         links.append(here / path.name)
     wanted = world.sample.total
     theirs = [world.sample.lines_per_s()]
-    with _watched(settings) as seen:
+    with watched(settings) as seen:
         began = time.monotonic()
         world.command("send", *map(str, links), "--wait", seen=seen)
         seconds = time.monotonic() - began
@@ -187,58 +177,6 @@ def _round(world: "_World", settings: Settings, number: int) -> _Round:
     )
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What the processes of a stack and the sender took: the highest memory in MiB, processor seconds by role."""
-
-    rss: float = 0.0
-    pss: float = 0.0
-    cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    sender: "subprocess.Popen[bytes] | None" = None
-
-
-@contextmanager
-def _watched(settings: Settings) -> Iterator[_Seen]:
-    state = json.loads(state_file(settings.data_dir).read_text(encoding="utf-8"))
-    roots = {name: psutil.Process(pid) for name, pid in state["workers"].items()}
-    roots |= {"redis": psutil.Process(state["redis"][0]), "supervisor": psutil.Process(state["pid"])}
-    seen, done = _Seen(), threading.Event()
-    sender: dict[int, float] = {}
-
-    def look() -> None:
-        while not done.wait(0.5):
-            rss, pss = memory(roots["supervisor"])  # with all its children
-            if (running := seen.sender) is not None and running.poll() is None:
-                with contextlib.suppress(psutil.Error):
-                    process = psutil.Process(running.pid)
-                    sender[running.pid] = _cpu_s(process)
-                    mine = memory(process)
-                    rss, pss = rss + mine[0], pss + mine[1]
-            seen.rss, seen.pss = max(seen.rss, rss), max(seen.pss, pss)
-
-    before = {name: _tree_s(process, alone=name == "supervisor") for name, process in roots.items()}
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    try:
-        yield seen
-    finally:
-        done.set()
-        watcher.join()
-        for name, process in roots.items():
-            seen.cpu_s[name] = _tree_s(process, alone=name == "supervisor") - before[name]
-        seen.cpu_s["send"] = sum(sender.values())
-
-
-def _tree_s(process: psutil.Process, *, alone: bool) -> float:
-    """Processor seconds of a process and, unless `alone`, of those it started."""
-    return _cpu_s(process) + (0.0 if alone else sum(map(_cpu_s, process.children(recursive=True))))
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _World:
     """What all rounds share."""
@@ -248,25 +186,8 @@ class _World:
     made: list[Path]
     sample: "_Sample"
 
-    def command(self, *verb: str, seen: _Seen | None = None) -> None:
-        """A command of ours as users run it. Raises CalledProcessError with what it said."""
-        command = [sys.executable, "-m", "pipeline.cli", *verb]
-        process = subprocess.Popen(
-            command,
-            env=environment(self.folder) | self.extra,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd=self.folder,
-        )
-        if seen is not None:
-            seen.sender = process
-        try:
-            _, said = process.communicate(timeout=COMMAND_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.decode()[-2000:])
+    def command(self, *verb: str, seen: Seen | None = None) -> None:
+        command(self.folder, *verb, extra=self.extra, seen=seen)
 
 
 class _Sample:

@@ -1,0 +1,103 @@
+"""The processes of a running stack as seen from outside: their memory and processor time; and commands of ours beside it."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from bench._load import environment
+from bench._running import memory
+from pipeline.presence import state_file
+from pipeline.settings import Settings
+
+COMMAND_S: Final = 1_800.0
+LOOK_S: Final = 0.5
+
+
+def roots_of(settings: Settings) -> dict[str, psutil.Process]:
+    """The processes of the stack of this data directory by name; "supervisor" has all others for children."""
+    state = json.loads(state_file(settings.data_dir).read_text(encoding="utf-8"))
+    roots = {name: psutil.Process(pid) for name, pid in state["workers"].items()}
+    return roots | {"redis": psutil.Process(state["redis"][0]), "supervisor": psutil.Process(state["pid"])}
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the processes of a stack and a command beside it took: highest memory in MiB, processor seconds by role."""
+
+    rss: float = 0.0
+    pss: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sender: "subprocess.Popen[bytes] | None" = None  # a command that takes part while it runs
+
+
+@contextmanager
+def watched(settings: Settings) -> Iterator[Seen]:
+    roots = roots_of(settings)
+    seen, done = Seen(), threading.Event()
+    sender: dict[int, float] = {}
+
+    def look() -> None:
+        while not done.wait(LOOK_S):
+            rss, pss = memory(roots["supervisor"])  # with all its children
+            if (running := seen.sender) is not None and running.poll() is None:
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(running.pid)
+                    sender[running.pid] = _cpu_s(process)
+                    mine = memory(process)
+                    rss, pss = rss + mine[0], pss + mine[1]
+            seen.rss, seen.pss = max(seen.rss, rss), max(seen.pss, pss)
+
+    before = {name: _tree_s(process, alone=name == "supervisor") for name, process in roots.items()}
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        watcher.join()
+        for name, process in roots.items():
+            seen.cpu_s[name] = _tree_s(process, alone=name == "supervisor") - before[name]
+        seen.cpu_s["send"] = sum(sender.values())
+
+
+def _tree_s(process: psutil.Process, *, alone: bool) -> float:
+    """Processor seconds of a process and, unless `alone`, of those it started."""
+    return _cpu_s(process) + (0.0 if alone else sum(map(_cpu_s, process.children(recursive=True))))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def command(
+    folder: Path, *verb: str, extra: Mapping[str, str] | None = None, seen: Seen | None = None
+) -> None:
+    """A command of ours as users run it. Raises CalledProcessError with what it said."""
+    words = [sys.executable, "-m", "pipeline.cli", *verb]
+    process = subprocess.Popen(
+        words,
+        env=environment(folder) | dict(extra or {}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+    )
+    if seen is not None:
+        seen.sender = process
+    try:
+        _, said = process.communicate(timeout=COMMAND_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words, stderr=said.decode()[-2000:])
