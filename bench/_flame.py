@@ -14,7 +14,10 @@ _WIDTH: Final = 1200
 _ROW: Final = 17
 _LEAST: Final = 0.002  # of the whole; narrower frames are left out
 _CHARS: Final = 6.6  # width of one
-_COLOURS: Final = {"pipeline": "#e8a33d", "polars": "#7aa6d6", "redis": "#d98880", "other": "#d5d8dc"}
+_OTHER: Final = "#d5d8dc"
+_COLOURS: Final = {"pipeline": "#e8a33d", "polars": "#7aa6d6"} | dict.fromkeys(
+    ("redis", "celery", "kombu"), "#d98880"
+)
 
 
 @dataclass(slots=True)
@@ -34,10 +37,10 @@ def draw(folder: Path, role: str, root: str, to: Path) -> int:
     stacks: Counter[str] = Counter()
     for path in folder.glob(f"{role}-*.folded"):
         for line in path.read_text(encoding="utf-8").splitlines():
-            stack, _, count = line.rpartition(" ")
+            stack, _, samples = line.rpartition(" ")
             _, found, below = stack.partition(root)
             if found:
-                stacks[root + below] += int(count)
+                stacks[root + below] += int(samples)
     top = _Frame()
     for stack, count in stacks.items():
         frame = top
@@ -48,7 +51,9 @@ def draw(folder: Path, role: str, root: str, to: Path) -> int:
     depth = _depth(top, top.count)
     height = (depth + 2) * _ROW
     boxes = "".join(_boxes(top, top.count, 0.0, 0, height))
-    head = escape(f"{role}: {top.count:,} samples of a process at work")
+    head = escape(
+        f"{role}: {top.count:,} samples at work; orange ours, blue Polars, red Redis and Celery, grey others"
+    )
     to.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="monospace" font-size="11">'
         f'<rect width="100%" height="100%" fill="white"/><text x="4" y="12">{head}</text>{boxes}</svg>\n',
@@ -67,7 +72,7 @@ def _boxes(frame: _Frame, whole: int, left: float, level: int, height: int) -> "
         width = inner.count / whole * _WIDTH
         if inner.count >= _LEAST * whole:
             y = height - (level + 1) * _ROW
-            shown = escape(name[: int(width / _CHARS)]) if width > 4 * _CHARS else ""
+            shown = escape(name.partition("/")[2][: int(width / _CHARS)]) if width > 4 * _CHARS else ""
             told = escape(f"{name} {inner.count / whole:.1%}")
             made.append(
                 f'<g><title>{told}</title><rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 1}" '
@@ -79,5 +84,4 @@ def _boxes(frame: _Frame, whole: int, left: float, level: int, height: int) -> "
 
 
 def _colour(name: str) -> str:
-    package = name.partition("/")[0]
-    return _COLOURS.get(package, _COLOURS["other"])
+    return _COLOURS.get(name.partition("/")[0], _OTHER)
