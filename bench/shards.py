@@ -9,6 +9,7 @@ The numbers of shards take turns, so that other work on the machine meets all al
 Beside the wall time stands the time of the busiest worker on a processor: what a machine with a core for each would take.
 """
 
+import gc
 import os
 import random
 import subprocess
@@ -132,12 +133,12 @@ def load_of(data: Path, masks: MaskSet) -> Load:
     return Load(batches=batches)
 
 
-def put(settings: Settings, load: Load) -> list[tuple[str, str]]:
+def put(settings: Settings, load: Load, kind: str = "batch") -> list[tuple[str, str]]:
     """Everything into the ledger, as it waits for stage drain; (batch, workload)."""
     ledger = Ledger(connect(settings), settings)
     names = []
     for number, (workload, work) in enumerate(load.batches):
-        name = f"b{number}"
+        name = f"{kind}-{number}"
         ledger.accept(
             Batch(
                 batch_id=name, workload=workload, source="bench", source_key="bench", purpose=Purpose.SCORE,
@@ -221,11 +222,9 @@ def turn(settings: Settings, load: Load, folder: Path) -> Turn:
                 w for i in range(10_000) if shard_of(w := f"warm-{i}", settings.drain_shards) == shard
             )
             first.append((mine, work_of(varied([f"warm up of drain shard number {shard}"], 20, rng), rng)))
-        # Ids of batches are of one put; these are named apart.
-        for name, workload in put(replace(settings), Load(batches=first)):
+        for name, workload in put(settings, Load(batches=first), "first"):
             submit.wake(Stage.DRAIN, name, workload=workload)
         _until(idle, DONE_S, "the first batches are learnt")
-        client.delete(*(ledger.keys.batch(f"b{i}") for i in range(len(first))))
         names = put(settings, load)
         before, redis_before = [_cpu(w) for w in workers], _redis_cpu(client)
         began = time.perf_counter()
@@ -287,6 +286,8 @@ def parts(settings: Settings, load: Load) -> dict[str, float]:
         (Ledger, "claim", "claim"),
         (Leases, "request", "lease"),
     ]
+    gc.collect()
+    gc.freeze()  # one full collection of what this process holds besides would cost some part 10 us a line
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in watched]
     context = Context(make_app(settings), settings)
     names = put(settings, load)
