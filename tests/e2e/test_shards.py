@@ -93,8 +93,9 @@ def test_the_number_of_shards_may_change_and_no_line_is_lost_and_no_id_changes(u
     queues = {q for w in stack.status()["workers"] for q in w["queues"]}
     assert {"drain", "drain.1", "drain.2", "drain.2.backfill"} <= queues
     # Under the first model the cache is empty: every line comes to a writer once more, and those of `one` are judged again.
-    done = stack.logweir("train", "--workload", WORKLOADS[0], "--json")
-    assert done.returncode == 0, done.stderr
+    # A training of three seconds may fail on a busy machine; this test is not about trainings.
+    train = ("train", "--workload", WORKLOADS[0], "--json")
+    until(lambda: stack.logweir(*train).returncode == 0, what="there is a model")
     for number, workload in enumerate(WORKLOADS):
         send(stack, workload, lines_of(number, "second"), "two")
     for workload in WORKLOADS:
