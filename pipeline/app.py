@@ -12,7 +12,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from pipeline.errors import BadSetting
-from pipeline.routing import QUEUE_PERIODIC, QUEUES, TASK_SWEEP, TASK_TICK, TASK_WATCH
+from pipeline.routing import QUEUE_PERIODIC, TASK_SWEEP, TASK_TICK, TASK_WATCH, all_queues
 from pipeline.settings import Settings
 from pipeline.values import TLS_OPTIONS
 
@@ -82,7 +82,9 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "task_reject_on_worker_lost": False,  # the ledger sends it again; requeueing here would loop on poison
         "worker_prefetch_multiplier": 1,
         # The default exchange only: restoring a message then needs no binding keys.
-        "task_queues": [Queue(name, exchange, routing_key=name) for name in QUEUES],
+        "task_queues": [
+            Queue(name, exchange, routing_key=name) for name in all_queues(settings.drain_shards)
+        ],
         "task_default_queue": QUEUE_PERIODIC,
         "task_create_missing_queues": False,
         "broker_transport_options": {

@@ -1,12 +1,13 @@
 """Work on whole columns of text: over the threads that there are, and once for values that repeat."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import polars as pl
 
 PARALLEL_ROWS: Final = 2048  # below this a second thread costs more than it saves
 _LOOKED_AT: Final = 512  # rows that tell whether a column repeats itself
+_MANY_LISTS: Final = 200  # below this a query costs more than it saves
 _WORTH: Final = 0.9  # share of distinct rows up to which finding them costs less than working on all
 
 
@@ -35,3 +36,18 @@ def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> p
     table = pl.DataFrame([few.alias("value"), work(few).alias("result")])
     rows = column.alias("value").to_frame()
     return rows.join(table, on="value", how="left", maintain_order="left").get_column("result")
+
+
+def lists_of_text(rows: Sequence[Sequence[str]]) -> pl.Series:
+    """A column of List(String). Of rows that are given as lists Polars makes a series each, at 5 to 7 us; grouping a flat
+    column takes 0.8 us a row where there are 1,000."""
+    kind = pl.List(pl.String)
+    if len(rows) < _MANY_LISTS:
+        return pl.Series(list(rows), dtype=kind)
+    # A row without texts has a null, or it would be missing.
+    flat = [(i, text) for i, row in enumerate(rows) for text in (row or (None,))]
+    frame = pl.DataFrame(
+        {"row": [i for i, _ in flat], "text": [text for _, text in flat]},
+        schema={"row": pl.UInt32, "text": pl.String},
+    )
+    return frame.group_by("row", maintain_order=True).agg(pl.col("text").drop_nulls()).get_column("text")

@@ -15,6 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.batches import Meta
+from pipeline.columns import lists_of_text
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
@@ -109,8 +110,10 @@ def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
     """`work` with the verdict columns of these keys filled in; the others stay as they are."""
     if not verdicts:
         return work
+    columns: dict[str, Any] = {n: [getattr(v, n) for v in verdicts.values()] for n in _VERDICT}
+    columns["reasons"] = lists_of_text(columns["reasons"])
     known = pl.DataFrame(
-        {"key": list(verdicts)} | {n: [getattr(v, n) for v in verdicts.values()] for n in _VERDICT},
+        {"key": list(verdicts), **columns},
         schema={name: WORK_SCHEMA[name] for name in ("key", *_VERDICT)},
     )
     return _complete(work).update(known, on="key", how="left")
@@ -174,7 +177,7 @@ def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None)
         template_count=seen,
         template_severe=knowledge.known.template_severe(template_id),
     )
-    return replace(verdict, reasons=(*verdict.reasons, *past_limit))
+    return replace(verdict, reasons=(*verdict.reasons, *past_limit)) if past_limit else verdict
 
 
 def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: str) -> pl.DataFrame:

@@ -19,6 +19,7 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | verdicts:<version>:young, :old | hash key -> verdict | answers of one model version | learn.lua rotates young to old; TTL a day |
 | templates | hash id -> msgpack | every template | bounded per workload by the learner |
 | templates_untold | hash id -> changes | templates that the OpenSearch index does not hold yet | as templates; told.lua |
+| template_changes | zset id -> n | templates in the order of their last change, where several shards learn (drain/learner.py) | as templates |
 | template_counts | hash workload -> n | templates that a workload has created | one per workload |
 | lease:<resource> | hash | exclusive holder, token, waiting holder | fields expire on Redis time in every lease script |
 | lease:<resource>:shared | zset token:holder -> ms | shared leases | purged in every lease script |
@@ -175,6 +176,10 @@ class Keys:
     @property
     def templates_untold(self) -> str:
         return self("templates_untold")
+
+    @property
+    def template_changes(self) -> str:
+        return self("template_changes")
 
     @property
     def template_counts(self) -> str:

@@ -492,6 +492,20 @@ class Ledger:
         found = self._ask(pipe.execute)
         return {batch_id for batch_id, value in zip(batch_ids, found, strict=True) if value == b"1"}
 
+    def owners(self, batch_ids: Sequence[str]) -> dict[str, str]:
+        """The workloads of those of these batches that are known."""
+        if not batch_ids:
+            return {}
+        pipe = self.client.pipeline(transaction=False)
+        for batch_id in batch_ids:
+            pipe.hget(self.keys.batch(batch_id), "workload")
+        found = self._ask(pipe.execute)
+        return {
+            batch_id: _text(workload)
+            for batch_id, workload in zip(batch_ids, found, strict=True)
+            if workload is not None
+        }
+
     def postpone(self, batch_ids: Sequence[str]) -> None:
         """Do not report these as overdue again before `overdue_ms`."""
         if batch_ids:
@@ -505,11 +519,8 @@ class Ledger:
         # where none of those was ready, the next call looks further on.
         first, many = self._rescored_to, 10 * limit
         ids = [_text(x) for x in self._ask(self.client.zrange, self.keys.warming, first, first + many - 1)]
-        pipe = self.client.pipeline(transaction=False)
-        for batch_id in ids:
-            pipe.hget(self.keys.batch(batch_id), "workload")
-        owners = self._ask(pipe.execute)
-        ready = [i for i, owner in zip(ids, owners, strict=True) if owner is None or has_model(_text(owner))]
+        owners = self.owners(ids)
+        ready = [i for i in ids if i not in owners or has_model(owners[i])]
         self._rescored_to = first + many if not ready and len(ids) == many else 0
         k = self.keys
         return [

@@ -44,7 +44,7 @@ def _hidden(data_dir: Path) -> bool:
 def attached(settings: Settings) -> Settings:
     """Settings that reach the stack of the data directory, or the Redis of REDIS_URL. Raises BadInput when there is none.
 
-    What all processes must have alike (settings.POLICY, settings.LIMITS) is the stack's, whatever was set here: a quota that
+    What all processes must have alike (settings.ALIKE) is the stack's, whatever was set here: a quota that
     one planner does not know is none, nor is a bound that one sender does not keep. With REDIS_URL there is nobody to ask; it has to be set alike everywhere.
     """
     if settings.redis_url is not None:

@@ -4,12 +4,16 @@ Senders and workers share only these names, so a producer never imports the work
 
 Batches wait in two classes: fresh ones in `<queue>`, backfill in `<queue>.backfill`. A worker serves both and takes what
 stands first in the alphabet (app.py): periodic work before batches, fresh batches before backfill.
+
+Stage drain has a queue per shard (`drain`, `drain.1`, ...), and a worker serves one of them: so which queues there are
+depends on the setting `drain_shards`.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 from pipeline.batches import Stage
+from pipeline.shards import MOST, of_shard, shard_of
 
 QUEUE_INGEST: Final = "ingest"
 QUEUE_CPU: Final = "infer.cpu"
@@ -35,10 +39,9 @@ STAGE_TASK: Final = {
     Stage.DRAIN: TASK_DRAIN,
     Stage.STORE: TASK_STORE,
 }
-STAGE_QUEUES: Final = {
+_STAGE_QUEUES: Final = {
     Stage.INGEST: (QUEUE_INGEST,),
     Stage.INFER: (QUEUE_CPU, QUEUE_GPU),
-    Stage.DRAIN: (QUEUE_DRAIN,),
     Stage.STORE: (QUEUE_STORE,),
 }
 
@@ -53,11 +56,22 @@ def both(queue: str) -> tuple[str, str]:
     return (queue, queue + BACKFILL)
 
 
-QUEUES: Final = (
-    *(name for queues in STAGE_QUEUES.values() for queue in queues for name in both(queue)),
-    QUEUE_TRAIN,
-    QUEUE_PERIODIC,
-)
+def stage_queues(stage: Stage, shards: int) -> tuple[str, ...]:
+    """The queues of a stage's fresh batches."""
+    if stage is Stage.DRAIN:
+        return tuple(of_shard(QUEUE_DRAIN, shard) for shard in range(shards))
+    return _STAGE_QUEUES[stage]
+
+
+def all_queues(shards: int) -> tuple[str, ...]:
+    """Every queue there is where stage drain has so many shards."""
+    of_batches = (name for stage in Stage for queue in stage_queues(stage, shards) for name in both(queue))
+    return (*of_batches, QUEUE_TRAIN, QUEUE_PERIODIC)
+
+
+def former_queues(shards: int) -> tuple[str, ...]:
+    """The queues of shards that there are no more, where there ever were."""
+    return tuple(name for n in range(shards, MOST) for name in both(of_shard(QUEUE_DRAIN, n)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +87,13 @@ def route(gpu: GpuView) -> str:
     return QUEUE_GPU if gpu.workers > 0 and gpu.open_to_shared else QUEUE_CPU
 
 
-def queue_for(stage: Stage, gpu: GpuView, *, backfill: bool = False) -> str:
-    """The queue in which a batch of this stage and class waits."""
-    queue = route(gpu) if stage is Stage.INFER else STAGE_QUEUES[stage][0]
+def queue_for(
+    stage: Stage, gpu: GpuView, *, backfill: bool = False, workload: str = "", shards: int = 1
+) -> str:
+    """The queue in which a batch of this stage and class waits; in stage drain its workload tells the shard."""
+    if stage is Stage.INFER:
+        queue = route(gpu)
+    else:
+        served = stage_queues(stage, shards)
+        queue = served[shard_of(workload, shards) if stage is Stage.DRAIN else 0]
     return of_class(queue, backfill=backfill)

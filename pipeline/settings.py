@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, available_timezones
 
+from pipeline import shards
 from pipeline.errors import BadSetting
 from pipeline.values import as_type, check_opensearch_url, check_url, joined, masked_url
 
@@ -46,6 +47,9 @@ POLICY: Final = (
 )  # fmt: skip
 # What everybody who sends into one pipeline has to have alike: the sender's own settings say what is full, and what is late.
 LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib", "backfill_after_s")
+# What everybody who works in one pipeline has to have alike: which queues there are, and whose batch lies in which.
+QUEUED: Final = ("drain_shards",)
+ALIKE: Final = (*POLICY, *LIMITS, *QUEUED)
 
 
 def _about(text: str, default: Any, *, least: float | None = None, most: float | None = None) -> Any:
@@ -132,8 +136,14 @@ class Settings:
     )
     ingest_processes: int = _about("ingest workers of the embedded stack", 1, least=1, most=64)
     infer_processes: int = _about("CPU scoring workers of the embedded stack", 1, least=1, most=64)
+    drain_shards: int = _about(
+        "writers of templates that work side by side, each for its part of the workloads",
+        1,
+        least=1,
+        most=shards.MOST,
+    )
     drain_processes: int = _about(
-        "drain workers of the embedded stack; one works, the others take over when it dies",
+        "drain workers of the embedded stack for each shard; one works, the others take over when it dies",
         1,
         least=1,
         most=64,
@@ -409,22 +419,18 @@ class Settings:
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def policy(self) -> dict[str, Any]:
-        """The settings of POLICY and LIMITS, for whoever joins later."""
-        return {name: getattr(self, name) for name in (*POLICY, *LIMITS)}
+        """The settings of ALIKE, for whoever joins later."""
+        return {name: getattr(self, name) for name in ALIKE}
 
     def under(self, policy: Mapping[str, Any]) -> Self:
-        """With the settings of POLICY and LIMITS as another process has them; what else stands there is passed over.
+        """With the settings of ALIKE as another process has them; what else stands there is passed over.
 
         Raises BadSetting for a wrong type or a value out of range.
         """
         hints = typing.get_type_hints(type(self))
         return replace(
             self,
-            **{
-                name: as_type(name, policy[name], hints[name])
-                for name in (*POLICY, *LIMITS)
-                if name in policy
-            },
+            **{name: as_type(name, policy[name], hints[name]) for name in ALIKE if name in policy},
         )
 
     def to_environ(self) -> dict[str, str]:
@@ -525,10 +531,10 @@ def page() -> str:
             "Precedence: defaults < configuration file (`--config FILE` or `LOGWEIR_CONFIG`, TOML with the names of the",
             "first column) < environment < flags. An unknown name, a wrong type or a value out of range is refused.",
             "",
-            "All processes of one GPU pool need the same rules, and whoever sends into one pipeline the same limits. A command",
-            "that joins a running stack takes these settings from it, whatever it was given; where `REDIS_URL` names a Redis",
-            "instead, set them alike everywhere:",
-            f"{', '.join(f'`{name}`' for name in (*POLICY, *LIMITS))}.",
+            "All processes of one GPU pool need the same rules, whoever sends into one pipeline the same limits, and whoever works",
+            "in it the same queues. A command that joins a running stack takes these settings from it, whatever it was given; where",
+            "`REDIS_URL` names a Redis instead, set them alike everywhere:",
+            f"{', '.join(f'`{name}`' for name in ALIKE)}.",
             "",
             "| setting | environment | default | what it is |",
             "|---|---|---|---|",

@@ -31,7 +31,7 @@ from pipeline.keyspace import SCRIPT_DIR, Keys, script_text
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.threshold import Evidence, Mode, calibrate
 from pipeline.records import utc_now
-from pipeline.routing import QUEUES
+from pipeline.routing import all_queues
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context
@@ -277,12 +277,12 @@ class World:
         return int(self.plain.zcard(self.keys.due)) + int(self.plain.zcard(self.keys.training_queue))
 
     def lying(self) -> int:
-        return sum(int(self.plain.llen(f"{self.settings.key_prefix}:{queue}")) for queue in QUEUES)
+        return sum(int(self.plain.llen(f"{self.settings.key_prefix}:{queue}")) for queue in all_queues(1))
 
     def deliver(self) -> int:
         """Give every message that lies in a queue to the process, as a Celery worker would."""
         count = 0
-        for queue in QUEUES:
+        for queue in all_queues(1):
             key = f"{self.settings.key_prefix}:{queue}"
             for _ in range(int(self.plain.llen(key))):
                 raw = self.plain.rpop(key)

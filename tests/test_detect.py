@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline import detect
 from pipeline.batches import Claim, Meta, Stage
+from pipeline.columns import lists_of_text
 from pipeline.detect import WORK_SCHEMA, Knowledge
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED
@@ -377,3 +378,12 @@ def test_every_record_comes_out_exactly_once_and_in_order(records: pl.DataFrame,
         sum(detect.outcomes(out)[name] for name in ("anomalous", "normal", "warming"))
         == records["lines"].sum()
     )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 199, 200, 1_000])
+def test_a_column_of_lists_is_what_polars_makes_of_them(rows: int) -> None:
+    lists = [("new-template", f"words:ü {i}")[: i % 3] for i in range(rows)]
+    made = lists_of_text(lists)
+    assert made.dtype == pl.List(pl.String)
+    assert made.to_list() == [list(texts) for texts in lists]
+    assert lists_of_text([()] * rows).to_list() == [[]] * rows

@@ -24,7 +24,7 @@ from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger import Ledger
 from pipeline.producer import Producer
 from pipeline.records import Batch, Purpose, raw_frame
-from pipeline.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, QUEUES, both
+from pipeline.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, all_queues, both
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.tasks import periodic
@@ -54,7 +54,7 @@ def context(settings: Settings) -> Iterator[Context]:
 def queued(settings: Settings, client: "redis.Redis") -> dict[str, list[str]]:
     """Batch ids by queue, the next one first."""
     found = {}
-    for queue in QUEUES:
+    for queue in all_queues(1):
         raw: Any = client.lrange(f"{settings.key_prefix}:{queue}", 0, -1)
         if raw:
             found[queue] = [json.loads(item)["headers"]["batch"] for item in reversed(raw)]

@@ -19,7 +19,7 @@ from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool_values import Need
 from pipeline.keyspace import connect
 from pipeline.records import Batch, Purpose, raw_frame
-from pipeline.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, QUEUES, STAGE_TASK
+from pipeline.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, STAGE_TASK, all_queues
 from pipeline.settings import Settings
 from pipeline.tasks import infer, periodic
 from pipeline.tasks.context import Context
@@ -60,7 +60,7 @@ def take(context: Context, name: str, stage: Stage = Stage.INGEST) -> Claim:
 def messages(context: Context) -> dict[str, list[tuple[str, str]]]:
     """(task, batch) of every message, by queue; as a worker would find them."""
     found = {}
-    for queue in QUEUES:
+    for queue in all_queues(1):
         raw: Any = context.client.lrange(f"{context.settings.key_prefix}:{queue}", 0, -1)
         headers = [json.loads(item)["headers"] for item in raw]
         if headers:

@@ -96,7 +96,7 @@ def worker(context: Context, *roles: str) -> Iterator[None]:
 def lying(context: Context) -> int:
     """Messages in all queues."""
     prefix = context.settings.key_prefix
-    return sum(int(context.client.llen(f"{prefix}:{queue}")) for queue in routing.QUEUES)
+    return sum(int(context.client.llen(f"{prefix}:{queue}")) for queue in routing.all_queues(1))
 
 
 def sums(context: Context) -> dict[str, int]:
@@ -168,7 +168,7 @@ def test_what_the_build_before_stored_while_warming_is_scored_again_when_a_model
 
 
 def test_the_sweeper_sends_again_what_the_build_before_had_sent_and_redis_lost(old: Context) -> None:
-    for queue in routing.QUEUES:
+    for queue in routing.all_queues(1):
         old.client.delete(f"{old.settings.key_prefix}:{queue}")
     periodic.sweep(old)
     assert old.submit.waiting_ids(Stage.INGEST) == {"waits"}
@@ -300,7 +300,7 @@ def test_a_message_that_says_more_than_this_build_knows_is_worked_on(
     context: Context, client: "redis.Redis", args: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
     send(context, "b")
-    for queue in routing.QUEUES:
+    for queue in routing.all_queues(1):
         client.delete(f"{context.settings.key_prefix}:{queue}")
     context.app.send_task(routing.TASK_INGEST, args=args, kwargs=kwargs, queue=routing.QUEUE_INGEST)
     with worker(context, "ingest", "drain", "store"):

@@ -22,7 +22,7 @@ from pipeline.errors import BadBundle, BadSetting
 from pipeline.keyspace import Keys
 from pipeline.models.bundle import MANIFEST
 from pipeline.registry import Registry
-from pipeline.routing import QUEUES
+from pipeline.routing import all_queues
 from pipeline.settings import Settings
 
 EVERY_S: Final = 1.0
@@ -145,6 +145,7 @@ class Look:
             raise BadSetting("the probe knows no Redis; give it the settings of a running stack")
         self.keys = Keys(settings.key_prefix)
         self.prefix = settings.key_prefix
+        self.queues = all_queues(settings.drain_shards)
         # No second try: a look that took two tries is no look at one moment.
         self.client = redis.Redis.from_url(
             settings.redis_url,
@@ -159,7 +160,7 @@ class Look:
         pipe = self.client.pipeline(transaction=True)
         pipe.eval(LOOK, 1, self.keys(""))
         pipe.info("memory")
-        for queue in QUEUES:
+        for queue in self.queues:
             pipe.llen(f"{self.prefix}:{queue}")
             pipe.lrange(f"{self.prefix}:{queue}", 0, MESSAGES_LOOKED_AT - 1)
         pipe.hlen(f"{self.prefix}:{UNACKED}")
@@ -168,7 +169,7 @@ class Look:
         for name, model in facts["models"].items():
             model["fault"] = self._fault(model["version"]) if model["version"] else f"no version of {name}"
         facts["memory"] = [int(memory["used_memory"]), int(memory.get("maxmemory", 0))]
-        facts["queues"] = dict(zip(QUEUES, queues[0::2], strict=True)) | {UNACKED: unacked}
+        facts["queues"] = dict(zip(self.queues, queues[0::2], strict=True)) | {UNACKED: unacked}
         facts["messages"] = dict(Counter(content_of(m) for part in queues[1::2] for m in part))
         return facts
 

@@ -17,10 +17,10 @@ from typing import Any, Final
 from pipeline.batches import Stage
 from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, NotDrained, RedisUnavailable
-from pipeline.keyspace import connect
+from pipeline.keyspace import answering, connect
 from pipeline.ledger import Ledger
 from pipeline.presence import Presence, running
-from pipeline.routing import STAGE_QUEUES
+from pipeline.routing import both, stage_queues
 from pipeline.settings import Settings
 from pipeline.words import plural
 from pipeline.workers.place import holder
@@ -254,8 +254,18 @@ class Drain:
         return Left(
             text=f"{plural(batches, 'batch')} left ({where})" + (f"; {trouble.reason}" if trouble else ""),
             stages=(*waits, *([trouble.stage] if trouble else [])),
-            unserved=tuple(stage for stage in waits if not queues & set(STAGE_QUEUES[stage])),
+            unserved=tuple(stage for stage in waits if not self._served(stage, queues)),
         )
+
+    def _served(self, stage: Stage, queues: set[str]) -> bool:
+        """Whether somebody works on a stage; on stage drain, on each shard that has anything to do."""
+        wanted = stage_queues(stage, self.ledger.settings.drain_shards)
+        if not queues.intersection(wanted):
+            return False
+        alone = [name for name in wanted if name not in queues] if stage is Stage.DRAIN else []
+        with answering():
+            prefix = self.ledger.settings.key_prefix
+            return not any(self.ledger.client.llen(f"{prefix}:{n}") for name in alone for n in both(name))
 
     def kept(self) -> dict[str, int]:
         """What stays: batches that wait for a model, dead letters."""

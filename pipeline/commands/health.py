@@ -6,15 +6,17 @@ Ready, with --ready: it also answers under the live model version, where it answ
 
 import argparse
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from pipeline.batches import Stage
 from pipeline.commands.common import err, out, print_json, printable, reached, settings_of
 from pipeline.errors import LogweirError
 from pipeline.keyspace import WORKER_TTL_S, connect
 from pipeline.presence import Presence, WorkerView, running
 from pipeline.registry import SHARED, Registry
+from pipeline.routing import stage_queues
 from pipeline.settings import Settings
 from pipeline.words import plural
 from pipeline.workers.place import called
@@ -74,20 +76,33 @@ def look(settings: Settings, what: str, *, ready: bool) -> tuple[list[Health], s
             or (_behind(w, serving, version) if ready else ""),
         )
         for w, silent_s in heard
-        if what in ("", w.name, w.role)
+        if what in ("", w.name, w.role, *w.queues)
     ]
+    well = {h.name for h in chosen if not h.why}
+    idle = _unserved(settings, {queue for w, _ in heard if w.name in well for queue in w.queues})
     if not what:
-        return _everybody(settings, chosen)
+        return _everybody(settings, chosen, idle)
     if not chosen:
         names = ", ".join(sorted({w.role for w, _ in heard})) or "none"
         return [], f"no worker or role {what!r} was heard of; the roles that were: {names}"
+    if what == "drain" and idle and well:
+        return chosen, f"nobody serves {', '.join(idle)}; see the logs of those, or start them"
     # Of several workers of a role, one that is well does the work; of a name there is one.
     if all(h.name != what for h in chosen) and any(not h.why for h in chosen):
         return [h for h in chosen if not h.why], ""
     return chosen, ""
 
 
-def _everybody(settings: Settings, found: Sequence[Health]) -> tuple[list[Health], str]:
+def _unserved(settings: Settings, served: Collection[str]) -> list[str]:
+    """Of several drain shards those whose queue none of the workers takes from: each has workloads of its own."""
+    if settings.drain_shards == 1:
+        return []  # the role says it
+    return [queue for queue in stage_queues(Stage.DRAIN, settings.drain_shards) if queue not in served]
+
+
+def _everybody(
+    settings: Settings, found: Sequence[Health], unserved: Sequence[str]
+) -> tuple[list[Health], str]:
     """Everything that should be there: the processes of the embedded stack, or else every role that is needed."""
     well = {h.name for h in found if not h.why}
     state = running(settings.data_dir)
@@ -97,7 +112,7 @@ def _everybody(settings: Settings, found: Sequence[Health]) -> tuple[list[Health
         wanted = {called(settings, str(name), embedded=True) for name in names}
         gone = sorted(wanted - {h.name for h in found})
     else:
-        gone = sorted(set(NEEDED) - {h.role for h in found if h.name in well})
+        gone = sorted((set(NEEDED) - {h.role for h in found if h.name in well}) | set(unserved))
     told = [h for h in found if h.silent_s < WORKER_TTL_S or (state is not None and h.name not in well)]
     if not gone:
         return told, ""

@@ -1,7 +1,7 @@
 """`logweir status`: which models are live, what trains and why (not), what waits, who works, and every workload's lines."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -36,6 +36,7 @@ def main(args: argparse.Namespace) -> int:
         f"waiting   {plural(facts['batches'], 'batch')}, {facts['bytes'] / 2**20:.1f} MiB ({stages})",
         markup=False,
     )
+    _shards(console, facts["drain_shards"])
     _gpus(console, facts["gpus"])
     _watching(console, facts["watching"])
     if facts["dead"]["batches"]:
@@ -58,6 +59,32 @@ def main(args: argparse.Namespace) -> int:
     _workers(console, facts)
     _workloads(console, facts, settings)
     return 0
+
+
+def _shards(console: Console, shards: Sequence[Mapping[str, Any]]) -> None:
+    """Only where there are several: of one the stage says it all."""
+    if len(shards) < 2:
+        return
+    parts = [f"{s['queue']} {s['messages']}{'' if s['served'] else ' (nobody serves it)'}" for s in shards]
+    idle = any(not s["served"] for s in shards)
+    text = f"drain     {', '.join(parts)}"
+    console.print(text, style="red" if idle else None, markup=False, soft_wrap=True)
+
+
+def _drain_shards(client: Any, settings: Settings, workers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Every shard's queue, what lies in it, and whether a worker that lives takes from it."""
+    from pipeline.batches import Stage
+    from pipeline.routing import both, stage_queues
+
+    served = {queue for worker in workers for queue in worker.queues}
+    return [
+        {
+            "queue": queue,
+            "messages": sum(int(client.llen(f"{settings.key_prefix}:{name}")) for name in both(queue)),
+            "served": queue in served,
+        }
+        for queue in stage_queues(Stage.DRAIN, settings.drain_shards)
+    ]
 
 
 def _gpus(console: Console, gpus: Mapping[str, Any]) -> None:
@@ -227,6 +254,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         gpus, refusal, door = _pool(client, settings), ledger.refusal(), ledger.door()
         watching = ledger.watching()
         dead = int(client.zcard(ledger.keys.dead))
+        shards = _drain_shards(client, settings, workers)
     except redis.RedisError as exc:
         raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
     workloads: dict[str, dict[str, Any]] = {n: {c: t.get(c, 0) for c in COUNTED} for n, t in totals.items()}
@@ -253,6 +281,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         "warming_batches": ledger.warming(),
         "trouble": asdict(trouble) if trouble else None,
         "watching": watching,
+        "drain_shards": shards,
         "gpus": gpus,
         "flower": ours.get("flower"),
         "metrics": ours.get("metrics"),

@@ -4,19 +4,26 @@ Drain (He et al., ICWS 2017; implementation: drain3) groups lines of equal token
 by the share of equal tokens. Two additions: severe and ordinary lines live in separate subtrees, because a
 tree that merges "succeeded" with "failed" hides what we look for; and exact repeats are answered from a dict,
 because drain3 searches one-token lines slowly (logpai/Drain3 issue 37).
+
+Where several shards learn, the tree of each holds the templates of all. It makes and widens its own; one of another
+shard is taken for a line that it covers as it stands.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from drain3.drain import Drain, LogCluster
+
+from pipeline.shards import ids_of
 
 WILDCARD: Final = "<*>"
 UNCLASSIFIED: Final = 0  # the template id of lines past their workload's limit; real ids begin at 1
 _EXACT_LIMIT: Final = 200_000
+_SEVERE: Final = "severe"
+_PLAIN: Final = "plain"
 
 
 class Change(StrEnum):
@@ -44,35 +51,56 @@ class _Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
     which is slow where many templates share their first words.
     """
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.fixed: set[int] = set()  # clusters that are not ours to widen
+
     def fast_match(
         self, cluster_ids: Sequence[int], tokens: Sequence[str], sim_th: float, include_params: bool
     ) -> LogCluster | None:
         words = len(tokens) - 1  # the marker is equal wherever two lines are compared
         allowed = words - math.ceil(sim_th * words)
         best: LogCluster | None = None
-        fewest, most_wild = allowed + 1, -1
+        fewest, most_wild, lowest = allowed + 1, -1, 0
         for cluster_id in cluster_ids:
             cluster = self.id_to_cluster[cluster_id]
             misses = wild = 0
+            step = (
+                words + 1 if cluster_id in self.fixed else 1
+            )  # a cluster that is fixed fits as it is or not at all
             for own, other in zip(cluster.log_template_tokens, tokens, strict=True):
                 if own == WILDCARD:
                     wild += 1
                     misses += not include_params
                 elif own != other:
-                    misses += 1
+                    misses += step
                 if misses > allowed:
                     break
-            # As drain3: the most alike, of equals the one with more wildcards.
-            if (misses, -wild) < (fewest, -most_wild) and misses <= allowed:
-                best, fewest, most_wild = cluster, misses, wild
+            # As drain3: the most alike, of equals the one with more wildcards. Then the lowest id: twins of two shards
+            # lie in every tree, each in the order in which it came to know them.
+            if misses <= allowed and (misses, -wild, cluster_id) < (fewest, -most_wild, lowest):
+                best, fewest, most_wild, lowest = cluster, misses, wild, cluster_id
         return best
 
 
 class Templates:
-    """All templates of one shard. Not thread-safe: there is one writer."""
+    """What one shard learns, beside what it knows of the others. Not thread-safe: there is one writer.
 
-    def __init__(self, *, similarity: float, depth: int, per_workload: int) -> None:
+    `ids`: those that may be given. `own`: whether the templates of a workload are this shard's.
+    """
+
+    def __init__(
+        self,
+        *,
+        similarity: float,
+        depth: int,
+        per_workload: int,
+        ids: range = ids_of(0),
+        own: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self.per_workload = per_workload
+        self._ids = ids
+        self._own = own
         self._drain = _Tree(
             sim_th=similarity,
             depth=depth + 1,  # the marker takes a level of its own
@@ -80,6 +108,7 @@ class Templates:
             param_str=WILDCARD,
             parametrize_numeric_tokens=True,
         )
+        self._drain.clusters_counter = ids.start - 1
         self._workload: dict[int, str] = {}
         self._created: dict[str, int] = {}
         self._exact: dict[tuple[bool, str], int] = {}
@@ -89,35 +118,56 @@ class Templates:
 
     @property
     def newest_id(self) -> int:
-        """The highest id given so far; 0 when there is none."""
+        """The highest of our ids that is known; the one before the first when there is none."""
         return int(self._drain.clusters_counter)
 
     def restore(self, templates: Iterable[Template]) -> None:
-        """Rebuild the tree from stored templates, into an empty instance."""
+        """Take in templates as they are stored: all of them into an empty instance, or what other shards changed since."""
         for template in sorted(templates, key=lambda t: t.template_id):
-            tokens = self._tokens(template.text, severe=template.severe)
-            cluster = LogCluster(tokens, template.template_id)
-            self._drain.id_to_cluster[template.template_id] = cluster
-            self._drain.add_seq_to_prefix_tree(self._drain.root_node, cluster)
-            self._drain.clusters_counter = max(self._drain.clusters_counter, template.template_id)
-            self._note(template.template_id, template.workload)
+            self._take_in(template)
+        # What was answered before may be covered by one of them now, as it will be after the next start.
+        self._exact.clear()
+
+    def is_own(self, template_id: int) -> bool:
+        """Whether this is a known template that this shard alone changes."""
+        return template_id in self._workload and template_id not in self._drain.fixed
+
+    def _take_in(self, template: Template) -> None:
+        tokens = self._tokens(template.text, severe=template.severe)
+        known = self._drain.id_to_cluster.get(template.template_id)
+        if known is not None:
+            known.log_template_tokens = tokens
+            return
+        cluster = LogCluster(tokens, template.template_id)
+        self._drain.id_to_cluster[template.template_id] = cluster
+        self._drain.add_seq_to_prefix_tree(self._drain.root_node, cluster)
+        if template.template_id in self._ids:
+            self.skip_ids(template.template_id)
+        if not self._own(template.workload):
+            self._drain.fixed.add(template.template_id)
+        self._note(template.template_id, template.workload)
 
     def skip_ids(self, newest: int) -> None:
         """Give no id up to `newest` again."""
         self._drain.clusters_counter = max(self._drain.clusters_counter, newest)
 
     def learn(self, masked: str, *, severe: bool, workload: str) -> tuple[Template | None, Change]:
-        """Put one masked line into its template, creating it when needed.
+        """`place`, and the template itself; None when the line is unclassified."""
+        template_id, change = self.place(masked, severe=severe, workload=workload)
+        return (None if template_id == UNCLASSIFIED else self.template(template_id)), change
 
-        Returns (None, NONE) when the workload has used up its templates: the line is unclassified.
+    def place(self, masked: str, *, severe: bool, workload: str) -> tuple[int, Change]:
+        """Put one masked line into its template, creating it when needed; the template's id.
+
+        UNCLASSIFIED when the workload has used up its templates.
         """
         known = self._exact.get((severe, masked))
         if known is not None:
-            return self._template(known, severe), Change.NONE
+            return known, Change.NONE
         tokens = self._tokens(masked, severe=severe)
         found = self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)
         if found is None and self._created.get(workload, 0) >= self.per_workload:
-            return None, Change.NONE
+            return UNCLASSIFIED, Change.NONE
         if len(self._exact) >= _EXACT_LIMIT:
             self._exact.clear()
         cluster, change = (
@@ -126,7 +176,7 @@ class Templates:
         if change is Change.CREATED:
             self._note(cluster.cluster_id, workload)
         self._exact[(severe, masked)] = cluster.cluster_id
-        return self._template(cluster.cluster_id, severe), change
+        return int(cluster.cluster_id), change
 
     def match(self, masked: str, *, severe: bool) -> int | None:
         """The id of the template this line would be put into now; None when it would make one. Changes nothing."""
@@ -150,12 +200,13 @@ class Templates:
         cluster.log_template_tokens = wider
         return cluster, Change.CHANGED
 
-    def _template(self, template_id: int, severe: bool) -> Template:
-        cluster = self._drain.id_to_cluster[template_id]
+    def template(self, template_id: int) -> Template:
+        """A template as it is now. Raises KeyError when there is none of that id."""
+        marker, *words = self._drain.id_to_cluster[template_id].log_template_tokens
         return Template(
             template_id=template_id,
-            text=" ".join(cluster.log_template_tokens[1:]),
-            severe=severe,
+            text=" ".join(words),
+            severe=marker == _SEVERE,
             workload=self._workload[template_id],
         )
 
@@ -166,7 +217,7 @@ class Templates:
     @staticmethod
     def _content(masked: str, *, severe: bool) -> str:
         # The marker is the first token, so it picks the subtree; it is not part of the template's text.
-        return ("severe " if severe else "plain ") + masked
+        return f"{_SEVERE if severe else _PLAIN} {masked}"
 
     def _tokens(self, masked: str, *, severe: bool) -> tuple[str, ...]:
         return tuple(self._drain.get_content_as_tokens(self._content(masked, severe=severe)))

@@ -32,6 +32,7 @@ class Verdicts:
         self.scripts = Scripts(client)
         self.limit = settings.verdict_cache_entries
         self.tell = "opensearch" in settings.sinks  # the templates index follows (tasks/tick.py)
+        self.shards = settings.drain_shards  # where there are several, their learners follow each other
         self._near: OrderedDict[str, OrderedDict[int, Verdict]] = OrderedDict()
 
     def lookup(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:
@@ -58,9 +59,16 @@ class Verdicts:
     ) -> bool:
         """Write verdicts and templates `(id, packed, workload to count it for or "")` in one fenced step.
 
-        False when `token` is no longer the holder's: nothing was written.
+        False when `token` is no longer that of the holder of `lease`: nothing was written.
         """
-        args: list[Any] = [token, self.limit, CACHE_TTL_S, len(templates), int(self.tell)]
+        args: list[Any] = [
+            token,
+            self.limit,
+            CACHE_TTL_S,
+            len(templates),
+            int(self.tell),
+            int(self.shards > 1),
+        ]
         for template_id, blob, workload in templates:
             args += [template_id, blob, workload]
         for key, verdict in verdicts.items():
@@ -68,7 +76,7 @@ class Verdicts:
         k = self.keys
         keys = [
             k.lease(lease), k.templates, k.template_counts, k.verdicts(version, "young"), k.verdicts(version, "old"),
-            k.templates_untold,
+            k.templates_untold, k.template_changes,
         ]  # fmt: skip
         if not self.scripts.run("learn", keys, args):
             return False

@@ -133,8 +133,10 @@ class Leases:
         with answering():
             replid = str(self.client.info("replication")["master_replid"])
             self.client.hset(self.keys.epoch, mapping={"id": replid, "until_ms": 0})
-            for resource in RESOURCES:  # what dead workers held; their tokens stay the floor of the next ones
-                self.client.delete(self.keys.lease(resource), self.keys.shared(resource))
+            # What dead workers held; their tokens stay the floor of the next ones.
+            self.client.delete(
+                *(key(name) for name in RESOURCES for key in (self.keys.lease, self.keys.shared))
+            )
 
     @contextmanager
     def holding(self, lease: Lease, *, give_back: bool = True) -> Iterator[Held]:

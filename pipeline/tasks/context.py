@@ -85,6 +85,8 @@ class Context:
 
     `loads` says what this process needs of a model version before it answers under it: "network", "knowledge" or
     only the "manifest", whose hashes are checked.
+
+    `shard`: the shard of stage drain that this process is a writer of, where it is one.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class Context:
         device: str = "cpu",
         loads: str = "manifest",
         pooled: bool = False,
+        shard: int = 0,
     ) -> None:
         self.app = app
         self.settings = settings
         self.device = device
         self.loads = loads
         self.pooled = pooled
+        self.shard = shard
         self._models: OrderedDict[str, LineModel] = OrderedDict()
         self._placed: OrderedDict[str, LineModel] = OrderedDict()  # copies on the leased device
         self._place = "cpu"
@@ -166,7 +170,7 @@ class Context:
 
     @functools.cached_property
     def learner(self) -> Learner:
-        return Learner(self.client, self.settings, self.verdicts)
+        return Learner(self.client, self.settings, self.verdicts, shard=self.shard)
 
     @functools.cached_property
     def serving(self) -> Serving:

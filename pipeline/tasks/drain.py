@@ -1,6 +1,7 @@
-"""Stage drain: the single writer gives unknown lines their template and verdict, and tells the cache.
+"""Stage drain: the single writer of a shard gives unknown lines their template and verdict, and tells the cache.
 
-Further drain workers stand by: they take over when the lease of the writer has run out.
+A process is of one shard. Further workers of that shard stand by: they take over when the lease of its writer has run
+out. A batch of another shard, which came here before the number of shards was changed, is handed on.
 """
 
 import time
@@ -14,31 +15,57 @@ from pipeline.batches import Claim, Stage
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import RedisUnavailable, TooNew
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Mode, Refused, granted
+from pipeline.gpu.leases import Lease, Mode, Refused, granted
 from pipeline.observe import logger
 from pipeline.routing import TASK_DRAIN
+from pipeline.shards import of_shard, shard_of
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
+from pipeline.tasks.submit import HANDED
 
 NAME: Final = TASK_DRAIN
 # How often a drain worker asks whether the one before it has gone.
 STAND_BY_S: Final = 0.5
 
 
-def run(context: Context, batch_id: str, *_: str) -> str | None:
+def run(context: Context, batch_id: str, *rest: str) -> str | None:
+    several = context.settings.drain_shards > 1
+    if several and HANDED not in rest and _handed_on(context, batch_id):
+        return None
     if _other_writer(context):
         # It takes the batch; this worker takes nothing before the tree is its own.
         with suppress(RedisUnavailable):  # the sweeper does it then
             backfill = bool(context.ledger.backfills([batch_id]))
-            context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill)
+            shard = context.shard if several else None
+            context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill, shard=shard)
         _stand_by(context)
         return None
     return perform(context, Stage.DRAIN, batch_id, step)
 
 
+def _handed_on(context: Context, batch_id: str) -> bool:
+    """Whether the batch is of another shard, whose queue has it now. It is done there whatever that worker thinks."""
+    with suppress(RedisUnavailable):  # what follows says so
+        workload = context.ledger.owners([batch_id]).get(batch_id)
+        if workload is None:
+            return False
+        shard = shard_of(workload, context.settings.drain_shards)
+        if shard == context.shard:
+            return False
+        backfill = bool(context.ledger.backfills([batch_id]))
+        context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill, workload=workload, shard=shard)
+        logger(batch=batch_id).info("drain.handed_on", shard=shard)
+        return True
+    return False
+
+
+def _request(context: Context) -> Lease | Refused:
+    return context.leases.request(of_shard(DRAIN, context.shard), Mode.EXCLUSIVE, context.owner)
+
+
 def _other_writer(context: Context) -> bool:
     with suppress(RedisUnavailable):  # what follows says so
-        return isinstance(context.leases.request(DRAIN, Mode.EXCLUSIVE, context.owner), Refused)
+        return isinstance(_request(context), Refused)
     return False
 
 
@@ -51,7 +78,7 @@ def _stand_by(context: Context) -> None:
 
 def step(context: Context, claim: Claim) -> Stage | None:
     # Asking again as the same holder renews; learn.lua compares the token, so no quarantine is needed.
-    lease = granted(context.leases.request(DRAIN, Mode.EXCLUSIVE, context.owner), "the template tree")
+    lease = granted(_request(context), "the template tree")
     work = context.ledger.work(claim.batch_id)
     version = work["version"][0]
     knowledge = None if version == WARMING_VERSION else context.knowledge(version)

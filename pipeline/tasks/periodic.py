@@ -37,6 +37,8 @@ def sweep(context: Context) -> int:
     ledger, submit = context.ledger, context.submit
     context.presence.drop_silent()
     _sweep_pool(context)
+    if dropped := submit.drop_former():
+        logger().info("queues.dropped", queues=dropped, why="their drain shards are gone")
     sent = _send_missing(context)
     # They are backfill, and leave as much room to fresh ones; accept does not see them.
     room = int(context.settings.max_pending_batches * BACKFILL_PART) - ledger.counts().get("batches", 0)
@@ -77,8 +79,11 @@ def _send_missing(context: Context) -> int:
             if queued is not None and batch_id not in queued:
                 missing.append((batch_id, kind))
         ledger.postpone(ids)
+        # Asked at once: in stage drain the workload tells the queue.
+        several = context.settings.drain_shards > 1
+        owners = ledger.owners([i for i, (stage, _) in missing if several and stage is Stage.DRAIN])
         for batch_id, (stage, late) in missing:
-            submit.wake(stage, batch_id, backfill=late)
+            submit.wake(stage, batch_id, backfill=late, workload=owners.get(batch_id, ""))
         sent += len(missing)
     return sent
 

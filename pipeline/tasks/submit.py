@@ -17,16 +17,19 @@ from pipeline.keyspace import Keys
 from pipeline.observe import logger
 from pipeline.presence import Presence
 from pipeline.routing import (
+    QUEUE_DRAIN,
     QUEUE_GPU,
     QUEUE_TRAIN,
-    STAGE_QUEUES,
     STAGE_TASK,
     TASK_TRAIN,
     GpuView,
+    former_queues,
     of_class,
     queue_for,
+    stage_queues,
 )
 from pipeline.settings import Settings
+from pipeline.shards import of_shard
 from pipeline.tasks.share import scoring_need
 from pipeline.words import plural
 
@@ -37,6 +40,9 @@ NAME_LIMIT: Final = 60
 ID_LIMIT: Final = 512
 # Messages of a queue that a sweep reads: 22 MiB and 50 ms. In a longer one nobody is missed before it gets shorter.
 LOOK_AT_MOST: Final = 20_000
+# In a message to a drain worker: it is to do the batch whatever shard it thinks its workload is of. Processes that were
+# given different numbers of shards would send it to and fro.
+HANDED: Final = "handed on"
 # The header with the batch id. Finding it takes a fifth of the time of reading the whole message (1.2 against 6.9 us).
 BATCH: Final = re.compile(rb'"batch":\s*("(?:[^"\\]|\\.)*")')
 
@@ -52,6 +58,7 @@ class Submit:
         self.scoring = scoring_need(settings)
         self.presence = Presence(client, settings)
         self.key_prefix = settings.key_prefix
+        self.shards = settings.drain_shards
 
     def wake(
         self,
@@ -62,22 +69,34 @@ class Submit:
         workload: str = "",
         lines: int = 0,
         queue: str | None = None,
+        shard: int | None = None,
     ) -> bool:
         """Say that a batch waits in a stage. False when the broker could not be reached: the sweeper will do it.
 
         `backfill` is its class, as the ledger knows it. `queue`: the stage's queue that is meant, where there are two.
-        `workload` and `lines` are for people who watch tasks; a sender who does not know them leaves them out.
+        `shard`: the drain shard that is to do it, whosever it is. `workload` and `lines` are for people who watch tasks; a
+        sender who does not know them leaves them out, and the ledger is asked where the workload tells the queue.
         """
+        args = [batch_id]
+        if shard is not None:
+            queue = of_shard(QUEUE_DRAIN, shard)
+            args.append(HANDED)
         if queue is None:
             try:
-                queue = queue_for(stage, self.gpu(stage, backfill=backfill), backfill=backfill)
+                queue = queue_for(
+                    stage,
+                    self.gpu(stage, backfill=backfill),
+                    backfill=backfill,
+                    workload=workload or self._workload(stage, batch_id),
+                    shards=self.shards,
+                )
             except (RedisUnavailable, redis.RedisError) as exc:
                 logger(batch=batch_id).warning("message.not_sent", why=str(exc))
                 return False
         else:
             queue = of_class(queue, backfill=backfill)
         shown = shown_args(batch_id, workload, lines)
-        return self._send(STAGE_TASK[stage], queue, [batch_id], {"batch": batch_id}, shown)
+        return self._send(STAGE_TASK[stage], queue, args, {"batch": batch_id}, shown)
 
     def train(self, request_id: str = "") -> bool:
         """Say that a training waits; `request_id` is for people who watch tasks."""
@@ -93,7 +112,7 @@ class Submit:
         """
         dead = () if self.gpu(stage, backfill=backfill).workers else (QUEUE_GPU,)
         found: set[str] = set()
-        for queue in STAGE_QUEUES[stage]:
+        for queue in stage_queues(stage, self.shards):
             if queue in dead:
                 continue
             ids = self._waiting(of_class(queue, backfill=backfill))
@@ -101,6 +120,26 @@ class Submit:
                 return None
             found |= ids
         return found
+
+    def drop_former(self) -> int:
+        """Forget what lies in queues of drain shards that there are no more; returns how many queues there were.
+
+        Their batches wait in the ledger: the sweeper misses their messages and sends them to the shard they are of now. A
+        queue that somebody still serves, by settings from before, is left to that worker.
+        """
+        names = former_queues(self.shards)
+        if not names or not self.client.exists(*(f"{self.key_prefix}:{name}" for name in names)):
+            return 0
+        served = {queue for worker in self.presence.live() for queue in worker.queues}
+        gone = [f"{self.key_prefix}:{name}" for name in names if name not in served]
+        return int(self.client.unlink(*gone)) if gone else 0
+
+    def _workload(self, stage: Stage, batch_id: str) -> str:
+        """Whose batch this is, where that tells the queue."""
+        if stage is not Stage.DRAIN or self.shards == 1:
+            return ""
+        raw: Any = self.client.hget(self.keys.batch(batch_id), "workload")
+        return "" if raw is None else str(raw, "utf-8", "replace")
 
     def training_waits(self) -> bool:
         """True when a message lies in the queue of trainings; whoever takes it works on all that wait."""

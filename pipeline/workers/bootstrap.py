@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import redis
@@ -26,6 +26,7 @@ from pipeline.keyspace import Keys, connect
 from pipeline.observe import logger, set_up
 from pipeline.presence import Pace, Presence
 from pipeline.settings import Settings, visible_devices
+from pipeline.shards import of_shard, shard_named
 from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
 from pipeline.workers import guard
@@ -134,11 +135,25 @@ def device_name(device: str, visible: str | None) -> str:
     return f"cuda{own}" if own.isdecimal() else f"cuda-{own}"
 
 
+def placed(text: str, settings: Settings) -> tuple[str, int]:
+    """The role and the drain shard that a command line names: `store`, `drain`, `drain.2`. Raises BadSetting."""
+    shard = shard_named(text, "drain")
+    if shard is not None and shard >= settings.drain_shards:
+        raise BadSetting(
+            f"{text!r} is no drain shard here, where drain_shards = {settings.drain_shards}; raise it in all processes alike"
+        )
+    role = text if shard is None else "drain"
+    if role not in ROLES:
+        raise BadSetting(f"{text!r} is not a worker role; the roles are: {', '.join(ROLES)}, and drain.1 ...")
+    return role, shard or 0
+
+
 def serve(role_name: str, settings: Settings, *, name: str, device: str | None = None) -> int:
-    """Run a worker until it is told to stop; returns its exit code."""
-    role = ROLES.get(role_name)
-    if role is None:
-        raise BadSetting(f"{role_name!r} is not a worker role; the roles are: {', '.join(ROLES)}")
+    """Run a worker until it is told to stop; returns its exit code. `role_name`: see `placed`."""
+    role_name, shard = placed(role_name, settings)
+    role = ROLES[role_name]
+    if shard:
+        role = replace(role, queues=routing.both(of_shard(routing.QUEUE_DRAIN, shard)))
     set_up(settings.log_level)
     tenants(settings.gpu_tenants)  # a mistake there is said here, not by every batch
     guard.install({module.NAME for module in role.tasks})
@@ -149,6 +164,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
         device=device or role.device,
         loads=role.loads or "manifest",
         pooled=role.pooled,
+        shard=shard,
     )
     register(app, context, role)
     stay_with(settings)

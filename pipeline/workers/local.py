@@ -30,6 +30,7 @@ from pipeline.keyspace import connect
 from pipeline.observe import logger
 from pipeline.presence import Presence, state_file
 from pipeline.settings import Settings
+from pipeline.shards import of_shard
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.workers import door
 from pipeline.workers import flower as flower_process
@@ -118,7 +119,11 @@ class Stack:
         ingest = [("ingest", f"ingest-{n}") for n in range(1, wanted.ingest_processes + 1)]
         others = [
             *_several("infer-cpu", wanted.infer_processes),
-            *_several("drain", wanted.drain_processes),
+            *(
+                process
+                for shard in range(wanted.drain_shards)
+                for process in _several(of_shard("drain", shard), wanted.drain_processes)
+            ),
             *_several("store", wanted.store_processes),
             ("beat", "beat"),
         ]

@@ -27,8 +27,9 @@ from pipeline.gpu.pool_ledger import PoolLedger
 from pipeline.keyspace import WORKER_TTL_S, Keys, answering, text_map
 from pipeline.metrics import METERS, OTHER, ROLES, STAGES, Meter, field_name
 from pipeline.observe import logger
-from pipeline.routing import QUEUES
+from pipeline.routing import QUEUE_DRAIN, all_queues, both
 from pipeline.settings import Settings
+from pipeline.shards import MOST, of_shard
 
 FRESH_S: Final = 1.0
 # Waiting batches whose age is looked up; above it the age is that of the oldest among those that are due first.
@@ -54,7 +55,7 @@ PENDING_BYTES: Final = _gauge("pending_bytes", "Payloads of batches in flight.")
 LIMIT_BATCHES: Final = _gauge("pending_limit_batches", "Batches in flight at which accept says full.")
 LIMIT_BYTES: Final = _gauge("pending_limit_bytes", "Payloads in flight at which accept says full.")
 OLDEST: Final = _gauge("oldest_pending_seconds", "Age of the oldest batch in flight.", priority=CLASSES)
-QUEUED: Final = _gauge("queue_messages", "Wake-ups that no worker has taken yet.", queue=QUEUES)
+QUEUED: Final = _gauge("queue_messages", "Wake-ups that no worker has taken yet.", queue=all_queues(MOST))
 UNACKED: Final = _gauge("unacked_messages", "Wake-ups that a worker has taken and not acknowledged.")
 LINES_TOTAL: Final = _gauge("lines_total", "Physical lines by what became of them.", outcome=GROWING)
 LINES: Final = _gauge("lines", "Physical lines that are so now.", state=("in_flight", *PASSING))
@@ -65,7 +66,9 @@ DEAD_BYTES: Final = _gauge("dead_bytes", "Payloads of dead letters.")
 DEAD_LIMIT: Final = _gauge("dead_limit_bytes", "Payloads of dead letters at which accept says full.")
 CLOSED: Final = _gauge("door_closed", "1 while an operator lets nothing in (`logweir drain`).")
 WORKERS: Final = _gauge("workers", "Worker processes that live.", role=ROLES)
-LEADER: Final = _gauge("drain_leader", "1 while a drain worker holds the lease of the writer.")
+LEADER: Final = _gauge(
+    "drain_leader", "1 while every drain shard with work has a writer that holds its lease."
+)
 TROUBLE: Final = _gauge("trouble", "1 where something keeps batches waiting.", stage=TROUBLES)
 MODEL: Final = _gauge("model_info", "The live version of the shared model.", version=())
 MODEL_AGE: Final = _gauge("model_age_seconds", "Age of the live version of the shared model.")
@@ -195,7 +198,8 @@ class Scrape:
         ask("warming", "ZCARD", k.warming)
         ask("closed", "EXISTS", k.closed)
         ask("trouble", "GET", k.trouble)
-        ask("leader", "HMGET", k.lease(DRAIN), "holder", "deadline")
+        for shard in range(self.settings.drain_shards):
+            ask(f"leader:{shard}", "HMGET", k.lease(of_shard(DRAIN, shard)), "holder", "deadline")
         ask("model", "HMGET", k.model(), "version", "published_ms")
         ask("models", "SCARD", k.model_names)
         ask("faults", "HLEN", k.model_faults)
@@ -206,7 +210,7 @@ class Scrape:
         ask("open_sessions", "HLEN", k.watching("sessions"))
         ask("nodes", "HLEN", k.gpu("nodes"))
         ask("unacked", "HLEN", f"{prefix}:unacked")
-        for queue in QUEUES:
+        for queue in all_queues(self.settings.drain_shards):
             ask(f"queue:{queue}", "LLEN", f"{prefix}:{queue}")
         for role in ROLES:
             ask(f"metrics:{role}", "HGETALL", k.metrics(role))
@@ -295,8 +299,10 @@ def _in_flight(values: Values, found: dict[str, Any]) -> None:
     _set(values, WARMING, found["warming"] or 0)
     _set(values, CLOSED, found["closed"] or 0)
     _set(values, UNACKED, found["unacked"] or 0)
-    for queue in QUEUES:
-        _set(values, QUEUED, found[f"queue:{queue}"] or 0, queue)
+    for name, length in found.items():
+        kind, _, queue = name.partition(":")
+        if kind == "queue":
+            _set(values, QUEUED, length or 0, queue)
 
 
 def _people(values: Values, found: dict[str, Any], now: int) -> None:
@@ -309,8 +315,7 @@ def _people(values: Values, found: dict[str, Any], now: int) -> None:
                 roles[worker["role"] if worker["role"] in roles else OTHER] += 1
     for role, count in roles.items():
         _set(values, WORKERS, count, role)
-    holder, deadline = found["leader"] or (None, None)
-    _set(values, LEADER, bool(holder) and int(deadline or 0) > now)
+    _set(values, LEADER, _led(found, now))
     trouble = ""
     with suppress(ValueError, KeyError, TypeError):
         trouble = str(json.loads(found["trouble"])["stage"])
@@ -325,6 +330,21 @@ def _people(values: Values, found: dict[str, Any], now: int) -> None:
     _set(values, FAULTS, found["faults"] or 0)
     _set(values, TRAININGS, found["training_queue"] or 0, "queued")
     _set(values, TRAININGS, found["training_now"] or 0, "running")
+
+
+def _led(found: dict[str, Any], now: int) -> bool:
+    """Whether batches of stage drain get on. A writer keeps its lease only while it has work, and of several shards some
+    may have none."""
+    led, waits = [], []
+    for name, answer in found.items():
+        kind, _, number = name.partition(":")
+        if kind == "leader":
+            holder, deadline = answer or (None, None)
+            led.append(bool(holder) and int(deadline or 0) > now)
+            queues = both(of_shard(QUEUE_DRAIN, int(number)))
+            waits.append(any(found[f"queue:{queue}"] for queue in queues))
+    of_those_with_work = [one for one, work in zip(led, waits, strict=True) if work]
+    return all(of_those_with_work) if of_those_with_work else any(led)
 
 
 def _redis(values: Values, found: dict[str, Any]) -> None:
