@@ -210,11 +210,11 @@ def test_holding_renews_a_claim_until_the_work_is_over(client: "redis.Redis", se
     ledger.accept(batch("b"))
     claim = take(ledger)
     first = int(entry(ledger)["deadline"])
-    with ledger.holding(claim, at_most_s=30) as ours:
+    with ledger.holding(claim, at_most_s=30) as held:
         assert wait_until(lambda: int(entry(ledger)["deadline"]) > first, timeout_s=10)
-        assert ours()
+        assert held.ours(claim)
         expire(ledger)
-        assert wait_until(lambda: not ours(), timeout_s=10)
+        assert wait_until(lambda: not held.ours(claim), timeout_s=10)
     with pytest.raises(ClaimLost):
         ledger.advance(claim, Stage.DRAIN)
 
