@@ -107,6 +107,8 @@ class Submit:
 
         Nothing is taken: who works on one of these batches lets its message find it done. Raises RedisUnavailable.
         """
+        if limit < 1:
+            return []
         # Kombu pushes on the left and pops on the right.
         with answering():
             raw: list[Any] = self.client.lrange(
