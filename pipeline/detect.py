@@ -8,7 +8,7 @@ Pure functions over frames; tasks, the command line and the benchmarks all use t
 ever leave this module for a model or the template tree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -124,11 +124,15 @@ def unknown(work: pl.DataFrame) -> pl.DataFrame:
     return work.filter(pl.col("template_id").is_null())
 
 
-def with_evidence(work: pl.DataFrame, evidence: Sequence[Evidence]) -> pl.DataFrame:
-    """Fill the evidence of the unknown rows, in their order; the answered rows are left alone."""
-    rows = unknown(work)
+def with_evidence(work: pl.DataFrame, evidence: Mapping[int, Evidence]) -> pl.DataFrame:
+    """Fill the evidence of the unknown rows, by `pattern_id`; the answered rows are left alone.
+
+    Several batches may stand one below the other in `work`. Raises KeyError for a row that nothing is known of.
+    """
+    rows = unknown(work).unique("key")
+    found = [evidence[pattern_id] for pattern_id in rows["pattern_id"].to_list()]
     filled = pl.DataFrame(
-        {"key": rows["key"]} | {n: [getattr(e, n) for e in evidence] for n in _EVIDENCE},
+        {"key": rows["key"]} | {n: [getattr(e, n) for e in found] for n in _EVIDENCE},
         schema={name: WORK_SCHEMA[name] for name in ("key", *_EVIDENCE)},
     )
     return _complete(work).update(filled, on="key", how="left")

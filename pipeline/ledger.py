@@ -10,7 +10,6 @@ A worker must hold a claim (number + deadline on Redis time) to move a batch; an
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -32,7 +31,8 @@ from pipeline.batches import (
     half_ids,
     not_newer,
 )
-from pipeline.errors import BadInput, BadPayload, ClaimLost, CursorMoved, RedisUnavailable, TooNew
+from pipeline.errors import BadInput, BadPayload, ClaimLost, CursorMoved, TooNew
+from pipeline.holding import Holding
 from pipeline.keyspace import Keys, Scripts, answering, text_map
 from pipeline.observe import logger
 from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, digest, pack_frame, unpack_frame
@@ -246,14 +246,15 @@ class Ledger:
 
     # ---- working ---------------------------------------------------------------------------------
 
-    def claim(self, batch_id: str, stage: Stage, owner: str) -> Claim | str:
+    def claim(self, batch_id: str, stage: Stage, owner: str, *, first: bool = False) -> Claim | str:
         """Claim a batch for a stage, or say in a word why not (finished, held, elsewhere, early, unknown, unreadable;
-        newer: it was given back for a worker of the build that wrote it)."""
+        newer: it was given back for a worker of the build that wrote it; tried: an attempt has failed, and only a `first`
+        one was asked for)."""
         k, s = self.keys, self.settings
         answer = self.scripts.run(
             "claim",
             [k.batch(batch_id), k.due],
-            [batch_id, stage.value, owner, s.claim_ttl_ms, s.max_attempts],
+            [batch_id, stage.value, owner, s.claim_ttl_ms, s.max_attempts, "1" if first else ""],
         )
         word = _text(answer[0])
         if word not in ("claimed", "exhausted"):
@@ -288,48 +289,31 @@ class Ledger:
 
     @contextmanager
     def holding(
-        self, claim: Claim, *, at_most_s: float, late: Callable[[], None] = lambda: None
-    ) -> Iterator[Callable[[], bool]]:
-        """Renew the claim in the background while the body works, but not for ever: a step that never ends loses it,
-        and `late` is called in that thread.
-
-        Time in which Redis did not answer, or this process was stopped, is not counted. Yields a function that says
-        whether the claim was still ours at the last renewal. A body that ignores it does no harm: advance and commit
-        compare the claim again.
-        """
-        stop, state = threading.Event(), {"held": True}
-
-        def beat() -> None:
-            left, pause = at_most_s, self.settings.claim_ttl_ms / 3000
-            while left > 0:
-                waits = min(pause, left)
-                if stop.wait(waits):
-                    return
-                left -= waits
-                try:
-                    state["held"] = state["held"] and self.renew(claim)
-                except RedisUnavailable:
-                    left += waits  # the deadline decides whose it is; Redis may be back before it
-            if not stop.is_set():
-                late()
-
-        thread = threading.Thread(target=beat, name=f"claim-{claim.batch_id}", daemon=True)
-        thread.start()
+        self, claim: Claim, *, at_most_s: float, late: Callable[[list[Claim]], None] = lambda _: None
+    ) -> Iterator[Holding]:
+        """Renew the claim in the background while the body works, and those that are added to it, but not for ever:
+        after `at_most_s` they are left to expire, and `late` is called with them (holding.py)."""
+        pause_s = self.settings.claim_ttl_ms / 3000
+        held = Holding([claim], self.renew_all, pause_s=pause_s, at_most_s=at_most_s, late=late)
+        held.start()
         try:
-            yield lambda: state["held"]
+            yield held
         finally:
-            stop.set()
-            thread.join()
+            held.stop()
 
     def renew(self, claim: Claim) -> bool:
         """True while the claim is ours."""
-        return bool(
-            self.scripts.run(
-                "renew",
-                [self.keys.batch(claim.batch_id), self.keys.due],
-                [claim.batch_id, claim.seq, self.settings.claim_ttl_ms],
-            )
-        )
+        return self.renew_all([claim])[0]
+
+    def renew_all(self, claims: Sequence[Claim]) -> list[bool]:
+        """Which of the claims are ours, in one round trip."""
+        k, ttl_ms = self.keys, self.settings.claim_ttl_ms
+        calls: list[tuple[str, list[str], list[Any]]] = [
+            ("renew", [k.batch(c.batch_id), k.due], [c.batch_id, c.seq, ttl_ms]) for c in claims
+        ]
+        if len(calls) == 1:
+            return [bool(self.scripts.run(*calls[0]))]
+        return [bool(answer) for answer in self.scripts.run_all(calls)]
 
     def check(self, claim: Claim) -> None:
         """Renew the claim, or raise ClaimLost: for the moment before something outside Redis is changed."""

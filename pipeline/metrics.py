@@ -85,7 +85,7 @@ SCORED: Final = Meter(
 )
 SCORE_SECONDS: Final = Meter(
     name="logweir_score_seconds",
-    about="How long the model took for the lines of one batch.",
+    about="How long the model took for one pass: the lines of a batch, or of several.",
     labels={"device": DEVICES},
     buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )

@@ -27,7 +27,7 @@ from small_bundles import ONE, written
 from pipeline.detect import Knowledge
 from pipeline.drain.masking import MaskSet
 from pipeline.errors import RedisUnavailable
-from pipeline.keyspace import SCRIPT_DIR, Keys, script_text
+from pipeline.keyspace import SCRIPT_DIR, Keys, byte_map, script_text
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.threshold import Evidence, Mode, calibrate
 from pipeline.records import utc_now
@@ -308,6 +308,10 @@ class World:
         for key in self.plain.keys("{" + self.settings.key_prefix + "}:lease:*"):
             if self.plain.hget(key, "holder"):
                 pipe.hset(key, "deadline", 1)
+        for key in (self.keys.evidence("young"), self.keys.evidence("old")):
+            for name, value in byte_map(self.plain.hgetall(key)).items():
+                if value.startswith(b"m"):  # who scores the line
+                    pipe.hdel(key, name)
         for key in (self.keys.due, self.keys.training_queue):
             for name in self.plain.zrange(key, 0, -1):
                 pipe.zadd(key, {name: 1})

@@ -73,12 +73,12 @@ def _trained_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "judge", lambda *_: verdict)
 
 
-def send(lines: list[str] = LINES, *, cursor: str = "") -> Life:
+def send(lines: list[str] = LINES, *, cursor: str = "", name: str = "b") -> Life:
     """A producer or source that says the same again until it is told that it was taken."""
 
     def accept(world: World) -> None:
         batch = Batch(
-            batch_id="b", workload="shop", source="app.log", source_key="f", purpose=Purpose.SCORE,
+            batch_id=name, workload="shop", source="app.log", source_key="f", purpose=Purpose.SCORE,
             arrived=world.started, formats=("logfmt",), zone="UTC", records=raw_frame(lines),
         )  # fmt: skip
         process = world.now
@@ -104,6 +104,16 @@ def scored(world: World) -> None:
     world.act(World.work)
     assert world.now.ledger.warming() == 0
     world.check_end(stored=LINES)
+
+
+def merged(world: World) -> None:
+    """Batches that wait behind one another are scored in one pass, and a line of several of them once."""
+    world.model()
+    many = {name: [*LINES, f"part {name} is up"] for name in ("b", "c", "d")}
+    for name, lines in many.items():
+        send(lines, name=name)(world)
+    world.act(World.work)
+    world.check_end(stored=[line for lines in many.values() for line in lines])
 
 
 def rescored(world: World) -> None:
@@ -228,7 +238,7 @@ def operated(world: World) -> None:
 
 
 LIVES: list[Life] = [
-    warming, scored, rescored, from_a_source, buried_and_retried, discarded, skipped, trained, operated,
+    warming, scored, merged, rescored, from_a_source, buried_and_retried, discarded, skipped, trained, operated,
 ]  # fmt: skip
 
 

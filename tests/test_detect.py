@@ -148,16 +148,21 @@ def test_answers_fill_their_rows_and_leave_the_others_alone() -> None:
     assert detect.unknown(whole).is_empty()
 
 
-def test_evidence_reaches_the_unknown_rows_in_their_order() -> None:
+def test_evidence_reaches_the_unknown_rows_of_its_pattern_and_no_other() -> None:
     work = detect.distinct(detect.prepare(raw_frame(LINES), META, MASKS), "m1")
     work = detect.answer(work, {work["key"][1]: verdict(5)})
     first = Evidence(surprise=1.5, words=("user",), unseen=(), tokens=3, severity="failed")
     last = Evidence(surprise=0.0)
-    filled = detect.with_evidence(work, [first, last])
+    ids = work["pattern_id"].to_list()
+    filled = detect.with_evidence(work, {ids[2]: last, ids[1]: last, ids[0]: first})
     assert filled["surprise"].to_list() == [1.5, None, 0.0]
     assert filled["words"].to_list() == [["user"], None, []]
     assert filled["severity"].to_list() == ["failed", None, None]
     assert dict(unpack_frame(pack_frame(filled)).schema) == WORK_SCHEMA
+    below = detect.with_evidence(pl.concat([work, work.reverse()]), {ids[2]: last, ids[0]: first})
+    assert below["surprise"].to_list() == [1.5, None, 0.0, 0.0, None, 1.5], "of several batches at once"
+    with pytest.raises(KeyError):
+        detect.with_evidence(work, {ids[0]: first})
 
 
 # Judging
@@ -205,7 +210,7 @@ def test_work_that_the_build_before_began_is_gone_on_with() -> None:
     work = detect.distinct(detect.prepare(raw_frame(LINES), META, MASKS), "m1")
     older = work.drop("novelty", "prior", "p_value")
     answered = detect.answer(older, {})
-    filled = detect.with_evidence(answered, [Evidence(surprise=2.0)] * older.height)
+    filled = detect.with_evidence(answered, dict.fromkeys(older["pattern_id"], Evidence(surprise=2.0)))
     assert dict(filled.schema) == WORK_SCHEMA
     lacking = {k: v for k, v in row(pattern_id=8).items() if k not in ("novelty", "prior")}
     assert detect.judge(lacking, 4, KNOWLEDGE) == detect.judge(row(pattern_id=8), 4, KNOWLEDGE)

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Top to bottom. A package stands for all its modules; modules of one entry may import each other.
 ORDER = [
-    "errors", "words", "arrow", "columns", "records", "onsets", "incident_values", "incidents", "query", "values", "shards", "settings", "observe", "keyspace", "metrics", "batches", "ledger", "marks", "mark_store", "models", "drain", "gpu", "presence",
+    "errors", "words", "arrow", "columns", "records", "onsets", "incident_values", "incidents", "query", "values", "shards", "settings", "observe", "keyspace", "metrics", "batches", "holding", "ledger", "marks", "mark_store", "models", "drain", "gpu", "presence",
     "registry", "routing", "opensearch", "sources", "results", "sinks", "findings", "report", "controller", "detect",
     "session_keys", "sampling", "session_sampling", "judging", "training", "watching", "app", "tasks", "producer", "workers", "journey", "run", "commands", "cli",
 ]  # fmt: skip

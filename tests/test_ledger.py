@@ -205,16 +205,55 @@ def test_a_silent_claim_expires_by_itself(client: "redis.Redis", settings: Setti
     assert take(ledger).attempts == 2
 
 
+def test_who_asks_for_a_first_attempt_gets_no_batch_that_has_failed_before(ledger: Ledger) -> None:
+    ledger.accept(batch("b"))
+    claim = ledger.claim("b", Stage.INGEST, "one", first=True)
+    assert isinstance(claim, Claim) and claim.attempts == 1
+    ledger.release(claim, reason="it waits", delay_s=0, counted=False)
+    claim = ledger.claim("b", Stage.INGEST, "one", first=True)
+    assert isinstance(claim, Claim) and claim.attempts == 1, "what was not counted was no attempt"
+    expire(ledger)
+    assert ledger.claim("b", Stage.INGEST, "one", first=True) == "tried"
+    assert int(entry(ledger)["attempts"]) == 1
+    assert take(ledger).attempts == 2
+
+
+def test_holding_renews_those_that_are_added_and_no_more_those_that_are_dropped(
+    client: "redis.Redis", settings: Settings
+) -> None:
+    ledger = Ledger(client, replace(settings, claim_ttl_ms=1000))
+    claims = []
+    for name in ("a", "b", "c"):
+        ledger.accept(batch(name))
+        claim = ledger.claim(name, Stage.INGEST, "w")
+        assert isinstance(claim, Claim)
+        claims.append(claim)
+    late: list[str] = []
+
+    def told(left: list[Claim]) -> None:
+        late.extend(claim.batch_id for claim in left)
+
+    with ledger.holding(claims[0], at_most_s=1.5, late=told) as held:
+        held.add(claims[1])
+        held.add(claims[2])
+        held.drop(claims[1])
+        client.hset(ledger.keys.batch("c"), "deadline", 1)
+        assert wait_until(lambda: not held.ours(claims[2]), timeout_s=10)
+        assert held.ours(claims[0])
+        assert wait_until(lambda: bool(late), timeout_s=10)
+    assert late == ["a", "c"], "those in hand, the first one first"
+
+
 def test_holding_renews_a_claim_until_the_work_is_over(client: "redis.Redis", settings: Settings) -> None:
     ledger = Ledger(client, replace(settings, claim_ttl_ms=1000))
     ledger.accept(batch("b"))
     claim = take(ledger)
     first = int(entry(ledger)["deadline"])
-    with ledger.holding(claim, at_most_s=30) as ours:
+    with ledger.holding(claim, at_most_s=30) as held:
         assert wait_until(lambda: int(entry(ledger)["deadline"]) > first, timeout_s=10)
-        assert ours()
+        assert held.ours(claim)
         expire(ledger)
-        assert wait_until(lambda: not ours(), timeout_s=10)
+        assert wait_until(lambda: not held.ours(claim), timeout_s=10)
     with pytest.raises(ClaimLost):
         ledger.advance(claim, Stage.DRAIN)
 

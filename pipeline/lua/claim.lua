@@ -1,8 +1,8 @@
 -- Take a waiting batch for one stage, before any user code runs.
 -- KEYS batch, due
--- ARGV id, stage, owner, ttl ms, max attempts
+-- ARGV id, stage, owner, ttl ms, max attempts, '1' = only for a first attempt
 -- returns {'claimed' | 'exhausted', seq, attempts, flat ledger fields ...} | {'unknown'} | {'finished', state}
---         | {'elsewhere', state} | {'held', ms left} | {'early', ms left}
+--         | {'elsewhere', state} | {'held', ms left} | {'early', ms left} | {'tried', attempts}
 -- invariant: at most one unexpired claim per batch; attempts are counted here, so that a killed worker counts.
 --            No number is given twice for the same id, whatever Redis forgot between two claims.
 --            'exhausted' is a claim too: its holder must split or bury the batch, not try it again.
@@ -16,6 +16,7 @@ if batch.state ~= ARGV[2] then return { 'elsewhere', batch.state } end
 local now = now_ms()
 if batch.owner ~= '' and tonumber(batch.deadline) > now then return { 'held', batch.deadline - now } end
 if tonumber(batch.not_before) > now then return { 'early', batch.not_before - now } end
+if ARGV[6] == '1' and tonumber(batch.attempts) > 0 then return { 'tried', batch.attempts } end
 local verdict = 'claimed'
 if tonumber(batch.attempts) >= tonumber(ARGV[5]) then verdict = 'exhausted' end
 -- A claim that nobody gave back: that, and no older trouble, is what happened to the batch.

@@ -24,6 +24,7 @@ from pipeline.controller.tick import Controller
 from pipeline.controller.trainings import Trainings
 from pipeline.controller.watchlist import Watchlist, model_of
 from pipeline.detect import Knowledge
+from pipeline.drain.evidence import InFlight
 from pipeline.drain.learner import Learner
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.verdicts import Verdicts
@@ -112,6 +113,7 @@ class Context:
         self._sequences: OrderedDict[str, dict[str | None, Sequences]] = OrderedDict()
         self._lock = threading.RLock()  # the reloader loads what the worker asks for next
         self._in_sink = False
+        self.apart: OrderedDict[str, None] = OrderedDict()  # batches that one pass with others failed for
 
     @functools.cached_property
     def owner(self) -> str:
@@ -163,6 +165,10 @@ class Context:
     @functools.cached_property
     def verdicts(self) -> Verdicts:
         return Verdicts(self.client, self.settings)
+
+    @functools.cached_property
+    def in_flight(self) -> InFlight:
+        return InFlight(self.client, self.settings, self.owner)
 
     @functools.cached_property
     def marks(self) -> Marks:

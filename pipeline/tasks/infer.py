@@ -1,18 +1,26 @@
-"""Stage infer: score the distinct unknown masked lines with the version the batch began with.
+"""Stage infer: score the distinct unknown masked lines with the version their batches began with, those of many batches
+in one pass (merging.py), and each of them once (drain/evidence.py).
 
 A process of the GPU queue scores under its share of the pool; without one it hands the batch to the CPU queue at once.
 """
 
+import functools
 import time
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
+
+import polars as pl
 
 from pipeline import detect, metrics
 from pipeline.batches import Claim, Stage
 from pipeline.errors import DeviceFailed, LogweirError
+from pipeline.holding import Holding
 from pipeline.models.threshold import Evidence
 from pipeline.routing import QUEUE_CPU, TASK_INFER
 from pipeline.tasks.context import Context
-from pipeline.tasks.step import perform
+from pipeline.tasks.merging import merged
+from pipeline.tasks.step import End, perform_joint
 
 NAME: Final = TASK_INFER
 
@@ -20,26 +28,36 @@ NAME: Final = TASK_INFER
 def run(context: Context, batch_id: str, *_: str) -> str | None:
     if context.share is None:
         context.prepare()  # a cold start takes seconds, which are no part of a step
-        return perform(context, Stage.INFER, batch_id, step)
+        return perform_joint(context, Stage.INFER, batch_id, step)
     with context.share.using() as ours:
         if ours:
-            return perform(context, Stage.INFER, batch_id, step)
+            return perform_joint(context, Stage.INFER, batch_id, step)
         # Training holds or wants the GPU: the batch goes on without it.
         backfill = bool(context.ledger.backfills([batch_id]))
         context.submit.wake(Stage.INFER, batch_id, backfill=backfill, queue=QUEUE_CPU)
     return None
 
 
-def step(context: Context, claim: Claim) -> Stage | None:
-    work = context.ledger.work(claim.batch_id)
-    version = work["version"][0]
-    # Another batch may have brought the answers while this one waited: each line is scored once.
-    work = detect.answer(work, context.verdicts.lookup(version, detect.unknown(work)["key"].to_list()))
-    rows = detect.unknown(work)
+def step(context: Context, claim: Claim, held: Holding) -> Iterator[tuple[Claim, End]]:
+    """The batch, and what waits behind it."""
+    return merged(context, claim, held, answered)
+
+
+def answered(context: Context, version: str, works: list[pl.DataFrame]) -> list[pl.DataFrame]:
+    """The works of some batches with verdicts that are known by now, and evidence for all other lines."""
+    work = works[0] if len(works) == 1 else pl.concat(works, how="diagonal")
+    # Another batch may have brought the answers while these waited: each line is scored once.
+    keys = detect.unknown(work)["key"].unique().to_list()
+    work = detect.answer(work, context.verdicts.lookup(version, keys))
+    rows = detect.unknown(work).unique("pattern_id", keep="first", maintain_order=True)
     if not rows.is_empty():
-        work = detect.with_evidence(work, _score(context, version, rows["masked"].to_list()))
-    context.ledger.advance(claim, Stage.DRAIN, work)
-    return Stage.DRAIN
+        lines = dict(zip(rows["pattern_id"].to_list(), rows["masked"].to_list(), strict=True))
+        score = functools.partial(_score, context, version)
+        work = detect.with_evidence(work, context.in_flight.evidence(version, lines, score))
+    ends = [0]
+    for each in works:
+        ends.append(ends[-1] + each.height)
+    return [work.slice(begin, end - begin) for begin, end in pairwise(ends)]
 
 
 def _score(context: Context, version: str, masked: list[str]) -> list[Evidence]:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 import kombu.exceptions
@@ -13,7 +13,7 @@ from celery import Celery
 from pipeline.batches import Stage
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.pool import Pool
-from pipeline.keyspace import Keys
+from pipeline.keyspace import Keys, answering
 from pipeline.observe import logger
 from pipeline.presence import Presence
 from pipeline.routing import (
@@ -141,6 +141,20 @@ class Submit:
         raw: Any = self.client.hget(self.keys.batch(batch_id), "workload")
         return "" if raw is None else str(raw, "utf-8", "replace")
 
+    def next_ids(self, queue: str, limit: int, *, backfill: bool = False) -> list[str]:
+        """The batch ids of the messages that will be taken next from one queue of this class, the very next one first.
+
+        Nothing is taken: who works on one of these batches lets its message find it done. Raises RedisUnavailable.
+        """
+        if limit < 1:
+            return []
+        # Kombu pushes on the left and pops on the right.
+        with answering():
+            raw: list[Any] = self.client.lrange(
+                f"{self.key_prefix}:{of_class(queue, backfill=backfill)}", -limit, -1
+            )
+        return list(dict.fromkeys(_ids_of(reversed(raw))))
+
     def training_waits(self) -> bool:
         """True when a message lies in the queue of trainings; whoever takes it works on all that wait."""
         return bool(self.client.llen(f"{self.key_prefix}:{QUEUE_TRAIN}"))
@@ -175,12 +189,14 @@ class Submit:
 
 def batches_of(messages: Collection[bytes]) -> set[str]:
     """The batch ids of queued messages; what is no message of ours has none."""
-    found = set()
+    return set(_ids_of(messages))
+
+
+def _ids_of(messages: Iterable[bytes]) -> Iterator[str]:
     for message in messages:
         if name := BATCH.search(message):
             with contextlib.suppress(ValueError):
-                found.add(str(json.loads(name[1])))
-    return found
+                yield str(json.loads(name[1]))
 
 
 def shown_args(wanted_id: str, workload: str = "", lines: int = 0) -> str:
