@@ -43,9 +43,7 @@ def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
         after, seconds = cpu_seconds(tree), time.monotonic() - began
         memory = sizes(tree)
         ended = sorted(set(before) - set(after))
-    percent = {
-        pid: 100 * (spent - before.get(pid, 0.0)) / seconds for pid, spent in after.items()
-    }
+    percent = {pid: 100 * (spent - before.get(pid, 0.0)) / seconds for pid, spent in after.items()}
     rss, pss = (sum(size[i] for size in memory.values()) for i in (0, 1))
     cpu = sum(percent.values())
     return {

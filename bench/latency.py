@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +54,7 @@ class Lines:
 
     began: float
     made: int = 0
-    rng: random.Random = random.Random(7)
+    rng: random.Random = field(default_factory=random.Random)
 
     def next(self) -> str:
         self.made += 1
@@ -81,9 +81,7 @@ def options(parser: argparse._ArgumentGroup) -> None:
 def failed(values: dict[str, Any]) -> bool:
     runs = [run for run in values.values() if isinstance(run, dict) and "lost" in run]
     promised = [r for r in runs if r.get("offered_lines_s") == PROMISED_RATE]
-    return any(r["lost"] or r["doubled"] for r in runs) or any(
-        r["p99_ms"] >= P99_MOST_MS for r in promised
-    )
+    return any(r["lost"] or r["doubled"] for r in runs) or any(r["p99_ms"] >= P99_MOST_MS for r in promised)
 
 
 def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +107,7 @@ class Bench:
         self.settings = settings
         self.ledger = Ledger(connect(settings), settings)
         state = running(settings.data_dir)
-        assert state is not None  # noqa: S101 - the stack is up
+        assert state is not None
         self.top = psutil.Process(int(str(state["pid"])))
 
     # ---- ways in ---------------------------------------------------------------------------------
@@ -117,16 +115,18 @@ class Bench:
     @contextmanager
     def followed(self, workload: str) -> Iterator[Callable[[str], object]]:
         path = self.folder / f"{workload}.log"
-        with path.open("w", encoding="utf-8", buffering=1) as log:
-            with self._send("--follow", str(path), "--workload", workload) as sender:
-                yield log.write
-                self._until_read(workload)
-                sender.send_signal(signal.SIGINT)
+        with (
+            path.open("w", encoding="utf-8", buffering=1) as log,
+            self._send("--follow", str(path), "--workload", workload) as sender,
+        ):
+            yield log.write
+            self._until_read(workload)
+            sender.send_signal(signal.SIGINT)
 
     @contextmanager
     def piped(self, workload: str) -> Iterator[Callable[[str], object]]:
         with self._send("-", "--workload", workload, stdin=subprocess.PIPE) as sender:
-            assert sender.stdin is not None  # noqa: S101 - it is a pipe
+            assert sender.stdin is not None
 
             def write(text: str) -> None:
                 sender.stdin.write(text.encode())  # type: ignore[union-attr]
@@ -176,9 +176,7 @@ class Bench:
 
     # ---- runs ------------------------------------------------------------------------------------
 
-    def trickle(
-        self, workload: str, way: Callable[[str], Any], rate: int, seconds: float
-    ) -> dict[str, Any]:
+    def trickle(self, workload: str, way: Callable[[str], Any], rate: int, seconds: float) -> dict[str, Any]:
         """So many lines a second, evenly, after some that are not counted in."""
         lines = Lines(time.time())
         with way(workload) as write:
@@ -259,7 +257,9 @@ class Bench:
         deadline = time.monotonic() + STORED_S
         while self.ledger.totals().get(workload, {}).get("stored", 0) < count:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{workload}: {self.ledger.totals().get(workload)} of {count} after {STORED_S} s")
+                raise RuntimeError(
+                    f"{workload}: {self.ledger.totals().get(workload)} of {count} after {STORED_S} s"
+                )
             time.sleep(0.05)
 
     def _until_read(self, workload: str) -> None:
@@ -268,7 +268,9 @@ class Bench:
         deadline = time.monotonic() + STORED_S
         while self.ledger.totals().get(workload, {}).get("accepted", 0) < lines:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{workload} was not read to its end: {self.ledger.totals().get(workload)}")
+                raise RuntimeError(
+                    f"{workload} was not read to its end: {self.ledger.totals().get(workload)}"
+                )
             time.sleep(0.05)
 
     def _stored(self, workload: str, began: float) -> pl.DataFrame:
@@ -283,7 +285,9 @@ class Bench:
             first, last = min(first, accepted), max(last, at)
             found = pl.read_parquet(path, columns=["message"], hive_partitioning=False).select(
                 pl.col("message").str.extract(SERIAL).cast(pl.Int64).alias("serial"),
-                ((at - began) * 1000 - pl.col("message").str.extract(WRITTEN).cast(pl.Int64)).alias("wait_ms"),
+                ((at - began) * 1000 - pl.col("message").str.extract(WRITTEN).cast(pl.Int64)).alias(
+                    "wait_ms"
+                ),
                 pl.lit(path.name).alias("file"),
             )
             frames.append(found)

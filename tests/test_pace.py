@@ -25,7 +25,9 @@ def pace(clock: Clock) -> Pace:
     return Pace(clock=clock)
 
 
-def waits_s(pace: Pace, clock: Clock, *, every_s: float, settled: bool = True, half_line: bool = False) -> float:
+def waits_s(
+    pace: Pace, clock: Clock, *, every_s: float, settled: bool = True, half_line: bool = False
+) -> float:
     """How long the first line waits while another one comes every so often."""
     began, last = clock.now, clock.now
     pace.came(half_line=half_line)

@@ -49,7 +49,9 @@ class Pace:
         self._least_s, self._most_s, self._quiet_s = least_s, most_s, quiet_s
         self._clock = clock
         self._pending = 0
-        self._oldest: float | None = None  # when the first line came that is in no chunk; of what stays behind, the last chunk
+        self._oldest: float | None = (
+            None  # when the first line came that is in no chunk; of what stays behind, the last chunk
+        )
         self._last = clock()
         self._half = False
 

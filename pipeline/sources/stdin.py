@@ -112,15 +112,15 @@ class _Ahead:
 
 def _pump(stream: BinaryIO, ahead: _Ahead) -> None:
     """Moves blocks from the stream to where they are taken, until either end is gone."""
-    read = _reader(stream)
+    read, failure = _reader(stream), None
     try:
         while not ahead.left and (block := read()):
             ahead.put(block)
     except OSError as exc:
-        return ahead.end(exc)
+        failure = exc
     except ValueError:  # closed under us
         pass
-    ahead.end()
+    ahead.end(failure)
 
 
 def _reader(stream: BinaryIO) -> Callable[[], bytes]:

@@ -5,6 +5,7 @@ documented recipe, a `kombu.common.Broadcast` queue, reaches nobody from such a 
 own per consumer, and Redis' fan-out needs the exchange and its bindings declared by whoever publishes.
 """
 
+import contextlib
 import os
 import select
 from typing import Any, Final
@@ -35,10 +36,8 @@ class Hint:
 
     def set(self) -> None:
         if self._ends is not None:
-            try:
+            with contextlib.suppress(BlockingIOError):  # it is full of hints that nobody has taken yet
                 os.write(self._ends[1], b"!")
-            except BlockingIOError:
-                pass  # it is full of hints that nobody has taken yet
 
     def wait(self, timeout_s: float) -> bool:
         """True when it was set, which is forgotten then; False after `timeout_s`."""
