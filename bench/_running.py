@@ -26,10 +26,27 @@ class Watched:
     summary: dict[str, Any]
 
 
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """A process and its descendants."""
+    return [process, *process.children(recursive=True)]
+
+
+def cpu_seconds(process: psutil.Process) -> dict[int, float]:
+    """User + system time of a process and each of its descendants, by pid."""
+    found = {}
+    for one in family(process):
+        try:
+            times = one.cpu_times()
+        except psutil.Error:
+            continue
+        found[one.pid] = float(times.user + times.system)
+    return found
+
+
 def memory(process: psutil.Process) -> tuple[float, float]:
     """(RSS, PSS) in MiB of a process and its descendants."""
     rss = pss = 0
-    for one in [process, *process.children(recursive=True)]:
+    for one in family(process):
         try:
             full = one.memory_full_info()
         except psutil.Error:

@@ -1,7 +1,7 @@
 """What the ledger says about batches: their stages, how they are taken in, who holds them, what died. Values only."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -36,11 +36,13 @@ def half_ids(batch_id: str) -> list[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """The batch is in. `duplicate`: its id had been accepted before, nothing was added. `skipped`: its workload is
-    not watched, so it was only counted (setting `unwatched`)."""
+    not watched, so it was only counted (setting `unwatched`). `pending_batches`: how many were in the pipeline then, this
+    one among them."""
 
     batch_id: str
     duplicate: bool = False
     skipped: bool = False
+    pending_batches: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,7 +146,7 @@ class Ledger:
         match _text(answer[0]):
             case "accepted":
                 self._refused = 0
-                return Accepted(batch_id=bid)
+                return Accepted(batch_id=bid, pending_batches=int(answer[1]))
             case "skipped":
                 return Accepted(batch_id=bid, skipped=True)
             case "duplicate":

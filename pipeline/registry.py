@@ -72,6 +72,7 @@ class Registry:
         self.directory = settings.models
         self.keep = settings.keep_models
         self.keep_bytes = settings.keep_models_mib * 2**20
+        self._names: tuple[str, ...] = ()  # models as of the last `look_at_all`
 
     def path(self, version: str) -> Path:
         """Where a version's bundle lies. Raises BadBundle for a name that is not a version."""
@@ -94,11 +95,30 @@ class Registry:
             entry, faults, (seconds, _) = pipe.execute()
         return _live(model, text_map(entry)), _fresh(text_map(faults), int(seconds))
 
+    def look_at_all(self) -> "tuple[list[Live], dict[str, str]]":
+        """`live()` and `faults()` in one round trip, or in two when there is a model that was not there before: what a
+        worker asks several times a second."""
+        while True:
+            asked = self._names
+            pipe = self.client.pipeline(transaction=False)
+            pipe.smembers(self.keys.model_names)
+            pipe.hgetall(self.keys.model_faults)
+            pipe.time()
+            for name in asked:
+                pipe.hgetall(self.keys.model(name))
+            with answering():
+                names, faults, (seconds, _), *entries = pipe.execute()
+            self._names = _ordered(names)
+            if self._names == asked:
+                break
+        found = (_live(name, text_map(entry)) for name, entry in zip(asked, entries, strict=True))
+        lives = [live for live in found if live is not None]
+        return lives, _fresh(text_map(faults), int(seconds)) if faults else {}
+
     def live(self) -> list[Live]:
         """The live versions of all models, the shared one first."""
         with answering():
-            names = [str(name, "utf-8") for name in byte_set(self.client.smembers(self.keys.model_names))]
-        ordered = sorted(names, key=lambda n: (n != SHARED, n))
+            ordered = _ordered(self.client.smembers(self.keys.model_names))
         pipe = self.client.pipeline(transaction=False)
         for name in ordered:
             pipe.hgetall(self.keys.model(name))
@@ -334,6 +354,11 @@ def _size(bundle: Path) -> int:
         return sum(f.stat().st_size for f in bundle.iterdir() if f.is_file())
     except OSError:
         return 0
+
+
+def _ordered(names: Any) -> tuple[str, ...]:
+    """Names of models as Redis answers them, the shared one first."""
+    return tuple(sorted((str(name, "utf-8") for name in byte_set(names)), key=lambda n: (n != SHARED, n)))
 
 
 def _live(model: str, entry: Mapping[str, str]) -> Live | None:

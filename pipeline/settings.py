@@ -244,7 +244,7 @@ class Settings:
         most=10_000,
     )
     reload_poll_ms: int = _about(
-        "how often a process compares the live model version, should the hint not reach it",
+        "how often a process at work compares the live model version, should the hint not reach it; an idle one does so once a second",
         200,
         least=20,
         most=60_000,

@@ -1,5 +1,6 @@
 """Which version a process answers under: the live one once it was read, the one before while that is damaged."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from small_bundles import AT, ONE, THREE, TWO, written
 from pipeline import registry as registry_module
 from pipeline.app import make_app
 from pipeline.batches import Stage
+from pipeline.controller.trainings import Request, Trainings
 from pipeline.detect import Knowledge
 from pipeline.errors import BadBundle, ModelUnavailable
 from pipeline.gpu.leases import Lease, Leases, Mode, granted
@@ -22,9 +24,10 @@ from pipeline.settings import Settings
 from pipeline.tasks import serving as module
 from pipeline.tasks.context import Context
 from pipeline.tasks.ingest import step
+from pipeline.tasks.reload import Hint
 from pipeline.tasks.serving import Serving
 from pipeline.tasks.step import perform
-from pipeline.workers.reloader import Reloader
+from pipeline.workers.reloader import IDLE_AFTER_S, IDLE_POLL_S, Reloader
 
 
 @pytest.fixture
@@ -294,3 +297,45 @@ def test_the_reloader_goes_on_when_a_model_has_no_version_that_can_be_read(
     assert context.presence.serving()["w1"].versions == {"prod/own/x": TWO}
     trouble = context.presence.trouble()
     assert trouble is not None and "no version of the shared model" in trouble.reason
+
+
+def test_the_reloader_looks_often_while_its_process_works_and_rarely_while_it_does_not(
+    context: Context,
+) -> None:
+    reloader = Reloader(context, "w1")
+    often = context.settings.reload_poll_ms / 1000
+    assert reloader.poll_s() == often
+    reloader.worked -= IDLE_AFTER_S
+    assert reloader.poll_s() == IDLE_POLL_S > often
+    reloader.works()
+    assert reloader.poll_s() == often
+
+
+def test_a_scoring_process_reads_torch_when_a_training_is_asked_for_and_not_before(
+    context: Context, settings: Settings, client: "redis.Redis"
+) -> None:
+    scoring = Context(make_app(settings), settings, loads="network")
+    reloader = Reloader(scoring, "w1")
+    reloader.look()
+    assert reloader.imports
+    Trainings(client, settings).request(Request(asked_by="test", why="test"))
+    reloader.look()
+    assert not reloader.imports
+    assert not Reloader(context, "w2").imports, "nobody else needs it"
+
+
+def test_a_hint_is_heard_in_the_process_and_in_one_forked_from_it_and_only_once() -> None:
+    hint = Hint()
+    hint.set()
+    hint.open()
+    assert not hint.wait(0), "before it was open nobody was there to hear it"
+    for _ in range(100_000):  # more than the pipe holds; the sender never waits
+        hint.set()
+    while hint.wait(0):
+        pass
+    child = os.fork()
+    if not child:
+        os._exit(7 if hint.wait(20) else 1)
+    hint.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not hint.wait(0)

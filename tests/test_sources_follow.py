@@ -14,6 +14,7 @@ import pytest
 from pipeline.errors import BadInput
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.follow import follow
+from pipeline.sources.pace import Pace
 from pipeline.sources.stdin import read_stream
 
 DEADLINE_S = 20.0
@@ -161,10 +162,40 @@ def test_a_stack_trace_written_in_two_goes_is_one_record(tmp_path: Path) -> None
     path = tmp_path / "app.log"
     append(path, "2026-11-20 10:00:00 ERROR broken\n")
     follower = Follower(path)
-    follower.until_idle(0.5)
+    follower.until_idle(0.2)
     append(path, "\tat a.B.c(B.java:1)\n")
-    follower.until_idle(0.5)
+    follower.until_idle(0.2)
     assert follower.until_idle(2) == ["2026-11-20 10:00:00 ERROR broken\n\tat a.B.c(B.java:1)"]
+
+
+def test_a_record_is_not_closed_while_half_a_line_of_it_waits_for_its_other_half(tmp_path: Path) -> None:
+    path = tmp_path / "app.log"
+    append(path, "2026-11-20 10:00:00 ERROR broken\n\tat a.B")
+    follower = Follower(path)
+    follower.until_idle()
+    assert follower.until_idle(0.9) == []
+    append(path, ".c(B.java:1)\n")
+    follower.until_idle()
+    assert follower.until_idle(0.3) == ["2026-11-20 10:00:00 ERROR broken\n\tat a.B.c(B.java:1)"]
+
+
+def test_what_is_finished_goes_soon_and_the_record_that_may_grow_stays(tmp_path: Path) -> None:
+    path = tmp_path / "app.log"
+    head = "2026-11-20 10:00:00 INFO line {}\n"
+    append(path, "".join(head.format(n) for n in range(200)))  # then the format is known
+    follower = Follower(path)
+    follower.until_idle()
+    follower.until_idle(2)
+    for number in range(200, 203):  # never silent
+        append(path, head.format(number))
+        follower.until_idle(0.15)
+    append(path, "\tat a.B.c(B.java:1)\n")
+    follower.until_idle(0.15)
+    assert [raw[-8:] for raw in follower.raws[200:]] == ["line 200", "line 201"]
+    append(path, "\tat a.B.d(B.java:9)\n")
+    follower.until_idle(0.15)
+    whole = "2026-11-20 10:00:00 INFO line 202\n\tat a.B.c(B.java:1)\n\tat a.B.d(B.java:9)"
+    assert follower.until_idle(0.3)[202:] == [whole]
 
 
 def test_a_steady_trickle_does_not_hold_records_back(tmp_path: Path) -> None:
@@ -194,7 +225,7 @@ def pipe() -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 def test_a_paused_pipe_hands_over_what_it_has_and_goes_on(pipe: tuple[BinaryIO, BinaryIO]) -> None:
     source, sink = pipe
-    chunks = read_stream(source, flush_after_s=0.05)
+    chunks = read_stream(source, pace=Pace(least_s=0.05, quiet_s=0.05))
     sink.write(b"one\ntwo\nthr")
     assert next(chunks).records["raw"].to_list() == ["one", "two"]
     sink.write(b"ee\n")
@@ -246,7 +277,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_leaving_an_endless_stream_ends_its_thread(pipe: tuple[BinaryIO, BinaryIO]) -> None:
     source, sink = pipe
-    chunks = read_stream(source, name="endless", flush_after_s=0.05)
+    chunks = read_stream(source, name="endless", pace=Pace(least_s=0.05, quiet_s=0.05))
     sink.write(b"one\n")
     next(chunks)
     chunks.close()  # type: ignore[attr-defined]

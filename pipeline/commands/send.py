@@ -118,6 +118,7 @@ def _cursor_key(path: Path, workload: str) -> str:
 def _standard_input(sender: Sender, workload: str | None) -> None:
     chunks = read_stream(
         standard_input(),
+        pace=sender.pace,
         max_records=sender.settings.batch_records,
         max_bytes=sender.settings.batch_kib * 1024,
     )
@@ -176,6 +177,7 @@ def _chunks(sender: Sender, path: Path, cursor_key: str, start: Cursor | None) -
         start=start,
         stop=lambda: False,
         from_start=True,
+        pace=sender.pace,
         max_records=sender.settings.batch_records,
         max_bytes=sender.settings.batch_kib * 1024,
     ):

@@ -15,6 +15,7 @@ from pipeline.producer import Producer
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.kept import Kept, Sent
+from pipeline.sources.pace import Pace
 from pipeline.words import plural
 
 SAY_EVERY_S: Final = 2.0
@@ -48,6 +49,7 @@ class Sender:
         self.lines = self.batches = self.duplicates = 0
         self.gone = False  # something of a pipe that nobody can send again
         self.kept = Kept(clock)
+        self.pace = Pace()  # a command that waits for lines reads one source
         self.stands: dict[str, str] = {}  # where the ledger's cursors stand, as far as we know
         self.full: Full | None = None  # what we wait for since `full_since`, last said at `full_said`
         self.full_since = 0.0
@@ -102,6 +104,7 @@ class Sender:
             except RedisUnavailable as exc:
                 self._wait(f"waiting: {exc}", REDIS_RETRY_S)
                 continue
+            self.pace.answered(answer.pending_batches)
             if isinstance(answer, Full):
                 self._held_up(answer)
                 continue

@@ -5,7 +5,7 @@
 --      counted, because its workload is not watched), class ('1' = backfill, '' = fresh), max bytes of dead letters,
 --      max bytes for backfill, max batches for backfill, '1' when the cursor is compared, the cursor that the batch
 --      continues from ('' = none), part of Redis' memory that may be used
--- returns {'accepted'} | {'skipped'} | {'duplicate', state} | {'conflict'} | {'full', pending bytes, pending batches, reason}
+-- returns {'accepted', pending batches} | {'skipped'} | {'duplicate', state} | {'conflict'} | {'full', pending bytes, pending batches, reason}
 --         (reason: closed, dead, memory, bytes or batches) | {'moved', cursor ('' = none)}: the source is not where it thinks
 -- invariant: an id is accepted once; pending bytes and batches stay under their limits and Redis under that part of its
 --            memory (unless nothing waits, so that it could not get less), and what backfill may not use
@@ -70,4 +70,4 @@ redis.call('HINCRBY', KEYS[6], 'accepted', ARGV[4])
 redis.call('HINCRBY', KEYS[6], 'accepted_records', ARGV[5])
 redis.call('HSET', KEYS[6], 'last_ms', now)
 if ARGV[13] ~= '' then redis.call('HSET', KEYS[7], ARGV[12], ARGV[13]) end
-return { 'accepted' }
+return { 'accepted', batches + 1 }

@@ -18,6 +18,7 @@ from pipeline.sources.files import (
     open_file,
     resume_at,
 )
+from pipeline.sources.pace import Due, Pace
 
 _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 
@@ -29,13 +30,13 @@ def follow(
     stop: Callable[[], bool],
     from_start: bool,
     poll_s: float = 0.25,
-    flush_after_s: float = 1.0,
+    pace: Pace | None = None,
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Chunk | None]:
-    """Records as they are written, until `stop()`; None whenever there was nothing new.
+    """Records as they are written, at the `pace` given, until `stop()`; None whenever there was nothing new.
 
     The file may be missing for a while. Renamed: it is read to its end, then its successor from the
     start. Truncated or rewritten: from the start. A last line without newline is held back until its
@@ -44,9 +45,8 @@ def follow(
     appears later is read from its beginning. Raises BadInput for compressed files.
     """
     tail = _Tail(path, max_records=max_records, max_bytes=max_bytes)
+    pace = pace or Pace(clock=clock)
     first = True
-    last_data = clock()
-    oldest: float | None = None  # when the first unsent line came
     try:
         while not stop():
             if not tail.is_open:
@@ -57,22 +57,18 @@ def follow(
                 moved = True
                 if chunk is not None:
                     yield chunk
-            now = clock()
+                    pace.handed_over()
             if moved:
-                last_data = now
-                oldest = now if oldest is None and tail.unsent else oldest
-            for chunk in tail.due(
-                silent=now - last_data >= flush_after_s,
-                old=oldest is not None and now - oldest >= flush_after_s,
-            ):
+                pace.came(half_line=tail.half_line)
+            if tail.behind:  # more is there already: it fills chunks by itself
+                continue
+            for chunk in tail.due(pace):
                 yield chunk
-                oldest = None
-            if not tail.unsent:
-                oldest = None
+                pace.handed_over()
             if not moved:
                 yield from tail.rotate()
                 yield None
-                sleep(poll_s)
+            sleep(pace.poll_s(poll_s))
         yield from tail.flush()
     finally:
         tail.close()
@@ -87,14 +83,12 @@ class _Tail:
         self._file: BinaryIO | None = None
         self._assembly: Assembly | None = None
         self._at = 0
+        self.behind = False  # the last read was a whole block
+        self.half_line = False  # the last byte read is no newline
 
     @property
     def is_open(self) -> bool:
         return self._file is not None
-
-    @property
-    def unsent(self) -> bool:
-        return self._assembly is not None and self._assembly.unsent
 
     def open(self, start: Cursor | None, *, from_start: bool) -> None:
         """Opens the file if it is there."""
@@ -123,11 +117,13 @@ class _Tail:
 
     def advance(self) -> Iterator[Chunk | None]:
         """Reads one block; its chunks, and one None when there was something to read."""
+        self.behind = False
         if self._file is None or self._assembly is None:
             return
         block = self._file.read(BLOCK_BYTES)
         if not block:
             return
+        self.behind, self.half_line = len(block) == BLOCK_BYTES, not block.endswith(b"\n")
         if not is_same(self._assembly.cursor.identity, self._file):
             # rewritten, and already longer than what we had read: these bytes are not the next ones
             yield from self._start_over()
@@ -139,12 +135,14 @@ class _Tail:
         yield None
         yield from self._assembly.push(block, self._at)
 
-    def due(self, *, silent: bool, old: bool) -> Iterator[Chunk]:
-        """What has waited long enough: after silence also the open record."""
-        if self._assembly is not None and self._assembly.unsent:
-            if silent:
+    def due(self, pace: Pace) -> Iterator[Chunk]:
+        """What has waited long enough."""
+        if self._assembly is None:
+            return
+        match pace.due(unsent=self._assembly.unsent, settled=self._assembly.framer.settled):
+            case Due.EVERYTHING:
                 yield from self._assembly.flush(self._at)
-            elif old:
+            case Due.FINISHED:
                 yield from self._assembly.release(self._at)
 
     def flush(self) -> Iterator[Chunk]:

@@ -2,7 +2,6 @@
 
 import io
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,82 +10,117 @@ from typing import BinaryIO, Final
 from pipeline.errors import BadInput
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import STREAM
+from pipeline.sources.pace import MOST_S, Due, Pace
 
 _BLOCK_BYTES: Final = 256 * 1024
-_BLOCKS_AHEAD: Final = 8  # the writer waits when we are slower
+_AHEAD_BYTES: Final = 8 * _BLOCK_BYTES  # the writer waits when we are slower
+# A program that writes line by line would have every line cut and framed alone, which costs a millisecond each. So what
+# comes in small pieces is gathered for so long.
+_SMALL_BYTES: Final = 64 * 1024
+_GATHER_S: Final = 0.02
 
 
 def read_stream(
     stream: BinaryIO,
     name: str = "stdin",
     *,
-    flush_after_s: float = 1.0,
+    pace: Pace | None = None,
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Chunk]:
-    """Chunks as they fill, or after `flush_after_s`; ends with the stream, which may never end.
+    """Chunks as they fill, or at the `pace` given; ends with the stream, which may never end.
 
     After a pause in the stream the open record is handed over too, but never half a line. Raises
     BadInput when the stream breaks, after handing over what came before.
     """
     assembly = Assembly(Cursor(path=name, identity=STREAM), max_records=max_records, max_bytes=max_bytes)
-    blocks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=_BLOCKS_AHEAD)
-    gone = threading.Event()
+    pace = pace or Pace()
+    ahead = _Ahead()
     # a daemon, because a read from a silent pipe cannot be interrupted
-    threading.Thread(target=_pump, args=(stream, blocks, gone), name=f"read-{name}", daemon=True).start()
+    threading.Thread(target=_pump, args=(stream, ahead), name=f"read-{name}", daemon=True).start()
     position = 0
-    oldest: float | None = None
-    failure: OSError | None = None
     try:
-        while True:
-            try:
-                block = blocks.get(timeout=flush_after_s)
-            except queue.Empty:
-                yield from assembly.flush(position)
-                oldest = None
-                continue
-            if isinstance(block, OSError):
-                failure = block
-                break
-            if not block:
-                break
-            position += len(block)
-            for chunk in assembly.push(block, position):
+        while (block := ahead.take(pace.poll_s(MOST_S))) is not None:
+            if block:
+                position += len(block)
+                for chunk in assembly.push(block, position):
+                    yield chunk
+                    pace.handed_over()
+                pace.came(half_line=not block.endswith(b"\n"))
+            for chunk in _due(assembly, pace, position):
                 yield chunk
-                oldest = None
-            oldest = clock() if oldest is None and assembly.unsent else oldest
-            if oldest is not None and clock() - oldest >= flush_after_s:
-                yield from assembly.release(position)
-                oldest = None
+                pace.handed_over()
+            if 0 < len(block) < _SMALL_BYTES:
+                time.sleep(_GATHER_S)
         yield from assembly.finish(position)
     finally:
-        gone.set()
-    if failure is not None:
+        ahead.leave()
+    if ahead.failure is not None:
         raise BadInput(
-            f"{name} broke after {position} bytes: {failure.strerror}; what came before was delivered"
+            f"{name} broke after {position} bytes: {ahead.failure.strerror}; what came before was delivered"
         )
 
 
-def _pump(stream: BinaryIO, blocks: "queue.Queue[bytes | OSError]", gone: threading.Event) -> None:
-    """Moves blocks from the stream to the queue until either end is gone."""
-    read = _reader(stream)
-    last = False
-    while not last and not gone.is_set():
-        item: bytes | OSError
-        try:
-            item = read()
-        except OSError as exc:
-            item = exc
-        except ValueError:  # closed under us
-            item = b""
-        last = not isinstance(item, bytes) or not item
-        while not gone.is_set():
-            try:
-                blocks.put(item, timeout=0.2)
-                break
-            except queue.Full:
-                continue
+def _due(assembly: Assembly, pace: Pace, position: int) -> Iterator[Chunk]:
+    match pace.due(unsent=assembly.unsent, settled=assembly.framer.settled):
+        case Due.EVERYTHING:
+            yield from assembly.flush(position)
+        case Due.FINISHED:
+            yield from assembly.release(position)
+
+
+class _Ahead:
+    """Bytes that were read and not taken yet, between the thread that reads and the one that takes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._blocks: list[bytes] = []
+        self._size = 0
+        self._ended = False
+        self.failure: OSError | None = None
+        self.left = False  # nobody takes any more
+
+    def put(self, block: bytes) -> None:
+        """Waits while too much lies here."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._size < _AHEAD_BYTES or self.left)
+            self._blocks.append(block)
+            self._size += len(block)
+            self._changed.notify_all()
+
+    def end(self, failure: OSError | None = None) -> None:
+        with self._changed:
+            self._ended, self.failure = True, failure
+            self._changed.notify_all()
+
+    def take(self, timeout_s: float) -> bytes | None:
+        """All that is there; b"" when nothing came for so long, None after the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._size or self._ended, timeout_s)
+            if self._ended and not self._size:
+                return None
+            block = b"".join(self._blocks)
+            self._blocks, self._size = [], 0
+            self._changed.notify_all()
+            return block
+
+    def leave(self) -> None:
+        with self._changed:
+            self.left = True
+            self._changed.notify_all()
+
+
+def _pump(stream: BinaryIO, ahead: _Ahead) -> None:
+    """Moves blocks from the stream to where they are taken, until either end is gone."""
+    read, failure = _reader(stream), None
+    try:
+        while not ahead.left and (block := read()):
+            ahead.put(block)
+    except OSError as exc:
+        failure = exc
+    except ValueError:  # closed under us
+        pass
+    ahead.end(failure)
 
 
 def _reader(stream: BinaryIO) -> Callable[[], bytes]:

@@ -5,7 +5,9 @@ documented recipe, a `kombu.common.Broadcast` queue, reaches nobody from such a 
 own per consumer, and Redis' fan-out needs the exchange and its bindings declared by whoever publishes.
 """
 
-import threading
+import contextlib
+import os
+import select
 from typing import Any, Final
 
 import redis
@@ -16,8 +18,41 @@ from kombu.exceptions import OperationalError
 from pipeline.observe import logger
 
 COMMAND: Final = "logweir_reload"
-# Set by the hint, awaited by the reloader of this process. A prefork child has a copy that nobody sets: it polls.
-HINT: Final = threading.Event()
+
+
+class Hint:
+    """Set where the broadcast arrives, awaited by the reloader: in the same process, or in the one that a pool has forked
+    from it. So it is a pipe, opened before the fork; no lock in it can be left behind by a child that is killed."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, int] | None = None
+
+    def open(self) -> None:
+        """From now on, here and in processes forked from here, setting it ends the wait."""
+        if self._ends is None:
+            self._ends = os.pipe()
+            for end in self._ends:
+                os.set_blocking(end, False)
+
+    def set(self) -> None:
+        if self._ends is not None:
+            with contextlib.suppress(BlockingIOError):  # it is full of hints that nobody has taken yet
+                os.write(self._ends[1], b"!")
+
+    def wait(self, timeout_s: float) -> bool:
+        """True when it was set, which is forgotten then; False after `timeout_s`."""
+        self.open()
+        assert self._ends is not None  # noqa: S101 - it was opened
+        if not select.select([self._ends[0]], [], [], timeout_s)[0]:
+            return False
+        try:
+            os.read(self._ends[0], 4096)
+        except BlockingIOError:
+            return False  # another process took it
+        return True
+
+
+HINT: Final = Hint()
 
 
 @control_command(name=COMMAND)  # type: ignore[untyped-decorator] # celery publishes no types

@@ -29,6 +29,7 @@ from pipeline.settings import Settings, visible_devices
 from pipeline.shards import of_shard, shard_named
 from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
+from pipeline.tasks.reload import HINT
 from pipeline.workers import guard
 from pipeline.workers.liveness import HELD_S, Liveness, Looker, Progress, end_when_held
 from pipeline.workers.place import called
@@ -36,6 +37,8 @@ from pipeline.workers.reloader import Reloader
 from pipeline.workers.tethered import tether
 
 BEAT_S: Final = 4.0
+# A look at a schedule that is due in less time: Celery comes forty times for one that is due in a hundredth of a second.
+DUE_S: Final = 0.05
 PUSH_TIMEOUT_S: Final = 1.0  # a Redis that hangs must not hold up the end of a process
 # An exception may quote what it could not read; a sentence is enough to know which one it was.
 REASON_LIMIT: Final = 300
@@ -187,6 +190,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=False,
+        heartbeat_interval=BEAT_S,  # of the event that Flower sees; every other second would be a tenth of what idling costs
         task_events=True,
     )
     worker.start()
@@ -207,7 +211,8 @@ def beat(settings: Settings) -> int:
 
         def tick(self, *args: Any, **kwargs: Any) -> Any:
             progress.pulse()
-            return super().tick(*args, **kwargs)
+            wait_s = super().tick(*args, **kwargs)
+            return wait_s and max(wait_s, DUE_S)
 
     Heartbeat(settings, role_name="beat", queues=(), name="beat", progress=progress).start()
     app.Beat(loglevel="WARNING", quiet=True, redirect_stdouts=False, scheduler_cls=Ticking).run()
@@ -330,6 +335,7 @@ def _reload_along(context: Context, role: Role, name: str) -> None:
     name = called(
         context.settings, name, embedded=bool(context.settings.supervisor_pid)
     )  # as in the heartbeat
+    HINT.open()  # before a pool forks
 
     def begin(**_: object) -> None:
         Reloader(context, name).start()

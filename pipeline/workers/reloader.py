@@ -1,24 +1,30 @@
 """Makes a process serve a new model version before its next batch needs it, and says so.
 
-A thread per worker process. It compares the live pointers every `reload_poll_ms`, or at once when the broadcast hint
-arrives; reads the new version beside the work that goes on under the old one; then the next batch begins under the new
+A thread per worker process. It compares the live pointers every `reload_poll_ms`, less often while the process has nothing
+to do, or at once when the broadcast hint arrives; reads the new version beside the work that goes on under the old one; then the next batch begins under the new
 one, and `logweir status` shows it. Missing a hint costs one poll.
 """
 
 import threading
+import time
+from typing import Final
 
 import redis
+from celery import signals
 
 from pipeline import metrics
 from pipeline.errors import BadPayload, ModelUnavailable, RedisUnavailable
-from pipeline.keyspace import connect
+from pipeline.keyspace import Keys, answering, connect
 from pipeline.observe import logger
 from pipeline.presence import Presence
 from pipeline.registry import Registry
 from pipeline.tasks.context import Context
 from pipeline.tasks.reload import HINT
 
-CONFIRM_S = 15.0  # said again so often: a Redis that came back empty learns it too
+# Five looks a second in three processes were a third of what an idle stack cost.
+IDLE_AFTER_S: Final = 10.0
+IDLE_POLL_S: Final = 1.0
+CONFIRM_S: Final = 15.0  # said again so often: a Redis that came back empty learns it too
 
 
 class Reloader(threading.Thread):
@@ -29,20 +35,20 @@ class Reloader(threading.Thread):
         self.context = context
         self.worker = name
         # Connections of its own: the work's may be in a long call.
-        client = connect(context.settings)
-        self.presence = Presence(client, context.settings)
-        self.registry = Registry(client, context.settings)
+        self.client = connect(context.settings)
+        self.keys = Keys(context.settings.key_prefix)
+        self.presence = Presence(self.client, context.settings)
+        self.registry = Registry(self.client, context.settings)
         self.said: dict[str, str] = {}
         self.quiet_s = 0.0
+        self.worked = time.monotonic()
+        signals.task_prerun.connect(self.works, weak=False)
+        self.imports = context.loads == "network"
 
     def run(self) -> None:
-        if self.context.loads == "network":
-            # torch takes seconds to import; the first model, or a restart, must not wait for it.
-            from pipeline.models import line  # noqa: F401
-        poll_s = self.context.settings.reload_poll_ms / 1000
         while True:
+            poll_s = self.poll_s()
             HINT.wait(poll_s)
-            HINT.clear()
             self.quiet_s += poll_s
             try:
                 self.look()
@@ -53,10 +59,25 @@ class Reloader(threading.Thread):
                     "reloader.failed"
                 )  # a thread that died would leave the old version for ever
 
+    def poll_s(self) -> float:
+        """Until the next look. A process that works compares often, should the hint not reach it; one that does not answers
+        nothing under the old version, and its next batch compares by itself."""
+        poll_s = self.context.settings.reload_poll_ms / 1000
+        return poll_s if time.monotonic() - self.worked < IDLE_AFTER_S else max(poll_s, IDLE_POLL_S)
+
+    def works(self, **_: object) -> None:
+        """The process begins a task."""
+        self.worked = time.monotonic()
+
     def look(self) -> None:
         """Compare once, and say what is served when it changed."""
         serving = self.context.serving
-        lives, faults = self.registry.live(), self.registry.faults()
+        lives, faults = self.registry.look_at_all()
+        if self.imports and (lives or self._model_comes()):
+            # torch takes seconds to import, and 160 MiB: not before it is needed, and not only when lines wait for it.
+            from pipeline.models import line  # noqa: F401
+
+            self.imports = False
         for live in lives:
             try:
                 serving.follow(live, faults)
@@ -68,3 +89,8 @@ class Reloader(threading.Thread):
             if versions != self.said:
                 metrics.reloaded()
             self.said, self.quiet_s = versions, 0.0
+
+    def _model_comes(self) -> bool:
+        """A training is asked for or runs."""
+        with answering():
+            return bool(self.client.exists(self.keys.training_queue, self.keys.training_now))
