@@ -16,7 +16,8 @@ from bench import _drain3, frontend, parsing
 from pipeline.columns import PARALLEL_ROWS, per_distinct, spread
 from pipeline.drain.alike import digits_alike, with_equal_digits
 from pipeline.drain.digest import cleaned
-from pipeline.drain.masking import Mask, MaskSet
+from pipeline.drain.masking import MaskSet
+from pipeline.drain.masks import Mask
 from pipeline.drain.memo import MAX_CHARS, Memo
 from pipeline.settings import Settings
 from pipeline.sources.formats_text import CRI, TEXT_FORMATS, Format
