@@ -28,10 +28,15 @@ def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> p
 
     The result is in the column's order. No row is null.
     """
-    looked_at = column.head(_LOOKED_AT)
-    if looked_at.n_unique() > _WORTH * looked_at.len():
+    if not repeats(column, _WORTH):
         return work(column)
     few = column.unique()
     table = pl.DataFrame([few.alias("value"), work(few).alias("result")])
     rows = column.alias("value").to_frame()
     return rows.join(table, on="value", how="left", maintain_order="left").get_column("result")
+
+
+def repeats(column: pl.Series, share: float) -> bool:
+    """Whether at most this share of the first rows is distinct."""
+    looked_at = column.head(_LOOKED_AT)
+    return looked_at.n_unique() <= share * looked_at.len()

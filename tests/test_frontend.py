@@ -14,7 +14,7 @@ from test_masking import MESSAGES
 
 from bench import _drain3, frontend, parsing
 from pipeline.columns import PARALLEL_ROWS, per_distinct, spread
-from pipeline.drain.alike import digits_alike, with_equal_digits
+from pipeline.drain.alike import alternatives, digits_alike, widened, with_equal_digits
 from pipeline.drain.digest import cleaned
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.masks import Mask
@@ -63,6 +63,30 @@ def batches(draw: st.DrawFn) -> list[str]:
 def test_lines_that_differ_in_digits_are_masked_as_each_alone(masks: MaskSet, messages: list[str]) -> None:
     # The memory of the set is not emptied in between, so what one example left must not harm another.
     assert masked(masks, messages) == [masks.mask_one(message) for message in messages]
+
+
+# Words that some mask takes for a sign, a code or a time, with some digits and not with others.
+TELLING = st.sampled_from(
+    ["0x1a", "5x1a", "12:34:56", "99:99:99", "ssh2", "ssh7", "ipv4", "status=200", "2026-11-22 08:01:02", "::1", "::2", "fe80::1", "fe93::1", "0000:3b:00.7", "0000:3b:00.9", "SQLSTATE 42P01", "12 Dec 2024", "_0 x1a", "a\nb 7", "\n", ""]
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.lists(st.one_of(MESSAGES, HOSTILE, TELLING), max_size=4).map(" ".join), min_size=1, max_size=3
+    ),
+    st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_many_lines_of_few_shapes_are_masked_as_each_alone(kinds: list[str], data: st.DataObject) -> None:
+    messages = [other_digits(data.draw, kind) for kind in kinds for _ in range(4)] * 2
+    assert masked(MASKS, messages) == [MASKS.mask_one(message) for message in messages]
+
+
+def test_the_shipped_masks_run_over_lines_of_ones() -> None:
+    assert MASKS.steps
+    run = [step for behind in MASKS.steps for step in behind.passes]
+    assert [step for step in MASKS.passes if not step.all_by_digits] == run
 
 
 def test_a_shape_that_spares_digits_is_not_taken_for_a_line_of_ones() -> None:
@@ -121,6 +145,56 @@ def test_a_trusted_pattern_matches_the_same_places_whatever_the_digits(
     except pl.exceptions.ComputeError:  # no regular expression
         return
     assert places[0].to_list() == places[1].to_list()
+
+
+PARTS = [
+    "[0-9]",
+    "[^0-9]",
+    "[1-9]",
+    "[0-4a-z]",
+    "[^2-5]",
+    r"\d",
+    r"\w",
+    "7",
+    "a",
+    ".",
+    "[+-~]",
+    "[ -/]",
+    "(?:",
+    "(",
+    ")",
+    "|",
+    "+",
+    "?",
+    "{2}",
+    r"\b",
+]
+
+
+@given(
+    st.lists(st.sampled_from(PARTS), min_size=1, max_size=8).map("".join),
+    st.text("0123456789ab-", max_size=8),
+    st.data(),
+)
+@settings(max_examples=500, deadline=None)
+def test_a_wider_pattern_misses_no_match_whatever_the_digits(
+    pattern: str, line: str, data: st.DataObject
+) -> None:
+    try:
+        hit = pl.Series([line]).str.contains(pattern)[0]
+    except pl.exceptions.ComputeError:  # no regular expression
+        return
+    wider = widened(pattern)
+    assert wider is not None
+    assert not hit or pl.Series([other_digits(data.draw, line)]).str.contains(wider)[0]
+    assert "|".join(alternatives(pattern)) == pattern
+    parts = [pl.Series([line]).str.contains(part)[0] for part in alternatives(pattern)]
+    assert hit == any(parts)
+
+
+@pytest.mark.parametrize("pattern", ["(?i)a|b", "[[:alpha:]]|b", "(?:a|b)", "(a|b)c", r"a\|b", "[|]"])
+def test_a_pattern_with_no_outermost_bar_or_one_not_understood_stays_whole(pattern: str) -> None:
+    assert alternatives(pattern) == (pattern,)
 
 
 @given(st.lists(LINES.map(lambda line: line.replace("\n", " ")), max_size=6))

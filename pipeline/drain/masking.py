@@ -15,25 +15,29 @@ from typing import Final
 
 import polars as pl
 
-from pipeline.columns import per_distinct
+from pipeline.columns import per_distinct, repeats
 from pipeline.drain.alike import with_equal_digits
 from pipeline.drain.digest import EMPTY, LINE_END, cleaned, fold, lines_of
 from pipeline.drain.masks import TOKEN, Mask, read, shipped, with_switches
 from pipeline.drain.memo import Memo
-from pipeline.drain.passes import Leg, Pass, blind_from, compiled, legs_of, run_all, shown
+from pipeline.drain.passes import Leg, Pass, Step, blind_from, compiled, legs_of, run_all, shown, steps_of
 from pipeline.errors import BadMask
 from pipeline.records import digest, pattern_ids
 
 # Part of every version: raise it when the code below gives another masked line for the same masks.
 ENGINE: Final = "1"
 
+# Share of distinct messages of ones up to which these are worked on instead of the messages.
+_FEW_SHAPES: Final = 0.5
 _MAX_ROUNDS: Final = 4  # of 90,000 random glueings of masks' examples none needed more than one
 # Of one batch: where every line is new, looking for what is remembered is in vain, and so is remembering.
 _MANY_SHAPES: Final = 1_000
 # Remembered of a shape whose masked line depends on its digits; no masked line is empty.
 _BY_DIGITS: Final = ""
-# What is remembered of a shape, where every digit is a 1, and of a line as it is, which may look like one.
+# What is remembered: of a message where every digit is a 1, of what the legs leave of one, and of that as it is, which may
+# look like one.
 _SHAPE: Final = ""
+_MESSAGE: Final = "\n\n"
 _EXACT: Final = "\n"
 
 
@@ -47,6 +51,7 @@ class MaskSet:
     passes: tuple[Pass, ...]
     legs: tuple[Leg, ...]  # the passes in front of `blind`
     blind: tuple[Pass, ...]  # the last passes, which see no difference between two digits
+    steps: tuple[Step, ...]  # all passes, over messages of ones; none where they cannot run so
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @classmethod
@@ -102,6 +107,7 @@ class MaskSet:
             passes=passes,
             legs=legs_of(passes[:blind_at]),
             blind=passes[blind_at:],
+            steps=steps_of(passes),
         )
 
     def _check_tokens(self) -> None:
@@ -132,7 +138,46 @@ class MaskSet:
         A null message counts as empty. A message of many lines gives its first line and those of the
         following ones that are not stack frames.
         """
-        return self._masked(messages, self._quickly)
+        column = messages.cast(pl.String).fill_null("").alias("message")
+        many = column.str.contains("\n", literal=True) if self.steps else None
+        if many is None or many.all():
+            return self._masked(column, self._quickly)
+        if not many.any():
+            return self._by_shape(column)
+        both = pl.concat(
+            [self._by_shape(column.filter(~many)), self._masked(column.filter(many), self._quickly)]
+        )
+        place = pl.concat([(~many).arg_true(), many.arg_true()])
+        return both.with_columns(place.alias("at")).sort("at").drop("at")
+
+    def _by_shape(self, messages: pl.Series) -> pl.DataFrame:
+        """`mask` of messages of one line each, of which many differ in nothing but their digits."""
+        shapes = with_equal_digits(messages).alias("shape")
+        if not repeats(shapes, _FEW_SHAPES):
+            return self._masked(messages, self._quickly)
+        kinds = shapes.unique()
+        masked = self._recalled(kinds, _MESSAGE).alias("masked")
+        table = with_ids(pl.DataFrame([kinds, masked]))
+        rows = shapes.to_frame().join(table, on="shape", how="left", maintain_order="left")
+        rows = rows.select("masked", "pattern_id")
+        exact = (rows["masked"] == _BY_DIGITS).arg_true()
+        if not exact.len():
+            return rows
+        some = self._masked(messages.gather(exact), self._quickly)
+        return rows.with_columns([rows[name].scatter(exact, some[name]) for name in rows.columns])
+
+    def _of_shapes(self, shapes: pl.Series) -> pl.Series:
+        """Masked lines of messages of ones, `_BY_DIGITS` where another digit may give another one."""
+        lines = cleaned(shapes)
+        relied = pl.repeat(True, lines.len(), dtype=pl.Boolean, eager=True)
+        for step in self.steps:
+            lines, asked = step.run(lines)
+            if asked is not None:
+                relied &= ~asked
+        relied &= ~lines.str.contains("[0-9]")
+        done = self._again(shown(lines.filter(relied)), self._round)
+        blank = pl.repeat(_BY_DIGITS, lines.len(), dtype=pl.String, eager=True).alias(shapes.name)
+        return blank.scatter(relied.arg_true(), done)
 
     def mask_one(self, message: str) -> str:
         """The masked line of one message, pass by pass and with nothing remembered: the plain reference for `mask`."""
@@ -149,9 +194,7 @@ class MaskSet:
             masked = fold(lines.join(done, on="line"))
         else:
             masked = distinct.with_columns(self._parts(distinct["message"], work).alias("masked"))
-        kinds = masked.select(pl.col("masked").unique())
-        ids = pl.Series("pattern_id", pattern_ids(kinds["masked"].to_list()), dtype=pl.UInt64)
-        masked = masked.join(kinds.with_columns(ids), on="masked")
+        masked = with_ids(masked)
         joined = column.join(masked, on="message", how="left", maintain_order="left")
         return joined.select("masked", "pattern_id")
 
@@ -186,6 +229,8 @@ class MaskSet:
 
         def work(keys: list[str]) -> list[str]:
             left = pl.Series("left", keys, dtype=pl.String).str.strip_prefix(kind)
+            if kind == _MESSAGE:
+                return self._of_shapes(left).to_list()
             masked, with_digits = self._finished(left)
             return (masked.set(with_digits, _BY_DIGITS) if kind == _SHAPE else masked).to_list()
 
@@ -225,3 +270,10 @@ class MaskSet:
     def _mask_lines(self, lines: pl.Series) -> pl.Series:
         """Cleaned lines after one round of all passes, in order."""
         return shown(run_all(self.passes, lines))
+
+
+def with_ids(masked: pl.DataFrame) -> pl.DataFrame:
+    """The frame with the `pattern_id` of its column `masked`; its rows may come in another order."""
+    kinds = masked.select(pl.col("masked").unique())
+    ids = pl.Series("pattern_id", pattern_ids(kinds["masked"].to_list()), dtype=pl.UInt64)
+    return masked.join(kinds.with_columns(ids), on="masked")

@@ -12,7 +12,7 @@ from typing import Final
 import polars as pl
 
 from pipeline.columns import spread
-from pipeline.drain.alike import digits_alike
+from pipeline.drain.alike import alternatives, digits_alike, widened
 from pipeline.drain.digest import limit
 from pipeline.drain.masks import Mask
 
@@ -39,6 +39,9 @@ class Pass:
     replacement: str
     keep: bool
     seldom: bool
+    # Matches every line whose digits may decide what this pass does to it, "" where none may; None: not known.
+    by_digits: str | None
+    all_by_digits: bool  # and no line that this does not match is changed
 
     def run(self, lines: pl.Series) -> pl.Series:
         text = pl.col(lines.name)
@@ -79,6 +82,19 @@ class Leg:
         return int(lines.head(_LOOKED_AT).str.contains(self.gate).sum()) > _LOOKED_AT // 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Passes over lines of ones, behind a look for those that may fare otherwise with other digits."""
+
+    by_digits: str  # "": the passes ask nothing
+    passes: tuple[Pass, ...]
+
+    def run(self, lines: pl.Series) -> tuple[pl.Series, pl.Series | None]:
+        """The lines behind these passes, and which of them are not to be relied on (None: all are)."""
+        asked = lines.str.contains(self.by_digits) if self.by_digits else None
+        return run_all(self.passes, lines), asked
+
+
 def compiled(masks: Sequence[Mask]) -> tuple[Pass, ...]:
     """One pass per run of neighbours with the same effect; groups would be renumbered, so those stay alone."""
 
@@ -92,8 +108,42 @@ def compiled(masks: Sequence[Mask]) -> tuple[Pass, ...]:
         ours = [mask for _, mask in run]
         pattern = "|".join(f"(?:{mask.pattern})" for mask in ours)
         seldom = all(mask.seldom for mask in ours)
-        passes.append(Pass(pattern=pattern, replacement=replacement, keep=keep, seldom=seldom))
+        by_digits, all_by_digits = _asking(ours, keep=keep)
+        passes.append(
+            Pass(
+                pattern=pattern,
+                replacement=replacement,
+                keep=keep,
+                seldom=seldom,
+                by_digits=by_digits,
+                all_by_digits=all_by_digits,
+            )
+        )
     return tuple(passes)
+
+
+def _asking(masks: Sequence[Mask], *, keep: bool) -> tuple[str | None, bool]:
+    """`by_digits` of neighbours, and whether that is all that they look for."""
+    parts = [part for mask in masks for part in ((mask.pattern,) if keep else alternatives(mask.pattern))]
+    asking = [widened(part) for part in parts if keep or not digits_alike(part)]
+    known = [f"(?:{part})" for part in asking if part is not None]
+    return ("|".join(known) if len(known) == len(asking) else None), len(asking) == len(parts)
+
+
+def steps_of(passes: Sequence[Pass]) -> tuple[Step, ...]:
+    """The passes as they run over lines of ones; nothing when that is not known of all of them."""
+    steps: list[Step] = []
+    for step in passes:
+        if step.by_digits is None:
+            return ()
+        run = () if step.all_by_digits else (step,)
+        if steps and (not step.by_digits or not steps[-1].passes):
+            last = steps.pop()
+            looks = [look for look in (last.by_digits, step.by_digits) if look]
+            steps.append(Step(by_digits="|".join(looks), passes=last.passes + run))
+        else:
+            steps.append(Step(by_digits=step.by_digits, passes=run))
+    return tuple(steps) if all(_compiles(step.by_digits) for step in steps) else ()
 
 
 def blind_from(passes: Sequence[Pass]) -> int:
