@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 PARALLEL_ROWS: Final = 2048  # below this a second thread costs more than it saves
@@ -30,10 +31,21 @@ def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> p
     """
     if not repeats(column, _WORTH):
         return work(column)
-    few = column.unique()
-    table = pl.DataFrame([few.alias("value"), work(few).alias("result")])
-    rows = column.alias("value").to_frame()
-    return rows.join(table, on="value", how="left", maintain_order="left").get_column("result")
+    few, which = kinds(column)
+    return work(few)[which]
+
+
+def kinds(column: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """The distinct values of a String column, in the order of their first rows, and the number of each row's among them.
+
+    No row is null. The numbers (UInt32) pick rows: `found[numbers]`; that costs a tenth of a join.
+    """
+    # Categories of their own count from 0 in the order they come, and go when the column goes.
+    which = column.rechunk().cast(pl.Categorical(pl.Categories.random())).to_physical()
+    rows = which.to_numpy()
+    first = np.empty(int(rows.max()) + 1 if rows.size else 0, dtype=np.int64)
+    first[rows[::-1]] = np.arange(rows.size - 1, -1, -1)  # of several rows the last one written stays
+    return column[first], which
 
 
 def repeats(column: pl.Series, share: float) -> bool:

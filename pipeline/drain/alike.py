@@ -14,6 +14,7 @@ import polars as pl
 
 _DIGITS: Final = frozenset("0123456789")
 _ZERO, _ONE, _TEN = np.uint8(ord("0")), np.uint8(ord("1")), np.uint8(10)
+_X, _LOWER = np.uint8(ord("x")), np.uint8(0x20)  # the bit that makes a capital small
 _NAMED: Final = re.compile(r"\(\?P?<[A-Za-z_][A-Za-z0-9_]*>")
 _FLAGS: Final = re.compile(r"\(\?[imsUu-]*[:)]")
 _COUNT: Final = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
@@ -109,12 +110,38 @@ def _class_alike(inside: str) -> bool:
     return not _DIGITS & set(bare)
 
 
-def with_equal_digits(lines: pl.Series) -> pl.Series:
-    """The same lines with a 1 for every ASCII digit. None has a line end in it."""
+def unsure(pattern: str) -> str | None:
+    """A pattern for lines of ones: matches where this one would find a 1, which may stand for any digit, and asks which it is.
+
+    Where it matches nowhere, this one matches the same places of all lines that the line of ones stands for: digits
+    other than 1 in it are theirs. None where the pattern is not understood.
+    """
+    parts: list[str] = []
+    asking: list[int | None] = []  # places of pieces that tell digits apart
+    at = depth = 0
+    while at < len(pattern):
+        end, part = _piece(pattern, at)
+        if part is None:
+            return None
+        depth += {"(": 1, ")": -1}.get(pattern[at], 0)
+        if part != pattern[at:end]:
+            # what may stand there more than once may find a 1 in one place and something else in another
+            asking.append(len(parts) if not depth and pattern[end : end + 1] not in {"*", "+", "{"} else None)
+        parts.append(part)
+        at = end
+    if len(asking) == 1 and asking[0] is not None:
+        parts[asking[0]] = "1"
+    return "".join(parts)
+
+
+def with_equal_digits(lines: pl.Series, *, but_hex: bool = False) -> pl.Series:
+    """The same lines with a 1 for every ASCII digit, `but_hex`: but a 0 in front of an x. None has a line end in it."""
     if not lines.len():
         return lines
     # All bytes at once, in what a processor does to 32 of them at a time.
     text = np.frombuffer(lines.str.join("\n").cast(pl.Binary).item(), dtype=np.uint8)
-    digit = ((text - _ZERO) < _TEN).view(np.uint8)
-    alike = pl.Series(lines.name, [(text + (_ONE - text) * digit).tobytes()], dtype=pl.Binary)
+    digit = (text - _ZERO) < _TEN
+    if but_hex:
+        digit[:-1] &= (text[:-1] != _ZERO) | ((text[1:] | _LOWER) != _X)
+    alike = pl.Series(lines.name, [(text + (_ONE - text) * digit.view(np.uint8)).tobytes()], dtype=pl.Binary)
     return alike.cast(pl.String).str.split("\n").explode(empty_as_null=False)

@@ -15,12 +15,23 @@ from typing import Final
 
 import polars as pl
 
-from pipeline.columns import per_distinct, repeats
+from pipeline.columns import kinds, per_distinct, repeats
 from pipeline.drain.alike import with_equal_digits
-from pipeline.drain.digest import EMPTY, LINE_END, cleaned, fold, lines_of
+from pipeline.drain.digest import EMPTY, LINE_END, cleaned, fold, limit, lines_of
 from pipeline.drain.masks import TOKEN, Mask, read, shipped, with_switches
 from pipeline.drain.memo import Memo
-from pipeline.drain.passes import Leg, Pass, Step, blind_from, compiled, legs_of, run_all, shown, steps_of
+from pipeline.drain.passes import (
+    Leg,
+    Pass,
+    Step,
+    blind_from,
+    compiled,
+    legs_of,
+    over_ones,
+    run_all,
+    shown,
+    steps_of,
+)
 from pipeline.errors import BadMask
 from pipeline.records import digest, pattern_ids
 
@@ -152,14 +163,12 @@ class MaskSet:
 
     def _by_shape(self, messages: pl.Series) -> pl.DataFrame:
         """`mask` of messages of one line each, of which many differ in nothing but their digits."""
-        shapes = with_equal_digits(messages).alias("shape")
+        shapes = with_equal_digits(messages, but_hex=True).alias("shape")
         if not repeats(shapes, _FEW_SHAPES):
             return self._masked(messages, self._quickly)
-        kinds = shapes.unique()
-        masked = self._recalled(kinds, _MESSAGE).alias("masked")
-        table = with_ids(pl.DataFrame([kinds, masked]))
-        rows = shapes.to_frame().join(table, on="shape", how="left", maintain_order="left")
-        rows = rows.select("masked", "pattern_id")
+        few, which = kinds(shapes)
+        table = with_ids(pl.DataFrame([self._recalled(few, _MESSAGE).alias("masked")]))
+        rows = table[which]
         exact = (rows["masked"] == _BY_DIGITS).arg_true()
         if not exact.len():
             return rows
@@ -168,15 +177,11 @@ class MaskSet:
 
     def _of_shapes(self, shapes: pl.Series) -> pl.Series:
         """Masked lines of messages of ones, `_BY_DIGITS` where another digit may give another one."""
-        lines = cleaned(shapes)
-        relied = pl.repeat(True, lines.len(), dtype=pl.Boolean, eager=True)
-        for step in self.steps:
-            lines, asked = step.run(lines)
-            if asked is not None:
-                relied &= ~asked
-        relied &= ~lines.str.contains("[0-9]")
-        done = self._again(shown(lines.filter(relied)), self._round)
-        blank = pl.repeat(_BY_DIGITS, lines.len(), dtype=pl.String, eager=True).alias(shapes.name)
+        lines, relied = over_ones(self.steps, cleaned(shapes))
+        if relied.all():
+            return self._again(limit(lines), self._round)
+        done = self._again(limit(lines.filter(relied)), self._round)
+        blank = pl.Series(shapes.name, [_BY_DIGITS], dtype=pl.String).new_from_index(0, lines.len())
         return blank.scatter(relied.arg_true(), done)
 
     def mask_one(self, message: str) -> str:
@@ -259,12 +264,11 @@ class MaskSet:
         see distinct masked lines only, so they cost little.
         """
         for _ in range(_MAX_ROUNDS):
-            kinds = masked.unique()
-            again = once_more(kinds)
-            moved = kinds != again
-            if not moved.any():
+            few, which = kinds(masked)
+            again = once_more(few)
+            if (few == again).all():
                 break
-            masked = masked.replace(kinds.filter(moved), again.filter(moved))
+            masked = again[which]
         return masked
 
     def _mask_lines(self, lines: pl.Series) -> pl.Series:
@@ -273,7 +277,7 @@ class MaskSet:
 
 
 def with_ids(masked: pl.DataFrame) -> pl.DataFrame:
-    """The frame with the `pattern_id` of its column `masked`; its rows may come in another order."""
-    kinds = masked.select(pl.col("masked").unique())
-    ids = pl.Series("pattern_id", pattern_ids(kinds["masked"].to_list()), dtype=pl.UInt64)
-    return masked.join(kinds.with_columns(ids), on="masked")
+    """The frame with the `pattern_id` of its column `masked`."""
+    few, which = kinds(masked["masked"])
+    ids = pl.Series("pattern_id", pattern_ids(few.to_list()), dtype=pl.UInt64)
+    return masked.with_columns(ids[which])

@@ -12,7 +12,7 @@ from typing import Final
 import polars as pl
 
 from pipeline.columns import spread
-from pipeline.drain.alike import alternatives, digits_alike, widened
+from pipeline.drain.alike import alternatives, digits_alike, unsure, widened
 from pipeline.drain.digest import limit
 from pipeline.drain.masks import Mask
 
@@ -89,11 +89,6 @@ class Step:
     by_digits: str  # "": the passes ask nothing
     passes: tuple[Pass, ...]
 
-    def run(self, lines: pl.Series) -> tuple[pl.Series, pl.Series | None]:
-        """The lines behind these passes, and which of them are not to be relied on (None: all are)."""
-        asked = lines.str.contains(self.by_digits) if self.by_digits else None
-        return run_all(self.passes, lines), asked
-
 
 def compiled(masks: Sequence[Mask]) -> tuple[Pass, ...]:
     """One pass per run of neighbours with the same effect; groups would be renumbered, so those stay alone."""
@@ -125,7 +120,7 @@ def compiled(masks: Sequence[Mask]) -> tuple[Pass, ...]:
 def _asking(masks: Sequence[Mask], *, keep: bool) -> tuple[str | None, bool]:
     """`by_digits` of neighbours, and whether that is all that they look for."""
     parts = [part for mask in masks for part in ((mask.pattern,) if keep else alternatives(mask.pattern))]
-    asking = [widened(part) for part in parts if keep or not digits_alike(part)]
+    asking = [widened(part) if keep else unsure(part) for part in parts if keep or not digits_alike(part)]
     known = [f"(?:{part})" for part in asking if part is not None]
     return ("|".join(known) if len(known) == len(asking) else None), len(asking) == len(parts)
 
@@ -208,3 +203,21 @@ def _hide(lines: pl.Series, pattern: str) -> pl.Series:
 
 def _beyond_reach(match: "re.Match[str]") -> str:
     return match[1].translate(_HIDE)
+
+
+def over_ones(steps: Sequence[Step], lines: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Lines of ones behind all passes, and of which of them lines with other digits are masked alike."""
+    rows = lines.alias("line").to_frame()
+    asked: list[str] = []
+    for step in steps:
+        text = pl.col("line")
+        for one in step.passes:
+            text = text.str.replace_all(one.pattern, one.replacement)
+        columns = [text]
+        if step.by_digits:
+            asked.append(f"asked {len(asked)}")
+            columns.append(pl.col("line").str.contains(step.by_digits).alias(asked[-1]))
+        rows = rows.with_columns(columns)
+    left = pl.col("line").str.contains("[0-9]")
+    relied = rows.select(~pl.any_horizontal(left, *asked)).to_series()
+    return rows["line"].alias(lines.name), relied
