@@ -40,6 +40,8 @@ ENGINE: Final = "1"
 
 # Share of distinct messages of ones up to which these are worked on instead of the messages.
 _FEW_SHAPES: Final = 0.5
+# Fewer lines than these go through all passes as they are: looking what they have in common takes longer.
+_FEW_LINES: Final = 512
 _MAX_ROUNDS: Final = 4  # of 90,000 random glueings of masks' examples none needed more than one
 # Of one batch: where every line is new, looking for what is remembered is in vain, and so is remembering.
 _MANY_SHAPES: Final = 1_000
@@ -213,6 +215,8 @@ class MaskSet:
         Lines that have become equal go on as one; in front of the passes that see no difference between two digits,
         lines that differ in nothing else are one too, and what comes of it is remembered.
         """
+        if not leg and lines.len() < _FEW_LINES:
+            return self._again(self._mask_lines(lines), self._round)
         if leg == len(self.legs):
             return per_distinct(lines, self._remembered)
         return per_distinct(lines, lambda few: self._quickly(self.legs[leg].run(few), leg + 1))
@@ -248,7 +252,10 @@ class MaskSet:
         return self._again(shown(left), self._round), left.str.contains("[0-9]")
 
     def _round(self, lines: pl.Series) -> pl.Series:
-        """What `_mask_lines` gives, by way of the legs."""
+        """What `_mask_lines` gives, by way of the legs where that is worth their gates."""
+        if not lines.str.contains("[0-9]").any():
+            # Of a line without digits nothing is kept.
+            return limit(run_all([step for step in self.passes if not step.keep], lines))
         for leg in self.legs:
             lines = leg.run(lines)
         return shown(run_all(self.blind, lines))

@@ -47,6 +47,8 @@ class Pass:
         text = pl.col(lines.name)
         if not self.keep:
             return spread(lines, text.str.replace_all(self.pattern, self.replacement))
+        if lines.len() < _GATED:
+            return _hide(lines, self.pattern)
         hit = spread(lines, text.str.contains(self.pattern))
         return (
             lines.clone().scatter(hit.arg_true(), _hide(lines.filter(hit), self.pattern))
@@ -196,8 +198,12 @@ def shown(lines: pl.Series) -> pl.Series:
 def _hide(lines: pl.Series, pattern: str) -> pl.Series:
     """Lines whose digits inside each match are out of reach of the masks that follow."""
     name = lines.name
-    marked = spread(lines, pl.col(name).str.replace_all(pattern, f"{_OPEN}${{0}}{_CLOSE}"))
-    text = _KEPT.sub(_beyond_reach, str(marked.str.join("\n").item()))
+    # Getting an expression ready costs more than running it over a few lines, so it is used once.
+    marked = pl.col(name).str.replace_all(pattern, f"{_OPEN}${{0}}{_CLOSE}")
+    whole = str(spread(lines, marked).str.join("\n").item())
+    if _OPEN not in whole:
+        return lines
+    text = _KEPT.sub(_beyond_reach, whole)
     return pl.Series(name, [text]).str.split("\n").explode(empty_as_null=False)
 
 
