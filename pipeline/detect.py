@@ -56,36 +56,40 @@ def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
     names = meta.formats or formats.detect(records["raw"].head(200).to_list())
     parsed = formats.parse(records, names, arrived=meta.arrived, zone=meta.zone)
     masked = masks.mask(parsed["message"])
-    frame = parsed.with_columns(
+    severe = pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False)
+    pattern = masked["pattern_id"]
+    return parsed.with_columns(
         masked["masked"],
-        masked["pattern_id"],
-        pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False).alias("severe"),
+        pattern,
+        severe.alias("severe"),
+        pl.lit(pattern).xor(severe.cast(pl.UInt64)).alias("key"),
     )
-    return frame.with_columns((pl.col("pattern_id").xor(pl.col("severe").cast(pl.UInt64))).alias("key"))
 
 
 def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
     """WORK_SCHEMA with one row per distinct (masked line, severe), nothing answered yet."""
-    few = prepared.unique("key", keep="first", maintain_order=True).select(
-        "key", "pattern_id", "masked", "severe", "level"
-    )
-    blank = [
-        pl.lit(None, dtype=dtype).alias(name)
-        for name, dtype in WORK_SCHEMA.items()
-        if name not in few.columns
-    ]
-    return few.with_columns(blank).with_columns(pl.lit(version).alias("version")).select(list(WORK_SCHEMA))
+    known = ("key", "pattern_id", "masked", "severe", "level")
+    few = prepared.select(known).unique("key", keep="first", maintain_order=True)
+    blank = {n: pl.lit(None, dtype=kind).alias(n) for n, kind in WORK_SCHEMA.items() if n not in known}
+    blank["version"] = pl.lit(version).alias("version")
+    return few.select([blank.get(name, pl.col(name)) for name in WORK_SCHEMA])
 
 
 def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
     """`work` with the verdict columns of these keys filled in; the others stay as they are."""
     if not verdicts:
         return work
-    known = pl.DataFrame(
-        {"key": list(verdicts)} | {n: [getattr(v, n) for v in verdicts.values()] for n in _VERDICT},
-        schema={name: WORK_SCHEMA[name] for name in ("key", *_VERDICT)},
-    )
-    return _complete(work).update(known, on="key", how="left")
+    found = [verdicts.get(key) for key in work["key"].to_list()]
+    work = _complete(work)
+    columns = []
+    for name in _VERDICT:
+        values = [None if verdict is None else getattr(verdict, name) for verdict in found]
+        column = pl.Series(name, values, dtype=WORK_SCHEMA[name])
+        before = work[name]
+        if before.null_count() < before.len():
+            column = column.zip_with(column.is_not_null(), before)
+        columns.append(column)
+    return work.with_columns(columns)
 
 
 def unknown(work: pl.DataFrame) -> pl.DataFrame:

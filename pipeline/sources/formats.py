@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from pipeline.columns import spread
@@ -86,7 +87,7 @@ def _recognised(raw: pl.Series, name: str) -> pl.Series:
 
 def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     """True for lines that begin with a header of one of the formats. Wrapped lines: see `inner_lines`."""
-    mask = pl.repeat(False, raw.len(), dtype=pl.Boolean, eager=True)
+    mask: pl.Series | None = None
     for name in _ordered(formats):
         if name in WRAPPERS:
             continue
@@ -96,10 +97,10 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
             more = _recognised(raw, name)
         else:
             more = raw.str.contains(BY_NAME[name].head)
-        mask = mask | more
+        mask = more if mask is None else mask | more
         if mask.all():
             break
-    return mask.alias("head")
+    return (pl.Series(np.zeros(raw.len(), dtype=np.bool_)) if mask is None else mask).alias("head")
 
 
 def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
