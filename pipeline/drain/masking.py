@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from pipeline.columns import kinds, per_distinct, repeats
@@ -169,22 +170,32 @@ class MaskSet:
         if not repeats(shapes, _FEW_SHAPES):
             return self._masked(messages, self._quickly)
         few, which = kinds(shapes)
-        table = with_ids(pl.DataFrame([self._recalled(few, _MESSAGE).alias("masked")]))
+        keys = (_MESSAGE + few).to_list()
+        found = self.memo.known(keys)
+        fresh = [at for at, known in enumerate(found) if known is None]
+        lines, relied = over_ones(self.steps, cleaned(few[fresh]))
+        by_digits = np.array([known == _BY_DIGITS for known in found])
+        by_digits[fresh] = ~relied.to_numpy()
+        # What no shape tells is masked as it is, but settles together with what a shape told.
+        exact = np.flatnonzero(by_digits[which.to_numpy()])
+        rest, rest_rows = kinds(messages[exact])
+        apart = rest.len() >= _FEW_LINES
+        first = rest.clear() if apart or not exact.size else self._mask_lines(cleaned(rest))
+        told = limit(lines.filter(relied))
+        settled = self._again(pl.concat([told, first.alias(told.name)]), self._round)
+        masked = np.array(found, dtype=object)
+        masked[by_digits] = _BY_DIGITS
+        masked[np.array(fresh, dtype=np.int64)[relied.to_numpy()]] = settled[: told.len()].to_list()
+        self.memo.remember({keys[at]: masked[at] for at in fresh})
+        table = with_ids(pl.DataFrame([pl.Series("masked", masked.tolist(), dtype=pl.String)]))
         rows = table[which]
-        exact = (rows["masked"] == _BY_DIGITS).arg_true()
-        if not exact.len():
+        if not exact.size:
             return rows
-        some = self._masked(messages.gather(exact), self._quickly)
+        if apart:
+            some = self._masked(messages[exact], self._quickly)
+        else:
+            some = with_ids(settled[told.len() :].alias("masked").to_frame())[rest_rows]
         return rows.with_columns([rows[name].scatter(exact, some[name]) for name in rows.columns])
-
-    def _of_shapes(self, shapes: pl.Series) -> pl.Series:
-        """Masked lines of messages of ones, `_BY_DIGITS` where another digit may give another one."""
-        lines, relied = over_ones(self.steps, cleaned(shapes))
-        if relied.all():
-            return self._again(limit(lines), self._round)
-        done = self._again(limit(lines.filter(relied)), self._round)
-        blank = pl.Series(shapes.name, [_BY_DIGITS], dtype=pl.String).new_from_index(0, lines.len())
-        return blank.scatter(relied.arg_true(), done)
 
     def mask_one(self, message: str) -> str:
         """The masked line of one message, pass by pass and with nothing remembered: the plain reference for `mask`."""
@@ -238,8 +249,6 @@ class MaskSet:
 
         def work(keys: list[str]) -> list[str]:
             left = pl.Series("left", keys, dtype=pl.String).str.strip_prefix(kind)
-            if kind == _MESSAGE:
-                return self._of_shapes(left).to_list()
             masked, with_digits = self._finished(left)
             return (masked.set(with_digits, _BY_DIGITS) if kind == _SHAPE else masked).to_list()
 
@@ -270,7 +279,7 @@ class MaskSet:
         A token can stand where a digit glued to a word hid a boundary (`1user=bob`). The further rounds
         see distinct masked lines only, so they cost little.
         """
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(_MAX_ROUNDS if masked.len() else 0):
             few, which = kinds(masked)
             again = once_more(few)
             if (few == again).all():

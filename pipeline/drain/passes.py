@@ -213,6 +213,8 @@ def _beyond_reach(match: "re.Match[str]") -> str:
 
 def over_ones(steps: Sequence[Step], lines: pl.Series) -> tuple[pl.Series, pl.Series]:
     """Lines of ones behind all passes, and of which of them lines with other digits are masked alike."""
+    if lines.is_empty():
+        return lines, pl.Series(dtype=pl.Boolean)
     rows = lines.alias("line").to_frame()
     asked: list[str] = []
     for step in steps:
