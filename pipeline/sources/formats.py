@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from pipeline.columns import spread
+from pipeline.columns import kinds, spread
 from pipeline.errors import BadInput
 from pipeline.records import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
@@ -32,6 +32,7 @@ _MIN_SHARE: Final = 0.01
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
 _HEAD: Final = "logweir_head"
 _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
+_CAPTURED_ROWS: Final = 1024  # so many are worth a second thread
 # RFC 5424 §6.2.1, severities 0 to 7
 _SYSLOG_LEVELS: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
 # One CRI line: a full one loses its prefix, a partial one also its line end.
@@ -140,7 +141,10 @@ def parse(
         kept = records.with_row_index("_i")
         done = done.with_columns(kept.filter(todo)["_i"])
         done = pl.concat([kept.filter(~todo), done.select(kept.columns)]).sort("_i")
-    return done.select(list(RAW_SCHEMA)).with_columns(pl.col("timestamp").fill_null(arrival))
+    done = pl.DataFrame([done[name] for name in RAW_SCHEMA])
+    return (
+        done.with_columns(pl.col("timestamp").fill_null(arrival)) if done["timestamp"].null_count() else done
+    )
 
 
 def _filled(known: pl.Series, found: pl.Series) -> pl.Series:
@@ -174,6 +178,8 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
                 continue
             found = maybe
         hit = found["message"].is_not_null()
+        if hit.all() and not pieces:
+            return _trimmed(found)
         if hit.all():
             pieces.append(found.with_columns(rest["_i"]).select("_i", *_PARSED))
             rest = rest.clear()
@@ -185,8 +191,12 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
         blank = [pl.lit(None, dtype=schema[name]).alias(name) for name in _PARSED[:-1]]
         pieces.append(rest.select("_i", *blank, pl.col("raw").alias("message")))
     whole = pieces[0] if len(pieces) == 1 else pl.concat(pieces).sort("_i")
-    # a trailing blank line or space says nothing, and would make a second pattern of the same message
-    return whole.select(*_PARSED[:-1], pl.col("message").str.strip_chars_end())
+    return _trimmed(whole)
+
+
+def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:
+    """Columns `_PARSED`: a trailing blank line or space says nothing, and would make a second pattern of the same message."""
+    return parsed.select(*_PARSED[:-1], pl.col("message").str.strip_chars_end())
 
 
 def _parse_wrapped(
@@ -229,10 +239,16 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
         service = columns.get("service", groups["logger"])
         columns["service"] = service.zip_with(service.str.len_bytes().fill_null(0) > 0, groups["logger"])
     out = pl.DataFrame(columns)
-    missing = [pl.lit(None, dtype=RAW_SCHEMA[name]).alias(name) for name in _PARSED if name not in columns]
+    chosen = {
+        name: pl.lit(None, dtype=RAW_SCHEMA[name]).alias(name) for name in _PARSED if name not in columns
+    }
     # an empty header field is an absent one
-    texts = [pl.col(c).replace("", None) for c in ("host", "process", "service") if c in columns]
-    return out.with_columns(*missing, *texts).select(_PARSED)
+    chosen |= {
+        name: pl.when(pl.col(name) != "").then(name)
+        for name in ("host", "process", "service")
+        if name in columns
+    }
+    return out.select([chosen.get(name, pl.col(name)) for name in _PARSED])
 
 
 def _groups(raw: pl.Series, pattern: str) -> pl.DataFrame:
@@ -261,21 +277,15 @@ def _captured(raw: pl.Series, pattern: str) -> pl.DataFrame:
     whole = pl.struct(
         groups.alias("groups"), text.str.strip_prefix(groups.struct.field(_HEAD)).alias("message")
     )
-    found = spread(raw, whole).struct.unnest()
+    found = spread(raw, whole, rows=_CAPTURED_ROWS).struct.unnest()
     return found["groups"].struct.unnest().drop(_HEAD).with_columns(found["message"])
 
 
 def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
-    level: pl.Series = pl.repeat(None, groups.height, dtype=pl.String, eager=True)
+    level = pl.Series("level", [None], dtype=pl.String).new_from_index(0, groups.height)
     for name in ("level", "level_2", "level_3"):
-        if name in groups.columns:
-            word = groups[name]
-            found = (
-                word.replace_strict(form.levels, default=None, return_dtype=pl.String)
-                if form.levels is not None
-                else word.str.to_lowercase().replace_strict(LEVEL_WORDS, default=None, return_dtype=pl.String)
-            )
-            level = _filled(level, found)
+        if name in groups.columns and groups[name].null_count() < groups.height:
+            level = _filled(level, _named(groups[name], form))
     if "pri" in groups.columns:
         severity = groups["pri"].cast(pl.Int32, strict=False) % 8
         found = severity.replace_strict(dict(enumerate(_SYSLOG_LEVELS)), default=None, return_dtype=pl.String)
@@ -292,3 +302,15 @@ def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
         found = status.alias("status").to_frame().select(by_status).to_series().set(status.is_null(), None)
         level = _filled(level, found)
     return level.alias("level")
+
+
+def _named(words: pl.Series, form: Format) -> pl.Series:
+    """The levels that these words mean, null where none is known."""
+    few, which = kinds(words.fill_null("") if words.null_count() else words)
+    names = few.to_list()
+    found = (
+        [LEVEL_WORDS.get(name.lower()) for name in names]
+        if form.levels is None
+        else [form.levels.get(name) for name in names]
+    )
+    return pl.Series("level", found, dtype=pl.String)[which]
