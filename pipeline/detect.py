@@ -68,11 +68,14 @@ def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
 
 def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
     """WORK_SCHEMA with one row per distinct (masked line, severe), nothing answered yet."""
-    known = ("key", "pattern_id", "masked", "severe", "level")
-    few = prepared.select(known).unique("key", keep="first", maintain_order=True)
-    blank = {n: pl.lit(None, dtype=kind).alias(n) for n, kind in WORK_SCHEMA.items() if n not in known}
-    blank["version"] = pl.lit(version).alias("version")
-    return few.select([blank.get(name, pl.col(name)) for name in WORK_SCHEMA])
+    few = prepared.select("key", "pattern_id", "masked", "severe", "level")[prepared["key"].arg_unique()]
+    columns = [
+        few[name]
+        if name in few.columns
+        else pl.Series(name, [None], dtype=kind).new_from_index(0, few.height)
+        for name, kind in WORK_SCHEMA.items()
+    ]
+    return pl.DataFrame(columns).with_columns(pl.lit(version).alias("version"))
 
 
 def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:

@@ -265,6 +265,8 @@ class MaskSet:
         if not lines.str.contains("[0-9]").any():
             # Of a line without digits nothing is kept.
             return limit(run_all([step for step in self.passes if not step.keep], lines))
+        if lines.len() < _FEW_LINES:
+            return self._mask_lines(lines)
         for leg in self.legs:
             lines = leg.run(lines)
         return shown(run_all(self.blind, lines))

@@ -130,14 +130,15 @@ def parse(
     """
     check_zone(zone)
     arrival = pl.lit(arrived).dt.convert_time_zone("UTC").cast(UTC_US)
-    todo = records["message"].is_null()
-    if not todo.any():
+    unread = records["message"].null_count()
+    if not unread:
         return records.with_columns(pl.col("timestamp").fill_null(arrival))
-    open_rows = records if todo.all() else records.filter(todo)
+    todo = records["message"].is_null()
+    open_rows = records if unread == records.height else records.filter(todo)
     parsed = _parse_text(open_rows["raw"], _ordered(formats), arrived=arrived, zone=zone)
     # what a producer already knew about a row stays
     done = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
-    if not todo.all():
+    if unread < records.height:
         kept = records.with_row_index("_i")
         done = done.with_columns(kept.filter(todo)["_i"])
         done = pl.concat([kept.filter(~todo), done.select(kept.columns)]).sort("_i")

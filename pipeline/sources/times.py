@@ -48,7 +48,10 @@ _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST: Final = datetime(2261, 1, 1, tzinfo=UTC)  # the last whole year that nanosecond readers can hold
 _LAST_MICROS: Final = int(_LAST.timestamp()) * 1_000_000
 _FUTURE: Final = timedelta(days=1)  # how far a clock may run ahead before a missing year is the year before
-_REPEATED: Final = (0.2, 0.7)  # share of distinct seconds up to which each is read once; where the year is looked for
+_REPEATED: Final = (
+    0.2,
+    0.7,
+)  # share of distinct seconds up to which each is read once; where the year is looked for
 _YEARS_BACK: Final = 8  # 29 February comes back within eight years, also across 2100
 
 _ISO_PARTS: Final = (
