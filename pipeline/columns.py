@@ -7,9 +7,9 @@ import numpy as np
 import polars as pl
 
 PARALLEL_ROWS: Final = 2048  # below this a second thread costs more than it saves
-_LOOKED_AT: Final = 512  # rows that tell whether a column repeats itself
+LOOKED_AT: Final = 512  # rows that tell whether a column repeats itself
 _FEW: Final = 512  # rows up to which a dict is faster than a query
-_WORTH: Final = 0.9  # share of distinct rows up to which finding them costs less than working on all
+WORTH: Final = 0.9  # share of distinct rows up to which finding them costs less than working on all
 
 
 def spread(column: pl.Series, what: pl.Expr, *, rows: int = PARALLEL_ROWS) -> pl.Series:
@@ -30,7 +30,7 @@ def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> p
 
     The result is in the column's order. No row is null.
     """
-    if not repeats(column, _WORTH):
+    if not repeats(column, WORTH):
         return work(column)
     few, which = kinds(column)
     return work(few)[which]
@@ -55,5 +55,5 @@ def kinds(column: pl.Series) -> tuple[pl.Series, pl.Series]:
 
 def repeats(column: pl.Series, share: float) -> bool:
     """Whether at most this share of the first rows is distinct."""
-    looked_at = column.head(_LOOKED_AT)
+    looked_at = column.head(LOOKED_AT)
     return looked_at.n_unique() <= share * looked_at.len()

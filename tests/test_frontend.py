@@ -1,7 +1,8 @@
 """The front end in columns gives what line by line gives: masks by shape, headers by their head, the benchmarks beside Drain3."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -13,14 +14,19 @@ from test_formats import EXAMPLES
 from test_masking import MESSAGES
 
 from bench import _drain3, frontend, parsing
-from pipeline.columns import PARALLEL_ROWS, per_distinct, spread
+from pipeline import detect
+from pipeline.columns import PARALLEL_ROWS, kinds, per_distinct, spread
 from pipeline.drain.alike import alternatives, digits_alike, widened, with_equal_digits
 from pipeline.drain.digest import cleaned
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.masks import Mask
 from pipeline.drain.memo import MAX_CHARS, Memo
+from pipeline.records import raw_frame
 from pipeline.settings import Settings
+from pipeline.sources import formats
+from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.formats_text import CRI, TEXT_FORMATS, Format
+from pipeline.sources.lines import LineCutter, decode
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 MASKS = MaskSet.load()
@@ -42,11 +48,16 @@ HOSTILE = st.one_of(
 LINES = st.lists(st.one_of(MESSAGES, HOSTILE), max_size=5).map(" ".join)
 
 
+META = frontend.meta_of(
+    Chunk(records=raw_frame([]), formats=(), cursor=Cursor(path="", identity=""), position=0)
+)
+
+
 def masked(masks: MaskSet, messages: list[str]) -> list[str]:
     return masks.mask(pl.Series(messages, dtype=pl.String))["masked"].to_list()
 
 
-def other_digits(draw: st.DrawFn, line: str) -> str:
+def other_digits(draw: Callable[[st.SearchStrategy[str]], str], line: str) -> str:
     return "".join(draw(st.sampled_from("0123456789")) if c in "0123456789" else c for c in line)
 
 
@@ -79,7 +90,7 @@ TELLING = st.sampled_from(
 )
 @settings(max_examples=100, deadline=None)
 def test_many_lines_of_few_shapes_are_masked_as_each_alone(kinds: list[str], data: st.DataObject) -> None:
-    messages = [other_digits(data.draw, kind) for kind in kinds for _ in range(4)] * 2
+    messages = [other_digits(data.draw, kind) for kind in kinds for _ in range(4)] * 4
     assert masked(MASKS, messages) == [MASKS.mask_one(message) for message in messages]
 
 
@@ -245,6 +256,77 @@ def test_work_on_distinct_values_or_in_slices_is_work_on_all(values: list[str]) 
     assert per_distinct(column, lambda few: few.str.to_uppercase()).to_list() == wanted.to_list()
     many = pl.concat([column] * (PARALLEL_ROWS // max(column.len(), 1) + 1))
     assert spread(many, pl.col("x").str.to_uppercase()).to_list() == many.str.to_uppercase().to_list()
+
+
+@given(st.lists(st.one_of(HOSTILE, st.text(max_size=3)), max_size=12), st.sampled_from([1, 2, 300]))
+@settings(max_examples=60, deadline=None)
+def test_kinds_come_in_the_order_of_their_first_rows(values: list[str], times: int) -> None:
+    values = [value for value in values if value < "\ud800" or value > "\udfff"] * times
+    few, which = kinds(pl.Series("x", values, dtype=pl.String))
+    assert few.to_list() == list(dict.fromkeys(values))
+    assert few[which].to_list() == values
+
+
+# --- bytes to records
+
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r\r\n", b"\n\n", b"\r"])
+PLAIN = (
+    b"Dec 10 06:55:46 host sshd[42]: Failed password for root from 10.0.0.7 port 22 ssh2",
+    b"\xef\xbb\xbfa",
+    b"",
+)
+BITS = st.sampled_from(
+    [
+        *PLAIN,
+        b"Dec 31 23:59:60 h a[1]: x 0x1f",
+        b"Feb 29 00:00:00 h a: \xff y",
+        b"\ttab",
+        b"\x00 nul",
+        "é ٣ \u2028 z".encode(),
+    ]
+)
+
+
+@given(
+    st.lists(st.tuples(BITS, ENDS), max_size=8).map(lambda rows: b"".join(a + b for a, b in rows)), st.data()
+)
+@settings(max_examples=80, deadline=None)
+def test_bytes_cut_anywhere_give_the_lines_that_cutting_at_newlines_gives(
+    text: bytes, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    cutter, rows = LineCutter(), []
+    for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        rows += cutter.push(text[start:stop])["raw"].to_list()
+    rows += cutter.finish()["raw"].to_list()
+    wanted = [decode(line.removesuffix(b"\r")) for line in text.split(b"\n")]
+    if not text.endswith(b"\n") and text:
+        wanted[-1] = rows[-1]  # a last line without a newline keeps what may yet be its carriage return
+    else:
+        wanted.pop()
+    assert rows == [wanted[0].removeprefix("\ufeff"), *wanted[1:]] if wanted else rows == []
+
+
+@given(
+    st.lists(
+        st.sampled_from([example[1] for example in EXAMPLES if "\n" not in example[1]]),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 40),
+    st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_batch_of_lines_is_prepared_as_each_line_alone(
+    lines: list[str], times: int, data: st.DataObject
+) -> None:
+    raw = [other_digits(data.draw, data.draw(st.sampled_from(lines))) for _ in range(times)]
+    names = formats.detect(lines)
+    meta = replace(META, formats=names)
+    whole = detect.prepare(raw_frame(raw), meta, MASKS)
+    alone = [detect.prepare(raw_frame([line]), meta, MASKS) for line in raw]
+    assert whole.drop("line").equals(pl.concat(alone).drop("line"))
+    assert whole["masked"].to_list() == [MASKS.mask_one(message) for message in whole["message"]]
 
 
 # --- headers

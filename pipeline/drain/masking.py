@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from pipeline.columns import kinds, per_distinct, repeats
+from pipeline.columns import LOOKED_AT, WORTH, kinds, per_distinct, repeats
 from pipeline.drain.alike import with_equal_digits
 from pipeline.drain.digest import EMPTY, LINE_END, cleaned, fold, limit, lines_of
 from pipeline.drain.masks import TOKEN, Mask, read, shipped, with_switches
@@ -40,7 +40,7 @@ from pipeline.records import digest, pattern_ids
 ENGINE: Final = "1"
 
 # Share of distinct messages of ones up to which these are worked on instead of the messages.
-_FEW_SHAPES: Final = 0.5
+_FEW_SHAPES: Final = 0.25
 # Fewer lines than these go through all passes as they are: looking what they have in common takes longer.
 _FEW_LINES: Final = 512
 _MAX_ROUNDS: Final = 4  # of 90,000 random glueings of masks' examples none needed more than one
@@ -166,10 +166,12 @@ class MaskSet:
 
     def _by_shape(self, messages: pl.Series) -> pl.DataFrame:
         """`mask` of messages of one line each, of which many differ in nothing but their digits."""
-        shapes = with_equal_digits(messages, but_hex=True).alias("shape")
-        if not repeats(shapes, _FEW_SHAPES):
+        if not repeats(with_equal_digits(messages.head(LOOKED_AT)), _FEW_SHAPES):
             return self._masked(messages, self._quickly)
+        shapes = with_equal_digits(messages, but_hex=True).alias("shape")
         few, which = kinds(shapes)
+        if few.len() > _FEW_SHAPES * messages.len():
+            return self._masked(messages, self._quickly)
         keys = (_MESSAGE + few).to_list()
         found = self.memo.known(keys)
         fresh = [at for at, known in enumerate(found) if known is None]
@@ -262,11 +264,11 @@ class MaskSet:
 
     def _round(self, lines: pl.Series) -> pl.Series:
         """What `_mask_lines` gives, by way of the legs where that is worth their gates."""
-        if not lines.str.contains("[0-9]").any():
+        if lines.len() < _FEW_LINES:
+            if lines.str.contains("[0-9]").any():
+                return self._mask_lines(lines)
             # Of a line without digits nothing is kept.
             return limit(run_all([step for step in self.passes if not step.keep], lines))
-        if lines.len() < _FEW_LINES:
-            return self._mask_lines(lines)
         for leg in self.legs:
             lines = leg.run(lines)
         return shown(run_all(self.blind, lines))
@@ -282,11 +284,11 @@ class MaskSet:
         see distinct masked lines only, so they cost little.
         """
         for _ in range(_MAX_ROUNDS if masked.len() else 0):
-            few, which = kinds(masked)
+            few, which = kinds(masked) if repeats(masked, WORTH) else (masked, None)
             again = once_more(few)
             if (few == again).all():
                 break
-            masked = again[which]
+            masked = again if which is None else again[which]
         return masked
 
     def _mask_lines(self, lines: pl.Series) -> pl.Series:
@@ -296,6 +298,6 @@ class MaskSet:
 
 def with_ids(masked: pl.DataFrame) -> pl.DataFrame:
     """The frame with the `pattern_id` of its column `masked`."""
-    few, which = kinds(masked["masked"])
+    few, which = kinds(masked["masked"]) if repeats(masked["masked"], WORTH) else (masked["masked"], None)
     ids = pl.Series("pattern_id", pattern_ids(few.to_list()), dtype=pl.UInt64)
-    return masked.with_columns(ids[which])
+    return masked.with_columns(ids if which is None else ids[which])
