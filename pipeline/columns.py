@@ -12,13 +12,13 @@ _FEW: Final = 512  # rows up to which a dict is faster than a query
 WORTH: Final = 0.9  # share of distinct rows up to which finding them costs less than working on all
 
 
-def spread(column: pl.Series, what: pl.Expr, *, rows: int = PARALLEL_ROWS) -> pl.Series:
-    """`what`, an expression on this column row by row, in slices over Polars' threads from so many rows on.
+def spread(column: pl.Series, what: pl.Expr) -> pl.Series:
+    """`what`, an expression on this column row by row, in slices over Polars' threads when the rows are many.
 
     One expression alone uses one thread.
     """
     frame = column.to_frame()
-    if column.len() < rows or pl.thread_pool_size() == 1:
+    if column.len() < PARALLEL_ROWS or pl.thread_pool_size() == 1:
         return frame.select(what).to_series()
     size = -(-column.len() // pl.thread_pool_size())
     slices = [frame.slice(start, size).lazy().select(what) for start in range(0, column.len(), size)]

@@ -261,7 +261,7 @@ def test_work_on_distinct_values_or_in_slices_is_work_on_all(values: list[str]) 
 @given(st.lists(st.one_of(HOSTILE, st.text(max_size=3)), max_size=12), st.sampled_from([1, 2, 300]))
 @settings(max_examples=60, deadline=None)
 def test_kinds_come_in_the_order_of_their_first_rows(values: list[str], times: int) -> None:
-    values = [value for value in values if value < "\ud800" or value > "\udfff"] * times
+    values = values * times
     few, which = kinds(pl.Series("x", values, dtype=pl.String))
     assert few.to_list() == list(dict.fromkeys(values))
     assert few[which].to_list() == values

@@ -32,7 +32,6 @@ _MIN_SHARE: Final = 0.01
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
 _HEAD: Final = "logweir_head"
 _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
-_CAPTURED_ROWS: Final = 1024  # so many are worth a second thread
 # RFC 5424 §6.2.1, severities 0 to 7
 _SYSLOG_LEVELS: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
 # One CRI line: a full one loses its prefix, a partial one also its line end.
@@ -278,7 +277,7 @@ def _captured(raw: pl.Series, pattern: str) -> pl.DataFrame:
     whole = pl.struct(
         groups.alias("groups"), text.str.strip_prefix(groups.struct.field(_HEAD)).alias("message")
     )
-    found = spread(raw, whole, rows=_CAPTURED_ROWS).struct.unnest()
+    found = spread(raw, whole).struct.unnest()
     return found["groups"].struct.unnest().drop(_HEAD).with_columns(found["message"])
 
 
