@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from pipeline.drain.masking import MaskSet, shipped
+from pipeline.drain.masking import MaskSet
+from pipeline.drain.masks import shipped
 from pipeline.drain.templates import Templates
 from pipeline.models.rates import Rates
 from pipeline.records import ERROR_LEVELS, raw_frame

@@ -57,12 +57,14 @@ def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
     """RAW_SCHEMA -> the same rows with header columns filled, plus `masked`, `pattern_id`, `severe`, `key`."""
     parsed = _parsed(records, meta)
     masked = masks.mask(parsed["message"])
-    frame = parsed.with_columns(
+    severe = pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False)
+    pattern = masked["pattern_id"]
+    return parsed.with_columns(
         masked["masked"],
-        masked["pattern_id"],
-        pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False).alias("severe"),
+        pattern,
+        severe.alias("severe"),
+        pl.lit(pattern).xor(severe.cast(pl.UInt64)).alias("key"),
     )
-    return frame.with_columns((pl.col("pattern_id").xor(pl.col("severe").cast(pl.UInt64))).alias("key"))
 
 
 def prepared_again(records: pl.DataFrame, meta: Meta, work: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
@@ -85,15 +87,14 @@ def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
 
 def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
     """WORK_SCHEMA with one row per distinct (masked line, severe), nothing answered yet."""
-    few = prepared.unique("key", keep="first", maintain_order=True).select(
-        "key", "pattern_id", "masked", "severe", "level"
-    )
-    blank = [
-        pl.lit(None, dtype=dtype).alias(name)
-        for name, dtype in WORK_SCHEMA.items()
-        if name not in few.columns
+    few = prepared.select("key", "pattern_id", "masked", "severe", "level")[prepared["key"].arg_unique()]
+    columns = [
+        few[name]
+        if name in few.columns
+        else pl.Series(name, [None], dtype=kind).new_from_index(0, few.height)
+        for name, kind in WORK_SCHEMA.items()
     ]
-    return few.with_columns(blank).with_columns(pl.lit(version).alias("version")).select(list(WORK_SCHEMA))
+    return pl.DataFrame(columns).with_columns(pl.lit(version).alias("version"))
 
 
 def placed(work: pl.DataFrame, prepared: pl.DataFrame) -> pl.DataFrame:
@@ -110,13 +111,19 @@ def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
     """`work` with the verdict columns of these keys filled in; the others stay as they are."""
     if not verdicts:
         return work
-    columns: dict[str, Any] = {n: [getattr(v, n) for v in verdicts.values()] for n in _VERDICT}
-    columns["reasons"] = lists_of_text(columns["reasons"])
-    known = pl.DataFrame(
-        {"key": list(verdicts), **columns},
-        schema={name: WORK_SCHEMA[name] for name in ("key", *_VERDICT)},
-    )
-    return _complete(work).update(known, on="key", how="left")
+    found = [verdicts.get(key) for key in work["key"].to_list()]
+    known = pl.Series([verdict is not None for verdict in found], dtype=pl.Boolean)
+    work = _complete(work)
+    columns = []
+    for name in _VERDICT:
+        values: list[Any] = [None if verdict is None else getattr(verdict, name) for verdict in found]
+        if name == "reasons":
+            column, filled = lists_of_text([value or () for value in values]).alias(name), known
+        else:
+            column = pl.Series(name, values, dtype=WORK_SCHEMA[name])
+            filled = column.is_not_null()
+        columns.append(column.zip_with(filled, work[name]))
+    return work.with_columns(columns)
 
 
 def unknown(work: pl.DataFrame) -> pl.DataFrame:

@@ -109,7 +109,7 @@ def test_what_work_says_of_the_records_stands_for_their_masks() -> None:
     assert dict(work.schema) == WORK_SCHEMA
     blind = replace(MASKS, passes=())  # would give every line a key of its own
     assert detect.prepared_again(records, META, work, blind).equals(prepared.drop("masked"))
-    work = detect.with_evidence(work, [Evidence(surprise=1.0)] * work.height)
+    work = detect.with_evidence(work, dict.fromkeys(work["pattern_id"].to_list(), Evidence(surprise=1.0)))
     assert detect.prepared_again(records, META, answered(work), blind).equals(prepared.drop("masked"))
 
 

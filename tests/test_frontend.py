@@ -1,7 +1,8 @@
 """The front end in columns gives what line by line gives: masks by shape, headers by their head, the benchmarks beside Drain3."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -13,13 +14,19 @@ from test_formats import EXAMPLES
 from test_masking import MESSAGES
 
 from bench import _drain3, frontend, parsing
-from pipeline.columns import PARALLEL_ROWS, per_distinct, spread
-from pipeline.drain.alike import digits_alike, with_equal_digits
+from pipeline import detect
+from pipeline.columns import PARALLEL_ROWS, kinds, per_distinct, spread
+from pipeline.drain.alike import alternatives, digits_alike, widened, with_equal_digits
 from pipeline.drain.digest import cleaned
-from pipeline.drain.masking import Mask, MaskSet
+from pipeline.drain.masking import MaskSet
+from pipeline.drain.masks import Mask
 from pipeline.drain.memo import MAX_CHARS, Memo
+from pipeline.records import raw_frame
 from pipeline.settings import Settings
+from pipeline.sources import formats
+from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.formats_text import CRI, TEXT_FORMATS, Format
+from pipeline.sources.lines import LineCutter, decode
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 MASKS = MaskSet.load()
@@ -41,11 +48,16 @@ HOSTILE = st.one_of(
 LINES = st.lists(st.one_of(MESSAGES, HOSTILE), max_size=5).map(" ".join)
 
 
+META = frontend.meta_of(
+    Chunk(records=raw_frame([]), formats=(), cursor=Cursor(path="", identity=""), position=0)
+)
+
+
 def masked(masks: MaskSet, messages: list[str]) -> list[str]:
     return masks.mask(pl.Series(messages, dtype=pl.String))["masked"].to_list()
 
 
-def other_digits(draw: st.DrawFn, line: str) -> str:
+def other_digits(draw: Callable[[st.SearchStrategy[str]], str], line: str) -> str:
     return "".join(draw(st.sampled_from("0123456789")) if c in "0123456789" else c for c in line)
 
 
@@ -62,6 +74,30 @@ def batches(draw: st.DrawFn) -> list[str]:
 def test_lines_that_differ_in_digits_are_masked_as_each_alone(masks: MaskSet, messages: list[str]) -> None:
     # The memory of the set is not emptied in between, so what one example left must not harm another.
     assert masked(masks, messages) == [masks.mask_one(message) for message in messages]
+
+
+# Words that some mask takes for a sign, a code or a time, with some digits and not with others.
+TELLING = st.sampled_from(
+    ["0x1a", "5x1a", "12:34:56", "99:99:99", "ssh2", "ssh7", "ipv4", "status=200", "2026-11-22 08:01:02", "::1", "::2", "fe80::1", "fe93::1", "0000:3b:00.7", "0000:3b:00.9", "SQLSTATE 42P01", "12 Dec 2024", "_0 x1a", "a\nb 7", "\n", ""]
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.lists(st.one_of(MESSAGES, HOSTILE, TELLING), max_size=4).map(" ".join), min_size=1, max_size=3
+    ),
+    st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_many_lines_of_few_shapes_are_masked_as_each_alone(kinds: list[str], data: st.DataObject) -> None:
+    messages = [other_digits(data.draw, kind) for kind in kinds for _ in range(4)] * 4
+    assert masked(MASKS, messages) == [MASKS.mask_one(message) for message in messages]
+
+
+def test_the_shipped_masks_run_over_lines_of_ones() -> None:
+    assert MASKS.steps
+    run = [step for behind in MASKS.steps for step in behind.passes]
+    assert [step for step in MASKS.passes if not step.all_by_digits] == run
 
 
 def test_a_shape_that_spares_digits_is_not_taken_for_a_line_of_ones() -> None:
@@ -122,6 +158,56 @@ def test_a_trusted_pattern_matches_the_same_places_whatever_the_digits(
     assert places[0].to_list() == places[1].to_list()
 
 
+PARTS = [
+    "[0-9]",
+    "[^0-9]",
+    "[1-9]",
+    "[0-4a-z]",
+    "[^2-5]",
+    r"\d",
+    r"\w",
+    "7",
+    "a",
+    ".",
+    "[+-~]",
+    "[ -/]",
+    "(?:",
+    "(",
+    ")",
+    "|",
+    "+",
+    "?",
+    "{2}",
+    r"\b",
+]
+
+
+@given(
+    st.lists(st.sampled_from(PARTS), min_size=1, max_size=8).map("".join),
+    st.text("0123456789ab-", max_size=8),
+    st.data(),
+)
+@settings(max_examples=500, deadline=None)
+def test_a_wider_pattern_misses_no_match_whatever_the_digits(
+    pattern: str, line: str, data: st.DataObject
+) -> None:
+    try:
+        hit = pl.Series([line]).str.contains(pattern)[0]
+    except pl.exceptions.ComputeError:  # no regular expression
+        return
+    wider = widened(pattern)
+    assert wider is not None
+    assert not hit or pl.Series([other_digits(data.draw, line)]).str.contains(wider)[0]
+    assert "|".join(alternatives(pattern)) == pattern
+    parts = [pl.Series([line]).str.contains(part)[0] for part in alternatives(pattern)]
+    assert hit == any(parts)
+
+
+@pytest.mark.parametrize("pattern", ["(?i)a|b", "[[:alpha:]]|b", "(?:a|b)", "(a|b)c", r"a\|b", "[|]"])
+def test_a_pattern_with_no_outermost_bar_or_one_not_understood_stays_whole(pattern: str) -> None:
+    assert alternatives(pattern) == (pattern,)
+
+
 @given(st.lists(LINES.map(lambda line: line.replace("\n", " ")), max_size=6))
 def test_equal_digits_are_ones(lines: list[str]) -> None:
     column = pl.Series("x", lines, dtype=pl.String)
@@ -170,6 +256,77 @@ def test_work_on_distinct_values_or_in_slices_is_work_on_all(values: list[str]) 
     assert per_distinct(column, lambda few: few.str.to_uppercase()).to_list() == wanted.to_list()
     many = pl.concat([column] * (PARALLEL_ROWS // max(column.len(), 1) + 1))
     assert spread(many, pl.col("x").str.to_uppercase()).to_list() == many.str.to_uppercase().to_list()
+
+
+@given(st.lists(st.one_of(HOSTILE, st.text(max_size=3)), max_size=12), st.sampled_from([1, 2, 300]))
+@settings(max_examples=60, deadline=None)
+def test_kinds_come_in_the_order_of_their_first_rows(values: list[str], times: int) -> None:
+    values = values * times
+    few, which = kinds(pl.Series("x", values, dtype=pl.String))
+    assert few.to_list() == list(dict.fromkeys(values))
+    assert few[which].to_list() == values
+
+
+# --- bytes to records
+
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r\r\n", b"\n\n", b"\r"])
+PLAIN = (
+    b"Dec 10 06:55:46 host sshd[42]: Failed password for root from 10.0.0.7 port 22 ssh2",
+    b"\xef\xbb\xbfa",
+    b"",
+)
+BITS = st.sampled_from(
+    [
+        *PLAIN,
+        b"Dec 31 23:59:60 h a[1]: x 0x1f",
+        b"Feb 29 00:00:00 h a: \xff y",
+        b"\ttab",
+        b"\x00 nul",
+        "é ٣ \u2028 z".encode(),
+    ]
+)
+
+
+@given(
+    st.lists(st.tuples(BITS, ENDS), max_size=8).map(lambda rows: b"".join(a + b for a, b in rows)), st.data()
+)
+@settings(max_examples=80, deadline=None)
+def test_bytes_cut_anywhere_give_the_lines_that_cutting_at_newlines_gives(
+    text: bytes, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    cutter, rows = LineCutter(), []
+    for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        rows += cutter.push(text[start:stop])["raw"].to_list()
+    rows += cutter.finish()["raw"].to_list()
+    wanted = [decode(line.removesuffix(b"\r")) for line in text.split(b"\n")]
+    if not text.endswith(b"\n") and text:
+        wanted[-1] = rows[-1]  # a last line without a newline keeps what may yet be its carriage return
+    else:
+        wanted.pop()
+    assert rows == [wanted[0].removeprefix("\ufeff"), *wanted[1:]] if wanted else rows == []
+
+
+@given(
+    st.lists(
+        st.sampled_from([example[1] for example in EXAMPLES if "\n" not in example[1]]),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 40),
+    st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_batch_of_lines_is_prepared_as_each_line_alone(
+    lines: list[str], times: int, data: st.DataObject
+) -> None:
+    raw = [other_digits(data.draw, data.draw(st.sampled_from(lines))) for _ in range(times)]
+    names = formats.detect(lines)
+    meta = replace(META, formats=names)
+    whole = detect.prepare(raw_frame(raw), meta, MASKS)
+    alone = [detect.prepare(raw_frame([line]), meta, MASKS) for line in raw]
+    assert whole.drop("line").equals(pl.concat(alone).drop("line"))
+    assert whole["masked"].to_list() == [MASKS.mask_one(message) for message in whole["message"]]
 
 
 # --- headers

@@ -6,7 +6,8 @@ import polars as pl
 import pytest
 
 from pipeline.drain.digest import MAX_MASKED_CHARS
-from pipeline.drain.masking import Mask, MaskSet
+from pipeline.drain.masking import MaskSet
+from pipeline.drain.masks import Mask
 from pipeline.errors import BadMask
 from pipeline.sources.framing import MAX_RECORD_BYTES
 

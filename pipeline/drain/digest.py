@@ -71,6 +71,8 @@ def lines_of(messages: pl.DataFrame) -> pl.DataFrame:
 
 def cleaned(lines: pl.Series) -> pl.Series:
     """Without terminal escapes and control characters, blanks collapsed to one space, trimmed, cut."""
+    if lines.is_empty():
+        return lines
     text = pl.col(lines.name)
     if (lines.str.len_bytes() > MAX_LINE_CHARS).any():
         long = text.str.len_bytes() > MAX_LINE_CHARS
@@ -99,6 +101,8 @@ def fold(parts: pl.DataFrame) -> pl.DataFrame:
 
 def limit(masked: pl.Series) -> pl.Series:
     """At most MAX_MASKED_CHARS, cut at a space where there is one, so that no token is halved; never empty."""
+    if masked.is_empty():
+        return masked
     text = pl.col(masked.name)
     if not (masked.str.len_bytes() > MAX_MASKED_CHARS).any():
         short = masked.str.strip_chars(" ")

@@ -1,6 +1,6 @@
 """What a process remembers of texts it has worked on: bounded, the least used half goes first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 ENTRIES: Final = 20_000  # of one generation; there are two
@@ -28,21 +28,32 @@ class Memo:
 
     def recall(self, texts: Sequence[str], work: Callable[[list[str]], list[str]]) -> list[str]:
         """The result of every one of these distinct texts; `work` is asked for those that are not remembered."""
-        young, old = self._young, self._old
-        found: list[str | None] = list(map(young.get, texts))
-        fresh: dict[str, str] = {}
-        if old and None in found:
-            for at, text in enumerate(texts):
-                if found[at] is None and (before := old.get(text)) is not None:
-                    found[at] = fresh[text] = before
+        found = self.known(texts)
         missing = [text for text, known in zip(texts, found, strict=True) if known is None]
         if missing:
             done = dict(zip(missing, work(missing), strict=True))
             found = [done[t] if known is None else known for t, known in zip(texts, found, strict=True)]
-            fresh |= {t: r for t, r in done.items() if len(t) <= MAX_CHARS and len(r) <= MAX_CHARS}
+            self.remember(done)
+        return [known for known in found if known is not None]
+
+    def known(self, texts: Sequence[str]) -> list[str | None]:
+        """The result of every one of these texts that is remembered, None for the others."""
+        young, old = self._young, self._old
+        found: list[str | None] = list(map(young.get, texts))
+        if old and None in found:
+            again: dict[str, str] = {}
+            for at, text in enumerate(texts):
+                if found[at] is None and (before := old.get(text)) is not None:
+                    found[at] = again[text] = before
+            if again:
+                self._remember(again)
+        return found
+
+    def remember(self, done: Mapping[str, str]) -> None:
+        """Keeps these results as far as they are short and there is room."""
+        fresh = {t: r for t, r in done.items() if len(t) <= MAX_CHARS and len(r) <= MAX_CHARS}
         if fresh:
             self._remember(fresh)
-        return [known for known in found if known is not None]
 
     def _remember(self, fresh: dict[str, str]) -> None:
         more = sum(len(text) + len(result) for text, result in fresh.items())

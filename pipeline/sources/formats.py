@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
+import numpy as np
 import polars as pl
 
-from pipeline.columns import spread
+from pipeline.columns import kinds, spread
 from pipeline.errors import BadInput
 from pipeline.records import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
@@ -86,7 +87,7 @@ def _recognised(raw: pl.Series, name: str) -> pl.Series:
 
 def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     """True for lines that begin with a header of one of the formats. Wrapped lines: see `inner_lines`."""
-    mask = pl.repeat(False, raw.len(), dtype=pl.Boolean, eager=True)
+    mask: pl.Series | None = None
     for name in _ordered(formats):
         if name in WRAPPERS:
             continue
@@ -96,10 +97,10 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
             more = _recognised(raw, name)
         else:
             more = raw.str.contains(BY_NAME[name].head)
-        mask = mask | more
+        mask = more if mask is None else mask | more
         if mask.all():
             break
-    return mask.alias("head")
+    return (pl.Series(np.zeros(raw.len(), dtype=np.bool_)) if mask is None else mask).alias("head")
 
 
 def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
@@ -128,18 +129,22 @@ def parse(
     """
     check_zone(zone)
     arrival = pl.lit(arrived).dt.convert_time_zone("UTC").cast(UTC_US)
-    todo = records["message"].is_null()
-    if not todo.any():
+    unread = records["message"].null_count()
+    if not unread:
         return records.with_columns(pl.col("timestamp").fill_null(arrival))
-    open_rows = records if todo.all() else records.filter(todo)
+    todo = records["message"].is_null()
+    open_rows = records if unread == records.height else records.filter(todo)
     parsed = _parse_text(open_rows["raw"], _ordered(formats), arrived=arrived, zone=zone)
     # what a producer already knew about a row stays
     done = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
-    if not todo.all():
+    if unread < records.height:
         kept = records.with_row_index("_i")
         done = done.with_columns(kept.filter(todo)["_i"])
         done = pl.concat([kept.filter(~todo), done.select(kept.columns)]).sort("_i")
-    return done.select(list(RAW_SCHEMA)).with_columns(pl.col("timestamp").fill_null(arrival))
+    done = pl.DataFrame([done[name] for name in RAW_SCHEMA])
+    return (
+        done.with_columns(pl.col("timestamp").fill_null(arrival)) if done["timestamp"].null_count() else done
+    )
 
 
 def _filled(known: pl.Series, found: pl.Series) -> pl.Series:
@@ -173,6 +178,8 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
                 continue
             found = maybe
         hit = found["message"].is_not_null()
+        if hit.all() and not pieces:
+            return _trimmed(found)
         if hit.all():
             pieces.append(found.with_columns(rest["_i"]).select("_i", *_PARSED))
             rest = rest.clear()
@@ -184,8 +191,12 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
         blank = [pl.lit(None, dtype=schema[name]).alias(name) for name in _PARSED[:-1]]
         pieces.append(rest.select("_i", *blank, pl.col("raw").alias("message")))
     whole = pieces[0] if len(pieces) == 1 else pl.concat(pieces).sort("_i")
-    # a trailing blank line or space says nothing, and would make a second pattern of the same message
-    return whole.select(*_PARSED[:-1], pl.col("message").str.strip_chars_end())
+    return _trimmed(whole)
+
+
+def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:
+    """Columns `_PARSED`: a trailing blank line or space says nothing, and would make a second pattern of the same message."""
+    return parsed.select(*_PARSED[:-1], pl.col("message").str.strip_chars_end())
 
 
 def _parse_wrapped(
@@ -228,10 +239,16 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
         service = columns.get("service", groups["logger"])
         columns["service"] = service.zip_with(service.str.len_bytes().fill_null(0) > 0, groups["logger"])
     out = pl.DataFrame(columns)
-    missing = [pl.lit(None, dtype=RAW_SCHEMA[name]).alias(name) for name in _PARSED if name not in columns]
+    chosen = {
+        name: pl.lit(None, dtype=RAW_SCHEMA[name]).alias(name) for name in _PARSED if name not in columns
+    }
     # an empty header field is an absent one
-    texts = [pl.col(c).replace("", None) for c in ("host", "process", "service") if c in columns]
-    return out.with_columns(*missing, *texts).select(_PARSED)
+    chosen |= {
+        name: pl.when(pl.col(name) != "").then(name)
+        for name in ("host", "process", "service")
+        if name in columns
+    }
+    return out.select([chosen.get(name, pl.col(name)) for name in _PARSED])
 
 
 def _groups(raw: pl.Series, pattern: str) -> pl.DataFrame:
@@ -265,16 +282,10 @@ def _captured(raw: pl.Series, pattern: str) -> pl.DataFrame:
 
 
 def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
-    level: pl.Series = pl.repeat(None, groups.height, dtype=pl.String, eager=True)
+    level = pl.Series("level", [None], dtype=pl.String).new_from_index(0, groups.height)
     for name in ("level", "level_2", "level_3"):
-        if name in groups.columns:
-            word = groups[name]
-            found = (
-                word.replace_strict(form.levels, default=None, return_dtype=pl.String)
-                if form.levels is not None
-                else word.str.to_lowercase().replace_strict(LEVEL_WORDS, default=None, return_dtype=pl.String)
-            )
-            level = _filled(level, found)
+        if name in groups.columns and groups[name].null_count() < groups.height:
+            level = _filled(level, _named(groups[name], form))
     if "pri" in groups.columns:
         severity = groups["pri"].cast(pl.Int32, strict=False) % 8
         found = severity.replace_strict(dict(enumerate(_SYSLOG_LEVELS)), default=None, return_dtype=pl.String)
@@ -291,3 +302,15 @@ def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
         found = status.alias("status").to_frame().select(by_status).to_series().set(status.is_null(), None)
         level = _filled(level, found)
     return level.alias("level")
+
+
+def _named(words: pl.Series, form: Format) -> pl.Series:
+    """The levels that these words mean, null where none is known."""
+    few, which = kinds(words.fill_null("") if words.null_count() else words)
+    names = few.to_list()
+    found = (
+        [LEVEL_WORDS.get(name.lower()) for name in names]
+        if form.levels is None
+        else [form.levels.get(name) for name in names]
+    )
+    return pl.Series("level", found, dtype=pl.String)[which]

@@ -49,11 +49,13 @@ _CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?:
 _DOCKER_START: Final = r'^\{"log":"'
 _DOCKER_LINE_END: Final = r'\\n","stream":"'
 _JOINED: Final = "end"
-# What is not known of a record before its header is looked at.
-_UNPARSED: Final = tuple(
-    pl.lit(None, dtype=kind).alias(name)
-    for name, kind in RAW_SCHEMA.items()
-    if name not in ("raw", "line", "lines")
+# What is not known of a record before its header is looked at is null.
+_COMPLETE: Final = (
+    *(
+        pl.col(name).cast(kind) if name in ("raw", "line", "lines") else pl.lit(None, dtype=kind).alias(name)
+        for name, kind in RAW_SCHEMA.items()
+    ),
+    pl.col(_JOINED),
 )
 
 
@@ -159,12 +161,12 @@ class Framer:
     def _split_long(self, lines: pl.DataFrame) -> pl.DataFrame:
         """Rows of at most the cap: a longer line becomes pieces, cut between characters."""
         n = lines.height
-        if "part" not in lines.columns:
-            lines = lines.with_columns(pl.repeat(WHOLE, n, dtype=pl.UInt8, eager=True).alias("part"))
-        if _JOINED not in lines.columns:
-            lines = lines.with_columns(pl.repeat(0, n, dtype=pl.Int64, eager=True).alias(_JOINED))
-        lines = lines.select("raw", "part", _JOINED, pl.col("raw").str.len_bytes().alias("size"))
-        if (lines["size"] <= self._cap).all():
+        columns = [lines["raw"]]
+        for name, kind in (("part", np.uint8), (_JOINED, np.int64)):
+            columns.append(lines[name] if name in lines.columns else pl.Series(name, np.zeros(n, dtype=kind)))
+        size = lines["raw"].str.len_bytes().alias("size")
+        lines = pl.DataFrame([*columns, size])
+        if not n or int(size.max()) <= self._cap:  # type: ignore[arg-type] # of numbers
             return lines
         raws: list[str] = []
         parts: list[int] = []
@@ -189,6 +191,11 @@ class Framer:
         return frame.with_columns(pl.col("raw").str.len_bytes().alias("size"))
 
     def _numbered(self, frame: pl.DataFrame) -> pl.DataFrame:
+        if frame.is_empty() or frame["part"].max() == WHOLE:
+            first, n = self._next_line, frame.height
+            self._next_line += n
+            number = pl.Series("line", np.arange(first, first + n, dtype=np.uint64))
+            return frame.with_columns(number, pl.Series("lines", np.ones(n, dtype=np.uint32)))
         fresh = (frame["part"] != NEXT_PIECE).cast(pl.UInt32)
         count = fresh.cast(pl.UInt64).cum_sum()
         numbered = frame.with_columns(
@@ -201,7 +208,12 @@ class Framer:
 
     def _frame(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Records that end within these rows; the last one stays open."""
-        frame = frame.with_columns(self._begins(frame))
+        begins = self._begins(frame)
+        frame = frame.with_columns(begins)
+        if begins.all() and frame["part"].max() == WHOLE:
+            before, self._open = self._open, frame[-1:]
+            done = _completed(frame[:-1])
+            return done if before is None else pl.concat([_join(before), done])
         if self._open is not None:
             frame = pl.concat([self._open, frame])
         whole = frame["part"] == WHOLE
@@ -298,6 +310,8 @@ def _join(rows: pl.DataFrame) -> pl.DataFrame:
     """One record per group of rows; without `group`, all rows are one record."""
     if rows.is_empty():
         return _no_records()
+    if rows.height == 1:
+        return _completed(rows)
     if "group" not in rows.columns:
         rows = rows.with_columns(pl.lit(0).alias("group"))
     single = rows["group"].is_unique()
@@ -321,8 +335,7 @@ def _join(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _completed(joined: pl.DataFrame) -> pl.DataFrame:
-    typed = joined.with_columns(pl.col("line").cast(pl.UInt64), pl.col("lines").cast(pl.UInt32), *_UNPARSED)
-    return typed.select(*RAW_SCHEMA, _JOINED)
+    return joined.select(_COMPLETE)
 
 
 def _no_records() -> pl.DataFrame:

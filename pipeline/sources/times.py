@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import polars as pl
 
+from pipeline.columns import kinds, repeats
 from pipeline.errors import BadInput
 from pipeline.records import UTC_US
 
@@ -45,7 +46,12 @@ ABBREVIATIONS: Final[Mapping[str, int]] = {
 _OFFSET: Final = re.compile(r"([+-])(\d{2}):?(\d{2})?")
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST: Final = datetime(2261, 1, 1, tzinfo=UTC)  # the last whole year that nanosecond readers can hold
+_LAST_MICROS: Final = int(_LAST.timestamp()) * 1_000_000
 _FUTURE: Final = timedelta(days=1)  # how far a clock may run ahead before a missing year is the year before
+_REPEATED: Final = (
+    0.2,
+    0.7,
+)  # share of distinct seconds up to which each is read once; where the year is looked for
 _YEARS_BACK: Final = 8  # 29 February comes back within eight years, also across 2100
 
 _ISO_PARTS: Final = (
@@ -66,20 +72,38 @@ def check_zone(zone: str) -> str:
 
 def to_utc(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
     """UTC_US column of the times whose parts are the columns of `parts`; null where unreadable."""
+    seconds = _seconds(parts, clock, arrived=arrived, zone=zone)
+    fraction = _fraction(parts)
+    utc = seconds if fraction is None else seconds + fraction
+    if utc.null_count() == utc.len():
+        return utc.cast(UTC_US).alias("timestamp")
+    micros = utc.to_physical()  # some are no time of Python's
+    if micros.min() < 0 or micros.max() >= _LAST_MICROS:  # type: ignore[operator] # of numbers
+        utc = utc.set(((utc < _FIRST) | (utc >= _LAST)).fill_null(True), None)
+    return utc.cast(UTC_US).alias("timestamp")
+
+
+def _seconds(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
+    """The times without what is smaller than a second. Where the written second is all, each is read once."""
+    alone = all(n not in parts.columns or parts[n].null_count() == parts.height for n in ("year", "zone"))
+    if alone and clock.form and repeats(parts["time"], _REPEATED[clock.missing == "year"]):
+        times = parts["time"]
+        few, which = kinds(times.fill_null("") if times.null_count() else times)
+        return _written(few.alias("time").to_frame(), clock, arrived=arrived, zone=zone)[which]
+    return _written(parts, clock, arrived=arrived, zone=zone)
+
+
+def _written(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
     text = parts["time"]
     if not clock.form:
-        utc = _epoch(text).dt.replace_time_zone("UTC")
-    elif clock.missing == "year":
-        utc = _with_year(parts, clock, arrived=arrived, zone=zone)
-    elif clock.missing == "date":
-        utc = _with_date(parts, clock, arrived=arrived, zone=zone)
-    else:
-        if clock is ISO_CLOCK:
-            text = text.str.replace("T", " ", literal=True)
-        utc = _localise(_naive(text, clock.form), parts, zone)
-    utc = utc + _fraction(parts)
-    sane = (utc >= _FIRST) & (utc < _LAST)
-    return utc.set(~sane.fill_null(False), None).cast(UTC_US).alias("timestamp")
+        return _epoch(text).dt.replace_time_zone("UTC")
+    if clock.missing == "year":
+        return _with_year(parts, clock, arrived=arrived, zone=zone)
+    if clock.missing == "date":
+        return _with_date(parts, clock, arrived=arrived, zone=zone)
+    if clock is ISO_CLOCK:
+        text = text.str.replace("T", " ", literal=True)
+    return _localise(_naive(text, clock.form), parts, zone)
 
 
 def read_times(text: pl.Series, *, arrived: datetime, zone: str) -> pl.Series:
@@ -115,15 +139,16 @@ def _epoch(text: pl.Series) -> pl.Series:
     return frame.select(micros.cast(pl.Datetime("us"))).to_series()
 
 
-def _fraction(parts: pl.DataFrame) -> pl.Series:
-    """Duration of the digits after the seconds; `millis` are unpadded milliseconds."""
+def _fraction(parts: pl.DataFrame) -> pl.Series | None:
+    """Duration of the digits after the seconds, None where there can be none; `millis` are unpadded milliseconds."""
     if "millis" in parts.columns:
-        micros = parts["millis"].cast(pl.Int64, strict=False) * 1000
+        micros = pl.col("millis").cast(pl.Int64, strict=False) * 1000
     elif "fraction" in parts.columns:
-        micros = parts["fraction"].str.slice(0, 6).str.pad_end(6, "0").cast(pl.Int64, strict=False)
+        digits = pl.col("fraction").str.slice(0, 6).str.pad_end(6, "0")
+        micros = digits.cast(pl.Int64, strict=False)
     else:
-        micros = pl.repeat(0, parts.height, dtype=pl.Int64, eager=True)
-    return micros.fill_null(0).cast(pl.Duration("us"))
+        return None
+    return parts.select(micros.fill_null(0).cast(pl.Duration("us"))).to_series()
 
 
 def _localise(naive: pl.Series, parts: pl.DataFrame, zone: str) -> pl.Series:
