@@ -3,10 +3,12 @@
 `observe` takes counts by minute of event time, `close` judges the minutes that are complete and gives alarms. Time is
 event time, so a replay of an old log is judged as it would have been. The caller's clock serves for two things: while
 the stream is live, a minute is complete when the clock has passed it by the stream's usual lag; and a time past the
-clock is a wrong one. Whatever arrives, work and memory are bounded: a state packs into at most 640 KiB.
+clock is a wrong one. Whatever arrives, memory is bounded, a state packs into at most 640 KiB; and so is the work of one
+call, for a caller that says when its time is up: what is left is done by the next one, and comes to the same.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -39,6 +41,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MINUTE: Final = 253_402_300_799 // 60  # of the year 9999
 _MAX_COUNT: Final = 1 << 36
 _COUNTS: Final = ("minute", "template_id", "n")
+
+# Whether there is time for more work.
+GoesOn = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,8 @@ class _Track:
     oldest: int = _LAST_MINUTE  # minute of those
     newest: int = -1
     away_rounds: int = 0  # closes in a row that found only lines of another time
+    until: int | None = None  # minute up to which a close that ran out of time would have judged
+    gap: int | None = None  # of empty minutes that it was in: the minute before them
 
     def entries(self) -> int:
         return sum(map(len, self.pending.values())) + sum(map(len, self.away.values()))
@@ -100,7 +107,20 @@ class Rates:
         """Whether silences show without new lines: then `close` has to be called every minute."""
         return self._live
 
+    @property
+    def behind(self) -> bool:
+        """Whether the last `close` ran out of time: the next one goes on where it stopped."""
+        return any(track.until is not None for track in (self._baseline, self._scored))
+
     # ---- taking in ---------------------------------------------------------------------------------
+
+    def room(self, *, judged: bool) -> int:
+        """How many counts can be taken in now without judging any at once."""
+        return max(0, _PENDING // 2 - (self._scored if judged else self._baseline).entries())
+
+    def make_room(self, goes_on: GoesOn, *, judged: bool) -> None:
+        """Judge the oldest minutes that wait, whole or not, for as long as there is time."""
+        self._relieve(self._scored if judged else self._baseline, judged, goes_on)
 
     def observe(self, counts: pl.DataFrame, *, judged: bool) -> None:
         """Add lines (columns minute, template_id, n; any order, repeated rows add up). `judged` False: only learnt.
@@ -131,30 +151,40 @@ class Rates:
             held[row] = min(held.get(row, 0) + n, _MAX_COUNT)
             size += not known
             if size > _PENDING // 2:
-                self._relieve(track, judged)
+                self._relieve(track, judged, _always)
                 size = track.entries()
 
-    def _relieve(self, track: _Track, judged: bool) -> None:
+    def _relieve(self, track: _Track, judged: bool, goes_on: GoesOn) -> None:
         """Too much waits: judge the oldest minutes at once, and drop what is of another time."""
         if not track.pending or len(track.away) > len(track.pending):
             self.stray += _lines(track.away)
             track.away = {}
         while track.pending and track.entries() > _PENDING // 4:
-            self._advance(track, min(track.pending), judged)
+            if not self._advance(track, min(track.pending), judged, goes_on):
+                return
 
     # ---- judging -----------------------------------------------------------------------------------
 
-    def close(self, now_minute: int) -> list[Alarm]:
-        """Judge what is complete at this minute of the caller's clock (the wall's, or event time itself)."""
-        now = max(0, min(now_minute, _LAST_MINUTE))
-        for track, judged in ((self._baseline, False), (self._scored, True)):
-            self._drop_future(track, now)
-            self._other_time(track)
-            horizon = self._horizon(track, now, judged)
-            if horizon is not None:
-                self._advance(track, horizon, judged)
-            track.fresh, track.oldest, track.newest = False, _LAST_MINUTE, -1
-        self._now = now
+    def close(self, now_minute: int, goes_on: GoesOn | None = None) -> list[Alarm]:
+        """Judge what is complete at this minute of the caller's clock (the wall's, or event time itself).
+
+        `goes_on` is asked after every step of the work. Once it says no, what was found so far is returned and `behind` is
+        true; the next call only goes on with the same minutes, and its own minute is not looked at.
+        """
+        tracks = ((self._baseline, False), (self._scored, True))
+        if not self.behind:
+            now = max(0, min(now_minute, _LAST_MINUTE))
+            for track, judged in tracks:
+                self._drop_future(track, now)
+                self._other_time(track)
+                track.until = self._horizon(track, now, judged)
+                track.fresh, track.oldest, track.newest = False, _LAST_MINUTE, -1
+            self._now = now
+        for track, judged in tracks:
+            if track.until is not None:
+                if not self._advance(track, track.until, judged, goes_on or _always):
+                    break
+                track.until = None
         alarms, self._found = [_alarm(sign) for sign in self._found], []
         return alarms
 
@@ -166,7 +196,7 @@ class Rates:
             track.fresh = bool(track.pending)
         if track.closed is not None and track.closed > now + FUTURE:
             # An earlier clock of the caller was wrong. What was learnt stays; time begins anew.
-            track.closed = None
+            track.closed = track.gap = None
 
     def _other_time(self, track: _Track) -> None:
         """Lines far behind, and nothing else for two rounds: an older log is read now, so time goes back to it."""
@@ -179,7 +209,7 @@ class Rates:
         track.away_rounds += 1
         if track.away_rounds >= 2:
             track.pending, track.away, track.away_rounds = track.away, {}, 0
-            track.closed = None
+            track.closed = track.gap = None
             track.fresh, track.oldest, track.newest = True, min(track.pending), max(track.pending)
 
     def _horizon(self, track: _Track, now: int, judged: bool) -> int | None:
@@ -203,36 +233,46 @@ class Rates:
             return last
         return last - _GRACE_REPLAY
 
-    def _advance(self, track: _Track, horizon: int, judged: bool) -> None:
-        """Judge the minutes up to `horizon`, those without lines too."""
+    def _advance(self, track: _Track, horizon: int, judged: bool, goes_on: GoesOn) -> bool:
+        """Judge the minutes up to `horizon`, those without lines too; False when there was no time for all of them."""
         while track.pending:
             minute = min(track.pending)
             if minute > horizon:
                 break
-            self._empty(track, minute - 1, judged)
+            if not self._empty(track, minute - 1, judged, goes_on):
+                return False
             counts = track.pending.pop(minute)
-            track.closed = minute
+            track.closed, track.gap = minute, None
             self._keep(self._profile.step(minute, counts, judged=judged, per_day=self.alarms_per_day))
-        if judged and self._live:
-            self._empty(track, horizon, judged)
+            if not goes_on():
+                return False
+        return not (judged and self._live) or self._empty(track, horizon, judged, goes_on)
 
-    def _empty(self, track: _Track, until: int, judged: bool) -> None:
-        """The minutes without any line up to `until`."""
+    def _empty(self, track: _Track, until: int, judged: bool, goes_on: GoesOn) -> bool:
+        """The minutes without any line up to `until`; False when there was no time for all of them."""
         if track.closed is None or until <= track.closed:
-            return
-        profile = self._profile
-        minute, last = track.closed + 1, min(until, track.closed + _WEEK)
-        one_by_one = min(last, track.closed + _STEPS)
-        while minute <= one_by_one:
-            self._keep(profile.step(minute, {}, judged=judged, per_day=self.alarms_per_day))
-            minute += 1
+            return True
+        profile, per_day = self._profile, self.alarms_per_day
+        before = track.closed if track.gap is None else min(track.gap, track.closed)
+        minute, last = track.closed + 1, min(until, before + _WEEK)
+        one_by_one = min(last, before + _STEPS)
         while minute <= last:
-            n = min(last, minute - minute % 60 + 59) - minute + 1
-            self._keep(profile.skip(minute, n, judged=judged, per_day=self.alarms_per_day))
+            if minute <= one_by_one:
+                n = profile.idle(minute, one_by_one - minute + 1, judged=judged, per_day=per_day)
+                if not n:
+                    self._keep(profile.step(minute, {}, judged=judged, per_day=per_day))
+                    n = 1
+            else:
+                n = min(last, minute - minute % 60 + 59) - minute + 1
+                self._keep(profile.skip(minute, n, judged=judged, per_day=per_day))
             minute += n
+            if not goes_on() and minute <= until:
+                track.closed, track.gap = minute - 1, before
+                return False
         if until > last:
             profile.pause(until)
-        track.closed = until
+        track.closed, track.gap = until, None
+        return True
 
     def _keep(self, signs: list[Sign]) -> None:
         self._found += signs[: max(0, _FOUND - len(self._found))]
@@ -242,7 +282,17 @@ class Rates:
     def pack(self) -> bytes:
         """At most `MAX_PACKED` bytes of msgpack; `unpack` gives a state that behaves as this one."""
         tracks = [
-            [_sorted(t.pending), _sorted(t.away), t.closed, t.fresh, t.oldest, t.newest, t.away_rounds]
+            [
+                _sorted(t.pending),
+                _sorted(t.away),
+                t.closed,
+                t.fresh,
+                t.oldest,
+                t.newest,
+                t.away_rounds,
+                t.until,
+                t.gap,
+            ]
             for t in (self._scored, self._baseline)
         ]
         clock = [self.late, self.stray, self._now, self._heard, self._lag, self._live]
@@ -307,6 +357,10 @@ def _rows(counts: pl.DataFrame) -> list[tuple[int, int, int]]:
     return sorted(row for row in zip(*columns, strict=True) if None not in row and row[2] > 0)
 
 
+def _always() -> bool:
+    return True
+
+
 def _lines(held: dict[int, dict[int, int]]) -> int:
     return sum(sum(counts.values()) for counts in held.values())
 
@@ -322,7 +376,8 @@ def _whole(value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
 
 
 def _track(data: Any) -> _Track:
-    pending, away, closed, fresh, oldest, newest, away_rounds = data
+    pending, away, closed, fresh, oldest, newest, away_rounds, *rest = data
+    until, gap = rest or (None, None)  # one of an earlier build has neither
     made = _Track(
         pending=_held(pending),
         away=_held(away),
@@ -331,6 +386,8 @@ def _track(data: Any) -> _Track:
         oldest=_whole(oldest, 0, _LAST_MINUTE),
         newest=_whole(newest, -1, _LAST_MINUTE),
         away_rounds=_whole(away_rounds, 0, 9),
+        until=None if until is None else _whole(until, -64, _LAST_MINUTE),
+        gap=None if gap is None else _whole(gap, 0, _LAST_MINUTE),
     )
     if made.entries() > _PENDING:
         raise ValueError(f"{made.entries()} counts wait")
