@@ -116,12 +116,16 @@ def _settle(
     """End bursts that are over, and keep the height of what was normal."""
     c, t = past.table.c, past.table
     c["record"] *= 1.0 - DAYS_28
-    wide = 1.5 * c["near_exp"] + 3.0 * np.sqrt(c["near_exp"] * past.dispersion("1")) + 1e-9
-    calm = (now < 2.0) & (c["near"] <= wide)
-    c["calm"] = np.where((c["hot"] > 0) & calm, c["calm"] + 1.0, 0.0)
-    over = (c["hot"] > 0) & (c["calm"] >= _CALM)
+    hot = c["hot"] > 0
+    if hot.any():
+        wide = 1.5 * c["near_exp"] + 3.0 * np.sqrt(c["near_exp"] * past.dispersion("1")) + 1e-9
+        calm = (now < 2.0) & (c["near"] <= wide)
+        c["calm"] = np.where(hot & calm, c["calm"] + 1.0, 0.0)
+    else:
+        c["calm"][:] = 0.0
+    over = hot & (c["calm"] >= _CALM)
     again = tail(c["peak"], mean, size) if over.any() else now
-    small = (c["hot"] == 0) & (c["top"] > 0) & (sums < 1.0)
+    small = ~hot & (c["top"] > 0) & (sums < 1.0)
     for row in np.flatnonzero(over | (small & (c["top"] >= 3.0))).tolist():
         told = bool(over[row]) and c["told"][row] != LEARNT
         top, record = float(c["top"][row]), float(c["record"][row])
@@ -135,9 +139,11 @@ def _settle(
             c["record"][row] = max(record, height) if habit else record + _AGAIN
             top = min(top, record + bar + OVER) if told else height
         past.bursts.add(top - record, minute, told=told)
+    c["top"][over | small] = 0.0
+    if not hot.any():
+        return
     for name in ("low", "high", "hot", "calm", "told"):
         c[name][over] = 0.0
-    c["top"][over | small] = 0.0
     # What lasts is the new level, with an hour's weight, so that it is soon put right.
     lasting = (c["hot"] == LASTING) & (c["told"] != LEARNT)
     past.discount(lasting)

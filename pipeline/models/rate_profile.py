@@ -49,8 +49,10 @@ class Profile(Past):
         if counts:
             high[HEAD:] *= max(1.0, near, common_factor(x[HEAD:], mean[HEAD:], 1.0))
             # What burst templates bring is theirs, not the workload's.
-            own = np.where(c["hot"] > 0, np.maximum(x - mean, 0.0), 0.0)[HEAD:].sum()
-            x[TOTAL] = max(0.0, x[TOTAL] - own)
+            hot = c["hot"] > 0
+            if hot.any():
+                own = np.where(hot, np.maximum(x - mean, 0.0), 0.0)[HEAD:].sum()
+                x[TOTAL] = max(0.0, x[TOTAL] - own)
         signs = bursts(self, minute, x, high, judged=judged, per_day=per_day)
         signs += silences(self, minute, x, min(1.0, near), judged=judged, per_day=per_day)
         if minute // WINDOW != self.window:
@@ -86,8 +88,10 @@ class Profile(Past):
         c["near_exp"] = c["near_exp"] * (1.0 - NEAR) + usual
         known = (learn | (c["hot"] > 0)) & (c["age"] >= 10.0)
         # Errors are learnt in bursts too, but cut at five standard deviations: what comes in bursts is found out.
-        most = high + 5.0 * np.sqrt(high * self.dispersion("1"))
-        cut = np.where(held, np.minimum(x, most), x)
+        cut = x
+        if held.any():
+            most = high + 5.0 * np.sqrt(high * self.dispersion("1"))
+            cut = np.where(held, np.minimum(x, most), x)
         self.add_error("1", known, cut, (low, high))
         c["block"] += cut
         c["block_low"] += low

@@ -54,8 +54,9 @@ def silences(past: Past, minute: int, x: Floats, down: float, *, judged: bool, p
             signs.append(sign)
     signs = _one_silence(past, signs, minute)
     given_up = c["mute"] >= GONE
-    for name in ("gaps", "gap_sum", "gap_sq", "gap_max", "mute", "mute_told", "elapsed"):
-        c[name][given_up] = 0.0
+    if given_up.any():
+        for name in ("gaps", "gap_sum", "gap_sq", "gap_max", "mute", "mute_told", "elapsed"):
+            c[name][given_up] = 0.0
     return signs
 
 
@@ -106,6 +107,8 @@ def _returned(past: Past, minute: int, came: Any, score: Floats, bar: float) -> 
         past.silences.add(min(float(score[row]), bar + OVER) if told else score[row], minute, told=told)
     # What came back by itself counts as a gap just long enough to be told: one that pauses now and then is found out,
     # a long outage does not make it deaf. The first return of a template has no gap before it.
+    if not came.any():
+        return
     learn = came & (c["last"] > 0)
     known = np.log(np.maximum(c["gaps"], 1.0))
     most = c["gap_max"] + gap_scale(past) * np.maximum(bar - known, 1.0)
@@ -115,8 +118,9 @@ def _returned(past: Past, minute: int, came: Any, score: Floats, bar: float) -> 
     c["gap_sq"][learn] += gap[learn] ** 2
     c["gaps"][learn] += 1.0
     many = c["gaps"] > 20_000
-    for name in ("gaps", "gap_sum", "gap_sq"):
-        c[name][many] *= 0.5
+    if many.any():
+        for name in ("gaps", "gap_sum", "gap_sq"):
+            c[name][many] *= 0.5
     for name in ("elapsed", "mute", "mute_told"):
         c[name][came] = 0.0
     c["last"][came] = float(minute)
