@@ -4,6 +4,7 @@ Each minute is compared with what the past expects for that hour, and only then 
 too short, nothing is told: what it scores then is how high normal scores go.
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -122,9 +123,11 @@ class Profile(Past):
         c["elapsed"][TOTAL] += n * due_now(self, 1.0)[TOTAL]
         signs: list[Sign] = []
         score = float(gap_score(self)[TOTAL])
-        bar = self.bar(Reason.RATE_SILENCE, per_day)
         patient = c["gaps"][TOTAL] >= FEW_GAPS and c["age"][TOTAL] >= PATIENCE
-        if judged and patient and score >= bar and missed(self, minute + n - 1)[TOTAL]:
+        bar = math.inf
+        if judged and patient and score >= self.least(Reason.RATE_SILENCE, per_day):
+            bar = self.bar(Reason.RATE_SILENCE, per_day)
+        if score >= bar and missed(self, minute + n - 1)[TOTAL]:
             c["mute"][TOTAL] = max(1.0, c["mute"][TOTAL])
             sign = silent(self, TOTAL, minute + n - 1, score, bar)
             if c["mute_told"][TOTAL] == 0 and self.tell(cause_of(sign), minute):
