@@ -137,7 +137,8 @@ class Watcher:
             raise LeaseRefused("another process watches now, or Redis lost what a round had read")
         self.most = min(MOST_OBSERVATIONS, 2 * self.most)
         took = self.clock() - began - told.rates_s
-        self.share.took(took, ROUND_S - told.rates_s, full=told.more and (view.read > 0 or not view.more))
+        allowed_s = max(ROUND_S - told.rates_s, ROUND_S - RATES_S)
+        self.share.took(took, allowed_s, full=told.more and (view.read > 0 or not view.more))
         told.more |= told.behind
         self.deliver()
         return told
