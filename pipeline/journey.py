@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import redis
 
@@ -185,7 +185,7 @@ class Journey:
         """Until all that is stored was looked at, every session is judged and every minute is complete: nothing more
         will come. Raises StackFailed, SinkUnavailable."""
         context = Context(self.producer.submit.app, self.settings)
-        began = time.monotonic()
+        last, last_move = "", time.monotonic()
 
         def once() -> bool:
             try:
@@ -193,9 +193,20 @@ class Journey:
             except LeaseRefused:  # a worker that was at it had been stopped for long
                 return False
 
-        self.show("watching", 0, 0, "sessions and rates")
+        def left() -> tuple[str, int]:
+            """The name of the last round, and what was not looked at; rates say nothing of how far they are."""
+            known = self.ledger.watching()
+            last_round = cast("bytes | None", self.client.hget(self.keys.watching(), "round")) or b""
+            return last_round.decode(), int(known["observations"] + known["sessions"])
+
+        _, total = self.asked(left)
+        self.show("watching", 0, total, "sessions and rates")
         while not self.asked(once):
-            if time.monotonic() - began > STUCK_S + self.settings.step_s:
+            done, rest = self.asked(left)
+            self.show("watching", max(0, total - rest), total, "sessions and rates")
+            if done != last:
+                last, last_move = done, time.monotonic()
+            if time.monotonic() - last_move > STUCK_S + self.settings.step_s:
                 raise StackFailed(
                     f"sessions and rates could not be looked at; the logs in {self.settings.data_dir / 'logs'} say why"
                 )

@@ -30,6 +30,7 @@ from pipeline.records import RESULT_SCHEMA, Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
+from pipeline.watching import pulse as pulses
 from pipeline.watching import watcher as module
 from pipeline.watching.observation import Lane, Observation, observe
 from pipeline.watching.rows import MOST_ROWS, marked_as, template_of
@@ -475,8 +476,8 @@ def test_a_silence_of_a_heartbeat_becomes_a_finding(world: World) -> None:
                 if s or m < 560
             )
         )
-    world.round(end=True)
-    world.round(end=True)
+    while world.round(end=True).more:
+        pass
     rows = world.sink.rows()
     assert rows.height >= 1 and set(rows["source"]) == {"logweir:rates"}
     assert any("rate-silence" in text for text in rows["reasons"].explode().to_list())
@@ -759,3 +760,107 @@ def test_one_line_of_the_year_9999_does_not_make_every_minute_complete(world: Wo
     assert pulse.at_ms is not None and pulse.at_ms <= world.ledger.now_ms() + 600_000
     # And what is so far away does not wait here until its time has come.
     assert pulse.counts == {}
+
+
+class Ticks:
+    """A clock that goes on by so much whenever it is looked at."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.now = step_s, 1_000.0
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        return self.now
+
+
+def sparse(world: World, *, minutes: int, workload: str = "old") -> None:
+    """A log of an hour's line each, in one batch."""
+    world.stored(*((None, 3600 * i - 90 * 86_400, 40 + i % 2) for i in range(minutes)), workload=workload)
+
+
+def test_a_round_ends_when_the_time_for_rates_is_up_and_the_next_ones_go_on(world: World) -> None:
+    other = world.another()
+    sparse(world, minutes=300)
+    world.watcher.clock = Ticks(0.01)  # some 25 steps of the rates a round
+    rounds, told = 1, world.round(end=True)
+    assert told.more and told.behind and world.waits() == 0
+    while told.more:
+        # Whichever process does the next round, it goes on.
+        world.watcher = world.another() if rounds % 2 else other
+        world.watcher.clock = Ticks(0.01)
+        told = world.round(end=True)
+        rounds += 1
+    assert rounds > 10
+    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    assert not pulse.behind and pulse.held == 0
+
+
+def test_rates_that_are_behind_are_looked_at_without_waiting_for_the_next_minute(world: World) -> None:
+    sparse(world, minutes=100)
+    world.watcher.clock = Ticks(0.01)
+    told, rounds = world.round(), 1
+    assert told.more
+    while told.more:
+        told, rounds = world.round(), rounds + 1
+    assert rounds > 3 and world.round().more is False
+
+
+def test_a_workload_whose_rates_take_long_keeps_no_other_from_being_looked_at(world: World) -> None:
+    sparse(world, minutes=400)
+    world.watcher.clock = Ticks(0.05)
+    world.round()
+    world.stored((None, 0, 7), workload="quick")
+    for _ in range(2):
+        told = world.round()
+    assert told.behind
+    assert "quick" in world.watcher.state.rates(["quick"])
+
+
+def test_with_too_many_counts_that_wait_for_rates_nothing_is_read_until_some_were_taken(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_HELD", 100)
+    monkeypatch.setattr(pulses, "MOST_COUNTS", 90)
+    # Rates take some 2,000 counts at once, and have no time to judge them.
+    world.stored(*((None, 60 * i, 40 + i % 2) for i in range(2_500)))
+    clock, world.watcher.clock = world.watcher.clock, Ticks(0.2)
+    world.round()
+    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    assert pulse.behind and pulse.held > 100
+    world.stored(*GOOD)
+    told = world.round()
+    assert (told.observations, told.more, world.waits(), world.open()) == (0, True, 1, 0)
+    world.watcher.clock = clock
+    while world.round(end=True).more:
+        pass
+    assert world.waits() == 0 and world.rules.judged == [(OPEN, WORK, WORK)]
+
+
+def test_a_round_that_took_long_takes_fewer_events_the_next_time(world: World) -> None:
+    world.stored(*GOOD)
+    before = world.watcher.share.part
+    world.watcher.clock = Ticks(2.0)
+    world.round()
+    assert world.watcher.share.part < before
+
+
+def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, context = World(settings), Context(make_app(settings), settings)
+    world.leases.release(world.lease)
+    monkeypatch.setattr(module, "MOST_OBSERVATIONS", 1)
+    context.watcher.most = 1
+    for _ in range(4):
+        world.stored(*GOOD)
+    waiting = world.accept(1)
+    claim = world.ledger.claim(waiting, Stage.INGEST, "w")
+    assert isinstance(claim, Claim)
+    world.ledger.advance(claim, Stage.STORE)
+    assert task.watch(context) is False
+    assert world.waits() == 3, "one round"
+    context.watcher.turns.end(context.watcher.turns._ended + 60.0, left=3)
+    assert task.watch(context) is False and world.waits() == 3, "it rests as long as it worked"
+    world.client.hdel(world.keys.counts, "stage:store")
+    assert task.watch(context) is True
+    assert world.waits() == 0

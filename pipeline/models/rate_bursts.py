@@ -17,23 +17,27 @@ from pipeline.models.rate_past import (
     Past,
     Sign,
     cause_of,
+    size_of,
 )
 from pipeline.models.rate_table import LEARNT, OTHER, TOLD, TOTAL, UNTOLD
 from pipeline.records import Reason
 
 _CALM: Final = 15.0  # quiet minutes in a row that end a burst
-_LOW, _HIGH = 2.0, 8.0  # ratios that the cumulative sums look for; between them 16 is found by single minutes
+RATIOS: Final = 2.0, 8.0  # that the cumulative sums look for; between them 16 is found by single minutes
 _AGAIN: Final = 5.0  # nats that a burst adds to what the next one of the same template needs
+CAPPED: Final = 4 * _AGAIN  # nats past what is needed; more of a cumulative sum says nothing
 
 
 def bursts(past: Past, minute: int, x: Floats, mean: Floats, *, judged: bool, per_day: float) -> list[Sign]:
     """Judge one minute: `x` lines where `mean` were expected, by row. Returns what is to be told."""
     c = past.table.c
-    size1, size10 = past.size(mean, "1"), past.size(mean, "10")
+    events, unsure = c["events"], past.unsure()
+    size1 = size_of(mean, events, unsure, past.dispersion("1"))
+    size10 = size_of(mean, events, unsure, past.dispersion("10"))
     now = tail(x, mean, size1)
     rises = np.maximum(c["low"], c["high"]) >= 1.0
-    c["low"] = np.maximum(0.0, c["low"] + evidence(x, mean, size10, _LOW))
-    c["high"] = np.maximum(0.0, c["high"] + evidence(x, mean, size10, _HIGH))
+    c["low"] = np.maximum(0.0, c["low"] + evidence(x, mean, size10, RATIOS[0]))
+    c["high"] = np.maximum(0.0, c["high"] + evidence(x, mean, size10, RATIOS[1]))
     sums = np.maximum(c["low"], c["high"])
     c["since"] = np.where(rises, c["since"], float(minute))
     c["run"] = np.where(rises, c["run"], 0.0) + x
@@ -54,10 +58,10 @@ def bursts(past: Past, minute: int, x: Floats, mean: Floats, *, judged: bool, pe
     c["peak"] = np.where(c["hot"] > 0, np.maximum(c["peak"], x), 0.0)
     # A sum that has said enough stays where it is, so that what it learns or ends is not measured by its length.
     for name in ("low", "high"):
-        c[name] = np.minimum(c[name], c["record"] + bar + 4 * _AGAIN)
+        c[name] = np.minimum(c[name], c["record"] + bar + CAPPED)
     if judged:
         signs = _told_bursts(past, minute, x, mean, now=now, sums=sums, excess=excess, bar=bar)
-    _settle(past, minute, now, sums, mean, bar=bar)
+    _settle(past, minute, now=now, sums=sums, mean=mean, size=size1, bar=bar)
     return signs
 
 
@@ -106,16 +110,22 @@ def _told_bursts(
     return signs
 
 
-def _settle(past: Past, minute: int, now: Floats, sums: Floats, mean: Floats, *, bar: float) -> None:
+def _settle(
+    past: Past, minute: int, *, now: Floats, sums: Floats, mean: Floats, size: Floats, bar: float
+) -> None:
     """End bursts that are over, and keep the height of what was normal."""
     c, t = past.table.c, past.table
     c["record"] *= 1.0 - DAYS_28
-    wide = 1.5 * c["near_exp"] + 3.0 * np.sqrt(c["near_exp"] * past.dispersion("1")) + 1e-9
-    calm = (now < 2.0) & (c["near"] <= wide)
-    c["calm"] = np.where((c["hot"] > 0) & calm, c["calm"] + 1.0, 0.0)
-    over = (c["hot"] > 0) & (c["calm"] >= _CALM)
-    again = tail(c["peak"], mean, past.size(mean, "1")) if over.any() else now
-    small = (c["hot"] == 0) & (c["top"] > 0) & (sums < 1.0)
+    hot = c["hot"] > 0
+    if hot.any():
+        wide = 1.5 * c["near_exp"] + 3.0 * np.sqrt(c["near_exp"] * past.dispersion("1")) + 1e-9
+        calm = (now < 2.0) & (c["near"] <= wide)
+        c["calm"] = np.where(hot & calm, c["calm"] + 1.0, 0.0)
+    else:
+        c["calm"][:] = 0.0
+    over = hot & (c["calm"] >= _CALM)
+    again = tail(c["peak"], mean, size) if over.any() else now
+    small = ~hot & (c["top"] > 0) & (sums < 1.0)
     for row in np.flatnonzero(over | (small & (c["top"] >= 3.0))).tolist():
         told = bool(over[row]) and c["told"][row] != LEARNT
         top, record = float(c["top"][row]), float(c["record"][row])
@@ -129,9 +139,11 @@ def _settle(past: Past, minute: int, now: Floats, sums: Floats, mean: Floats, *,
             c["record"][row] = max(record, height) if habit else record + _AGAIN
             top = min(top, record + bar + OVER) if told else height
         past.bursts.add(top - record, minute, told=told)
+    c["top"][over | small] = 0.0
+    if not hot.any():
+        return
     for name in ("low", "high", "hot", "calm", "told"):
         c[name][over] = 0.0
-    c["top"][over | small] = 0.0
     # What lasts is the new level, with an hour's weight, so that it is soon put right.
     lasting = (c["hot"] == LASTING) & (c["told"] != LEARNT)
     past.discount(lasting)

@@ -16,7 +16,7 @@ from pipeline.models.rate_table import LEARNT, TOTAL
 from pipeline.records import Reason
 
 WINDOW: Final = 15  # minutes of the mix
-_MIX_LINES: Final = 100.0
+MIX_LINES: Final = 100.0  # of a window that is judged
 _MIX_PAST: Final = 24  # windows: six hours
 _EXPECTED: Final = 5.0  # lines of a template in a window before it speaks
 _MOST: Final = 8.0  # nats that one template adds at most: one that runs wild is a burst, no change of the mix
@@ -39,7 +39,7 @@ def mixes(past: Past, minute: int, *, judged: bool, per_day: float) -> list[Sign
     lines = float(seen[big].sum())
     signs: list[Sign] = []
     scatter = past.dispersion("15")
-    scale = _scale(seen[big], c["mix_exp"][big], scatter[big]) if lines >= _MIX_LINES else 0.0
+    scale = _scale(seen[big], c["mix_exp"][big], scatter[big]) if lines >= MIX_LINES else 0.0
     if np.count_nonzero(big) >= 3 and scale >= _LEAST_SCALE:
         expected = np.maximum(c["mix_exp"] * scale, 1e-9)
         # Errors of the levels are among those of the windows, so only what is young adds its own.

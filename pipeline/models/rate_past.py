@@ -22,6 +22,12 @@ DAYS_28: Final = 1 / (28 * 1440)
 YOUNG: Final = 60.0  # minutes of history before anything is judged
 PATIENCE: Final = 240.0  # minutes of history before anything is waited for
 FEW_GAPS: Final = 20.0  # returns before a template counts as one that keeps coming
+# A slow swell is followed, so that a morning is no burst before the season is known. Two stages: what came in the last
+# minutes counts little yet, so a burst does not make itself expected.
+FAST: Final = 1 / 60  # of each stage; together two hours
+_FEW: Final = 5.0  # lines, times the dispersion, of the slow level in the fast one
+NEAR: Final = 1 / 10  # per minute: what comes and goes with all others
+NEAR_LEAST: Final = 3.0  # lines expected of a template before it says so
 FEW_TIMES: Final = 3.0  # minutes with a line before more lines can be a burst
 LASTING: Final = 360.0  # minutes after which what goes on is learnt as the new level
 TOGETHER: Final = 3  # bursts or silences in one minute past which they are one thing
@@ -35,7 +41,7 @@ _PRIOR_DISPERSION: Final = (
 )
 _PRIOR_EVENTS: Final = 10.0  # expected lines that outweigh it
 # Relative variance of a level that nothing tells better: 25 % without season, 20 % with hours, 14 % with weekdays.
-_UNSURE: Final = (0.0625, 0.04, 0.02)
+_UNSURE_OF: Final = np.array((0.0625, 0.04, 0.02))
 _CAUSES: Final = 512
 
 
@@ -70,6 +76,13 @@ class Past:
         self.usual_sq = 0.0
         self.mix_open = 0.0  # minutes since a changed mix began
 
+    def turn(self, minute: int) -> None:
+        """Bring season and history to the hour of this minute."""
+        if minute // 60 != self.table.hour:
+            self.table.turn(minute, self.dispersion("10"))
+            for peaks in (self.bursts, self.silences, self.mixes):
+                peaks.forget(minute)
+
     # ---- how counts scatter ------------------------------------------------------------------------
 
     def dispersion(self, scale: str) -> Floats:
@@ -78,13 +91,17 @@ class Past:
         known = c["var" + scale] + _PRIOR_DISPERSION * _PRIOR_EVENTS
         return np.maximum(1.0, known / (c["exp" + scale] + _PRIOR_EVENTS))
 
-    def size(self, mean: Floats, scale: str) -> Floats:
-        """Size of the negative binomial: clumps, a level that is not known better, and few lines behind it."""
-        c, t = self.table.c, self.table
-        unsure = np.array(_UNSURE)[t.regimes()]
-        spread = self.dispersion(scale) - 1.0 + mean * (unsure + 1.0 / (c["events"] + 1.0))
-        size: Floats = mean / np.maximum(spread, 1e-9)
-        return size
+    def unsure(self) -> Floats:
+        """Relative variance of each level, by what is known of its season."""
+        return np.asarray(_UNSURE_OF[self.table.regimes()])
+
+    def add_error(self, scale: str, rows: Any, seen: Floats, usual: tuple[Floats, Floats]) -> None:
+        """What lies outside of what two days, two hours and the workload as a whole let expect, the least and the most."""
+        c = self.table.c
+        var, exp = "var" + scale, "exp" + scale
+        keep = 1.0 - SLOW * int(scale)
+        c[var] = np.where(rows, c[var] * keep + (seen - np.clip(seen, *usual)) ** 2, c[var])
+        c[exp] = np.where(rows, c[exp] * keep + usual[1], c[exp])
 
     def learn_mix(self, rows: Any, error: Floats, expected: Floats, far: Floats) -> None:
         """Take in the squared errors and the deviances of a window."""
@@ -104,6 +121,18 @@ class Past:
 
     # ---- thresholds and causes ---------------------------------------------------------------------
 
+    def least(self, kind: Reason, per_day: float) -> float:
+        """What a bar of a kind is never below, -inf where that is not known."""
+        tests = 3 * 1440 if kind is Reason.RATE_BURST else 10
+        nats = math.log(tests / (per_day * _SHARES[kind]))
+        return nats if nats > 0 else -math.inf  # below 0 a short history makes it less
+
+    def silence_bar(self, a_day: float, minutes: float, per_day: float) -> float:
+        """That of silences, of a past of `minutes` in which what is waited for came `a_day` times a day."""
+        allowed = per_day * _SHARES[Reason.RATE_SILENCE]
+        short = 1.0 + _SHORT / max(minutes, 1.0)
+        return max(math.log(max(a_day, 10.0) / allowed) * short, self.silences.bar(allowed, minutes))
+
     def bar(self, kind: Reason, per_day: float) -> float:
         """What a score has to reach: see the module's docstring."""
         c = self.table.c
@@ -118,7 +147,7 @@ class Past:
             return max(math.log(tests / allowed) * short, self.bursts.bar(allowed, minutes))
         regular = c["gaps"] >= FEW_GAPS
         a_day = 1440 * float((c["active"] / np.maximum(c["lively"], 1.0))[regular].sum())
-        return max(math.log(max(a_day, 10.0) / allowed) * short, self.silences.bar(allowed, minutes))
+        return self.silence_bar(a_day, minutes, per_day)
 
     def tell(self, cause: str, minute: int) -> bool:
         """Whether this cause may be told now. Each time makes the pause after it twice as long; quiet days shorten it."""
@@ -167,6 +196,19 @@ class Past:
         made.window = window
         made.mix_open, made.windows, made.usual, made.usual_sq = (_number(v) for v in numbers)
         return made
+
+
+def fast_level(events: Floats, exposure: Floats, slow: Floats, dispersion: Floats) -> Floats:
+    """The level of about two hours that ended before the last minutes, shrunk to the slow one where lines are few."""
+    strength = _FEW * dispersion
+    return (events + strength) / (exposure + strength / np.maximum(slow, NOTHING))
+
+
+def size_of(mean: Floats, events: Floats, unsure: Floats, dispersion: Floats) -> Floats:
+    """Size of the negative binomial: clumps, a level that is not known better, and few lines behind it."""
+    spread = dispersion - 1.0 + mean * (unsure + 1.0 / (events + 1.0))
+    size: Floats = mean / np.maximum(spread, 1e-9)
+    return size
 
 
 def cause_of(sign: Sign) -> str:

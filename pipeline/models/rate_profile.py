@@ -4,24 +4,32 @@ Each minute is compared with what the past expects for that hour, and only then 
 too short, nothing is told: what it scores then is how high normal scores go.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any, Final
 
 import numpy as np
 
 from pipeline.models.rate_bursts import bursts
+from pipeline.models.rate_idle import idle
 from pipeline.models.rate_math import Floats, common_factor
 from pipeline.models.rate_mix import WINDOW, mixes
-from pipeline.models.rate_past import FEW_GAPS, LASTING, NOTHING, PATIENCE, SLOW, Past, Sign, cause_of
+from pipeline.models.rate_past import (
+    FAST,
+    FEW_GAPS,
+    LASTING,
+    NEAR,
+    NEAR_LEAST,
+    NOTHING,
+    PATIENCE,
+    SLOW,
+    Past,
+    Sign,
+    cause_of,
+    fast_level,
+)
 from pipeline.models.rate_silences import due_now, gap_score, missed, silences, silent
 from pipeline.models.rate_table import HEAD, LEARNT, TOTAL
 from pipeline.records import Reason
-
-# A slow swell is followed, so that a morning is no burst before the season is known. Two stages: what came in the last
-# minutes counts little yet, so a burst does not make itself expected.
-_FAST: Final = 1 / 60  # of each stage; together two hours
-_FEW: Final = 5.0  # lines, times the dispersion, of the slow level in the fast one
-_NEAR: Final = 1 / 10
 
 
 class Profile(Past):
@@ -32,21 +40,20 @@ class Profile(Past):
         x = self.table.spread(counts)
         t = self.table
         c = t.c
-        if minute // 60 != t.hour:
-            t.turn(minute, self.dispersion("10"))
-            for peaks in (self.bursts, self.silences, self.mixes):
-                peaks.forget(minute)
+        self.turn(minute)
         slow = c["events"] / np.maximum(c["exposure"], 1.0)
-        fast = self.fast(slow)
+        fast = fast_level(c["fast_events"], c["fast_exposure"], slow, self.dispersion("10"))
         usual = np.maximum(slow * c["shape"], NOTHING)
         mean = np.maximum(usual, fast * c["shape"])
-        near = common_factor(c["near"][HEAD:], c["near_exp"][HEAD:], 3.0)
+        near = common_factor(c["near"][HEAD:], c["near_exp"][HEAD:], NEAR_LEAST)
         high = mean.copy()
         if counts:
             high[HEAD:] *= max(1.0, near, common_factor(x[HEAD:], mean[HEAD:], 1.0))
             # What burst templates bring is theirs, not the workload's.
-            own = np.where(c["hot"] > 0, np.maximum(x - mean, 0.0), 0.0)[HEAD:].sum()
-            x[TOTAL] = max(0.0, x[TOTAL] - own)
+            hot = c["hot"] > 0
+            if hot.any():
+                own = np.where(hot, np.maximum(x - mean, 0.0), 0.0)[HEAD:].sum()
+                x[TOTAL] = max(0.0, x[TOTAL] - own)
         signs = bursts(self, minute, x, high, judged=judged, per_day=per_day)
         signs += silences(self, minute, x, min(1.0, near), judged=judged, per_day=per_day)
         if minute // WINDOW != self.window:
@@ -56,12 +63,6 @@ class Profile(Past):
         low[HEAD:] *= min(1.0, near)
         self._learn(minute, x, usual, low, high)
         return signs
-
-    def fast(self, slow: Floats) -> Floats:
-        """The level of about two hours that ended before the last minutes, shrunk to the slow one where lines are few."""
-        c = self.table.c
-        strength = _FEW * self.dispersion("10")
-        return (c["fast_events"] + strength) / (c["fast_exposure"] + strength / np.maximum(slow, NOTHING))
 
     def _learn(self, minute: int, x: Floats, usual: Floats, low: Floats, high: Floats) -> None:
         c, t = self.table.c, self.table
@@ -78,24 +79,26 @@ class Profile(Past):
         learn = ~held
         for events, exposure, weight in (
             ("events", "exposure", SLOW),
-            ("lag_events", "lag_exposure", _FAST),
+            ("lag_events", "lag_exposure", FAST),
         ):
             c[events] = np.where(learn, c[events] * (1.0 - weight) + x, c[events])
             c[exposure] = np.where(learn, c[exposure] * (1.0 - weight) + c["shape"], c[exposure])
         for lag, fast in (("lag_events", "fast_events"), ("lag_exposure", "fast_exposure")):
-            c[fast] = np.where(learn, c[fast] + _FAST * (c[lag] - c[fast]), c[fast])
-        c["near"] = c["near"] * (1.0 - _NEAR) + x
-        c["near_exp"] = c["near_exp"] * (1.0 - _NEAR) + usual
+            c[fast] = np.where(learn, c[fast] + FAST * (c[lag] - c[fast]), c[fast])
+        c["near"] = c["near"] * (1.0 - NEAR) + x
+        c["near_exp"] = c["near_exp"] * (1.0 - NEAR) + usual
         known = (learn | (c["hot"] > 0)) & (c["age"] >= 10.0)
         # Errors are learnt in bursts too, but cut at five standard deviations: what comes in bursts is found out.
-        most = high + 5.0 * np.sqrt(high * self.dispersion("1"))
-        cut = np.where(held, np.minimum(x, most), x)
-        self._add_error("1", known, cut, (low, high))
+        cut = x
+        if held.any():
+            most = high + 5.0 * np.sqrt(high * self.dispersion("1"))
+            cut = np.where(held, np.minimum(x, most), x)
+        self.add_error("1", known, cut, (low, high))
         c["block"] += cut
         c["block_low"] += low
         c["block_exp"] += high
         if minute % 10 == 9:
-            self._add_error("10", known, c["block"], (c["block_low"], c["block_exp"]))
+            self.add_error("10", known, c["block"], (c["block_low"], c["block_exp"]))
             c["block"][:] = c["block_low"][:] = c["block_exp"][:] = 0.0
         busy = x[TOTAL] > 0
         waited = learn & (c["mute"] == 0)
@@ -108,13 +111,10 @@ class Profile(Past):
         t.count_season(minute, x, learn)
         c["age"] += 1.0
 
-    def _add_error(self, scale: str, rows: Any, seen: Floats, usual: tuple[Floats, Floats]) -> None:
-        """What lies outside of what two days, two hours and the workload as a whole let expect, the least and the most."""
-        c = self.table.c
-        var, exp = "var" + scale, "exp" + scale
-        keep = 1.0 - SLOW * int(scale)
-        c[var] = np.where(rows, c[var] * keep + (seen - np.clip(seen, *usual)) ** 2, c[var])
-        c[exp] = np.where(rows, c[exp] * keep + usual[1], c[exp])
+    def idle(self, minute: int, most: int, *, judged: bool, per_day: float) -> int:
+        """Up to `most` minutes without any line, in which nothing is told: as `step` for each, at once. Returns how many
+        they were; with 0 it is that minute which needs `step`."""
+        return idle(self, minute, most, judged=judged, per_day=per_day)
 
     def skip(self, minute: int, n: int, *, judged: bool, per_day: float) -> list[Sign]:
         """`n` minutes of one hour without any line, from `minute` on: what `step` does for each, at once and roughly."""
@@ -123,9 +123,11 @@ class Profile(Past):
         c["elapsed"][TOTAL] += n * due_now(self, 1.0)[TOTAL]
         signs: list[Sign] = []
         score = float(gap_score(self)[TOTAL])
-        bar = self.bar(Reason.RATE_SILENCE, per_day)
         patient = c["gaps"][TOTAL] >= FEW_GAPS and c["age"][TOTAL] >= PATIENCE
-        if judged and patient and score >= bar and missed(self, minute + n - 1)[TOTAL]:
+        bar = math.inf
+        if judged and patient and score >= self.least(Reason.RATE_SILENCE, per_day):
+            bar = self.bar(Reason.RATE_SILENCE, per_day)
+        if score >= bar and missed(self, minute + n - 1)[TOTAL]:
             c["mute"][TOTAL] = max(1.0, c["mute"][TOTAL])
             sign = silent(self, TOTAL, minute + n - 1, score, bar)
             if c["mute_told"][TOTAL] == 0 and self.tell(cause_of(sign), minute):
@@ -149,9 +151,9 @@ class Profile(Past):
         left = (1.0 - SLOW) ** n
         c["events"] *= left
         c["exposure"] = c["exposure"] * left + c["shape"] * (1.0 - left) / SLOW
-        left, full = (1.0 - _FAST) ** n, c["shape"] / _FAST
-        c["fast_events"] = left * (c["fast_events"] + n * _FAST * c["lag_events"])
-        more = n * _FAST * (c["lag_exposure"] - full)
+        left, full = (1.0 - FAST) ** n, c["shape"] / FAST
+        c["fast_events"] = left * (c["fast_events"] + n * FAST * c["lag_events"])
+        more = n * FAST * (c["lag_exposure"] - full)
         c["fast_exposure"] = full + left * (c["fast_exposure"] - full + more)
         c["lag_events"] *= left
         c["lag_exposure"] = full + left * (c["lag_exposure"] - full)

@@ -19,10 +19,10 @@ from pipeline.models.rate_past import (
 from pipeline.models.rate_table import HEAD, OTHER, TOTAL
 from pipeline.records import Reason
 
-_GONE: Final = 2880.0  # minutes after which a silent template is no longer waited for
+GONE: Final = 2880.0  # minutes after which a silent template is no longer waited for
 _STEADY: Final = 0.35  # least scale of the tail of gaps, in usual gaps: the clocks of heartbeats drift
-_MISSED: Final = 2.0  # lines expected in the gap: what used to come and hardly comes now is not missed
-_EMPTY: Final = 3.0  # minutes without a line before a silence can be
+MISSED: Final = 2.0  # lines expected in the gap: what used to come and hardly comes now is not missed
+EMPTY: Final = 3.0  # minutes without a line before a silence can be
 
 
 def silences(past: Past, minute: int, x: Floats, down: float, *, judged: bool, per_day: float) -> list[Sign]:
@@ -39,7 +39,7 @@ def silences(past: Past, minute: int, x: Floats, down: float, *, judged: bool, p
     patient = (c["gaps"] >= FEW_GAPS) & (c["age"] >= PATIENCE)
     patient[OTHER] = False
     patient &= missed(past, minute)
-    quiet = patient & ~came & (due > 0) & (score >= bar) & (minute - c["last"] >= _EMPTY)
+    quiet = patient & ~came & (due > 0) & (score >= bar) & (minute - c["last"] >= EMPTY)
     if judged:
         c["mute"][c["mute"] > 0] += 1.0
         c["mute"][quiet & (c["mute"] == 0)] = 1.0
@@ -53,9 +53,10 @@ def silences(past: Past, minute: int, x: Floats, down: float, *, judged: bool, p
             c["mute_told"][row] = 1.0
             signs.append(sign)
     signs = _one_silence(past, signs, minute)
-    given_up = c["mute"] >= _GONE
-    for name in ("gaps", "gap_sum", "gap_sq", "gap_max", "mute", "mute_told", "elapsed"):
-        c[name][given_up] = 0.0
+    given_up = c["mute"] >= GONE
+    if given_up.any():
+        for name in ("gaps", "gap_sum", "gap_sq", "gap_max", "mute", "mute_told", "elapsed"):
+            c[name][given_up] = 0.0
     return signs
 
 
@@ -63,7 +64,7 @@ def missed(past: Past, minute: int) -> Bools:
     """Whether the level of each row expects lines enough in its running gap."""
     c = past.table.c
     expected = c["events"] / np.maximum(c["exposure"], 1.0) * c["shape"] * (minute - c["last"])
-    return np.asarray(expected >= _MISSED)
+    return np.asarray(expected >= MISSED)
 
 
 def due_now(past: Past, down: float) -> Floats:
@@ -83,18 +84,11 @@ def gap_score(past: Past) -> Floats:
     c = past.table.c
     beyond = c["elapsed"] - c["gap_max"]
     known = np.log(np.maximum(c["gaps"], 1.0))
-    return np.where(
-        beyond > 0,
-        known
-        + beyond
-        / _gap_scale(
-            past,
-        ),
-        0.0,
-    )
+    return np.where(beyond > 0, known + beyond / gap_scale(past), 0.0)
 
 
-def _gap_scale(past: Past) -> Floats:
+def gap_scale(past: Past) -> Floats:
+    """Of the tail of gaps beyond the longest, in minutes in which a line was to be expected."""
     c = past.table.c
     n = np.maximum(c["gaps"], 1.0)
     mean = c["gap_sum"] / n
@@ -113,19 +107,20 @@ def _returned(past: Past, minute: int, came: Any, score: Floats, bar: float) -> 
         past.silences.add(min(float(score[row]), bar + OVER) if told else score[row], minute, told=told)
     # What came back by itself counts as a gap just long enough to be told: one that pauses now and then is found out,
     # a long outage does not make it deaf. The first return of a template has no gap before it.
+    if not came.any():
+        return
     learn = came & (c["last"] > 0)
     known = np.log(np.maximum(c["gaps"], 1.0))
-    most = c["gap_max"] + _gap_scale(
-        past,
-    ) * np.maximum(bar - known, 1.0)
+    most = c["gap_max"] + gap_scale(past) * np.maximum(bar - known, 1.0)
     gap = np.where(c["mute_told"] > 0, np.minimum(c["elapsed"], most), c["elapsed"])
     c["gap_max"] = np.where(learn, np.maximum(c["gap_max"] * (1.0 - DAYS_28), gap), c["gap_max"])
     c["gap_sum"][learn] += gap[learn]
     c["gap_sq"][learn] += gap[learn] ** 2
     c["gaps"][learn] += 1.0
     many = c["gaps"] > 20_000
-    for name in ("gaps", "gap_sum", "gap_sq"):
-        c[name][many] *= 0.5
+    if many.any():
+        for name in ("gaps", "gap_sum", "gap_sq"):
+            c[name][many] *= 0.5
     for name in ("elapsed", "mute", "mute_told"):
         c[name][came] = 0.0
     c["last"][came] = float(minute)

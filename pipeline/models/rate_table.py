@@ -48,9 +48,9 @@ TOLD: Final = 1.0
 LEARNT: Final = 2.0  # an episode that only calibrates: of a baseline or of a young template
 
 _PSEUDO: Final = 20.0  # lines' worth of the overall mean in each slot, times the dispersion
-_HOURS_AFTER: Final = 2.0  # days of history for 24 slots
-_WEEK_AFTER: Final = 14.0  # days of history for 168 slots
-_SLOT_CAP: Final = 360.0  # minutes of a slot, six weeks of it; then its sums are halved
+# Days of history for 24 slots, and for 168.
+_HOURS_AFTER, _WEEK_AFTER = REGIMES = (2.0, 14.0)
+SLOT_CAP: Final = 360.0  # minutes of a slot, six weeks of it; then its sums are halved
 _WORTH: Final = 100.0  # lines in the slow sums before a template gets a season of its own
 _YOUNG: Final = 60.0  # minutes
 _UNLEARN: Final = 0.05  # of the errors that is kept when a season comes to be known
@@ -185,7 +185,7 @@ class Table:
         places, slot = self.season[rows], slot_of(minute)
         self.sums[places, slot] += (values[rows] * n).astype(np.float32)
         self.minutes[places, slot] += np.float32(n)
-        full = self.minutes[:, slot] > _SLOT_CAP
+        full = self.minutes[:, slot] > SLOT_CAP
         if full.any():
             self.sums[full, slot] *= np.float32(0.5)
             self.minutes[full, slot] *= np.float32(0.5)

@@ -3,11 +3,13 @@
 `observe` takes counts by minute of event time, `close` judges the minutes that are complete and gives alarms. Time is
 event time, so a replay of an old log is judged as it would have been. The caller's clock serves for two things: while
 the stream is live, a minute is complete when the clock has passed it by the stream's usual lag; and a time past the
-clock is a wrong one. Whatever arrives, work and memory are bounded: a state packs into at most 640 KiB.
+clock is a wrong one. Whatever arrives, memory is bounded, a state packs into at most 640 KiB; and so is the work of one
+call, for a caller that says when its time is up: what is left is done by the next one, and comes to the same.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from pipeline.errors import BadPayload
 from pipeline.models.rate_past import Sign, cause_of
 from pipeline.models.rate_profile import Profile
 from pipeline.models.rate_table import NOWHERE
+from pipeline.models.rate_tracks import LAST_MINUTE, MAX_COUNT, PENDING, Track, lines, whole
 from pipeline.records import Reason
 
 VERSION: Final = 1
@@ -32,13 +35,13 @@ FUTURE: Final = 10  # minutes that clocks of other machines may be ahead of ours
 _FAR: Final = 120  # minutes behind: not late but of another time
 _STEPS: Final = 60  # empty minutes judged one by one; a longer gap goes on by hours
 _WEEK: Final = 7 * 1440  # minutes of a gap that are looked at
-_PENDING: Final = 4096  # (minute, template) counts that wait, of both tracks
 _PER_MINUTE: Final = 1024  # templates counted apart in one minute
 _FOUND: Final = 64  # alarms that wait for `close`
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_MINUTE: Final = 253_402_300_799 // 60  # of the year 9999
-_MAX_COUNT: Final = 1 << 36
 _COUNTS: Final = ("minute", "template_id", "n")
+
+# Whether there is time for more work.
+GoesOn = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +65,6 @@ class Alarm:
     sentence: str
 
 
-@dataclass(slots=True)
-class _Track:
-    """Minutes that are not judged yet, of scored or of baseline lines. `closed`: all up to it are done."""
-
-    pending: dict[int, dict[int, int]] = field(default_factory=dict)
-    away: dict[int, dict[int, int]] = field(default_factory=dict)  # far behind `closed`
-    closed: int | None = None
-    fresh: bool = False  # lines came since the last close
-    oldest: int = _LAST_MINUTE  # minute of those
-    newest: int = -1
-    away_rounds: int = 0  # closes in a row that found only lines of another time
-
-    def entries(self) -> int:
-        return sum(map(len, self.pending.values())) + sum(map(len, self.away.values()))
-
-
 class Rates:
     """State of one workload. Not thread-safe. `late` and `stray` count lines that came after their minute was judged,
     and lines whose time cannot be."""
@@ -87,8 +74,8 @@ class Rates:
         self.late = 0
         self.stray = 0
         self._profile = Profile()
-        self._scored = _Track()
-        self._baseline = _Track()
+        self._scored = Track()
+        self._baseline = Track()
         self._found: list[Sign] = []
         self._now = -1  # of the last close
         self._heard = -1  # of the last close that found lines
@@ -100,7 +87,20 @@ class Rates:
         """Whether silences show without new lines: then `close` has to be called every minute."""
         return self._live
 
+    @property
+    def behind(self) -> bool:
+        """Whether the last `close` ran out of time: the next one goes on where it stopped."""
+        return any(track.until is not None for track in (self._baseline, self._scored))
+
     # ---- taking in ---------------------------------------------------------------------------------
+
+    def room(self, *, judged: bool) -> int:
+        """How many counts can be taken in now without judging any at once."""
+        return max(0, PENDING // 2 - (self._scored if judged else self._baseline).entries())
+
+    def make_room(self, goes_on: GoesOn, *, judged: bool) -> None:
+        """Judge the oldest minutes that wait, whole or not, for as long as there is time."""
+        self._relieve(self._scored if judged else self._baseline, judged, goes_on)
 
     def observe(self, counts: pl.DataFrame, *, judged: bool) -> None:
         """Add lines (columns minute, template_id, n; any order, repeated rows add up). `judged` False: only learnt.
@@ -110,7 +110,7 @@ class Rates:
         track = self._scored if judged else self._baseline
         size = track.entries()
         for minute, template_id, n in _rows(counts):
-            if not 0 <= minute <= _LAST_MINUTE or not -(2**63) <= template_id < 2**63:
+            if not 0 <= minute <= LAST_MINUTE or not -(2**63) <= template_id < 2**63:
                 self.stray += n
                 continue
             place = track.pending
@@ -128,37 +128,47 @@ class Rates:
             row, known = template_id, template_id in held
             if not known and len(held) >= _PER_MINUTE:
                 row, known = NOWHERE, NOWHERE in held
-            held[row] = min(held.get(row, 0) + n, _MAX_COUNT)
+            held[row] = min(held.get(row, 0) + n, MAX_COUNT)
             size += not known
-            if size > _PENDING // 2:
-                self._relieve(track, judged)
+            if size > PENDING // 2:
+                self._relieve(track, judged, _always)
                 size = track.entries()
 
-    def _relieve(self, track: _Track, judged: bool) -> None:
+    def _relieve(self, track: Track, judged: bool, goes_on: GoesOn) -> None:
         """Too much waits: judge the oldest minutes at once, and drop what is of another time."""
         if not track.pending or len(track.away) > len(track.pending):
-            self.stray += _lines(track.away)
+            self.stray += lines(track.away)
             track.away = {}
-        while track.pending and track.entries() > _PENDING // 4:
-            self._advance(track, min(track.pending), judged)
+        while track.pending and track.entries() > PENDING // 4:
+            if not self._advance(track, min(track.pending), judged, goes_on):
+                return
 
     # ---- judging -----------------------------------------------------------------------------------
 
-    def close(self, now_minute: int) -> list[Alarm]:
-        """Judge what is complete at this minute of the caller's clock (the wall's, or event time itself)."""
-        now = max(0, min(now_minute, _LAST_MINUTE))
-        for track, judged in ((self._baseline, False), (self._scored, True)):
-            self._drop_future(track, now)
-            self._other_time(track)
-            horizon = self._horizon(track, now, judged)
-            if horizon is not None:
-                self._advance(track, horizon, judged)
-            track.fresh, track.oldest, track.newest = False, _LAST_MINUTE, -1
-        self._now = now
+    def close(self, now_minute: int, goes_on: GoesOn | None = None) -> list[Alarm]:
+        """Judge what is complete at this minute of the caller's clock (the wall's, or event time itself).
+
+        `goes_on` is asked after every step of the work. Once it says no, what was found so far is returned and `behind` is
+        true; the next call only goes on with the same minutes, and its own minute is not looked at.
+        """
+        tracks = ((self._baseline, False), (self._scored, True))
+        if not self.behind:
+            now = max(0, min(now_minute, LAST_MINUTE))
+            for track, judged in tracks:
+                self._drop_future(track, now)
+                self._other_time(track)
+                track.until = self._horizon(track, now, judged)
+                track.fresh, track.oldest, track.newest = False, LAST_MINUTE, -1
+            self._now = now
+        for track, judged in tracks:
+            if track.until is not None:
+                if not self._advance(track, track.until, judged, goes_on or _always):
+                    break
+                track.until = None
         alarms, self._found = [_alarm(sign) for sign in self._found], []
         return alarms
 
-    def _drop_future(self, track: _Track, now: int) -> None:
+    def _drop_future(self, track: Track, now: int) -> None:
         for minute in [m for m in track.pending if m > now + FUTURE]:
             self.stray += sum(track.pending.pop(minute).values())
         if track.newest > now + FUTURE:
@@ -166,23 +176,23 @@ class Rates:
             track.fresh = bool(track.pending)
         if track.closed is not None and track.closed > now + FUTURE:
             # An earlier clock of the caller was wrong. What was learnt stays; time begins anew.
-            track.closed = None
+            track.closed = track.gap = None
 
-    def _other_time(self, track: _Track) -> None:
+    def _other_time(self, track: Track) -> None:
         """Lines far behind, and nothing else for two rounds: an older log is read now, so time goes back to it."""
         if not track.away:
             return
         if track.pending or track.fresh:
-            self.stray += _lines(track.away)
+            self.stray += lines(track.away)
             track.away, track.away_rounds = {}, 0
             return
         track.away_rounds += 1
         if track.away_rounds >= 2:
             track.pending, track.away, track.away_rounds = track.away, {}, 0
-            track.closed = None
+            track.closed = track.gap = None
             track.fresh, track.oldest, track.newest = True, min(track.pending), max(track.pending)
 
-    def _horizon(self, track: _Track, now: int, judged: bool) -> int | None:
+    def _horizon(self, track: Track, now: int, judged: bool) -> int | None:
         """The last minute that is complete, None when nothing is new."""
         if not judged:  # nobody waits for what is only learnt
             if track.fresh:
@@ -203,36 +213,46 @@ class Rates:
             return last
         return last - _GRACE_REPLAY
 
-    def _advance(self, track: _Track, horizon: int, judged: bool) -> None:
-        """Judge the minutes up to `horizon`, those without lines too."""
+    def _advance(self, track: Track, horizon: int, judged: bool, goes_on: GoesOn) -> bool:
+        """Judge the minutes up to `horizon`, those without lines too; False when there was no time for all of them."""
         while track.pending:
             minute = min(track.pending)
             if minute > horizon:
                 break
-            self._empty(track, minute - 1, judged)
+            if not self._empty(track, minute - 1, judged, goes_on):
+                return False
             counts = track.pending.pop(minute)
-            track.closed = minute
+            track.closed, track.gap = minute, None
             self._keep(self._profile.step(minute, counts, judged=judged, per_day=self.alarms_per_day))
-        if judged and self._live:
-            self._empty(track, horizon, judged)
+            if not goes_on():
+                return False
+        return not (judged and self._live) or self._empty(track, horizon, judged, goes_on)
 
-    def _empty(self, track: _Track, until: int, judged: bool) -> None:
-        """The minutes without any line up to `until`."""
+    def _empty(self, track: Track, until: int, judged: bool, goes_on: GoesOn) -> bool:
+        """The minutes without any line up to `until`; False when there was no time for all of them."""
         if track.closed is None or until <= track.closed:
-            return
-        profile = self._profile
-        minute, last = track.closed + 1, min(until, track.closed + _WEEK)
-        one_by_one = min(last, track.closed + _STEPS)
-        while minute <= one_by_one:
-            self._keep(profile.step(minute, {}, judged=judged, per_day=self.alarms_per_day))
-            minute += 1
+            return True
+        profile, per_day = self._profile, self.alarms_per_day
+        before = track.closed if track.gap is None else min(track.gap, track.closed)
+        minute, last = track.closed + 1, min(until, before + _WEEK)
+        one_by_one = min(last, before + _STEPS)
         while minute <= last:
-            n = min(last, minute - minute % 60 + 59) - minute + 1
-            self._keep(profile.skip(minute, n, judged=judged, per_day=self.alarms_per_day))
+            if minute <= one_by_one:
+                n = profile.idle(minute, one_by_one - minute + 1, judged=judged, per_day=per_day)
+                if not n:
+                    self._keep(profile.step(minute, {}, judged=judged, per_day=per_day))
+                    n = 1
+            else:
+                n = min(last, minute - minute % 60 + 59) - minute + 1
+                self._keep(profile.skip(minute, n, judged=judged, per_day=per_day))
             minute += n
+            if not goes_on() and minute <= until:
+                track.closed, track.gap = minute - 1, before
+                return False
         if until > last:
             profile.pause(until)
-        track.closed = until
+        track.closed, track.gap = until, None
+        return True
 
     def _keep(self, signs: list[Sign]) -> None:
         self._found += signs[: max(0, _FOUND - len(self._found))]
@@ -241,10 +261,7 @@ class Rates:
 
     def pack(self) -> bytes:
         """At most `MAX_PACKED` bytes of msgpack; `unpack` gives a state that behaves as this one."""
-        tracks = [
-            [_sorted(t.pending), _sorted(t.away), t.closed, t.fresh, t.oldest, t.newest, t.away_rounds]
-            for t in (self._scored, self._baseline)
-        ]
+        tracks = [self._scored.pack(), self._baseline.pack()]
         clock = [self.late, self.stray, self._now, self._heard, self._lag, self._live]
         found = [
             [
@@ -276,10 +293,10 @@ class Rates:
             if version != VERSION:
                 raise BadPayload(f"a state of rates has version {version!r}; this build reads {VERSION}")
             clock, tracks, found, profile = rest
-            made.late, made.stray, made._now, made._heard, made._lag = (_whole(v) for v in clock[:5])
+            made.late, made.stray, made._now, made._heard, made._lag = (whole(v) for v in clock[:5])
             made._live = bool(clock[5])
             scored, baseline = tracks
-            made._scored, made._baseline = _track(scored), _track(baseline)
+            made._scored, made._baseline = Track.unpack(scored), Track.unpack(baseline)
             made._found = [_sign(data) for data in found]
             made._profile = Profile.unpack(profile)
         # numpy and msgpack raise several unrelated classes on damaged bytes.
@@ -307,41 +324,8 @@ def _rows(counts: pl.DataFrame) -> list[tuple[int, int, int]]:
     return sorted(row for row in zip(*columns, strict=True) if None not in row and row[2] > 0)
 
 
-def _lines(held: dict[int, dict[int, int]]) -> int:
-    return sum(sum(counts.values()) for counts in held.values())
-
-
-def _sorted(held: dict[int, dict[int, int]]) -> dict[int, dict[int, int]]:
-    return {minute: dict(sorted(held[minute].items())) for minute in sorted(held)}
-
-
-def _whole(value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise TypeError(f"{value!r} is not a whole number from {least} to {most}")
-    return value
-
-
-def _track(data: Any) -> _Track:
-    pending, away, closed, fresh, oldest, newest, away_rounds = data
-    made = _Track(
-        pending=_held(pending),
-        away=_held(away),
-        closed=None if closed is None else _whole(closed, 0, _LAST_MINUTE),
-        fresh=bool(fresh),
-        oldest=_whole(oldest, 0, _LAST_MINUTE),
-        newest=_whole(newest, -1, _LAST_MINUTE),
-        away_rounds=_whole(away_rounds, 0, 9),
-    )
-    if made.entries() > _PENDING:
-        raise ValueError(f"{made.entries()} counts wait")
-    return made
-
-
-def _held(data: Any) -> dict[int, dict[int, int]]:
-    return {
-        _whole(minute, 0, _LAST_MINUTE): {_whole(t): _whole(n, 1, _MAX_COUNT) for t, n in counts.items()}
-        for minute, counts in data.items()
-    }
+def _always() -> bool:
+    return True
 
 
 def _sign(data: Any) -> Sign:
@@ -351,11 +335,11 @@ def _sign(data: Any) -> Sign:
         raise ValueError("an alarm is not readable")
     return Sign(
         kind=Reason(kind),
-        template_id=None if template_id is None else _whole(template_id),
-        began=_whole(began, 0, _LAST_MINUTE),
-        minute=_whole(minute, 0, _LAST_MINUTE),
+        template_id=None if template_id is None else whole(template_id),
+        began=whole(began, 0, LAST_MINUTE),
+        minute=whole(minute, 0, LAST_MINUTE),
         expected=figures[0], seen=figures[1], nats=figures[2], bar=figures[3],
-        others=tuple(_whole(t) for t in others), season=season,
+        others=tuple(whole(t) for t in others), season=season,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Final
 import redis
 
 from pipeline import metrics
+from pipeline.batches import Stage
 from pipeline.errors import RedisUnavailable, Retryable
 from pipeline.gpu.devices import WATCH
 from pipeline.gpu.leases import Mode, Refused
@@ -23,8 +24,6 @@ from pipeline.tasks.step import HUNG
 from pipeline.watching.watcher import Told
 
 NAME: Final = TASK_WATCH
-# A watcher that is behind goes on for so long at once: it shares its process with the stage that stores.
-BUDGET_S: Final = 1.0
 # After one that hung the watcher rests for so many times as long, so that its process stores batches meanwhile.
 REST: Final = 5
 
@@ -57,25 +56,38 @@ def _hung(context: Context) -> None:
     os._exit(HUNG)
 
 
-def watch(context: Context, *, end: bool = False, budget_s: float = BUDGET_S) -> bool:
+def watch(context: Context, *, end: bool = False) -> bool:
     """Rounds until nothing is left to do or time is up; False when somebody else watches, or more is left.
 
-    `end`: nothing more will come (watching/watcher.py).
+    `end`: nothing more will come (watching/watcher.py), and nothing is stored in this process.
     """
+    watcher, now = context.watcher, time.monotonic
+    turns = watcher.turns
+    if not turns.begin(now(), waits=not end and _waits(context)):
+        return False
     # Asking again as the same holder renews; watched.lua compares the token, so no quarantine is needed.
     lease = context.leases.request(WATCH, Mode.EXCLUSIVE, context.owner)
     if isinstance(lease, Refused):
         return False
-    until = time.monotonic() + budget_s
-    with context.leases.holding(lease) as held:
-        while not held.lost.is_set():
-            told = context.watcher.round(lease.token, end=end)
-            _count(told)
-            if not told.more:
-                return True
-            if time.monotonic() > until:
-                return False
+    left = 0
+    try:
+        with context.leases.holding(lease) as held:
+            while not held.lost.is_set():
+                told = watcher.round(lease.token, end=end)
+                left = told.left
+                _count(told)
+                if not told.more:
+                    return True
+                if not turns.goes_on(now(), waits=not end and _waits(context), left=left):
+                    return False
+    finally:
+        turns.end(now(), left=left)
     return False
+
+
+def _waits(context: Context) -> bool:
+    """Whether batches wait for the stage that this process works for."""
+    return context.ledger.counts().get(f"stage:{Stage.STORE.value}", 0) > 0
 
 
 def _count(told: Told) -> None:

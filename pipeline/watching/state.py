@@ -8,7 +8,7 @@ next one, and a Redis that lost its last seconds lost observations and states of
 import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, cast
 
 import msgpack
@@ -42,7 +42,7 @@ class View:
     now_ms: int
     waiting: Mapping[Lane, int]  # per lane, when its oldest batch in flight was accepted
     head: int  # observations ever taken from the list
-    more: bool  # than were read
+    left: int  # observations that were not read
     observed: Sequence[Observation]
     read: int  # how many were read, damaged ones with them
     newest: str  # SHA-1 of the last of them, "" for none
@@ -54,6 +54,15 @@ class View:
     lost_ms: Mapping[str, int]  # per workload, when pasts were last not kept of sessions that may go on
     incidents_ms: int  # when incidents were looked at last
     pulses: dict[str, Pulse]
+
+    @property
+    def more(self) -> bool:
+        """Whether there are observations that were not read."""
+        return self.left > 0
+
+    def unread(self) -> "View":
+        """The same, as if no observation had been read."""
+        return replace(self, observed=(), read=0, newest="", left=self.left + self.read)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,7 +125,7 @@ class State:
             now_ms=seconds * 1000 + micros // 1000,
             waiting=waiting,
             head=int(known.get("head", 0)),
-            more=size > read,
+            left=size - read,
             observed=observed,
             read=read,
             newest=hashlib.sha1(blobs[read - 1], usedforsecurity=False).hexdigest() if read else "",

@@ -10,6 +10,7 @@ dies in between, the next round goes on from what stands in Redis.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -26,16 +27,18 @@ from pipeline.models.sequences import SessionVerdict
 from pipeline.observe import logger
 from pipeline.records import Purpose
 from pipeline.settings import Settings
+from pipeline.watching.effort import RATES_S, ROUND_S, Share, Turns
 from pipeline.watching.observation import Lane
 from pipeline.watching.pasts import KEEP_MS, Past
-from pipeline.watching.pulse import Pulse
+from pipeline.watching.pulse import MOST_HELD, Pulse
 from pipeline.watching.rows import Found, rows_of, template_of
 from pipeline.watching.sessions import GRACE_S, Part, Session, gathered, names_of
 from pipeline.watching.state import LANES, LOST, Changes, State, View, unpack_entry
 from pipeline.watching.verdicts import events_of, holds_unfinished, named_in, of_alarm, of_session
 
 MOST_OBSERVATIONS: Final = 16  # of one round: 80,000 lines, of which each session is read and written once
-# Of those: each may be of a session of its own, and Redis stands still while a round changes them.
+# The most, of which a round takes the share that the rounds before could do in their time (effort.py). Of events each may be of a session of
+# its own, and Redis stands still while a round changes them.
 MOST_EVENTS: Final = 40_000
 MOST_CLOSED: Final = 5_000  # sessions of one round and lane
 MOST_JUDGED: Final = 2_000_000  # events of the sessions of one round, those at each silence counted anew
@@ -87,25 +90,36 @@ class Told:
     judged: int = 0  # sessions
     found: list[Found] = field(default_factory=list)
     more: bool = False  # another round has something to do at once
+    left: int = 0  # observations that wait
+    rates_s: float = 0.0  # that rates took
+    behind: bool = False  # rates have more to do
 
 
 class Watcher:
     """One per process. Raises RedisUnavailable, SinkUnavailable, ModelUnavailable: nothing of a round is lost then."""
 
-    def __init__(self, state: State, settings: Settings, parts: Parts) -> None:
+    def __init__(
+        self, state: State, settings: Settings, parts: Parts, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.state = state
         self.parts = parts
         self.most_open = settings.max_open_sessions
         self.timeout_ms = round(settings.session_timeout_s * 1000)  # a silence
         # How long a session is open, which may be much longer where nobody waits for what is found.
         self.open_ms = max(self.timeout_ms, round((settings.session_open_s or 0) * 1000))
+        self.clock = clock
+        self.share = Share()
+        self.turns = Turns()
         self.most = MOST_OBSERVATIONS  # fewer after a round that failed, to find the one that it fails with
 
     def round(self, token: int, *, end: bool = False) -> Told:
         """Fold the oldest observations in, and store what follows from them. `end`: nothing more will come, so every
         session is over and every minute complete. Raises LeaseRefused when another one watches: nothing was changed."""
         self.deliver()
-        view = self.state.look(self.most, MOST_EVENTS)
+        began = self.clock()
+        view = self.state.look(self.most, self.share.of(MOST_EVENTS))
+        if any(pulse.held > MOST_HELD for pulse in view.pulses.values()):
+            view = view.unread()
         try:
             changes, told = self._made(view, end=end and not view.more)
         except _HEALS:
@@ -122,14 +136,20 @@ class Watcher:
         if not self.state.change(changes, token=token):
             raise LeaseRefused("another process watches now, or Redis lost what a round had read")
         self.most = min(MOST_OBSERVATIONS, 2 * self.most)
+        took = self.clock() - began - told.rates_s
+        allowed_s = max(ROUND_S - told.rates_s, ROUND_S - RATES_S)
+        self.share.took(took, allowed_s, full=told.more and (view.read > 0 or not view.more))
+        told.more |= told.behind
         self.deliver()
         return told
 
     def _made(self, view: View, *, end: bool) -> tuple[Changes, Told]:
         changes = _blank(view)
-        told = Told(observations=view.read, more=view.more)
+        told = Told(observations=view.read, more=view.more, left=view.left)
         over = self._sessions(view, changes, told, end=end)
+        began = self.clock()
         told.found += self._rates(view, changes, told, end=end)
+        told.rates_s = self.clock() - began
         pasts = self.state.pasts(list(over)) if view.pasts else {}
         over = self._fitting(over, pasts, changes, told, end=end)
         told.found += self._judged(over, pasts, view, changes, told, end=end)
@@ -187,8 +207,9 @@ class Watcher:
             for piece in several:
                 events += session.add(piece)
             session.ended = session.ends_with(ends[workload])
-        names = self._due(view, end=end)
-        told.more |= len(names) >= MOST_CLOSED
+        closed = self.share.of(MOST_CLOSED)
+        names = self._due(view, closed, end=end)
+        told.more |= len(names) >= closed
         surplus = max(
             now_open - self.most_open, math.ceil(now_open * (1 - MOST_OPEN_EVENTS / max(1, events)))
         )
@@ -209,14 +230,14 @@ class Watcher:
         changes.numbers["events"] = max(0, events) if left > 0 else 0
         return over
 
-    def _due(self, view: View, *, end: bool) -> list[str]:
+    def _due(self, view: View, most: int, *, end: bool) -> list[str]:
         if end:
-            return self.state.due(dict.fromkeys(LANES, _FAR_MS), MOST_CLOSED)
+            return self.state.due(dict.fromkeys(LANES, _FAR_MS), most)
         if view.more:  # what is not read yet may be of any session
             return []
         grace = round(GRACE_S * 1000)
         until = {lane: min(view.now_ms, view.waiting.get(lane, _FAR_MS) + grace) for lane in LANES}
-        return self.state.due(until, MOST_CLOSED)
+        return self.state.due(until, most)
 
     def _fitting(
         self,
@@ -229,7 +250,7 @@ class Watcher:
     ) -> dict[str, Session]:
         """Those that one round can judge, the first of them whatever it has; the others stay open until the next."""
         found: dict[str, Session] = {}
-        room = MOST_JUDGED
+        room = self.share.of(MOST_JUDGED)
         for name, session in over.items():
             before = len(pasts[name].templates) if name in pasts else 0
             room -= session.weight(self.timeout_ms, before)
@@ -348,22 +369,32 @@ class Watcher:
             if pulse.ahead and not view.more:
                 pulse.advance(view.waiting)
                 changes.pulses[workload] = pulse
-            if pulse.is_due(minute, view.now_ms) or (end and (pulse.counts or pulse.learnt or pulse.after)):
+            if pulse.is_due(minute, view.now_ms) or (end and (pulse.held or pulse.after)):
                 due.append(workload)
         # Whose rates were not looked at for longest: else the last of very many would never be.
         due.sort(key=lambda name: pulses[name].looked)
-        told.more |= len(due) > MOST_RATED
+        told.behind = len(due) > MOST_RATED
         states = self.state.rates(due[:MOST_RATED])
         alarms: list[tuple[str, Alarm]] = []
-        for workload in due[:MOST_RATED]:
+        until = self.clock() + RATES_S
+
+        def goes_on() -> bool:
+            return self.clock() < until
+
+        for n, workload in enumerate(due[:MOST_RATED]):
+            if n and not goes_on():
+                told.behind = True
+                break
             pulse = changes.pulses[workload] = pulses[workload]
             rates = self._state_of(workload, states.get(workload))
             try:
-                alarms += [(workload, alarm) for alarm in pulse.tell(rates, minute, end=end)]
+                alarms += [(workload, alarm) for alarm in pulse.tell(rates, minute, end=end, goes_on=goes_on)]
                 blob = changes.rates[workload] = rates.pack()
                 pulse.size = len(blob)
             except _ODD:  # the others are watched; its counts of this minute are lost
                 logger(workload=workload).exception("watch.failed")
+                pulse.forget()
+            told.behind |= pulse.behind or (end and bool(pulse.held or pulse.after))
         self._forget(view, pulses, changes)
         texts = self.state.texts(alarm.template_id for _, alarm in alarms if alarm.template_id is not None)
         return [of_alarm(workload, alarm, texts) for workload, alarm in alarms]

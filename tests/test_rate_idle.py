@@ -1,0 +1,158 @@
+"""Minutes without lines: many at once come to what each by itself comes to, and a look that is cut short to what a whole one does."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.models.rate_past import Sign
+from pipeline.models.rate_profile import Profile
+from pipeline.models.rate_table import COLUMNS
+from pipeline.models.rates import Alarm, Rates
+
+START = 28_401_120  # epoch minute of Monday 2024-01-01 00:00 UTC
+PER_DAY = 1.0
+Lines = list[tuple[int, dict[int, int]]]
+
+
+def stream(seed: int, *, alike: bool, steady: bool, parts: int) -> Lines:
+    """Stretches of traffic, some of them bursts, with pauses of all lengths between them."""
+    rng = np.random.default_rng(seed)
+    levels = np.exp(rng.uniform(np.log(0.01), np.log(20), int(rng.integers(1, 16))))
+    if alike:
+        levels[:] = levels[0]
+    if steady:
+        levels[0] = 30.0
+    minute, found = START + int(rng.integers(10_000)), []
+    for _ in range(parts):
+        boost = rng.choice([1, 1, 1, 6, 40])
+        for _ in range(int(rng.integers(1, 25 if not steady else 80))):
+            counts = rng.poisson(levels * boost)
+            if counts.any():
+                found.append((minute, {i + 1: int(n) for i, n in enumerate(counts) if n}))
+            minute += 1
+        minute += int(rng.choice([1, 3, 10, 30, 59, 200, 700], p=[0.2, 0.2, 0.2, 0.2, 0.14, 0.04, 0.02]))
+    return found
+
+
+def judged_by(profile: Profile, lines: Lines, *, at_once: bool, judged: bool) -> tuple[list[Sign], int]:
+    """What is told, and how many minutes were judged with others."""
+    told, together = [], 0
+    minute = lines[0][0] if lines else 0
+    for at, counts in lines:
+        while minute < at:
+            n = profile.idle(minute, at - minute, judged=judged, per_day=PER_DAY) if at_once else 0
+            if not n:
+                told += profile.step(minute, {}, judged=judged, per_day=PER_DAY)
+            together += n
+            minute += max(1, n)
+        told += profile.step(at, counts, judged=judged, per_day=PER_DAY)
+        minute = at + 1
+    return told, together
+
+
+def assert_same(one: Profile, two: Profile) -> None:
+    """Equal to rounding; peaks of equal height stand in any order."""
+    assert one.table.ids == two.table.ids
+    for name in COLUMNS:
+        assert two.table.c[name] == pytest.approx(one.table.c[name], rel=1e-9, abs=1e-12), name
+    assert two.table.sums == pytest.approx(one.table.sums, rel=1e-6)
+    assert two.table.minutes == pytest.approx(one.table.minutes, rel=1e-6)
+    for peaks, others in ((one.bursts, two.bursts), (one.silences, two.silences), (one.mixes, two.mixes)):
+        mine, theirs = ([(round(s, 6), m, t) for s, m, t in p.pack()] for p in (peaks, others))
+        assert sorted(mine) == sorted(theirs)
+    assert two.causes == one.causes
+    assert (two.window, two.windows, two.mix_open) == (one.window, one.windows, one.mix_open)
+    assert (two.usual, two.usual_sq) == pytest.approx((one.usual, one.usual_sq), rel=1e-9)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    alike=st.booleans(),
+    steady=st.booleans(),
+    judged=st.sampled_from([True, True, False]),
+)
+def test_empty_minutes_at_once_are_what_they_are_one_by_one(
+    seed: int, *, alike: bool, steady: bool, judged: bool
+) -> None:
+    lines = stream(seed, alike=alike, steady=steady, parts=6)
+    one, two = Profile(), Profile()
+    told, _ = judged_by(one, lines, at_once=False, judged=judged)
+    again, _ = judged_by(two, lines, at_once=True, judged=judged)
+    assert [(s.kind, s.template_id, s.began, s.minute) for s in again] == [
+        (s.kind, s.template_id, s.began, s.minute) for s in told
+    ]
+    assert_same(one, two)
+
+
+def test_a_silence_within_them_is_found_in_its_minute() -> None:
+    """A heartbeat of every minute for half a day; then nothing for an hour."""
+    lines: Lines = [(START + i, {1: 1, 2: 3}) for i in range(720)]
+    lines.append((START + 800, {1: 1}))
+    one, two = Profile(), Profile()
+    told, _ = judged_by(one, lines, at_once=False, judged=True)
+    again, together = judged_by(two, lines, at_once=True, judged=True)
+    assert [s.minute for s in told] == [s.minute for s in again] != []
+    assert together > 60
+    assert_same(one, two)
+
+
+def test_a_season_that_comes_to_be_known_within_them_is_known_from_that_minute_on() -> None:
+    lines: Lines = [(START + i, {1: 2}) for i in range(2850)]
+    lines.append((START + 2909, {1: 1}))
+    one, two = Profile(), Profile()
+    judged_by(one, lines, at_once=False, judged=False)
+    _, together = judged_by(two, lines, at_once=True, judged=False)
+    assert together > 40
+    assert one.table.minutes[0].sum() > 2880
+    assert_same(one, two)
+
+
+# ---- a look that is cut short --------------------------------------------------------------------
+
+
+def frame(lines: Lines) -> pl.DataFrame:
+    rows = [(minute, template_id, n) for minute, counts in lines for template_id, n in counts.items()]
+    schema = {"minute": pl.Int64, "template_id": pl.Int64, "n": pl.Int64}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def pieces(lines: Lines, size: int) -> Iterator[Lines]:
+    for at in range(0, len(lines), size):
+        yield lines[at : at + size]
+
+
+def after(steps: int) -> Callable[[], bool]:
+    """Time is up after so many steps."""
+    counter = itertools.count(1)
+    return lambda: next(counter) < steps
+
+
+def read(rates: Rates, lines: Lines, *, steps: int | None) -> tuple[list[Alarm], Rates, int]:
+    """As a file is read, in pieces: the alarms, the state in the end, and how often a look was gone on with."""
+    told, more = [], 0
+    for at, piece in enumerate([*pieces(lines, 30), []]):
+        now = START + 10_000_000 + 3 * at
+        rates.observe(frame(piece), judged=True)
+        told += rates.close(now, None if steps is None else after(steps))
+        while rates.behind:
+            rates = Rates.unpack(rates.pack())
+            told += rates.close(now + 500, after(steps or 1))
+            more += 1
+    return told, rates, more
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10_000), steps=st.integers(1, 5))
+def test_a_look_that_runs_out_of_time_is_gone_on_with_and_comes_to_the_same(seed: int, steps: int) -> None:
+    lines = stream(seed, alike=False, steady=False, parts=6)
+    told, one, _ = read(Rates(), lines, steps=None)
+    again, two, more = read(Rates(), lines, steps=steps)
+    assert [(a.cause, a.began, a.at) for a in again] == [(a.cause, a.began, a.at) for a in told]
+    assert more > 0
+    assert_same(one._profile, two._profile)
