@@ -1,6 +1,7 @@
 """Real log files cycled with varied parameters: each cycle says the same with other ids, as a system that goes on does."""
 
 import gzip
+import random
 import re
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from pipeline.sources import files, formats
 
 # Ids, sizes, addresses in memory, parts of UUIDs. Shorter numbers stay: the parts of an IP address or a date have bounds.
 _PARAMETER: Final = re.compile(r"[0-9a-f]{4,}")
-CYCLES: Final = 9  # with other digits than those before; zeros stay, so that no number begins with one
+_DIGIT: Final = re.compile("[0-9]")
+_DIGITS: Final = "123456789"  # zeros stay, so that no number begins with one
+_LETTERS: Final = "abcdef"
 
 
 def real_files(data: Path, folder: Path) -> dict[str, Path]:
@@ -33,19 +36,32 @@ def real_files(data: Path, folder: Path) -> dict[str, Path]:
 
 
 def varied(path: Path, cycle: int) -> Iterator[str]:
-    """The lines of a file with other parameters in their messages; headers stay as they are. `cycle` 0: as they were."""
-    digits = str.maketrans("123456789", "123456789"[cycle % 9 :] + "123456789"[: cycle % 9])
+    """The lines of a file with other parameters in their messages; headers stay as they are. `cycle` 0: as they were.
+
+    Each cycle writes every digit, and every hexadecimal letter beside one, as another one.
+    """
+    rng = random.Random(cycle)
+    other = [
+        letters if cycle == 0 else "".join(rng.sample(letters, len(letters)))
+        for letters in (_DIGITS, _LETTERS)
+    ]
+    table = str.maketrans(_DIGITS + _LETTERS, "".join(other))
     arrived = datetime.now(UTC)
     for chunk in files.read(path):
         parsed = formats.parse(chunk.records, chunk.formats, arrived=arrived, zone="UTC")
         for raw, message in pl.DataFrame({"raw": chunk.records["raw"], "m": parsed["message"]}).iter_rows():
             head = raw.removesuffix(message) if message else raw
             said = raw[len(head) :]
-            yield head + _PARAMETER.sub(lambda found: found.group().translate(digits), said)
+            yield head + _PARAMETER.sub(lambda found: _written(found.group(), table), said)
 
 
-def write_cycles(sources: dict[str, Path], folder: Path, lines: int) -> list[Path]:
-    """One file per set, `lines` physical lines in all, as many from each set as its share; whole records."""
+def _written(word: str, table: dict[int, int]) -> str:
+    return word.translate(table) if _DIGIT.search(word) else word
+
+
+def write_cycles(sources: dict[str, Path], folder: Path, lines: int, *, first: int = 1) -> list[Path]:
+    """One file per set, `lines` physical lines in all, as many from each set as its share; whole records. `first`: number
+    of the first cycle."""
     per_cycle = {name: path.read_bytes().count(b"\n") for name, path in sources.items()}
     made: list[Path] = []
     left = lines
@@ -53,18 +69,17 @@ def write_cycles(sources: dict[str, Path], folder: Path, lines: int) -> list[Pat
         others = len(sources) - number - 1
         share = left if not others else lines * per_cycle[name] // sum(per_cycle.values())
         made.append(folder / f"{name}.log")
-        _write(path, made[-1], share)
+        _write(path, made[-1], share, first)
         left -= share
     return made
 
 
-def _write(path: Path, to: Path, lines: int) -> None:
+def _write(path: Path, to: Path, lines: int, cycle: int) -> None:
     with to.open("w", encoding="utf-8", newline="") as out:
-        cycle = 0
         while lines > 0:
-            cycle += 1
             for record in varied(path, cycle):
                 out.write(record + "\n")
                 lines -= record.count("\n") + 1
                 if lines <= 0:
                     break
+            cycle += 1

@@ -35,12 +35,17 @@ LOOK_S: Final = 5.0
 PENDING_MIB: Final = "2"  # some batches: what waits in the end has to be worked off
 WORKLOAD: Final = "flood"
 PEER_LINES: Final = 20_000
+WRITTEN: Final = 500  # lines at once
 PARTS: Final = 10  # of the measured time, for the figures of its course
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 
 def options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"how long (default {MINUTES:g})")
+
+
+def failed(values: dict[str, Any]) -> bool:
+    return bool(values["lost"] or values["doubled"])
 
 
 def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:  # noqa: ARG001 - every benchmark is called alike
@@ -52,13 +57,13 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:  # noqa: AR
     first, last = mean(steady[: PARTS // 3]), mean(steady[-(PARTS // 3) :])
     return {
         "minutes": args.minutes,
-        "lines": course.accepted,
+        "lines": course.fed,
         "lines_per_s": round(median(steady)),
         "course_lines_per_s": [round(rate) for rate in steady],
         "last_third_to_first": round(last / first, 2),
         "rss_mib": [round(course.at(part)) for part in (0.0, 0.25, 0.5, 0.75, 1.0)],
         "redis_mib": [round(course.redis_at(part)) for part in (0.0, 0.25, 0.5, 0.75, 1.0)],
-        "lost": max(0, course.accepted - stored[0]),
+        "lost": course.fed - stored[0],
         "doubled": stored[1],
         "drain3": _peer(),
         "masking_us_per_line": _masking(),
@@ -70,7 +75,7 @@ class _Course:
     """What was seen every few seconds: seconds, lines stored, memory of all processes and of Redis' data in MiB."""
 
     seen: list[tuple[float, int, float, float]] = field(default_factory=list)
-    accepted: int = 0
+    fed: int = 0
 
     def rates(self, parts: int) -> list[float]:
         """Lines a second in equal parts of the time."""
@@ -104,11 +109,10 @@ def _flood(folder: Path, settings: Settings, seconds: float) -> _Course:
         stderr=subprocess.DEVNULL,
         cwd=folder,
     )
-    stop = threading.Event()
+    stop, course = threading.Event(), _Course()
     assert sender.stdin is not None
-    feeder = threading.Thread(target=_feed, args=(sender.stdin, stop), daemon=True)
+    feeder = threading.Thread(target=_feed, args=(sender.stdin, stop, course), daemon=True)
     feeder.start()
-    course = _Course()
     time.sleep(WARM_UP_S)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -119,16 +123,17 @@ def _flood(folder: Path, settings: Settings, seconds: float) -> _Course:
         time.sleep(LOOK_S)
     stop.set()
     feeder.join()
-    sender.wait(600)
-    course.accepted = ledger.totals()[WORKLOAD]["accepted"]
+    if code := sender.wait(600):
+        raise RuntimeError(f"logweir send ended with {code}")
     return course
 
 
-def _feed(pipe: IO[bytes], stop: threading.Event) -> None:
+def _feed(pipe: IO[bytes], stop: threading.Event, course: _Course) -> None:
     source = lines(seed=1)
     with pipe:
         while not stop.is_set():
-            pipe.write("".join(next(source) for _ in range(500)).encode())
+            pipe.write("".join(next(source) for _ in range(WRITTEN)).encode())
+            course.fed += WRITTEN
 
 
 def lines(seed: int) -> Iterator[str]:

@@ -80,7 +80,7 @@ def _workers(data: Path) -> dict[str, Any]:
                 began = time.monotonic()
                 with watched(settings) as seen:
                     command(here, "send", *map(str, made), "--wait", seen=seen)
-                seconds = time.monotonic() - began
+                    seconds = time.monotonic() - began
             found[str(count)] = {
                 "lines_per_s": round(WORKER_LINES / seconds),
                 "rss_mib": round(seen.rss),
@@ -105,10 +105,10 @@ def _templates(data: Path) -> dict[str, Any]:  # noqa: ARG001 - every part is ca
 
 def _tree_of(count: int) -> dict[str, float]:
     settings, rng = Settings(), random.Random(count)
+    made = _patterns(rng, count)
     process = psutil.Process()
     before = process.memory_info().rss
     tree = _empty(settings, count)
-    made = _patterns(rng, count)
     began = time.process_time()
     for line in made:
         tree.learn(line, severe=False, workload="growth")
@@ -168,7 +168,7 @@ def _workloads(data: Path) -> dict[str, Any]:  # noqa: ARG001
             with watched(settings) as seen:
                 _send(settings, count)
                 _settle(settings)
-            seconds = time.monotonic() - began
+                seconds = time.monotonic() - began
             time.sleep(2 * settings.watch_s)
             after: Any = client.info("memory")
             found[str(count)] = {

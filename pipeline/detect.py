@@ -8,7 +8,7 @@ Pure functions over frames; tasks, the command line and the benchmarks all use t
 ever leave this module for a model or the template tree.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -134,7 +134,8 @@ def unknown(work: pl.DataFrame) -> pl.DataFrame:
 def with_evidence(work: pl.DataFrame, evidence: Mapping[int, Evidence]) -> pl.DataFrame:
     """Fill the evidence of the unknown rows, by `pattern_id`; the answered rows are left alone.
 
-    Several batches may stand one below the other in `work`. Raises KeyError for a row that nothing is known of.
+    Several batches may stand one below the other in `work`: a row that the cache answered in one of them alone is filled in
+    all. Raises KeyError for a row that nothing is known of.
     """
     rows = unknown(work).unique("key")
     found = [evidence[pattern_id] for pattern_id in rows["pattern_id"].to_list()]
@@ -143,6 +144,16 @@ def with_evidence(work: pl.DataFrame, evidence: Mapping[int, Evidence]) -> pl.Da
         schema={name: WORK_SCHEMA[name] for name in ("key", *_EVIDENCE)},
     )
     return _complete(work).update(filled, on="key", how="left")
+
+
+def without_evidence(work: pl.DataFrame, keys: Collection[int]) -> pl.DataFrame:
+    """`work` as though the cache had answered these keys at once: whoever was first has counted their words (drift.py)."""
+    if not keys:
+        return work
+    theirs = pl.col("key").is_in(list(keys))
+    return work.with_columns(
+        pl.when(~theirs).then(pl.col(name)).alias(name) for name in _EVIDENCE if name in work.columns
+    )
 
 
 def _complete(work: pl.DataFrame) -> pl.DataFrame:

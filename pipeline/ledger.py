@@ -265,7 +265,10 @@ class Ledger:
             if stage is not Stage.INGEST:  # the others go on with what a worker before them has worked out
                 not_newer(int(entry.get("work_wire") or 0))
         except TooNew as exc:
-            self._release(batch_id, str(answer[1]), reason=str(exc), delay_s=NEWER_PAUSE_S, counted=False)
+            pause = (
+                0.0 if first else NEWER_PAUSE_S
+            )  # who only wanted to take it along does not keep it from others
+            self._release(batch_id, str(answer[1]), reason=str(exc), delay_s=pause, counted=False)
             return "newer"
         except BadPayload as exc:
             # Nobody will ever be able to work on it, so it must not come back for ever.

@@ -100,6 +100,23 @@ def test_the_shipped_masks_run_over_lines_of_ones() -> None:
     assert [step for step in MASKS.passes if not step.all_by_digits] == run
 
 
+@pytest.mark.parametrize(
+    ("pattern", "example", "line", "told"),
+    [
+        (r"(?-u:\b)0x[0-9a-f]+(?-u:\b)", "0x7f", "fault at 0x00c8 cpu 200", "fault at <OWN> cpu <NUM>"),
+        ("slot-[c5][0-9]{3,}", "slot-5123", "slot-c1234 a", "<OWN> a"),
+        ("job [A5]-[0-9]+", "job 5-1", "job A-12 done", "<OWN> done"),
+    ],
+)
+def test_a_mask_that_tells_digits_apart_finds_what_it_finds_beyond_them(
+    pattern: str, example: str, line: str, told: str
+) -> None:
+    number = Mask(name="NUM", pattern="(?-u:\\b)[0-9]+(?-u:\\b)", example="7")
+    masks = MaskSet.of([Mask(name="OWN", pattern=pattern, example=example), number])
+    assert masked(masks, [line] * 400) == [told] * 400
+    assert masks.mask_one(line) == told
+
+
 def test_a_shape_that_spares_digits_is_not_taken_for_a_line_of_ones() -> None:
     assert masked(SPARING, ["a 12", "a 11", "a 99"]) == ["a 12", "a 11", "a 99"]
     assert masked(SPARING, ["a 11"]) == ["a 11"]

@@ -25,7 +25,7 @@ from pipeline.models.threshold import Evidence
 from pipeline.producer import Producer
 from pipeline.routing import QUEUE_CPU, QUEUE_GPU, of_class
 from pipeline.settings import Settings
-from pipeline.tasks import infer, ingest, merging
+from pipeline.tasks import drain, infer, ingest, merging
 from pipeline.tasks import share as share_module
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG, perform
@@ -311,6 +311,37 @@ def test_work_that_cannot_be_read_counts_against_its_own_batch(worker: Worker) -
     assert states(worker, ["b0", "b2"]) == {"drain"}
     assert (worker.ledger.state("b1"), field(worker, "b1", "attempts")) == ("infer", "1")
     assert names
+
+
+def test_an_entry_that_is_damaged_harms_nobody_before_it_in_the_queue(worker: Worker) -> None:
+    names = small(worker, 4)
+    worker.client.hdel(worker.ledger.keys.batch("b3"), "not_before")
+    infer.run(worker, taken(worker, QUEUE_CPU) or "")
+    assert states(worker, names[:3]) == {"drain"}
+    assert worker.ledger.state("b3") == "infer"
+
+
+def test_a_pass_takes_no_more_along_than_its_works_have_room(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "BYTES", 1)
+    names = small(worker, 3)
+    infer.run(worker, taken(worker, QUEUE_CPU) or "")
+    assert [worker.ledger.state(name) for name in names] == ["drain", "infer", "infer"]
+
+
+def test_the_words_of_a_line_are_measured_once_however_many_batches_have_it(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"b{n}" for n in range(5)]
+    for name in names:
+        sent(worker, name, ["alpha beta gamma delta epsilon"])
+    infer.run(worker, taken(worker, QUEUE_CPU) or "")
+    monkeypatch.setattr(worker, "knowledge", lambda _version: None)
+    for name in names:
+        assert perform(worker, Stage.DRAIN, name, drain.step) is None
+    counted = [worker.ledger.work(name)["tokens"].is_not_null().sum() for name in names]
+    assert counted == [1, 0, 0, 0, 0]
 
 
 def test_a_worker_of_the_gpu_takes_along_what_waits_for_the_gpu(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from pipeline.drain.learner import Learner, read_templates
+from pipeline.drain.learner import Learner, pack, read_templates
+from pipeline.drain.templates import Template
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadSetting, LeaseRefused
 from pipeline.gpu.devices import DRAIN
@@ -166,6 +167,34 @@ def test_a_shard_never_widens_what_is_of_another_one(client: "redis.Redis", two:
     assert texts(client, two) == {1: "job one done", IDS + 1: "gamma", IDS + 2: "job <*> done"}
     assert first.learn("job ten done") == [IDS + 2], "and the other way round"
     assert first.learn("job one done") == [1]
+
+
+def test_a_template_that_another_shard_has_made_for_ours_is_ours_to_widen(
+    client: "redis.Redis", settings: Settings
+) -> None:
+    # A batch that was handed to the wrong one: Redis was away when its shard was asked for.
+    two = replace(settings, drain_shards=2, drain_similarity=0.5)
+    first, second = Writer(client, two), Writer(client, two, 1)
+    ours = of(1, 2)
+    (template,) = first.learn("job one ran on alpha", workload=ours)
+    assert second.learn("job two ran on alpha", workload=ours) == [template]
+    assert texts(client, two)[template] == "job <*> ran on alpha"
+    assert first.learn("job one ran on beta") != [template]
+    assert texts(client, two)[template] == "job <*> ran on alpha"
+
+
+def test_an_id_that_was_given_meanwhile_is_given_to_no_other_template(
+    client: "redis.Redis", two: Settings
+) -> None:
+    # A writer of a build that knew no shards counts from the highest id there is.
+    writer = Writer(client, two)
+    (newest,) = writer.learn("alpha beta gamma delta")
+    foreign = Template(template_id=newest + 1, text="zulu yankee xray", severe=False, workload="elsewhere")
+    client.hset(Keys(two.key_prefix).templates, str(newest + 1), pack(foreign))
+    with pytest.raises(LeaseRefused):
+        writer.learn("one two three four five")
+    assert writer.learn("one two three four five") == [newest + 2]
+    assert texts(client, two)[newest + 1] == "zulu yankee xray"
 
 
 def test_twins_of_one_moment_are_one_from_the_next_batch_on(client: "redis.Redis", two: Settings) -> None:

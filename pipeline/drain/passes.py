@@ -120,11 +120,14 @@ def compiled(masks: Sequence[Mask]) -> tuple[Pass, ...]:
 
 
 def _asking(masks: Sequence[Mask], *, keep: bool) -> tuple[str | None, bool]:
-    """`by_digits` of neighbours, and whether that is all that they look for."""
+    """`by_digits` of neighbours, and whether that is all that they look for: each asks about digits, and its wider one
+    matches wherever it does. (`unsure` has less in common with a pattern that reaches beyond digits: `0x[0-9a-f]+`.)"""
     parts = [part for mask in masks for part in ((mask.pattern,) if keep else alternatives(mask.pattern))]
     asking = [widened(part) if keep else unsure(part) for part in parts if keep or not digits_alike(part)]
     known = [f"(?:{part})" for part in asking if part is not None]
-    return ("|".join(known) if len(known) == len(asking) else None), len(asking) == len(parts)
+    return ("|".join(known) if len(known) == len(asking) else None), asking == [
+        widened(part) for part in parts
+    ]
 
 
 def steps_of(passes: Sequence[Pass]) -> tuple[Step, ...]:

@@ -175,6 +175,8 @@ class Templates:
         )
         if change is Change.CREATED:
             self._note(cluster.cluster_id, workload)
+            if not self._own(workload):  # done here all the same: whose it is changes it from now on
+                self._drain.fixed.add(cluster.cluster_id)
         self._exact[(severe, masked)] = cluster.cluster_id
         return int(cluster.cluster_id), change
 

@@ -138,6 +138,9 @@ class _Tail:
     def due(self, pace: Pace) -> Iterator[Chunk]:
         """What has waited long enough."""
         if self._assembly is None:
+            pace.due(
+                unsent=False, settled=True
+            )  # a file that comes next does not begin with the age of one that went
             return
         match pace.due(unsent=self._assembly.unsent, settled=self._assembly.framer.settled):
             case Due.EVERYTHING:

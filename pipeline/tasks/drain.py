@@ -82,7 +82,8 @@ def step(context: Context, claim: Claim) -> Stage | None:
     work = context.ledger.work(claim.batch_id)
     version = work["version"][0]
     knowledge = None if version == WARMING_VERSION else context.knowledge(version)
-    work = detect.answer(work, context.verdicts.lookup(version, detect.unknown(work)["key"].to_list()))
+    known = context.verdicts.lookup(version, detect.unknown(work)["key"].to_list())
+    work = detect.without_evidence(detect.answer(work, known), known)
     rows = detect.unknown(work).to_dicts()
     if rows:
         try:

@@ -7,7 +7,7 @@ time. What is promised of a batch stays as it is:
 * A pass that fails because of a line says nothing of the others: they are given back uncounted, and not taken along
   again by this process. The batch whose turn it was goes on alone, and counts.
 * A worker that is killed or hangs costs each of them one attempt. Alone from then on, only the one at fault fails again.
-* Fresh batches take no backfill along, so they do not wait for it; a pass is full with `FULL` lines or `ALONG` batches.
+* Fresh batches take no backfill along, so they do not wait for it; a pass is full with `FULL` lines, `ALONG` batches or `BYTES`.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,6 +30,9 @@ from pipeline.tasks.step import End, GivenBack, attempt, outside, suspect
 # more of them however many there are; 512 take it 0.07 s. A GPU gets what is encoded at once (models/line.py).
 FULL: Final = {"cpu": 512, "cuda": 2_048}
 ALONG: Final = 64  # batches
+BYTES: Final = (
+    32 << 20
+)  # of their works: what is known of a batch is as long as the batch, however few lines are unknown
 APART_MOST: Final = 10_000  # batches that are remembered as not to be taken along
 
 # The works of some batches of one version, with what is known now filled in, in the same order.
@@ -81,6 +84,7 @@ def _taken(context: Context, claim: Claim, held: Holding) -> Iterator[tuple[Clai
     """The batch and those to take along, until they are a full pass."""
     full = FULL.get(context.place.partition(":")[0], FULL["cpu"])
     lines: set[tuple[str, int]] = set()
+    size = 0
     for taken in chain([claim], _others(context, claim, held)):
         try:
             part = _part(context, taken)
@@ -90,7 +94,8 @@ def _taken(context: Context, claim: Claim, held: Holding) -> Iterator[tuple[Clai
             continue
         yield taken, part
         lines.update((part.version, pattern_id) for pattern_id in unknown)
-        if len(lines) >= full:
+        size += int(part.work.estimated_size())
+        if len(lines) >= full or size >= BYTES:
             return
 
 
@@ -101,7 +106,14 @@ def _others(context: Context, claim: Claim, held: Holding) -> Iterator[Claim]:
         for batch_id in context.submit.next_ids(queue, ALONG, backfill=claim.backfill):
             if HALF in batch_id or batch_id in context.apart:
                 continue
-            other = context.ledger.claim(batch_id, Stage.INFER, context.owner, first=True)
+            try:
+                other = context.ledger.claim(batch_id, Stage.INFER, context.owner, first=True)
+            except RedisUnavailable:
+                raise
+            except Exception as exc:  # noqa: BLE001 - whose turn it is then says so; those in hand must not suffer
+                logger(batch=batch_id).warning("merging.left_alone", why=str(exc))
+                context.apart[batch_id] = None
+                continue
             if isinstance(other, Claim):
                 held.add(other)
                 yield other
