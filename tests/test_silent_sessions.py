@@ -13,6 +13,7 @@ from pipeline import run
 from pipeline.models.sequences import SessionVerdict
 from pipeline.settings import Settings
 from pipeline.watching import watcher as module
+from pipeline.watching.effort import Share
 
 HOUR_S, DAY_S = 3_600, 86_400
 
@@ -229,6 +230,7 @@ def test_what_one_round_has_no_room_to_judge_stays_open_until_the_next(
 ) -> None:
     monkeypatch.setattr(module, "MOST_JUDGED", 10)
     monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(Share, "of", lambda _share, most: most)  # however fast this machine is
     world.stored(*((f"s{i}", at, WORK) for i in range(5) for at in range(4)))
     world.round()
     world.later(70)
@@ -242,6 +244,7 @@ def test_at_the_end_what_one_round_has_no_room_for_is_judged_in_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_JUDGED", 10)
+    monkeypatch.setattr(Share, "of", lambda _share, most: most)
     world.stored(*((f"s{i}", at, WORK) for i in range(5) for at in range(4)))
     told = world.round(end=True)
     assert (told.judged, told.more, world.open(), world.numbers()["events"]) == (2, True, 3, 12)

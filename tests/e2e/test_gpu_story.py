@@ -23,7 +23,7 @@ from pipeline.gpu.pool import Pool
 from pipeline.presence import attached
 from pipeline.settings import Settings
 
-# Two large ones, and a small one that is lost and never waited for.
+# Two large ones, and a small one that is lost for a while.
 A, B, C = "GPU-aaaaaaaa-0000", "GPU-bbbbbbbb-0000", "GPU-cccccccc-0000"
 SLEEP = "import time; time.sleep(600)"
 
@@ -164,6 +164,7 @@ def test_a_gpu_that_falls_off_the_bus_gets_no_new_leases_and_is_told(machine: Ma
     assert "no new leases" in machine.device(C)["state"]
     said = sentence(machine.run("--memory", "4GiB", "--device", C, "--wait", "0s", "--", "true"), 75)
     assert C[:12] in said
+    machine.driver.find(C)  # an agent that another test has started again would never have seen it
 
 
 def test_a_killed_agent_is_started_again_and_leases_go_on(machine: Machine) -> None:

@@ -178,6 +178,11 @@ def test_a_killed_writer_is_replaced_while_the_other_shards_go_on(up: Start) -> 
         what="health misses shard 1",
     )
     assert "drain.1" in str(said), said
-    facts = json.loads(stack.logweir("status", "--json").stdout)
-    assert {s["queue"]: s["served"] for s in facts["drain_shards"]} == {"drain": True, "drain.1": False}
+    until(
+        lambda: (
+            {s["queue"]: s["served"] for s in stack.status()["drain_shards"]}
+            == {"drain": True, "drain.1": False}
+        ),
+        what="status misses it too",
+    )
     assert "nobody serves it" in stack.logweir("status").stdout
