@@ -1,6 +1,5 @@
 """Stage drain in several shards, as processes: their number changes over one data directory, and a writer is killed."""
 
-import json
 import os
 import shutil
 import signal
