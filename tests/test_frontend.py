@@ -419,7 +419,7 @@ def test_the_frontend_bench_answers_every_line(monkeypatch: pytest.MonkeyPatch) 
     )
     values = frontend.compare(text.encode(), MASKS, Settings())
     assert values["lines"] == 600
-    assert set(values) == {"lines", "drain3_lines_per_s", "lines_per_s", "ratio", "us_per_line"}
+    assert set(values) == {"lines", "drain3_lines_per_s", "lines_per_s", "ratio", "cold_ratio", "us_per_line"}
 
 
 def test_grouping_accuracy_counts_whole_groups_alone() -> None:

@@ -150,10 +150,18 @@ def test_a_refused_write_is_not_remembered_near(cache: Verdicts) -> None:
 
 
 def test_a_template_written_twice_is_counted_once(cache: Verdicts) -> None:
-    for blob in (b"t", b"t <*>"):
-        cache.learn("m1", {}, templates=[(1, blob, "shop")])
+    for _ in range(2):  # the answer was lost, so Redis was asked again
+        assert cache.learn("m1", {}, templates=[(1, b"t", "shop")])
+    assert cache.learn("m1", {}, templates=[(1, b"t <*>", "")])
     assert cache.client.hget(cache.keys.template_counts, "shop") == b"1"
     assert cache.client.hget(cache.keys.templates, 1) == b"t <*>"
+
+
+def test_an_id_is_not_given_to_a_second_template(cache: Verdicts) -> None:
+    assert cache.learn("m1", {}, templates=[(1, b"t", "shop")])
+    assert not cache.learn("m1", {1: verdict(1)}, templates=[(1, b"other", "shop")])
+    assert cache.client.hget(cache.keys.templates, 1) == b"t"
+    assert cache.lookup("m1", [1]) == {}
 
 
 def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
