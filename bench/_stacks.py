@@ -1,31 +1,34 @@
 """The processes of a running stack as seen from outside: their memory and processor time; and commands of ours beside it."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
 from bench._load import environment
-from bench._running import memory
-from pipeline.presence import state_file
+from bench._running import cpu_seconds, memory
+from pipeline.keyspace import connect
+from pipeline.ledger import Ledger
+from pipeline.presence import running
 from pipeline.settings import Settings
 
 COMMAND_S: Final = 1_800.0
+SETTLE_S: Final = 300.0
 LOOK_S: Final = 0.5
 
 
 def roots_of(settings: Settings) -> dict[str, psutil.Process]:
     """The processes of the stack of this data directory by name; "supervisor" has all others for children."""
-    state = json.loads(state_file(settings.data_dir).read_text(encoding="utf-8"))
+    state: dict[str, Any] = running(settings.data_dir) or {}
     roots = {name: psutil.Process(pid) for name, pid in state["workers"].items()}
     return roots | {"redis": psutil.Process(state["redis"][0]), "supervisor": psutil.Process(state["pid"])}
 
@@ -49,15 +52,15 @@ def watched(settings: Settings) -> Iterator[Seen]:
     def look() -> None:
         while not done.wait(LOOK_S):
             rss, pss = memory(roots["supervisor"])  # with all its children
-            if (running := seen.sender) is not None and running.poll() is None:
+            if (beside := seen.sender) is not None and beside.poll() is None:
                 with contextlib.suppress(psutil.Error):
-                    process = psutil.Process(running.pid)
-                    sender[running.pid] = _cpu_s(process)
+                    process = psutil.Process(beside.pid)
+                    sender.update(cpu_seconds(process))
                     mine = memory(process)
                     rss, pss = rss + mine[0], pss + mine[1]
             seen.rss, seen.pss = max(seen.rss, rss), max(seen.pss, pss)
 
-    before = {name: _tree_s(process, alone=name == "supervisor") for name, process in roots.items()}
+    before = _spent_s(roots)
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
     try:
@@ -65,19 +68,29 @@ def watched(settings: Settings) -> Iterator[Seen]:
     finally:
         done.set()
         watcher.join()
-        for name, process in roots.items():
-            seen.cpu_s[name] = _tree_s(process, alone=name == "supervisor") - before[name]
+        for name, spent in _spent_s(roots).items():
+            seen.cpu_s[name] = spent - before[name]
         seen.cpu_s["send"] = sum(sender.values())
 
 
-def _tree_s(process: psutil.Process, *, alone: bool) -> float:
-    """Processor seconds of a process and, unless `alone`, of those it started."""
-    return _cpu_s(process) + (0.0 if alone else sum(map(_cpu_s, process.children(recursive=True))))
+def _spent_s(roots: dict[str, psutil.Process]) -> dict[str, float]:
+    """Processor seconds by role, with those of what it started; the supervisor's are its own."""
+    return {
+        name: cpu_seconds(process).get(process.pid, 0.0)
+        if name == "supervisor"
+        else sum(cpu_seconds(process).values())
+        for name, process in roots.items()
+    }
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+def settled(settings: Settings) -> None:
+    """Until nothing waits, for a model neither. Raises RuntimeError when that takes too long."""
+    ledger = Ledger(connect(settings), settings)
+    until = time.monotonic() + SETTLE_S
+    while any(ledger.pending()):
+        if time.monotonic() > until:
+            raise RuntimeError(f"batches wait that nobody works on: {ledger.counts()}")
+        time.sleep(0.2)
 
 
 def command(

@@ -20,12 +20,10 @@ from bench import _flame
 from bench._drain3 import miner
 from bench._load import stack
 from bench._running import scratch
-from bench._stacks import Seen, command, watched
+from bench._stacks import Seen, command, settled, watched
 from bench._varied import real_files, write_cycles
 from pipeline.drain.digest import cleaned
 from pipeline.drain.masking import MaskSet
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
 from pipeline.settings import Settings
 from pipeline.sources import files, formats
 
@@ -33,7 +31,6 @@ LINES: Final = 2_000_000
 ROUNDS: Final = 5
 LEARN: Final = 1_000  # of a file, for Drain3 to learn the common templates before the sample is timed
 SAMPLE: Final = 20_000  # records that Drain3 gets a round
-SETTLE_S: Final = 300.0
 # Of each role: the last argument of its processes, and the frame from which on its work is drawn.
 FLAMES: Final = {
     "send": ("--wait", "pipeline/send.main"),
@@ -80,7 +77,9 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         with stack(folder, **extra) as settings:
             world.command("send", *map(str, sources.values()), "--wait")
             world.command("train")
-            _settled(settings)
+            settled(
+                settings
+            )  # what was stored before there was a model is judged, too: it would be done in the first round
             rounds = [_round(world, settings, n) for n in range(args.rounds)]
         for role, (pattern, root) in FLAMES.items() if args.flames else ():
             _flame.draw(folder / "samples", pattern, root, args.flames / f"{role}.svg")
@@ -110,16 +109,6 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def failed(values: dict[str, Any]) -> bool:
     return bool(values["lost"] or values["doubled"])
-
-
-def _settled(settings: Settings) -> None:
-    """Until what was stored before there was a model has been judged too: it would be done in the first round."""
-    ledger = Ledger(connect(settings), settings)
-    until = time.monotonic() + SETTLE_S
-    while any(ledger.pending()):
-        if time.monotonic() > until:
-            raise RuntimeError(f"batches wait that nobody works on: {ledger.counts()}")
-        time.sleep(0.5)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,14 +18,13 @@ import psutil
 
 from bench._load import known, stack, train
 from bench._running import scratch
-from bench._stacks import command, watched
+from bench._stacks import command, settled, watched
 from bench._varied import real_files, write_cycles
 from pipeline import findings, results
 from pipeline.batches import Full
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.templates import Template, Templates
 from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
 from pipeline.producer import Producer
 from pipeline.query import Query
 from pipeline.records import RESULT_SCHEMA
@@ -82,7 +81,7 @@ def _workers(data: Path) -> dict[str, Any]:
             with stack(here, LOGWEIR_INGEST_PROCESSES=str(count)) as settings:
                 command(here, "send", *map(str, sources.values()), "--wait")
                 command(here, "train")
-                _settle(settings)
+                settled(settings)
                 began = time.monotonic()
                 with watched(settings) as seen:
                     command(here, "send", *map(str, made), "--wait", seen=seen)
@@ -93,12 +92,6 @@ def _workers(data: Path) -> dict[str, Any]:
                 "cpu_us_per_line": round(sum(seen.cpu_s.values()) / WORKER_LINES * 1e6, 1),
             }
     return found
-
-
-def _settle(settings: Settings) -> None:
-    ledger = Ledger(connect(settings), settings)
-    while any(ledger.pending()):
-        time.sleep(0.2)
 
 
 # ---- templates -----------------------------------------------------------------------------------
@@ -165,13 +158,13 @@ def _workloads(data: Path) -> dict[str, Any]:  # noqa: ARG001
     for count in WORKLOADS:
         with scratch() as folder, stack(folder) as settings:
             train(folder)
-            _settle(settings)
+            settled(settings)
             client = connect(settings)
             before: Any = client.info("memory")
             began = time.monotonic()
             with watched(settings) as seen:
                 _send(settings, count)
-                _settle(settings)
+                settled(settings)
                 seconds = time.monotonic() - began
             time.sleep(2 * settings.watch_s)
             after: Any = client.info("memory")

@@ -11,6 +11,7 @@ import polars as pl
 from pipeline.errors import BadPayload
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
+from pipeline.sources.pace import Due, Pace
 
 MAX_RECORDS: Final = 5000
 MAX_BYTES: Final = 1024 * 1024
@@ -128,6 +129,14 @@ class Assembly:
             yield from self.flush(position)
         else:
             yield from self._rest(position, unsent=True)
+
+    def due(self, pace: Pace, position: int) -> Iterator[Chunk]:
+        """What has waited long enough by this pace."""
+        match pace.due(unsent=self.unsent, settled=self.framer.settled):
+            case Due.EVERYTHING:
+                yield from self.flush(position)
+            case Due.FINISHED:
+                yield from self.release(position)
 
     def finish(self, position: int) -> Iterator[Chunk]:
         """Everything: the source has ended, a last line without newline is a line.

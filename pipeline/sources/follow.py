@@ -18,7 +18,7 @@ from pipeline.sources.files import (
     open_file,
     resume_at,
 )
-from pipeline.sources.pace import Due, Pace
+from pipeline.sources.pace import Pace
 
 _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 
@@ -138,15 +138,10 @@ class _Tail:
     def due(self, pace: Pace) -> Iterator[Chunk]:
         """What has waited long enough."""
         if self._assembly is None:
-            pace.due(
-                unsent=False, settled=True
-            )  # a file that comes next does not begin with the age of one that went
+            # A file that comes next does not begin with the age of one that went.
+            pace.due(unsent=False, settled=True)
             return
-        match pace.due(unsent=self._assembly.unsent, settled=self._assembly.framer.settled):
-            case Due.EVERYTHING:
-                yield from self._assembly.flush(self._at)
-            case Due.FINISHED:
-                yield from self._assembly.release(self._at)
+        yield from self._assembly.due(pace, self._at)
 
     def flush(self) -> Iterator[Chunk]:
         if self._assembly is not None:

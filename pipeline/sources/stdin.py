@@ -10,7 +10,7 @@ from typing import BinaryIO, Final
 from pipeline.errors import BadInput
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import STREAM
-from pipeline.sources.pace import MOST_S, Due, Pace
+from pipeline.sources.pace import MOST_S, Pace
 
 _BLOCK_BYTES: Final = 256 * 1024
 _AHEAD_BYTES: Final = 8 * _BLOCK_BYTES  # the writer waits when we are slower
@@ -47,7 +47,7 @@ def read_stream(
                     yield chunk
                     pace.handed_over()
                 pace.came(half_line=not block.endswith(b"\n"))
-            for chunk in _due(assembly, pace, position):
+            for chunk in assembly.due(pace, position):
                 yield chunk
                 pace.handed_over()
             if 0 < len(block) < _SMALL_BYTES:
@@ -59,14 +59,6 @@ def read_stream(
         raise BadInput(
             f"{name} broke after {position} bytes: {ahead.failure.strerror}; what came before was delivered"
         )
-
-
-def _due(assembly: Assembly, pace: Pace, position: int) -> Iterator[Chunk]:
-    match pace.due(unsent=assembly.unsent, settled=assembly.framer.settled):
-        case Due.EVERYTHING:
-            yield from assembly.flush(position)
-        case Due.FINISHED:
-            yield from assembly.release(position)
 
 
 class _Ahead:
