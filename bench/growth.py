@@ -35,12 +35,7 @@ from pipeline.sinks.parquet import ParquetSink
 PARTS: Final = ("workers", "templates", "workloads", "stored")
 WORKERS: Final = (1, 2, 4)
 WORKER_LINES: Final = 400_000
-TEMPLATES: Final = (
-    10,
-    100,
-    1_000,
-    10_000,
-)  # ten times as many of one length take more than half an hour to put there
+TEMPLATES: Final = (10, 100, 1_000, 10_000, 100_000)
 ASKED: Final = 2_000
 MOST_S: Final = 5.0
 WORKLOADS: Final = (1, 10, 100, 1_000)

@@ -1,12 +1,19 @@
 """The template tree: ids that never change, one tree per severity, a limit per workload."""
 
-from collections.abc import Iterable
+import dataclasses
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
+from drain3.drain import Drain, LogCluster, Node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.drain.templates import UNCLASSIFIED, Change, Template, Templates
+from pipeline.drain.tree import WILDCARD, Tree
 from pipeline.settings import Settings
 
 words = st.sampled_from(["open", "close", "user", "<NUM>", "<IP>", "x1", "failed", "to", "disk"])
@@ -152,3 +159,103 @@ def test_a_restored_tree_gives_every_line_the_id_it_had() -> None:
     for text in lines:
         for severe in (False, True):
             assert put(second, text, severe=severe) == put(first, text, severe=severe)
+
+
+class Plain(Drain):  # type: ignore[misc] # drain3 publishes no types
+    """The tree that every search goes all through: drain3's own, but for the likeness of ours."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, param_str=WILDCARD)
+        self.fixed: set[int] = set()
+
+    def rewrite(self, cluster: LogCluster, tokens: tuple[str, ...]) -> None:
+        cluster.log_template_tokens = tokens
+
+    def fast_match(
+        self, cluster_ids: Iterable[int], tokens: Sequence[str], sim_th: float, include_params: bool
+    ) -> LogCluster | None:
+        assert not include_params
+        words = len(tokens) - 1
+        found = []
+        for cluster_id in cluster_ids:
+            cluster = self.id_to_cluster[cluster_id]
+            own = cluster.log_template_tokens[1:]
+            wild = own.count(WILDCARD)
+            equal = sum(a == b != WILDCARD for a, b in zip(own, tokens[1:], strict=True))
+            if equal >= math.ceil(sim_th * words) and (cluster_id not in self.fixed or equal + wild == words):
+                found.append((equal, wild, -cluster_id, cluster))
+        return max(found)[-1] if found else None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_search_of_many_templates_finds_what_going_through_all_of_them_finds(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr("pipeline.drain.tree._FEW", rng.choice([0, 3, 32]))
+    monkeypatch.setattr("pipeline.drain.tree._CELLS", rng.choice([1, 100, 1 << 20]))
+    similarity, depth = rng.choice([(0.4, 4), (0.7, 4), (0.7, 6), (1.0, 4)])
+    first_words = rng.choice([2, 150, 400])  # more than 200 go into one leaf
+    words = rng.choice([3, 20, 400])
+
+    def text() -> str:
+        chosen = [_word(rng.randrange(words)) for _ in range(rng.choice([2, 7, 8]))]
+        return " ".join([_word(rng.randrange(first_words)), *chosen, WILDCARD][: 8 + seed % 2])
+
+    def grown(make: Callable[..., Any]) -> Templates:
+        with monkeypatch.context() as patched:
+            patched.setattr("pipeline.drain.templates.Tree", make)
+            return Templates(
+                similarity=similarity, depth=depth, per_workload=10_000, own=lambda name: name != "far"
+            )
+
+    ours, plain = grown(Tree), grown(Plain)
+    seen: set[int] = set()
+    for turn in range(1_500):
+        line, severe = text(), rng.random() < 0.1
+        workload = rng.choice(["shop", "bank", "far"])
+        answer = ours.place(line, severe=severe, workload=workload)
+        assert answer == plain.place(line, severe=severe, workload=workload)
+        other = text()
+        assert ours.match(other, severe=severe) == plain.match(other, severe=severe)
+        seen.add(answer[0])
+        if turn % 50 == 49:  # a template of another shard is told anew, in other words
+            changed = plain.template(rng.choice(sorted(seen)))
+            told = next(t for t in iter(text, "") if len(t.split()) == len(changed.text.split()))
+            for tree_ in (ours, plain):
+                tree_.restore([dataclasses.replace(changed, text=told)])
+            assert ours.match(told, severe=changed.severe) == plain.match(told, severe=changed.severe)
+    assert [ours.template(i) for i in sorted(seen)] == [plain.template(i) for i in sorted(seen)]
+    assert _shape(ours) == _shape(plain)
+
+
+def _word(number: int) -> str:
+    """Letters for most numbers; a digit stays in some, which drain3 takes for a parameter in front."""
+    return (
+        f"x{number}"
+        if number % 7 == 0
+        else f"{number:03}".translate(str.maketrans("0123456789", "abcdefghij"))
+    )
+
+
+def _shape(templates: Templates) -> dict[str, Any]:
+    def below(node: Node) -> dict[str, Any]:
+        return {"ids": list(node.cluster_ids)} | {k: below(n) for k, n in node.key_to_child_node.items()}
+
+    return below(templates._drain.root_node)
+
+
+def test_ten_thousand_templates_of_one_leaf_are_put_there_and_searched_in_time() -> None:
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefgh", k=9)) for _ in range(5_000)]
+    stored = [
+        Template(template_id=i, text=" ".join(rng.choices(words, k=10)), severe=False, workload="shop")
+        for i in range(1, 20_001)
+    ]
+    templates = tree(per_workload=10, shape=SHAPES[1])
+    began = time.process_time()
+    templates.restore(stored)
+    found = [templates.match(template.text, severe=False) for template in stored[:2_000]]
+    spent = time.process_time() - began
+    assert found == [template.template_id for template in stored[:2_000]]
+    assert spent < 5, "one by one these searches take 16 s, and as long again to put them there"

@@ -16,7 +16,8 @@ from pipeline import results
 from pipeline.commands.common import err, standard_input
 from pipeline.drain.learner import read_templates, unpack
 from pipeline.drain.masking import MaskSet
-from pipeline.drain.templates import UNCLASSIFIED, WILDCARD, Template
+from pipeline.drain.templates import UNCLASSIFIED, Template
+from pipeline.drain.tree import WILDCARD
 from pipeline.drain.verdicts import WARMING_VERSION, Verdicts
 from pipeline.errors import BadBundle, BadInput, BadPayload, SourceUnavailable, TooNew
 from pipeline.keyspace import Keys, answering

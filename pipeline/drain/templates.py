@@ -9,17 +9,16 @@ Where several shards learn, the tree of each holds the templates of all. It make
 shard is taken for a line that it covers as it stands.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
-from drain3.drain import Drain, LogCluster
+from drain3.drain import LogCluster
 
+from pipeline.drain.tree import Tree
 from pipeline.shards import ids_of
 
-WILDCARD: Final = "<*>"
 UNCLASSIFIED: Final = 0  # the template id of lines past their workload's limit; real ids begin at 1
 _EXACT_LIMIT: Final = 200_000
 _SEVERE: Final = "severe"
@@ -44,45 +43,6 @@ class Template:
     workload: str  # the workload that created it
 
 
-class _Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
-    """Drain3 without the marker in its measure of likeness: only the words of the lines count.
-
-    A candidate is dropped at the word that makes it too unlike; drain3 compares every word of every candidate,
-    which is slow where many templates share their first words.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.fixed: set[int] = set()  # clusters that are not ours to widen
-
-    def fast_match(
-        self, cluster_ids: Sequence[int], tokens: Sequence[str], sim_th: float, include_params: bool
-    ) -> LogCluster | None:
-        words = len(tokens) - 1  # the marker is equal wherever two lines are compared
-        allowed = words - math.ceil(sim_th * words)
-        best: LogCluster | None = None
-        fewest, most_wild, lowest = allowed + 1, -1, 0
-        for cluster_id in cluster_ids:
-            cluster = self.id_to_cluster[cluster_id]
-            misses = wild = 0
-            step = (
-                words + 1 if cluster_id in self.fixed else 1
-            )  # a cluster that is fixed fits as it is or not at all
-            for own, other in zip(cluster.log_template_tokens, tokens, strict=True):
-                if own == WILDCARD:
-                    wild += 1
-                    misses += not include_params
-                elif own != other:
-                    misses += step
-                if misses > allowed:
-                    break
-            # As drain3: the most alike, of equals the one with more wildcards. Then the lowest id: twins of two shards
-            # lie in every tree, each in the order in which it came to know them.
-            if misses <= allowed and (misses, -wild, cluster_id) < (fewest, -most_wild, lowest):
-                best, fewest, most_wild, lowest = cluster, misses, wild, cluster_id
-        return best
-
-
 class Templates:
     """What one shard learns, beside what it knows of the others. Not thread-safe: there is one writer.
 
@@ -101,11 +61,10 @@ class Templates:
         self.per_workload = per_workload
         self._ids = ids
         self._own = own
-        self._drain = _Tree(
+        self._drain = Tree(
             sim_th=similarity,
             depth=depth + 1,  # the marker takes a level of its own
             max_children=200,
-            param_str=WILDCARD,
             parametrize_numeric_tokens=True,
         )
         self._drain.clusters_counter = ids.start - 1
@@ -136,7 +95,7 @@ class Templates:
         tokens = self._tokens(template.text, severe=template.severe)
         known = self._drain.id_to_cluster.get(template.template_id)
         if known is not None:
-            known.log_template_tokens = tokens
+            self._drain.rewrite(known, tokens)
             return
         cluster = LogCluster(tokens, template.template_id)
         self._drain.id_to_cluster[template.template_id] = cluster
@@ -199,7 +158,7 @@ class Templates:
         wider = tuple(self._drain.create_template(tokens, cluster.log_template_tokens))
         if wider == tuple(cluster.log_template_tokens):
             return cluster, Change.NONE
-        cluster.log_template_tokens = wider
+        self._drain.rewrite(cluster, wider)
         return cluster, Change.CHANGED
 
     def template(self, template_id: int) -> Template:
