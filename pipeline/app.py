@@ -80,7 +80,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         # A message is acknowledged when its step is over; a lost worker's message comes back.
         "task_acks_late": True,
         "task_reject_on_worker_lost": False,  # the ledger sends it again; requeueing here would loop on poison
-        "worker_prefetch_multiplier": 1,
+        "worker_prefetch_multiplier": settings.prefetch,
         # The default exchange only: restoring a message then needs no binding keys.
         "task_queues": [
             Queue(name, exchange, routing_key=name) for name in all_queues(settings.drain_shards)

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline import __version__
 from pipeline.commands import gpu_flags
 from pipeline.errors import BadInput, LogweirError
+from pipeline.settings import Settings, limit_polars
 
 EXAMPLES = """examples:
   logweir run /var/log/syslog                        what matters in this file?
@@ -257,6 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
             signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
         args = parser().parse_args(argv)
+        if args.command == "send":
+            limit_polars(Settings().polars_threads)
         module = importlib.import_module(f"pipeline.commands.{args.command}")
         code = int(module.main(args))
         sys.stdout.flush()  # here, where a closed pipe is expected

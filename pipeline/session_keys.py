@@ -71,6 +71,9 @@ KINDS: Final = (
     ),
     Kind(name="uuid", hint="-[0-9a-fA-F]{4}-[1-7][0-9a-fA-F]{3}-[89abAB]", pattern=f"({_UUID})"),
 )
+_FIRST: Final = (
+    2  # kinds that nearly every line holds in the logs that know them: they are asked for one by one
+)
 _HINTS: Final = "|".join(kind.hint for kind in KINDS)
 
 
@@ -86,32 +89,42 @@ def extract(frame: pl.DataFrame, kinds: Sequence[Kind] = ()) -> pl.Series:
     """
     columns = [pl.col(name) for name in ("raw", "message") if name in frame.columns]
     text = frame.select(pl.coalesce(columns).alias("text"))["text"]
-    open_rows = text.is_not_null()
     keys = pl.Series("session", [None], dtype=pl.String).new_from_index(0, len(text))
+    rows = text.is_not_null().arg_true()  # without a key so far
     for kind in kinds:
-        keys, open_rows = _taken(text, keys, open_rows, kind)
-    open_rows &= text.str.contains(_HINTS).fill_null(value=False)
-    for kind in KINDS:
-        if not open_rows.any():
-            break
-        keys, open_rows = _taken(text, keys, open_rows, kind)
-    return keys.rename("session")
+        keys, rows = _taken(text, keys, rows, kind)
+    rows = rows.filter(text.gather(rows).str.contains(_HINTS))
+    for kind in KINDS[:_FIRST]:
+        keys, rows = _taken(text, keys, rows, kind)
+    if rows.is_empty():
+        return keys
+    # One query for all hints: most logs hold none of these, or one.
+    asked = text.gather(rows).to_frame()
+    rest = KINDS[_FIRST:]
+    near = asked.select(
+        pl.col("text").str.contains(kind.hint).any().alias(str(place)) for place, kind in enumerate(rest)
+    )
+    for kind, any_near in zip(rest, near.row(0), strict=True):
+        if any_near:
+            keys, rows = _taken(text, keys, rows, kind)
+    return keys
 
 
-def _taken(text: pl.Series, keys: pl.Series, open_rows: pl.Series, kind: Kind) -> tuple[pl.Series, pl.Series]:
-    """`keys` with those of this kind in the open rows, and which rows are open still."""
-    rows = open_rows.arg_true()
-    asked = text.gather(rows)
+def _taken(text: pl.Series, keys: pl.Series, rows: pl.Series, kind: Kind) -> tuple[pl.Series, pl.Series]:
+    """`keys` with those of this kind in these rows, and which rows have none still."""
+    asked, near = text.gather(rows), rows
     if kind.hint:
-        near = asked.str.contains(kind.hint)
-        rows, asked = rows.filter(near), asked.filter(near)
+        hinted = asked.str.contains(kind.hint)
+        asked, near = asked.filter(hinted), rows.filter(hinted)
+    if near.is_empty():
+        return keys, rows
     found = asked.str.extract(kind.pattern, 1)
     # An id of zeros or dashes stands for none.
     hit = found.is_not_null() & ~found.str.contains(r"^[0.-]*$").fill_null(value=False)
     if not hit.any():
-        return keys, open_rows
-    rows = rows.filter(hit)
-    return keys.scatter(rows, found.filter(hit).str.head(MAX_KEY)), open_rows.scatter(rows, False)
+        return keys, rows
+    keys = keys.scatter(near.filter(hit), found.filter(hit).str.head(MAX_KEY))
+    return keys, rows.filter(keys.gather(rows).is_null())
 
 
 def _checked(pattern: str) -> Kind:

@@ -73,6 +73,12 @@ class Settings:
 
     batch_records: int = _about("records in one batch at most", 5_000, least=1, most=100_000)
     batch_kib: int = _about("size of one batch at most, before compression", 1_024, least=64, most=65_536)
+    prefetch: int = _about(
+        "messages a worker has at hand beside the one it works on; with more, fresh lines wait behind backfill",
+        1,
+        least=1,
+        most=64,
+    )
     max_pending_mib: int = _about(
         "payloads waiting in Redis before accept says full", 256, least=1, most=1_048_576
     )
@@ -151,6 +157,12 @@ class Settings:
     store_processes: int = _about("store workers of the embedded stack", 1, least=1, most=64)
     torch_threads: int = _about(
         "torch threads of a scoring process; infer_processes is what uses more cores", 1, least=1, most=1_024
+    )
+    polars_threads: int = _about(
+        "Polars threads of a worker that moves batches; ingest_processes is what uses more cores, 0 leaves Polars' own number",
+        1,
+        least=0,
+        most=1_024,
     )
     train_seconds: float = _about("time the fit of a model may take", 20.0, least=1, most=86_400)
     train_max_patterns: int = _about(
@@ -485,6 +497,16 @@ def inherited(*names: str, environ: Mapping[str, str] | None = None) -> dict[str
     """Variables of other programs, as far as they are set: not ours, but what we start gets them too."""
     env = os.environ if environ is None else environ
     return {name: env[name] for name in names if name in env}
+
+
+def limit_polars(threads: int) -> None:
+    """Polars takes so many threads in this process and its children, 0: as many as it likes. What the environment says
+    goes first. Without effect once Polars is imported.
+
+    Handing a batch of some thousand lines to a second thread costs more than that thread does (docs/performance.md).
+    """
+    if threads:
+        os.environ.setdefault("POLARS_MAX_THREADS", str(threads))
 
 
 def see_only(device: str) -> None:

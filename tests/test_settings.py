@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -264,3 +266,23 @@ def test_every_setting_is_described() -> None:
     rows = describe()
     assert {name for name, _, _ in rows} == {f.name for f in fields(Settings)}
     assert all(about for _, _, about in rows)
+
+
+@pytest.mark.parametrize(
+    ("limit", "before", "threads"), [(1, None, 1), (3, None, 3), (1, "2", 2), (0, "2", 2)]
+)
+def test_polars_takes_the_threads_it_may_have_unless_its_own_variable_says_more(
+    limit: int, before: str | None, threads: int
+) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "POLARS_MAX_THREADS"}
+    if before is not None:
+        env["POLARS_MAX_THREADS"] = before
+    code = f"from pipeline.settings import limit_polars; limit_polars({limit}); import polars; print(polars.thread_pool_size())"
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert int(said.stdout) == threads
+
+
+@pytest.mark.parametrize("module", ["pipeline.cli", "pipeline.workers.cpu", "pipeline.workers.gpu"])
+def test_polars_is_not_imported_before_its_threads_are_told(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('polars' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -296,7 +296,6 @@ class World:
             "PYTHONPATH": f"{POISON}{os.pathsep}{ROOT}",  # the workers run in the data directory
             VISIBILITY: str(VISIBILITY_S),
             "OMP_NUM_THREADS": "1",
-            "POLARS_MAX_THREADS": "2",
         }
 
 

@@ -5,13 +5,16 @@ With `cpu` everything is as on a GPU but the arithmetic: for benchmarks and test
 
 import sys
 
-from pipeline.settings import Settings
-from pipeline.workers.bootstrap import serve
+from pipeline.settings import Settings, limit_polars
 
 
 def main(argv: list[str]) -> int:
     name, *device = argv
-    return serve("infer-gpu", Settings.load(), name=name, device=device[0] if device else None)
+    settings = Settings.load()
+    limit_polars(settings.polars_threads)
+    from pipeline.workers.bootstrap import serve
+
+    return serve("infer-gpu", settings, name=name, device=device[0] if device else None)
 
 
 if __name__ == "__main__":
