@@ -71,8 +71,8 @@ class Settings:
     time_zone: str = _about("IANA zone of header times that carry no offset", "UTC")
     masks: tuple[Path, ...] = _about("more mask files, applied before the shipped ones", ())
 
-    batch_records: int = _about("records in one batch at most", 5_000, least=1, most=100_000)
-    batch_kib: int = _about("size of one batch at most, before compression", 1_024, least=64, most=65_536)
+    batch_records: int = _about("records in one batch at most", 20_000, least=1, most=100_000)
+    batch_kib: int = _about("size of one batch at most, before compression", 4_096, least=64, most=65_536)
     prefetch: int = _about(
         "messages a worker has at hand beside the one it works on; with more, fresh lines wait behind backfill",
         1,

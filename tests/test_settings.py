@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipeline.errors import BadSetting
 from pipeline.gpu.fairness import tenants
 from pipeline.settings import Settings, describe
+from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS
 from pipeline.values import masked_url
 
 
@@ -286,3 +287,7 @@ def test_polars_takes_the_threads_it_may_have_unless_its_own_variable_says_more(
 def test_polars_is_not_imported_before_its_threads_are_told(module: str) -> None:
     code = f"import sys, {module}; sys.exit('polars' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_source_cuts_batches_as_they_are_shipped() -> None:
+    assert (Settings().batch_records, Settings().batch_kib * 1024) == (MAX_RECORDS, MAX_BYTES)
