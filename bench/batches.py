@@ -1,4 +1,4 @@
-"""How large a batch should be, and how many a worker should have at hand: the way from file to Parquet with several sizes.
+"""How large a batch should be, and how many a worker should hold at once: the way from file to Parquet with several sizes.
 
 One trained model, one data directory; a stack of its own for every choice, all choices in turn several times. Each
 sending has other parameters. Beside the speed stand processor time, memory and how long the first lines of a flood

@@ -32,7 +32,7 @@ from pipeline.settings import Settings
 MINUTES: Final = 10.0
 WARM_UP_S: Final = 30.0  # the model is read, the first batches arrive
 LOOK_S: Final = 5.0
-PENDING_MIB: Final = "2"  # some batches: what waits in the end has to be worked off
+PENDING_MIB: Final = "8"  # some batches: what waits in the end has to be worked off
 WORKLOAD: Final = "flood"
 PEER_LINES: Final = 20_000
 WRITTEN: Final = 500  # lines at once

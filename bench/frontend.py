@@ -1,6 +1,6 @@
 """Raw lines to template ids in one process, ours in columns beside Drain3 line by line with the same masks: lines/s.
 
-The sets are raw files, headers and all; those of 2,000 lines, a tenth of a batch, are cycled with varied parameters.
+The sets are raw files, headers and all; those of 2,000 lines, a fifth of a batch, are cycled with varied parameters.
 Ours is the real path from bytes on: lines cut, records joined, header split (time, level, host, ...), masked, the
 distinct masked lines hashed and looked up in the verdict cache of the process, a template id on every record; batches as
 a file source makes them, on the one thread of a worker (`polars_threads`). Its templates and the format are known, and masking has seen a copy
@@ -68,7 +68,7 @@ class _Verdicts(Verdicts):
 
 def measure(data: Path) -> dict[str, Any]:
     masks, settings = MaskSet.load(), Settings()
-    if pl.thread_pool_size() != settings.polars_threads:
+    if settings.polars_threads and pl.thread_pool_size() != settings.polars_threads:
         return _as_a_worker(data, settings.polars_threads)
     found = {name: compare(text, masks, settings) for name, text in sets(data)}
     ratios = [values["ratio"] for values in found.values()]

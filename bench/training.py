@@ -33,7 +33,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 
 LINES = 1_000_000
-BATCH = 5_000  # batch_records as shipped
+BATCH = 5_000  # batch_records as it was when the figures of docs/benchmarks.md were made
 WORKLOADS = 8
 SPAN = timedelta(days=7)
 _NUMBER = re.compile(r"\d+")

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline import __version__
 from pipeline.commands import gpu_flags
 from pipeline.errors import BadInput, LogweirError
-from pipeline.settings import Settings, limit_polars
+from pipeline.settings import limit_polars
 
 EXAMPLES = """examples:
   logweir run /var/log/syslog                        what matters in this file?
@@ -259,7 +259,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
         args = parser().parse_args(argv)
         if args.command == "send":
-            limit_polars(Settings().polars_threads)
+            from pipeline.commands.common import settings_of
+
+            limit_polars(settings_of(args).polars_threads)
         module = importlib.import_module(f"pipeline.commands.{args.command}")
         code = int(module.main(args))
         sys.stdout.flush()  # here, where a closed pipe is expected

@@ -40,7 +40,7 @@ _NEWEST: Final = 2**63 - 1  # stands for UNCLASSIFIED while the lowest template 
 _SKETCH: Final = (
     4096  # smallest pattern ids kept to estimate their number: standard error 1/sqrt(4096) = 1.6 %
 )
-_PAGE_FILES: Final = 64  # of 5,000 records and at most 1 MiB of text each as shipped
+_PAGE_FILES: Final = 32  # of 10,000 records and at most 2 MiB of text each as shipped
 _PAGE_BYTES: Final = 8 << 20  # on disk, where repetitive logs are a thirtieth of their size
 _REREADS: Final = 3  # of a page whose files were taken back while it was read
 

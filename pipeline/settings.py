@@ -71,10 +71,10 @@ class Settings:
     time_zone: str = _about("IANA zone of header times that carry no offset", "UTC")
     masks: tuple[Path, ...] = _about("more mask files, applied before the shipped ones", ())
 
-    batch_records: int = _about("records in one batch at most", 20_000, least=1, most=100_000)
-    batch_kib: int = _about("size of one batch at most, before compression", 4_096, least=64, most=65_536)
+    batch_records: int = _about("records in one batch at most", 10_000, least=1, most=100_000)
+    batch_kib: int = _about("size of one batch at most, before compression", 2_048, least=64, most=65_536)
     prefetch: int = _about(
-        "messages a worker has at hand beside the one it works on; with more, fresh lines wait behind backfill",
+        "messages a worker holds, the one it works on among them; with more than one, fresh lines wait behind backfill",
         1,
         least=1,
         most=64,
@@ -159,7 +159,7 @@ class Settings:
         "torch threads of a scoring process; infer_processes is what uses more cores", 1, least=1, most=1_024
     )
     polars_threads: int = _about(
-        "Polars threads of a worker that moves batches; ingest_processes is what uses more cores, 0 leaves Polars' own number",
+        "Polars threads of `send` and of each ingest, scoring, drain and store worker; ingest_processes is what uses more cores, 0 leaves Polars' own number",
         1,
         least=0,
         most=1_024,
@@ -505,8 +505,8 @@ def limit_polars(threads: int) -> None:
 
     Handing a batch of some thousand lines to a second thread costs more than that thread does (docs/performance.md).
     """
-    if threads:
-        os.environ.setdefault("POLARS_MAX_THREADS", str(threads))
+    if threads and not os.environ.get("POLARS_MAX_THREADS"):
+        os.environ["POLARS_MAX_THREADS"] = str(threads)
 
 
 def see_only(device: str) -> None:

@@ -270,7 +270,7 @@ def test_every_setting_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "before", "threads"), [(1, None, 1), (3, None, 3), (1, "2", 2), (0, "2", 2)]
+    ("limit", "before", "threads"), [(1, None, 1), (3, None, 3), (3, "", 3), (1, "2", 2), (0, "2", 2)]
 )
 def test_polars_takes_the_threads_it_may_have_unless_its_own_variable_says_more(
     limit: int, before: str | None, threads: int
@@ -291,3 +291,21 @@ def test_polars_is_not_imported_before_its_threads_are_told(module: str) -> None
 
 def test_a_source_cuts_batches_as_they_are_shipped() -> None:
     assert (Settings().batch_records, Settings().batch_kib * 1024) == (MAX_RECORDS, MAX_BYTES)
+
+
+def test_send_takes_the_polars_threads_that_its_settings_say() -> None:
+    code = """
+import sys, types
+from pipeline.cli import main
+
+def send(args):
+    import polars
+    print(polars.thread_pool_size())
+    return 0
+
+sys.modules["pipeline.commands.send"] = types.SimpleNamespace(main=send)
+sys.exit(main(["send", "app.log"]))
+"""
+    env = {k: v for k, v in os.environ.items() if k != "POLARS_MAX_THREADS"} | {"LOGWEIR_POLARS_THREADS": "3"}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert int(said.stdout) == 3

@@ -229,6 +229,13 @@ def test_a_search_of_many_templates_finds_what_going_through_all_of_them_finds(
     assert _shape(ours) == _shape(plain)
 
 
+def test_a_template_keeps_its_number_of_words() -> None:
+    templates = tree()
+    first = put(templates, "a b c")
+    with pytest.raises(ValueError, match="template 1 has 4 words"):
+        templates.restore([dataclasses.replace(first, text="a b c d")])
+
+
 def _word(number: int) -> str:
     """Letters for most numbers; a digit stays in some, which drain3 takes for a parameter in front."""
     return (

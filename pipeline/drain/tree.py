@@ -48,7 +48,11 @@ class Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
         return children.setdefault(token, Node())
 
     def rewrite(self, cluster: LogCluster, tokens: tuple[str, ...]) -> None:
-        """Give a cluster another text of as many words."""
+        """Give a cluster another text. Raises ValueError unless it has as many words: no line would find it."""
+        if len(tokens) != len(cluster.log_template_tokens):
+            raise ValueError(
+                f"template {cluster.cluster_id} has {len(tokens) - 1} words; it had another number"
+            )
         if any(
             new not in (old, WILDCARD) for old, new in zip(cluster.log_template_tokens, tokens, strict=True)
         ):

@@ -13,8 +13,8 @@ from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
 from pipeline.sources.pace import Due, Pace
 
-MAX_RECORDS: Final = 20_000  # as `batch_records` and `batch_kib` are shipped
-MAX_BYTES: Final = 4096 * 1024
+MAX_RECORDS: Final = 10_000  # as `batch_records` and `batch_kib` are shipped
+MAX_BYTES: Final = 2048 * 1024
 _VERSION: Final = 1
 
 

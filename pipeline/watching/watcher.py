@@ -36,7 +36,7 @@ from pipeline.watching.sessions import GRACE_S, Part, Session, gathered, names_o
 from pipeline.watching.state import LANES, LOST, Changes, State, View, unpack_entry
 from pipeline.watching.verdicts import events_of, holds_unfinished, named_in, of_alarm, of_session
 
-MOST_OBSERVATIONS: Final = 16  # of one round: 80,000 lines, of which each session is read and written once
+MOST_OBSERVATIONS: Final = 16  # of one round: 160,000 lines, of which each session is read and written once
 # The most, of which a round takes the share that the rounds before could do in their time (effort.py). Of events each may be of a session of
 # its own, and Redis stands still while a round changes them.
 MOST_EVENTS: Final = 40_000

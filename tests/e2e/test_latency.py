@@ -13,12 +13,13 @@ from typing import IO, Any
 import polars as pl
 
 from e2e.harness import Up, environment, until
+from pipeline.settings import Settings
 
 RATE = 200
 SECONDS = 6
 P99_MOST_S = 3.0
-FLOOD = 30_000
-BATCH_RECORDS = 5_000  # the default of the setting
+BATCH_RECORDS = Settings().batch_records
+FLOOD = 6 * BATCH_RECORDS
 
 
 @contextlib.contextmanager
