@@ -8,6 +8,8 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -135,13 +137,16 @@ def go_on(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_drain_lets_nothing_in_waits_for_the_rest_and_can_be_undone(several: Up) -> None:
+def test_a_drain_lets_nothing_in_waits_for_the_rest_and_can_be_undone(several: Up, tmp_path: Path) -> None:
     frozen = freeze_ingest(several)
     done = several.logweir("send", several.write(ordinary(30)), "--workload", "drained")
     assert done.returncode == 0, done.stderr
     said = sentence(several.logweir("drain", "--timeout", "0.5"), code=1)
     assert "1 batch left (ingest 1)" in said and "--now" in said
-    send = several.logweir.start("send", several.write(ordinary(10, start=500)), "--workload", "late")
+    elsewhere = replace(
+        several.logweir, cwd=tmp_path
+    )  # its output must not be written over that of the stack
+    send = elsewhere.start("send", several.write(ordinary(10, start=500)), "--workload", "late")
     go_on(frozen)
     drained = json.loads(several.logweir("drain", "--json").stdout)
     assert drained["drained"] and several.totals("drained")["stored"] == 30
