@@ -53,9 +53,14 @@ SIZES: Final = (
     (20_000, 4_096),
     (50_000, 8_192),
 )
-CHOICES: Final = (
-    *(_Choice(records, kib, SHIPPED.prefetch) for records, kib in SIZES),
-    *(_Choice(SHIPPED.records, SHIPPED.kib, prefetch) for prefetch in (2, 4)),
+CHOICES: Final = tuple(
+    dict.fromkeys(
+        (
+            SHIPPED,
+            *(_Choice(records, kib, SHIPPED.prefetch) for records, kib in SIZES),
+            *(_Choice(SHIPPED.records, SHIPPED.kib, prefetch) for prefetch in (2, 4)),
+        )
+    )
 )
 
 

@@ -77,9 +77,8 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         with stack(folder, **extra) as settings:
             world.command("send", *map(str, sources.values()), "--wait")
             world.command("train")
-            settled(
-                settings
-            )  # what was stored before there was a model is judged, too: it would be done in the first round
+            # What was stored before there was a model is judged, too: it would be done in the first round.
+            settled(settings)
             rounds = [_round(world, settings, n) for n in range(args.rounds)]
         for role, (pattern, root) in FLAMES.items() if args.flames else ():
             _flame.draw(folder / "samples", pattern, root, args.flames / f"{role}.svg")

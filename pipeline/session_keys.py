@@ -71,9 +71,8 @@ KINDS: Final = (
     ),
     Kind(name="uuid", hint="-[0-9a-fA-F]{4}-[1-7][0-9a-fA-F]{3}-[89abAB]", pattern=f"({_UUID})"),
 )
-_FIRST: Final = (
-    2  # kinds that nearly every line holds in the logs that know them: they are asked for one by one
-)
+# Kinds that nearly every line holds in the logs that know them: they are asked for one by one.
+_FIRST: Final = 2
 _HINTS: Final = "|".join(kind.hint for kind in KINDS)
 
 

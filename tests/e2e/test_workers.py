@@ -143,9 +143,8 @@ def test_a_drain_lets_nothing_in_waits_for_the_rest_and_can_be_undone(several: U
     assert done.returncode == 0, done.stderr
     said = sentence(several.logweir("drain", "--timeout", "0.5"), code=1)
     assert "1 batch left (ingest 1)" in said and "--now" in said
-    elsewhere = replace(
-        several.logweir, cwd=tmp_path
-    )  # its output must not be written over that of the stack
+    # Its output must not be written over that of the stack.
+    elsewhere = replace(several.logweir, cwd=tmp_path)
     send = elsewhere.start("send", several.write(ordinary(10, start=500)), "--workload", "late")
     go_on(frozen)
     drained = json.loads(several.logweir("drain", "--json").stdout)
