@@ -189,6 +189,21 @@ class Up:
 
         return until(found, within_s=40, what=f"the worker {name} is there")
 
+    @contextlib.contextmanager
+    def frozen(self, *names: str) -> Iterator[None]:
+        """These workers and what they started stand still meanwhile. The same processes go on afterwards: a worker that
+        stood still for long is in no list any more, so it cannot be asked for then."""
+        processes = [psutil.Process(self.pid(name)) for name in names]
+        processes += [child for worker in processes for child in worker.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):  # it was killed for its silence
+                    process.resume()
+
     def status(self) -> dict[str, Any]:
         done = self.logweir("status", "--json")
         assert done.returncode == 0, done.stderr

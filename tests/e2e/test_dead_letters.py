@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import textwrap
 import time
 from collections.abc import Iterator
@@ -101,17 +100,13 @@ def test_a_bad_line_ends_alone_as_a_dead_letter_with_its_reason_and_the_others_a
 
 
 def test_a_damaged_payload_is_dead_with_its_reason_and_is_stored_after_repair_and_retry(fragile: Up) -> None:
-    worker = fragile.pid("ingest-1")
-    os.kill(worker, signal.SIGSTOP)
-    try:
+    with fragile.frozen("ingest-1"):
         done = fragile.logweir("send", fragile.write(ordinary(30)), "--workload", "damaged", "--json")
         assert done.returncode == 0, done.stderr
         with fragile.client() as client:
             key = f"{{logweir}}:payload:{batch_of(fragile, 'damaged')}"
             good = client.get(key)
             client.set(key, os.urandom(500))
-    finally:
-        os.kill(worker, signal.SIGCONT)
     t = fragile.settled("damaged")
     assert (t["accepted"], t.get("stored", 0), t["dead"]) == (30, 0, 30)
     (letter,) = of(fragile, "damaged")
@@ -128,12 +123,11 @@ def test_a_damaged_payload_is_dead_with_its_reason_and_is_stored_after_repair_an
 def test_a_batch_that_kills_its_worker_three_times_is_split_and_stored_when_the_killing_ends(
     fragile: Up,
 ) -> None:
-    os.kill(fragile.pid("ingest-1"), signal.SIGSTOP)
-    done = fragile.logweir("send", fragile.write(ordinary(8)), "--workload", "killer", "--json")
-    assert done.returncode == 0, done.stderr
-    for _ in range(3):  # a claim, and then silence: what a worker leaves that dies at work
-        _claim(fragile, batch_of(fragile, "killer"))
-    os.kill(fragile.pid("ingest-1"), signal.SIGCONT)
+    with fragile.frozen("ingest-1"):
+        done = fragile.logweir("send", fragile.write(ordinary(8)), "--workload", "killer", "--json")
+        assert done.returncode == 0, done.stderr
+        for _ in range(3):  # a claim, and then silence: what a worker leaves that dies at work
+            _claim(fragile, batch_of(fragile, "killer"))
     t = fragile.settled("killer")
     assert (t["stored"], t.get("dead", 0)) == (8, 0)
     assert fragile.rows("killer")["line"].to_list() == list(range(1, 9))
@@ -162,9 +156,7 @@ def _claimed(answer: object) -> object:
 
 
 def test_repeated_messages_store_once_and_lost_messages_come_back(fragile: Up) -> None:
-    worker = fragile.pid("ingest-1")
-    os.kill(worker, signal.SIGSTOP)
-    try:
+    with fragile.frozen("ingest-1"):
         done = fragile.logweir("send", fragile.write(ordinary(20)), "--workload", "again", "--json")
         assert done.returncode == 0, done.stderr
         settings = _settings(fragile)
@@ -173,22 +165,17 @@ def test_repeated_messages_store_once_and_lost_messages_come_back(fragile: Up) -
             batch_id = batch_of(fragile, "again")
             for _ in range(20):
                 assert submit.wake(Stage.INGEST, batch_id)
-    finally:
-        os.kill(worker, signal.SIGCONT)
     fragile.settled("again")
     until(lambda: not _queued(fragile, "ingest"), what="the repeated messages are gone")
     t = fragile.totals("again")
     assert (t["stored"], t["commits"]) == (20, 1)
     assert fragile.rows("again")["record_id"].n_unique() == fragile.rows("again").height == 20
 
-    os.kill(worker, signal.SIGSTOP)
-    try:
+    with fragile.frozen("ingest-1"):
         done = fragile.logweir("send", fragile.write(ordinary(20)), "--workload", "lost", "--json")
         assert done.returncode == 0, done.stderr
         with fragile.client() as client:
             client.delete("logweir:ingest")
-    finally:
-        os.kill(worker, signal.SIGCONT)
     assert fragile.settled("lost")["stored"] == 20
 
 

@@ -94,16 +94,12 @@ def test_a_task_is_shown_by_workload_lines_and_id_and_never_by_a_line(watched: U
 
 
 def test_a_failed_task_tells_its_reason(watched: Up) -> None:
-    worker = watched.pid("ingest-1")
-    os.kill(worker, signal.SIGSTOP)
-    try:
+    with watched.frozen("ingest-1"):
         done = watched.logweir("send", watched.write(ordinary(30)), "--workload", "damaged", "--json")
         assert done.returncode == 0, done.stderr
         with watched.client() as client:
             (key,) = list(client.scan_iter(match="{logweir}:payload:*"))
             client.set(key, os.urandom(500))
-    finally:
-        os.kill(worker, signal.SIGCONT)
     watched.settled("damaged")
 
     def failed() -> list[dict[str, Any]]:

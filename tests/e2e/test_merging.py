@@ -1,11 +1,7 @@
 """A flood of small batches with unknown lines on a real stack: few passes of the model, and every line scored once."""
 
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 
-import psutil
 import pytest
 
 from e2e.harness import Up, novel, ordinary, running, until
@@ -34,20 +30,6 @@ def counted(up: Up) -> tuple[int, int]:
     return int(float(lines or 0)), int(float(passes or 0))
 
 
-@contextmanager
-def stopped(up: Up) -> Iterator[None]:
-    """The scoring workers do nothing meanwhile, so that batches pile up before them."""
-    found = [psutil.Process(up.pid(name)) for name in SCORERS]
-    found += [child for worker in found for child in worker.children(recursive=True)]
-    for process in found:
-        os.kill(process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in found:
-            os.kill(process.pid, signal.SIGCONT)
-
-
 def test_small_batches_are_scored_in_few_passes_and_each_of_their_lines_once(flooded: Up) -> None:
     up = flooded
     known = up.rows("base")["pattern_id"].n_unique()
@@ -55,7 +37,7 @@ def test_small_batches_are_scored_in_few_passes_and_each_of_their_lines_once(flo
     lines_before, passes_before = counted(up)
     # Every line stands in four batches.
     lines = novel(BATCHES * EACH // 4, "flood") * 4
-    with stopped(up):
+    with up.frozen(*SCORERS):
         sent = up.logweir("send", up.write(lines), "--workload", "flood", "--json")
         assert sent.returncode == 0, sent.stderr
 

@@ -124,29 +124,15 @@ def test_health_says_of_every_worker_whether_it_is_well(several: Up) -> None:
     assert "'nobody'" in said and "store" in said
 
 
-def freeze_ingest(up: Up) -> list[int]:
-    """Nothing gets past the first stage until they go on."""
-    pids = [up.pid(name) for name in ("ingest-1", "ingest-2")]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    return pids
-
-
-def go_on(pids: list[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
-
-
 def test_a_drain_lets_nothing_in_waits_for_the_rest_and_can_be_undone(several: Up, tmp_path: Path) -> None:
-    frozen = freeze_ingest(several)
-    done = several.logweir("send", several.write(ordinary(30)), "--workload", "drained")
-    assert done.returncode == 0, done.stderr
-    said = sentence(several.logweir("drain", "--timeout", "0.5"), code=1)
-    assert "1 batch left (ingest 1)" in said and "--now" in said
-    # Its output must not be written over that of the stack.
-    elsewhere = replace(several.logweir, cwd=tmp_path)
-    send = elsewhere.start("send", several.write(ordinary(10, start=500)), "--workload", "late")
-    go_on(frozen)
+    with several.frozen("ingest-1", "ingest-2"):
+        done = several.logweir("send", several.write(ordinary(30)), "--workload", "drained")
+        assert done.returncode == 0, done.stderr
+        said = sentence(several.logweir("drain", "--timeout", "0.5"), code=1)
+        assert "1 batch left (ingest 1)" in said and "--now" in said
+        # Its output must not be written over that of the stack.
+        elsewhere = replace(several.logweir, cwd=tmp_path)
+        send = elsewhere.start("send", several.write(ordinary(10, start=500)), "--workload", "late")
     drained = json.loads(several.logweir("drain", "--json").stdout)
     assert drained["drained"] and several.totals("drained")["stored"] == 30
     assert send.poll() is None and not several.totals("late"), "who sends waits"
@@ -158,16 +144,15 @@ def test_a_drain_lets_nothing_in_waits_for_the_rest_and_can_be_undone(several: U
 def test_ctrl_c_during_a_drain_opens_the_door_again_and_stop_ends_the_stack_when_all_is_stored(
     own: Up,
 ) -> None:
-    frozen = freeze_ingest(own)
-    assert own.logweir("send", own.write(ordinary(20)), "--workload", "last").returncode == 0
-    drain = own.logweir.start("drain")
-    with own.client() as client:
-        until(lambda: client.exists("{logweir}:closed"), what="the door is closed")
-        drain.send_signal(signal.SIGINT)
-        assert drain.wait(60) == 130
-        assert not client.exists("{logweir}:closed")
-    assert "taken in again" in (own.folder / "err").read_text()
-    go_on(frozen)
+    with own.frozen("ingest-1", "ingest-2"):
+        assert own.logweir("send", own.write(ordinary(20)), "--workload", "last").returncode == 0
+        drain = own.logweir.start("drain")
+        with own.client() as client:
+            until(lambda: client.exists("{logweir}:closed"), what="the door is closed")
+            drain.send_signal(signal.SIGINT)
+            assert drain.wait(60) == 130
+            assert not client.exists("{logweir}:closed")
+        assert "taken in again" in (own.folder / "err").read_text()
     assert json.loads(own.logweir("stop", "--json").stdout)["stopped"]
     own.process.wait(10)
     assert "no logweir stack runs" in sentence(own.logweir("stop"))
