@@ -109,6 +109,10 @@ class Keys:
     def __call__(self, *parts: str) -> str:
         return ":".join(("{" + self.prefix + "}", *parts))
 
+    def kombu(self, name: str) -> str:
+        """What Kombu keeps: a queue's messages, or who has which in hand. No braces, unlike what is our own (app.py)."""
+        return f"{self.prefix}:{name}"
+
     def batch(self, batch_id: str) -> str:
         return self("batch", batch_id)
 

@@ -18,7 +18,7 @@ import redis
 import structlog
 from command_line import Verb, command_line
 from opensearch_node import Node, Secure, forget
-from polling import wait_until
+from polling import Clock, wait_until
 
 from pipeline.keyspace import connect
 from pipeline.ledger import Ledger
@@ -213,3 +213,9 @@ def search_settings(opensearch: str) -> Iterator[Settings]:
     )
     yield own
     forget(own)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that the test moves."""
+    return Clock()

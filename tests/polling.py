@@ -1,4 +1,4 @@
-"""Waiting for a state in tests."""
+"""Time in tests: waiting for a state, and a clock that stands still."""
 
 import time
 from collections.abc import Callable
@@ -12,3 +12,13 @@ def wait_until(done: Callable[[], bool], *, timeout_s: float, poll_s: float = 0.
             return False
         time.sleep(poll_s)
     return True
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 from fake_nvml_driver import DRIVER_NOT_LOADED, UNKNOWN, Driver, Gpu
-from polling import wait_until
+from polling import Clock, wait_until
 
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.agent import Agent
@@ -45,16 +45,6 @@ class Recorder:
     def sweep(self) -> object:
         self.sweeps += 1
         return None
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from polling import wait_until
+from polling import Clock, wait_until
+from worker_process import begun
 
 from pipeline.app import make_app
 from pipeline.batches import Stage
@@ -61,16 +62,7 @@ class Worker:
         self.log = folder / f"{role}.log"
         self.slow = folder / "slow"
         self.presence = Presence(connect(settings), settings)
-        env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("LOGWEIR_")},
-            **settings.to_environ(),
-            "PYTHONPATH": str(folder),
-            "SLOW_FILE": str(self.slow),
-        }
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.workers.cpu", role, role], env=env, stdout=out, stderr=out
-            )
+        self.process = begun(settings, role, self.log, PYTHONPATH=str(folder), SLOW_FILE=str(self.slow))
 
     def ready(self) -> bool:
         return any(w.pid == self.process.pid for w in self.presence.live())
@@ -112,19 +104,6 @@ def send(settings: Settings, batch_id: str, *lines: str) -> None:
 
 
 # ---- deciding ----------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def looks(liveness: Liveness, clock: Clock, times: int) -> list[float]:

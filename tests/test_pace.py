@@ -1,23 +1,11 @@
 """How long lines wait for others before they are sent, by a clock that moves only when told."""
 
 import pytest
+from polling import Clock
 
 from pipeline.sources.pace import LEAST_S, MOST_S, POLL_S, QUIET_S, Due, Pace, delay_s
 
 STEP_S = 0.01
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

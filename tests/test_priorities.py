@@ -1,11 +1,7 @@
 """Fresh batches come before backfill: which class a batch is of, and what real workers take first."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +11,7 @@ import polars as pl
 import pytest
 import redis
 from polling import wait_until
+from worker_process import working
 
 from pipeline import cli, detect
 from pipeline.app import make_app
@@ -232,28 +229,9 @@ def test_backfill_goes_to_the_cpu_while_the_gpu_worker_is_of_a_build_without_cla
 # What workers do
 
 
-@contextmanager
-def working(settings: Settings, role: str, tmp_path: Path) -> Iterator[Path]:
-    """A real worker process of this role; the file that holds its log."""
-    env = {
-        **os.environ,
-        "REDIS_URL": str(settings.redis_url),
-        "LOGWEIR_KEY_PREFIX": settings.key_prefix,
-        "LOGWEIR_DATA_DIR": str(settings.data_dir),
-        "LOGWEIR_LOG_LEVEL": "info",
-        "LOGWEIR_OVERDUE_MS": "600000",
-        "LOGWEIR_SUPERVISOR_PID": str(os.getpid()),
-    }
-    log = tmp_path / f"{role}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.workers.cpu", role, role], env=env, stdout=out, stderr=out
-        )
-        try:
-            yield log
-        finally:
-            process.terminate()
-            process.wait(20)
+def patient(context: Context) -> Settings:
+    """No batch is overdue meanwhile, so that each is taken as it was sent."""
+    return replace(context.settings, overdue_ms=600_000)
 
 
 def told(log: Path, event: str) -> list[dict[str, Any]]:
@@ -283,7 +261,7 @@ def test_a_worker_takes_every_fresh_batch_before_any_backfill(
             assert isinstance(claim, Claim)
             context.ledger.advance(claim, Stage.INFER, work)
             context.submit.wake(Stage.INFER, name, backfill=backfill)
-    with working(context.settings, role, tmp_path) as log:
+    with working(patient(context), role, tmp_path) as log:
         assert wait_until(lambda: len(told(log, "batch.step")) >= len(names), timeout_s=40), log.read_text()
         order = [said["batch"] for said in told(log, "batch.step")]
     assert order == [*names[5:], *names[:5]], "each class in the order it came, fresh ones first"
@@ -302,7 +280,7 @@ def test_a_sweep_comes_before_the_batches_that_wait_to_be_stored(context: Contex
             context.submit.wake(Stage.STORE, name)
     ledger.client.zadd(ledger.keys.due, {"lost": 1})
     context.app.send_task(periodic.NAME, queue="periodic")
-    with working(context.settings, "store", tmp_path) as log:
+    with working(patient(context), "store", tmp_path) as log:
         # A step is told a moment after its batch has left the ledger.
         assert wait_until(lambda: len(told(log, "batch.step")) >= 6, timeout_s=40), log.read_text()
         events = [

@@ -1,11 +1,7 @@
 """Batches of stage drain find the queue of their shard, whatever the number of shards becomes; operators see each queue."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +12,7 @@ from polling import wait_until
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from test_shards import of, texts
+from worker_process import working
 
 from pipeline.app import make_app
 from pipeline.batches import Accepted, Stage
@@ -134,22 +131,6 @@ def test_what_lies_in_the_queue_of_a_shard_that_is_gone_is_sent_to_the_one_it_ha
     now = of_shard("drain", shard_of(workload, 2))
     assert lying(fewer) == {now: 1} | ({"drain.2": 1} if served else {})
     assert fewer.submit.waiting_ids(Stage.DRAIN) == {"b"}
-
-
-@contextmanager
-def working(settings: Settings, role: str, folder: Path) -> Iterator[Path]:
-    """A real worker process, as compose starts it; its log."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LOGWEIR_")} | settings.to_environ()
-    log = folder / f"{role}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.workers.cpu", role, role], env=env, stdout=out, stderr=out
-        )
-    try:
-        yield log
-    finally:
-        process.kill()
-        process.wait(10)
 
 
 def test_what_waited_for_the_one_writer_is_handed_to_the_shards_that_there_are_now(

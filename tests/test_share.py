@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from polling import wait_until
+from polling import Clock, wait_until
 from pool_devices import put_devices
 
 from pipeline.app import make_app
@@ -56,14 +56,6 @@ class Place:
         self.ended += 1
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def small(settings: Settings) -> Settings:
     return replace(settings, gpu_infer_mib=2_000, lease_ttl_ms=2_000)
@@ -84,11 +76,6 @@ def _own_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def place() -> Place:
     return Place()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -264,8 +264,8 @@ class Drain:
             return False
         alone = [name for name in wanted if name not in queues] if stage is Stage.DRAIN else []
         with answering():
-            prefix = self.ledger.settings.key_prefix
-            return not any(self.ledger.client.llen(f"{prefix}:{n}") for name in alone for n in both(name))
+            key = self.ledger.keys.kombu
+            return not any(self.ledger.client.llen(key(n)) for name in alone for n in both(name))
 
     def kept(self) -> dict[str, int]:
         """What stays: batches that wait for a model, dead letters."""

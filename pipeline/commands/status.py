@@ -74,13 +74,15 @@ def _shards(console: Console, shards: Sequence[Mapping[str, Any]]) -> None:
 def _drain_shards(client: Any, settings: Settings, workers: Sequence[Any]) -> list[dict[str, Any]]:
     """Every shard's queue, what lies in it, and whether a worker that lives takes from it."""
     from pipeline.batches import Stage
+    from pipeline.keyspace import Keys
     from pipeline.routing import both, stage_queues
 
+    keys = Keys(settings.key_prefix)
     served = {queue for worker in workers for queue in worker.queues}
     return [
         {
             "queue": queue,
-            "messages": sum(int(client.llen(f"{settings.key_prefix}:{name}")) for name in both(queue)),
+            "messages": sum(int(client.llen(keys.kombu(name))) for name in both(queue)),
             "served": queue in served,
         }
         for queue in stage_queues(Stage.DRAIN, settings.drain_shards)

@@ -57,7 +57,6 @@ class Submit:
         self.pool = Pool(client, settings)
         self.scoring = scoring_need(settings)
         self.presence = Presence(client, settings)
-        self.key_prefix = settings.key_prefix
         self.shards = settings.drain_shards
 
     def wake(
@@ -128,10 +127,10 @@ class Submit:
         queue that somebody still serves, by settings from before, is left to that worker.
         """
         names = former_queues(self.shards)
-        if not names or not self.client.exists(*(f"{self.key_prefix}:{name}" for name in names)):
+        if not names or not self.client.exists(*map(self.keys.kombu, names)):
             return 0
         served = {queue for worker in self.presence.live() for queue in worker.queues}
-        gone = [f"{self.key_prefix}:{name}" for name in names if name not in served]
+        gone = [self.keys.kombu(name) for name in names if name not in served]
         return int(self.client.unlink(*gone)) if gone else 0
 
     def _workload(self, stage: Stage, batch_id: str) -> str:
@@ -151,13 +150,13 @@ class Submit:
         # Kombu pushes on the left and pops on the right.
         with answering():
             raw: list[Any] = self.client.lrange(
-                f"{self.key_prefix}:{of_class(queue, backfill=backfill)}", -limit, -1
+                self.keys.kombu(of_class(queue, backfill=backfill)), -limit, -1
             )
         return list(dict.fromkeys(_ids_of(reversed(raw))))
 
     def training_waits(self) -> bool:
         """True when a message lies in the queue of trainings; whoever takes it works on all that wait."""
-        return bool(self.client.llen(f"{self.key_prefix}:{QUEUE_TRAIN}"))
+        return bool(self.client.llen(self.keys.kombu(QUEUE_TRAIN)))
 
     def gpu(self, stage: Stage = Stage.INFER, *, backfill: bool = False) -> GpuView:
         """A snapshot of the GPU side; asks Redis only for the stage that needs it."""
@@ -170,7 +169,7 @@ class Submit:
 
     def _waiting(self, queue: str) -> set[str] | None:
         # One answer: between two a message could move from what is read later to what was read before.
-        raw: list[Any] = self.client.lrange(f"{self.key_prefix}:{queue}", 0, LOOK_AT_MOST)
+        raw: list[Any] = self.client.lrange(self.keys.kombu(queue), 0, LOOK_AT_MOST)
         return None if len(raw) > LOOK_AT_MOST else batches_of(raw)
 
     def _send(self, task: str, queue: str, args: list[str], headers: dict[str, str], shown: str) -> bool:

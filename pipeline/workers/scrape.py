@@ -181,7 +181,7 @@ class Scrape:
 
     def _ask_first(self) -> dict[str, Any]:
         """By name; a question that Redis does not answer (a right is missing) is answered with nothing."""
-        k, prefix = self.keys, self.settings.key_prefix
+        k = self.keys
         pipe = self.client.pipeline(transaction=False)
         names: list[str] = []
 
@@ -209,9 +209,9 @@ class Scrape:
         ask("unseen", "LLEN", k.watching("observations"))
         ask("open_sessions", "HLEN", k.watching("sessions"))
         ask("nodes", "HLEN", k.gpu("nodes"))
-        ask("unacked", "HLEN", f"{prefix}:unacked")
+        ask("unacked", "HLEN", k.kombu("unacked"))
         for queue in all_queues(self.settings.drain_shards):
-            ask(f"queue:{queue}", "LLEN", f"{prefix}:{queue}")
+            ask(f"queue:{queue}", "LLEN", k.kombu(queue))
         for role in ROLES:
             ask(f"metrics:{role}", "HGETALL", k.metrics(role))
         for section in ("memory", "persistence"):
