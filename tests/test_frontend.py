@@ -16,11 +16,13 @@ from test_masking import MESSAGES
 from bench import _drain3, frontend, parsing
 from pipeline import detect
 from pipeline.columns import PARALLEL_ROWS, kinds, per_distinct, spread
+from pipeline.drain import masking
 from pipeline.drain.alike import alternatives, digits_alike, widened, with_equal_digits
 from pipeline.drain.digest import cleaned
 from pipeline.drain.masking import MaskSet
 from pipeline.drain.masks import Mask
 from pipeline.drain.memo import MAX_CHARS, Memo
+from pipeline.drain.passes import over_ones
 from pipeline.records import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources import formats
@@ -92,6 +94,23 @@ TELLING = st.sampled_from(
 def test_many_lines_of_few_shapes_are_masked_as_each_alone(kinds: list[str], data: st.DataObject) -> None:
     messages = [other_digits(data.draw, kind) for kind in kinds for _ in range(4)] * 4
     assert masked(MASKS, messages) == [MASKS.mask_one(message) for message in messages]
+
+
+def test_of_a_few_lines_only_those_of_new_shapes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = MaskSet.load()
+    known = ["took 12 ms for 10.0.0.7", "user bob logged in", "user eve logged in"]
+    first = masked(own, known)
+    looked_at: list[str] = []
+
+    def watched(steps: object, lines: pl.Series) -> tuple[pl.Series, pl.Series]:
+        looked_at.extend(lines)
+        return over_ones(steps, lines)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(masking, "over_ones", watched)
+    assert masked(own, ["took 99 ms for 20.3.4.1", *known[1:]]) == first
+    assert not looked_at
+    assert masked(own, ["one more kind", *known])[1:] == first
+    assert looked_at == ["one more kind"]
 
 
 def test_the_shipped_masks_run_over_lines_of_ones() -> None:

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
@@ -104,12 +105,13 @@ def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
     scored words. A record counts as one line however many physical lines it spans, or one long stack trace would
     outweigh everything around it.
     """
-    judged = rows.filter(pl.col("score").is_not_null())
+    judged = rows.filter(pl.col("score").is_not_null()) if rows["score"].null_count() else rows
     if judged.is_empty():
         return {}
-    place = (judged["score"] * BINS).floor().clip(0, BINS - 1).cast(pl.Int64)
+    places = np.clip(np.floor(judged["score"].to_numpy() * BINS), 0, BINS - 1).astype(np.int64)
+    bins = np.bincount(places, minlength=BINS)
     scored = work.filter(pl.col("tokens").is_not_null())
-    texts = scored["masked"].str.replace_all(_MASK, " ")
+    texts = scored["masked"] if scored.is_empty() else scored["masked"].str.replace_all(_MASK, " ")
     counts = {
         "lines": judged.height,
         "novel": int(judged["reasons"].list.contains(Reason.NEW_TEMPLATE.value).sum()),
@@ -117,7 +119,7 @@ def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
         "words": int(texts.str.count_matches(_WORD).sum()),
         "unknown": int(scored["unseen"].list.len().sum()),
     }
-    return counts | {f"bin{i}": int((place == i).sum()) for i in range(BINS)}
+    return counts | {f"bin{i}": int(n) for i, n in enumerate(bins)}
 
 
 def sums(stored: Mapping[str, Any]) -> dict[str, int]:

@@ -165,16 +165,20 @@ class MaskSet:
         return both.with_columns(place.alias("at")).sort("at").drop("at")
 
     def _by_shape(self, messages: pl.Series) -> pl.DataFrame:
-        """`mask` of messages of one line each, of which many differ in nothing but their digits."""
-        if not repeats(with_equal_digits(messages.head(LOOKED_AT)), _FEW_SHAPES):
+        """`mask` of messages of one line each, of which many differ in nothing but their digits from one another, or from
+        those of batches before."""
+        small = messages.len() < _FEW_LINES  # too few to tell whether they repeat what came before
+        if not small and not repeats(with_equal_digits(messages.head(LOOKED_AT)), _FEW_SHAPES):
             return self._masked(messages, self._quickly)
         shapes = with_equal_digits(messages, but_hex=True).alias("shape")
         few, which = kinds(shapes)
-        if few.len() > _FEW_SHAPES * messages.len():
+        if not small and few.len() > _FEW_SHAPES * messages.len():
             return self._masked(messages, self._quickly)
         keys = (_MESSAGE + few).to_list()
         found = self.memo.known(keys)
         fresh = [at for at, known in enumerate(found) if known is None]
+        if not fresh and _BY_DIGITS not in found:
+            return with_ids(pl.DataFrame([pl.Series("masked", found, dtype=pl.String)]))[which]
         lines, relied = over_ones(self.steps, cleaned(few[fresh]))
         by_digits = np.array([known == _BY_DIGITS for known in found])
         by_digits[fresh] = ~relied.to_numpy()

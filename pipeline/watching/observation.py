@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 import msgpack
+import numpy as np
 import polars as pl
 
 from pipeline.batches import Claim
@@ -161,15 +162,17 @@ def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Obs
 
 
 def _rates(rows: pl.DataFrame) -> pl.DataFrame:
-    minute = (pl.col("timestamp").dt.epoch("s") // 60).alias("minute")
-    return (
-        rows.lazy()
-        .filter(pl.col("template_id") != UNCLASSIFIED, pl.col("timestamp").is_not_null())
-        .group_by(minute, "template_id")
-        .agg(pl.len().cast(pl.UInt32).alias("n"))
-        .sort("minute", "template_id")
-        .collect()
-    )
+    """RATES_SCHEMA by minute and template."""
+    counted = rows["timestamp"].is_not_null() & (rows["template_id"] != UNCLASSIFIED)
+    # A query over a batch of few lines costs four times this.
+    minutes = rows["timestamp"].filter(counted).to_physical().to_numpy() // 60_000_000
+    ids = rows["template_id"].filter(counted).to_numpy()
+    order = np.lexsort((ids, minutes))
+    minutes, ids = minutes[order], ids[order]
+    starts = np.flatnonzero(np.diff(minutes, prepend=-1).astype(bool) | np.diff(ids, prepend=-1).astype(bool))
+    counts = np.diff(starts, append=minutes.size)
+    found = {"minute": minutes[starts], "template_id": ids[starts], "n": counts}
+    return pl.DataFrame(found, schema=RATES_SCHEMA)
 
 
 def _events(rows: pl.DataFrame, sessions: pl.Series) -> pl.DataFrame:
@@ -187,6 +190,8 @@ def _events(rows: pl.DataFrame, sessions: pl.Series) -> pl.DataFrame:
 
 
 def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
+    if not rows["anomalous"].any():
+        return pl.DataFrame(schema=ANOMALIES_SCHEMA)
     found = rows.filter(pl.col("anomalous").fill_null(value=False) & pl.col("timestamp").is_not_null())
     if found.is_empty():
         return pl.DataFrame(schema=ANOMALIES_SCHEMA)
