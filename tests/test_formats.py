@@ -4,6 +4,7 @@ import gzip
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import polars as pl
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
 from pipeline.records import LEVELS, RAW_SCHEMA, raw_frame
+from pipeline.sources import formats
 from pipeline.sources.files import read
 from pipeline.sources.formats import NAMES, detect, head_mask, parse
 
@@ -320,6 +322,14 @@ ODD = st.one_of(
         ),
     ),
 )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(ODD, st.sampled_from([e[1] for e in EXAMPLES])), max_size=40))
+def test_formats_asked_for_at_once_are_those_that_are_found_one_by_one(lines: list[str]) -> None:
+    with patch.object(formats, "_at_once", lambda names: tuple((name,) for name in names)):
+        alone = detect(lines)
+    assert detect(lines) == alone
 
 
 @settings(max_examples=25, deadline=None)

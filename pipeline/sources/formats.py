@@ -6,8 +6,11 @@ the arrival time. Formats are tried in the order of their table, specific before
 order of the names given: the order of `detect` only tells which is the most frequent.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import cache
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -29,6 +32,9 @@ _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 
 # Below one line in a hundred a match is more likely an accident of free text than a second format.
 _MIN_SHARE: Final = 0.01
+_AT_ONCE: Final = 10  # text formats
+_TEXTS: Final = frozenset(f.name for f in TEXT_FORMATS)
+_NAMED: Final = re.compile(r"\(\?P<\w+>")
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
 _HEAD: Final = "logweir_head"
 _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
@@ -54,22 +60,47 @@ def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
     total, rest = sample.len(), sample
     claims: list[tuple[int, str]] = []
     inner: tuple[str, ...] = ()
-    for name in names:
-        if rest.is_empty():
-            break
-        mine = _recognised(rest, name)
-        n = int(mine.sum())
-        if n < max(1.0, total * _MIN_SHARE):
+    for group in _at_once(tuple(names)):
+        if len(group) > 1 and not rest.str.contains(_any_of(group)).any():
             continue
-        claims.append((n, name))
-        if name in WRAPPERS:
-            inside = inner_lines(rest.filter(mine), (name,))
-            inner += _detect(
-                inside.filter(inside.str.strip_chars() != ""), (*_PAIRS, *(f.name for f in TEXT_FORMATS))
-            )
-        rest = rest.filter(~mine)
+        for name in group:
+            if rest.is_empty():
+                break
+            mine = _recognised(rest, name)
+            n = int(mine.sum())
+            if n < max(1.0, total * _MIN_SHARE):
+                continue
+            claims.append((n, name))
+            if name in WRAPPERS:
+                inside = inner_lines(rest.filter(mine), (name,))
+                inner += _detect(
+                    inside.filter(inside.str.strip_chars() != ""),
+                    (*_PAIRS, *(f.name for f in TEXT_FORMATS)),
+                )
+            rest = rest.filter(~mine)
     claims.sort(key=lambda claim: -claim[0])
     return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
+
+
+@cache
+def _at_once(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """These formats in their order, in groups of which one question tells whether any line is of one of them.
+
+    Polars keeps the 32 patterns compiled that a thread used last, and compiling one takes ten times as long as asking a
+    hundred lines for it. Asked for one by one, more formats than that would push each other out in every sample.
+    """
+    groups: list[tuple[str, ...]] = []
+    for texts, run in groupby(names, key=_TEXTS.__contains__):
+        some = tuple(run)
+        size = _AT_ONCE if texts else 1
+        groups += (some[at : at + size] for at in range(0, len(some), size))
+    return tuple(groups)
+
+
+@cache
+def _any_of(names: tuple[str, ...]) -> str:
+    """Matches a line that one of these text formats matches."""
+    return "(?s)" + "|".join(f"(?:{_NAMED.sub('(?:', BY_NAME[name].pattern)})" for name in names)
 
 
 def _recognised(raw: pl.Series, name: str) -> pl.Series:
