@@ -24,6 +24,7 @@ _UUID: Final = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 _IS: Final = (
     r"""["']?[ \t]*[=:][ \t]*["']?"""  # between name and value, with the quotes of JSON and of key="value"
 )
+_META: Final = frozenset(r"\.+*?()|[]{}^$")  # what makes a pattern of a text
 _NAMES: Final = "request|req|correlation|transaction|txn|operation|execution|job|session"
 
 
@@ -34,6 +35,10 @@ class Kind:
     name: str
     pattern: str
     hint: str
+
+    def hinted(self, text: pl.Expr) -> pl.Expr:
+        # What is no pattern takes no room among those that Polars keeps compiled (sources/formats.py).
+        return text.str.contains(self.hint, literal=not _META & set(self.hint))
 
 
 KINDS: Final = (
@@ -101,7 +106,7 @@ def extract(frame: pl.DataFrame, kinds: Sequence[Kind] = ()) -> pl.Series:
     asked = text.gather(rows).to_frame()
     rest = KINDS[_FIRST:]
     near = asked.select(
-        pl.col("text").str.contains(kind.hint).any().alias(str(place)) for place, kind in enumerate(rest)
+        kind.hinted(pl.col("text")).any().alias(str(place)) for place, kind in enumerate(rest)
     )
     for kind, any_near in zip(rest, near.row(0), strict=True):
         if any_near:
@@ -113,13 +118,13 @@ def _taken(text: pl.Series, keys: pl.Series, rows: pl.Series, kind: Kind) -> tup
     """`keys` with those of this kind in these rows, and which rows have none still."""
     asked, near = text.gather(rows), rows
     if kind.hint:
-        hinted = asked.str.contains(kind.hint)
+        hinted = asked.to_frame().select(kind.hinted(pl.col(asked.name))).to_series()
         asked, near = asked.filter(hinted), rows.filter(hinted)
     if near.is_empty():
         return keys, rows
     found = asked.str.extract(kind.pattern, 1)
     # An id of zeros or dashes stands for none.
-    hit = found.is_not_null() & ~found.str.contains(r"^[0.-]*$").fill_null(value=False)
+    hit = (found.str.strip_chars("0.-") != "").fill_null(value=False)
     if not hit.any():
         return keys, rows
     keys = keys.scatter(near.filter(hit), found.filter(hit).str.head(MAX_KEY))

@@ -111,15 +111,20 @@ def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
     places = np.clip(np.floor(judged["score"].to_numpy() * BINS), 0, BINS - 1).astype(np.int64)
     bins = np.bincount(places, minlength=BINS)
     scored = work.filter(pl.col("tokens").is_not_null())
-    texts = scored["masked"] if scored.is_empty() else scored["masked"].str.replace_all(_MASK, " ")
     counts = {
         "lines": judged.height,
         "novel": int(judged["reasons"].list.contains(Reason.NEW_TEMPLATE.value).sum()),
         "anomalous": int(judged["anomalous"].sum()),
-        "words": int(texts.str.count_matches(_WORD).sum()),
+        "words": _words(scored["masked"]),
         "unknown": int(scored["unseen"].list.len().sum()),
     }
     return counts | {f"bin{i}": int(n) for i, n in enumerate(bins)}
+
+
+def _words(masked: pl.Series) -> int:
+    if masked.is_empty():
+        return 0
+    return int(masked.str.replace_all(_MASK, " ").str.count_matches(_WORD).sum())
 
 
 def sums(stored: Mapping[str, Any]) -> dict[str, int]:
