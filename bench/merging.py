@@ -208,7 +208,7 @@ class Source:
 def worked(context: Counting) -> Stint:
     """Take messages until none is left."""
     context.passes, context.lines = 0, Counter()
-    queue = f"{context.settings.key_prefix}:{QUEUE_CPU}"
+    queue = context.ledger.keys.kombu(QUEUE_CPU)
     busy, began = time.process_time(), time.perf_counter()
     while (raw := context.client.rpop(queue)) is not None:
         infer.run(context, json.loads(base64.b64decode(json.loads(raw)["body"]))[0][0])  # type: ignore[arg-type]

@@ -312,7 +312,7 @@ def _sweep(settings: Settings) -> float:
     producer.send(["x"], workload="w", batch_id="first", backfill=False)
     keys, client = context.ledger.keys, context.client
     entry: Any = client.hgetall(keys.batch("first"))
-    queue = f"{own.key_prefix}:{QUEUE_INGEST}"
+    queue = keys.kombu(QUEUE_INGEST)
     message: Any = client.lindex(queue, 0)
     pipe = client.pipeline(transaction=False)
     for name in (f"n{n:05}" for n in range(SWEPT)):

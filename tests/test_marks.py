@@ -10,6 +10,7 @@ import msgpack
 import polars as pl
 import pytest
 import redis
+from test_observation import BATCH
 
 from pipeline import detect, mark_store
 from pipeline.app import make_app
@@ -304,11 +305,7 @@ def test_incidents_are_told_of_a_marked_line_as_of_a_warning() -> None:
         ],
         schema=RESULT_SCHEMA,
     )
-    claim = SimpleNamespace(
-        batch_id="b", workload="shop", rescore=False, backfill=False, accepted_ms=0,
-        meta=SimpleNamespace(purpose=Purpose.SCORE, source="a.log"),
-    )  # fmt: skip
-    seen = observe(claim, rows, None)  # type: ignore[arg-type]
+    seen = observe(BATCH, rows, None)  # type: ignore[arg-type]
     assert seen is not None
     severities = dict(seen.anomalies.select("template_id", "severity").iter_rows())
     assert severities == {1: 2, 2: 1, 3: 3}

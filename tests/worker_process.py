@@ -33,5 +33,7 @@ def working(settings: Settings, role: str, folder: Path) -> Iterator[Path]:
         process.terminate()
         try:
             process.wait(20)
-        finally:
+        except subprocess.TimeoutExpired:
             process.kill()
+            process.wait(10)
+            raise

@@ -41,7 +41,8 @@ ENGINE: Final = "1"
 
 # Share of distinct messages of ones up to which these are worked on instead of the messages.
 _FEW_SHAPES: Final = 0.25
-# Fewer lines than these go through all passes as they are: looking what they have in common takes longer.
+# Fewer lines than these are too few to tell whether they repeat what came before. What no shape tells of them goes through
+# all passes as it is: looking what they have in common takes longer.
 _FEW_LINES: Final = 512
 _MAX_ROUNDS: Final = 4  # of 90,000 random glueings of masks' examples none needed more than one
 # Of one batch: where every line is new, looking for what is remembered is in vain, and so is remembering.
@@ -167,13 +168,17 @@ class MaskSet:
     def _by_shape(self, messages: pl.Series) -> pl.DataFrame:
         """`mask` of messages of one line each, of which many differ in nothing but their digits from one another, or from
         those of batches before."""
-        small = messages.len() < _FEW_LINES  # too few to tell whether they repeat what came before
+        small = messages.len() < _FEW_LINES
         if not small and not repeats(with_equal_digits(messages.head(LOOKED_AT)), _FEW_SHAPES):
             return self._masked(messages, self._quickly)
         shapes = with_equal_digits(messages, but_hex=True).alias("shape")
         few, which = kinds(shapes)
         if not small and few.len() > _FEW_SHAPES * messages.len():
             return self._masked(messages, self._quickly)
+        return self._told(messages, few, which)
+
+    def _told(self, messages: pl.Series, few: pl.Series, which: pl.Series) -> pl.DataFrame:
+        """`mask` of messages by their shapes: those of `few`, and which of them each message has."""
         keys = (_MESSAGE + few).to_list()
         found = self.memo.known(keys)
         fresh = [at for at, known in enumerate(found) if known is None]

@@ -190,9 +190,8 @@ def _events(rows: pl.DataFrame, sessions: pl.Series) -> pl.DataFrame:
 
 
 def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
-    if not rows["anomalous"].any():
-        return pl.DataFrame(schema=ANOMALIES_SCHEMA)
-    found = rows.filter(pl.col("anomalous").fill_null(value=False) & pl.col("timestamp").is_not_null())
+    anomalous = pl.col("anomalous").fill_null(value=False) & pl.col("timestamp").is_not_null()
+    found = rows.filter(anomalous) if rows["anomalous"].any() else rows.clear()
     if found.is_empty():
         return pl.DataFrame(schema=ANOMALIES_SCHEMA)
     places = {name: at for at, name in enumerate(LEVELS)}

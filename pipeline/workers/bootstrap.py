@@ -291,7 +291,7 @@ class Heartbeat(threading.Thread):
         self.progress = progress
         self.looker: Looker | None = None
         if progress is not None:
-            keys = [Keys(settings.key_prefix).kombu(queue) for queue in queues]
+            keys = list(map(Keys(settings.key_prefix).kombu, queues))
             # A client of its own: neither waits behind the other.
             liveness = Liveness(connect(settings), progress, keys, stall_s=settings.stall_s)
             self.looker = Looker(liveness) if ends else Looker(liveness, end=lambda: None)
