@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import bench
-from pipeline.observe import set_up
+from pipeline.logs import set_up
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -8,8 +8,8 @@ from drain3 import TemplateMiner
 from drain3.masking import AbstractMaskingInstruction
 from drain3.template_miner_config import TemplateMinerConfig
 
-from pipeline.drain.masking import MaskSet
-from pipeline.drain.passes import HIDDEN, SHOWN
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.masking.passes import HIDDEN, SHOWN
 from pipeline.settings import Settings
 
 # Where the two dialects differ in what our masks use; anything else is written alike in both.

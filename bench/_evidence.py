@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.gpu import pool_wire
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.pool_values import WHOLE, Device, PoolLease, Process, Report
+from pipeline.gpu.leasing import wire as pool_wire
+from pipeline.gpu.values import WHOLE, Device, PoolLease, Process, Report
+from pipeline.redis.leases import Mode
 
 MIB: Final = 16_000
 NODE: Final = "torture"

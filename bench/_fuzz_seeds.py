@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import msgpack
 import polars as pl
 
-from pipeline.batches import Meta
-from pipeline.records import UTC_US, Purpose, Verdict, pack_frame, raw_frame
+from pipeline.ledger.batches import Meta
+from pipeline.records.schema import UTC_US, Purpose, Verdict, pack_frame, raw_frame
 from pipeline.sources.chunks import Cursor
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)

@@ -18,20 +18,20 @@ from kombu.utils import json as kombu_json
 
 from bench import _fuzz_seeds as seeds
 from bench._fuzz_seeds import NOW
-from pipeline.batches import Meta
 from pipeline.drain import learner
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import LogweirError
+from pipeline.ledger.batches import Meta
+from pipeline.messages import filter as guard
 from pipeline.models.bundle import Manifest, weights_header
 from pipeline.opensearch import scan, training
-from pipeline.records import LEVELS, UTC_US, Verdict, unpack_frame
+from pipeline.records.schema import LEVELS, UTC_US, Verdict, unpack_frame
 from pipeline.sources import documents as docs
 from pipeline.sources import formats
 from pipeline.sources.chunks import Cursor
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter, decode
 from pipeline.sources.times import read_times
-from pipeline.workers import guard
 
 ZONES = ("UTC", "Europe/Berlin", "Pacific/Apia", "America/St_Johns")
 TASKS = frozenset(("logweir.ingest", "logweir.sweep"))

@@ -8,13 +8,13 @@ from pathlib import Path
 import polars as pl
 
 from pipeline.detect import Knowledge, judge
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models import bundle
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel
 from pipeline.models.threshold import Evidence, Mode
 from pipeline.models.trainer import fit
-from pipeline.records import Verdict
+from pipeline.records.schema import Verdict
 
 
 def learn_and_score(

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pipeline.batches import Accepted
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.presence import attached
+from pipeline.ledger.batches import Accepted
+from pipeline.ledger.ledger import Ledger
+from pipeline.observe.presence import attached
 from pipeline.producer import Producer
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 
 IN_FLIGHT: Final = 12  # batches: enough that no stage runs dry

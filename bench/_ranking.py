@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.models.comparison import auc
+from pipeline.training.comparison import auc
 
 
 def auroc(scores: Sequence[float], anomalous: Sequence[bool]) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench._rate_streams import Counts, Fault
-from pipeline.models.rate_math import tail
+from pipeline.watching.rates.tail_bounds import tail
 
 BURSTS_PER_DAY: Final = 0.5  # of a workload: half of the alarms a day that are allowed
 _DAY: Final = 1440

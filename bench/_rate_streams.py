@@ -15,12 +15,12 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from pipeline.drain.masking import MaskSet
-from pipeline.drain.masks import shipped
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.masking.masks import shipped
 from pipeline.drain.templates import Templates
-from pipeline.models.rates import Rates
-from pipeline.records import ERROR_LEVELS, raw_frame
+from pipeline.records.schema import ERROR_LEVELS, raw_frame
 from pipeline.sources import formats
+from pipeline.watching.rates.rates import Rates
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from bench import _sequences_data as sets
 from bench._sequences_data import Labelled, Session
-from pipeline.models.sequences import Sequences
+from pipeline.watching.sessions.model import Sequences
 
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

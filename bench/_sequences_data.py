@@ -15,11 +15,11 @@ from typing import Final
 
 import polars as pl
 
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED, Templates
-from pipeline.records import ERROR_LEVELS, raw_frame
-from pipeline.session_keys import extract
+from pipeline.records.schema import ERROR_LEVELS, raw_frame
 from pipeline.sources import formats
+from pipeline.watching.sessions.keys import extract
 
 Session = tuple[int, ...]
 

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from bench._evidence import MIB, Evidence, judge, report
 from pipeline.errors import LeaseRefused, LogweirError, RedisUnavailable
-from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need, PoolLease
-from pipeline.keyspace import connect
+from pipeline.gpu.values import Need, PoolLease
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 BEAT_S: Final = 0.1
@@ -132,7 +132,7 @@ def _try_stale(pool: Pool, evidence: Evidence, lease: PoolLease) -> None:
 
 class _Torturer:
     def __init__(self, folder: Path, plan: Torture) -> None:
-        from pipeline.workers.redis_server import PrivateRedis  # heavy; the tortured do without
+        from pipeline.workers.stack.private_redis import PrivateRedis  # heavy; the tortured do without
 
         self.folder, self.plan = folder, plan
         settings = replace(

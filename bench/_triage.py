@@ -20,7 +20,7 @@ from bench._triage_split import NEW_TEMPLATE, leave_out
 from pipeline.detect import Knowledge
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.threshold import Evidence, Mode
-from pipeline.records import Verdict
+from pipeline.records.schema import Verdict
 
 OURS: Final = "ours"
 BASELINES: Final = ("cache_only", "trigram_novelty", "rarity", "keywords", "nulog")

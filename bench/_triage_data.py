@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.batches import Meta
 from pipeline.detect import prepare
-from pipeline.drain.masking import MaskSet
-from pipeline.records import ERROR_LEVELS, Purpose
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.ledger.batches import Meta
+from pipeline.records.schema import ERROR_LEVELS, Purpose
 from pipeline.sources import files
 from pipeline.sources.framing import Framer
 

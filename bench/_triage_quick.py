@@ -11,7 +11,7 @@ from typing import Any
 
 from bench._triage_data import all_sets
 from bench._triage_run import Plan, run
-from pipeline.observe import set_up
+from pipeline.logs import set_up
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

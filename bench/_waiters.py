@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import redis
 
-from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need
+from pipeline.gpu.values import Need
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 WHOLE = Need(mode=Mode.EXCLUSIVE)

@@ -14,9 +14,9 @@ from bench._baselines import keyword_rule, trigram_novelty
 from bench._learnt import learn_and_score, verdicts
 from bench._triage_data import recorded
 from bench._triage_split import NEW_TEMPLATE, tree_of
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models.threshold import Mode
-from pipeline.records import SAMPLE_SCHEMA, pattern_ids
+from pipeline.records.schema import SAMPLE_SCHEMA, pattern_ids
 
 _KEYS: Final = ["masked", "severe"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from bench._running import scratch, watched_run
-from pipeline.records import of_lines
+from pipeline.records.schema import of_lines
 
 BASELINE_LINES = 4_000
 

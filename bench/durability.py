@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.batches import Accepted
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.records import Batch, Purpose, raw_frame, utc_now
+from pipeline.ledger.batches import Accepted
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.schema import Batch, Purpose, raw_frame, utc_now
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 SECONDS: Final = 3.0
 SENDERS: Final = (1, 8)

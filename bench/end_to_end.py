@@ -22,8 +22,8 @@ from bench._load import stack
 from bench._running import scratch
 from bench._stacks import Seen, command, settled, watched
 from bench._varied import real_files, write_cycles
-from pipeline.drain.digest import cleaned
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.masking.multiline import cleaned
 from pipeline.settings import Settings
 from pipeline.sources import files, formats
 

@@ -24,9 +24,9 @@ from bench._drain3 import miner
 from bench._load import environment, stack, train
 from bench._running import memory, scratch
 from bench._stacks import roots_of
-from pipeline.drain.masking import MaskSet
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.ledger.ledger import Ledger
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 
 MINUTES: Final = 10.0

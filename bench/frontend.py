@@ -32,13 +32,13 @@ from drain3 import TemplateMiner
 from bench._drain3 import miner
 from bench._varied import varied
 from pipeline import detect
-from pipeline.batches import Meta
-from pipeline.drain.digest import cleaned
-from pipeline.drain.masking import MaskSet
-from pipeline.drain.memo import Memo
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.masking.memo import Memo
+from pipeline.drain.masking.multiline import cleaned
 from pipeline.drain.templates import UNCLASSIFIED, Templates
 from pipeline.drain.verdicts import Verdicts
-from pipeline.records import Purpose, Verdict
+from pipeline.ledger.batches import Meta
+from pipeline.records.schema import Purpose, Verdict
 from pipeline.settings import Settings
 from pipeline.sources import formats
 from pipeline.sources.chunks import Assembly, Chunk, Cursor

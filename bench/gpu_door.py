@@ -20,12 +20,12 @@ import polars as pl
 
 from bench._load import Fed, environment, feed, stack, train
 from bench._running import scratch
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.leases import Mode
+from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Device, Need, Report
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
+from pipeline.gpu.values import Device, Need, Report
+from pipeline.ledger.ledger import Ledger
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 TIMES: Final = 100

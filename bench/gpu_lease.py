@@ -17,10 +17,10 @@ from bench import _evidence, _torture
 from bench._running import scratch
 from bench._waiters import USE_S, WHOLE
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need
-from pipeline.keyspace import connect
+from pipeline.gpu.values import Need
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 CYCLES: Final = 5_000
 LEASES: Final = 500

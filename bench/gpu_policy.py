@@ -12,10 +12,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.gpu.fitting import Rooms
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.policy import plan
-from pipeline.gpu.pool_values import (
+from pipeline.gpu.policy.packing import Rooms
+from pipeline.gpu.policy.policy import plan
+from pipeline.gpu.policy.workloads import compare, machines
+from pipeline.gpu.values import (
     WHOLE,
     Backfill,
     Device,
@@ -28,7 +28,7 @@ from pipeline.gpu.pool_values import (
     State,
     Tenant,
 )
-from pipeline.gpu.simulate import compare, machines
+from pipeline.redis.leases import Mode
 
 TENANTS = 100
 MEMORY_MIB = 81_920

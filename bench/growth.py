@@ -20,17 +20,18 @@ from bench._load import known, stack, train
 from bench._running import scratch
 from bench._stacks import command, settled, watched
 from bench._varied import real_files, write_cycles
-from pipeline import findings, results
-from pipeline.batches import Full
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template, Templates
-from pipeline.keyspace import connect
+from pipeline.ledger.batches import Full
 from pipeline.producer import Producer
-from pipeline.query import Query
-from pipeline.records import RESULT_SCHEMA
-from pipeline.sampling import Sampler, read_parquet
+from pipeline.records.query import Query
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.redis.keys import connect
+from pipeline.report import findings
 from pipeline.settings import Settings
+from pipeline.sinks import results
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.training.sampling import Sampler, read_parquet
 
 PARTS: Final = ("workers", "templates", "workloads", "stored")
 WORKERS: Final = (1, 2, 4)

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 from drain3.masking import LogMasker, MaskingInstruction
 
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 
 # examples/drain3.ini of Drain3 0.9.11
 DRAIN3 = (

@@ -25,19 +25,19 @@ import polars as pl
 from bench._running import scratch
 from bench.scoring import messages, sample
 from pipeline import detect
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Claim, Stage
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.ledger.batches import Accepted, Claim, Stage
+from pipeline.logs import set_up
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import QUEUE_CPU
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.threshold import Evidence, Mode
 from pipeline.models.trainer import fit
-from pipeline.observe import set_up
-from pipeline.records import Batch, Purpose, Verdict, raw_frame, utc_now
-from pipeline.routing import QUEUE_CPU
+from pipeline.records.schema import Batch, Purpose, Verdict, raw_frame, utc_now
 from pipeline.settings import Settings
 from pipeline.tasks import infer, merging
 from pipeline.tasks.context import Context
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 TURNS: Final = 5
 BATCHES: Final = 400

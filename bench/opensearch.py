@@ -25,17 +25,17 @@ import polars as pl
 import psutil
 
 from bench._running import scratch
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import SinkUnavailable
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import connect
 from pipeline.opensearch.documents import indices
 from pipeline.opensearch.training import learn_pages
-from pipeline.query import Query
-from pipeline.records import RESULT_SCHEMA
-from pipeline.sampling import Sampler
+from pipeline.records.query import Query
+from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
+from pipeline.training.sampling import Sampler
 
 DOCUMENTS: Final = 1_000_000
 BATCH: Final = 5_000

@@ -19,9 +19,9 @@ from drain3 import TemplateMiner
 from drain3.masking import MaskingInstruction
 from drain3.template_miner_config import TemplateMinerConfig
 
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Templates
-from pipeline.records import ERROR_LEVELS, raw_frame
+from pipeline.records.schema import ERROR_LEVELS, raw_frame
 from pipeline.settings import Settings
 from pipeline.sources import formats
 

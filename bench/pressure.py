@@ -24,14 +24,14 @@ import redis
 
 from bench._load import new_lines, stack
 from bench._running import scratch
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Stage
 from pipeline.errors import RedisUnavailable
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.presence import Presence, running
+from pipeline.ledger.batches import Accepted, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import QUEUE_INGEST
+from pipeline.observe.presence import Presence, running
 from pipeline.producer import Producer
-from pipeline.routing import QUEUE_INGEST
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 from pipeline.tasks import periodic
 from pipeline.tasks.context import Context

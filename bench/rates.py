@@ -15,7 +15,7 @@ import numpy as np
 
 from bench._rate_bounds import bound_of, table
 from bench._rate_streams import MADE_UP, Counts, Fault, Stream, drive, faults, made_up, real
-from pipeline.models.rates import Rates
+from pipeline.watching.rates.rates import Rates
 
 KINDS: Final = ("x3", "x10", "stop", "mix")
 _BURSTS: Final = {"x3": 3.0, "x10": 10.0}

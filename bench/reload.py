@@ -19,15 +19,15 @@ from safetensors.numpy import load_file, save_file
 
 from bench._load import Fed, feed, stack, train
 from bench._running import scratch
-from pipeline.app import make_app
 from pipeline.gpu.devices import TRAINING
-from pipeline.gpu.leases import Leases, Mode, granted
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
 from pipeline.models import bundle
-from pipeline.presence import Presence
-from pipeline.records import digest, utc_now
-from pipeline.registry import Registry
+from pipeline.models.registry import Registry
+from pipeline.observe.presence import Presence
+from pipeline.records.schema import digest, utc_now
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.tasks.reload import announce
 

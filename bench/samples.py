@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from bench._running import scratch, watched_run
-from pipeline import findings
+from pipeline.report import findings
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 FIRST = 10

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.drain.masking import MaskSet
-from pipeline.query import Query
-from pipeline.records import LEARN_SCHEMA, RESULT_SCHEMA
-from pipeline.sampling import Sampler, read_parquet
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.records.query import Query
+from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
 from pipeline.settings import Settings
+from pipeline.training.sampling import Sampler, read_parquet
 
 RECORDS = 10_000_000
 FILE_RECORDS = 5_000  # batch_records as it was when the figures of docs/benchmarks.md were made

@@ -30,14 +30,14 @@ import torch
 
 from bench._nulog import NuLog
 from bench._running import scratch
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models import prior
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
-from pipeline.records import LEARN_SCHEMA
-from pipeline.sampling import Sampler
+from pipeline.records.schema import LEARN_SCHEMA
+from pipeline.training.sampling import Sampler
 
 TURNS = 9
 PASSES = 4  # of ours in a turn

@@ -30,29 +30,29 @@ from bench._running import scratch
 from bench.scoring import messages, sample
 from bench.watching import own_redis
 from pipeline import detect
-from pipeline.app import make_app
-from pipeline.batches import Claim, Stage
 from pipeline.drain import learner
 from pipeline.drain.learner import read_templates
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Templates
 from pipeline.drain.verdicts import Verdicts
-from pipeline.gpu.leases import Leases
-from pipeline.keyspace import Scripts, connect
-from pipeline.ledger import Ledger
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import stage_queues
+from pipeline.messages.submit import Submit
 from pipeline.models.fitting import TrainConfig
+from pipeline.models.registry import Registry
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
-from pipeline.presence import Presence
-from pipeline.records import Batch, Purpose, Verdict, pattern_ids, raw_frame
-from pipeline.registry import Registry
-from pipeline.routing import stage_queues
+from pipeline.observe.presence import Presence
+from pipeline.records.schema import Batch, Purpose, Verdict, pattern_ids, raw_frame
+from pipeline.redis.keys import Scripts, connect
+from pipeline.redis.leases import Leases
+from pipeline.redis.shards import shard_of
 from pipeline.settings import Settings
-from pipeline.shards import shard_of
 from pipeline.tasks import drain
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
-from pipeline.tasks.submit import Submit
 
 SHARDS: Final = (1, 2, 4)
 TURNS: Final = 3

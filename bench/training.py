@@ -20,17 +20,17 @@ import polars as pl
 from bench._running import scratch
 from bench.scoring import messages
 from bench.watching import own_redis
-from pipeline import training
 from pipeline.controller.trainings import Request, State, Status
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.gpu.devices import TRAINING
-from pipeline.gpu.leases import Leases, Mode, granted
-from pipeline.keyspace import connect
-from pipeline.query import Query
-from pipeline.records import RESULT_SCHEMA, utc_now
-from pipeline.registry import Registry
+from pipeline.models.registry import Registry
+from pipeline.records.query import Query
+from pipeline.records.schema import RESULT_SCHEMA, utc_now
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.training import training
 
 LINES = 1_000_000
 BATCH = 5_000  # batch_records as it was when the figures of docs/benchmarks.md were made

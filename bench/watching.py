@@ -21,21 +21,22 @@ from typing import Any, Final
 import polars as pl
 import redis
 
-from pipeline import detect, session_keys
-from pipeline.batches import Claim, Stage
-from pipeline.drain.masking import MaskSet
+from pipeline import detect
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.gpu.devices import WATCH
-from pipeline.gpu.leases import Leases, Mode, granted
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.models.sequences import Sequences
-from pipeline.records import Batch, Purpose, Verdict, raw_frame
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.schema import Batch, Purpose, Verdict, raw_frame
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.watching.observation import observe
-from pipeline.watching.pasts import Past
+from pipeline.watching.sessions import keys as session_keys
+from pipeline.watching.sessions.history import Past
+from pipeline.watching.sessions.model import Sequences
 from pipeline.watching.state import State
 from pipeline.watching.watcher import Parts, Watcher
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 RECORDS: Final = 5_000
 NOW_MS: Final = 1_795_000_000_000  # some time in 2026

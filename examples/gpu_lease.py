@@ -4,11 +4,11 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.gpu.inventory import this_node
+from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need
-from pipeline.keyspace import connect
-from pipeline.presence import attached
+from pipeline.gpu.values import Need
+from pipeline.observe.presence import attached
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings, see_only
 
 settings = attached(Settings.load(flags={"data_dir": Path(sys.argv[1])}))

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from pipeline.batches import Full
+from pipeline.ledger.batches import Full
 from pipeline.producer import Producer
 from pipeline.settings import Settings
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.commands import gpu_flags
+from pipeline.commands.gpu import flags as gpu_flags
 from pipeline.errors import BadInput, LogweirError
 from pipeline.settings import limit_polars
 
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(command=module)
         return made
 
-    run = verb("run", "run", "the whole pipeline on files, then exit: which lines matter, and why")
+    run = verb("run", "run.verb", "the whole pipeline on files, then exit: which lines matter, and why")
     run.add_argument(
         "files",
         nargs="+",
@@ -91,14 +91,14 @@ def parser() -> argparse.ArgumentParser:
         "--masks", type=Path, action="append", metavar="FILE", help="more masks; may be given again"
     )
 
-    up = verb("up", "stack", "start the embedded stack and keep it running until Ctrl-C")
+    up = verb("up", "up", "start the embedded stack and keep it running until Ctrl-C")
     up.set_defaults(action="up")
     verb("status", "status", "what is running, what waits, which models are live, what trains next and why")
     doctor = verb("doctor", "doctor", "what is missing on this machine, and how to get it")
     doctor.set_defaults(action="doctor")
     _running(verb)
 
-    send = verb("send", "send", "send log lines to a running stack")
+    send = verb("send", "send.verb", "send log lines to a running stack")
     send.add_argument("files", nargs="*", metavar="FILE", help="log files, or - for standard input")
     send.add_argument(
         "--opensearch",
@@ -132,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
 
     train = verb(
         "train",
-        "training",
+        "train",
         "train a model on what is stored; publish it unless it is worse than the live one",
     )
     train.add_argument(
@@ -173,7 +173,7 @@ def _mark(verb: Callable[..., argparse.ArgumentParser]) -> None:
     """The verb for what people say of lines."""
     mark = verb(
         "mark",
-        "mark",
+        "mark.verb",
         "say that lines are normal or anomalous, whatever a model says; it learns that next time",
     )
     mark.add_argument(
@@ -224,7 +224,7 @@ def _running(verb: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _stored(verb: Callable[..., argparse.ArgumentParser]) -> None:
     """The verbs about what is stored, and what could not be."""
-    dead = verb("dead", "facts", "batches that could not be processed")
+    dead = verb("dead", "dead", "batches that could not be processed")
     dead.add_argument("action", choices=("list", "show", "retry", "discard"))
     dead.add_argument("batch", nargs="*", metavar="BATCH", help="batch ids; 'all' for every one")
     dead.add_argument(
@@ -242,7 +242,7 @@ def _stored(verb: Callable[..., argparse.ArgumentParser]) -> None:
         "--since", metavar="SPAN", help="only those that went on in the last 90s, 15m, 1h, 7d"
     )
 
-    results = verb("results", "facts", "stored results")
+    results = verb("results", "dead", "stored results")
     results.set_defaults(action="results")
     results.add_argument("--since", metavar="SPAN", help="only the last 90s, 15m, 1h, 7d")
     results.add_argument("--anomalous", action="store_true", help="only anomalous lines")
@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
             signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
         args = parser().parse_args(argv)
-        if args.command == "send":
+        if args.command == "send.verb":
             from pipeline.commands.common import settings_of
 
             limit_polars(settings_of(args).polars_threads)

@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.batches import Meta
-from pipeline.columns import lists_of_text
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
+from pipeline.ledger.batches import Meta
 from pipeline.models.bundle import KnownPatterns
 from pipeline.models.threshold import Calibration, Evidence
 from pipeline.models.verdict import conclude
-from pipeline.records import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, digest, reason
+from pipeline.records.columns import lists_of_text
+from pipeline.records.schema import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, digest, reason
 from pipeline.sources import formats
 
 # The distinct masked lines of one batch on their way through the stages. Verdict columns are null until known.

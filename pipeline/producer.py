@@ -17,19 +17,19 @@ from typing import Any, Final, Self
 
 import polars as pl
 
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Full, Stage
 from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import BadInput
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.presence import attached
-from pipeline.records import LEVELS, MAX_NAME, RAW_SCHEMA, Batch, Purpose, digest, utc_now
+from pipeline.ledger.batches import Accepted, Full, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.messages.submit import Submit
+from pipeline.observe.presence import attached
+from pipeline.records.schema import LEVELS, MAX_NAME, RAW_SCHEMA, Batch, Purpose, digest, utc_now
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 from pipeline.sources import formats
 from pipeline.sources.chunks import Chunk
 from pipeline.sources.framing import Framer
-from pipeline.tasks.submit import Submit
 
 # What rotation appends: app.log.1, app.log-20261120, app.log.2.gz
 ROTATED: Final = re.compile(r"(?<=.)[.-](?:\d{1,3}|\d{8}|\d{4}-\d\d-\d\d)(?=(?:\.gz|\.zst)?$)")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, available_timezones
 
-from pipeline import shards
 from pipeline.errors import BadSetting
+from pipeline.redis import shards
 from pipeline.values import as_type, check_opensearch_url, check_url, joined, masked_url
 
 PREFIX: Final = "LOGWEIR_"

@@ -20,10 +20,10 @@ from command_line import Verb, command_line
 from opensearch_node import Node, Secure, forget
 from polling import Clock, wait_until
 
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
+from pipeline.ledger.ledger import Ledger
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"

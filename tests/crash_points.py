@@ -25,13 +25,13 @@ from celery import Celery
 from small_bundles import ONE, written
 
 from pipeline.detect import Knowledge
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable
-from pipeline.keyspace import SCRIPT_DIR, Keys, byte_map, script_text
+from pipeline.messages.routing import all_queues
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.threshold import Evidence, Mode, calibrate
-from pipeline.records import utc_now
-from pipeline.routing import all_queues
+from pipeline.records.schema import utc_now
+from pipeline.redis.keys import SCRIPT_DIR, Keys, byte_map, script_text
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context
@@ -69,10 +69,11 @@ READS: Final = frozenset(
     ]
 )
 SHAS: Final = {
-    hashlib.sha1(script_text(path.stem).encode(), usedforsecurity=False).hexdigest(): path.stem
-    for path in SCRIPT_DIR.glob("[!_]*.lua")
+    hashlib.sha1(script_text(name).encode(), usedforsecurity=False).hexdigest(): name
+    for path in SCRIPT_DIR.rglob("[!_]*.lua")
+    for name in [path.relative_to(SCRIPT_DIR).with_suffix("").as_posix()]
 }
-NO_GPUS: Final = ("gpu_sweep", "gpu_look")  # there are none: these change nothing
+NO_GPUS: Final = ("gpu/sweep", "gpu/look")  # there are none: these change nothing
 MASKS: Final = MaskSet.load()
 ROUNDS: Final = 60  # of working and sweeping; what is not done by then never ends
 

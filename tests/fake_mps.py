@@ -3,7 +3,7 @@
 import textwrap
 from pathlib import Path
 
-from pipeline.gpu import mps
+from pipeline.gpu.node import mps
 
 
 def control_program(folder: Path) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.pool_values import (
+from pipeline.gpu.values import (
     WHOLE,
     Device,
     Left,
@@ -22,6 +21,7 @@ from pipeline.gpu.pool_values import (
     State,
     Tenant,
 )
+from pipeline.redis.leases import Mode
 
 NOW_MS = 1_000_000
 GIB = 1024

@@ -8,7 +8,7 @@ from pathlib import Path
 import redis
 from polling import wait_until
 
-from pipeline.workers.redis_server import find_server
+from pipeline.workers.stack.private_redis import find_server
 
 
 @contextmanager

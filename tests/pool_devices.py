@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_ledger import PoolLedger
-from pipeline.gpu.pool_values import Device, Process, Report
+from pipeline.gpu.values import Device, Process, Report
 
 RESERVED_MIB = 384
 

@@ -12,7 +12,7 @@ import redis
 from polling import wait_until
 
 from pipeline.settings import Settings
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 
 class Power:

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.records import RESULT_SCHEMA
+from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.sink import Sink
 
 # Next to midnight, with microseconds: three records lie in two daily indices.

@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline.models import bundle
 from pipeline.models.bundle import Manifest, TrainingStats
+from pipeline.models.registry import Registry
 from pipeline.models.threshold import Mode, calibrate
-from pipeline.registry import Registry
 
 AT = datetime(2026, 11, 20, tzinfo=UTC)
 ONE, TWO, THREE = "m000001-0a1b2c3d", "m000002-0a1b2c3d", "m000003-0a1b2c3d"

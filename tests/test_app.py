@@ -4,7 +4,7 @@ import pytest
 import redis
 from kombu import Connection
 
-from pipeline.app import broker_url
+from pipeline.messages.app import broker_url
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import polars as pl
 
 from bench import _flame, floor
 from bench._varied import varied, write_cycles
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 
 LOG = """\
 2026-11-20 10:00:00,148 INFO dfs.DataNode: Receiving block blk_-1608999687919862906 src: /10.250.19.102:54106

@@ -14,11 +14,11 @@ import pytest
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
-from pipeline.models import sequences
 from pipeline.models.bundle import BundleFile, KnownPatterns, Manifest, TrainingStats
-from pipeline.models.sequences import Sequences
 from pipeline.models.threshold import Evidence, Mode, Normal, calibrate
 from pipeline.tasks.context import read_sequences
+from pipeline.watching.sessions import model as sequences
+from pipeline.watching.sessions.model import Sequences
 
 STATS = TrainingStats(
     lines=30,

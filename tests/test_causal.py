@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.models import causal
 from pipeline.models.causal import CausalNetwork, piece_surprises
+from pipeline.models.config import ModelConfig
 from pipeline.models.lexicon import Lexicon, Lines
-from pipeline.models.shape import ModelConfig
 from pipeline.models.tokenizer import CLS_ID, LineTokenizer
 
 CPU = torch.device("cpu")

@@ -18,13 +18,13 @@ from small_bundles import ONE, TWO, written
 from bench._chaos.check import Report, check, explained
 from bench._chaos.history import History
 from bench._chaos.probe import Probe
-from pipeline.batches import Accepted, Claim, Stage
 from pipeline.gpu.devices import DRAIN, TRAINING
-from pipeline.gpu.leases import Lease, Leases, Mode
-from pipeline.keyspace import Keys
-from pipeline.ledger import Ledger
-from pipeline.records import RESULT_SCHEMA, Batch, Purpose, raw_frame
-from pipeline.registry import Registry
+from pipeline.ledger.batches import Accepted, Claim, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.models.registry import Registry
+from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, raw_frame
+from pipeline.redis.keys import Keys
+from pipeline.redis.leases import Lease, Leases, Mode
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources.chunks import Cursor

@@ -16,13 +16,13 @@ import redis
 from command_line import Verb, command_line
 
 from pipeline import cli
-from pipeline.batches import Claim, Meta, Stage
-from pipeline.commands import own as own_module
-from pipeline.commands.own import Own
+from pipeline.commands.run.plan import Outcome
+from pipeline.commands.send import tracking as own_module
+from pipeline.commands.send.tracking import Own
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger import Ledger
-from pipeline.records import RESULT_SCHEMA, Batch, Purpose, raw_frame
-from pipeline.run import Outcome
+from pipeline.ledger.batches import Claim, Meta, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
@@ -199,7 +199,7 @@ def test_ctrl_c_while_the_flags_are_read_is_no_traceback(verb: Verb, monkeypatch
 def test_a_run_says_at_once_that_ctrl_c_was_heard(
     verb: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("pipeline.run.run", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("pipeline.commands.run.plan.run", lambda *_: signal.raise_signal(signal.SIGINT))
     (tmp_path / "a.log").write_text("x\n")
     said = verb("run", str(tmp_path / "a.log"), "--out", str(tmp_path / "out"))
     assert said.code == 130
@@ -217,7 +217,7 @@ def test_the_paths_of_a_run_are_printed_unbroken(
     about = {"lines_read": 0, "seconds": 1.0, "ready_seconds": 0.5, "lines_per_s": 0}
     outcome = Outcome(out=out, findings=[], summary={"records": 0, "lines": 0, "warming": 0, "run": about},
                       report=out / "report.html")  # fmt: skip
-    monkeypatch.setattr("pipeline.run.run", lambda *_: outcome)
+    monkeypatch.setattr("pipeline.commands.run.plan.run", lambda *_: outcome)
     (tmp_path / "a.log").write_text("x\n")
     said = verb("run", str(tmp_path / "a.log"), "--out", str(tmp_path / "other"))
     assert said.code == 0, said.err
@@ -373,7 +373,7 @@ def test_send_and_wait_says_that_a_line_is_dead_and_fails(
         ((batch_id, _stage),) = due(ledger)
         bury(ledger, batch_id)
 
-    monkeypatch.setattr("pipeline.commands.sender.Sender._wait", bury_it)
+    monkeypatch.setattr("pipeline.commands.send.sender.Sender._wait", bury_it)
     said = verb("send", str(path), "--workload", "w", "--wait", "--json")
     assert said.code == 1 and waits == ["1 batch is not stored yet"]
     assert "1 line could not be processed" in said.err and "everything" not in said.err
@@ -403,7 +403,7 @@ def test_following_what_cannot_grow_is_refused(verb: Verb, tmp_path: Path) -> No
 def test_following_a_file_that_is_absent_says_so_once(
     verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.sender.SAY_EVERY_S", 0.0)
+    monkeypatch.setattr("pipeline.commands.send.sender.SAY_EVERY_S", 0.0)
     monkeypatch.setattr("pipeline.sources.follow.follow", lambda *_, **__: iter([None] * 4))
     path = tmp_path / "absent.log"
     said = verb("send", "--follow", str(path))

@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from pipeline.keyspace import connect
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 
 

@@ -15,16 +15,17 @@ from celery import Celery
 from crash_points import Crash, Fault, Life, World, live, tireless
 from small_bundles import ONE, TWO, written
 
-from pipeline import detect, judging
-from pipeline.app import make_app
-from pipeline.batches import Accepted
+from pipeline import detect
 from pipeline.controller.schedule import Slots
 from pipeline.controller.trainings import Request, State
-from pipeline.judging import Figures, Judgement
+from pipeline.ledger.batches import Accepted
+from pipeline.messages.app import make_app
 from pipeline.models import trainer
 from pipeline.producer import Producer
-from pipeline.records import Batch, Purpose, raw_frame, utc_now
+from pipeline.records.schema import Batch, Purpose, raw_frame, utc_now
 from pipeline.settings import Settings
+from pipeline.training import judging
+from pipeline.training.judging import Figures, Judgement
 
 POISON = "poison: the line that nobody can parse"
 LINES = ["GET /cart 200 in 12 ms", "disk sda1 is full"]

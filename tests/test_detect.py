@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import detect
-from pipeline.batches import Claim, Meta, Stage
-from pipeline.columns import lists_of_text
 from pipeline.detect import WORK_SCHEMA, Knowledge
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.ledger import Ledger
+from pipeline.ledger.batches import Claim, Meta, Stage
+from pipeline.ledger.ledger import Ledger
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.threshold import Evidence, Mode, Normal, calibrate
-from pipeline.records import (
+from pipeline.records.columns import lists_of_text
+from pipeline.records.schema import (
     RAW_SCHEMA,
     RESULT_SCHEMA,
     Batch,

@@ -14,8 +14,8 @@ from bench._ranking import auroc, average_precision
 from bench._triage_data import PATTERN_SCHEMA, classed
 from bench._triage_run import Plan, average
 from bench._triage_split import LEAST_TEMPLATES, NEW_TEMPLATE, leave_out, template_ids
-from pipeline.models.comparison import auc
-from pipeline.records import SAMPLE_SCHEMA
+from pipeline.records.schema import SAMPLE_SCHEMA
+from pipeline.training.comparison import auc
 
 WORDS = ("cache", "disk", "index", "lease", "queue", "shard", "socket", "table", "volume", "worker")
 

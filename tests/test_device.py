@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipeline.errors import BadInput, DeviceFailed
-from pipeline.models import device
+from pipeline.gpu.node import cuda as device
 
 MIB = 1 << 20
 
@@ -186,7 +186,7 @@ def test_without_cuda_there_is_one_clear_error(cuda: Cuda) -> None:
 
 
 def test_importing_loads_no_torch() -> None:
-    code = "import sys, pipeline.models.device as d, pipeline.gpu.enforce; d.unload(); print('torch' in sys.modules)"
+    code = "import sys, pipeline.gpu.node.cuda as d, pipeline.gpu.node.enforce; d.unload(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -13,9 +13,9 @@ from fake_nvml_driver import DRIVER_NOT_LOADED, Driver, Gpu
 from polling import wait_until
 
 from pipeline.commands import doctor
-from pipeline.gpu import probe
+from pipeline.gpu.node import probe
 from pipeline.settings import Settings
-from pipeline.workers.redis_server import find_server
+from pipeline.workers.stack.private_redis import find_server
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ import redis
 from command_line import Verb, command_line
 from polling import wait_until
 
-from pipeline.batches import Full, Stage
 from pipeline.commands import drain
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.presence import Presence
+from pipeline.ledger.batches import Full, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 
 

@@ -12,10 +12,10 @@ from polling import wait_until
 from pipeline import cli
 from pipeline.commands import drain
 from pipeline.errors import NotDrained
-from pipeline.ledger import Ledger
+from pipeline.ledger.ledger import Ledger
 from pipeline.producer import Producer
 from pipeline.settings import Settings
-from pipeline.workers.place import holder, lock
+from pipeline.workers.stack.data_dir import holder, lock
 
 
 def send(settings: Settings) -> None:

@@ -25,7 +25,7 @@ from pipeline.controller.drift import (
 )
 from pipeline.detect import WORK_SCHEMA
 from pipeline.errors import BadPayload
-from pipeline.records import RESULT_SCHEMA
+from pipeline.records.schema import RESULT_SCHEMA
 
 LINES = 2_000  # in a window
 # The defaults of the settings, which the false alarms are counted by.

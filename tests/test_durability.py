@@ -22,20 +22,20 @@ from power_cut import Power, power
 from rich.console import Console
 from small_bundles import AT, ONE, THREE, TWO, written
 
-from pipeline.app import make_app
-from pipeline.batches import UNFINISHED, Accepted, Stage
-from pipeline.commands import send
-from pipeline.commands.sender import Sender
+from pipeline.commands.send import verb as send
+from pipeline.commands.send.sender import Sender
 from pipeline.errors import CursorMoved
-from pipeline.gpu.leases import Leases, Mode, granted
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
+from pipeline.ledger.batches import UNFINISHED, Accepted, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.models.registry import Registry
 from pipeline.producer import Producer
-from pipeline.records import Purpose
-from pipeline.registry import Registry
+from pipeline.records.schema import Purpose
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Leases, Mode, granted
 from pipeline.sinks import forgotten
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sources import kept
+from pipeline.sources import resend_buffer as kept
 from pipeline.sources.chunks import Cursor
 from pipeline.sources.files import read
 from pipeline.sources.stdin import read_stream

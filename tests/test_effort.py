@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.watching.effort import BUDGET_S, ROUND_S, Share, Turns
+from pipeline.watching.time_budget import BUDGET_S, ROUND_S, Share, Turns
 
 
 def test_a_round_that_took_too_long_makes_the_next_one_smaller_and_a_full_quick_one_makes_it_larger() -> None:

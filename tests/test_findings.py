@@ -13,13 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import detect, findings, onsets, results
-from pipeline.batches import Meta
-from pipeline.drain.masking import MaskSet
+from pipeline import detect
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadPayload
-from pipeline.findings import Finding, Sample
-from pipeline.records import RESULT_SCHEMA, Purpose, Verdict
+from pipeline.ledger.batches import Meta
+from pipeline.records.schema import RESULT_SCHEMA, Purpose, Verdict
+from pipeline.report import findings
+from pipeline.report.findings import Finding, Sample
+from pipeline.sinks import results
 from pipeline.sources.framing import Framer
+from pipeline.watching.incidents import onsets
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 TEMPLATES = {"template_id": pl.Int64, "template": pl.String}

@@ -16,17 +16,18 @@ import redis
 from polling import wait_until
 
 from pipeline import detect
-from pipeline.app import make_app
-from pipeline.batches import Claim, Stage
 from pipeline.errors import BadInput
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.messages.app import make_app
+from pipeline.messages.submit import shown_args
 from pipeline.producer import Producer
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks import ingest
 from pipeline.tasks.context import Context
-from pipeline.tasks.submit import shown_args
-from pipeline.workers import door, flower
+from pipeline.workers import flower
+from pipeline.workers import sockets as door
 from pipeline.workers.bootstrap import device_name
-from pipeline.workers.local import Stack
+from pipeline.workers.stack.stack import Stack
 
 LOGIN = "ops:s3cret"
 

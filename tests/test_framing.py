@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.records import RAW_SCHEMA
+from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.framing import MAX_LOOKED_AT, SAMPLE_LINES, Framer
 
 LOG4J = "2026-11-20 10:00:{:02d},123 INFO [main] shop.Cart: item {} added"

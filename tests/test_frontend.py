@@ -15,15 +15,15 @@ from test_masking import MESSAGES
 
 from bench import _drain3, frontend, parsing
 from pipeline import detect
-from pipeline.columns import PARALLEL_ROWS, kinds, per_distinct, spread
-from pipeline.drain import masking
-from pipeline.drain.alike import alternatives, digits_alike, widened, with_equal_digits
-from pipeline.drain.digest import cleaned
-from pipeline.drain.masking import MaskSet
-from pipeline.drain.masks import Mask
-from pipeline.drain.memo import MAX_CHARS, Memo
-from pipeline.drain.passes import over_ones
-from pipeline.records import raw_frame
+from pipeline.drain.masking import mask_set as masking
+from pipeline.drain.masking.digits import alternatives, digits_alike, widened, with_equal_digits
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.masking.masks import Mask
+from pipeline.drain.masking.memo import MAX_CHARS, Memo
+from pipeline.drain.masking.multiline import cleaned
+from pipeline.drain.masking.passes import over_ones
+from pipeline.records.columns import PARALLEL_ROWS, kinds, per_distinct, spread
+from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources import formats
 from pipeline.sources.chunks import Chunk, Cursor

@@ -17,11 +17,11 @@ from fake_nvml_driver import DRIVER_NOT_LOADED, UNKNOWN, Driver, Gpu
 from polling import Clock, wait_until
 
 from pipeline.errors import RedisUnavailable
-from pipeline.gpu.agent import Agent
-from pipeline.gpu.health import Patience
+from pipeline.gpu.node.agent import Agent
+from pipeline.gpu.node.health import Patience
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Device, Process, Report
-from pipeline.presence import Presence
+from pipeline.gpu.values import Device, Process, Report
+from pipeline.observe.presence import Presence
 from pipeline.settings import Settings
 from pipeline.workers.agent import AgentWorker
 

@@ -24,14 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipeline.commands import gpu_top
-from pipeline.commands.gpu_facts import facts, leases, tenants
-from pipeline.commands.gpu_top import EMPTY, cropped, picture
-from pipeline.gpu import policy
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.leases import Mode
+from pipeline.commands.gpu import top as gpu_top
+from pipeline.commands.gpu.facts import facts, leases, tenants
+from pipeline.commands.gpu.top import EMPTY, cropped, picture
+from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.policy import policy
+from pipeline.gpu.policy.explain import open_door, rooms_of, seconds, short, size, why_it_waits
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import (
+from pipeline.gpu.values import (
     Device,
     Left,
     Need,
@@ -46,7 +46,7 @@ from pipeline.gpu.pool_values import (
     State,
     Tenant,
 )
-from pipeline.gpu.words import open_door, rooms_of, seconds, short, size, why_it_waits
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 NOW = 1_000_000_000
@@ -675,7 +675,7 @@ def test_the_live_view_says_for_how_long_a_hanging_redis_has_been_silent(
     monkeypatch: pytest.MonkeyPatch, terminal: tuple[int, int]
 ) -> None:
     ours, theirs = terminal
-    monkeypatch.setattr("pipeline.commands.gpu_top.SILENT_S", 0.1)
+    monkeypatch.setattr("pipeline.commands.gpu.top.SILENT_S", 0.1)
     hangs, answers = threading.Event(), iter([snapshot(device(0))])
 
     def look() -> Snapshot:

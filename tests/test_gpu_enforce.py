@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
-from pipeline.gpu import enforce
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.mps import Daemon
-from pipeline.gpu.pool_values import Device, Need, Part, PoolLease, State
+from pipeline.gpu.node import enforce
+from pipeline.gpu.node.mps import Daemon
+from pipeline.gpu.values import Device, Need, Part, PoolLease, State
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 CONTEXT = 512

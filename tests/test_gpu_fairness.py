@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from bench.gpu_policy import broken, envy
 from pipeline.errors import BadSetting
-from pipeline.gpu.fairness import ENTRY_S, accrued, decayed, standings, tenants
-from pipeline.gpu.policy import plan
-from pipeline.gpu.pool_values import WHOLE, Backfill, Device, Need, Snapshot, Tenant, Usage
+from pipeline.gpu.policy.fairness import ENTRY_S, accrued, decayed, standings, tenants
+from pipeline.gpu.policy.policy import plan
+from pipeline.gpu.values import WHOLE, Backfill, Device, Need, Snapshot, Tenant, Usage
 
 HOUR_S = 3600.0
 moments = st.integers(0, 10**9)

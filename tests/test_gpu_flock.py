@@ -12,13 +12,13 @@ import pytest
 from polling import wait_until
 
 from pipeline.errors import LeaseRefused
-from pipeline.gpu.flock import host_lock
+from pipeline.gpu.node.host_lock import host_lock
 
 UUID = "GPU-7b9e"
 HOLD = """
 import sys
 from pathlib import Path
-from pipeline.gpu.flock import host_lock
+from pipeline.gpu.node.host_lock import host_lock
 with host_lock(Path(sys.argv[1]), sys.argv[2], exclusive=sys.argv[3] == "True", wait_s=0):
     print("held", flush=True)
     sys.stdin.read()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gpu.health import (
+from pipeline.gpu.node.health import (
     IGNORED_XIDS,
     Health,
     Patience,
@@ -15,7 +15,7 @@ from pipeline.gpu.health import (
     step,
     xid_fault,
 )
-from pipeline.gpu.readings import Event, Reading
+from pipeline.gpu.node.readings import Event, Reading
 
 NOON = datetime(2026, 1, 1, 12, 3, tzinfo=UTC)
 PATIENCE = Patience(good=3, first_s=10, most_s=60, forget_s=1000)

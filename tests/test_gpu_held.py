@@ -13,11 +13,11 @@ from polling import wait_until
 from pool_devices import put_devices
 
 from pipeline.errors import LeaseRefused, RedisUnavailable
-from pipeline.gpu import held as module
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.leases import Mode
+from pipeline.gpu.leasing import held as module
+from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need, Part, Plan, PoolLease, Renewed, State, Yield
+from pipeline.gpu.values import Need, Part, Plan, PoolLease, Renewed, State, Yield
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 WHOLE = Need(mode=Mode.EXCLUSIVE)

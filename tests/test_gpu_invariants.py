@@ -89,9 +89,9 @@ from polling import wait_until
 from pool_devices import put_devices
 
 from pipeline.errors import LeaseRefused
-from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need, State
+from pipeline.gpu.values import Need, State
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 HERE = Path(__file__).resolve().parent
@@ -99,10 +99,10 @@ WHOLE = Need(mode=Mode.EXCLUSIVE)
 TTL_MS = 2_000
 HOLDER = """
 import time
-from pipeline.gpu.leases import Mode
+from pipeline.redis.leases import Mode
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need
-from pipeline.keyspace import connect
+from pipeline.gpu.values import Need
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 settings = Settings.load()
 with Pool(connect(settings), settings).lease(Need(mode=Mode.EXCLUSIVE), holder="to be killed", timeout_s=20):

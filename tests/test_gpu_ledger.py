@@ -10,12 +10,11 @@ import pytest
 import redis
 from polling import wait_until
 
-import pipeline.keyspace
+import pipeline.redis.keys
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
-from pipeline.gpu import pool_ledger
-from pipeline.gpu.leases import Leases, Mode
-from pipeline.gpu.pool_ledger import PoolLedger
-from pipeline.gpu.pool_values import (
+from pipeline.gpu.leasing import pool_ledger
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.values import (
     Committed,
     Device,
     Grant,
@@ -30,8 +29,9 @@ from pipeline.gpu.pool_values import (
     State,
     Yield,
 )
+from pipeline.redis.leases import Leases, Mode
 from pipeline.settings import Settings
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 GPU, OTHER = "GPU-0", "GPU-1"
 HOUR = 3_600_000
@@ -776,7 +776,7 @@ def test_a_restarted_redis_keeps_leases_and_tokens_and_grants_nothing_for_a_whil
             ledger.renew(lease)
         process = own_redis.start()
         # The server forgot the scripts: what is read beside one brings it along.
-        epoch, *_ = ledger.scripts.run_all([("gpu_look", ledger._names, [settings.lease_ttl_ms, -1])])[0]
+        epoch, *_ = ledger.scripts.run_all([("gpu/look", ledger._names, [settings.lease_ttl_ms, -1])])[0]
         assert int(epoch) == before.epoch
         with monkeypatch.context() as patch:
             patch.setattr(pool_ledger, "INLINE", 0)
@@ -826,7 +826,7 @@ def test_every_key_is_in_the_table_and_under_one_hash_tag(ledger: PoolLedger, se
     ledger.sweep()
     ask(ledger, "b", exclusive())
     commit(ledger, reservation=Reservation(request_id="b", uuids=(GPU,)))
-    table = pipeline.keyspace.__doc__ or ""
+    table = pipeline.redis.keys.__doc__ or ""
     prefix = "{" + settings.key_prefix + "}:"
     names = [key.decode() for key in ledger.client.scan_iter(match=f"{prefix}*")]
     assert len(names) > 8

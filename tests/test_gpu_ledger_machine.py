@@ -25,9 +25,8 @@ from hypothesis.stateful import (
 from polling import wait_until
 
 from pipeline.errors import LeaseRefused
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.pool_ledger import PoolLedger
-from pipeline.gpu.pool_values import (
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.values import (
     Device,
     Grant,
     Need,
@@ -41,6 +40,7 @@ from pipeline.gpu.pool_values import (
     State,
     Yield,
 )
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 NODES = {"a": ("G0", "G1"), "b": ("G2",)}

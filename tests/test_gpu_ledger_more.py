@@ -9,8 +9,8 @@ import pytest
 import redis
 from polling import wait_until
 
-from pipeline.gpu.pool_ledger import PoolLedger
-from pipeline.gpu.pool_values import Device, Grant, Need, Part, Plan, PoolLease, Process, Report, Request
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.values import Device, Grant, Need, Part, Plan, PoolLease, Process, Report, Request
 from pipeline.settings import Settings
 
 GPU, OTHER = "GPU-0", "GPU-1"

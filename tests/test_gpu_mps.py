@@ -6,7 +6,7 @@ import pytest
 from fake_mps import a_daemon, control_program
 
 from pipeline.errors import BadInput
-from pipeline.gpu import mps
+from pipeline.gpu.node import mps
 
 UUID = "GPU-a"
 

@@ -17,12 +17,12 @@ from fake_nvml_driver import (
 )
 
 from pipeline.errors import NoDriver
-from pipeline.gpu import probe
-from pipeline.gpu.inventory import NO_SLICES, devices, schedulable_mib
-from pipeline.gpu.nvml import Nvml
-from pipeline.gpu.pool_values import Process
-from pipeline.gpu.probe import has_devices
-from pipeline.gpu.readings import Event, Reading, Seen
+from pipeline.gpu.node import probe
+from pipeline.gpu.node.inventory import NO_SLICES, devices, schedulable_mib
+from pipeline.gpu.node.nvml import Nvml
+from pipeline.gpu.node.probe import has_devices
+from pipeline.gpu.node.readings import Event, Reading, Seen
+from pipeline.gpu.values import Process
 
 
 @pytest.fixture
@@ -282,6 +282,6 @@ def test_a_probe_that_cannot_be_started_has_no_devices(monkeypatch: pytest.Monke
 
 
 def test_importing_the_module_loads_no_pynvml() -> None:
-    code = "import sys, pipeline.gpu.nvml, pipeline.gpu.agent; print('pynvml' in sys.modules)"
+    code = "import sys, pipeline.gpu.node.nvml, pipeline.gpu.node.agent; print('pynvml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

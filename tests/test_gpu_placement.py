@@ -17,8 +17,8 @@ from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailab
 from pipeline.gpu.placement import Placement
 from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Device, Need, Part, PoolLease, Report, State
-from pipeline.keyspace import Keys
+from pipeline.gpu.values import Device, Need, Part, PoolLease, Report, State
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 OWN = "lease-1"
@@ -252,7 +252,7 @@ import sys, time
 import redis
 from pipeline.gpu.placement import Placement
 from pipeline.gpu.placing import Model
-from pipeline.gpu.pool_values import Need, Part, PoolLease, State
+from pipeline.gpu.values import Need, Part, PoolLease, State
 from pipeline.settings import Settings
 url, prefix, lease, out = sys.argv[1:]
 class Slow:

@@ -26,9 +26,8 @@ from hypothesis import assume, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.policy import open_to_shared, plan, served
-from pipeline.gpu.pool_values import (
+from pipeline.gpu.policy.policy import open_to_shared, plan, served
+from pipeline.gpu.values import (
     WHOLE,
     Backfill,
     Need,
@@ -40,6 +39,7 @@ from pipeline.gpu.pool_values import (
     Tenant,
     Usage,
 )
+from pipeline.redis.leases import Mode
 
 ONE, TWO, THREE, FOUR = devices(4)
 RULES = st.sampled_from(list(Backfill))

@@ -11,11 +11,12 @@ from polling import wait_until
 from pool_devices import put_devices
 
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
-from pipeline.gpu import planner, policy
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.planner import AGAIN, Planner
+from pipeline.gpu.leasing import planner
+from pipeline.gpu.leasing.planner import AGAIN, Planner
+from pipeline.gpu.policy import policy
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Committed, Need, PoolLease, State
+from pipeline.gpu.values import Committed, Need, PoolLease, State
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 WHOLE = Need(mode=Mode.EXCLUSIVE)

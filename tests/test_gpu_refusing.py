@@ -8,9 +8,9 @@ from gpu_worlds import GIB, device, devices, exclusive, request, shared, snapsho
 from hypothesis import given
 from hypothesis import settings as effort
 
-from pipeline.gpu.fairness import tenants
-from pipeline.gpu.policy import plan, refusal
-from pipeline.gpu.pool_values import Device, Need, Snapshot, Tenant
+from pipeline.gpu.policy.fairness import tenants
+from pipeline.gpu.policy.policy import plan, refusal
+from pipeline.gpu.values import Device, Need, Snapshot, Tenant
 
 POOL = (device(0, 20_000), device(1, 8 * GIB), device(0, 16 * GIB, node="n1"))
 KNOWN = tenants(["research=2:24GiB", "web"])

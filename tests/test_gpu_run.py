@@ -21,14 +21,15 @@ from fake_mps import a_daemon, control_program
 from polling import wait_until
 from rich.console import Console
 
-from pipeline.commands.gpu_run import Run
-from pipeline.gpu import flock, mps
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.leases import Mode
+from pipeline.commands.gpu.leash import Leash
+from pipeline.commands.gpu.run import Run
+from pipeline.gpu.node import host_lock as flock
+from pipeline.gpu.node import mps
+from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Device, Need, Plan, Process, Report, Yield
+from pipeline.gpu.values import Device, Need, Plan, Process, Report, Yield
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
-from pipeline.workers.leashed import Leash
 
 # Ends at SIGTERM, and says so; its descendants try to get away: a session of their own, an orphan, one deaf to SIGTERM.
 FAMILY = """
@@ -418,7 +419,7 @@ def test_any_other_program_goes_on_until_its_grace_before_the_bound(
 def test_a_program_that_takes_more_than_it_leased_is_warned_then_ended(
     run: Verb, pool: Pool, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.gpu_run.OVER_S", 0.5)
+    monkeypatch.setattr("pipeline.commands.gpu.run.OVER_S", 0.5)
     stop = threading.Event()
     thread = threading.Thread(target=uses, args=(pool, stop, 3_000))
     thread.start()
@@ -454,7 +455,7 @@ def test_a_program_that_the_mps_daemon_does_not_list_is_warned_about(
         return answers[-1]
 
     monkeypatch.setattr(mps, "why_not", why_not)
-    monkeypatch.setattr("pipeline.commands.gpu_run._note", lambda _console, words: notes.append(words))
+    monkeypatch.setattr("pipeline.commands.gpu.run._note", lambda _console, words: notes.append(words))
 
     def use() -> None:
         uses(pool, stop, used_mib=100)
@@ -482,7 +483,7 @@ def test_a_program_waits_for_its_turn_and_says_for_what(
     run: Verb, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("pipeline.commands.gpu_run._note", lambda _console, words: said.append(words))
+    monkeypatch.setattr("pipeline.commands.gpu.run._note", lambda _console, words: said.append(words))
     other = pool.request(Need(mode=Mode.EXCLUSIVE), holder="h", request_id="first")
 
     def free() -> None:

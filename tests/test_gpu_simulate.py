@@ -7,10 +7,10 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
-from pipeline.gpu import simulate
-from pipeline.gpu.day import Job, run
-from pipeline.gpu.fairness import ENTRY_S
-from pipeline.gpu.pool_values import Backfill, Need, Tenant
+from pipeline.gpu.policy import workloads as simulate
+from pipeline.gpu.policy.fairness import ENTRY_S
+from pipeline.gpu.policy.simulator import Job, run
+from pipeline.gpu.values import Backfill, Need, Tenant
 
 
 def job(name: str, arrival_s: float, duration_s: float, need: Need) -> Job:

@@ -8,9 +8,9 @@ import pytest
 from bench import _evidence, _torture
 from bench._evidence import judge
 from bench._torture import Torture
-from pipeline.gpu import pool_wire
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.pool_values import Need, Part, PoolLease, State
+from pipeline.gpu.leasing import wire as pool_wire
+from pipeline.gpu.values import Need, Part, PoolLease, State
+from pipeline.redis.leases import Mode
 
 DEVICE = _evidence.devices(1)[0].uuid
 NOTHING = {"two_holders": 0, "over_capacity": 0, "stale_tokens": 0, "wrong_answers": 0}

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from pipeline.errors import RedisUnavailable
-from pipeline.gpu.pool_values import Device, Node, Process, Snapshot
-from pipeline.gpu.watchdog import Verdict, Watchdog, Word, fresh, judge, used_mib
+from pipeline.gpu.node.watchdog import Verdict, Watchdog, Word, fresh, judge, used_mib
+from pipeline.gpu.values import Device, Node, Process, Snapshot
 
 OURS = {10, 11}
 

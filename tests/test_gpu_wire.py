@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.gpu import pool_wire as wire
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.pool_values import (
+from pipeline.gpu.leasing import wire
+from pipeline.gpu.values import (
     Device,
     Grant,
     Left,
@@ -27,6 +26,7 @@ from pipeline.gpu.pool_values import (
     State,
     Yield,
 )
+from pipeline.redis.leases import Mode
 
 NEED = Need(
     mode=Mode.EXCLUSIVE, devices=2, memory_mib=40_000, max_duration_s=1 / 3, node="knoten-ü", preemptible=True

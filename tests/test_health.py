@@ -11,13 +11,13 @@ import redis
 from command_line import Verb, command_line
 
 from pipeline.commands.health import ANSWERING, judge
-from pipeline.keyspace import WORKER_TTL_S
-from pipeline.presence import Pace, Presence, WorkerView
-from pipeline.registry import SHARED
+from pipeline.models.registry import SHARED
+from pipeline.observe.presence import Pace, Presence, WorkerView
+from pipeline.redis.keys import WORKER_TTL_S
 from pipeline.settings import Settings
 from pipeline.workers.bootstrap import ROLES
-from pipeline.workers.place import called
-from pipeline.workers.redis_server import private_url
+from pipeline.workers.stack.data_dir import called
+from pipeline.workers.stack.private_redis import private_url
 
 
 @pytest.fixture

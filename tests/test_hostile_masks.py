@@ -5,9 +5,9 @@ import time
 import polars as pl
 import pytest
 
-from pipeline.drain.digest import MAX_MASKED_CHARS
-from pipeline.drain.masking import MaskSet
-from pipeline.drain.masks import Mask
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.masking.masks import Mask
+from pipeline.drain.masking.multiline import MAX_MASKED_CHARS
 from pipeline.errors import BadMask
 from pipeline.sources.framing import MAX_RECORD_BYTES
 

@@ -18,12 +18,12 @@ import psutil
 import redis
 from polling import wait_until
 
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Stage
+from pipeline.ledger.batches import Accepted, Stage
+from pipeline.messages import filter as guard
+from pipeline.messages.app import make_app
+from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
 from pipeline.settings import Settings
-from pipeline.tasks.submit import Submit
-from pipeline.workers import guard
 
 TASKS = frozenset(("logweir.ingest", "logweir.sweep"))
 SECRET = "hunter2-content-of-a-message"

@@ -17,11 +17,11 @@ from bench._fuzz_mutations import mutations
 from bench._fuzz_seeds import LINES, RECORDS
 from bench._fuzz_targets import TARGETS, Target, attempt
 from bench.fuzz import NAMES, fuzz
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadBundle, BadPayload
 from pipeline.models import bundle as bundles
 from pipeline.opensearch.scan import as_text
-from pipeline.records import Verdict, pack_frame, raw_frame, unpack_frame
+from pipeline.records.schema import Verdict, pack_frame, raw_frame, unpack_frame
 from pipeline.sources.chunks import Cursor
 from pipeline.sources.formats import NAMES as FORMATS
 from pipeline.sources.formats import detect

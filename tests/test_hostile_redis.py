@@ -13,11 +13,11 @@ from kombu import Connection
 from own_redis import server
 from tls_redis import Certificates, tls_door
 
-from pipeline.app import broker_tls, broker_url, make_app
 from pipeline.errors import BadInput, BadSetting
+from pipeline.messages.app import broker_tls, broker_url, make_app
 from pipeline.settings import Settings
 from pipeline.values import check_url, masked_url
-from pipeline.workers.redis_server import check_redis
+from pipeline.workers.stack.private_redis import check_redis
 
 ROOT = Path(__file__).resolve().parent.parent
 # Characters that mean something in URLs, shells, Redis' protocol and regular expressions.

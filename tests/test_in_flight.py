@@ -13,11 +13,11 @@ import pytest
 import redis
 from polling import wait_until
 
-from pipeline.drain import evidence as module
-from pipeline.drain.evidence import InFlight, pack, unpack
 from pipeline.errors import BadPayload
-from pipeline.keyspace import Keys, connect
+from pipeline.models import in_flight as module
+from pipeline.models.in_flight import InFlight, pack, unpack
 from pipeline.models.threshold import Evidence
+from pipeline.redis.keys import Keys, connect
 from pipeline.settings import Settings
 
 LINES = {n: f"line {n}" for n in range(40)}
@@ -126,8 +126,8 @@ def test_whoever_fails_at_a_line_keeps_nobody_waiting(first: InFlight, second: I
 
 PEER = """
 import sys, time
-from pipeline.drain.evidence import InFlight
-from pipeline.keyspace import connect
+from pipeline.models.in_flight import InFlight
+from pipeline.redis.keys import connect
 from pipeline.models.threshold import Evidence
 from pipeline.settings import Settings
 

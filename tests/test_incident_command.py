@@ -12,9 +12,9 @@ import pytest
 import redis
 from command_line import Verb, command_line
 
-from pipeline.incidents import Event, Incidents
-from pipeline.keyspace import Keys
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
+from pipeline.watching.incidents.live import Event, Incidents
 
 
 @functools.cache

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import incident_values as values
-from pipeline import incidents, onsets
 from pipeline.errors import BadPayload, TooNew
-from pipeline.incidents import Event, Incident, Incidents
+from pipeline.watching.incidents import live as incidents
+from pipeline.watching.incidents import onsets, values
+from pipeline.watching.incidents.live import Event, Incident, Incidents
 
 START = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from pipeline.errors import BadPayload
-from pipeline.judging import Examinee, Judgement, injected, judge, split
 from pipeline.models import bundle as bundles
-from pipeline.models.comparison import auc, auc_falls, auc_upper, more_often, spearman, wilson_lower
+from pipeline.models.config import ModelConfig
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel, build
 from pipeline.models.severity import severity_words
-from pipeline.models.shape import ModelConfig
 from pipeline.models.threshold import Evidence, Mode
 from pipeline.models.trainer import fit
-from pipeline.records import SAMPLE_SCHEMA, pattern_ids
+from pipeline.records.schema import SAMPLE_SCHEMA, pattern_ids
+from pipeline.training.comparison import auc, auc_falls, auc_upper, more_often, spearman, wilson_lower
+from pipeline.training.judging import Examinee, Judgement, injected, judge, split
 
 SMALL = TrainConfig(model=ModelConfig(hidden=48, feed_forward=96, layers=1), min_steps=120, max_steps=120)
 QUICK = replace(SMALL, min_steps=20, max_steps=20)  # where the weights do not matter

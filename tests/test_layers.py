@@ -86,4 +86,4 @@ def test_only_settings_reads_the_environment() -> None:
         if any(word in p.read_text(encoding="utf-8") for word in ("os.environ", "getenv"))
     ]
     # local.py hands the environment on to the processes it starts.
-    assert readers == ["pipeline/settings.py", "pipeline/workers/local.py"]
+    assert readers == ["pipeline/settings.py", "pipeline/workers/stack/stack.py"]

@@ -12,9 +12,9 @@ from pipeline.drain.templates import UNCLASSIFIED, Template
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable, TooNew
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Leases, Mode, granted
-from pipeline.keyspace import Keys
-from pipeline.records import Verdict
+from pipeline.records.schema import Verdict
+from pipeline.redis.keys import Keys
+from pipeline.redis.leases import Leases, Mode, granted
 from pipeline.settings import Settings
 
 

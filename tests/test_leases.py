@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from polling import wait_until
 
 from pipeline.errors import LeaseRefused, RedisUnavailable
-from pipeline.gpu.leases import Lease, Leases, Mode, Refused, granted
-from pipeline.keyspace import Scripts
+from pipeline.redis.keys import Scripts
+from pipeline.redis.leases import Lease, Leases, Mode, Refused, granted
 from pipeline.settings import Settings
 
 ONE = "training"

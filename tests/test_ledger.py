@@ -10,11 +10,11 @@ import pytest
 import redis
 from polling import wait_until
 
-from pipeline.batches import Accepted, Claim, Full, Meta, Stage
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable, TooNew
-from pipeline.keyspace import answering
-from pipeline.ledger import Ledger
-from pipeline.records import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, pack_frame, raw_frame
+from pipeline.ledger.batches import Accepted, Claim, Full, Meta, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.schema import RAW_SCHEMA, WIRE_VERSION, Batch, Purpose, pack_frame, raw_frame
+from pipeline.redis.keys import answering
 from pipeline.settings import Settings
 
 ARRIVED = datetime(2026, 11, 20, 10, tzinfo=UTC)

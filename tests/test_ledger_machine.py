@@ -22,11 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pipeline.batches import UNFINISHED, Accepted, Claim, Full, Stage
 from pipeline.errors import BadInput, ClaimLost
-from pipeline.keyspace import text_map
-from pipeline.ledger import Ledger
-from pipeline.records import Batch, Purpose, raw_frame
+from pipeline.ledger.batches import UNFINISHED, Accepted, Claim, Full, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.redis.keys import text_map
 from pipeline.settings import Settings
 
 ATTEMPTS = 2
@@ -453,8 +453,8 @@ class LedgerMachine(RuleBasedStateMachine):
 def test_the_ledger_agrees_with_its_model_whatever_happens(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.ledger.MAX_OBSERVATIONS", OBSERVATIONS)
-    monkeypatch.setattr("pipeline.ledger.MAX_OBSERVED_BYTES", OBSERVED_BYTES)
+    monkeypatch.setattr("pipeline.ledger.ledger.MAX_OBSERVATIONS", OBSERVATIONS)
+    monkeypatch.setattr("pipeline.ledger.ledger.MAX_OBSERVED_BYTES", OBSERVED_BYTES)
     LedgerMachine.server, LedgerMachine.base = redis_url, Settings(claim_ttl_ms=600_000)
     run_state_machine_as_test(
         LedgerMachine,

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 import redis
 from crash_points import check_sums, snapshot
 
-from pipeline.batches import Accepted, Claim, Stage
 from pipeline.errors import ClaimLost
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.records import Batch, Purpose, raw_frame
+from pipeline.ledger.batches import Accepted, Claim, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 
 SECONDS = 6.0

@@ -18,14 +18,14 @@ from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
 from pipeline.models import line as line_module
 from pipeline.models import masked
+from pipeline.models.config import Kind, ModelConfig, model_config
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.lexicon import rectangles
 from pipeline.models.line import LineModel, build
-from pipeline.models.shape import Kind, ModelConfig, model_config
 from pipeline.models.threshold import Mode
 from pipeline.models.tokenizer import LineTokenizer
 from pipeline.models.trainer import fit
-from pipeline.records import pattern_ids
+from pipeline.records.schema import pattern_ids
 
 TOKENS = ("<IP>", "<NUM>")
 NORMAL = [

@@ -17,20 +17,20 @@ import redis
 from polling import Clock, wait_until
 from worker_process import begun
 
-from pipeline.app import make_app
-from pipeline.batches import Stage
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Lease, Mode
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.presence import Pace, Presence
+from pipeline.ledger.batches import Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.messages.submit import Submit
+from pipeline.observe.presence import Pace, Presence
 from pipeline.producer import Producer
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Lease, Mode
 from pipeline.settings import Settings
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG
-from pipeline.tasks.submit import Submit
 from pipeline.workers.liveness import DEAF, Liveness, Progress
-from pipeline.workers.restarts import CALM_S, PAUSES_S, UNREADY, Restarts
+from pipeline.workers.stack.restarts import CALM_S, PAUSES_S, UNREADY, Restarts
 
 # What wakes in a worker when its lines hold a word. Loaded before anything else.
 SITE = textwrap.dedent(

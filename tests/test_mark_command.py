@@ -13,14 +13,14 @@ from command_line import Said, Verb
 
 from pipeline.cli import parser
 from pipeline.drain.learner import pack
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
 from pipeline.drain.verdicts import WARMING_VERSION, Verdicts
-from pipeline.keyspace import Keys
-from pipeline.ledger import Ledger
-from pipeline.mark_store import Marks
-from pipeline.marks import Kind, State, Target
-from pipeline.records import RESULT_SCHEMA, Batch, Purpose, Verdict, pattern_ids, raw_frame
+from pipeline.ledger.ledger import Ledger
+from pipeline.marks.marks import Kind, State, Target
+from pipeline.marks.store import Marks
+from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, Verdict, pattern_ids, raw_frame
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
@@ -253,7 +253,7 @@ def test_masks_that_differ_from_the_live_models_are_remarked_upon(
 ) -> None:
     from types import SimpleNamespace
 
-    from pipeline.registry import Registry
+    from pipeline.models.registry import Registry
 
     monkeypatch.setattr(Registry, "current", lambda *_: SimpleNamespace(version="m1"))
     monkeypatch.setattr(Registry, "manifest", lambda *_: SimpleNamespace(mask_version="another"))

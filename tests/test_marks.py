@@ -12,15 +12,16 @@ import pytest
 import redis
 from test_observation import BATCH
 
-from pipeline import detect, mark_store
-from pipeline.app import make_app
-from pipeline.batches import Stage
+from pipeline import detect
 from pipeline.errors import BadInput, BadPayload, RedisUnavailable
-from pipeline.findings import severity
-from pipeline.mark_store import MAX_WHY, SHOWN_AFTER, Marks
-from pipeline.marks import Mark, Overlay, State, Target, lesson
+from pipeline.ledger.batches import Stage
+from pipeline.marks import store as mark_store
+from pipeline.marks.marks import Mark, Overlay, State, Target, lesson
+from pipeline.marks.store import MAX_WHY, SHOWN_AFTER, Marks
+from pipeline.messages.app import make_app
 from pipeline.producer import Producer
-from pipeline.records import RESULT_SCHEMA, SAMPLE_SCHEMA, Purpose, Verdict, pattern_ids
+from pipeline.records.schema import RESULT_SCHEMA, SAMPLE_SCHEMA, Purpose, Verdict, pattern_ids
+from pipeline.report.findings import severity
 from pipeline.report.text import explain
 from pipeline.settings import Settings
 from pipeline.tasks import ingest

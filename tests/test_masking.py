@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.drain import digest
-from pipeline.drain.digest import EMPTY, LINE_END
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking import multiline as digest
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.masking.multiline import EMPTY, LINE_END
 from pipeline.errors import BadMask
-from pipeline.records import pattern_ids
+from pipeline.records.schema import pattern_ids
 
 LOGHUB = Path(__file__).parents[2] / "shared" / "data" / "loghub_2k"
 MASKS = MaskSet.load()

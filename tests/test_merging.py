@@ -18,12 +18,12 @@ from polling import wait_until
 from pool_devices import put_devices
 from small_bundles import ONE, TWO, written
 
-from pipeline.app import make_app
-from pipeline.batches import Claim, Stage
 from pipeline.errors import BadBundle
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU, of_class
 from pipeline.models.threshold import Evidence
 from pipeline.producer import Producer
-from pipeline.routing import QUEUE_CPU, QUEUE_GPU, of_class
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, merging
 from pipeline.tasks import share as share_module
@@ -366,7 +366,7 @@ def test_a_worker_of_the_gpu_takes_along_what_waits_for_the_gpu(
 PROCESS = """
 import os, signal, sys, time
 from dataclasses import replace
-from pipeline.app import make_app
+from pipeline.messages.app import make_app
 from pipeline.models.threshold import Evidence
 from pipeline.settings import Settings
 from pipeline.tasks import infer

@@ -19,25 +19,26 @@ from polling import wait_until
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline import metrics
-from pipeline.app import make_app
-from pipeline.batches import Claim, Stage
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Leases, Mode
-from pipeline.keyspace import Keys, connect
-from pipeline.ledger import Ledger
-from pipeline.presence import Presence
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.observe import counters as metrics
+from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
-from pipeline.records import Batch, Purpose, raw_frame
+from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.redis.keys import Keys, connect
+from pipeline.redis.leases import Leases, Mode
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
-from pipeline.workers import agent, bootstrap, door, source
+from pipeline.workers import agent, bootstrap, source
 from pipeline.workers import metrics as exporter_process
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers import sockets as door
 from pipeline.workers.scrape import LINES_TOTAL, SHOWN, Scrape
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 ENDS_S = 10.0
@@ -114,7 +115,7 @@ def test_a_counter_outlives_its_process_and_its_pool_children(
     code = """
         import atexit, os, sys
         from pipeline import metrics
-        from pipeline.keyspace import Keys, connect
+        from pipeline.redis.keys import Keys, connect
         from pipeline.settings import Settings
 
         settings = Settings.load()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.drain.templates import UNCLASSIFIED
-from pipeline.records import RESULT_SCHEMA, Purpose
+from pipeline.records.schema import RESULT_SCHEMA, Purpose
 from pipeline.watching.observation import RATES_SCHEMA, observe
 
 START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)

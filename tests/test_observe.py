@@ -6,7 +6,7 @@ import logging
 import pytest
 import structlog
 
-from pipeline.observe import logger, set_up
+from pipeline.logs import logger, set_up
 
 
 @pytest.fixture(autouse=True)

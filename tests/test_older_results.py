@@ -7,11 +7,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipeline import findings, results
-from pipeline.query import Query
-from pipeline.records import RESULT_SCHEMA
-from pipeline.sampling import read_parquet
+from pipeline.records.query import Query
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.report import findings
+from pipeline.sinks import results
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.training.sampling import read_parquet
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 OLDER = {name: kind for name, kind in RESULT_SCHEMA.items() if name not in results.LATER}

@@ -19,19 +19,19 @@ from opensearchpy import OpenSearch, helpers
 from polling import wait_until
 from power_cut import power
 
-from pipeline.batches import Accepted, Full
 from pipeline.errors import BadPayload, BadSetting, RedisUnavailable, SourceUnavailable
-from pipeline.ledger import Ledger
+from pipeline.ledger.batches import Accepted, Full
+from pipeline.ledger.ledger import Ledger
+from pipeline.observe.presence import Presence
 from pipeline.opensearch.client import connect
-from pipeline.presence import Presence
 from pipeline.producer import Producer
-from pipeline.records import Batch
+from pipeline.records.schema import Batch
 from pipeline.settings import Settings
+from pipeline.sources import dedup_window as seen_module
 from pipeline.sources import opensearch as source
-from pipeline.sources import seen as seen_module
+from pipeline.sources.dedup_window import Entry, Seen
 from pipeline.sources.documents import number_of, text_of, value_at
 from pipeline.sources.opensearch import Polled, Poller, deliver, poll_once
-from pipeline.sources.seen import Entry, Seen
 from pipeline.workers.source import SourceWorker
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -15,12 +15,12 @@ from opensearchpy import OpenSearch
 from pipeline.errors import SourceUnavailable
 from pipeline.opensearch.client import connect
 from pipeline.opensearch.training import count, learn_pages
-from pipeline.query import Query
-from pipeline.records import LEARN_SCHEMA, RESULT_SCHEMA
-from pipeline.sampling import read_parquet
+from pipeline.records.query import Query
+from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.training.sampling import read_parquet
 
 BEGIN = datetime(2026, 11, 20, 23, 59, 59, 999_000, tzinfo=UTC)
 WORDS = [

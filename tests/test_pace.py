@@ -3,7 +3,7 @@
 import pytest
 from polling import Clock
 
-from pipeline.sources.pace import LEAST_S, MOST_S, POLL_S, QUIET_S, Due, Pace, delay_s
+from pipeline.sources.flush_policy import LEAST_S, MOST_S, POLL_S, QUIET_S, Due, Pace, delay_s
 
 STEP_S = 0.01
 

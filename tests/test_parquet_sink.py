@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ClaimLost, SinkUnavailable
-from pipeline.records import RESULT_SCHEMA
+from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import parquet
 from pipeline.sinks.parquet import LOCK, TEMPORARY, ParquetSink
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import keyspace, metrics, routing
 from pipeline.cli import parser
+from pipeline.messages import routing
+from pipeline.observe import counters as metrics
+from pipeline.redis import keys as keyspace
 from pipeline.tasks import reload
 from pipeline.workers import scrape
 from pipeline.workers.bootstrap import ROLES

@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.keyspace import TROUBLE_TTL_S, WORKER_TTL_S
-from pipeline.observe import set_up
-from pipeline.presence import Presence, Trouble, attached, running, state_file
+from pipeline.logs import set_up
+from pipeline.observe.presence import Presence, Trouble, attached, running, state_file
+from pipeline.redis.keys import TROUBLE_TTL_S, WORKER_TTL_S
 from pipeline.settings import Settings
-from pipeline.workers.local import Stack
+from pipeline.workers.stack.stack import Stack
 
 
 @pytest.fixture

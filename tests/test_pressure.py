@@ -15,20 +15,21 @@ import redis
 from polling import wait_until
 from rich.console import Console
 
-import pipeline.ledger
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Claim, Full, Stage
+import pipeline.ledger.ledger
 from pipeline.commands import status
-from pipeline.commands.sender import Sender
-from pipeline.ledger import Ledger
+from pipeline.commands.send.sender import Sender
+from pipeline.ledger.batches import Accepted, Claim, Full, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages import submit
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import QUEUE_INGEST
 from pipeline.producer import Producer
-from pipeline.records import Batch, Purpose, raw_frame
-from pipeline.routing import QUEUE_INGEST
+from pipeline.records.schema import Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.tasks import periodic, submit
+from pipeline.tasks import periodic
 from pipeline.tasks.context import Context
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 
 def batch(batch_id: str, lines: list[str] | None = None) -> Batch:
@@ -208,8 +209,8 @@ def test_who_is_refused_again_and_again_asks_less_often_until_something_is_taken
 def test_send_says_once_that_it_waits_and_goes_on_when_there_is_room(
     client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.sender.SAY_EVERY_S", 0.1)
-    monkeypatch.setattr(pipeline.ledger, "RETRY_AFTER_S", {"batches": 0.01})
+    monkeypatch.setattr("pipeline.commands.send.sender.SAY_EVERY_S", 0.1)
+    monkeypatch.setattr(pipeline.ledger.ledger, "RETRY_AFTER_S", {"batches": 0.01})
     own = replace(settings, max_pending_batches=1)
     app = make_app(own)
     ledger = Ledger(client, own)

@@ -14,20 +14,20 @@ from polling import wait_until
 from worker_process import working
 
 from pipeline import cli, detect
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Claim, Full, Stage
 from pipeline.detect import WORK_SCHEMA
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.ledger import Ledger
+from pipeline.ledger.batches import Accepted, Claim, Full, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, all_queues, both
+from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
-from pipeline.records import Batch, Purpose, raw_frame
-from pipeline.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, all_queues, both
+from pipeline.records.schema import Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.tasks import periodic
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
-from pipeline.tasks.submit import Submit
 from pipeline.workers.bootstrap import ROLES
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Claim, Full, Stage
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.ledger import Ledger
+from pipeline.ledger.batches import Accepted, Claim, Full, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import QUEUE_INGEST
+from pipeline.messages.submit import Submit
 from pipeline.producer import MAX_NAME, Producer
-from pipeline.records import RAW_SCHEMA, Purpose, raw_frame
-from pipeline.routing import QUEUE_INGEST
+from pipeline.records.schema import RAW_SCHEMA, Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.tasks.submit import Submit
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.models.rate_past import Sign
-from pipeline.models.rate_profile import Profile
-from pipeline.models.rate_table import COLUMNS
-from pipeline.models.rates import Alarm, Rates
+from pipeline.watching.rates.baseline import Sign
+from pipeline.watching.rates.profile import Profile
+from pipeline.watching.rates.rates import Alarm, Rates
+from pipeline.watching.rates.table import COLUMNS
 
 START = 28_401_120  # epoch minute of Monday 2024-01-01 00:00 UTC
 PER_DAY = 1.0

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.models.rate_math import Peaks, common_factor, deviance, evidence, gamma_tail, tail
-from pipeline.models.rate_table import ROWS, slot_of
-from pipeline.models.rates import MAX_PACKED, Alarm, Rates
-from pipeline.records import Reason
+from pipeline.records.schema import Reason
+from pipeline.watching.rates.rates import MAX_PACKED, Alarm, Rates
+from pipeline.watching.rates.table import ROWS, slot_of
+from pipeline.watching.rates.tail_bounds import Peaks, common_factor, deviance, evidence, gamma_tail, tail
 
 START = 28_401_120  # epoch minute of Monday 2024-01-01 00:00 UTC
 LEVELS = np.array([0.05, 0.4, 2.0, 6.0, 15.0, 40.0])

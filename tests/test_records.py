@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.records import (
+from pipeline.records.schema import (
     RAW_SCHEMA,
     VERDICT_VERSION,
     Batch,

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from pipeline.settings import Settings
-from pipeline.workers import redis_server
-from pipeline.workers.redis_server import PrivateRedis
+from pipeline.workers.stack import private_redis as redis_server
+from pipeline.workers.stack.private_redis import PrivateRedis
 
 
 def test_a_server_that_still_reads_what_it_had_on_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

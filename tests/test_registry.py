@@ -7,9 +7,9 @@ import redis
 from small_bundles import AT, ONE, THREE, TWO, written
 
 from pipeline.errors import BadBundle, RedisUnavailable, StaleToken
-from pipeline.gpu.leases import Lease, Leases, Mode, granted
 from pipeline.models import bundle
-from pipeline.registry import Registry
+from pipeline.models.registry import Registry
+from pipeline.redis.leases import Lease, Leases, Mode, granted
 from pipeline.settings import Settings
 
 

@@ -8,12 +8,12 @@ import pytest
 import redis
 from small_bundles import AT, ONE, THREE, TWO, written
 
-from pipeline import registry as module
 from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken
-from pipeline.gpu.leases import Lease, Leases, Mode, granted
-from pipeline.keyspace import Scripts
 from pipeline.models import bundle
-from pipeline.registry import FAULT_TTL_S, HISTORY_KEPT, SHARED, Live, Note, Registry
+from pipeline.models import registry as module
+from pipeline.models.registry import FAULT_TTL_S, HISTORY_KEPT, SHARED, Live, Note, Registry
+from pipeline.redis.keys import Scripts
+from pipeline.redis.leases import Lease, Leases, Mode, granted
 from pipeline.settings import Settings
 
 FOUR = "m000004-0a1b2c3d"

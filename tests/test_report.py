@@ -14,11 +14,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipeline import findings
 from pipeline.errors import BadInput, SinkUnavailable
-from pipeline.findings import Finding, Sample
-from pipeline.records import RESULT_SCHEMA, UTC_US
-from pipeline.report import page, text
+from pipeline.records.schema import RESULT_SCHEMA, UTC_US
+from pipeline.report import findings, page, text
+from pipeline.report.findings import Finding, Sample
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 LIMIT = 5_000_000

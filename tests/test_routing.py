@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.app import configuration
-from pipeline.batches import Stage
-from pipeline.routing import (
+from pipeline.ledger.batches import Stage
+from pipeline.messages.app import configuration
+from pipeline.messages.routing import (
     BACKFILL,
     QUEUE_CPU,
     QUEUE_DRAIN,

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import settings as quick
 from hypothesis import strategies as st
 
-from pipeline import sampling
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template, Templates
 from pipeline.errors import BadPayload, SourceUnavailable
-from pipeline.query import Query
-from pipeline.records import LEARN_SCHEMA, RESULT_SCHEMA, SAMPLE_SCHEMA, UTC_US, pattern_ids
-from pipeline.sampling import MAX_TEXT_BYTES, Sample, Sampler, read_parquet
+from pipeline.records.query import Query
+from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, SAMPLE_SCHEMA, UTC_US, pattern_ids
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.training import sampling
+from pipeline.training.sampling import MAX_TEXT_BYTES, Sample, Sampler, read_parquet
 
 MASKS = MaskSet.load()
 NOW = datetime(2026, 11, 20, tzinfo=UTC)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
-from pipeline.models.distinct_sessions import Silent, chosen, most_frequent
-from pipeline.models.sequences import LEVEL, NORMAL, Sequences, SessionVerdict, dump, load
+from pipeline.watching.sessions.model import LEVEL, NORMAL, Sequences, SessionVerdict, dump, load
+from pipeline.watching.sessions.prefixes import Silent, chosen, most_frequent
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -283,10 +283,10 @@ def test_sessions_that_fall_silent_very_often_are_learnt_as_far_as_there_is_room
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chatty = [[(50, 51), *[(n, 9)] * 39] for n in range(1, 30)]  # 40 states of 2 to 80 events: 1,640 in each
-    monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_STATE_EVENTS", 5_000)
+    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_STATE_EVENTS", 5_000)
     model = Sequences.of_parts(chatty)
     assert (model.sessions, model.carried) == (3, True)
-    monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_STATE_EVENTS", 10)
+    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_STATE_EVENTS", 10)
     assert Sequences.of_parts(chatty).sessions == 1
     assert Sequences.fit([(1, 2)]).sessions == 1
 
@@ -300,7 +300,7 @@ def test_long_sessions_that_are_always_silent_keep_no_other_out() -> None:
 
 
 def test_one_for_which_there_is_no_room_keeps_out_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_STATE_EVENTS", 1_000)
+    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_STATE_EVENTS", 1_000)
     times = Counter[Silent]({((1, 2), (2,)): 9, ((5,) * 1_500, (1_500,)): 8, ((1, 3), (2,)): 7})
     assert [session for (session, _), _ in most_frequent(times)] == [(1, 2), (1, 3)]
 
@@ -342,9 +342,9 @@ def test_where_too_few_are_alike_to_say_how_far_normal_ones_vary_none_is_far(
 
 
 def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.models.distinct_sessions.MAX_DISTINCT", 50)
-    monkeypatch.setattr("pipeline.models.sequences.MAX_KINDS", 20)
-    monkeypatch.setattr("pipeline.models.sequences.MAX_TRANSITIONS", 30)
+    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_DISTINCT", 50)
+    monkeypatch.setattr("pipeline.watching.sessions.model.MAX_KINDS", 20)
+    monkeypatch.setattr("pipeline.watching.sessions.model.MAX_TRANSITIONS", 30)
     draw = random.Random(1)
     many = [tuple(draw.choices(range(1, 40), k=12)) for _ in range(500)]
     model = Sequences.fit([*many, *NORMALS])

@@ -10,22 +10,22 @@ import pytest
 import redis
 from small_bundles import AT, ONE, THREE, TWO, written
 
-from pipeline import registry as registry_module
-from pipeline.app import make_app
-from pipeline.batches import Stage
 from pipeline.controller.trainings import Request, Trainings
 from pipeline.detect import Knowledge
 from pipeline.errors import BadBundle, ModelUnavailable
-from pipeline.gpu.leases import Lease, Leases, Mode, granted
+from pipeline.ledger.batches import Stage
+from pipeline.messages.app import make_app
 from pipeline.models import bundle
+from pipeline.models import registry as registry_module
+from pipeline.models import serving as module
+from pipeline.models.registry import Registry
+from pipeline.models.serving import Serving
 from pipeline.producer import Producer
-from pipeline.registry import Registry
+from pipeline.redis.leases import Lease, Leases, Mode, granted
 from pipeline.settings import Settings
-from pipeline.tasks import serving as module
 from pipeline.tasks.context import Context
 from pipeline.tasks.ingest import step
 from pipeline.tasks.reload import Hint
-from pipeline.tasks.serving import Serving
 from pipeline.tasks.step import perform
 from pipeline.workers.reloader import IDLE_AFTER_S, IDLE_POLL_S, Reloader
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
-from pipeline.session_keys import MAX_KEY, extract, own
+from pipeline.watching.sessions.keys import MAX_KEY, extract, own
 
 UUID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
 HEX32 = "121f3fe08fca4050ada25791f255b1cc"

@@ -11,14 +11,14 @@ import polars as pl
 import pytest
 
 from pipeline.controller.trainings import Request, Status
-from pipeline.drain.masking import MaskSet
-from pipeline.models.sequences import NORMAL
-from pipeline.query import Query
-from pipeline.records import LEARN_SCHEMA, RESULT_SCHEMA, Purpose
-from pipeline.session_sampling import KEEP_S, LEAST_SESSIONS, Sessions, SessionSampler
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.records.query import Query
+from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, Purpose
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.training import Lines, _Training
+from pipeline.training.training import Lines, _Training
+from pipeline.watching.sessions.model import NORMAL
+from pipeline.watching.sessions.sampling import KEEP_S, LEAST_SESSIONS, Sessions, SessionSampler
 
 BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.records import Purpose
+from pipeline.records.schema import Purpose
 from pipeline.watching.observation import (
     ANOMALIES_SCHEMA,
     EVENTS_SCHEMA,
@@ -19,8 +19,8 @@ from pipeline.watching.observation import (
     Lane,
     Observation,
 )
-from pipeline.watching.pasts import MOST_TOLD, Past
-from pipeline.watching.sessions import (
+from pipeline.watching.sessions.history import MOST_TOLD, Past
+from pipeline.watching.sessions.open_sessions import (
     MAX_SESSION_EVENTS,
     Session,
     gathered,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
-from pipeline.gpu.fairness import tenants
+from pipeline.gpu.policy.fairness import tenants
 from pipeline.settings import Settings, describe
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS
 from pipeline.values import masked_url
@@ -303,7 +303,7 @@ def send(args):
     print(polars.thread_pool_size())
     return 0
 
-sys.modules["pipeline.commands.send"] = types.SimpleNamespace(main=send)
+sys.modules["pipeline.commands.send.verb"] = types.SimpleNamespace(main=send)
 sys.exit(main(["send", "app.log"]))
 """
     env = {k: v for k, v in os.environ.items() if k != "POLARS_MAX_THREADS"} | {"LOGWEIR_POLARS_THREADS": "3"}

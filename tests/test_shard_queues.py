@@ -14,18 +14,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_shards import of, texts
 from worker_process import working
 
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Stage
 from pipeline.commands import drain as drain_command
-from pipeline.gpu.leases import Mode, granted
-from pipeline.records import Batch, Purpose, raw_frame, utc_now
-from pipeline.routing import BACKFILL, both
+from pipeline.ledger.batches import Accepted, Stage
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import BACKFILL, both
+from pipeline.messages.submit import HANDED
+from pipeline.records.schema import Batch, Purpose, raw_frame, utc_now
+from pipeline.redis.leases import Mode, granted
+from pipeline.redis.shards import IDS, MOST, of_shard, shard_of
 from pipeline.settings import Settings
-from pipeline.shards import IDS, MOST, of_shard, shard_of
 from pipeline.tasks import drain, ingest, periodic
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
-from pipeline.tasks.submit import HANDED
 from pipeline.workers.scrape import Scrape
 
 

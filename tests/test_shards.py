@@ -14,11 +14,11 @@ from pipeline.drain.templates import Template
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadSetting, LeaseRefused
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Leases, Mode, granted
-from pipeline.keyspace import Keys
-from pipeline.records import Verdict
+from pipeline.records.schema import Verdict
+from pipeline.redis.keys import Keys
+from pipeline.redis.leases import Leases, Mode, granted
+from pipeline.redis.shards import IDS, MOST, ids_of, of_shard, shard_named, shard_of
 from pipeline.settings import Settings
-from pipeline.shards import IDS, MOST, ids_of, of_shard, shard_named, shard_of
 from pipeline.workers.bootstrap import placed
 
 

@@ -10,11 +10,11 @@ import redis
 from polling import Clock, wait_until
 from pool_devices import put_devices
 
-from pipeline.app import make_app
 from pipeline.errors import DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
-from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need, PoolLease
+from pipeline.gpu.values import Need, PoolLease
+from pipeline.messages.app import make_app
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 from pipeline.tasks import infer
 from pipeline.tasks import share as module

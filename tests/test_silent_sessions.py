@@ -9,11 +9,11 @@ import msgpack
 import pytest
 from test_watching import BAD, CLOSE, FAULT, OPEN, WORK, World, said
 
-from pipeline import run
-from pipeline.models.sequences import SessionVerdict
+from pipeline.commands.run import plan as run
 from pipeline.settings import Settings
 from pipeline.watching import watcher as module
-from pipeline.watching.effort import Share
+from pipeline.watching.sessions.model import SessionVerdict
+from pipeline.watching.time_budget import Share
 
 HOUR_S, DAY_S = 3_600, 86_400
 

@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.errors import BadInput
 from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.flush_policy import Pace
 from pipeline.sources.follow import follow
-from pipeline.sources.pace import Pace
 from pipeline.sources.stdin import read_stream
 
 DEADLINE_S = 20.0

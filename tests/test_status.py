@@ -8,8 +8,8 @@ from rich.console import Console
 
 from pipeline.commands.status import _gpus, _workloads, gather
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need
-from pipeline.keyspace import Keys
+from pipeline.gpu.values import Need
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 

@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 
 from pipeline import detect
-from pipeline.app import make_app
-from pipeline.batches import Claim, Stage, half_ids
 from pipeline.errors import ClaimLost, Rejected, SinkUnavailable
+from pipeline.ledger.batches import Claim, Stage, half_ids
+from pipeline.messages.app import make_app
 from pipeline.producer import Producer
-from pipeline.records import Purpose, raw_frame
+from pipeline.records.schema import Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest, store
 from pipeline.tasks.context import Context
@@ -207,9 +207,9 @@ def test_an_exhausted_batch_is_given_up_however_long_its_results_take_to_go(
 STUCK = """
 import sys, time
 from dataclasses import replace
-from pipeline.app import make_app
-from pipeline.batches import Stage
-from pipeline.records import Purpose
+from pipeline.messages.app import make_app
+from pipeline.ledger.batches import Stage
+from pipeline.records.schema import Purpose
 from pipeline.settings import Settings
 from pipeline.tasks import store
 from pipeline.tasks.context import Context

@@ -11,19 +11,19 @@ import pytest
 import redis
 from pool_devices import put_devices
 
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Claim, Stage
 from pipeline.errors import RedisUnavailable
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.pool_values import Need
-from pipeline.keyspace import connect
-from pipeline.records import Batch, Purpose, raw_frame
-from pipeline.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, STAGE_TASK, all_queues
+from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.values import Need
+from pipeline.ledger.batches import Accepted, Claim, Stage
+from pipeline.messages.app import make_app
+from pipeline.messages.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, STAGE_TASK, all_queues
+from pipeline.messages.submit import Submit
+from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 from pipeline.tasks import infer, periodic
 from pipeline.tasks.context import Context
-from pipeline.tasks.submit import Submit
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.findings import Finding, Sample
 from pipeline.report import terminal
+from pipeline.report.findings import Finding, Sample
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 

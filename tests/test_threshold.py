@@ -14,7 +14,7 @@ from pipeline.errors import BadBundle
 from pipeline.models.tails import Tail, bound, conformal, student, tail_of
 from pipeline.models.threshold import Calibration, Evidence, Mode, Normal, Scale, calibrate
 from pipeline.models.verdict import conclude
-from pipeline.records import Verdict
+from pipeline.records.schema import Verdict
 
 NATS = st.floats(0.0, 60.0)
 NORMALS = st.lists(

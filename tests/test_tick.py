@@ -10,8 +10,6 @@ import pytest
 import redis
 from small_bundles import AT, ONE, TWO, written
 
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Claim, Stage
 from pipeline.controller import tick as module
 from pipeline.controller.facts import Outcome
 from pipeline.controller.tick import WINDOW, Controller, Memory, decisions
@@ -19,9 +17,11 @@ from pipeline.controller.trainings import Request, State, Trainings
 from pipeline.controller.watchlist import SHARED
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.devices import TRAINING
-from pipeline.gpu.leases import Lease, Leases, Mode, granted
-from pipeline.ledger import Ledger
-from pipeline.records import Batch, Purpose, raw_frame
+from pipeline.ledger.batches import Accepted, Claim, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.app import make_app
+from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.redis.leases import Lease, Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.tasks import tick as task
 from pipeline.tasks.context import Context

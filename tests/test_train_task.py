@@ -16,30 +16,30 @@ from celery.exceptions import SoftTimeLimitExceeded
 from polling import wait_until
 from pool_devices import put_devices
 
-from pipeline import judging, training
-from pipeline.app import make_app
 from pipeline.controller.trainings import ATTEMPTS, Request, State, Status
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import DeviceFailed, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.devices import TRAINING
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.leases import Leases, Mode, granted
-from pipeline.gpu.pool_values import PoolLease
-from pipeline.judging import Judgement
-from pipeline.marks import State as MarkState
-from pipeline.marks import Target
+from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.values import PoolLease
+from pipeline.marks.marks import State as MarkState
+from pipeline.marks.marks import Target
+from pipeline.messages.app import make_app
 from pipeline.models import trainer
 from pipeline.models.bundle import load_known
+from pipeline.models.config import ModelConfig
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.shape import ModelConfig
-from pipeline.query import Query
-from pipeline.records import RESULT_SCHEMA, pattern_ids
-from pipeline.registry import Live
+from pipeline.models.registry import Live
+from pipeline.records.query import Query
+from pipeline.records.schema import RESULT_SCHEMA, pattern_ids
+from pipeline.redis.leases import Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.tasks import periodic
 from pipeline.tasks import train as task
 from pipeline.tasks.context import Context
+from pipeline.training import judging, training
+from pipeline.training.judging import Judgement
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 SMALL = TrainConfig(model=ModelConfig(hidden=48, feed_forward=96, layers=1), min_steps=120, max_steps=120)
@@ -437,7 +437,7 @@ def test_a_redis_away_for_a_moment_does_not_cost_the_training(
     run = context.trainings.scripts.run
 
     def flaky(name: str, keys: list[str], args: list[Any]) -> Any:
-        if name == "training_show" and next(calls) % 2 == 0:
+        if name == "training/show" and next(calls) % 2 == 0:
             raise RedisUnavailable("away")
         return run(name, keys, args)
 

@@ -16,13 +16,13 @@ from pipeline.errors import BadBundle, TrainingFailed
 from pipeline.models import bundle as bundles
 from pipeline.models import trainer
 from pipeline.models.budget import chance_within, novel_per_day
+from pipeline.models.config import ModelConfig
 from pipeline.models.fitting import Fitted, TrainConfig, afforded, fit_network, learnt_by
 from pipeline.models.line import LineModel
 from pipeline.models.prior import SeverityPrior
-from pipeline.models.shape import ModelConfig
 from pipeline.models.threshold import CHANCE, Mode
 from pipeline.models.trainer import Progress, fit
-from pipeline.records import pattern_ids
+from pipeline.records.schema import pattern_ids
 
 TINY = TrainConfig(model=ModelConfig(hidden=32, feed_forward=64, layers=1), min_steps=20, max_steps=20)
 SUBJECTS = ["queue", "cache", "lease", "worker", "batch", "socket", "index", "shard"]

@@ -10,11 +10,11 @@ import pytest
 from pipeline.controller.requests import query_of, store_of
 from pipeline.controller.trainings import Request
 from pipeline.controller.watchlist import SHARED
-from pipeline.query import Query
-from pipeline.records import RESULT_SCHEMA, Purpose
+from pipeline.records.query import Query
+from pipeline.records.schema import RESULT_SCHEMA, Purpose
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.training import Lines, _nothing, chosen, lines_for, none_chosen
+from pipeline.training.training import Lines, _nothing, chosen, lines_for, none_chosen
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 SEEN = ("dev/a", "prod/a", "prod/own/x")

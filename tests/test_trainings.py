@@ -33,9 +33,9 @@ from pipeline.controller.trainings import (
 )
 from pipeline.errors import BadInput, BadPayload, Cancelled, RedisUnavailable, StaleToken, TrainingsFull
 from pipeline.gpu.devices import TRAINING
-from pipeline.gpu.leases import Lease, Leases, Mode, Refused, granted
-from pipeline.keyspace import Scripts
-from pipeline.query import Query
+from pipeline.records.query import Query
+from pipeline.redis.keys import Scripts
+from pipeline.redis.leases import Lease, Leases, Mode, Refused, granted
 from pipeline.settings import Settings
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -380,7 +380,7 @@ def test_a_zombie_changes_nothing(trainings: Trainings, leases: Leases) -> None:
     assert trainings.recent() == before
 
 
-SCRIPTS = ("training_request", "training_take", "training_cancel", "training_end", "training_show")
+SCRIPTS = ("training/request", "training/take", "training/cancel", "training/end", "training/show")
 
 
 @pytest.fixture
@@ -426,9 +426,9 @@ def test_a_request_that_was_taken_before_its_answer_arrived_is_not_queued_again(
     request, k = Request(), trainings.keys
     keys = [k.training("r"), k.training_queue, k.training_keys, k.trainings]
     args = ["r", request.key, request.to_json(), 1]
-    trainings.scripts.run("training_request", keys, args)
+    trainings.scripts.run("training/request", keys, args)
     assert trainings.take(lease(leases)) is not None
-    trainings.scripts.run("training_request", keys, args)
+    trainings.scripts.run("training/request", keys, args)
     assert trainings.status("r").state is State.FETCHING
     assert trainings.due() == 0
 

@@ -13,19 +13,19 @@ import redis
 from celery.contrib.testing.worker import start_worker
 from polling import wait_until
 
-import pipeline.batches
-import pipeline.ledger
-from pipeline import routing
-from pipeline.app import make_app
-from pipeline.batches import Claim, Stage
+import pipeline.ledger.batches
+import pipeline.ledger.ledger
 from pipeline.controller.trainings import State
 from pipeline.drain.learner import read_templates
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.gpu.devices import DRAIN, TRAINING
-from pipeline.gpu.leases import Mode, granted
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.messages import routing
+from pipeline.messages.app import make_app
 from pipeline.models.bundle import Manifest
 from pipeline.producer import Producer
-from pipeline.records import WIRE_VERSION, Purpose, Verdict
+from pipeline.records.schema import WIRE_VERSION, Purpose, Verdict
+from pipeline.redis.leases import Mode, granted
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest, periodic, store
 from pipeline.tasks.context import Context
@@ -239,7 +239,7 @@ def test_a_batch_of_a_newer_build_is_left_to_its_workers_uncounted_and_operators
     context.client.hset(entry, "not_before", 0)
     meta = json.loads(str(context.client.hget(entry, "meta"), "utf-8")) | {"source": "push"}
     context.client.hset(entry, "meta", json.dumps(meta))
-    for module in (pipeline.batches, pipeline.ledger):  # a worker of that build
+    for module in (pipeline.ledger.batches, pipeline.ledger.ledger):  # a worker of that build
         monkeypatch.setattr(module, "WIRE_VERSION", NEWER)
     finish(context, "newer")
     assert stored(context, "newer") == [["one", "two"]]

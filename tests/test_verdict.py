@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.models.threshold import Calibration, Evidence, Mode, Normal, calibrate
 from pipeline.models.verdict import conclude, is_rare, rarity
-from pipeline.records import Verdict
+from pipeline.records.schema import Verdict
 
 NATS = st.floats(0.0, 60.0)
 SURPRISES = st.lists(NATS, max_size=60)

@@ -11,29 +11,29 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from pipeline.app import make_app
-from pipeline.batches import Accepted, Claim, Stage
 from pipeline.commands import drain
 from pipeline.drain.learner import pack
 from pipeline.drain.templates import Template
 from pipeline.errors import LeaseRefused, SinkUnavailable
 from pipeline.gpu.devices import WATCH
-from pipeline.gpu.leases import Lease, Leases, Mode, granted
-from pipeline.incidents import Incidents
-from pipeline.keyspace import Keys, connect
-from pipeline.ledger import Ledger
-from pipeline.mark_store import Marks
-from pipeline.marks import State as MarkedAs
-from pipeline.marks import Target
-from pipeline.models.sequences import NORMAL, SessionVerdict
-from pipeline.records import RESULT_SCHEMA, Batch, Purpose, raw_frame
+from pipeline.ledger.batches import Accepted, Claim, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.marks.marks import State as MarkedAs
+from pipeline.marks.marks import Target
+from pipeline.marks.store import Marks
+from pipeline.messages.app import make_app
+from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, raw_frame
+from pipeline.redis.keys import Keys, connect
+from pipeline.redis.leases import Lease, Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
-from pipeline.watching import pulse as pulses
 from pipeline.watching import watcher as module
+from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane, Observation, observe
+from pipeline.watching.rates import minute_counts as pulses
 from pipeline.watching.rows import MOST_ROWS, marked_as, template_of
+from pipeline.watching.sessions.model import NORMAL, SessionVerdict
 from pipeline.watching.state import State
 from pipeline.watching.watcher import Parts, Told, Watcher
 from pipeline.workers.scrape import Scrape
@@ -378,7 +378,7 @@ def test_events_of_all_open_sessions_are_bounded_too(world: World, monkeypatch: 
 def test_past_the_limit_of_their_list_the_oldest_observations_are_dropped_and_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.ledger.MAX_OBSERVATIONS", 3)
+    monkeypatch.setattr("pipeline.ledger.ledger.MAX_OBSERVATIONS", 3)
     for i in range(5):
         world.stored((f"s{i}", 0, OPEN))
     assert world.waits() == 3
@@ -390,7 +390,7 @@ def test_past_the_limit_of_their_list_the_oldest_observations_are_dropped_and_co
 def test_what_is_dropped_while_a_round_works_is_not_taken_for_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.ledger.MAX_OBSERVATIONS", 2)
+    monkeypatch.setattr("pipeline.ledger.ledger.MAX_OBSERVATIONS", 2)
     world.stored(("a", 0, OPEN))
     world.stored(("b", 0, OPEN))
     look = world.watcher.state.look

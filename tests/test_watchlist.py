@@ -10,8 +10,6 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.app import make_app
-from pipeline.batches import Accepted
 from pipeline.controller import watchlist as module
 from pipeline.controller.watchlist import (
     SHARED,
@@ -25,8 +23,10 @@ from pipeline.controller.watchlist import (
     unwatched,
 )
 from pipeline.errors import BadInput, RedisUnavailable
+from pipeline.ledger.batches import Accepted
+from pipeline.messages.app import make_app
 from pipeline.producer import Producer
-from pipeline.records import MAX_NAME, Batch, Purpose, raw_frame
+from pipeline.records.schema import MAX_NAME, Batch, Purpose, raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks.context import Context
 

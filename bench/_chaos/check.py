@@ -16,9 +16,9 @@ from bench._chaos.lines import account
 from bench._chaos.samples import Watch
 from bench._chaos.there import letters, stored
 from bench._chaos.told import Told, Violation
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.registry import Registry
+from pipeline.ledger.ledger import Ledger
+from pipeline.models.registry import Registry
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 
 RSS_MIB: Final = 1_024.0

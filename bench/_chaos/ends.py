@@ -9,9 +9,9 @@ import redis
 from bench._chaos.there import Letter, Stored
 from bench._chaos.told import Answer, Told, Violation
 from pipeline.errors import BadBundle, BadPayload
-from pipeline.keyspace import Keys, text_map
-from pipeline.ledger import Ledger
-from pipeline.registry import Registry
+from pipeline.ledger.ledger import Ledger
+from pipeline.models.registry import Registry
+from pipeline.redis.keys import Keys, text_map
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Cursor
 

@@ -22,12 +22,12 @@ from bench._chaos.history import History
 from bench._chaos.producers import PAUSE_S, Poisoner, Sender, known
 from bench._chaos.schedule import KINDS, Fault
 from bench._chaos.world import World
-from pipeline.batches import Stage
 from pipeline.errors import LogweirError
 from pipeline.gpu.devices import DRAIN
-from pipeline.keyspace import Keys
+from pipeline.ledger.batches import Stage
+from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
-from pipeline.tasks.submit import Submit
+from pipeline.redis.keys import Keys
 
 AT_ONCE: Final = 20  # messages that one fault doubles or drops in a queue
 FILL_LINES: Final = 3

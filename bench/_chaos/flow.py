@@ -14,7 +14,7 @@ import redis
 
 from bench._chaos.history import History
 from bench._chaos.producers import Sent
-from pipeline.keyspace import Keys
+from pipeline.redis.keys import Keys
 
 POLL_S: Final = 0.1
 AT_ONCE: Final = 400

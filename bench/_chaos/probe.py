@@ -19,10 +19,10 @@ from redis.retry import Retry
 
 from bench._chaos.history import History
 from pipeline.errors import BadBundle, BadSetting
-from pipeline.keyspace import Keys
+from pipeline.messages.routing import all_queues
 from pipeline.models.bundle import MANIFEST
-from pipeline.registry import Registry
-from pipeline.routing import all_queues
+from pipeline.models.registry import Registry
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 EVERY_S: Final = 1.0

@@ -17,12 +17,12 @@ import redis
 
 from bench._chaos.history import History
 from bench._chaos.poison.sitecustomize import HANG, KILL
-from pipeline.batches import Full, Stage
 from pipeline.errors import LogweirError
-from pipeline.keyspace import Keys, connect
+from pipeline.ledger.batches import Full, Stage
+from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
+from pipeline.redis.keys import Keys, connect
 from pipeline.settings import Settings
-from pipeline.tasks.submit import Submit
 
 PAUSE_S: Final = 0.25  # after an exception, before the same batch is sent again
 OLD_S: Final = 86_400.0  # how old the lines of the workload that is read up are: it waits behind fresh ones

@@ -99,7 +99,7 @@ class Watch:
         most_bytes = s.max_pending_mib * MIB
         if due["roots"] > s.max_pending_batches:
             yield 5, "due batches", f"{due['roots']} batches wait, {s.max_pending_batches} may"
-        # One batch larger than the limit gets in while nothing else waits (accept.lua).
+        # One batch larger than the limit gets in while nothing else waits (ledger/accept.lua).
         if due["root_bytes"] > most_bytes and due["roots"] > 1:
             yield (
                 5,

@@ -11,13 +11,13 @@ from typing import Any, Final, cast
 import polars as pl
 
 from bench._chaos.told import MOST, Violation
-from pipeline import results
-from pipeline.batches import HALF, UNFINISHED
 from pipeline.errors import BadPayload
-from pipeline.keyspace import text_map
-from pipeline.ledger import Ledger
-from pipeline.records import OURS
+from pipeline.ledger.batches import HALF, UNFINISHED
+from pipeline.ledger.ledger import Ledger
+from pipeline.records.schema import OURS
+from pipeline.redis.keys import text_map
 from pipeline.settings import Settings
+from pipeline.sinks import results
 
 MARK: Final = r"mark=(\S+)#(\d+)"
 _MARKS: Final = r"mark=\S+#\d+"

@@ -29,9 +29,9 @@ from bench._chaos.disk import Disk
 from bench._chaos.history import History
 from bench._chaos.poison.sitecustomize import VISIBILITY
 from bench._chaos.proxy import Proxy
-from pipeline.presence import state_file
+from pipeline.observe.presence import state_file
 from pipeline.settings import Settings
-from pipeline.workers.redis_server import find_server
+from pipeline.workers.stack.private_redis import find_server
 
 PR_SET_CHILD_SUBREAPER: Final = 36
 RESTART_S: Final = 0.5  # RestartSec= of our service manager

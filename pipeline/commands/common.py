@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.errors import BadInput
-from pipeline.presence import attached
+from pipeline.observe.presence import attached
 from pipeline.settings import Settings
 
 _SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
@@ -36,7 +36,7 @@ def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> 
 
 def reached(settings: Settings, *, timeout_s: float | None = None) -> Settings:
     """Settings of the running stack, or of REDIS_URL, whose Redis answers and can be used. Raises BadInput."""
-    from pipeline.workers.redis_server import CHECK_S, check_redis
+    from pipeline.workers.stack.private_redis import CHECK_S, check_redis
 
     found = attached(settings)
     check_redis(found, timeout_s=timeout_s or CHECK_S)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.commands.common import display, out, print_json, settings_of
 from pipeline.errors import LogweirError
 from pipeline.settings import Settings
-from pipeline.words import plural
+from pipeline.units import plural
 
 if TYPE_CHECKING:
     import redis
@@ -63,7 +63,7 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
         found.append(_place("results directory", settings.results_dir, "LOGWEIR_RESULTS_DIR"))
     found += _stack_checks(settings)
     try:
-        from pipeline.drain.masking import MaskSet
+        from pipeline.drain.masking.mask_set import MaskSet
 
         masks = MaskSet.load(extra=settings.masks)
         found.append(check("masks", True, f"{len(masks.tokens)} tokens, version {masks.version}"))
@@ -74,7 +74,7 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
 
 def _gpu_check() -> dict[str, Any]:
     """Nothing fails without a GPU; what keeps one from being used is a warning."""
-    from pipeline.gpu.probe import probe
+    from pipeline.gpu.node.probe import probe
 
     seen = probe(PROBE_S)
     if seen is None:
@@ -118,7 +118,7 @@ def _place(what: str, path: Path, remedy: str) -> dict[str, Any]:
 
 
 def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
-    from pipeline.workers.redis_server import check_redis, find_server
+    from pipeline.workers.stack.private_redis import check_redis, find_server
 
     try:
         if settings.redis_url is None:
@@ -129,7 +129,7 @@ def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
         return [{"what": "Redis", "ok": False, "found": str(exc)}]
     import redis
 
-    from pipeline.keyspace import connect
+    from pipeline.redis.keys import connect
 
     found = [{"what": "Redis", "ok": True, "found": "REDIS_URL answers"}]
     try:
@@ -194,7 +194,7 @@ def _risk(fsync: str) -> str:
 def _stack_checks(settings: Settings) -> list[dict[str, Any]]:
     """The embedded stack of this data directory, where one runs."""
     from pipeline.commands.health import look
-    from pipeline.presence import attached, running
+    from pipeline.observe.presence import attached, running
 
     if settings.redis_url is not None or running(settings.data_dir) is None:
         return []

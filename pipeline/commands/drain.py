@@ -14,17 +14,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pipeline.batches import Stage
 from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, NotDrained, RedisUnavailable
-from pipeline.keyspace import answering, connect
-from pipeline.ledger import Ledger
-from pipeline.presence import Presence, running
-from pipeline.routing import both, stage_queues
+from pipeline.ledger.batches import Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.routing import both, stage_queues
+from pipeline.observe.presence import Presence, running
+from pipeline.redis.keys import answering, connect
 from pipeline.settings import Settings
-from pipeline.words import plural
-from pipeline.workers.place import holder
-from pipeline.workers.redis_server import private_url
+from pipeline.units import plural
+from pipeline.workers.stack.data_dir import holder
+from pipeline.workers.stack.private_redis import private_url
 
 DRAINED: Final = "an operator drains the pipeline (`logweir drain`)"
 # The next `logweir up` opens a door that was closed with these words, and no other.

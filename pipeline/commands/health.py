@@ -10,16 +10,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from pipeline.batches import Stage
 from pipeline.commands.common import err, out, print_json, printable, reached, settings_of
 from pipeline.errors import LogweirError
-from pipeline.keyspace import WORKER_TTL_S, connect
-from pipeline.presence import Presence, WorkerView, running
-from pipeline.registry import SHARED, Registry
-from pipeline.routing import stage_queues
+from pipeline.ledger.batches import Stage
+from pipeline.messages.routing import stage_queues
+from pipeline.models.registry import SHARED, Registry
+from pipeline.observe.presence import Presence, WorkerView, running
+from pipeline.redis.keys import WORKER_TTL_S, connect
 from pipeline.settings import Settings
-from pipeline.words import plural
-from pipeline.workers.place import called
+from pipeline.units import plural
+from pipeline.workers.stack.data_dir import called
 
 # Roles whose workers load a model version before they answer under it.
 ANSWERING: Final = frozenset({"ingest", "infer-cpu", "infer-gpu", "drain"})

@@ -20,14 +20,14 @@ from pipeline.commands.common import (
     settings_of,
 )
 from pipeline.errors import BadInput
-from pipeline.gpu.words import seconds
-from pipeline.incidents import Cause, Incident, Incidents
-from pipeline.keyspace import Keys, connect
-from pipeline.marks import Target
-from pipeline.records import utc_now
+from pipeline.gpu.policy.explain import seconds
+from pipeline.marks.marks import Target
+from pipeline.records.schema import utc_now
+from pipeline.redis.keys import Keys, connect
 from pipeline.settings import Settings
+from pipeline.units import listed, plural
+from pipeline.watching.incidents.live import Cause, Incident, Incidents
 from pipeline.watching.rows import marked_as
-from pipeline.words import listed, plural
 
 PAGE: Final = 50  # incidents shown at once
 TITLE_CHARS: Final = 160

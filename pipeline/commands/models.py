@@ -6,11 +6,11 @@ from typing import Any
 
 from pipeline.commands.common import out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadBundle, BadInput
-from pipeline.keyspace import connect
-from pipeline.records import utc_now
-from pipeline.registry import Live, Registry
+from pipeline.models.registry import Live, Registry
+from pipeline.records.schema import utc_now
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
-from pipeline.words import plural
+from pipeline.units import plural
 
 
 def main(args: argparse.Namespace) -> int:
@@ -88,7 +88,7 @@ def _rollback(args: argparse.Namespace, settings: Settings, registry: Registry) 
 
 
 def _moved(args: argparse.Namespace, settings: Settings, before: str, now: Live) -> int:
-    from pipeline.app import make_app
+    from pipeline.messages.app import make_app
     from pipeline.tasks import reload
 
     reload.announce(make_app(settings))

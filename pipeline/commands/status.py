@@ -12,7 +12,7 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reached, settings_of
 from pipeline.controller.trainings import State
 from pipeline.settings import Settings
-from pipeline.words import plural
+from pipeline.units import plural
 
 COUNTED = (
     "accepted", "stored", "dead", "discarded", "skipped", "anomalous", "normal", "warming", "unclassified",
@@ -73,9 +73,9 @@ def _shards(console: Console, shards: Sequence[Mapping[str, Any]]) -> None:
 
 def _drain_shards(client: Any, settings: Settings, workers: Sequence[Any]) -> list[dict[str, Any]]:
     """Every shard's queue, what lies in it, and whether a worker that lives takes from it."""
-    from pipeline.batches import Stage
-    from pipeline.keyspace import Keys
-    from pipeline.routing import both, stage_queues
+    from pipeline.ledger.batches import Stage
+    from pipeline.messages.routing import both, stage_queues
+    from pipeline.redis.keys import Keys
 
     keys = Keys(settings.key_prefix)
     served = {queue for worker in workers for queue in worker.queues}
@@ -212,7 +212,7 @@ def _iso(text: str) -> str:
 
 def _pool(client: Any, settings: Settings) -> dict[str, Any]:
     """The GPU pool in a few numbers."""
-    from pipeline.gpu.pool_ledger import PoolLedger
+    from pipeline.gpu.leasing.pool_ledger import PoolLedger
 
     pool = PoolLedger(client, settings).look()
     return {
@@ -232,10 +232,10 @@ def gather(settings: Settings) -> dict[str, Any]:
     from pipeline.controller.trainings import Trainings
     from pipeline.controller.watchlist import Watchlist
     from pipeline.errors import RedisUnavailable
-    from pipeline.keyspace import connect
-    from pipeline.ledger import Ledger
-    from pipeline.presence import Presence, running
-    from pipeline.registry import Registry
+    from pipeline.ledger.ledger import Ledger
+    from pipeline.models.registry import Registry
+    from pipeline.observe.presence import Presence, running
+    from pipeline.redis.keys import connect
 
     client = connect(settings)
     stack = running(settings.data_dir) or {}

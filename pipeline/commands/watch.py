@@ -9,10 +9,10 @@ from rich.table import Table
 from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.controller.watchlist import Watched, Watchlist, covers, unwatched
 from pipeline.errors import BadInput
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
+from pipeline.ledger.ledger import Ledger
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
-from pipeline.words import plural
+from pipeline.units import plural
 
 SHOWN = 30  # unwatched workloads, those with most lines
 

@@ -30,8 +30,8 @@ from pipeline.controller.facts import (
     clipped,
     iso,
 )
-from pipeline.records import digest
-from pipeline.words import plural
+from pipeline.records.schema import digest
+from pipeline.units import plural
 
 _NAMES_SHOWN: Final = 5
 

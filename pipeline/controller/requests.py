@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pipeline.query import Query
+from pipeline.records.query import Query
 from pipeline.settings import Settings
 
 _ZERO: Final = datetime(1970, 1, 1, tzinfo=UTC)

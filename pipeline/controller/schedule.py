@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 
 import redis
 
-from pipeline.keyspace import Keys, Scripts
+from pipeline.redis.keys import Keys, Scripts
 from pipeline.settings import Settings
 
 # A clock that was corrected by less than this is waited for; NTP and failovers step by seconds.
@@ -53,7 +53,7 @@ class Slots:
         """
         every_ms = max(1, round(every_s * 1000))
         args = [name, every_ms, owner or "unnamed", self.ttl_ms, max(STEP_BACK_MS, every_ms)]
-        answer = self.scripts.run("slot_begin", [self.key], args)
+        answer = self.scripts.run("training/slot_begin", [self.key], args)
         if answer[0] != b"yours":
             return None
         nominal = datetime.fromtimestamp(int(answer[1]) // 1000, UTC)
@@ -63,7 +63,7 @@ class Slots:
     def finish(self, slot: Slot) -> bool:
         """False: the slot was taken over meanwhile; who has it finishes it."""
         nominal_ms = (slot.nominal - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
-        return bool(self.scripts.run("slot_finish", [self.key], [slot.name, slot.seq, nominal_ms]))
+        return bool(self.scripts.run("training/slot_finish", [self.key], [slot.name, slot.seq, nominal_ms]))
 
 
 def last_time_of_day(now: datetime, times: Sequence[str], zone: ZoneInfo) -> datetime | None:

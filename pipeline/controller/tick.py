@@ -22,10 +22,10 @@ from pipeline.controller.schedule import last_time_of_day, next_time_of_day
 from pipeline.controller.trainings import Request, State, Status, Trainings
 from pipeline.controller.watchlist import Watched, Watchlist, model_of, silent
 from pipeline.errors import BadBundle, BadPayload, TrainingsFull
-from pipeline.keyspace import Keys, answering, text_map
-from pipeline.ledger import Ledger
-from pipeline.observe import logger
-from pipeline.registry import SHARED, Live, Registry
+from pipeline.ledger.ledger import Ledger
+from pipeline.logs import logger
+from pipeline.models.registry import SHARED, Live, Registry
+from pipeline.redis.keys import Keys, answering, text_map
 from pipeline.settings import Settings
 
 KEEP: Final = 1_000  # decisions

@@ -22,11 +22,11 @@ import redis
 from pipeline.controller.facts import backoff_s
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
 from pipeline.gpu.devices import TRAINING
-from pipeline.gpu.leases import Lease
-from pipeline.keyspace import Keys, Scripts, answering, text_map
-from pipeline.query import Query
-from pipeline.records import digest
-from pipeline.registry import SHARED
+from pipeline.models.registry import SHARED
+from pipeline.records.query import Query
+from pipeline.records.schema import digest
+from pipeline.redis.keys import Keys, Scripts, answering, text_map
+from pipeline.redis.leases import Lease
 from pipeline.settings import Settings
 
 ATTEMPTS: Final = 3  # of one request; a third death is no accident
@@ -152,7 +152,7 @@ class Trainings:
         new_id = uuid.uuid4().hex
         k = self.keys
         answer = self.scripts.run(
-            "training_request",
+            "training/request",
             [k.training(new_id), k.training_queue, k.training_keys, k.trainings],
             [new_id, request.key, request.to_json(), MAX_WAITING],
         )
@@ -168,7 +168,7 @@ class Trainings:
         request_id = self.followed(request_id).request_id  # what waits for another try is the same training
         k = self.keys
         answer = self.scripts.run(
-            "training_cancel",
+            "training/cancel",
             [k.training(request_id), k.training_queue, k.training_keys, k.trainings, k.trainings_ended],
             [request_id, KEEP_S, KEEP],
         ).decode()
@@ -253,7 +253,7 @@ class Trainings:
             if not ids:
                 return None
             answer = self.scripts.run(
-                "training_take",
+                "training/take",
                 [
                     k.training(ids[0]), k.training_queue, k.training_keys, k.lease(TRAINING), k.training_now,
                     k.training(before or "-"),
@@ -275,7 +275,7 @@ class Trainings:
     def show(self, status: Status, lease: Lease) -> None:
         """Report progress. Raises Cancelled when somebody asked for the end, StaleToken when it is not ours any more."""
         answer = self.scripts.run(
-            "training_show",
+            "training/show",
             [self.keys.training(status.request_id)],
             [lease.token, status.state.value, _dump(status)],
         )
@@ -333,7 +333,7 @@ class Trainings:
         status = replace(status, retried_as=retry_id)
         pause_s = 0.0 if retry is None else backoff_s(retry.attempt - 1, self.backoff_s)
         answer = self.scripts.run(
-            "training_end",
+            "training/end",
             [
                 k.training(status.request_id), k.lease(TRAINING), k.training_now, k.training(retry_id or "-"),
                 k.training_queue, k.training_keys, k.trainings, k.trainings_ended,

@@ -21,10 +21,10 @@ from typing import Final, Self
 import redis
 
 from pipeline.errors import BadInput
-from pipeline.keyspace import Keys, Scripts, answering, connect, text_map
-from pipeline.presence import attached
-from pipeline.records import MAX_NAME
-from pipeline.registry import SHARED
+from pipeline.models.registry import SHARED
+from pipeline.observe.presence import attached
+from pipeline.records.schema import MAX_NAME
+from pipeline.redis.keys import Keys, Scripts, answering, connect, text_map
 from pipeline.settings import Settings
 
 MAX_PATTERNS: Final = 10_000
@@ -98,7 +98,7 @@ class Watchlist:
         return watched
 
     def _change(self, verb: str, patterns: Iterable[str]) -> list[str]:
-        done = self.scripts.run("watch", [self.keys.watch], [verb, MAX_PATTERNS, *patterns])
+        done = self.scripts.run("training/watchlist", [self.keys.watch], [verb, MAX_PATTERNS, *patterns])
         if done[0] == b"full":
             raise BadInput(
                 f"the watchlist holds {MAX_PATTERNS:,} patterns, its limit; use wildcards, such as prod/*/cart"

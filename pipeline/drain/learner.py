@@ -23,11 +23,11 @@ import redis
 from pipeline.drain.templates import Change, Template, Templates
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadPayload, LeaseRefused, TooNew
-from pipeline.keyspace import Keys, answering, byte_map
-from pipeline.observe import logger
-from pipeline.records import WIRE_VERSION, Verdict
+from pipeline.logs import logger
+from pipeline.records.schema import WIRE_VERSION, Verdict
+from pipeline.redis.keys import Keys, answering, byte_map
+from pipeline.redis.shards import ids_of, of_shard, shard_of
 from pipeline.settings import Settings
-from pipeline.shards import ids_of, of_shard, shard_of
 
 # (work row, template id) -> verdict
 Judge = Callable[[Mapping[str, Any], int], Verdict]

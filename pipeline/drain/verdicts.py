@@ -1,7 +1,7 @@
 """The shared verdict cache: masked line -> verdict, keyed by model version.
 
 An answer of an old model can never be given for a new one, so a model swap needs no reset and cannot race.
-Two generations of a Redis hash bound it (learn.lua rotates them); a bounded dict in front saves round trips.
+Two generations of a Redis hash bound it (drain/learn.lua rotates them); a bounded dict in front saves round trips.
 """
 
 from collections import OrderedDict
@@ -11,9 +11,9 @@ from typing import Any, Final
 import redis
 
 from pipeline.errors import BadPayload
-from pipeline.keyspace import Keys, Scripts, answering
-from pipeline.observe import logger
-from pipeline.records import Verdict
+from pipeline.logs import logger
+from pipeline.records.schema import Verdict
+from pipeline.redis.keys import Keys, Scripts, answering
 from pipeline.settings import Settings
 
 CACHE_TTL_S: Final = 86_400
@@ -78,7 +78,7 @@ class Verdicts:
             k.lease(lease), k.templates, k.template_counts, k.verdicts(version, "young"), k.verdicts(version, "old"),
             k.templates_untold, k.template_changes,
         ]  # fmt: skip
-        if not self.scripts.run("learn", keys, args):
+        if not self.scripts.run("drain/learn", keys, args):
             return False
         if version in self._near:
             self._remember(self._near[version], verdicts)

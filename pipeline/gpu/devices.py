@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pipeline.shards import MOST, of_shard
+from pipeline.redis.shards import MOST, of_shard
 
 # The resource names single leases are taken on; GPUs have a pool of their own (pool.py).
 # Whoever trains, on whatever device, holds this; its token is the fence of a publish.

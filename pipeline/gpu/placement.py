@@ -19,9 +19,9 @@ import redis
 
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailable, RedisUnavailable
 from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose, copies
-from pipeline.gpu.pool_values import PoolLease
-from pipeline.keyspace import Keys, Scripts
-from pipeline.observe import logger
+from pipeline.gpu.values import PoolLease
+from pipeline.logs import logger
+from pipeline.redis.keys import Keys, Scripts
 from pipeline.settings import Settings
 
 LOAD_S: Final = 300.0  # tens of GiB from a slow disk
@@ -160,7 +160,7 @@ class Placement:
             late, self._dropping = self._dropping, []
         for entry in late:
             self._drop(entry)
-        now, *texts = self.scripts.run("place", self.keys, ["look", ""])
+        now, *texts = self.scripts.run("gpu/place", self.keys, ["look", ""])
         return int(now), sorted((_entry(text) for text in texts), key=lambda entry: entry.key)
 
     def _claim(self, model: Model, uuid: str, room_mib: int) -> Loaded | None:
@@ -175,7 +175,7 @@ class Placement:
         # We give up before the claim does; the rest is for a process that cannot say so.
         load_ms = int(self.load_timeout_s * 1000) + 5_000
         args = ["claim", _field(entry), _text(entry), model.memory_mib, room_mib, load_ms]
-        word, *_ = self.scripts.run("place", self.keys, args)
+        word, *_ = self.scripts.run("gpu/place", self.keys, args)
         if word == b"lost":
             raise LeaseRefused(f"lease {self.lease.lease_id} is gone; ask for another one")
         return entry if word == b"claimed" else None
@@ -254,7 +254,7 @@ class Placement:
                 self._dropping.append(entry)
 
     def _step(self, verb: str, entry: Loaded) -> bool:
-        return bool(self.scripts.run("place", self.keys, [verb, _field(entry), entry.claim]))
+        return bool(self.scripts.run("gpu/place", self.keys, [verb, _field(entry), entry.claim]))
 
 
 def _field(entry: Loaded) -> str:

@@ -16,14 +16,16 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
-from pipeline.gpu import held, policy, refusing
-from pipeline.gpu.held import Held
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.planner import Planner
-from pipeline.gpu.pool_ledger import PoolLedger
-from pipeline.gpu.pool_values import Need, PoolLease, Renewed, Report, Request, Snapshot, Swept
-from pipeline.gpu.waiting import Waiting
-from pipeline.observe import logger
+from pipeline.gpu.leasing import held
+from pipeline.gpu.leasing.held import Held
+from pipeline.gpu.leasing.planner import Planner
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.leasing.waiting import Waiting
+from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.policy import admission as refusing
+from pipeline.gpu.policy import policy
+from pipeline.gpu.values import Need, PoolLease, Renewed, Report, Request, Snapshot, Swept
+from pipeline.logs import logger
 from pipeline.settings import Settings
 
 OPEN_S: Final = 0.2  # how old an answer of open_to_shared may be: it is asked for every batch

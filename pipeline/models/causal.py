@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pipeline.models.config import ModelConfig
 from pipeline.models.lexicon import Bools, Ints, Lines, rectangles
-from pipeline.models.shape import ModelConfig
 from pipeline.models.tokenizer import CLS_ID, PAD_ID
 
 # Of (log Z)^2 in the loss; 0.03 and 0.1 cost nothing measurable, and at 0.1 the logits are nearer to NLL.

@@ -19,13 +19,13 @@ import torch
 from safetensors import SafetensorError
 
 from pipeline.errors import BadBundle, TrainingFailed
+from pipeline.logs import logger
 from pipeline.models import bundle as bundles
 from pipeline.models.causal import CausalNetwork, begin_with, finite
+from pipeline.models.config import Kind, ModelConfig, model_config
 from pipeline.models.lexicon import Lexicon, Lines
 from pipeline.models.line import loaded
-from pipeline.models.shape import Kind, ModelConfig, model_config
 from pipeline.models.tokenizer import CLS_ID, PAD_ID, SEP_ID, LineTokenizer
-from pipeline.observe import logger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

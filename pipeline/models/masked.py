@@ -17,7 +17,7 @@ from transformers.models.roberta_prelayernorm.modeling_roberta_prelayernorm impo
     RobertaPreLayerNormForMaskedLM,
 )
 
-from pipeline.models.shape import ModelConfig
+from pipeline.models.config import ModelConfig
 from pipeline.models.tokenizer import MASK_ID, PAD_ID, Encoded, LineTokenizer
 
 # The output matrix is the input embedding; safetensors stores shared memory once.

@@ -14,7 +14,7 @@ from pipeline.models.fitting import TrainConfig
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode
 from pipeline.models.verdict import is_rare
-from pipeline.records import SAMPLE_SCHEMA
+from pipeline.records.schema import SAMPLE_SCHEMA
 
 _HOLD_OUT: Final = 20  # templates; a 5 % quantile needs 19
 _FOLDS_BELOW: Final = 60  # templates; with fewer, holding out 20 would leave too little to learn from

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pipeline.errors import BadBundle
 from pipeline.models.severity import GRAVE_WORDS
 from pipeline.models.tails import Tail, bound, conformal, tail_of
-from pipeline.records import ERROR_LEVELS
+from pipeline.records.schema import ERROR_LEVELS
 
 ANOMALOUS_SCORE: Final = 0.5
 CHANCE: Final = 0.05  # of a new normal template to be flagged, where no budget asks for less

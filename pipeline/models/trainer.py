@@ -28,7 +28,7 @@ from pipeline.models.novelty import Novelty
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode, Normal, calibrate
-from pipeline.records import SAMPLE_SCHEMA, utc_now
+from pipeline.records.schema import SAMPLE_SCHEMA, utc_now
 
 _KNOWN_WORDS: Final = 200_000  # kept for "unseen words"; most frequent first
 

@@ -19,7 +19,7 @@ from pipeline.models.threshold import (
     severity,
     worded,
 )
-from pipeline.records import ERROR_LEVELS, Reason, Verdict, reason
+from pipeline.records.schema import ERROR_LEVELS, Reason, Verdict, reason
 
 # In logits, beside those of the level and of words in threshold.py.
 _UNSEEN_WORD: Final = 3.5  # an error word this log has never used, in a known template

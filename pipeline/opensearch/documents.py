@@ -14,7 +14,7 @@ import polars as pl
 from opensearchpy import OpenSearch
 from opensearchpy.exceptions import NotFoundError
 
-from pipeline.records import RESULT_SCHEMA
+from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.settings import Settings
 
 # Raised with every change of a mapping: a process that finds an older template installs its own.

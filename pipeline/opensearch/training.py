@@ -18,8 +18,8 @@ from pipeline.errors import SourceUnavailable
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import explained
 from pipeline.opensearch.documents import indices
-from pipeline.query import Query
-from pipeline.records import LEARN_SCHEMA, UTC_US, of_lines
+from pipeline.records.query import Query
+from pipeline.records.schema import LEARN_SCHEMA, UTC_US, of_lines
 from pipeline.settings import Settings
 
 # As text, whatever the JSON says: numbers of a document that another program wrote may be strings and the reverse.

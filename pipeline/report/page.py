@@ -20,10 +20,10 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.errors import BadInput, SinkUnavailable
-from pipeline.findings import Finding, by_incident
 from pipeline.report import parts
+from pipeline.report.findings import Finding, by_incident
 from pipeline.report.text import headline, shown
-from pipeline.words import plural
+from pipeline.units import plural
 
 # The page stays under 5 MB whatever comes: what varies has a share, the rest is under 300 KB.
 FINDINGS_BYTES: Final = 2_600_000

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final
 
-from pipeline.findings import Finding, Sample, severity
+from pipeline.report.findings import Finding, Sample, severity
 from pipeline.report.text import begun, clock, explain, place, sample_text, shown, span
-from pipeline.words import chance, plural
+from pipeline.units import chance, plural
 
 LISTED: Final = 12  # workloads and levels in the numbers
 

@@ -13,9 +13,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.findings import Finding, by_incident, severity
+from pipeline.report.findings import Finding, by_incident, severity
 from pipeline.report.text import begun, clock, explain, headline, place, sample_text, shown, span, visible
-from pipeline.words import plural
+from pipeline.units import plural
 
 TABLE_WIDTH: Final = 120  # below this, columns would break words
 TEMPLATE_CHARS: Final = 200

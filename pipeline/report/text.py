@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from pipeline.findings import Finding, Sample
-from pipeline.records import ERROR_LEVELS, LEVELS, OURS, Reason
-from pipeline.words import listed, plural
+from pipeline.records.schema import ERROR_LEVELS, LEVELS, OURS, Reason
+from pipeline.report.findings import Finding, Sample
+from pipeline.units import listed, plural
 
 # C0 controls and DEL have pictures of their own (U+2400...); newline and tab keep their meaning. C1
 # controls, line separators, zero-width and direction marks are named by their number. Lone

@@ -16,9 +16,9 @@ import polars as pl
 import redis
 
 from pipeline.errors import ClaimLost
-from pipeline.keyspace import Keys, answering, text_map
-from pipeline.observe import logger
-from pipeline.records import Purpose
+from pipeline.logs import logger
+from pipeline.records.schema import Purpose
+from pipeline.redis.keys import Keys, answering, text_map
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Last, at_once
 

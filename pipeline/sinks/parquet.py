@@ -23,9 +23,9 @@ from urllib.parse import quote, unquote
 
 import polars as pl
 
-from pipeline import results
 from pipeline.errors import SinkUnavailable
-from pipeline.records import RESULT_SCHEMA, digest
+from pipeline.records.schema import RESULT_SCHEMA, digest
+from pipeline.sinks import results
 from pipeline.sinks.sink import Last, at_once
 
 TEMPORARY: Final = ".part"

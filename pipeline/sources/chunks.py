@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
+from pipeline.sources.flush_policy import Due, Pace
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
-from pipeline.sources.pace import Due, Pace
 
 MAX_RECORDS: Final = 10_000  # as `batch_records` and `batch_kib` are shipped
 MAX_BYTES: Final = 2048 * 1024

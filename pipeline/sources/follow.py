@@ -18,7 +18,7 @@ from pipeline.sources.files import (
     open_file,
     resume_at,
 )
-from pipeline.sources.pace import Pace
+from pipeline.sources.flush_policy import Pace
 
 _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from pipeline.columns import kinds, spread
 from pipeline.errors import BadInput
-from pipeline.records import RAW_SCHEMA, UTC_US
+from pipeline.records.columns import kinds, spread
+from pipeline.records.schema import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
 from pipeline.sources.formats_text import ANYTHING, BY_NAME, CRI, LEVEL_WORDS, TEXT_FORMATS, Format
 from pipeline.sources.times import ISO_CLOCK, check_zone, read_times, to_utc

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from pipeline.records import RAW_SCHEMA
+from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.formats import TIMED, detect, head_mask, inner_lines
 
 MAX_RECORD_BYTES: Final = 65536

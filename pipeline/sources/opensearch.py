@@ -20,12 +20,13 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.batches import Accepted, Full
 from pipeline.errors import BadSetting, CursorMoved, SourceUnavailable
+from pipeline.ledger.batches import Accepted, Full
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import connect, explained
-from pipeline.records import Batch, Purpose, digest, utc_now
+from pipeline.records.schema import Batch, Purpose, digest, utc_now
 from pipeline.settings import Settings
+from pipeline.sources.dedup_window import Entry, Seen
 from pipeline.sources.documents import (
     Document,
     Layout,
@@ -35,7 +36,6 @@ from pipeline.sources.documents import (
     text_of,
     workload_of,
 )
-from pipeline.sources.seen import Entry, Seen
 
 _CLAUSES: Final = 500  # shards asked for at once; a query may have 1,024 clauses
 _WHOLE: Final = 200  # documents fetched whole at once, those without a message

@@ -10,7 +10,7 @@ from typing import BinaryIO, Final
 from pipeline.errors import BadInput
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import STREAM
-from pipeline.sources.pace import MOST_S, Pace
+from pipeline.sources.flush_policy import MOST_S, Pace
 
 _BLOCK_BYTES: Final = 256 * 1024
 _AHEAD_BYTES: Final = 8 * _BLOCK_BYTES  # the writer waits when we are slower

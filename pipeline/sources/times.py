@@ -14,9 +14,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import polars as pl
 
-from pipeline.columns import kinds, repeats
 from pipeline.errors import BadInput
-from pipeline.records import UTC_US
+from pipeline.records.columns import kinds, repeats
+from pipeline.records.schema import UTC_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,37 +19,39 @@ import polars as pl
 import redis
 from celery import Celery
 
-from pipeline import metrics, session_keys
 from pipeline.controller.tick import Controller
 from pipeline.controller.trainings import Trainings
 from pipeline.controller.watchlist import Watchlist, model_of
 from pipeline.detect import Knowledge
-from pipeline.drain.evidence import InFlight
 from pipeline.drain.learner import Learner
-from pipeline.drain.masking import MaskSet
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadBundle, ModelUnavailable, RedisUnavailable, Rejected
-from pipeline.gpu.leases import Leases
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import PoolLease
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
-from pipeline.mark_store import Marks
-from pipeline.models import bundle, sequences
+from pipeline.gpu.values import PoolLease
+from pipeline.ledger.ledger import Ledger
+from pipeline.logs import logger
+from pipeline.marks.store import Marks
+from pipeline.messages.submit import Submit
+from pipeline.models import bundle
 from pipeline.models.bundle import load_known
-from pipeline.models.sequences import Sequences
-from pipeline.observe import logger
-from pipeline.presence import Presence
-from pipeline.records import Purpose
-from pipeline.registry import SHARED, Registry
+from pipeline.models.in_flight import InFlight
+from pipeline.models.registry import SHARED, Registry
+from pipeline.models.serving import Serving
+from pipeline.observe import counters as metrics
+from pipeline.observe.presence import Presence
+from pipeline.records.schema import Purpose
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Leases
 from pipeline.settings import Settings
 from pipeline.sinks.choose import root_of, sinks_for
 from pipeline.sinks.forgotten import Forgotten
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Sink
-from pipeline.tasks.serving import Serving
 from pipeline.tasks.share import Share
-from pipeline.tasks.submit import Submit
+from pipeline.watching.sessions import keys as session_keys
+from pipeline.watching.sessions import model as sequences
+from pipeline.watching.sessions.model import Sequences
 from pipeline.watching.state import State
 from pipeline.watching.watcher import Parts, Watcher
 
@@ -300,7 +302,7 @@ class Context:
         """The device that this process has started CUDA on, which ends only with it."""
         if self.device == "cpu" or not self.pooled:
             return None
-        from pipeline.models import device
+        from pipeline.gpu.node import cuda as device
 
         return device.begun()
 
@@ -318,7 +320,7 @@ class Context:
         """Start to use the leased device, within its memory. Raises LogweirError."""
         if self.device == "cpu":
             return
-        from pipeline.models import device
+        from pipeline.gpu.node import cuda as device
 
         part = lease.parts[0]
         self._place = device.begin(
@@ -331,7 +333,7 @@ class Context:
             self._placed.clear()
         self._place = "cpu"
         if self.device != "cpu":
-            from pipeline.models import device
+            from pipeline.gpu.node import cuda as device
 
             device.unload()
 

@@ -11,17 +11,17 @@ from typing import Final
 from celery.worker import state
 
 from pipeline import detect
-from pipeline.batches import Claim, Stage
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import RedisUnavailable, TooNew
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Lease, Mode, Refused, granted
-from pipeline.observe import logger
-from pipeline.routing import TASK_DRAIN
-from pipeline.shards import of_shard, shard_of
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.logs import logger
+from pipeline.messages.routing import TASK_DRAIN
+from pipeline.messages.submit import HANDED
+from pipeline.redis.leases import Lease, Mode, Refused, granted
+from pipeline.redis.shards import of_shard, shard_of
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
-from pipeline.tasks.submit import HANDED
 
 NAME: Final = TASK_DRAIN
 # How often a drain worker asks whether the one before it has gone.
@@ -77,7 +77,7 @@ def _stand_by(context: Context) -> None:
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
-    # Asking again as the same holder renews; learn.lua compares the token, so no quarantine is needed.
+    # Asking again as the same holder renews; drain/learn.lua compares the token, so no quarantine is needed.
     lease = granted(_request(context), "the template tree")
     work = context.ledger.work(claim.batch_id)
     version = work["version"][0]

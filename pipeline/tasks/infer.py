@@ -1,5 +1,5 @@
 """Stage infer: score the distinct unknown masked lines with the version their batches began with, those of many batches
-in one pass (merging.py), and each of them once (drain/evidence.py).
+in one pass (merging.py), and each of them once (models/in_flight.py).
 
 A process of the GPU queue scores under its share of the pool; without one it hands the batch to the CPU queue at once.
 """
@@ -12,12 +12,13 @@ from typing import Final
 
 import polars as pl
 
-from pipeline import detect, metrics
-from pipeline.batches import Claim, Stage
+from pipeline import detect
 from pipeline.errors import DeviceFailed, LogweirError
-from pipeline.holding import Holding
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.ledger.renewal import Holding
+from pipeline.messages.routing import QUEUE_CPU, TASK_INFER
 from pipeline.models.threshold import Evidence
-from pipeline.routing import QUEUE_CPU, TASK_INFER
+from pipeline.observe import counters as metrics
 from pipeline.tasks.context import Context
 from pipeline.tasks.merging import merged
 from pipeline.tasks.step import End, perform_joint

@@ -4,17 +4,19 @@ from typing import Final
 
 import polars as pl
 
-from pipeline import detect, metrics, session_keys
-from pipeline.batches import Claim, Stage
+from pipeline import detect
 from pipeline.controller import drift
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import BadPayload, ClaimLost
-from pipeline.observe import logger
-from pipeline.records import RAW_SCHEMA, Purpose
-from pipeline.routing import TASK_INGEST
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.logs import logger
+from pipeline.messages.routing import TASK_INGEST
+from pipeline.observe import counters as metrics
+from pipeline.records.schema import RAW_SCHEMA, Purpose
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
 from pipeline.watching.observation import observe
+from pipeline.watching.sessions import keys as session_keys
 
 NAME: Final = TASK_INGEST
 

@@ -18,11 +18,11 @@ from typing import Final, NamedTuple
 import polars as pl
 
 from pipeline import detect
-from pipeline.batches import HALF, Claim, Stage
 from pipeline.errors import RedisUnavailable
-from pipeline.holding import Holding
-from pipeline.observe import logger
-from pipeline.routing import QUEUE_CPU, QUEUE_GPU
+from pipeline.ledger.batches import HALF, Claim, Stage
+from pipeline.ledger.renewal import Holding
+from pipeline.logs import logger
+from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import End, GivenBack, attempt, outside, suspect
 

@@ -8,14 +8,14 @@ from typing import Final
 
 import redis
 
-from pipeline import metrics
-from pipeline.batches import BACKFILL_PART, Stage
 from pipeline.controller.watchlist import model_of
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.devices import TRAINING
-from pipeline.observe import logger
-from pipeline.registry import SHARED
-from pipeline.routing import TASK_SWEEP
+from pipeline.ledger.batches import BACKFILL_PART, Stage
+from pipeline.logs import logger
+from pipeline.messages.routing import TASK_SWEEP
+from pipeline.models.registry import SHARED
+from pipeline.observe import counters as metrics
 from pipeline.tasks.context import Context
 
 NAME: Final = TASK_SWEEP

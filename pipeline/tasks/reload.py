@@ -15,7 +15,7 @@ from celery import Celery
 from celery.worker.control import control_command
 from kombu.exceptions import OperationalError
 
-from pipeline.observe import logger
+from pipeline.logs import logger
 
 COMMAND: Final = "logweir_reload"
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final, Protocol
 
-from pipeline import metrics
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
-from pipeline.gpu.flock import HOST_DIRECTORY, host_lock
-from pipeline.gpu.held import Held
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.leases import Mode
+from pipeline.gpu.leasing.held import Held
+from pipeline.gpu.node.host_lock import HOST_DIRECTORY, host_lock
+from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need, PoolLease
-from pipeline.observe import logger
+from pipeline.gpu.values import Need, PoolLease
+from pipeline.logs import logger
+from pipeline.observe import counters as metrics
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 LOST_LOOK_S: Final = 0.2  # how soon a training notices that its process should end

@@ -18,8 +18,7 @@ from typing import Final
 
 import redis
 
-from pipeline import detect, metrics
-from pipeline.batches import HALF, Claim, Stage
+from pipeline import detect
 from pipeline.errors import (
     BadBundle,
     ClaimLost,
@@ -32,9 +31,11 @@ from pipeline.errors import (
     Retryable,
     SinkUnavailable,
 )
-from pipeline.holding import Holding
-from pipeline.keyspace import is_refusal
-from pipeline.observe import logger
+from pipeline.ledger.batches import HALF, Claim, Stage
+from pipeline.ledger.renewal import Holding
+from pipeline.logs import logger
+from pipeline.observe import counters as metrics
+from pipeline.redis.keys import is_refusal
 from pipeline.tasks.context import Context
 
 # A step says where the batch goes next; None: it is committed.

@@ -3,8 +3,8 @@
 from typing import Final
 
 from pipeline import detect
-from pipeline.batches import Claim, Stage
-from pipeline.routing import TASK_STORE
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.messages.routing import TASK_STORE
 from pipeline.tasks.context import Context
 from pipeline.tasks.ingest import finish, records_of
 from pipeline.tasks.step import perform

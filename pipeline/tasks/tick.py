@@ -9,9 +9,9 @@ import redis
 from pipeline.controller.schedule import Slots
 from pipeline.drain.learner import unpack
 from pipeline.errors import BadPayload, RedisUnavailable, Rejected, SinkUnavailable, TooNew
-from pipeline.keyspace import Scripts, answering, byte_map
-from pipeline.observe import logger
-from pipeline.routing import TASK_TICK
+from pipeline.logs import logger
+from pipeline.messages.routing import TASK_TICK
+from pipeline.redis.keys import Scripts, answering, byte_map
 from pipeline.tasks.context import Context
 
 NAME: Final = TASK_TICK
@@ -45,7 +45,7 @@ def tick(context: Context) -> list[str]:
 def tell_templates(context: Context) -> int:
     """Write templates that changed to their OpenSearch index; returns how many. What cannot be told now stays."""
     from pipeline.opensearch.client import connect
-    from pipeline.opensearch.templates import write_templates
+    from pipeline.sinks.template_index import write_templates
 
     keys = context.ledger.keys
     with answering():
@@ -66,5 +66,5 @@ def tell_templates(context: Context) -> int:
     if not ids:
         return 0
     pairs = [x for i in ids for x in (i, changed[i])]
-    Scripts(context.client).run("told", [keys.templates_untold], pairs)
+    Scripts(context.client).run("drain/told", [keys.templates_untold], pairs)
     return told

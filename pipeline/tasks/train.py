@@ -12,7 +12,6 @@ from typing import Final
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from pipeline import metrics, training
 from pipeline.controller.trainings import ATTEMPTS, Request, State, Status, again
 from pipeline.drain.learner import read_templates
 from pipeline.errors import (
@@ -28,18 +27,20 @@ from pipeline.errors import (
     TrainingFailed,
 )
 from pipeline.gpu.devices import TRAINING
-from pipeline.gpu.inventory import this_node
-from pipeline.gpu.leases import Held, Mode, Refused
-from pipeline.gpu.pool_ledger import SILENT
-from pipeline.gpu.pool_values import Need, PoolLease
-from pipeline.observe import logger
-from pipeline.records import Purpose
-from pipeline.registry import Note
-from pipeline.routing import TASK_TRAIN
+from pipeline.gpu.leasing.pool_ledger import SILENT
+from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.values import Need, PoolLease
+from pipeline.logs import logger
+from pipeline.messages.routing import TASK_TRAIN
+from pipeline.models.registry import Note
+from pipeline.observe import counters as metrics
+from pipeline.records.schema import Purpose
+from pipeline.redis.leases import Held, Mode, Refused
 from pipeline.tasks import periodic, reload
 from pipeline.tasks.context import Context
 from pipeline.tasks.share import ended_after_loss, enrol, host_locks
-from pipeline.training import Workplace
+from pipeline.training import training
+from pipeline.training.training import Workplace
 
 NAME: Final = TASK_TRAIN
 # How long a training waits for the GPU beyond what its holders may take to give it back: longer than a quarantine.

@@ -12,13 +12,13 @@ from typing import Final
 
 import redis
 
-from pipeline import metrics
-from pipeline.batches import Stage
 from pipeline.errors import RedisUnavailable, Retryable
 from pipeline.gpu.devices import WATCH
-from pipeline.gpu.leases import Mode, Refused
-from pipeline.observe import logger
-from pipeline.routing import TASK_WATCH
+from pipeline.ledger.batches import Stage
+from pipeline.logs import logger
+from pipeline.messages.routing import TASK_WATCH
+from pipeline.observe import counters as metrics
+from pipeline.redis.leases import Mode, Refused
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG
 from pipeline.watching.watcher import Told
@@ -65,7 +65,7 @@ def watch(context: Context, *, end: bool = False) -> bool:
     turns = watcher.turns
     if not turns.begin(now(), waits=not end and _waits(context)):
         return False
-    # Asking again as the same holder renews; watched.lua compares the token, so no quarantine is needed.
+    # Asking again as the same holder renews; watching/watched.lua compares the token, so no quarantine is needed.
     lease = context.leases.request(WATCH, Mode.EXCLUSIVE, context.owner)
     if isinstance(lease, Refused):
         return False

@@ -2,7 +2,7 @@
 templates were anomalous. A few kilobytes of Arrow beside the batch's megabyte of lines.
 
 It is made from rows that are computed anyway and handed over in the same step that makes the batch `done`
-(lua/commit.lua), so what is watched is what is stored, once. It may be lost at the limit of its list; a line never is.
+(redis/lua/ledger/commit.lua), so what is watched is what is stored, once. It may be lost at the limit of its list; a line never is.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ import msgpack
 import numpy as np
 import polars as pl
 
-from pipeline.batches import Claim
 from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.errors import BadPayload
-from pipeline.records import ERROR_LEVELS, LEVELS, Purpose, Reason, pack_frame, unpack_frame
+from pipeline.ledger.batches import Claim
+from pipeline.records.schema import ERROR_LEVELS, LEVELS, Purpose, Reason, pack_frame, unpack_frame
 
 OBSERVATION_VERSION: Final = 1
 # More events than records of the largest batch in use are no session log but a mistaken key.

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.records import OURS, RESULT_SCHEMA, digest, pattern_ids
+from pipeline.records.schema import OURS, RESULT_SCHEMA, digest, pattern_ids
 
 SESSIONS: Final = f"{OURS}sessions"
 RATES: Final = f"{OURS}rates"

@@ -1,4 +1,4 @@
-"""What the watcher keeps in Redis, and the one step in which it changes (lua/watched.lua).
+"""What the watcher keeps in Redis, and the one step in which it changes (redis/lua/watching/watched.lua).
 
 A round reads the oldest observations and the states they touch, and writes back what has changed, in one script that
 refuses a watcher whose lease was taken over. Nothing is kept in a process between two rounds, so any worker may do the
@@ -18,14 +18,14 @@ import redis
 from pipeline.drain.learner import unpack as unpack_template
 from pipeline.errors import BadPayload, TooNew
 from pipeline.gpu.devices import WATCH
-from pipeline.keyspace import Keys, Scripts, answering, byte_map, text_map
-from pipeline.observe import logger
-from pipeline.records import pack_frame, unpack_frame
+from pipeline.logs import logger
+from pipeline.records.schema import pack_frame, unpack_frame
+from pipeline.redis.keys import Keys, Scripts, answering, byte_map, text_map
 from pipeline.settings import Settings
 from pipeline.watching.observation import Lane, Observation
-from pipeline.watching.pasts import Past
-from pipeline.watching.pulse import Pulse
-from pipeline.watching.sessions import Session, names_of
+from pipeline.watching.rates.minute_counts import Pulse
+from pipeline.watching.sessions.history import Past
+from pipeline.watching.sessions.open_sessions import Session, names_of
 
 T = TypeVar("T")
 
@@ -281,7 +281,7 @@ class State:
         args += [len(changes.forgotten), *changes.forgotten, len(changes.rows)]
         args += [pack_entry(*entry) for entry in changes.rows]
         args += [len(changes.numbers), *numbers]
-        return bool(self.scripts.run("watched", keys, args))
+        return bool(self.scripts.run("watching/watched", keys, args))
 
     def rest(self, seconds: float) -> None:
         """No rounds for so long. Raises RedisUnavailable."""

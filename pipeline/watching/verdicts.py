@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pipeline.incident_values import Event
-from pipeline.incidents import AHEAD
-from pipeline.models.rates import Alarm
-from pipeline.models.sequences import SessionVerdict
-from pipeline.records import Reason, digest
+from pipeline.records.schema import Reason, digest
+from pipeline.units import plural
+from pipeline.watching.incidents.live import AHEAD
+from pipeline.watching.incidents.values import Event
 from pipeline.watching.observation import Observation
+from pipeline.watching.rates.rates import Alarm
 from pipeline.watching.rows import RATES, SESSIONS, Found
-from pipeline.watching.sessions import Part
-from pipeline.words import plural
+from pipeline.watching.sessions.model import SessionVerdict
+from pipeline.watching.sessions.open_sessions import Part
 
 KEY_CHARS: Final = 80  # of a session key in a sentence
 TEXT_CHARS: Final = 120  # of a template in a sentence

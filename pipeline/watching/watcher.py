@@ -21,19 +21,19 @@ import polars as pl
 import redis
 
 from pipeline.errors import BadPayload, LeaseRefused, Retryable, TooNew
-from pipeline.incidents import Incidents
-from pipeline.models.rates import Alarm, Rates
-from pipeline.models.sequences import SessionVerdict
-from pipeline.observe import logger
-from pipeline.records import Purpose
+from pipeline.logs import logger
+from pipeline.records.schema import Purpose
 from pipeline.settings import Settings
-from pipeline.watching.effort import RATES_S, ROUND_S, Share, Turns
+from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane
-from pipeline.watching.pasts import KEEP_MS, Past
-from pipeline.watching.pulse import MOST_HELD, Pulse
+from pipeline.watching.rates.minute_counts import MOST_HELD, Pulse
+from pipeline.watching.rates.rates import Alarm, Rates
 from pipeline.watching.rows import Found, rows_of, template_of
-from pipeline.watching.sessions import GRACE_S, Part, Session, gathered, names_of
+from pipeline.watching.sessions.history import KEEP_MS, Past
+from pipeline.watching.sessions.model import SessionVerdict
+from pipeline.watching.sessions.open_sessions import GRACE_S, Part, Session, gathered, names_of
 from pipeline.watching.state import LANES, LOST, Changes, State, View, unpack_entry
+from pipeline.watching.time_budget import RATES_S, ROUND_S, Share, Turns
 from pipeline.watching.verdicts import events_of, holds_unfinished, named_in, of_alarm, of_session
 
 MOST_OBSERVATIONS: Final = 16  # of one round: 160,000 lines, of which each session is read and written once

@@ -13,11 +13,11 @@ from typing import Final
 import redis
 
 from pipeline.errors import RedisUnavailable
-from pipeline.gpu.agent import Agent
-from pipeline.gpu.inventory import this_node
+from pipeline.gpu.node.agent import Agent
+from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.keyspace import connect
-from pipeline.observe import logger, set_up
+from pipeline.logs import logger, set_up
+from pipeline.redis.keys import connect
 from pipeline.settings import Settings
 from pipeline.workers import bootstrap
 from pipeline.workers.liveness import Progress

@@ -18,22 +18,23 @@ import redis
 from celery import Celery, signals
 from celery.beat import Scheduler
 
-from pipeline import metrics, routing
-from pipeline.app import make_app
 from pipeline.errors import BadSetting, RedisUnavailable, StepFailed
-from pipeline.gpu.fairness import tenants
-from pipeline.keyspace import Keys, connect
-from pipeline.observe import logger, set_up
-from pipeline.presence import Pace, Presence
+from pipeline.gpu.policy.fairness import tenants
+from pipeline.logs import logger, set_up
+from pipeline.messages import filter as guard
+from pipeline.messages import routing
+from pipeline.messages.app import make_app
+from pipeline.observe import counters as metrics
+from pipeline.observe.presence import Pace, Presence
+from pipeline.redis.keys import Keys, connect
+from pipeline.redis.shards import of_shard, shard_named
 from pipeline.settings import Settings, visible_devices
-from pipeline.shards import of_shard, shard_named
 from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
 from pipeline.tasks.reload import HINT
-from pipeline.workers import guard
 from pipeline.workers.liveness import HELD_S, Liveness, Looker, Progress, end_when_held
-from pipeline.workers.place import called
 from pipeline.workers.reloader import Reloader
+from pipeline.workers.stack.data_dir import called
 from pipeline.workers.tethered import tether
 
 BEAT_S: Final = 4.0

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from pipeline.app import make_app
 from pipeline.errors import BadInput
-from pipeline.observe import logger, set_up
+from pipeline.logs import logger, set_up
+from pipeline.messages.app import make_app
 from pipeline.settings import Settings
-from pipeline.workers import door
+from pipeline.workers import sockets as door
 from pipeline.workers.tethered import tether
 
 # In front of what the command line says, so that it can say otherwise.

@@ -18,8 +18,8 @@ from celery import signals
 from celery.worker import state
 
 from pipeline.errors import RedisUnavailable
-from pipeline.keyspace import answering
-from pipeline.observe import logger
+from pipeline.logs import logger
+from pipeline.redis.keys import answering
 
 # The exit code of a worker that served its queues no more.
 DEAF: Final = 75

@@ -23,10 +23,11 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.keyspace import answering, connect
-from pipeline.observe import logger, set_up
+from pipeline.logs import logger, set_up
+from pipeline.redis.keys import answering, connect
 from pipeline.settings import Settings
-from pipeline.workers import bootstrap, door
+from pipeline.workers import bootstrap
+from pipeline.workers import sockets as door
 from pipeline.workers.scrape import Scrape
 
 if TYPE_CHECKING:

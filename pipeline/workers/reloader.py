@@ -12,12 +12,12 @@ from typing import Final
 import redis
 from celery import signals
 
-from pipeline import metrics
 from pipeline.errors import BadPayload, ModelUnavailable, RedisUnavailable
-from pipeline.keyspace import Keys, answering, connect
-from pipeline.observe import logger
-from pipeline.presence import Presence
-from pipeline.registry import Registry
+from pipeline.logs import logger
+from pipeline.models.registry import Registry
+from pipeline.observe import counters as metrics
+from pipeline.observe.presence import Presence
+from pipeline.redis.keys import Keys, answering, connect
 from pipeline.tasks.context import Context
 from pipeline.tasks.reload import HINT
 

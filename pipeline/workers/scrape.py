@@ -22,14 +22,14 @@ from prometheus_client.utils import floatToGoString
 
 from pipeline.errors import LogweirError, RedisUnavailable
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Mode
-from pipeline.gpu.pool_ledger import PoolLedger
-from pipeline.keyspace import WORKER_TTL_S, Keys, answering, text_map
-from pipeline.metrics import METERS, OTHER, ROLES, STAGES, Meter, field_name
-from pipeline.observe import logger
-from pipeline.routing import QUEUE_DRAIN, all_queues, both
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.logs import logger
+from pipeline.messages.routing import QUEUE_DRAIN, all_queues, both
+from pipeline.observe.counters import METERS, OTHER, ROLES, STAGES, Meter, field_name
+from pipeline.redis.keys import WORKER_TTL_S, Keys, answering, text_map
+from pipeline.redis.leases import Mode
+from pipeline.redis.shards import MOST, of_shard
 from pipeline.settings import Settings
-from pipeline.shards import MOST, of_shard
 
 FRESH_S: Final = 1.0
 # Waiting batches whose age is looked up; above it the age is that of the oldest among those that are due first.

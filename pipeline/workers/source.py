@@ -13,15 +13,15 @@ from typing import Final
 
 import redis
 
-from pipeline.batches import Accepted, Full
 from pipeline.errors import BadInput, BadPayload, BadSetting, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.devices import SOURCE
-from pipeline.gpu.leases import Held, Leases, Mode, Refused
-from pipeline.observe import logger, set_up
+from pipeline.ledger.batches import Accepted, Full
+from pipeline.logs import logger, set_up
+from pipeline.observe.presence import Presence
 from pipeline.opensearch.client import connect
-from pipeline.presence import Presence
 from pipeline.producer import Producer
-from pipeline.records import Batch
+from pipeline.records.schema import Batch
+from pipeline.redis.leases import Held, Leases, Mode, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Poller, deliver
 from pipeline.workers import bootstrap

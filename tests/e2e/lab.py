@@ -17,14 +17,14 @@ import pytest
 from e2e.harness import Up, until
 from pipeline.controller.trainings import Request, State, Status, Trainings
 from pipeline.gpu.devices import TRAINING
-from pipeline.gpu.leases import Lease, Leases, Mode
-from pipeline.keyspace import connect
-from pipeline.ledger import Ledger
+from pipeline.ledger.ledger import Ledger
 from pipeline.models import bundle
-from pipeline.presence import Presence, attached
+from pipeline.models.registry import SHARED, Live, Registry
+from pipeline.observe.presence import Presence, attached
 from pipeline.producer import Producer
-from pipeline.query import Query
-from pipeline.registry import SHARED, Live, Registry
+from pipeline.records.query import Query
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Lease, Leases, Mode
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 
@@ -39,7 +39,7 @@ if "pipeline.workers.train" in sys.orig_argv:
     from dataclasses import replace
     from pipeline import judging
     from pipeline.controller.trainings import Trainings
-    from pipeline.registry import Registry
+    from pipeline.models.registry import Registry
     def stop_after(kind, name, place):
         real = getattr(kind, name)
         def then_stop(*args, **named):

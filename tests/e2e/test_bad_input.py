@@ -42,7 +42,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(
 # Everything is imported before the rights are given up: another user may not be able to read this checkout.
 AS_NOBODY = """
 import os, sys
-import pipeline.commands.run, pipeline.commands.stack, pipeline.workers.local
+import pipeline.commands.run.verb, pipeline.commands.up, pipeline.workers.stack.stack
 from pipeline.cli import main
 os.setgroups([]), os.setgid({0}), os.setuid({0})
 sys.exit(main(sys.argv[1:]))

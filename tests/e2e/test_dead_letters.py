@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from e2e.harness import Up, ordinary, running, sentence, until
-from pipeline.app import make_app
-from pipeline.batches import Stage
+from pipeline.ledger.batches import Stage
+from pipeline.messages.app import make_app
+from pipeline.messages.submit import Submit
 from pipeline.settings import Settings
-from pipeline.tasks.submit import Submit
 
 # Loaded by every worker's interpreter before anything else: a bug in the parser that one kind of line wakes.
 POISON = textwrap.dedent(
@@ -141,8 +141,8 @@ def _settings(up: Up) -> Settings:
 
 
 def _claim(up: Up, batch_id: str) -> None:
-    from pipeline.batches import Claim
-    from pipeline.ledger import Ledger
+    from pipeline.ledger.batches import Claim
+    from pipeline.ledger.ledger import Ledger
 
     with up.client() as client:
         ledger = Ledger(client, _settings(up))

@@ -18,9 +18,9 @@ import redis
 from fake_nvml_driver import Driver, Gpu
 
 from e2e.harness import Up, environment, running, sentence, until
-from pipeline.commands.gpu_facts import facts
+from pipeline.commands.gpu.facts import facts
 from pipeline.gpu.pool import Pool
-from pipeline.presence import attached
+from pipeline.observe.presence import attached
 from pipeline.settings import Settings
 
 # Two large ones, and a small one that is lost for a while.

@@ -21,10 +21,10 @@ from fake_nvml_driver import Driver, Gpu
 
 from e2e.harness import Command, Up, environment, nothing_left, novel, ordinary, running, until
 from pipeline.errors import LeaseRefused
-from pipeline.gpu.leases import Mode
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.pool_values import Need, PoolLease
-from pipeline.presence import attached
+from pipeline.gpu.values import Need, PoolLease
+from pipeline.observe.presence import attached
+from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 A = "GPU-aaaaaaaa-0000"

@@ -14,11 +14,11 @@ import pytest
 
 from e2e.harness import Up, end, novel, ordinary, sentence, until
 from pipeline.gpu.devices import DRAIN
-from pipeline.gpu.leases import Lease, Leases, Mode
-from pipeline.keyspace import Keys, connect
-from pipeline.presence import attached
+from pipeline.observe.presence import attached
+from pipeline.redis.keys import Keys, connect
+from pipeline.redis.leases import Lease, Leases, Mode
+from pipeline.redis.shards import IDS, ids_of, of_shard, shard_of
 from pipeline.settings import Settings
-from pipeline.shards import IDS, ids_of, of_shard, shard_of
 
 WORKLOADS = [f"app{i}" for i in range(5)]
 LETTERS = "abcde"

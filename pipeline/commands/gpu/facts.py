@@ -1,0 +1,201 @@
+"""A snapshot of the pool as facts for people and programs: what `gpu top`, `gpu leases` and `gpu tenants` show.
+
+Pure: everything is worked out from the one snapshot, so that the numbers of one picture belong together.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pipeline.gpu.node import watchdog
+from pipeline.gpu.policy.explain import (
+    Room,
+    held_mib,
+    open_door,
+    outside_mib,
+    rooms_of,
+    state,
+    until,
+    why_it_waits,
+)
+from pipeline.gpu.policy.fairness import decayed, standings
+from pipeline.gpu.values import Device, Left, PoolLease, Request, Snapshot
+
+CLOCK_WRONG_MS: Final = 60_000  # above what a report may have been under way, as when Redis hung
+
+
+def facts(s: Snapshot) -> dict[str, Any]:
+    """Everything `gpu top` shows, JSON-ready. Sizes in MiB, times in seconds of the Redis clock."""
+    rooms = rooms_of(s)
+    usable = [room for room in rooms if room.device.usable]
+    return {
+        "at_ms": s.now_ms,
+        "epoch": s.epoch,
+        "quarantine_s": s.quarantine_ms / 1000,
+        "summary": {
+            "devices": len(rooms),
+            "usable": len(usable),
+            "nodes": len({room.device.node for room in rooms}),
+            "schedulable_mib": sum(room.device.schedulable_mib for room in usable),
+            "free_mib": sum(max(0, room.free_mib) for room in usable if open_door(s, room)),
+            "leases": len(s.leases),
+            "waiting": len(s.waiting),
+        },
+        "reservation": None
+        if s.reservation is None
+        else {
+            "for": s.reservation.request_id,
+            "devices": list(s.reservation.uuids),
+            "starts_in_s": until(s, s.reservation.start_ms),
+        },
+        "devices": [_device(s, room) for room in rooms],
+        "leases": leases(s),
+        "waiting": [_waits(s, request, rooms) for request in in_order(s)],
+        "left": [_left(s, x) for x in s.left],
+        "nodes": [
+            {
+                "node": node.name,
+                "driver": node.driver,
+                "silent": node.silent,
+                "heard_s_ago": (s.now_ms - node.beat_ms) / 1000,
+                "clock_ahead_s": node.clock_ahead_ms / 1000,
+                "clock_wrong": abs(node.clock_ahead_ms) > CLOCK_WRONG_MS,
+            }
+            for node in s.nodes
+        ],
+    }
+
+
+def leases(s: Snapshot) -> list[dict[str, Any]]:
+    """The leases that live, oldest first, with what their processes really use where the driver says it."""
+    devices = {device.uuid: device for device in s.devices}
+    return [
+        {
+            "lease": lease.lease_id,
+            "token": lease.token,
+            "holder": lease.holder,
+            "tenant": lease.need.tenant,
+            "mode": lease.need.mode.value,
+            "state": lease.state.value,
+            "priority": lease.need.priority,
+            "preemptible": lease.need.preemptible,
+            "parts": [
+                {
+                    "device": part.uuid,
+                    "token": part.token,
+                    "memory_mib": part.memory_mib,
+                    "compute_percent": part.compute_percent,
+                    "used_mib": used_mib(lease, devices.get(part.uuid)),
+                }
+                for part in lease.parts
+            ],
+            "age_s": (s.now_ms - lease.granted_ms) / 1000,
+            "expires_in_s": (lease.deadline_ms - s.now_ms) / 1000,
+            "yields_in_s": until(s, lease.yield_by_ms),
+            "yield_why": lease.yield_why,
+            "node": lease.host or _node_of(lease, devices),
+            "pids": list(lease.pids),
+        }
+        for lease in sorted(s.leases, key=lambda x: (x.granted_ms, x.lease_id))
+    ]
+
+
+def tenants(s: Snapshot) -> list[dict[str, Any]]:
+    """Who may use the pool, in the order in which their needs of one priority come."""
+    held, standing = held_mib(s), standings(s)
+    names = sorted(standing, key=lambda name: (standing[name], name))
+    found = []
+    for name in names:
+        tenant = s.tenants.get(name)
+        usage = s.usage.get(name)
+        found.append(
+            {
+                "tenant": name,
+                "known": tenant is not None,
+                "weight": 1.0 if tenant is None else tenant.weight,
+                "quota_mib": None if tenant is None else tenant.quota_mib,
+                "held_mib": held.get(name, 0),
+                "leases": sum(lease.need.tenant == name for lease in s.leases),
+                "waiting": sum(request.need.tenant == name for request in s.waiting),
+                "used_share_s": 0.0 if usage is None else decayed(usage, s.now_ms, s.half_life_s).value,
+                "standing": standing[name],
+            }
+        )
+    return found
+
+
+def used_mib(lease: PoolLease, device: Device | None) -> int | None:
+    """What the lease's processes use on the device; None where the driver does not say."""
+    if device is None or not lease.pids or lease.host != device.node:
+        return None
+    return watchdog.used_mib(device, lease.pids)
+
+
+def in_order(s: Snapshot) -> list[Request]:
+    """Those who wait: whom devices are kept for, then by priority, then by what their tenant used, then oldest first."""
+    first = s.reservation.request_id if s.reservation else ""
+    standing = standings(s)
+    return sorted(
+        s.waiting,
+        key=lambda r: (r.request_id != first, -r.need.priority, standing[r.need.tenant], r.since_ms),
+    )
+
+
+def _device(s: Snapshot, room: Room) -> dict[str, Any]:
+    device = room.device
+    return {
+        "device": device.uuid,
+        "node": device.node,
+        "index": device.index,
+        "name": device.name,
+        "parent": device.parent,
+        "total_mib": device.total_mib,
+        "schedulable_mib": device.schedulable_mib,
+        "leased_mib": room.leased_mib,
+        "leased_percent": room.leased_percent,
+        "free_mib": room.free_mib,
+        "used_mib": device.used_mib,
+        "outside_mib": outside_mib(room),
+        "utilisation_percent": device.utilisation_percent,
+        "temperature_c": device.temperature_c,
+        "usable": device.usable,
+        "door_closed_for": s.reservation.request_id
+        if s.reservation is not None and device.uuid in s.reservation.uuids
+        else None,
+        "state": state(s, room),
+        "leases": [lease.lease_id for lease in room.leases],
+    }
+
+
+def _waits(s: Snapshot, request: Request, rooms: Sequence[Room]) -> dict[str, Any]:
+    need = request.need
+    return {
+        "request": request.request_id,
+        "holder": request.holder,
+        "tenant": need.tenant,
+        "mode": need.mode.value,
+        "memory_mib": need.memory_mib,
+        "compute_percent": need.compute_percent,
+        "devices": need.devices,
+        "priority": need.priority,
+        "node": need.node,
+        "device": need.device,
+        "waits_s": (s.now_ms - request.since_ms) / 1000,
+        "why": why_it_waits(s, request, rooms),
+    }
+
+
+def _left(s: Snapshot, x: Left) -> dict[str, Any]:
+    device = next((device for device in s.devices if device.uuid == x.uuid), None)
+    return {
+        "opens_by_itself": device is not None and device.processes is not None,
+        "lease": x.lease_id,
+        "device": x.uuid,
+        "memory_mib": x.memory_mib,
+        "pids": list(x.pids),
+        "why": x.why,
+        "for_s": (s.now_ms - x.since_ms) / 1000,
+    }
+
+
+def _node_of(lease: PoolLease, devices: Mapping[str, Device]) -> str:
+    return next((devices[part.uuid].node for part in lease.parts if part.uuid in devices), "")

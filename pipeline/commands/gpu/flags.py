@@ -1,0 +1,178 @@
+"""The flags of `logweir gpu ...`. Imports nothing heavy: the command line builds them before it knows what is asked."""
+
+import argparse
+from typing import Any, Final
+
+EXAMPLES: Final = """examples:
+  logweir gpu top                                          who has the GPUs, and what really happens there
+  logweir gpu run --memory 4GiB --compute 25 -- python train.py
+  logweir gpu run --exclusive --for 2h -- ./fit.sh         a whole GPU
+  env=$(logweir gpu request --memory 4GiB --shell) && eval "$env" && ./anything
+                                                           for a program that is started some other way
+  logweir gpu release "$GPU_LEASE" --token "$GPU_LEASE_TOKEN"
+  logweir gpu simulate --load 0.95                         what another order of the queue would do
+"""
+
+
+def add(verbs: Any, common: argparse.ArgumentParser, place: argparse.ArgumentParser) -> None:
+    """Add the verb `gpu` with all that it does."""
+    text = "the pool of GPUs: who has what, run a program inside a lease, lend and take back"
+    gpu = verbs.add_parser(
+        "gpu",
+        help=text,
+        description=text[0].upper() + text[1:] + ". See docs/gpu.md.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = gpu.add_subparsers(dest="action", metavar="WHAT", required=True)
+
+    def action(name: str, text: str, **kwargs: Any) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = actions.add_parser(
+            name, parents=[common, place], help=text, description=text[0].upper() + text[1:] + ".", **kwargs
+        )
+        made.set_defaults(command="gpu.verbs")
+        return made
+
+    _looking(action)
+    _running(action)
+    _lending(action)
+    _simulating(action)
+
+
+def _looking(action: Any) -> None:
+    top = action(
+        "top", "devices, leases on them and who waits: leased beside really used; live in a terminal"
+    )
+    top.add_argument("--once", action="store_true", help="one picture, not a live view")
+    top.add_argument("--interval", metavar="SPAN", default="1s", help="time between two pictures (1s)")
+    action("leases", "leases that live, with the ids and tokens that release and revoke take")
+    action("tenants", "who may use the GPUs: quota, what each holds now and has used lately")
+
+
+def _running(action: Any) -> None:
+    run = action(
+        "run",
+        "run a program inside a lease on this machine's GPUs, and give it back however the program ends",
+        usage="logweir gpu run [flags] -- CMD [ARG ...]",
+        epilog="The exit code is the program's; 75 when it got no GPU in time, its name was in use, Redis did not answer, or "
+        "the GPU had to be given back; 127 and 126 when it cannot be started, 137 when it was stopped for using more "
+        "memory than it leased.",
+    )
+    _need(run)
+    run.add_argument(
+        "--wait", metavar="SPAN", help="give up when there is no GPU after so long; default: wait for ever"
+    )
+    run.add_argument(
+        "--grace",
+        metavar="SPAN",
+        default="10s",
+        help="between asking the program to end and forcing it, when the lease must be given back (10s)",
+    )
+    run.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="CMD", help="the program and its arguments, after --"
+    )
+
+
+def _lending(action: Any) -> None:
+    request = action(
+        "request", "lease for a program that is started some other way; prints what it needs to know"
+    )
+    _need(request)
+    request.add_argument("--wait", metavar="SPAN", help="wait for so long at most; default: answer at once")
+    request.add_argument(
+        "--pid", type=int, metavar="PID", help="a process of this machine that will use it: after the lease its part "
+        "stays taken while the driver lists that process",
+    )  # fmt: skip
+    request.add_argument(
+        "--shell",
+        action="store_true",
+        help='print export lines: env=$(logweir gpu request ... --shell) && eval "$env"',
+    )
+
+    release = action("release", "give a lease back; its processes must be off the device")
+    release.add_argument("lease", metavar="LEASE", help="its id, as request or leases shows it")
+    release.add_argument("--token", type=int, required=True, metavar="N", help="the token given with it")
+
+    revoke = action(
+        "revoke",
+        "take a lease away, now: `gpu run` and our own workers stop what runs in it; "
+        "what was started after `gpu request` has to be ended by hand",
+    )
+    revoke.add_argument("lease", metavar="LEASE", help="its id, as `gpu leases` shows it")
+    revoke.add_argument("--why", required=True, metavar="TEXT", help="what its holder is told")
+
+    clear = action(
+        "clear", "say that nothing of ended leases is on a device any more, so that all of it is free"
+    )
+    clear.add_argument("device", metavar="DEVICE", help="its UUID, or the beginning of it")
+    clear.add_argument("--yes", action="store_true", help="also when the driver still sees processes there")
+
+
+def _simulating(action: Any) -> None:
+    simulate = action(
+        "simulate",
+        "what an order of the queue does to waiting times, on made-up or recorded needs; needs no stack",
+    )
+    simulate.add_argument(
+        "--load", type=float, default=0.95, metavar="X", help="of all devices, above 0.05 and below 1 (0.95)"
+    )
+    simulate.add_argument(
+        "--backfill",
+        choices=("easy", "strict", "free", "all"),
+        default="all",
+        help="what may overtake a need that waits for room (all: compare the three)",
+    )
+    simulate.add_argument("--seed", type=int, default=1, metavar="N", help="of the made-up needs (1)")
+    simulate.add_argument(
+        "--file",
+        metavar="FILE",
+        help="needs to play instead of made-up ones: one JSON object per line, or a .csv with a header line",
+    )
+
+
+def _percent(text: str) -> int:
+    try:
+        return int(text.removesuffix("%"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of percent; write 25") from None
+
+
+def _need(parser: argparse.ArgumentParser) -> None:
+    """What a lease is asked for with."""
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="per device, with CUDA's own share of it: 4GiB, 512MiB"
+    )
+    parser.add_argument(
+        "--compute",
+        type=_percent,
+        default=0,
+        metavar="PERCENT",
+        help="share of a device's time, 0 to 100; with 0 none of it is reserved (0)",
+    )
+    parser.add_argument("--exclusive", action="store_true", help="whole devices, alone")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="all at once or none (1)")
+    parser.add_argument(
+        "--tenant", metavar="NAME", default="logweir", help="who is charged; see gpu_tenants (logweir)"
+    )
+    parser.add_argument(
+        "--priority", type=int, default=0, metavar="P", help="higher goes first, before fairness (0)"
+    )
+    parser.add_argument(
+        "--for",
+        dest="duration",
+        metavar="SPAN",
+        help="how long it is needed at most, 90s, 15m, 2h; short needs may overtake what waits for room",
+    )
+    parser.add_argument(
+        "--preemptible", action="store_true", help="may be asked to give back for somebody who comes first"
+    )
+    parser.add_argument("--node", metavar="NAME", default="", help="only devices of this machine")
+    parser.add_argument("--device", metavar="UUID", default="", help="only this device")
+    parser.add_argument(
+        "--no-torch-limit",
+        action="store_true",
+        help="leave PYTORCH_CUDA_ALLOC_CONF as it is, for a torch before 2.10, which refuses the limit",
+    )
+    parser.add_argument(
+        "--name", metavar="ID", default="", help="id of the lease: letters, digits and . _ - (made up)"
+    )

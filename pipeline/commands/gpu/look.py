@@ -1,0 +1,108 @@
+"""What the pool says of a lease while its program runs; and to the pool, which processes run in it.
+
+A thread of its own: Redis may take longer to answer than a lease lives, and whoever minds the program must notice that.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from pipeline.errors import RedisUnavailable
+from pipeline.gpu.node import mps
+from pipeline.gpu.node.watchdog import fresh
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.values import Device, PoolLease, Snapshot
+from pipeline.logs import logger
+
+LOOK_S: Final = 1.0
+OLD_S: Final = 5.0  # from then on a snapshot says nothing of now
+JOIN_S: Final = 1.0  # a look that hangs in a dead connection can change nothing any more
+# A shell script may start thousands of short processes; from here on only those that the driver sees are noted.
+NOTED: Final = 256
+
+
+class Look:
+    """Looks about every second until the end of its `with`."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        lease: PoolLease,
+        pids: Callable[[], Sequence[int]],
+        *,
+        node: str,
+        daemon: mps.Daemon | None = None,
+    ) -> None:
+        """`daemon`: whose limits the program is meant to run under."""
+        self.pool, self.lease, self.pids, self.node, self.daemon = pool, lease, pids, node, daemon
+        self.noted: set[int] = set()
+        self.unlimited = ""  # why the daemon's limits may not hold, once that is known
+        self._asked: set[int] = set()
+        self._seen: tuple[float, Snapshot] | None = None
+        self._wake = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="gpu-look", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        self._wake.set()
+        self._thread.join(JOIN_S)
+
+    def at_once(self) -> None:
+        """There is something new to note: do not wait for the next second."""
+        self._wake.set()
+
+    def devices(self) -> list[Device]:
+        """As their agents saw them last; none when that is too long ago."""
+        seen = self._seen
+        return [] if seen is None or time.monotonic() - seen[0] > OLD_S else fresh(seen[1])
+
+    def seconds_until(self, at_ms: int) -> float | None:
+        """From now to a moment of the Redis clock, also while Redis is away; None before the first look."""
+        seen = self._seen
+        return None if seen is None else (at_ms - seen[1].now_ms) / 1000 - (time.monotonic() - seen[0])
+
+    def _run(self) -> None:
+        while not self._ended:
+            try:
+                asked = time.monotonic()
+                snapshot = self.pool.look()
+                self._seen = (asked, snapshot)
+                self._note(snapshot)
+                self._ask_mps(snapshot)
+            except RedisUnavailable:
+                pass  # the renewals decide when that is too long
+            except Exception:  # noqa: BLE001 - the edge of a loop that must go on while the program does
+                logger(lease=self.lease.lease_id).exception("gpu.not_looked")
+            self._wake.wait(LOOK_S)
+            self._wake.clear()
+
+    def _on_devices(self, snapshot: Snapshot) -> set[int]:
+        """Processes that the driver sees on the devices of the lease, whosever they are."""
+        uuids = {part.uuid for part in self.lease.parts}
+        return {p.pid for device in snapshot.devices if device.uuid in uuids for p in device.processes or ()}
+
+    def _ask_mps(self, snapshot: Snapshot) -> None:
+        """Is every process of the program that begins to use a device a client of the daemon? Told once."""
+        if self.daemon is None or self.unlimited:
+            return
+        new = (self._on_devices(snapshot) & set(self.pids())) - self._asked
+        if new:
+            self._asked |= new
+            self.unlimited = mps.why_not(self.daemon, new)
+
+    def _note(self, snapshot: Snapshot) -> None:
+        seen = self._on_devices(snapshot)
+        now = set(self.pids())
+        new = now - self.noted if len(self.noted) < NOTED else (now & seen) - self.noted
+        if new and not self._ended:
+            self.pool.activate(self.lease, pids=sorted(new), host=self.node)
+            self.noted |= new

@@ -1,0 +1,307 @@
+"""`logweir gpu run -- CMD`: waits for a lease on this machine, runs CMD in it, gives it back whatever way CMD ends.
+
+The lease is renewed while CMD lives. When it is lost, or has to be given back, CMD gets SIGTERM, a grace, SIGKILL
+(commands/gpu/leash.py). Every process that CMD starts is registered with the lease, so that the device is not leased
+again before the driver has seen all of them go, even if this process is killed.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from pipeline.commands.common import err, printable
+from pipeline.commands.gpu.leash import KILLED_S, NOT_STARTED, Leash
+from pipeline.commands.gpu.look import LOOK_S, Look
+from pipeline.commands.gpu.request import (
+    LATER,
+    environment,
+    name_explained,
+    name_of,
+    need_of,
+    seconds_of,
+    user,
+    what,
+)
+from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
+from pipeline.gpu.leasing.held import SAFE, Held
+from pipeline.gpu.node import host_lock as flock
+from pipeline.gpu.node import mps
+from pipeline.gpu.node.inventory import this_node
+from pipeline.gpu.node.watchdog import GRACE_S, Watchdog, Word
+from pipeline.gpu.policy.explain import rooms_of, seconds, short, why_it_waits
+from pipeline.gpu.pool import Pool
+from pipeline.gpu.values import PoolLease
+from pipeline.logs import set_up
+from pipeline.redis.leases import Mode
+from pipeline.settings import Settings, inherited
+
+TOO_MUCH: Final = 137  # as when the kernel ends a program that takes too much memory
+TELL_S: Final = 2.0  # between two words about what is waited for
+POLL_S: Final = 0.1
+OVER_S: Final = GRACE_S  # how long a program may use more than it leased
+BEFORE_S: Final = 1.0  # a program that must give back has been killed so long before its lease is revoked
+KILLING_S: Final = 1.0  # of a lost lease: for the kernel to end what was killed, and for us to notice
+# Passed on to the program. Ctrl-Z is not: a stopped program would keep its GPU.
+PASSED_ON: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+
+
+def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
+    """The exit code of the program, or one of our own (docs/gpu.md)."""
+    command = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not command:
+        raise BadInput("name the program after --, as in `logweir gpu run --memory 4GiB -- python train.py`")
+    if args.json:
+        raise BadInput(
+            "standard output is the program's here; leave out --json and use `logweir gpu leases --json`"
+        )
+    set_up(args.log_level or "error")  # what happens to the lease is said in words below
+    node, grace_s = this_node(), seconds_of("--grace", args.grace, 10.0)
+    console = err()
+    tell = Waits(pool, name_of(args, Path(command[0]).name), console)
+    need, holder = need_of(args, pool, node=node), f"{user()}:{os.getpid()}"
+    wait_s = None if args.wait is None else seconds_of("--wait", args.wait, 0.0)
+    try:
+        with name_explained(pool, tell.request_id, holder, LeaseRefused):
+            lease = pool.request(
+                need, holder=holder, request_id=tell.request_id, timeout_s=wait_s, go_on=tell
+            )
+    except LeaseRefused as exc:
+        return _say(console, str(exc), LATER)
+    running = Run(
+        pool, lease, settings=settings, command=command, grace_s=grace_s, console=console,
+        allocator=not args.no_torch_limit,
+    )  # fmt: skip
+    try:
+        return running.run(told=tell.told or sys.stderr.isatty())
+    except LeaseRefused as exc:
+        return _say(console, str(exc), LATER)
+
+
+class Waits:
+    """Says on standard error what is waited for, whenever that changes."""
+
+    def __init__(self, pool: Pool, request_id: str, console: Console) -> None:
+        self.pool, self.request_id, self.console = pool, request_id, console
+        self.told = False
+        self._said = ""
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + TELL_S
+        with suppress(RedisUnavailable):
+            snapshot = self.pool.look()
+            mine = next((r for r in snapshot.waiting if r.request_id == self.request_id), None)
+            why = "" if mine is None else why_it_waits(snapshot, mine, rooms_of(snapshot))
+            if why and _gist(why) != self._said:
+                self._said, self.told = _gist(why), True
+                _note(self.console, f"{self.request_id} waits: {why}")
+
+
+class Stop(IntEnum):
+    """Why the program was asked to end; a stronger reason leaves less time."""
+
+    NOT = 0
+    ASKED = 1
+    TOO_MUCH = 2
+    LOST = 3
+
+
+class Run:
+    """One program in one lease."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        lease: PoolLease,
+        *,
+        settings: Settings,
+        command: list[str],
+        grace_s: float,
+        console: Console,
+        allocator: bool = True,
+    ) -> None:
+        self.allocator = allocator
+        self.pool, self.settings, self.lease = pool, settings, lease
+        self.command, self.grace_s, self.console = command, grace_s, console
+        self.node = this_node()
+        self.warned = False
+        ttl_s = lease.ttl_ms / 1000
+        # Told that it is lost when SAFE of it has gone: so much later nothing may be left that uses the device.
+        self.lost_s = min(grace_s, max(0.0, (1 - SAFE) * ttl_s - min(KILLING_S, ttl_s / 10)))
+        self.alone_s = min(grace_s, SAFE * ttl_s)  # it was renewed within a beat before we died
+        self.stopped = Stop.NOT
+        self.code = LATER  # when it was
+        self.give_up_at: float | None = None
+        self._asked = False
+        self._told_of_mps = False
+
+    def run(self, *, told: bool) -> int:
+        """Returns the exit code; the lease has been given back then."""
+        with self.pool.holding(self.lease) as held, ExitStack() as locks:
+            variables = environment(
+                self.pool, self.lease, self.settings, node=self.node, allocator=self.allocator
+            )
+            alone = self.lease.need.mode is Mode.EXCLUSIVE
+            fds: tuple[int, ...] = ()
+            for part in self.lease.parts:
+                lock = locks.enter_context(flock.host_lock(flock.HOST_DIRECTORY, part.uuid, exclusive=alone))
+                fds += lock.fds
+                if lock.fd is None:
+                    _note(
+                        self.console,
+                        f"{short(part.uuid)} cannot be locked on this machine (no file in {flock.HOST_DIRECTORY}), "
+                        "so only the lease keeps other stacks here off it; make that directory writable",
+                    )
+            if not self.pool.activate(self.lease, pids=(), host=self.node):
+                raise LeaseRefused(
+                    f"lease {self.lease.lease_id} was lost before the program began; try again"
+                )
+            if told:
+                _note(self.console, f"{self.lease.lease_id} has {what(self.lease)}")
+            leash = Leash(self.command, grace_s=self.grace_s, alone_s=self.alone_s, fds=fds)
+            try:
+                with leash:
+                    leash.begin(variables)
+                    daemon = mps.limiting(variables, path=inherited("PATH").get("PATH", mps.PATHS))
+                    look = Look(self.pool, self.lease, leash.pids, node=self.node, daemon=daemon)
+                    with _passing_on(leash), look:
+                        self._mind(leash, held, look)
+            finally:
+                if leash.left:
+                    held.dirty()  # nobody gets its memory before the driver has seen these go
+        return self._result(leash)
+
+    def _mind(self, leash: Leash, held: Held, look: Look) -> None:
+        """Until the program has ended, or cannot be ended. Never waits for Redis."""
+        began, next_compare = False, 0.0
+        watch = self._watchdog(leash, look)
+        while not leash.wait(POLL_S):
+            if leash.program_pid is not None and not began:
+                began = True
+                look.at_once()
+            if held.lost.is_set():
+                self._stop(leash, Stop.LOST, f"the lease is lost ({held.why()})", self.lost_s)
+            elif held.yield_by_ms is not None:
+                self._give_back(leash, held, look.seconds_until(held.yield_by_ms))
+            if time.monotonic() >= next_compare:
+                next_compare = time.monotonic() + LOOK_S
+                self._compare(leash, watch)
+                self._warn_of_mps(look.unlimited)
+            if self.give_up_at is not None and time.monotonic() > self.give_up_at:
+                return
+
+    def _warn_of_mps(self, why: str) -> None:
+        """A warning and no more: torch's own limit is not set under MPS, so the watchdog is all that is left."""
+        if why and not self._told_of_mps:
+            self._told_of_mps = True
+            _note(
+                self.console, f"{why}; until then the program is ended only when it is seen to use too much"
+            )
+
+    def _watchdog(self, leash: Leash, look: Look) -> Watchdog | None:
+        """None for whole devices: what is never leased there is free for their one program too."""
+        if self.lease.need.mode is Mode.EXCLUSIVE:
+            return None
+        return Watchdog(
+            leash.pids,
+            {part.uuid: part.memory_mib for part in self.lease.parts},
+            look.devices,
+            # CUDA's own share differs by device and driver; the headroom is there for that.
+            tolerance_mib=self.settings.gpu_headroom_mib,
+            grace_s=OVER_S,
+        )
+
+    def _compare(self, leash: Leash, watch: Watchdog | None) -> None:
+        """What is used with what is leased: a word first, the end when it stays so."""
+        for verdict in [] if watch is None else watch.look(time.monotonic()):
+            if verdict.word is Word.KILL:
+                self._stop(leash, Stop.TOO_MUCH, verdict.why, self.grace_s, TOO_MUCH)
+            elif verdict.word is Word.WARN and not self.warned:
+                self.warned = True
+                _note(self.console, verdict.why)
+
+    def _give_back(self, leash: Leash, held: Held, left_s: float | None) -> None:
+        """A preemptible program is asked to end at once, any other as late as its grace allows."""
+        if left_s is None:
+            return
+        within_s = max(0.0, left_s - BEFORE_S)
+        if self.lease.need.preemptible or within_s <= self.grace_s:
+            self._stop(leash, Stop.ASKED, f"the GPU is to be given back ({held.why()})", within_s)
+        elif not self._asked:
+            self._asked = True
+            end = within_s - self.grace_s
+            _note(
+                self.console,
+                f"somebody needs this GPU ({held.why()}); the program may go on for {seconds(end)}",
+            )
+
+    def _stop(self, leash: Leash, kind: Stop, why: str, within_s: float, code: int = LATER) -> None:
+        """Once for each kind of reason, the stronger after the weaker; the first one gives the exit code."""
+        if kind <= self.stopped:
+            return
+        if not self.stopped:
+            self.code = code
+        self.stopped = kind
+        _note(self.console, f"{why}: the program is asked to end, and ended after {seconds(within_s)}")
+        leash.stop(within_s)
+        self.give_up_at = time.monotonic() + within_s + 2 * KILLED_S
+
+    def _result(self, leash: Leash) -> int:
+        if leash.failed:
+            program = printable(self.command[0])
+            return _say(
+                self.console, f"{program!r} cannot be started: {leash.failed}", leash.code or NOT_STARTED
+            )
+        if leash.left:
+            pids = ", ".join(map(str, leash.left))
+            _note(
+                self.console, f"process {pids} cannot be ended; what was leased stays taken until it has gone"
+            )
+        if self.stopped:
+            return self.code
+        return LATER if leash.code is None else leash.code
+
+
+@contextmanager
+def _passing_on(leash: Leash) -> Iterator[None]:
+    """Signals meant for the program reach it; what was ignored (nohup) stays so, and Ctrl-Z is."""
+    before: dict[int, Any] = {}
+
+    def pass_on(number: int, _frame: object) -> None:
+        leash.signal(number)
+
+    for name in PASSED_ON:
+        number = getattr(signal, name)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, pass_on)
+    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _gist(why: str) -> str:
+    """What was said without its numbers: seconds that count down are no news."""
+    return "".join(c for c in why if not c.isdigit() and c != ".")
+
+
+def _note(console: Console, words: str) -> None:
+    console.print(f"logweir: {printable(words)}", markup=False, soft_wrap=True)
+
+
+def _say(console: Console, words: str, code: int) -> int:
+    _note(console, words)
+    return code

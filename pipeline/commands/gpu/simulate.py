@@ -1,0 +1,115 @@
+"""`logweir gpu simulate`: how long needs wait under one order of the queue or another, before anybody waits under it."""
+
+import argparse
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from pipeline.commands.common import err, out, print_json, printable, settings_of
+from pipeline.errors import BadInput
+from pipeline.gpu.policy import workloads as simulate
+from pipeline.gpu.policy.explain import seconds
+from pipeline.gpu.policy.fairness import tenants
+from pipeline.gpu.policy.simulator import PATIENCE_S
+from pipeline.gpu.values import Backfill
+from pipeline.settings import Settings
+from pipeline.units import plural
+
+LEGEND = (
+    "waits are means; who may overtake the first that finds no room: easy whoever does not delay it, strict nobody, free "
+    f"everybody; starved: waits for more than {PATIENCE_S / 60:.0f} min at the end"
+)
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = settings_of(args)
+    rules = list(Backfill) if args.backfill == "all" else [Backfill(args.backfill)]
+    rows = None if args.file is None else list(_rows(Path(args.file)))
+    if rows is None:
+        simulate.check_story(args.load)
+    else:
+        simulate.jobs_of(rows)
+    found = {}
+    for rule in rules:
+        err().print(f"simulating {rule.value} ...", markup=False)
+        found[rule] = _figures(args, settings, rule, rows)
+    if args.json:
+        print_json({rule.value: asdict(figures) for rule, figures in found.items()})
+        return 0
+    console = out()
+    console.print(_about(args, next(iter(found.values()))), markup=False)
+    console.print()
+    console.print(_table(found))
+    console.print()
+    console.print(LEGEND, markup=False)
+    return 0
+
+
+def _figures(
+    args: argparse.Namespace, settings: Settings, rule: Backfill, rows: list[Mapping[str, object]] | None
+) -> simulate.Figures:
+    if rows is None:
+        return simulate.story(args.load, rule, args.seed)
+    return simulate.from_file(rows, tenants=tenants(settings.gpu_tenants), backfill=rule)
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, object]]:
+    """Rows of a .csv file with a header, else one JSON object per line. Raises BadInput."""
+    try:
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # with a byte order mark, as spreadsheets write it, or without
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise BadInput(f"--file {printable(path)} cannot be read: {why}") from exc
+    if path.suffix.lower() == ".csv":
+        reader = csv.DictReader(text.splitlines())
+        for cells in reader:
+            if None in cells:
+                raise BadInput(
+                    f"line {reader.line_num} of {printable(path)} has more cells than the header has names; correct it"
+                )
+            yield cells
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            raise BadInput(
+                f"line {number} of {printable(path)} is not JSON ({exc}); write one object per line"
+            ) from exc
+        if not isinstance(row, dict):
+            raise BadInput(
+                f"line {number} of {printable(path)} is no object; write {{...}} with the columns of a need"
+            )
+        yield row
+
+
+def _about(args: argparse.Namespace, one: simulate.Figures) -> str:
+    if args.file is not None:
+        return f"{plural(one.gangs.count + one.small.count, 'need')} of {printable(args.file)} on 8 GPUs, until all were done"
+    return (
+        f"8 GPUs asked for {args.load * 100:g} % of their time: {one.small.count:,} needs for one GPU ({simulate.SMALL_S:.0f} s on average) and "
+        f"{one.gangs.count} for all 8 ({simulate.GANG_S} s each, one every {simulate.PERIOD_S} s)"
+    )
+
+
+def _table(found: Mapping[Backfill, simulate.Figures]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("backfill")
+    for name in ("gangs begun", "gang wait", "longest", "small wait", "p99", "busy", "starved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rule, f in found.items():
+        row: tuple[Any, ...] = (
+            rule.value, f"{f.gangs.count - f.gangs.pending}/{f.gangs.count}", seconds(f.gangs.mean_s),
+            seconds(f.gangs.max_s), seconds(f.small.mean_s), seconds(f.small.p99_s), f"{f.utilisation * 100:.1f}%", f.starved,
+        )  # fmt: skip
+        table.add_row(*map(str, row))
+    return table

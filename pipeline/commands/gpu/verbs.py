@@ -1,0 +1,218 @@
+"""`logweir gpu ...`: looks at the pool of GPUs, lends and takes back; `run` and `simulate` have modules of their own."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import psutil  # type: ignore[import-untyped] # it publishes no types
+from rich.table import Table
+
+from pipeline.commands.common import (
+    cell,
+    err,
+    out,
+    print_json,
+    printable,
+    reached,
+    redis_explained,
+    settings_of,
+)
+from pipeline.errors import BadInput, Retryable
+from pipeline.gpu.values import Device, Left, Snapshot
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.action == "simulate":
+        from pipeline.commands.gpu import simulate as gpu_simulate
+
+        return gpu_simulate.main(args)
+    code = 1
+    try:
+        code = _reached(args)
+    finally:
+        if code and getattr(args, "shell", False):
+            out().print("false", markup=False)  # `eval "$(...)"` of nothing would succeed
+    return code
+
+
+def _reached(args: argparse.Namespace) -> int:
+    """Who asked for a GPU is told by the exit code that trying again later may succeed; others read the sentence."""
+    try:
+        return _done_with_pool(args)
+    except (Retryable, BadInput) as exc:
+        if args.action not in ("run", "request") or not (isinstance(exc, Retryable) or _no_answer(exc)):
+            raise
+        from pipeline.commands.gpu.request import LATER
+
+        err().print(f"logweir: {printable(exc)}", markup=False, soft_wrap=True)
+        return LATER
+
+
+def _no_answer(exc: BadInput) -> bool:
+    """A Redis that is away, not one that refuses us."""
+    import redis
+
+    away = isinstance(exc.__cause__, redis.ConnectionError | redis.TimeoutError)
+    return away and not isinstance(exc.__cause__, redis.AuthenticationError)
+
+
+def _done_with_pool(args: argparse.Namespace) -> int:
+    settings = reached(settings_of(args))
+    from pipeline.gpu.pool import Pool
+    from pipeline.redis.keys import connect
+
+    pool = Pool(connect(settings), settings)
+    with redis_explained():
+        match args.action:
+            case "run":
+                from pipeline.commands.gpu import run as gpu_run
+
+                return gpu_run.main(args, pool, settings)
+            case "request":
+                from pipeline.commands.gpu import request as gpu_request
+
+                return gpu_request.main(args, pool, settings)
+            case "top":
+                from pipeline.commands.gpu import top as gpu_top
+
+                return gpu_top.main(args, pool.look)
+            case "leases":
+                return _leases(args, pool.look())
+            case "tenants":
+                return _tenants(args, pool.look())
+            case "release":
+                return _release(args, pool)
+            case "revoke":
+                return _revoke(args, pool)
+            case _:
+                return _clear(args, pool)
+
+
+def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
+    from pipeline.commands.gpu.facts import leases
+    from pipeline.gpu.policy.explain import seconds, short, size
+
+    found = leases(snapshot)
+    if args.json:
+        print_json(found)
+        return 0
+    console = out()
+    for lease in found:
+        # Never cut: ids and tokens are there to be copied.
+        console.print(printable(lease["lease"]), style="bold", markup=False, soft_wrap=True)
+        parts = ", ".join(
+            f"{short(part['device'])} {size(part['memory_mib'])}"
+            + (f" {part['compute_percent']} %" if part["compute_percent"] else "")
+            for part in lease["parts"]
+        )
+        until = lease["yields_in_s"]
+        asked = "" if until is None else f"; asked to give back within {seconds(until)}: {lease['yield_why']}"
+        preemptible = ", preemptible" if lease["preemptible"] else ""
+        lines = [
+            f"token {lease['token']}, {lease['mode']}, {lease['state']}{preemptible}, {parts}",
+            f"{lease['holder']} for {lease['tenant']}, {seconds(lease['age_s'])} old, "
+            f"expires in {seconds(lease['expires_in_s'])}{asked}",
+            f"on {lease['node'] or 'several machines'}, processes {', '.join(map(str, lease['pids'])) or 'unknown'}",
+        ]
+        for line in lines:
+            console.print(f"  {printable(line)}", markup=False, soft_wrap=True)
+    if not found:
+        console.print("no leases; `logweir gpu top` shows the devices", markup=False)
+    return 0
+
+
+def _tenants(args: argparse.Namespace, snapshot: Snapshot) -> int:
+    from pipeline.commands.gpu.facts import tenants
+    from pipeline.gpu.policy.explain import size
+
+    found = tenants(snapshot)
+    if args.json:
+        print_json(found)
+        return 0
+    table = Table(
+        "tenant", "weight", "quota", "holds", "leases", "waiting", "used lately", box=None, pad_edge=False
+    )
+    for t in found:
+        quota = "none" if t["quota_mib"] is None else size(t["quota_mib"])
+        name = t["tenant"] if t["known"] else f"{t['tenant']} (not in gpu_tenants)"
+        row: tuple[Any, ...] = (
+            name,
+            f"{t['weight']:g}",
+            quota,
+            size(t["held_mib"]),
+            t["leases"],
+            t["waiting"],
+        )
+        table.add_row(*map(cell, (*row, f"{t['used_share_s'] / 3600:.2f} pool-hours")))
+    console = out()
+    console.print(table)
+    console.print(
+        "whoever holds and used least for its weight comes first; past use counts half after "
+        f"{snapshot.half_life_s / 3600:g} h",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _release(args: argparse.Namespace, pool: Any) -> int:
+    if not pool.release_by_id(args.lease, args.token):
+        known = any(lease.lease_id == args.lease for lease in pool.look().leases)
+        if known:
+            raise BadInput(
+                f"--token {args.token} is not the token of lease {args.lease!r}; it was given with the lease"
+            )
+        raise BadInput(
+            f"there is no lease {args.lease!r} (any more); `logweir gpu leases` shows those that live"
+        )
+    return _done(args, {"released": args.lease}, f"released {args.lease}")
+
+
+def _revoke(args: argparse.Namespace, pool: Any) -> int:
+    if not args.why.strip():
+        raise BadInput("--why is empty; say in a few words why, its holder is told")
+    if not pool.revoke(args.lease, args.why):
+        raise BadInput(
+            f"there is no lease {args.lease!r} (any more); `logweir gpu leases` shows those that live"
+        )
+    words = f"revoked {args.lease}; its devices are free again when its processes are gone"
+    return _done(args, {"revoked": args.lease, "why": args.why}, words)
+
+
+def _clear(args: argparse.Namespace, pool: Any) -> int:
+    from pipeline.commands.gpu.request import device_of
+
+    snapshot = pool.look()
+    device = device_of(args.device, snapshot)
+    left = [x for x in snapshot.left if x.uuid == device.uuid]
+    if not left:
+        raise BadInput(
+            f"nothing is left of an ended lease on {device.uuid}; `logweir gpu top` shows why it is taken"
+        )
+    there = _still_there(device, left)
+    if there and not args.yes:
+        raise BadInput(
+            f"process {', '.join(map(str, there[:5]))} may still be on {device.uuid}; end what belongs to the lease first, "
+            "or say --yes when nothing of it is there"
+        )
+    cleared = pool.clear(device.uuid)
+    return _done(args, {"cleared": device.uuid, "parts": cleared}, f"{device.uuid} is free for new leases")
+
+
+def _still_there(device: Device, left: Sequence[Left]) -> list[int]:
+    """Processes that may be those of the ended leases, as far as the driver or this machine can tell."""
+    named = {pid for x in left for pid in x.pids}
+    if device.processes is None:
+        from pipeline.gpu.node.inventory import this_node
+
+        return sorted(pid for pid in named if device.node != this_node() or psutil.pid_exists(pid))
+    seen = {process.pid for process in device.processes}
+    return sorted(seen & named if all(x.pids for x in left) else seen)
+
+
+def _done(args: argparse.Namespace, facts: dict[str, Any], words: str) -> int:
+    if args.json:
+        print_json(facts)
+    else:
+        out().print(printable(words), markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,236 @@
+"""What `logweir run` does on a running stack: send files, wait until nothing is in flight, have a model trained.
+
+Redis and workers may die meanwhile; the stack brings them back, so every question is asked until it is answered, and
+only standing still for long ends the journey.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+import redis
+
+from pipeline.controller.trainings import Request, Status, Trainings
+from pipeline.errors import LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed
+from pipeline.ledger.batches import Full
+from pipeline.ledger.ledger import Ledger
+from pipeline.observe.presence import Presence
+from pipeline.producer import Producer, workload_of
+from pipeline.records.schema import Purpose, digest
+from pipeline.redis.keys import Keys, connect
+from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.sources import files
+from pipeline.tasks.context import Context
+from pipeline.tasks.watch import watch
+from pipeline.workers.stack.stack import Stack
+
+# With nothing moving for so long a run gives up; what was accepted stays. Longer than a step may take (tasks/step.py).
+STUCK_S: Final = 150.0
+# A Redis that died is started again within seconds.
+AWAY_S: Final = 60.0
+FULL_S: Final = 0.5  # between two tries while the pipeline is full: nobody else waits for it
+# When the reason is known (a full disk, say) nobody needs to wait so long; longer than a lease takes to expire.
+TROUBLE_S: Final = 25.0
+
+T = TypeVar("T")
+
+# (phase, done, total, detail): phases are named for people; total 0 means unknown.
+Show = Callable[[str, float, float, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """Where the work stands: batches that wait, steps that ended so far, lines in all and lines done with."""
+
+    pending: int
+    moves: tuple[int, ...]
+    lines: int
+    done: int
+
+
+class Journey:
+    """One run's steps on a running stack."""
+
+    def __init__(self, settings: Settings, stack: Stack, show: Show, *, workload: str | None) -> None:
+        self.workload = workload
+        self.settings = settings
+        self.stack = stack
+        self.show = show
+        client = connect(settings)
+        self.client = client
+        self.keys = Keys(settings.key_prefix)
+        self.ledger = Ledger(client, settings)
+        self.presence = Presence(client, settings)
+        self.trainings = Trainings(client, settings)
+        self.producer = Producer.connect(settings)
+        self.notes: list[str] = []
+
+    # ---- sending ---------------------------------------------------------------------------------
+
+    def send(self, paths: Sequence[Path], purpose: Purpose) -> int:
+        """Read and send every file, waiting when the ledger says full; returns the physical lines sent."""
+        total = float(sum(max(1, files.total_bytes(p)) for p in paths))
+        before, began, lines = 0.0, time.monotonic(), 0
+        word = "reading the baseline" if purpose is Purpose.BASELINE else "reading"
+        for path in paths:
+            workload = self.workload or workload_of(path)
+            key, start = digest("file", purpose.value, str(path)), 0
+            empty = True
+            for chunk in files.read(
+                path, max_records=self.settings.batch_records, max_bytes=self.settings.batch_kib * 1024
+            ):
+                empty = False
+                accept = partial(
+                    self.producer.send_chunk,
+                    chunk,
+                    start=start,
+                    workload=workload,
+                    source=str(path),
+                    source_key=key,
+                    cursor_key="",  # a run begins at the beginning
+                    purpose=purpose,
+                    backfill=False,  # nothing else is in its way
+                )
+                while isinstance(answer := self.asked(accept), Full):
+                    if answer.reason == "dead":  # nobody looks at them before the run has ended
+                        raise StackFailed(
+                            f"dead letters fill {self.settings.max_dead_mib:,} MiB, so no more of {path} is taken in; "
+                            f"the logs in {self.settings.data_dir / 'logs'} say why, max_dead_mib is the limit"
+                        )
+                    self.pause(min(answer.retry_after_s, FULL_S))
+                start = chunk.cursor.offset
+                lines += int(chunk.records["lines"].sum())
+                rate = lines / max(0.001, time.monotonic() - began)
+                self.show(word, before + chunk.position, total, f"{path.name}, {rate:,.0f} lines/s")
+                self.stack.check()
+            before += max(1, files.total_bytes(path))
+            if empty:
+                self.notes.append(f"{path} is empty")
+        return lines
+
+    def pause(self, seconds: float) -> None:
+        self.stack.check()
+        time.sleep(seconds)
+
+    def asked(self, question: Callable[[], T]) -> T:
+        """Redis' answer. One that dies is started again by the stack, so it is asked until it is back; accepting
+        a batch twice is accepting it once. Raises RedisUnavailable."""
+        deadline = time.monotonic() + AWAY_S
+        while True:
+            try:
+                return question()
+            except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
+                if time.monotonic() > deadline:
+                    raise RedisUnavailable(str(exc)) from exc
+            self.pause(0.2)
+
+    # ---- waiting ---------------------------------------------------------------------------------
+
+    def settle(self, word: str) -> None:
+        """Until nothing is in flight and nothing waits for a model that exists. Raises when it is stuck."""
+        live = bool(self.asked(lambda: self.client.exists(self.keys.model())))
+        view = self.asked(lambda: self._view(live))
+        first, began = view.done, time.monotonic()
+        last, last_move = view, began
+
+        def rate() -> str:
+            return f"{(view.done - first) / max(0.001, time.monotonic() - began):,.0f} lines/s"
+
+        while view.pending:
+            trouble = self._trouble()
+            self.show(word, view.done, view.lines, trouble or rate())
+            self.pause(0.05)
+            view = self.asked(lambda: self._view(live))
+            if view.moves != last.moves:
+                last, last_move = view, time.monotonic()
+            still = time.monotonic() - last_move
+            if trouble and still > TROUBLE_S:
+                raise SinkUnavailable(f"{view.pending} batches wait: {trouble}")
+            if still > STUCK_S:
+                raise StackFailed(
+                    f"{view.pending} batches wait and nothing moved for {STUCK_S:.0f} s; the logs in "
+                    f"{self.settings.data_dir / 'logs'} say why"
+                )
+        self.show(word, view.done, view.lines, rate())
+
+    def _trouble(self) -> str:
+        """Why work waits, "" when nothing is known. A Redis that takes no writes keeps the workers from saying so."""
+        told = self.asked(self.presence.trouble)
+        try:
+            self.client.set(self.keys.probe, "1", ex=5)
+        except redis.ResponseError as exc:
+            return f"Redis takes no writes ({exc}); free disk space at {self.settings.data_dir}, or give it memory"
+        except redis.RedisError:
+            return ""  # it is being started again
+        return "" if told is None else told.reason
+
+    def _view(self, live: bool) -> "_View":
+        """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""
+        totals = self.ledger.totals().values()
+        lines, over, warming, ended = (
+            sum(t.get(name, 0) for t in totals for name in names)
+            for names in (("accepted",), ("stored", "dead"), ("warming",), ("commits", "dead"))
+        )
+        stages = self.ledger.counts()
+        moves = (ended, *(stages[name] for name in sorted(stages)))
+        batches, waiting = self.ledger.pending()
+        pending = batches + (waiting if live else 0)
+        return _View(pending=pending, moves=moves, lines=lines, done=max(0, over - (warming if live else 0)))
+
+    def watch(self) -> None:
+        """Until all that is stored was looked at, every session is judged and every minute is complete: nothing more
+        will come. Raises StackFailed, SinkUnavailable."""
+        context = Context(self.producer.submit.app, self.settings)
+        last, last_move = "", time.monotonic()
+
+        def once() -> bool:
+            try:
+                return watch(context, end=True)
+            except LeaseRefused:  # a worker that was at it had been stopped for long
+                return False
+
+        def left() -> tuple[str, int]:
+            """The name of the last round, and what was not looked at; rates say nothing of how far they are."""
+            known = self.ledger.watching()
+            last_round = cast("bytes | None", self.client.hget(self.keys.watching(), "round")) or b""
+            return last_round.decode(), int(known["observations"] + known["sessions"])
+
+        _, total = self.asked(left)
+        self.show("watching", 0, total, "sessions and rates")
+        while not self.asked(once):
+            done, rest = self.asked(left)
+            self.show("watching", max(0, total - rest), total, "sessions and rates")
+            if done != last:
+                last, last_move = done, time.monotonic()
+            if time.monotonic() - last_move > STUCK_S + self.settings.step_s:
+                raise StackFailed(
+                    f"sessions and rates could not be looked at; the logs in {self.settings.data_dir / 'logs'} say why"
+                )
+            self.pause(0.05)
+
+    def train(self, learn_from: Path) -> Status:
+        """Ask for a training on what is stored there; wait for its end. A failed one leaves everything warming."""
+        stored = ParquetSink(learn_from)
+        if stored.scan().head(1).collect().is_empty():
+            return Status()
+        request = Request(asked_by="run", why="logweir run")
+        request_id, _ = self.asked(lambda: self.trainings.request(request))
+        self.producer.submit.train(request_id)
+        began = time.monotonic()
+        while not (status := self.asked(lambda: self.trainings.followed(request_id))).ended:
+            self.stack.check()
+            detail = f"{status.patterns:,} distinct lines" if status.patterns else str(status.state)
+            self.show("training", status.percent, 100.0, detail)
+            if time.monotonic() - began > STUCK_S + self.settings.train_seconds * 10:
+                raise StackFailed(
+                    f"the training did not end; the log {self.settings.data_dir / 'logs/train.log'} says why"
+                )
+            time.sleep(0.1)
+        self.show("training", 100.0, 100.0, "")
+        if not status.published:
+            self.notes.append(f"no model could be trained, so nothing is judged: {status.reason}")
+        return status

@@ -1,0 +1,304 @@
+"""`logweir run`: the whole pipeline on files, then findings. Real Redis, real Celery workers, real Parquet.
+
+start the stack -> [baseline: send, store, train] -> send -> [no baseline: train, score what was warming]
+  -> every session closed and judged -> findings, templates.parquet, summary.json, report -> stop the stack
+"""
+
+import contextlib
+import json
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+import redis
+
+from pipeline.commands.run.journey import Journey, Show
+from pipeline.controller.trainings import Status
+from pipeline.drain.learner import read_templates
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
+from pipeline.producer import check_name
+from pipeline.records.schema import Purpose, digest, of_lines
+from pipeline.redis.keys import connect
+from pipeline.report import findings as finding
+from pipeline.report import page
+from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.sources import files
+from pipeline.watching.sessions import keys as session_keys
+from pipeline.watching.sessions.sampling import KEEP_S
+from pipeline.workers.stack.data_dir import lock
+from pipeline.workers.stack.private_redis import check_redis, find_server
+from pipeline.workers.stack.stack import Stack
+
+# What holds this directory was made by `logweir run`; any other directory that is not empty is left alone.
+MARKER: Final = ".logweir"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the user asked for, checked."""
+
+    inputs: tuple[Path, ...]
+    baseline: tuple[Path, ...]
+    out: Path
+    workload: str | None
+    report: Path | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What came out."""
+
+    out: Path
+    findings: list[finding.Finding]
+    summary: dict[str, Any]
+    report: Path | None
+    notes: list[str] = field(default_factory=list)
+
+
+def plan(
+    inputs: Sequence[str], baseline: Sequence[str], *, out: Path, workload: str | None, report: Path | None
+) -> Plan:
+    """Look at everything before anything starts. Raises BadInput."""
+    if not inputs:
+        raise BadInput("no log file is named; give at least one, for example: logweir run /var/log/syslog")
+    if workload is not None:
+        check_name("workload", workload)
+    chosen, normal = tuple(files.expand(inputs)), tuple(files.expand(baseline)) if baseline else ()
+    notes = tuple(note for path in (*chosen, *normal) if (note := files.check(path)))
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; name a directory")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_dir():
+        raise BadInput(f"--out {out} is not empty and was not made by logweir; choose another directory")
+    if report is not None and not report.absolute().parent.is_dir():
+        raise BadInput(
+            f"--report {report}: the directory {report.absolute().parent} does not exist; create it first"
+        )
+    if report is not None:
+        _refuse_to_overwrite(report)
+    return Plan(
+        inputs=chosen, baseline=normal, out=out.absolute(), workload=workload, report=report, notes=notes
+    )
+
+
+def _refuse_to_overwrite(report: Path) -> None:
+    """A report may take the place of a report, and of nothing else: a log named by mistake must survive."""
+    if not report.exists():
+        return
+    if not report.is_file():
+        raise BadInput(f"--report {report} is not a file; name one, for example {report / 'report.html'}")
+    with report.open("rb") as file:
+        first = file.read(64).lstrip().lower()
+    if first and not first.startswith(b"<!doctype html"):
+        raise BadInput(f"--report {report} exists and is no report; choose another name")
+
+
+def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
+    """Do it. Raises BadInput, SinkUnavailable (disk), StackFailed; KeyboardInterrupt stops cleanly."""
+    began = time.monotonic()
+    # What can be refused is refused before the results of an earlier run are removed.
+    MaskSet.load(extra=settings.masks)
+    session_keys.own(settings.session_keys)
+    if settings.redis_url is None:
+        find_server()
+    else:
+        check_redis(settings)
+    state = _fresh(plan.out)
+    prefix = settings.key_prefix
+    if settings.redis_url is not None:
+        # On a shared Redis every run has keys of its own, removed at the end.
+        prefix = f"{prefix}-run-{digest(socket.gethostname(), str(plan.out))}"
+    settings = replace(
+        settings,
+        data_dir=state,
+        results_dir=plan.out / "results",
+        key_prefix=prefix,
+        # A run is of its files alone, whatever a pipeline on this machine watches and wherever that one stores.
+        unwatched="score",
+        own_models=(),
+        sinks=("parquet",),
+        train_source="results",
+        train_span_s=None,
+        opensearch_source=None,
+        # Everything is there: no session has to be judged before its last line, which may stand in another file.
+        session_open_s=KEEP_S,
+    )
+    show("starting", 0, 0, "Redis and workers")
+    with _clean_redis(settings), Stack(settings) as stack:
+        journey = Journey(stack.settings, stack, show, workload=plan.workload)
+        outcome = _go(plan, journey, began)
+    if not outcome.summary["run"]["dead_lines"]:
+        _empty(state)
+    return outcome
+
+
+def _fresh(out: Path) -> Path:
+    """An output directory without the results of an earlier run; returns the directory for the run's state.
+
+    Raises BadInput when it cannot be written, or when another run or stack works in it: nothing is removed then.
+    """
+    state = out / MARKER
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        with lock(
+            state
+        ):  # the stack takes it again; a run that comes in between finds everything removed already
+            _empty(state)
+            if (out / "results").is_symlink():
+                (out / "results").unlink()
+            elif (out / "results").exists():
+                shutil.rmtree(out / "results")
+            for name in ("templates.parquet", "summary.json", "report.html"):
+                (out / name).unlink(missing_ok=True)
+    except OSError as exc:
+        raise BadInput(
+            f"--out {out} cannot be written ({exc.strerror or exc}); choose another directory or fix its rights"
+        ) from exc
+    return state
+
+
+def _empty(state: Path) -> None:
+    """Remove everything but the lock, which somebody may hold; the directory stays as the mark that it is ours."""
+    for path in state.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _clean_redis(settings: Settings) -> Iterator[None]:
+    """On a shared Redis, leave nothing of this run behind, nor take over what a killed one left."""
+    if settings.redis_url is None:
+        yield
+        return
+
+    def clean() -> None:
+        client = connect(settings)
+        for pattern in (f"{{{settings.key_prefix}}}:*", f"{settings.key_prefix}:*"):
+            for key in client.scan_iter(match=pattern, count=1000):
+                client.unlink(key)
+
+    # A Redis that cannot be used is reported by the stack's own check, in one sentence.
+    with contextlib.suppress(redis.RedisError):
+        clean()
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(redis.RedisError):  # what went wrong first is what the user must hear
+            clean()
+        raise
+    try:
+        clean()
+    except redis.RedisError as exc:
+        raise RedisUnavailable(f"the keys of this run could not be removed from Redis ({exc})") from exc
+
+
+def _go(plan: Plan, journey: Journey, began: float) -> Outcome:
+    status, learnt_lines = Status(), 0
+    if plan.baseline:
+        learnt_lines = journey.send(plan.baseline, Purpose.BASELINE)
+        journey.settle("learning the baseline")
+        status = journey.train(journey.settings.baseline)
+    started = time.monotonic()
+    lines = journey.send(plan.inputs, Purpose.SCORE)
+    journey.settle("scoring" if plan.baseline else "storing")
+    scoring_s = time.monotonic() - started
+    if not plan.baseline:
+        status = journey.train(journey.settings.results)
+        started = time.monotonic()
+        journey.settle("scoring")
+        scoring_s += time.monotonic() - started
+    journey.watch()
+    about = {
+        "inputs": [str(p) for p in plan.inputs],
+        "baseline": [str(p) for p in plan.baseline],
+        "lines_read": lines,
+        "baseline_lines": learnt_lines,
+        "dead_lines": sum(t.get("dead", 0) for t in journey.asked(journey.ledger.totals).values()),
+        "model_version": status.version or None,
+        "training": status.state.value,
+        "seconds": round(time.monotonic() - began, 2),
+        "lines_per_s": round(lines / max(0.001, scoring_s)),  # reading, scoring and storing, without training
+        "ready_seconds": round(journey.stack.ready_s, 2),
+    }
+    return _write(plan, journey, about)
+
+
+def _write(plan: Plan, journey: Journey, about: dict[str, Any]) -> Outcome:
+    """Findings, templates, summary and report. Raises SinkUnavailable."""
+    journey.show("writing", 0, 0, "findings and report")
+    results, out = journey.settings.results, plan.out
+    templates = journey.asked(lambda: _templates(journey))
+    found = finding.collect(results, templates)
+    about |= {
+        "templates": templates.height,
+        "findings": len(found),
+        "incidents": len({f.incident for f in found}),
+    }
+    summary = {**finding.summary(results), "run": about}
+    report = plan.report or out / "report.html"
+    try:
+        _replace(out / "templates.parquet", lambda p: templates.write_parquet(p, compression="zstd"))
+        _replace(
+            out / "summary.json",
+            lambda p: p.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"),
+        )
+        names = ", ".join(dict.fromkeys(p.name for p in plan.inputs))
+        page.write(report, findings=found, templates=templates, summary=summary, title=names[:200], run=about)
+    except (OSError, pl.exceptions.ComputeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise SinkUnavailable(
+            f"{out} or {report} cannot be written ({why}); free space there and run again"
+        ) from exc
+    notes = [*plan.notes, *journey.notes]
+    if about["dead_lines"]:
+        notes.append(f"{about['dead_lines']:,} lines could not be processed and are not in the results:")
+        notes += [
+            f"{letter.source}:{letter.first_line} ({letter.lines} lines): {letter.reason}"
+            for letter in journey.asked(lambda: journey.ledger.dead(limit=5))
+        ]
+    return Outcome(out=out, findings=found, summary=summary, report=report, notes=notes)
+
+
+def _templates(journey: Journey) -> pl.DataFrame:
+    """template_id, template, count (records), first_seen, last_seen of this run's results."""
+    texts = {t.template_id: t.text for t in read_templates(journey.client, journey.keys)}
+    names = pl.DataFrame(
+        {"template_id": list(texts), "template": list(texts.values())},
+        schema={"template_id": pl.Int64, "template": pl.String},
+    )
+    return (
+        ParquetSink(journey.settings.results)
+        .scan()
+        .filter(of_lines())
+        .group_by("template_id")
+        .agg(
+            pl.len().cast(pl.UInt64).alias("count"),
+            pl.col("timestamp").min().alias("first_seen"),
+            pl.col("timestamp").max().alias("last_seen"),
+        )
+        .join(names.lazy(), on="template_id", how="left")
+        .with_columns(pl.col("template").fill_null("(unclassified)"))
+        .select("template_id", "template", "count", "first_seen", "last_seen")
+        .sort("count", "template_id", descending=[True, False])
+        .collect(engine="streaming")
+    )
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a whole file or none."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""`logweir send --opensearch INDEX`: log documents of an OpenSearch, once or for ever, from where the last poll stopped."""
+
+import argparse
+import os
+import socket
+import time
+from dataclasses import asdict, replace
+from functools import partial
+
+from pipeline.commands.common import err, print_json, reached, redis_explained, settings_of
+from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SourceUnavailable
+from pipeline.gpu.devices import SOURCE
+from pipeline.ledger.batches import Accepted, Full
+from pipeline.logs import set_up
+from pipeline.producer import Producer
+from pipeline.records.schema import Batch
+from pipeline.redis.leases import Held, Lease, Leases, Mode, Refused
+from pipeline.settings import Settings
+from pipeline.sources.opensearch import Polled, poll_once
+from pipeline.units import plural
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.files:
+        raise BadInput("--opensearch reads an index and no file; send files apart")
+    for flag in ("workload", "wait"):
+        if getattr(args, flag):
+            raise BadInput(
+                f"--{flag} is for files; documents name their workload (opensearch_workload_fields)"
+            )
+    settings = replace(settings_of(args), opensearch_source=args.opensearch)
+    set_up(settings.log_level)
+    settings = reached(settings)
+    producer = Producer.connect(settings)
+    leases = Leases(producer.ledger.client, settings)
+    with redis_explained(), leases.holding(_lease(leases, settings)) as held:
+        if args.follow:
+            return _for_ever(producer, settings, held, args.backfill)
+        return _once(args, producer, settings, held)
+
+
+def _lease(leases: Leases, settings: Settings) -> Lease:
+    """One poller at a time. Raises BadInput when another one reads."""
+    holder = f"send@{socket.gethostname()}:{os.getpid()}"
+    deadline = (
+        time.monotonic() + settings.lease_ttl_ms / 1000 + 2.0
+    )  # a poller that died holds it for so long
+    while isinstance(answer := leases.request(SOURCE, Mode.EXCLUSIVE, holder, quarantine=True), Refused):
+        if time.monotonic() > deadline:
+            raise BadInput(
+                "another process polls OpenSearch for this pipeline; `logweir status` shows a worker source, stop it first"
+            )
+        time.sleep(0.2)
+    return answer
+
+
+def _once(args: argparse.Namespace, producer: Producer, settings: Settings, held: Held) -> int:
+    with err().status(f"reading {args.opensearch}"):
+        polled = _poll(producer, settings, held, args.backfill)
+    if args.json:
+        print_json(asdict(polled))
+        return 0
+    said = f"{plural(polled.documents, 'document')} accepted" if polled.documents else "nothing new"
+    for count, what in (
+        (polled.without_message, "without a message"),
+        (polled.without_time, "without a time"),
+    ):
+        said += f", {count:,} {what}" if count else ""
+    err().print(said, markup=False)
+    return 0
+
+
+def _poll(producer: Producer, settings: Settings, held: Held, backfill: bool | None) -> Polled:
+    """Everything new. Raises LeaseRefused when another poller has taken over."""
+    polled = poll_once(
+        settings,
+        partial(_accept, producer, backfill),
+        producer.ledger.cursor,
+        go_on=lambda: not held.lost.is_set(),
+    )
+    if held.lost.is_set():
+        raise LeaseRefused("another process polls this OpenSearch now; what it has not read yet it will read")
+    return polled
+
+
+def _accept(producer: Producer, backfill: bool | None, batch: Batch, **cursor: str | None) -> Accepted | Full:
+    """As the producer does; a wait is said when it begins."""
+    answer = producer.accept(batch, backfill=backfill, **cursor)  # type: ignore[arg-type]
+    if isinstance(answer, Full) and answer.refused == 1:
+        err().print(f"waiting: {answer}", markup=False, soft_wrap=True)
+    return answer
+
+
+def _for_ever(producer: Producer, settings: Settings, held: Held, backfill: bool | None) -> int:
+    console = err()
+    console.print(f"polling {settings.opensearch_source}; Ctrl-C stops", markup=False, soft_wrap=True)
+    trouble = ""
+    while True:
+        try:
+            polled = _poll(producer, settings, held, backfill)
+        except (SourceUnavailable, RedisUnavailable) as exc:
+            if str(exc) != trouble:
+                console.print(f"waiting: {exc}", markup=False, soft_wrap=True)
+            trouble = str(exc)
+        else:
+            trouble = ""
+            if polled.documents:
+                console.print(f"{plural(polled.documents, 'document')} accepted", markup=False)
+        time.sleep(settings.opensearch_poll_s)

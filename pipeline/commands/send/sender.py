@@ -1,0 +1,245 @@
+"""What `logweir send` sends with: waits while the pipeline is full or Redis away, sends again what Redis has lost, and says
+now and then how far it is."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from rich.console import Console
+
+from pipeline.commands.send.tracking import LOOK_AT_ONCE, Own
+from pipeline.errors import BadPayload, CursorMoved, RedisUnavailable
+from pipeline.ledger.batches import Accepted, Full
+from pipeline.producer import Producer
+from pipeline.settings import Settings
+from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.flush_policy import Pace
+from pipeline.sources.resend_buffer import Kept, Sent
+from pipeline.units import plural
+
+SAY_EVERY_S: Final = 2.0
+REMIND_S: Final = 60.0
+REDIS_RETRY_S: Final = 1.0
+WAIT_S: Final = 0.1
+CONFIRM_S: Final = 1.0  # one question a second while a followed file is silent
+
+T = TypeVar("T")
+
+
+class Sender:
+    """Sends chunks one after another."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        settings: Settings,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+        own: Own | None = None,
+        *,
+        backfill: bool | None = None,
+    ) -> None:
+        self.producer = producer
+        self.settings = settings
+        self.console = console
+        self.clock = clock
+        self.own = own
+        self.backfill = backfill
+        self.lines = self.batches = self.duplicates = 0
+        self.gone = False  # something of a pipe that nobody can send again
+        self.kept = Kept(clock)
+        self.pace = Pace()  # a command that waits for lines reads one source
+        self.stands: dict[str, str] = {}  # where the ledger's cursors stand, as far as we know
+        self.full: Full | None = None  # what we wait for since `full_since`, last said at `full_said`
+        self.full_since = 0.0
+        self.full_said: float | None = None
+        self.told = (0, 0)
+        self.began = self.said = self.confirmed = clock()
+
+    def send(
+        self, chunk: Chunk, *, start: int, workload: str, source: str, key: str, cursor_key: str
+    ) -> None:
+        """Until it is accepted; Redis being away or full only makes it wait. What a Redis that came back has lost is sent
+        again before it. Raises CursorMoved when that is not kept here any more, or another sender reads the same."""
+        while True:
+            sent = Sent(
+                chunk=chunk,
+                start=start,
+                workload=workload,
+                source=source,
+                source_key=key,
+                cursor_key=cursor_key,
+                after=self.stands[cursor_key],
+            )
+            try:
+                answer = self._accepted(sent)
+                break
+            except CursorMoved as moved:
+                self._again(cursor_key, moved)
+        self.kept.add(sent)
+        self.batches += 1
+        self.duplicates += answer.duplicate
+        self.lines += 0 if answer.duplicate else int(chunk.records["lines"].sum())
+        if self.own is not None:
+            self.own.open.append(answer.batch_id)
+            if self.batches % LOOK_AT_ONCE == 0:  # those that have ended need not be remembered
+                with contextlib.suppress(RedisUnavailable):
+                    self.own.look()
+        self.say()
+
+    def _accepted(self, sent: Sent) -> Accepted:
+        while True:
+            try:
+                answer = self.producer.send_chunk(
+                    sent.chunk,
+                    start=sent.start,
+                    workload=sent.workload,
+                    source=sent.source,
+                    source_key=sent.source_key,
+                    cursor_key=sent.cursor_key,
+                    after=sent.after,
+                    backfill=self.backfill,
+                )
+            except RedisUnavailable as exc:
+                self._wait(f"waiting: {exc}", REDIS_RETRY_S)
+                continue
+            self.pace.answered(answer.pending_batches)
+            if isinstance(answer, Full):
+                self._held_up(answer)
+                continue
+            self._goes_on()
+            self.stands[sent.cursor_key] = sent.chunk.cursor.pack()
+            return answer
+
+    def _held_up(self, full: Full) -> None:
+        """Wait until the next try. Said when it lasts and rarely repeated: a drained pipeline may take hours."""
+        now = self.clock()
+        if self.full is None or self.full.reason != full.reason:
+            self.full, self.full_since, self.full_said = full, now, None
+        first = self.full_said is None
+        if now - (self.full_said or self.full_since) >= (SAY_EVERY_S if first else REMIND_S):
+            self.full_said = self.said = now
+            self.console.print(f"waiting: {full}", markup=False, soft_wrap=True)
+        time.sleep(full.retry_after_s)
+
+    def _goes_on(self) -> None:
+        if self.full is not None and self.full_said is not None:
+            waited = self.clock() - self.full_since
+            self.console.print(f"going on after {waited:,.0f} s", markup=False)
+        self.full = None
+
+    def _again(self, cursor_key: str, moved: CursorMoved) -> None:
+        """Send what was lost in the pieces it had, so that they keep their ids. Raises CursorMoved when it is not kept."""
+        while again := self.kept.since(cursor_key, moved.cursor):
+            try:
+                for sent in again:
+                    self._accepted(sent)
+                return
+            except CursorMoved as further:
+                moved = further
+        raise moved
+
+    def begin(self, cursor_key: str) -> Cursor | None:
+        """Where the ledger says that the source goes on; None for the beginning."""
+        stored = self._asked(lambda: self.producer.ledger.cursor(cursor_key))
+        self.stands[cursor_key] = stored or ""
+        try:
+            return Cursor.unpack(stored) if stored else None
+        except BadPayload:
+            return None  # from the beginning: what was accepted before is recognised by its batch ids
+
+    def confirm(self, cursor_key: str) -> None:
+        """See that Redis still has what it took, or send it again. Raises CursorMoved as `send` does."""
+        stored = self._asked(lambda: self.producer.ledger.cursor(cursor_key)) or ""
+        self.confirmed = self.clock()
+        if stored != self.stands[cursor_key]:
+            self._again(cursor_key, CursorMoved(f"{cursor_key} was read to another place", stored))
+
+    def confirm_at_times(self, cursor_key: str) -> None:
+        """While nothing new comes nobody else would notice."""
+        if self.clock() - self.confirmed >= CONFIRM_S:
+            self.confirm(cursor_key)
+
+    def confirm_all(self) -> None:
+        """Of every source that this command has sent; what is not kept any more is left for the next command."""
+        stored = self.producer.ledger.cursors(list(self.stands))
+        for (cursor_key, stands), now in zip(list(self.stands.items()), stored, strict=True):
+            if stands != (now or ""):
+                with contextlib.suppress(CursorMoved):
+                    self.confirm(cursor_key)
+
+    def forget(self, cursor_key: str) -> None:
+        self._asked(lambda: self.producer.ledger.forget_cursor(cursor_key))
+        del self.stands[cursor_key]
+
+    def saving_the_rest(self, step: Callable[[], None], source: str, cursor_key: str) -> None:
+        """Do it; where Redis lost more of a pipe than is kept here, name it, send what is kept, and go on."""
+        lost: CursorMoved | None = None
+        while True:
+            try:
+                if lost is not None:
+                    self._again(cursor_key, lost)
+                return step()
+            except CursorMoved as moved:
+                first = self.kept.restart(cursor_key, moved.cursor)
+                end = self.stands[cursor_key] if first is None else first.after
+                self._lost(source, _line_of(moved.cursor) + 1, _line_of(end))
+                self.stands[cursor_key] = moved.cursor
+                lost = None if first is None else moved
+
+    def _lost(self, source: str, first: int, last: int) -> None:
+        self.gone = True
+        self.console.print(
+            f"Redis lost lines {first:,} to {last:,} of {source}, which are not kept here any more; send them again",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
+
+    def _asked(self, question: Callable[[], T]) -> T:
+        while True:
+            try:
+                return question()
+            except RedisUnavailable as exc:
+                self._wait(f"waiting: {exc}", REDIS_RETRY_S)
+
+    def say(self, *, final: bool = False) -> None:
+        """How much was sent, every few seconds and at the end."""
+        now = self.clock()
+        told = (self.lines, self.duplicates)
+        if not final and (now - self.said < SAY_EVERY_S or told == self.told):
+            return
+        self.said, self.told = now, told
+        rate = self.lines / max(0.001, now - self.began)
+        again = f", {self.duplicates} batches were there already" if self.duplicates else ""
+        self.console.print(f"{self.lines:,} lines accepted ({rate:,.0f} lines/s){again}", markup=False)
+
+    def wait_stored(self, own: Own) -> None:
+        """Until every batch of this command has ended; one that waits for a model is stored, too."""
+        while True:
+            try:
+                self.confirm_all()
+                if own.look():
+                    break
+            except RedisUnavailable as exc:
+                self._wait(f"waiting: {exc}", REDIS_RETRY_S)
+                continue
+            self._wait(
+                f"{plural(len(own.open), 'batch')} {'is' if len(own.open) == 1 else 'are'} not stored yet",
+                WAIT_S,
+            )
+        said = own.trouble()
+        if not self.batches:
+            said = "this command sent nothing new, so there is nothing to wait for"
+        self.console.print(said or "everything accepted is stored", markup=False, soft_wrap=True)
+
+    def _wait(self, why: str, seconds: float) -> None:
+        if self.clock() - self.said >= SAY_EVERY_S:
+            self.said = self.clock()
+            self.console.print(why, markup=False)
+        time.sleep(seconds)
+
+
+def _line_of(cursor: str) -> int:
+    return Cursor.unpack(cursor).line if cursor else 0

@@ -1,0 +1,87 @@
+"""The batches of one `logweir send --wait`: which of them have not ended yet, and what became of the others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.ledger.batches import half_ids
+from pipeline.ledger.ledger import Ledger
+from pipeline.redis.keys import answering
+from pipeline.units import plural
+
+LOOK_AT_ONCE: Final = 1_000  # entries in one round trip; some 100 KB of answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """What the ledger says of a batch; `state` is "" when it knows none of this id."""
+
+    state: str
+    rescored: bool
+    discarded: bool
+    lines: int
+
+
+class Own:
+    """The batches of this command that are not known to have ended, and what became of the others."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.open: list[str] = []
+        self.dead = self.discarded = 0  # physical lines
+        self.lost = 0  # batches: how many lines they had is lost with them
+
+    def look(self) -> bool:
+        """Ask for every open batch once; True when none is left. Raises RedisUnavailable, having lost nothing."""
+        at = 0
+        while at < len(self.open):
+            part = self.open[at : at + LOOK_AT_ONCE]
+            found = self._entries(part)
+            left = [
+                i for batch_id, entry in zip(part, found, strict=True) for i in self._left(batch_id, entry)
+            ]
+            self.open[at : at + len(part)] = left
+            at += len(left)
+        return not self.open
+
+    def _entries(self, batch_ids: Sequence[str]) -> list[_Entry]:
+        ledger = self.ledger
+        with answering():
+            pipe = ledger.client.pipeline(transaction=False)
+            for batch_id in batch_ids:
+                pipe.hmget(ledger.keys.batch(batch_id), "state", "kind", "discarded", "lines")
+            found = [[(value or b"").decode() for value in values] for values in pipe.execute()]
+        return [
+            _Entry(state=state, rescored=kind == "rescore", discarded=bool(discarded), lines=int(lines or 0))
+            for state, kind, discarded, lines in found
+        ]
+
+    def _left(self, batch_id: str, entry: _Entry) -> list[str]:
+        """What there is to wait for instead of this batch."""
+        match entry.state:
+            case "split":
+                return half_ids(batch_id)
+            case "":
+                self.lost += 1
+            case _ if entry.discarded:
+                self.discarded += entry.lines
+            case _ if entry.state == "done" or entry.rescored:  # what is scored again was stored before
+                pass
+            case "dead":
+                self.dead += entry.lines
+            case _:
+                return [batch_id]
+        return []
+
+    def trouble(self) -> str:
+        """What was not stored, in a sentence; "" when everything was."""
+        parts = []
+        if self.dead:
+            them = "it" if self.dead == 1 else "them"
+            lines = plural(self.dead, "line")
+            parts.append(f"{lines} could not be processed; `logweir dead list` shows {them} and why")
+        if self.discarded:
+            parts.append(f"{plural(self.discarded, 'line')} discarded by an operator")
+        if self.lost:
+            parts.append(f"{plural(self.lost, 'batch')} not in Redis any more; send the same files again")
+        return "; ".join(parts)

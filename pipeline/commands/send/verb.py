@@ -1,0 +1,191 @@
+"""`logweir send`: a producer for files and standard input; waits when the pipeline is full."""
+
+import argparse
+import stat
+import uuid
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from pipeline.commands.common import err, print_json, reached, settings_of, standard_input
+from pipeline.commands.send.sender import Sender
+from pipeline.commands.send.tracking import Own
+from pipeline.errors import BadInput, CursorMoved
+from pipeline.logs import set_up
+from pipeline.producer import Producer, workload_of
+from pipeline.records.schema import digest
+from pipeline.sources import files, follow
+from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.stdin import read_stream
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.opensearch:
+        from pipeline.commands.send import poll
+
+        return poll.main(args)
+    if not args.files:
+        raise BadInput(
+            "nothing is named to send; give a log file, - for standard input, or --opensearch INDEX"
+        )
+    settings = settings_of(args)
+    set_up(settings.log_level)
+    if args.follow and len(args.files) > 1:
+        raise BadInput("--follow takes one file; start one `logweir send --follow` per file")
+    if "-" in args.files and len(args.files) > 1:
+        raise BadInput("- (standard input) cannot be mixed with files; send them apart")
+    console = err()
+    if args.files == ["-"]:
+        standard_input()
+    elif args.follow:
+        _refuse_unfollowable(Path(args.files[0]))
+    else:
+        for note in filter(None, map(files.check, files.expand(args.files))):
+            console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+    producer = Producer.connect(reached(settings))
+    own = Own(producer.ledger) if args.wait else None
+    sender = Sender(producer, settings, console, own=own, backfill=args.backfill)
+    try:
+        if args.files == ["-"]:
+            _standard_input(sender, args.workload)
+        elif args.follow:
+            _follow(sender, Path(args.files[0]), args.workload)
+        else:
+            for path in files.expand(args.files):
+                _file(sender, path, args.workload)
+    finally:
+        sender.say(final=True)
+    facts = {"lines": sender.lines, "batches": sender.batches, "duplicates": sender.duplicates}
+    if own is not None:
+        sender.wait_stored(own)
+        facts["dead_lines"] = own.dead
+    if args.json:
+        print_json(facts)
+    return 1 if sender.gone or (own is not None and own.trouble()) else 0
+
+
+def _refuse_unfollowable(path: Path) -> None:
+    """A file that is not there yet is waited for; what is there must be one that grows."""
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        raise BadInput(f"{path} is no regular file and cannot be followed; read a pipe without --follow")
+
+
+def _file(sender: Sender, path: Path, workload: str | None) -> None:
+    """From where an earlier `send` of this file stopped, so that sending it again adds only what is new."""
+    workload = workload or workload_of(path)
+    if not path.is_file():  # a pipe can be read once only, and has no place to go on from
+        chunks = files.read(
+            path, max_records=sender.settings.batch_records, max_bytes=sender.settings.batch_kib * 1024
+        )
+        key = digest("pipe", uuid.uuid4().hex)
+        return _stream(sender, chunks, workload=workload, source=str(path), key=key)
+    cursor_key = _cursor_key(path, workload)
+    while True:
+        try:
+            _rest_of(sender, path, workload, cursor_key)
+            return sender.confirm(cursor_key)
+        except CursorMoved:  # read from where it stands now
+            continue
+
+
+def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None:
+    stored = sender.begin(cursor_key)
+    with path.open("rb") as file:
+        place = files.resume_at(path, file, stored)
+    key = digest("file", str(path.absolute()), place.identity, workload)
+    start, before = place.offset, sender.batches
+    for chunk in files.read(
+        path,
+        start=stored if place.offset else None,
+        max_records=sender.settings.batch_records,
+        max_bytes=sender.settings.batch_kib * 1024,
+    ):
+        sender.send(chunk, start=start, workload=workload, source=str(path), key=key, cursor_key=cursor_key)
+        start = chunk.cursor.offset
+    if place.offset and sender.batches == before:
+        sender.console.print(
+            f"{path}: nothing new, its {place.line:,} lines were accepted before",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _cursor_key(path: Path, workload: str) -> str:
+    """One for sending and following: a follower goes on where a sender stopped."""
+    return digest("cursor", str(path.absolute()), workload)
+
+
+def _standard_input(sender: Sender, workload: str | None) -> None:
+    chunks = read_stream(
+        standard_input(),
+        pace=sender.pace,
+        max_records=sender.settings.batch_records,
+        max_bytes=sender.settings.batch_kib * 1024,
+    )
+    key = digest("stdin", uuid.uuid4().hex)
+    _stream(sender, chunks, workload=workload or "stdin", source="stdin", key=key)
+
+
+def _stream(sender: Sender, chunks: Iterable[Chunk], *, workload: str, source: str, key: str) -> None:
+    """What cannot be read twice. Its cursor only tells whether Redis still has what it took, and goes at the end."""
+    start = 0
+    sender.begin(key)
+    for chunk in chunks:
+        send = partial(
+            sender.send, chunk, start=start, workload=workload, source=source, key=key, cursor_key=key
+        )
+        sender.saving_the_rest(send, source, key)
+        start = chunk.cursor.offset
+    sender.saving_the_rest(partial(sender.confirm, key), source, key)
+    sender.forget(key)
+
+
+def _follow(sender: Sender, path: Path, workload: str | None) -> None:
+    """Until Ctrl-C, from where the last sender or follower of this file stopped."""
+    workload = workload or workload_of(path)
+    cursor_key = _cursor_key(path, workload)
+    sender.console.print(f"following {path}; Ctrl-C stops", markup=False, soft_wrap=True)
+    while True:
+        try:
+            return _follow_from(sender, path, workload, cursor_key)
+        except CursorMoved:  # read on from where it stands now
+            continue
+
+
+def _follow_from(sender: Sender, path: Path, workload: str, cursor_key: str) -> None:
+    start = sender.begin(cursor_key)
+    place = (start.identity, start.offset) if start else ("", 0)
+    for chunk in _chunks(sender, path, cursor_key, start):
+        if place[0] != chunk.cursor.identity and place[1] and chunk.records["line"].min() == 1:
+            place = ("", 0)  # rotated or truncated: a file of its own, from its beginning
+        key = digest("file", str(path.absolute()), chunk.cursor.identity, workload)
+        sender.send(
+            chunk,
+            start=place[1],
+            workload=workload,
+            source=str(path),
+            key=key,
+            cursor_key=cursor_key,
+        )
+        place = (chunk.cursor.identity, chunk.cursor.offset)
+
+
+def _chunks(sender: Sender, path: Path, cursor_key: str, start: Cursor | None) -> Iterator[Chunk]:
+    absent = False
+    for chunk in follow.follow(
+        path,
+        start=start,
+        stop=lambda: False,
+        from_start=True,
+        pace=sender.pace,
+        max_records=sender.settings.batch_records,
+        max_bytes=sender.settings.batch_kib * 1024,
+    ):
+        if chunk is not None:
+            yield chunk
+            continue
+        sender.say()
+        sender.confirm_at_times(cursor_key)
+        if not absent and not path.exists():
+            sender.console.print(f"waiting for {path} to appear", markup=False, soft_wrap=True)
+        absent = not path.exists()

@@ -1,0 +1,79 @@
+"""`logweir up`: the embedded stack, until it is told to end."""
+
+import argparse
+import sys
+import time
+from typing import Final
+
+from pipeline.commands.common import display, err, print_json, settings_of
+from pipeline.commands.drain import STOPPED
+from pipeline.errors import RedisUnavailable
+from pipeline.ledger.ledger import Ledger
+from pipeline.logs import set_up
+from pipeline.redis.keys import connect
+from pipeline.settings import Settings
+from pipeline.values import masked_url
+
+CHECK_S: Final = 0.5
+
+
+def main(args: argparse.Namespace) -> int:
+    from pipeline.workers.stack.stack import Stack
+
+    settings = settings_of(args, default_level="info")
+    set_up(settings.log_level)
+    console = err()
+    with Stack(settings, flower=settings.flower, metrics=settings.metrics) as stack:
+        while True:
+            try:
+                closed = _door(stack.settings)
+                break
+            except RedisUnavailable:  # for a moment; the workers wait for it, too
+                time.sleep(CHECK_S)
+                stack.check()
+        facts = {
+            "ready_s": round(stack.ready_s, 2),
+            "redis_url": masked_url(stack.settings.redis_url or ""),
+            "data_dir": str(stack.settings.data_dir),
+            "workers": {c.name: c.process.pid for c in stack.children},
+            "flower": stack.flower_url,
+            "metrics": stack.metrics_url,
+            "closed": closed,
+        }
+        if args.json:
+            print_json(facts)
+            sys.stdout.flush()
+        else:
+            where = (
+                "" if str(args.data_dir or "") == "" else f" --data-dir {display(stack.settings.data_dir)}"
+            )
+            console.print(f"ready in {stack.ready_s:.1f} s; Ctrl-C stops it", style="bold", markup=False)
+            console.print(f"  send lines:  logweir send FILE{where}", markup=False, soft_wrap=True)
+            console.print(f"  look at it:  logweir status{where}", markup=False, soft_wrap=True)
+            if stack.flower_url is not None:
+                console.print(f"  watch it:    {stack.flower_url}", markup=False, soft_wrap=True)
+            if stack.metrics_url is not None:
+                console.print(f"  metrics:     {stack.metrics_url}", markup=False, soft_wrap=True)
+            console.print(
+                f"  logs:        {display(stack.settings.data_dir / 'logs')}", markup=False, soft_wrap=True
+            )
+        if closed is not None and not args.json:
+            console.print(
+                f"it takes nothing in: {closed}; `logweir drain --undo` opens it",
+                style="yellow", markup=False, soft_wrap=True,
+            )  # fmt: skip
+        try:
+            while True:
+                time.sleep(CHECK_S)
+                stack.check()
+        except KeyboardInterrupt:
+            console.print("stopping: workers finish their step first", markup=False)
+    return 0
+
+
+def _door(settings: Settings) -> str | None:
+    """Open what `logweir stop` closed; why the door is closed still, None when it is open."""
+    ledger = Ledger(connect(settings), settings)
+    if ledger.door() == STOPPED:
+        ledger.open_door()
+    return ledger.door()

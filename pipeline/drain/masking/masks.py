@@ -1,0 +1,164 @@
+"""One mask, and the files that masks are written in (`config/masks.toml` and those of the user).
+
+Every entry is checked by itself here; what masks do together is looked at where they are a set (masking.py).
+"""
+
+import re
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.errors import BadMask
+
+TOKEN: Final = re.compile(r"<[A-Z0-9_]+>")
+_NAME: Final = re.compile(r"[A-Z0-9_]+")
+_GROUP: Final = re.compile(r"\$\{(\d+)\}")
+_SWITCHES: Final = frozenset({"enabled", "keep", "seldom"})
+
+# The longest of ours has 593. What a pattern compiles to is bounded by Polars, at 10 MiB.
+_MAX_PATTERN: Final = 5_000
+_MAX_EXAMPLE: Final = 1_000  # a line end is tried at every place of it
+_SHOWN_PATTERN: Final = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """One entry of a masks file, as written there."""
+
+    name: str
+    pattern: str
+    example: str
+    expect: str | None = None  # what the whole set makes of `example`
+    replace: str = ""  # empty: `<NAME>`
+    enabled: bool = True
+    keep: bool = False
+    seldom: bool = False  # for speed alone
+
+    @property
+    def replacement(self) -> str:
+        """What stands where the pattern matched; `${1}` is its first group."""
+        return self.replace or f"<{self.name}>"
+
+    def check(self) -> None:
+        """Raises BadMask when the entry cannot be used, whatever stands around it."""
+        if not _NAME.fullmatch(self.name):
+            raise BadMask(f"mask {self.name!r}: a name has only A-Z, 0-9 and _; rename it")
+        if not self.example or "\n" in self.example:
+            raise self._bad("needs an example of one line that it matches")
+        if len(self.pattern) > _MAX_PATTERN or len(self.example) > _MAX_EXAMPLE:
+            raise self._bad(
+                f"is longer than {_MAX_PATTERN:,} characters, or its example than {_MAX_EXAMPLE:,}; make several masks of it"
+            )
+        try:
+            found = self._matches([self.example, "", " ", "x", "0", "."])
+        except pl.exceptions.ComputeError as exc:
+            lines = [line.strip() for line in str(exc).splitlines()]
+            why = next((line for line in lines if line.startswith("error:")), lines[0])
+            raise self._bad(f"is not a Rust regular expression ({why}); correct it") from exc
+        if any(match == "" for row in found for match in row):
+            raise self._bad(
+                "can match the empty string; let it need at least one character, for example + for *"
+            )
+        if not found[0]:
+            raise self._bad(f"does not match its example {self.example!r}; correct one of them")
+        # A line end at every place of the example, between its characters and instead of each.
+        text, places = self.example, range(len(self.example) + 1)
+        cut = [text[:i] + "\n" + text[i + skip :] for i in places for skip in (0, 1)]
+        if any("\n" in match for row in self._matches(["\n", *cut]) for match in row):
+            raise self._bad(r"can match a line end; write [ \t] for \s, and \n inside every [^...]")
+        if "\n" in self.replace:
+            raise self._bad("has a `replace` with a line end; a masked line is one line")
+        if self.keep and self.replace:
+            raise self._bad("keeps what it matches, so it cannot have `replace`; remove one of the two")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        # The first empty alternative makes the count independent of what the example fills.
+        groups = pl.select(pl.lit("").str.extract_groups(f"(?:)|(?:{self.pattern})")).to_series()
+        known = len(groups.struct.fields)
+        for number in _GROUP.findall(self.replace):
+            if int(number) > known:
+                raise self._bad(f"has {known} groups, but `replace` names ${{{number}}}; correct one of them")
+        rest = _GROUP.sub("", self.replace)
+        if "$" in rest:
+            raise self._bad("has a `replace` with a bare $; write groups as ${1}")
+        if self.replace and rest == self.replace and not TOKEN.search(rest):
+            raise self._bad("has a `replace` without a token; write one such as <NUM>")
+
+    def _matches(self, texts: list[str]) -> list[list[str]]:
+        found: list[list[str]] = pl.Series(texts).str.extract_all(self.pattern).to_list()
+        return found
+
+    def _bad(self, why: str) -> BadMask:
+        shown = self.pattern if len(self.pattern) <= _SHOWN_PATTERN else self.pattern[:_SHOWN_PATTERN] + "..."
+        return BadMask(f"mask {self.name}: pattern {shown!r} {why}")
+
+
+def shipped() -> Path:
+    """The masks file that belongs to this code: of the checkout, else of the installation.
+
+    Raises BadMask when neither is there.
+    """
+    places = [
+        Path(__file__).parents[3] / "config",
+        Path(sysconfig.get_path("data")) / "share" / "logweir",
+        Path(sysconfig.get_path("data", sysconfig.get_preferred_scheme("user"))) / "share" / "logweir",
+        Path(sys.prefix) / "share" / "logweir",
+    ]
+    for place in places:
+        if (place / "masks.toml").is_file():
+            return place / "masks.toml"
+    raise BadMask(
+        f"masks.toml is in none of {', '.join(map(str, places))}; reinstall logweir or name a masks file"
+    )
+
+
+def read(path: Path) -> tuple[list[Mask], dict[str, bool]]:
+    """Masks of a file, and what it switches on or off."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise BadMask(f"masks file {path} cannot be read: {exc}; correct it or name another") from exc
+    entries = data.pop("mask", [])
+    switches: dict[str, bool] = {}
+    for key, state in (("enable", True), ("disable", False)):
+        names = data.pop(key, [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise BadMask(f"masks file {path}: `{key}` has to be a list of mask names, not {names!r}")
+        switches |= dict.fromkeys(names, state)
+    if data:
+        raise BadMask(f"masks file {path}: unknown key {min(data)!r}; known are mask, enable, disable")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise BadMask(f"masks file {path}: masks have to be written as [[mask]] tables")
+    return [_mask(path, entry) for entry in entries], switches
+
+
+def _mask(path: Path, entry: dict[str, Any]) -> Mask:
+    name = entry.get("name", "without a name")
+    known = [field.name for field in fields(Mask)]
+    for key, value in entry.items():
+        if key not in known:
+            raise BadMask(f"mask {name} in {path}: unknown key {key!r}; known are {', '.join(known)}")
+        if not isinstance(value, bool if key in _SWITCHES else str):
+            kind = "true or false" if key in _SWITCHES else "text in quotes"
+            raise BadMask(f"mask {name} in {path}: `{key}` has to be {kind}, not {value!r}")
+    for key in ("name", "pattern", "example"):
+        if key not in entry:
+            raise BadMask(f"mask {name} in {path}: `{key}` is missing; add it")
+    return Mask(**entry)
+
+
+def with_switches(masks: Sequence[Mask], switches: dict[str, bool]) -> list[Mask]:
+    """The masks with the switches applied; every name stands once."""
+    names = [mask.name for mask in masks]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadMask(f"mask {twice[0]}: two entries have this name; rename one of them")
+    if unknown := sorted(set(switches) - set(names)):
+        raise BadMask(f"enable/disable names {unknown[0]!r}, which is no mask; known are {', '.join(names)}")
+    return [replace(mask, enabled=switches.get(mask.name, mask.enabled)) for mask in masks]

@@ -1,0 +1,116 @@
+"""A record's lines as they are masked: which of them count, cleaned, and joined to one masked line again.
+
+A stack trace differs in its frames from call to call, so the digest is the head line and those of the following
+lines that are no frames: the exception, its causes, a hint.
+"""
+
+from typing import Final
+
+import polars as pl
+
+from pipeline.records.columns import spread
+
+EMPTY: Final = "<EMPTY>"
+LINE_END: Final = "<NL>"
+MAX_FOLLOWING: Final = 8  # lines kept after the head line: exception, its causes, a hint
+MAX_MASKED_CHARS: Final = 4096  # longer than any line a person reads; bounds caches and tokens
+MAX_LINE_CHARS: Final = 16384  # read of one line: bounds the work on a hostile one, four times the result
+
+# Escape sequences of terminals: colours and cursor moves, titles.
+_ANSI: Final = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])"
+# Noncharacters go too: masking uses some of them as marks of its own.
+_BLANK: Final = r"[\s\x00-\x1f\x7f-\x9f\x{FDD0}-\x{FDEF}]"
+_UNCLEAN: Final = r"[^\S ]|  |[\x00-\x1f\x7f-\x9f\x{FDD0}-\x{FDEF}]|^ | $"
+
+# One line of a stack on its own: Java, .NET, Node, Rust (at ...), PHP and gdb (#0), Ruby (from),
+# kernels (symbol+0x1/0x2), Rust (3: core::panicking::panic), Java's counts of what it left out.
+_FRAME: Final = (
+    r"^\s*(?:at (?:[^ ]*\(.*|.*\(.*\).*|[^ ]+:[0-9]+.*|[^ ]+\.[^ ]+)"
+    r"|\.\.\. [0-9]+ (?:more|common frames omitted).*"
+    r"|#[0-9]+:? .*"
+    r"|from [^ ]+:[0-9]+:in .*"
+    r"|(?:\[<[0-9a-f]+>\] )?\??\s*[^ ]+\+0x[0-9a-f]+/0x[0-9a-f]+.*"
+    r"|[0-9]+:\s+(?:0x[0-9a-f]+ - )?[^ ]*::.*"
+    r'|File ".*", line [0-9]+.*'
+    r"|[\^~ ]+"
+    r"|created by [^ ]+(?: in goroutine [0-9]+)?"
+    r")$"
+)
+_PYTHON_FRAME: Final = r'^\s*File ".*", line [0-9]+'
+_GO_PLACE: Final = r"^\s+[^ ]+\.(?:go|s):[0-9]+(?: \+0x[0-9a-f]+)?\s*$"
+_GO_CALL: Final = r"^[^ ]+\(.*\)\s*$"
+
+
+def lines_of(messages: pl.DataFrame) -> pl.DataFrame:
+    """The lines that count of distinct messages (column `message`).
+
+    Columns `message`, `at` (0 is the head line) and `line`, in order within a message.
+    """
+    many = pl.col("message").str.contains("\n", literal=True)
+    at = pl.lit(0, dtype=pl.UInt32).alias("at")
+    single = messages.filter(~many).select("message", at, pl.col("message").alias("line"))
+    rest = messages.filter(many)
+    if rest.is_empty():
+        return single
+    # A blank first line is no head line.
+    split = rest.with_columns(pl.col("message").str.strip_chars().str.split("\n").alias("line"))
+    rows = split.explode("line").with_columns(
+        pl.int_range(pl.len(), dtype=pl.UInt32).over("message").alias("at")
+    )
+    text = pl.col("line")
+    before, after = text.shift(1).over("message"), text.shift(-1).over("message")
+    # The source line under a Python frame, and the call above a Go place, belong to the frame.
+    source = before.str.contains(_PYTHON_FRAME).fill_null(False) & text.str.contains(r"^\s")
+    call = text.str.contains(_GO_CALL) & after.str.contains(_GO_PLACE).fill_null(False)
+    frame = text.str.contains(_FRAME) | text.str.contains(_GO_PLACE) | source | call
+    blank = text.str.strip_chars() == ""
+    kept = rows.filter((pl.col("at") == 0) | ~(frame | blank))
+    kept = kept.filter(pl.int_range(pl.len()).over("message") <= MAX_FOLLOWING)
+    return pl.concat([single, kept.select("message", "at", "line")])
+
+
+def cleaned(lines: pl.Series) -> pl.Series:
+    """Without terminal escapes and control characters, blanks collapsed to one space, trimmed, cut."""
+    if lines.is_empty():
+        return lines
+    text = pl.col(lines.name)
+    if (lines.str.len_bytes() > MAX_LINE_CHARS).any():
+        long = text.str.len_bytes() > MAX_LINE_CHARS
+        lines = spread(lines, pl.when(long).then(text.str.head(MAX_LINE_CHARS)).otherwise(text))
+    unclean = spread(lines, text.str.contains(_UNCLEAN))
+    if not unclean.any():
+        return lines
+    tidy = text.str.replace_all(_ANSI, "").str.replace_all(rf"{_BLANK}+", " ").str.strip_chars(" ")
+    return lines.clone().scatter(unclean.arg_true(), spread(lines.filter(unclean), tidy))
+
+
+def fold(parts: pl.DataFrame) -> pl.DataFrame:
+    """`message` and `masked` from the masked lines of messages (columns `message`, `at`, `part`)."""
+    many = pl.col("message").str.contains("\n", literal=True)
+    single = parts.filter(~many).select("message", pl.col("part").alias("masked"))
+    rest = parts.filter(many & (pl.col("part") != EMPTY))
+    if parts.height == single.height:
+        return single
+    joined = (
+        rest.sort("at").group_by("message", maintain_order=True).agg(pl.col("part").str.join(f" {LINE_END} "))
+    )
+    lost = parts.filter(many).select(pl.col("message").unique()).join(joined, on="message", how="left")
+    folded = lost.select("message", pl.col("part").fill_null(EMPTY).alias("masked"))
+    return pl.concat([single, folded.with_columns(limit(folded["masked"]))])
+
+
+def limit(masked: pl.Series) -> pl.Series:
+    """At most MAX_MASKED_CHARS, cut at a space where there is one, so that no token is halved; never empty."""
+    if masked.is_empty():
+        return masked
+    text = pl.col(masked.name)
+    if not (masked.str.len_bytes() > MAX_MASKED_CHARS).any():
+        short = masked.str.strip_chars(" ")
+        return short.replace("", EMPTY) if (short == "").any() else short
+    head = text.str.head(MAX_MASKED_CHARS).str.replace(r" [^ ]{0,200}$", "")
+    cut = pl.when(text.str.len_chars() > MAX_MASKED_CHARS).then(head).otherwise(text).str.strip_chars(" ")
+    return (
+        masked.to_frame()
+        .select(pl.when(cut == "").then(pl.lit(EMPTY)).otherwise(cut).alias(masked.name))
+        .to_series()
+    )

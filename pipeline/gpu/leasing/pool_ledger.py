@@ -1,0 +1,355 @@
+"""The GPU pool in Redis: who holds what, who waits, what each node reports. One script per step, all on Redis time.
+
+A lease is a holder, a deadline and a fencing token per device. Whoever lost it can neither renew, begin nor release.
+What was held by a lease that ended without its holder's word goes on counting until the node no longer sees its
+processes. Plans are made elsewhere (policy.py) and committed here, if they still fit, whole or not at all.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import redis
+
+from pipeline.errors import BadInput, LeaseRefused
+from pipeline.gpu.leasing import wire
+from pipeline.gpu.values import (
+    Committed,
+    Device,
+    Node,
+    Plan,
+    PoolLease,
+    Renewed,
+    Report,
+    Request,
+    Snapshot,
+    Swept,
+    Usage,
+)
+from pipeline.logs import logger
+from pipeline.redis.keys import Keys, Scripts, answering
+from pipeline.settings import Settings
+
+SILENT: Final = "its node is silent"
+# In the order of redis/lua/gpu/_gpu.lua. The last two are what the names of keys of single requests begin with.
+NAMES: Final = (
+    "nodes", "beats", "devices", "leases", "deadlines", "yields", "taken", "left", "waiting", "waiting_until", "tokens",
+    "usage", "reservation", "epoch", "freed",
+)  # fmt: skip
+NAMES_PER_REQUEST: Final = ("told", "ended")
+# Hashes that grow with the pool, in the order of gpu/look.lua, and how many entries of them go through Lua at most.
+LARGE: Final = ("nodes", "devices", "leases", "waiting", "left")
+INLINE: Final = 500
+# A blocking read must end before the connection's own time-out does (keyspace.connect: 30 s).
+BLOCK_S: Final = 5.0
+
+
+class PoolLedger:
+    """Every fact of the pool. One per process; threads may share it."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings) -> None:
+        self.client = client
+        self.settings = settings
+        self.keys = Keys(settings.key_prefix)
+        self.scripts = Scripts(client)
+        self._names = [
+            *(self.keys.gpu(name) for name in NAMES),
+            self.keys.epoch,  # shared with leases.Leases: one restart of Redis, one quarantine
+            *(self.keys.gpu(name) for name in NAMES_PER_REQUEST),
+        ]
+
+    def _run(self, name: str, *args: Any) -> Any:
+        return self.scripts.run(*self._call(name, *args))
+
+    def _call(self, name: str, *args: Any) -> tuple[str, list[str], list[Any]]:
+        # Names can come from a command line whose bytes are no text.
+        clean = [arg.encode("utf-8", "replace") if isinstance(arg, str) else arg for arg in args]
+        return f"gpu/{name}", self._names, clean
+
+    # What there is
+
+    def look(self) -> Snapshot:
+        """Everything at one moment; tenants and backfill are the caller's to add. Raises RedisUnavailable, BadPayload."""
+        epoch, now, quarantine, beats, deadlines, usage, reservation, large = self._read()
+        nodes, devices, leases, waiting, left = large
+        now = int(now)
+        known = self._nodes(nodes, _scores(beats), now)
+        silent = {node.name for node in known if node.silent}
+        requests = _waiting(waiting, now)
+        place = wire.reservation(reservation) if reservation else None
+        if place is not None and all(request.request_id != place.request_id for request in requests):
+            place = None
+        ends = _scores(deadlines)
+        return Snapshot(
+            epoch=int(epoch),
+            now_ms=now,
+            quarantine_ms=int(quarantine),
+            nodes=tuple(known),
+            devices=tuple(_devices(devices, silent)),
+            leases=tuple(_lease(text, ends) for text in leases),
+            waiting=tuple(requests),
+            left=tuple(wire.left(text) for text in left),
+            usage=_usage(usage),
+            reservation=place,
+            half_life_s=self.settings.gpu_half_life_s,
+        )
+
+    def _read(self) -> list[Any]:
+        """What gpu/look.lua answers; a large pool is read beside it, in one transaction."""
+        args = [self.settings.lease_ttl_ms, INLINE]
+        answer = list(self.scripts.run("gpu/look", self._names, args))
+        if not answer[-1]:
+            names = [self.keys.gpu(name) for name in LARGE]
+            call = ("gpu/look", self._names, [args[0], -1])
+            (answer, *large) = self.scripts.run_all(
+                [call], *(("HVALS", name) for name in names), at_once=True
+            )
+            answer = [*answer[:-1], large]
+        return answer
+
+    def _nodes(self, texts: Sequence[bytes], beats: dict[str, int], now: int) -> list[Node]:
+        ttl = self.settings.gpu_node_ttl_ms
+        nodes = []
+        for text in texts:
+            node = wire.node(text, beat_ms=0)
+            beat = beats.get(node.name, 0)
+            nodes.append(replace(node, beat_ms=beat, silent=beat + ttl < now))
+        return sorted(nodes, key=lambda node: node.name)
+
+    # Plans
+
+    def commit(self, epoch: int, plan: Plan) -> Committed:
+        """Make a plan happen that was made from the snapshot of this `epoch`, all of it or nothing.
+
+        An empty plan that leaves the reservation as it is changes nothing, and makes no other plan stale.
+        """
+        return self._committed(self.scripts.run(*self._commit(epoch, plan)))
+
+    def _commit(self, epoch: int, plan: Plan) -> tuple[str, list[str], list[Any]]:
+        settings = self.settings
+        place = wire.encode(plan.reservation) if plan.reservation is not None else ""
+        return self._call(
+            "commit",
+            epoch,
+            wire.encode(plan, without=("reservation",)),
+            place,
+            settings.lease_ttl_ms,
+            settings.gpu_node_ttl_ms,
+            repr(settings.gpu_half_life_s),
+        )
+
+    @staticmethod
+    def _committed(answer: list[Any]) -> Committed:
+        why = answer[0].decode()
+        if why == "":
+            pairs = zip(answer[1::2], answer[2::2], strict=True)
+            return Committed(
+                why="", leases=tuple(wire.lease(text, deadline_ms=int(end)) for text, end in pairs)
+            )
+        if why == "unfit":
+            logger().info("gpu.plan_unfit", why=answer[1].decode("utf-8", "replace"))
+        return Committed(why=why, wait_ms=int(answer[1]) if why == "quarantine" else 0)
+
+    # Waiting
+
+    def wait(self, request: Request, ttl_ms: int) -> PoolLease | None:
+        """Wait, or go on waiting: the need is forgotten when it is not asked for again within `ttl_ms`.
+
+        Returns the lease when this request has one already (a holder that restarted takes its own up again); it is
+        renewed. It is what was granted then, whatever `request` needs now. A wait whose need changed begins anew.
+        Raises LeaseRefused when the id belongs to another holder, BadInput for a name that is none.
+        """
+        return self._waited(request, self.scripts.run(*self._wait(request, ttl_ms)))
+
+    def wait_and_commit(
+        self, request: Request, ttl_ms: int, epoch: int, plan: Plan
+    ) -> tuple[PoolLease | None, Committed]:
+        """`wait` and then `commit` in one round trip. Raises as `wait` does."""
+        waited, done = self.scripts.run_all([self._wait(request, ttl_ms), self._commit(epoch, plan)])
+        return self._waited(request, waited), self._committed(done)
+
+    def _wait(self, request: Request, ttl_ms: int) -> tuple[str, list[str], list[Any]]:
+        _check(request)
+        return self._call(
+            "wait",
+            request.request_id,
+            request.holder,
+            wire.encode(request, without=("since_ms", "until_ms")),
+            ttl_ms,
+            repr(self.settings.gpu_half_life_s),
+        )
+
+    @staticmethod
+    def _waited(request: Request, answer: list[Any]) -> PoolLease | None:
+        word = answer[0].decode()
+        if word == "other":
+            raise LeaseRefused(
+                f"the request {request.request_id} belongs to {answer[1].decode('utf-8', 'replace')}; "
+                "ask under another id"
+            )
+        return wire.lease(answer[1], deadline_ms=int(answer[2])) if word == "granted" else None
+
+    def told(self, request_id: str, timeout_s: float) -> bool:
+        """Block until something happened to the request: it was granted or forgotten. False: nothing within the time.
+
+        It takes a connection of the client's pool for so long. A hint only: a word can get lost with a connection.
+        """
+        key = self.keys.gpu("told", request_id)
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            with answering():
+                # Not 0, which means for ever.
+                if self.client.blpop([key], timeout=max(0.01, min(left_s, BLOCK_S))) is not None:
+                    return True
+        return False
+
+    def abandon(self, request_id: str, holder: str) -> None:
+        """Take the wait back, or the lease that was granted meanwhile, unless it has begun."""
+        self._run("abandon", request_id, holder, repr(self.settings.gpu_half_life_s))
+
+    # Leases
+
+    def activate(self, lease: PoolLease, *, pids: Sequence[int], host: str) -> bool:
+        """Begin, before any process touches a device; again when there are more processes. False: the lease is lost."""
+        words = " ".join(str(int(pid)) for pid in pids)
+        return bool(self._run("activate", lease.lease_id, lease.holder, _tokens(lease), host, words))
+
+    def renew(self, lease: PoolLease) -> Renewed:
+        """Keep it for its whole TTL from now on. What is lost stays lost."""
+        answer = self._run("renew", lease.lease_id, lease.holder, _tokens(lease))
+        lost = answer[0].decode("utf-8", "replace")
+        if lost:
+            return Renewed(lost=lost)
+        return Renewed(
+            deadline_ms=int(answer[1]),
+            yield_by_ms=int(answer[2]) if answer[2] else None,
+            yield_why=answer[3].decode("utf-8", "replace"),
+        )
+
+    def release(self, lease: PoolLease, *, clean: bool = True) -> bool:
+        """Give it back; False when it was not ours any more.
+
+        `clean`: no process of ours is on the devices. Otherwise what was held counts until the node sees them gone.
+        """
+        return self.give_back(lease, clean=clean)[0]
+
+    def give_back(self, lease: PoolLease, *, clean: bool = True) -> tuple[bool, int]:
+        """`release`, and how many needs wait after it."""
+        half_life = repr(self.settings.gpu_half_life_s)
+        call = self._call("release", lease.lease_id, lease.holder, _tokens(lease), int(clean), half_life)
+        done, waits = self.scripts.run(*call)
+        return bool(done), int(waits)
+
+    def release_by_id(self, lease_id: str, token: int) -> bool:
+        """For programs that have their lease's name and first token only; they are off the devices."""
+        half_life = repr(self.settings.gpu_half_life_s)
+        return bool(self._run("release", lease_id, "", str(token), 1, half_life)[0])
+
+    def revoke(self, lease_id: str, why: str) -> bool:
+        """Take it away, whoever holds it; False when there is no such lease."""
+        return bool(self._run("revoke", lease_id, why, repr(self.settings.gpu_half_life_s)))
+
+    def clear(self, uuid: str) -> int:
+        """The operator's word that nothing of ended leases is on the device; how many parts that freed."""
+        return int(self._run("clear", uuid))
+
+    def sweep(self) -> Swept:
+        """End what has run out: leases not renewed, not yielded in time or on silent nodes; needs nobody asks for."""
+        settings = self.settings
+        half_life = repr(settings.gpu_half_life_s)
+        answer = self._run("sweep", settings.gpu_node_ttl_ms, half_life, settings.lease_ttl_ms)
+        expired, revoked, fenced, freed, forgotten = (
+            tuple(name.decode("utf-8", "replace") for name in part) for part in answer
+        )
+        return Swept(expired=expired, revoked=revoked, fenced=fenced, freed=freed, forgotten=forgotten)
+
+    # Nodes
+
+    def report(self, report: Report) -> str:
+        """Replace what is known of a node; "" or, in a sentence, why the agent must not speak for it.
+
+        A part of an ended lease is freed by the second report after its end: the first may have been gathered before.
+        """
+        answer = self._run(
+            "report",
+            report.node,
+            report.agent,
+            report.driver,
+            report.clock_ms,
+            self.settings.gpu_node_ttl_ms,
+            *(wire.encode(replace(device, node=report.node)) for device in report.devices),
+        )
+        words = [part.decode("utf-8", "replace") for part in answer]
+        if words[0] == "agent":
+            return (
+                f"node {report.node} is watched by agent {words[1]} already; "
+                "end one of the two, or give this machine another hostname"
+            )
+        if words[0] == "device":
+            return (
+                f"{words[1]} is reported by node {words[2]} already; "
+                "let only one agent per machine see its GPUs, or give both the same hostname"
+            )
+        return ""
+
+    def leave(self, node: str, agent: str) -> None:
+        """The agent ends: its node is silent at once."""
+        self._run("leave", node, agent, self.settings.gpu_node_ttl_ms)
+
+    def bless(self) -> None:
+        """No earlier process lives: nothing is held, waits or is left, any agent may speak for a node; no quarantine.
+
+        Only for whoever started this Redis privately and has seen every earlier worker end.
+        """
+        self._run("bless")
+
+
+def _check(request: Request) -> None:
+    for name, value in (("request", request.request_id), ("holder", request.holder)):
+        if not value or not value.isprintable():
+            raise BadInput(f"{value!r} does not name a {name}; use printable characters")
+
+
+def _tokens(lease: PoolLease) -> str:
+    return " ".join(f"{part.uuid}={part.token}" for part in lease.parts)
+
+
+def _scores(flat: Sequence[bytes]) -> dict[str, int]:
+    return {
+        name.decode("utf-8", "replace"): int(float(score))
+        for name, score in zip(flat[::2], flat[1::2], strict=True)
+    }
+
+
+def _devices(texts: Sequence[bytes], silent: set[str]) -> list[Device]:
+    devices = [wire.device(text) for text in texts]
+    return sorted(
+        (
+            replace(device, why=SILENT) if device.node in silent and device.usable else device
+            for device in devices
+        ),
+        key=lambda device: (device.node, device.index, device.uuid),
+    )
+
+
+def _lease(text: bytes, deadlines: dict[str, int]) -> PoolLease:
+    lease = wire.lease(text, deadline_ms=0)
+    return replace(lease, deadline_ms=deadlines.get(lease.lease_id, 0))
+
+
+def _waiting(texts: Sequence[bytes], now: int) -> list[Request]:
+    """Oldest first. Who has not asked for too long is no longer there, swept or not: nothing could be granted to it."""
+    requests = (wire.request(text) for text in texts)
+    return sorted(
+        (request for request in requests if request.until_ms > now),
+        key=lambda request: (request.since_ms, request.request_id),
+    )
+
+
+def _usage(flat: Sequence[bytes]) -> dict[str, Usage]:
+    usage = {}
+    for tenant, text in zip(flat[::2], flat[1::2], strict=True):
+        value, _, at = text.decode().rpartition(":")
+        usage[tenant.decode("utf-8", "replace")] = Usage(value=float(value), at_ms=int(at))
+    return usage

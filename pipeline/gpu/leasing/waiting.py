@@ -1,0 +1,154 @@
+"""A need that waits: registered, refreshed while its process lives, woken when granted, taken back otherwise.
+
+A grant wakes only the one it is for (the list gpu:told:<request>). Everybody else sleeps; now and then one of them
+plans, in case that nobody who changed something did. A waiting process that dies is forgotten after one TTL.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pipeline.errors import LeaseRefused, RedisUnavailable
+from pipeline.gpu.leasing.planner import Planner
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.policy.explain import rooms_of, why_it_waits
+from pipeline.gpu.values import Plan, PoolLease, Request, Snapshot
+from pipeline.logs import logger
+
+SLEEP_S: Final = (0.5, 1.5)  # drawn anew each time, so that waiting processes do not move in step
+FEW: Final = 8  # with more needs before it, a new one waits for its turn to plan
+
+
+class Waiting:
+    """Asks for needs. One per pool; several threads may ask at a time."""
+
+    def __init__(self, ledger: PoolLedger, planner: Planner) -> None:
+        self.ledger = ledger
+        self.planner = planner
+
+    def ask(
+        self, request: Request, *, timeout_s: float | None, go_on: Callable[[], None] | None
+    ) -> PoolLease:
+        """The lease, once granted. 0 asks once, None waits for ever; `go_on` may raise to stop waiting.
+
+        Raises LeaseRefused when it is not granted in time, RedisUnavailable when Redis was away at the end of it.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        granted: PoolLease | None = None
+        turn = _Turn(self.ledger, self.planner, request, waits=timeout_s != 0)
+        try:
+            while (granted := self._round(turn, end)) is None:
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    granted = turn.last()
+                    if granted is not None:
+                        break
+                    raise LeaseRefused(self._reason(request, timeout_s or 0.0))
+                if go_on is not None:
+                    go_on()
+                turn.sleep(left)
+            return granted
+        finally:
+            if granted is None and turn.begun:
+                self._abandon(request)
+
+    def _round(self, turn: "_Turn", end: float | None) -> PoolLease | None:
+        try:
+            return turn.ask()
+        except RedisUnavailable as exc:
+            if end is not None and time.monotonic() >= end:
+                raise
+            turn.away(exc)
+            return None
+
+    def _reason(self, request: Request, timeout_s: float) -> str:
+        return reason(self.planner.look(), request, timeout_s)
+
+    def _abandon(self, request: Request) -> None:
+        """Not waiting any more. What it kept from others (a reservation, a closed door) is theirs at once."""
+        try:
+            self.ledger.abandon(request.request_id, request.holder)
+            self.planner.after_change()
+        except RedisUnavailable:
+            logger(request=request.request_id).warning(
+                "gpu.not_abandoned", why="Redis is away; it is forgotten"
+            )
+
+
+class _Turn:
+    """One request on its way: when it was registered last, and whether it has been woken."""
+
+    def __init__(self, ledger: PoolLedger, planner: Planner, request: Request, *, waits: bool) -> None:
+        self.ledger = ledger
+        self.planner = planner
+        self.request = request
+        self.waits = waits
+        # A process that died while it waited is soon forgotten, however long its lease would have lived.
+        self.remember_ms = planner.remembered_ms(request)
+        self.begun = False  # the ledger may know of it
+        self.registered = -float("inf")
+        self.planned = False
+        self.woken = False
+        self.is_away = False
+
+    def ask(self) -> PoolLease | None:
+        """One round: still registered, perhaps granted, perhaps our turn to plan. Raises RedisUnavailable."""
+        request, now = self.request, time.monotonic()
+        offer = None if self.planned else self.planner.offer(request, most=FEW if self.waits else None)
+        if not self.waits and offer is None:
+            return None
+        self.begun = True
+        if offer is not None and not self.planned:
+            return self._accept(offer, now)
+        if self.woken or now - self.registered > self.remember_ms / 3000:
+            lease = self.ledger.wait(request, self.remember_ms)
+            self.registered, self.woken, self.is_away = now, False, False
+            if lease is not None:
+                return lease
+        granted = self.planner.poll() if self.planned else self.planner.first()
+        self.planned = True
+        return self._own(granted)
+
+    def _accept(self, offer: tuple[int, Plan], now: float) -> PoolLease | None:
+        """Register and take what would be granted, at once; when the pool has changed meanwhile, as any other need."""
+        lease, granted = self.planner.take(self.request, offer)
+        self.registered, self.planned = now, True
+        if lease is not None:
+            return lease
+        if not granted and self.waits:
+            granted = self.planner.first()
+        return self._own(granted)
+
+    def _own(self, granted: Sequence[PoolLease]) -> PoolLease | None:
+        return next((lease for lease in granted if lease.lease_id == self.request.request_id), None)
+
+    def last(self) -> PoolLease | None:
+        """Time is up: what another planner may have granted meanwhile. Raises RedisUnavailable."""
+        return self.ledger.wait(self.request, self.remember_ms) if self.begun else None
+
+    def sleep(self, left_s: float | None) -> None:
+        """Until woken, or for about a second; never so long that the request would be forgotten."""
+        pause = min(random.uniform(*SLEEP_S), self.remember_ms / 3000)  # noqa: S311 - spreads load, keeps no secret
+        if left_s is not None:
+            pause = min(pause, max(left_s, 0.01))
+        if self.is_away:
+            time.sleep(pause)
+            return
+        try:
+            self.woken = self.ledger.told(self.request.request_id, pause)
+        except RedisUnavailable as exc:
+            self.away(exc)
+
+    def away(self, error: RedisUnavailable) -> None:
+        """Redis does not answer; it is asked again. Whoever comes back registers anew, for it may have forgotten us."""
+        if not self.is_away:
+            logger(request=self.request.request_id).warning("gpu.waits_for_redis", why=str(error))
+        self.is_away, self.registered = True, -float("inf")
+
+
+def reason(snapshot: Snapshot, request: Request, timeout_s: float) -> str:
+    """Why a need was not granted in time, in one sentence: what `logweir gpu top` says of those who wait."""
+    within = f"within {timeout_s:g} s" if timeout_s else "now"
+    why = why_it_waits(snapshot, request, rooms_of(snapshot))
+    return f"no GPU {within}: {why}; ask again later, `logweir gpu top` shows who has what"

@@ -1,0 +1,154 @@
+"""What holds a program to its lease: the environment it is started with, set before CUDA starts.
+
+Which means there are differs by device: a MIG slice is a device of its own; an MPS daemon limits memory and threads; an
+allocator that is told its fraction keeps to it (torch from 2.10 by variable, any torch by gpu/node/cuda.py, TensorFlow
+by what its program does with GPU_ALLOCATOR_FRACTION). None of them is trusted alone: the child reads back
+(gpu/node/cuda.py), mps.why_not asks the daemon, watchdog.py compares what is used with what is leased.
+
+A lease's memory is all that its process takes, CUDA's own context included, so limits of allocators are lower by that.
+Nothing here reads the environment of this process: what is to be kept of it is handed in.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from pipeline.errors import BadInput
+from pipeline.gpu.node import mps as mps_limits
+from pipeline.gpu.node.cuda import fraction
+from pipeline.gpu.node.mps import Daemon
+from pipeline.gpu.values import Device, Part, PoolLease
+from pipeline.redis.leases import Mode
+from pipeline.settings import Settings
+
+__all__ = ["VARIABLES", "environment", "fraction", "here"]
+
+# Names must not begin with LOGWEIR_: those are settings, and an unknown one is refused.
+VARIABLES: Final[Mapping[str, str]] = {
+    "CUDA_VISIBLE_DEVICES": "the leased devices by UUID; a program sees them as 0, 1, ...",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID: indices in other tools are those of nvidia-smi",
+    "GPU_LEASE": "id of the lease",
+    "GPU_LEASE_TOKEN": "its fencing token, of the first device",
+    "GPU_MEMORY_MIB": "memory leased on each device, CUDA's own included",
+    "GPU_COMPUTE_PERCENT": "compute leased on each device",
+    "GPU_MEMORY_FRACTION": "leased memory / memory of the device: per_process_gpu_memory_fraction of an Arena program",
+    "GPU_ALLOCATOR_FRACTION": "the same less what CUDA itself takes: for an allocator that counts only tensors",
+    "PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction added to what was set, for a shared lease without MPS; torch"
+    " from 2.10 keeps to it, an older one refuses to start with it. Where only PYTORCH_ALLOC_CONF was set, it is added there",
+    "CUDA_MPS_PIPE_DIRECTORY": "where the MPS daemon of the device listens, when one runs",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "memory limit per device, for a shared lease under MPS",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "compute limit, for a shared lease under MPS",
+    "ALIYUN_COM_GPU_MEM_CONTAINER": "as GPU_MEMORY_MIB, for programs written for gpushare; both of these are in MiB",
+    "ALIYUN_COM_GPU_MEM_DEV": "memory of the (smallest) device in MiB, for programs written for gpushare",
+}
+_FRACTION: Final = re.compile(r"\s*per_process_memory_fraction\s*:\s*([^,]*)")
+
+
+def environment(
+    lease: PoolLease,
+    devices: Sequence[Device],
+    settings: Settings,
+    *,
+    mps: Daemon | None = None,
+    base: Mapping[str, str] | None = None,
+    node: str = "",
+    allocator: bool = True,
+) -> dict[str, str]:
+    """The variables (VARIABLES) that a program gets in a lease, to be put over its `base` environment.
+
+    `devices`: at least those of the lease. `node`: where the program runs, of a lease that spans several ("": all its
+    devices). `mps`: the daemon that serves these devices, if one runs. `allocator` False leaves torch's variable alone,
+    for a torch that refuses it. An exclusive lease gets no limits: the devices are its own.
+    Raises BadInput when the lease leaves no room for tensors, or cannot be used by one process.
+    """
+    pairs = here(lease, devices, node=node)
+    memory_mib = min(part.memory_mib for part, _ in pairs)
+    compute = min(part.compute_percent for part, _ in pairs)
+    leased = min(min(1.0, part.memory_mib / device.total_mib) for part, device in pairs)
+    # One number for all devices: the smallest keeps every one of them.
+    limit = min(fraction(part.memory_mib, settings.gpu_context_mib, dev.total_mib) for part, dev in pairs)
+    env = {
+        "CUDA_VISIBLE_DEVICES": ",".join(part.uuid for part, _ in pairs),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "GPU_LEASE": lease.lease_id,
+        "GPU_LEASE_TOKEN": str(pairs[0][0].token),
+        "GPU_MEMORY_MIB": str(memory_mib),
+        "GPU_COMPUTE_PERCENT": str(compute),
+        "GPU_MEMORY_FRACTION": _digits(leased),
+        "GPU_ALLOCATOR_FRACTION": _digits(limit),
+        "ALIYUN_COM_GPU_MEM_CONTAINER": str(memory_mib),
+        "ALIYUN_COM_GPU_MEM_DEV": str(min(device.total_mib for _, device in pairs)),
+    }
+    exclusive = lease.need.mode is Mode.EXCLUSIVE
+    if mps is not None and exclusive:
+        # Where the daemon runs, the device may be open to its clients only.
+        env |= mps_limits.reach(mps)
+    elif mps is not None:
+        sizes = [part.memory_mib - settings.gpu_context_mib for part, _ in pairs]
+        env |= mps_limits.limits(mps, memory_mib=sizes, compute_percent=compute)
+    elif allocator and not exclusive:
+        # Not under MPS: a process there may see its limit as the size of the device, and take the fraction of that.
+        env |= _alloc_conf(base or {}, limit)
+    return env
+
+
+def here(lease: PoolLease, devices: Sequence[Device], *, node: str = "") -> list[tuple[Part, Device]]:
+    """The parts of a lease that a program on `node` can use, with their devices, in the order it sees them.
+
+    Raises BadInput for a device that is not among `devices`, for none at all, and for several with a MIG slice among
+    them: CUDA shows a process only the first slice.
+    """
+    known = {device.uuid: device for device in devices}
+    missing = [part.uuid for part in lease.parts if part.uuid not in known]
+    if missing:
+        raise BadInput(
+            f"the pool does not know {missing[0]} any more; release lease {lease.lease_id} and ask again"
+        )
+    pairs = [(part, known[part.uuid]) for part in lease.parts]
+    pairs = [(part, device) for part, device in pairs if node in ("", device.node)]
+    if not pairs:
+        raise BadInput(
+            f"lease {lease.lease_id} has no device on {node}; run the program where its devices are"
+        )
+    if len(pairs) > 1 and any(_is_slice(device) for _, device in pairs):
+        raise BadInput(
+            f"lease {lease.lease_id} has {len(pairs)} devices with a MIG slice among them, and a process sees only one"
+            " slice; ask for one device, or for whole GPUs"
+        )
+    return pairs
+
+
+def _is_slice(device: Device) -> bool:
+    return bool(device.parent) or device.uuid.startswith("MIG-")
+
+
+def _digits(value: float) -> str:
+    """Rounded down, so that no rounding lets a program take more: a millionth of 100 GiB is 0.1 MiB."""
+    return f"{max(math.floor(value * 1e6), 1) / 1e6:.6f}"
+
+
+def _alloc_conf(base: Mapping[str, str], limit: float) -> dict[str, str]:
+    """Torch's allocator options with our limit in them: a user's own stay, a lower limit of theirs too.
+
+    Torch's CUDA allocator reads PYTORCH_CUDA_ALLOC_CONF and only without it PYTORCH_ALLOC_CONF
+    (c10/cuda/CUDAAllocatorConfig.h), so setting the former would switch off what stands in the latter.
+    """
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    if name not in base and base.get("PYTORCH_ALLOC_CONF"):
+        name = "PYTORCH_ALLOC_CONF"
+    kept = []
+    # A list in brackets, as in roundup_power2_divisions:[256:1,512:2], is one option.
+    for option in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", base.get(name, "")):
+        own = _FRACTION.fullmatch(option)
+        if own is None:
+            kept.append(option.strip())
+            continue
+        with suppress(ValueError):  # torch would refuse it
+            limit = min(limit, float(own.group(1))) if float(own.group(1)) > 0 else limit
+    return {
+        name: ",".join(
+            [*(option for option in kept if option), f"per_process_memory_fraction:{_digits(limit)}"]
+        )
+    }

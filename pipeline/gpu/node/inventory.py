@@ -1,0 +1,64 @@
+"""From what a driver says to the devices of a pool.
+
+Leased are whole GPUs, or the slices of one that is split: a program can only use those. Whatever is wrong with a GPU is
+wrong with every slice of it.
+"""
+
+import socket
+from collections.abc import Iterable, Mapping
+
+from pipeline.gpu.node.readings import Reading
+from pipeline.gpu.values import Device
+
+NO_SLICES = "MIG is on and it has no slice; create one with `nvidia-smi mig -cgi`, or switch MIG off"
+
+
+def this_node() -> str:
+    """The name of this machine in the pool."""
+    return socket.gethostname()
+
+
+def schedulable_mib(total_mib: int, reserved_mib: int, headroom_mib: int) -> int:
+    """What leases may add up to: total less what the driver keeps for itself less the headroom, never below 0.
+
+    The CUDA context of a process (300 MiB and more) is part of its lease, not of this: how many processes there will
+    be is not known here.
+    """
+    return max(total_mib - reserved_mib - headroom_mib, 0)
+
+
+def devices(
+    readings: Iterable[Reading], *, node: str, headroom_mib: int, why: Mapping[str, str]
+) -> tuple[Device, ...]:
+    """What can be leased of these readings. `why`: uuid -> why leases may not be granted there, of the unhealthy."""
+    found = tuple(readings)
+    parents = {one.parent for one in found if one.parent}
+    return tuple(
+        _device(one, node=node, headroom_mib=headroom_mib, why=_why(one, why))
+        for one in found
+        if one.uuid not in parents
+    )
+
+
+def _why(one: Reading, why: Mapping[str, str]) -> str:
+    if reason := why.get(one.uuid) or why.get(one.parent):
+        return reason
+    return NO_SLICES if one.split else ""
+
+
+def _device(one: Reading, *, node: str, headroom_mib: int, why: str) -> Device:
+    return Device(
+        uuid=one.uuid,
+        node=node,
+        index=one.index,
+        name=one.name,
+        total_mib=one.total_mib,
+        schedulable_mib=schedulable_mib(one.total_mib, one.reserved_mib, headroom_mib),
+        reserved_mib=one.reserved_mib,
+        used_mib=one.used_mib,
+        parent=one.parent,
+        why=why,
+        processes=one.processes,
+        utilisation_percent=one.utilisation_percent,
+        temperature_c=one.temperature_c,
+    )

@@ -1,0 +1,176 @@
+"""Who is served next: dominant shares by tenant, with weights and a half-life.
+
+Dominant resource fairness after Ghodsi et al. (NSDI 2011), per tenant and never per job, so that splitting work into more jobs gains
+nothing. Past use fades with a half-life, in closed form from one (value, time) pair. Without a history this is plain discrete DRF.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from pipeline.errors import BadSetting
+from pipeline.gpu.values import TENANT, WHOLE, Need, PoolLease, Snapshot, Tenant, Usage
+from pipeline.redis.leases import Mode
+from pipeline.values import mib
+
+# Seconds of its share that a lease is charged at the grant, settled when it ends: whoever submits many short needs at once pays
+# for each before the first has run. One minute: below it, starting a process that loads CUDA costs as much as the work.
+ENTRY_S: Final = 60.0
+_LN2: Final = math.log(2)
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_WEIGHT: Final = re.compile(r"\d{1,6}(\.\d{1,6})?")
+
+
+def is_name(text: str) -> bool:
+    """Whether a tenant may be called so: it becomes part of messages and of hash fields, not of Redis keys."""
+    return _NAME.fullmatch(text) is not None
+
+
+def tenants(texts: Sequence[str]) -> dict[str, Tenant]:
+    """`name`, `name=WEIGHT` or `name=WEIGHT:MEMORY` as tenants. Our own workers are always among them.
+
+    Raises BadSetting.
+    """
+    found: dict[str, Tenant] = {}
+    for text in texts:
+        name, has_weight, rest = (part.strip() for part in text.partition("="))
+        weight, has_quota, quota = (part.strip() for part in rest.partition(":"))
+        if not is_name(name):
+            raise BadSetting(
+                f"gpu_tenants: {name!r} is not a name of a tenant; use letters, digits, dots, dashes and underscores, at most 63"
+            )
+        if name in found:
+            raise BadSetting(f"gpu_tenants names {name!r} twice; name it once")
+        if has_weight and not _WEIGHT.fullmatch(weight):
+            raise BadSetting(
+                f"gpu_tenants: the weight of {name!r} is {weight!r}; write a number from 0 up, as in {name}=2"
+            )
+        found[name] = Tenant(
+            name=name,
+            weight=float(weight) if has_weight else 1.0,
+            quota_mib=_quota(name, quota) if has_quota else None,
+        )
+    return {TENANT: Tenant(name=TENANT)} | found
+
+
+def _quota(name: str, text: str) -> int:
+    """In MiB. A number without its unit is refused: nobody means 4 MiB of a GPU."""
+    try:
+        if not text.isdigit():
+            return mib(text)
+    except BadSetting:
+        pass
+    raise BadSetting(
+        f"gpu_tenants: the memory of {name!r} is {text!r}; write it with its unit, as in {name}=1:4GiB"
+    )
+
+
+def decayed(usage: Usage, now_ms: int, half_life_s: float) -> Usage:
+    """The same use as it counts at `now_ms`. A clock that stepped back changes nothing."""
+    if now_ms <= usage.at_ms:
+        return usage
+    kept = 2.0 ** (-(now_ms - usage.at_ms) / 1000 / half_life_s)
+    return Usage(value=usage.value * kept, at_ms=now_ms)
+
+
+def accrued(share: float, seconds: float, half_life_s: float) -> float:
+    """Share-seconds, decayed to their end, of holding `share` for so long: r * (h / ln 2) * (1 - 2^(-d/h))."""
+    return share * half_life_s / _LN2 * -math.expm1(-max(0.0, seconds) * _LN2 / half_life_s)
+
+
+def taken(lease: PoolLease) -> tuple[int, int]:
+    """(MiB, percent) of a lease over all its devices."""
+    memory = compute = 0
+    for part in lease.parts:
+        memory += part.memory_mib
+        compute += part.compute_percent
+    return memory, compute
+
+
+class Shares:
+    """What every tenant holds now, what it held before, and the order that follows. Grants of a plan are added to it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        usable = [device for device in snapshot.devices if device.usable]
+        self.memory_mib = sum(device.schedulable_mib for device in usable)
+        self.compute_percent = WHOLE * len(usable)
+        self.tenants = snapshot.tenants
+        self._held: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        past: dict[str, list[float]] = defaultdict(list)
+        for lease in snapshot.leases:
+            self.add(lease.need.tenant, *taken(lease))
+            past[lease.need.tenant].append(_unpaid(lease, snapshot.now_ms, snapshot.half_life_s))
+        for name, usage in snapshot.usage.items():
+            past[name].append(decayed(usage, snapshot.now_ms, snapshot.half_life_s).value)
+        # The average share over the time that counts. fsum: the same whatever the order of the leases.
+        window_s = snapshot.half_life_s / _LN2
+        self._past = {name: math.fsum(values) / window_s for name, values in past.items()}
+
+    def names(self) -> set[str]:
+        """Every tenant that holds, held or may hold something."""
+        return {*self.tenants, *self._held, *self._past}
+
+    def weight(self, tenant: str) -> float:
+        """1 for a tenant that is not named in the settings any more."""
+        known = self.tenants.get(tenant)
+        return 1.0 if known is None else known.weight
+
+    def held_mib(self, tenant: str) -> int:
+        return self._held[tenant][0] if tenant in self._held else 0
+
+    def quota_left_mib(self, tenant: str) -> int | None:
+        """Signed; None where there is no bound."""
+        known = self.tenants.get(tenant)
+        return None if known is None or known.quota_mib is None else known.quota_mib - self.held_mib(tenant)
+
+    def add(self, tenant: str, memory_mib: int, compute_percent: int) -> None:
+        held = self._held[tenant]
+        held[0] += memory_mib
+        held[1] += compute_percent
+
+    def dominant(self, memory_mib: int, compute_percent: int) -> float:
+        """The larger of both parts of the pool; 0 of an empty pool."""
+        return max(
+            memory_mib / self.memory_mib if self.memory_mib > 0 else 0.0,
+            compute_percent / self.compute_percent if self.compute_percent > 0 else 0.0,
+        )
+
+    def weighted(self, tenant: str, memory_mib: int = 0, compute_percent: int = 0) -> float:
+        """Dominant share now, with so much more (or less), over the weight; infinite at weight 0."""
+        held = self._held.get(tenant, (0, 0))
+        weight = self.weight(tenant)
+        share = self.dominant(held[0] + memory_mib, held[1] + compute_percent)
+        return share / weight if weight > 0 else math.inf
+
+    def order(self, tenant: str, less: tuple[int, int] = (0, 0)) -> tuple[float, float, str]:
+        """Smaller goes first. Those of weight 0 come last, in the order of what they use among themselves.
+
+        `less`: (MiB, percent) that it will have given back by then.
+        """
+        held = self._held.get(tenant, (0, 0))
+        used = self.dominant(held[0] - less[0], held[1] - less[1]) + self._past.get(tenant, 0.0)
+        weight = self.weight(tenant)
+        return used / weight if weight > 0 else math.inf, used, tenant
+
+
+def standings(snapshot: Snapshot) -> dict[str, float]:
+    """What orders tenants: (share now + decayed average share before) / weight; smaller goes first."""
+    shares = Shares(snapshot)
+    names = shares.names() | {request.need.tenant for request in snapshot.waiting}
+    return {name: shares.order(name)[0] for name in sorted(names)}
+
+
+def size(need: Need) -> tuple[int, int]:
+    """(MiB, percent) over all its devices; an exclusive need has more where its devices are larger."""
+    percent = WHOLE if need.mode is Mode.EXCLUSIVE else need.compute_percent
+    return need.memory_mib * need.devices, percent * need.devices
+
+
+def _unpaid(lease: PoolLease, now_ms: int, half_life_s: float) -> float:
+    """What a running lease has used beyond what was charged at its grant, both decayed to now: `accrued` less `decayed`, in one."""
+    if now_ms <= lease.granted_ms:
+        return 0.0
+    faded = -math.expm1((lease.granted_ms - now_ms) * _LN2 / 1000 / half_life_s)  # 1 - 2^(-d/h)
+    return max(0.0, lease.share * half_life_s / _LN2 * faded - lease.prepaid * (1.0 - faded))

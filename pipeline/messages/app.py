@@ -1,0 +1,140 @@
+"""The Celery app and its settings, each with its reason.
+
+Celery only carries wake-ups: a lost message is sent again by the sweeper, a repeated one finds the batch done or
+claimed. So messages are acknowledged late, never carry payload, and no result backend exists.
+"""
+
+import ssl
+from typing import Any, Final
+from urllib.parse import parse_qs, parse_qsl, urlsplit
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+from pipeline.errors import BadSetting
+from pipeline.messages.routing import QUEUE_PERIODIC, TASK_SWEEP, TASK_TICK, TASK_WATCH, all_queues
+from pipeline.settings import Settings
+from pipeline.values import TLS_OPTIONS
+
+VERIFY: Final = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
+
+
+def broker_url(redis_url: str) -> str:
+    """The URL that kombu wants for the Redis that redis-py calls `redis_url`.
+
+    redis-py takes the database from `?db=`, kombu from the path, and for unix sockets from `virtual_host`: the
+    messages must lie in the database of the ledger, or the sweeper would never see them.
+    """
+    parts = urlsplit(redis_url)
+    query = parse_qs(parts.query)
+    database = query.get("db", [""])[0]
+    if parts.scheme != "unix":
+        # What concerns TLS goes another way: see broker_tls().
+        rest = "&".join(p for p in parts.query.split("&") if not p.startswith("ssl_"))
+        path = f"/{database}" if database else parts.path
+        return parts._replace(path=path, query=rest).geturl()
+    # Password and user are quoted in the URL already, and kombu unquotes them again.
+    login = parts.netloc.rpartition("@")[0]
+    return f"redis+socket://{login + '@' if login else ''}{parts.path}?virtual_host={database or '0'}"
+
+
+def broker_tls(redis_url: str) -> dict[str, Any] | None:
+    """What kombu and Flower are to do about TLS; None without.
+
+    Of a rediss:// URL without options kombu would make a connection without TLS, and send the password over it. As
+    redis-py does, the server's certificate and name are verified unless the URL says otherwise.
+    """
+    parts = urlsplit(redis_url)
+    if parts.scheme != "rediss":
+        return None
+    options: dict[str, Any] = {k: v for k, v in parse_qsl(parts.query) if k in TLS_OPTIONS}
+    verify = VERIFY[options.get("ssl_cert_reqs", "required")]
+    named = str(options.get("ssl_check_hostname", "true")).lower() not in ("0", "f", "false", "n", "no")
+    return options | {
+        "ssl_cert_reqs": verify,
+        "ssl_check_hostname": named and verify is not ssl.CERT_NONE,
+    }
+
+
+def make_app(settings: Settings) -> Celery:
+    """A new app; nothing is registered or connected yet. Raises BadSetting without a Redis."""
+    if settings.redis_url is None:
+        raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
+    app = Celery("logweir", broker=broker_url(settings.redis_url), set_as_current=False)
+    app.conf.broker_use_ssl = broker_tls(settings.redis_url)
+    app.conf.update(configuration(settings))
+    return app
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """Celery's settings, each with its reason."""
+    exchange = Exchange("", type="direct")
+    return {
+        # JSON only: nothing executable is read from the wire.
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "result_accept_content": ["json"],
+        # Results go through the ledger, never through a backend.
+        "task_ignore_result": True,
+        "result_backend": None,
+        # A message is acknowledged when its step is over; a lost worker's message comes back.
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": False,  # the ledger sends it again; requeueing here would loop on poison
+        "worker_prefetch_multiplier": settings.prefetch,
+        # The default exchange only: restoring a message then needs no binding keys.
+        "task_queues": [
+            Queue(name, exchange, routing_key=name) for name in all_queues(settings.drain_shards)
+        ],
+        "task_default_queue": QUEUE_PERIODIC,
+        "task_create_missing_queues": False,
+        "broker_transport_options": {
+            "global_keyprefix": settings.key_prefix + ":",
+            # By name, so that fresh batches come before backfill (messages/routing.py). "round_robin", kombu's own choice, takes
+            # them in turn; "priority" went by the order of a set before kombu 5.7, another one in every process.
+            "queue_order_strategy": "sorted",
+            # Longer than any step but a training, which holds a lease of its own.
+            "visibility_timeout": 3600,
+            # A worker killed inside a restore leaves this mutex behind; kombu's default blocks for 300 s.
+            "unacked_mutex_expire": 15,
+            # A connection whose answers are lost is left after so long; it is met twice or thrice in a row on the way out.
+            "socket_timeout": 3,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 3,
+        },
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,  # wait for Redis as long as it takes
+        "broker_channel_error_retry": True,  # a full Redis must not end the worker
+        "worker_cancel_long_running_tasks_on_connection_loss": False,  # the claim is renewed elsewhere
+        "worker_send_task_events": True,  # Flower
+        "task_send_sent_event": True,
+        "worker_hijack_root_logger": False,
+        "worker_redirect_stdouts": False,
+        "worker_enable_remote_control": True,
+        "worker_soft_shutdown_timeout": 8.0,
+        "timezone": "UTC",
+        "enable_utc": True,
+        "beat_schedule": {
+            "sweep": {
+                "task": TASK_SWEEP,
+                "schedule": settings.sweep_s,
+                # A sweep that waited longer than the next one is useless; so a stopped consumer piles nothing up.
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.sweep_s * 2)},
+            },
+            "tick": {
+                # Which tick acts is told by the slot ledger (controller/schedule.py), not by who sends it.
+                "task": TASK_TICK,
+                "schedule": settings.tick_s,
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.tick_s * 2)},
+            },
+            "watch": {
+                # One watches at a time, by a lease (tasks/watch.py).
+                "task": TASK_WATCH,
+                "schedule": settings.watch_s,
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.watch_s * 2)},
+            },
+        },
+        # In memory: the stock scheduler keeps a pickle file, and a sweep needs no memory of the last one.
+        "beat_scheduler": "celery.beat:Scheduler",
+        "beat_max_loop_interval": 1,
+    }

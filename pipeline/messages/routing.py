@@ -1,0 +1,99 @@
+"""Names of queues and tasks, and the one decision where an unknown batch is scored.
+
+Senders and workers share only these names, so a producer never imports the workers' code.
+
+Batches wait in two classes: fresh ones in `<queue>`, backfill in `<queue>.backfill`. A worker serves both and takes what
+stands first in the alphabet (messages/app.py): periodic work before batches, fresh batches before backfill.
+
+Stage drain has a queue per shard (`drain`, `drain.1`, ...), and a worker serves one of them: so which queues there are
+depends on the setting `drain_shards`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.ledger.batches import Stage
+from pipeline.redis.shards import MOST, of_shard, shard_of
+
+QUEUE_INGEST: Final = "ingest"
+QUEUE_CPU: Final = "infer.cpu"
+QUEUE_GPU: Final = "infer.gpu"
+QUEUE_DRAIN: Final = "drain"
+QUEUE_STORE: Final = "store"
+QUEUE_TRAIN: Final = "train"
+QUEUE_PERIODIC: Final = "periodic"
+BACKFILL: Final = ".backfill"
+
+TASK_INGEST: Final = "logweir.ingest"
+TASK_INFER: Final = "logweir.infer"
+TASK_DRAIN: Final = "logweir.drain"
+TASK_STORE: Final = "logweir.store"
+TASK_TRAIN: Final = "logweir.train"
+TASK_SWEEP: Final = "logweir.sweep"
+TASK_TICK: Final = "logweir.tick"
+TASK_WATCH: Final = "logweir.watch"
+
+STAGE_TASK: Final = {
+    Stage.INGEST: TASK_INGEST,
+    Stage.INFER: TASK_INFER,
+    Stage.DRAIN: TASK_DRAIN,
+    Stage.STORE: TASK_STORE,
+}
+_STAGE_QUEUES: Final = {
+    Stage.INGEST: (QUEUE_INGEST,),
+    Stage.INFER: (QUEUE_CPU, QUEUE_GPU),
+    Stage.STORE: (QUEUE_STORE,),
+}
+
+
+def of_class(queue: str, *, backfill: bool) -> str:
+    """Where batches of this class wait, of a stage's queue."""
+    return queue + BACKFILL if backfill else queue
+
+
+def both(queue: str) -> tuple[str, str]:
+    """The queues of both classes, fresh first."""
+    return (queue, queue + BACKFILL)
+
+
+def stage_queues(stage: Stage, shards: int) -> tuple[str, ...]:
+    """The queues of a stage's fresh batches."""
+    if stage is Stage.DRAIN:
+        return tuple(of_shard(QUEUE_DRAIN, shard) for shard in range(shards))
+    return _STAGE_QUEUES[stage]
+
+
+def all_queues(shards: int) -> tuple[str, ...]:
+    """Every queue there is where stage drain has so many shards."""
+    of_batches = (name for stage in Stage for queue in stage_queues(stage, shards) for name in both(queue))
+    return (*of_batches, QUEUE_TRAIN, QUEUE_PERIODIC)
+
+
+def former_queues(shards: int) -> tuple[str, ...]:
+    """The queues of shards that there are no more, where there ever were."""
+    return tuple(name for n in range(shards, MOST) for name in both(of_shard(QUEUE_DRAIN, n)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView:
+    """What routing needs to know about the GPU, as one snapshot."""
+
+    workers: int  # live workers that serve infer.gpu
+    open_to_shared: bool  # a device would take a scoring process's share, or one is held and stays
+
+
+def route(gpu: GpuView) -> str:
+    """The queue for unknown lines: the GPU when somebody serves it and may use a device now."""
+    return QUEUE_GPU if gpu.workers > 0 and gpu.open_to_shared else QUEUE_CPU
+
+
+def queue_for(
+    stage: Stage, gpu: GpuView, *, backfill: bool = False, workload: str = "", shards: int = 1
+) -> str:
+    """The queue in which a batch of this stage and class waits; in stage drain its workload tells the shard."""
+    if stage is Stage.INFER:
+        queue = route(gpu)
+    else:
+        served = stage_queues(stage, shards)
+        queue = served[shard_of(workload, shards) if stage is Stage.DRAIN else 0]
+    return of_class(queue, backfill=backfill)

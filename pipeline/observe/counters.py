@@ -1,0 +1,314 @@
+"""What worker processes count: steps, lookups, scoring, waits. The exporter (workers/metrics.py) shows it to Prometheus.
+
+A process counts in memory and adds what is new to a hash in Redis every two seconds, and once more when it ends. So a
+counter outlives its process, and one endpoint shows the whole deployment. What a process that is killed had not pushed
+yet, two seconds at most, is not counted; a push whose answer is lost may be counted twice. What must add up is in the ledger.
+
+Labels come from the closed sets below: never a workload, an id or a text. So the hash of a role has at most as many
+fields as these sets allow, however long it grows.
+"""
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+import redis
+
+from pipeline.errors import RedisUnavailable
+from pipeline.redis.keys import Keys, answering
+
+PUSH_S: Final = 2.0
+OTHER: Final = "other"
+
+STAGES: Final = ("ingest", "infer", "drain", "store")
+# How a step ended. done: handed on or stored; failed: the batch is tried again, counted; waits: tried again, uncounted;
+# hung: it did not end in time, and its process did;
+# lost: its claim ran out meanwhile; away: Redis was; skipped: it was not ours to do (finished, held, a stale wake-up).
+OUTCOMES: Final = ("done", "failed", "waits", "lost", "away", "skipped", "hung", "split", "dead")
+# What a batch waited for.
+REASONS: Final = ("sink", "redis", "model", "device", "lease", OTHER)
+RESULTS: Final = ("hit", "miss")
+DEVICES: Final = ("cpu", "cuda", OTHER)
+LEASES: Final = ("drain", "training", "share", OTHER)
+# Of a training; kept: the new model was judged worse than the live one.
+TRAININGS: Final = ("published", "kept", "failed", "cancelled")
+# Of what is found in no single line: rules of sessions, rates of templates.
+FOUND: Final = (
+    "session-event", "session-length", "session-counts", "session-order", "rate-burst", "rate-silence", "rate-mix", OTHER,
+)  # fmt: skip
+ROLES: Final = (
+    "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu", "beat", "source", "agent", "metrics", OTHER,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meter:
+    """One thing that is counted. `labels` names the closed set of each label; with `buckets` it is a histogram.
+
+    Redis has counted in the buckets: other buckets need another name.
+    """
+
+    name: str
+    about: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    buckets: tuple[float, ...] = ()
+
+
+STEPS: Final = Meter(
+    name="logweir_steps_total",
+    about="Steps of batches by how they ended.",
+    labels={"stage": STAGES, "outcome": OUTCOMES},
+)
+STEP_SECONDS: Final = Meter(
+    name="logweir_step_seconds",
+    about="How long a step took from its claim on.",
+    labels={"stage": STAGES},
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+)
+WAITS: Final = Meter(
+    name="logweir_waits_total",
+    about="Steps that gave their batch back because something around it failed.",
+    labels={"stage": STAGES, "reason": REASONS},
+)
+LOOKUPS: Final = Meter(
+    name="logweir_verdict_lookups_total",
+    about="Distinct masked lines looked up in the verdict cache.",
+    labels={"result": RESULTS},
+)
+SCORED: Final = Meter(
+    name="logweir_scored_lines_total",
+    about="Distinct masked lines scored by a model.",
+    labels={"device": DEVICES},
+)
+SCORE_SECONDS: Final = Meter(
+    name="logweir_score_seconds",
+    about="How long the model took for one pass: the lines of a batch, or of several.",
+    labels={"device": DEVICES},
+    buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+LEASE_SECONDS: Final = Meter(
+    name="logweir_lease_wait_seconds",
+    about="How long was waited for leases that were granted.",
+    labels={"kind": LEASES},
+    buckets=(0.01, 0.05, 0.25, 1, 5, 15, 60, 150, 300),
+)
+REFUSED: Final = Meter(
+    name="logweir_lease_refusals_total",
+    about="Leases that were asked for and not granted.",
+    labels={"kind": LEASES},
+)
+SWEEPS: Final = Meter(name="logweir_sweeps_total", about="Rounds of the sweeper.")
+SWEPT: Final = Meter(
+    name="logweir_sweeper_sent_total", about="Wake-ups that the sweeper sent because none was there."
+)
+DROPPED: Final = Meter(
+    name="logweir_messages_dropped_total",
+    about="Messages that were none of ours, or damaged, and were dropped.",
+)
+RELOADS: Final = Meter(
+    name="logweir_reloads_total", about="Times a process began to answer under another version."
+)
+TRAINED: Final = Meter(
+    name="logweir_trainings_total",
+    about="Trainings that ended, by what came of them.",
+    labels={"result": TRAININGS},
+)
+OBSERVED: Final = Meter(
+    name="logweir_observations_total", about="Stored batches that the watcher has looked at."
+)
+SESSIONS: Final = Meter(name="logweir_sessions_total", about="Sessions that were over and judged.")
+FINDINGS: Final = Meter(
+    name="logweir_watch_findings_total",
+    about="Sessions and rates that went wrong, by the first reason.",
+    labels={"kind": FOUND},
+)
+STARTS: Final = Meter(
+    name="logweir_worker_starts_total", about="Worker processes that began to work.", labels={"role": ROLES}
+)
+METERS: Final = (
+    STEPS, STEP_SECONDS, WAITS, LOOKUPS, SCORED, SCORE_SECONDS, LEASE_SECONDS, REFUSED, SWEEPS, SWEPT, DROPPED, RELOADS, TRAINED,
+    OBSERVED, SESSIONS, FINDINGS, STARTS,
+)  # fmt: skip
+
+
+# ---- counting ------------------------------------------------------------------------------------
+
+
+def step(stage: str, outcome: str) -> None:
+    """A step ended, in one of OUTCOMES."""
+    _count(STEPS, 1, stage, outcome)
+
+
+def took(stage: str, seconds: float) -> None:
+    """How long a step worked."""
+    _observe(STEP_SECONDS, seconds, stage)
+
+
+def waited(stage: str, reason: str) -> None:
+    """A batch was given back because of something in REASONS."""
+    _count(WAITS, 1, stage, reason)
+
+
+def lookups(hits: int, misses: int) -> None:
+    """Answers of the verdict cache."""
+    _count(LOOKUPS, hits, "hit")
+    _count(LOOKUPS, misses, "miss")
+
+
+def scored(lines: int, seconds: float, device: str) -> None:
+    """A model scored so many lines on a device, `cpu` or as torch names it (`cuda:0`)."""
+    kind = device.partition(":")[0]
+    _count(SCORED, lines, kind)
+    _observe(SCORE_SECONDS, seconds, kind)
+
+
+def lease_waited(kind: str, seconds: float) -> None:
+    """A lease was granted after so long."""
+    _observe(LEASE_SECONDS, seconds, kind)
+
+
+def lease_refused(kind: str) -> None:
+    """A lease was not granted."""
+    _count(REFUSED, 1, kind)
+
+
+def swept(sent: int) -> None:
+    """The sweeper made a round and sent so many wake-ups."""
+    _count(SWEEPS, 1)
+    _count(SWEPT, sent)
+
+
+def dropped() -> None:
+    """A message was dropped that was none of ours."""
+    _count(DROPPED, 1)
+
+
+def reloaded() -> None:
+    """This process answers under another version from now on."""
+    _count(RELOADS, 1)
+
+
+def trained(result: str) -> None:
+    """A training ended, in one of TRAININGS."""
+    _count(TRAINED, 1, result)
+
+
+def watched(observations: int, sessions: int, kinds: Sequence[str]) -> None:
+    """The watcher made a round: batches it looked at, sessions it judged, and what kinds of things it found."""
+    _count(OBSERVED, observations)
+    _count(SESSIONS, sessions)
+    for kind in kinds:
+        _count(FINDINGS, 1, kind)
+
+
+def started(role: str) -> None:
+    """A worker process of a role begins."""
+    _count(STARTS, 1, role)
+
+
+@cache
+def _registry() -> tuple[Any, dict[str, Any]]:
+    """prometheus_client's registry of this process, and what is in it by name. It costs 0.1 s to import: senders do not."""
+    from prometheus_client import CollectorRegistry, Counter, Histogram
+
+    registry, found = CollectorRegistry(), {}
+    for meter in METERS:
+        names = tuple(meter.labels)
+        if meter.buckets:
+            found[meter.name] = Histogram(
+                meter.name, meter.about, names, buckets=meter.buckets, registry=registry
+            )
+        else:
+            found[meter.name] = Counter(meter.name, meter.about, names, registry=registry)  # type: ignore[assignment]
+    return registry, found
+
+
+def _count(meter: Meter, amount: float, *labels: str) -> None:
+    if amount > 0:
+        _of(meter, labels).inc(amount)
+
+
+def _observe(meter: Meter, seconds: float, *labels: str) -> None:
+    _of(meter, labels).observe(seconds)
+
+
+def _of(meter: Meter, labels: tuple[str, ...]) -> Any:
+    metric = _registry()[1][meter.name]
+    if not labels:
+        return metric
+    closed = zip(labels, meter.labels.values(), strict=True)
+    return metric.labels(*(label if label in known else OTHER for label, known in closed))
+
+
+# ---- pushing -------------------------------------------------------------------------------------
+
+
+def field_name(name: str, labels: Mapping[str, str]) -> str:
+    """A sample's field in Redis: `logweir_steps_total|stage=ingest|outcome=done`."""
+    return "|".join((name, *(f"{label}={value}" for label, value in labels.items())))
+
+
+class Pusher(threading.Thread):
+    """Adds what this process has counted to the hash of its role. Redis being away only delays it: what was not pushed
+    stays counted here, in as many numbers as there are labels."""
+
+    def __init__(self, client: "redis.Redis", keys: Keys, role: str) -> None:
+        super().__init__(name="metrics", daemon=True)
+        self.client = client
+        self.key = keys.metrics(role)
+        self._registry = _registry()[0]
+        self._pushed: dict[str, float] = {}
+        self._one = threading.Lock()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.wait(PUSH_S):
+            with contextlib.suppress(RedisUnavailable, redis.RedisError):
+                self.push()
+
+    def push(self) -> None:
+        """Add what is new, all of it or nothing. Raises RedisUnavailable."""
+        with self._one:
+            now = {
+                field_name(sample.name, sample.labels): sample.value
+                for metric in self._registry.collect()
+                for sample in metric.samples
+                if not sample.name.endswith("_created")
+            }
+            new = {name: value - self._pushed.get(name, 0.0) for name, value in now.items()}
+            pipe = self.client.pipeline(transaction=True)
+            for name, amount in new.items():
+                if amount > 0:
+                    pipe.hincrbyfloat(self.key, name, amount)
+            if len(pipe):
+                with answering():
+                    pipe.execute()
+                self._pushed = now
+
+    def stop(self) -> None:
+        """Push what is left and end; Redis being away loses it."""
+        self._stopping.set()
+        with contextlib.suppress(RedisUnavailable, redis.RedisError):
+            self.push()
+
+
+_pushers: list[Pusher] = []
+
+
+def push(client: "redis.Redis", keys: Keys, role: str) -> Pusher:
+    """Begin to count in this process and to push it. A forked child calls it for itself: what its parent had counted,
+    and a lock that its parent may have held, are not taken over."""
+    _registry.cache_clear()
+    pusher = Pusher(client, keys, role)
+    _pushers[:] = [pusher]
+    pusher.start()
+    return pusher
+
+
+def flush() -> None:
+    """The last push of a process that is about to end, if it pushes at all."""
+    for pusher in _pushers:
+        pusher.stop()

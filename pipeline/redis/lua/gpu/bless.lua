@@ -1,0 +1,15 @@
+-- No earlier process can still hold or want anything: forget it all, and no quarantine is needed.
+-- KEYS as in gpu/_gpu.lua
+-- returns 1
+-- invariant: nodes, devices, tokens and use stay; a new agent may speak for any node at once.
+local id = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
+redis.call('HSET', REPLICATION, 'id', id, 'until_ms', 0)
+redis.call('DEL', LEASES, DEADLINES, YIELDS, TAKEN, LEFT, WAITING, WAITING_UNTIL, RESERVATION, FREED)
+local flat = redis.call('HGETALL', NODES)
+for i = 1, #flat, 2 do
+  local node = cjson.decode(flat[i + 1])
+  node.agent = ''
+  redis.call('HSET', NODES, flat[i], cjson.encode(node))
+end
+changed()
+return 1

@@ -1,0 +1,112 @@
+-- Make a plan happen: grants, requests to yield, the reservation.
+-- KEYS as in gpu/_gpu.lua
+-- ARGV epoch the plan was made at, plan (JSON), reservation (JSON | ''), ttl of a plain lease ms (a quarantine, and the
+--      time to begin in, last so long), node ttl ms, half-life s
+-- returns {'', lease, deadline ms, lease, deadline ms ...} | {'stale'} | {'quarantine', ms left} | {'unfit', why}
+-- invariant: all of it or nothing. What counts on a device, leases and left parts, is never more than is schedulable;
+--            an exclusive part stands alone; every part gets a token above all before it, on any device.
+if (redis.call('GET', EPOCH) or '0') ~= ARGV[1] then return { 'stale' } end
+local plan = cjson.decode(ARGV[2])
+if #plan.grants > 0 then
+  local closed = quarantine(ARGV[4])
+  if closed > 0 then return { 'quarantine', closed } end
+end
+
+-- First look whether everything fits; `sums` and `seen` run ahead of what is written.
+local sums, devices, seen = {}, {}, {}
+local function unfit(request, part)
+  local uuid, need = part.uuid, request.need
+  if not devices[uuid] then
+    local text = redis.call('HGET', DEVICES, uuid)
+    if not text then return uuid .. ' is not known' end
+    devices[uuid], sums[uuid] = cjson.decode(text), taken(uuid)
+  end
+  local device, sum = devices[uuid], sums[uuid]
+  if device.why ~= '' then return uuid .. ': ' .. device.why end
+  if not beating(device.node, ARGV[5]) then return uuid .. ': its node is silent' end
+  if (need.node ~= '' and need.node ~= device.node) or (need.device ~= '' and need.device ~= uuid) then
+    return uuid .. ' is not where the need wants to be'
+  end
+  local memory, compute = part.memory_mib, part.compute_percent
+  if memory < 0 or compute < 0 or memory % 1 ~= 0 or compute % 1 ~= 0 then return uuid .. ': not a size' end
+  if need.mode == 'exclusive' then
+    if sum.shared > 0 or sum.exclusive > 0 then return uuid .. ' is not empty' end
+    if memory < need.memory_mib or memory > device.schedulable_mib or compute > 100 then return uuid .. ' is too small' end
+    sum.exclusive = 1
+  else
+    if sum.exclusive > 0 then return uuid .. ' is held alone' end
+    if memory < need.memory_mib or compute < need.compute_percent then return uuid .. ': less than the need' end
+    if sum.memory + memory > device.schedulable_mib then return uuid .. ' has too little memory left' end
+    if sum.compute + compute > 100 then return uuid .. ' has too little compute left' end
+    sum.shared = sum.shared + 1
+  end
+  sum.memory, sum.compute = sum.memory + memory, sum.compute + compute
+end
+local requests = {}
+for i, grant in ipairs(plan.grants) do
+  local id = grant.request_id
+  local text = redis.call('HGET', WAITING, id)
+  if not text or seen[id] then return { 'unfit', id .. ' does not wait' } end
+  if tonumber(redis.call('ZSCORE', WAITING_UNTIL, id) or 0) <= now then return { 'unfit', id .. ' waits no more' } end
+  if redis.call('HEXISTS', LEASES, id) == 1 then return { 'unfit', id .. ' has a lease' } end
+  local request, places = cjson.decode(text), {}
+  if #grant.parts ~= request.need.devices then return { 'unfit', id .. ' is not served whole' } end
+  for _, part in ipairs(grant.parts) do
+    local why = places[part.uuid] and part.uuid .. ' is named twice' or unfit(request, part)
+    if why then return { 'unfit', id .. ': ' .. why } end
+    places[part.uuid] = true
+  end
+  requests[i], seen[id] = request, true
+end
+local yielding = {}
+for i, ask in ipairs(plan.yields) do
+  yielding[i] = lease_of(ask.lease_id)
+  if not yielding[i] then return { 'unfit', ask.lease_id .. ' has ended' } end
+end
+
+-- Then write.
+local answer = { '' }
+for i, grant in ipairs(plan.grants) do
+  local request, id = requests[i], grant.request_id
+  -- One count for all devices: the token alone then tells a lease from one that had its name before, elsewhere.
+  -- It begins at the clock: after Redis lost its data no token of before comes again.
+  if redis.call('HEXISTS', TOKENS, '') == 0 then redis.call('HSET', TOKENS, '', whole(now)) end
+  local token = redis.call('HINCRBY', TOKENS, '', 1)
+  for _, part in ipairs(grant.parts) do
+    part.token = token
+    redis.call('HSET', TOKENS, part.uuid, token)
+    take(part, request.need.mode == 'exclusive', 1)
+  end
+  local text = cjson.encode({ v = 1, lease_id = id, holder = request.holder, need = request.need, parts = grant.parts,
+    state = 'granted', granted_ms = now, ttl_ms = request.ttl_ms, share = grant.share, prepaid = grant.prepaid })
+  redis.call('HSET', LEASES, id, text)
+  local deadline = whole(now + math.min(request.ttl_ms, tonumber(ARGV[4])))
+  redis.call('ZADD', DEADLINES, deadline, id)
+  redis.call('DEL', ENDED .. ':' .. id)
+  charge(request.need.tenant, tonumber(grant.prepaid), tonumber(ARGV[6]))
+  forget_wait(id)
+  tell(id)
+  answer[#answer + 1], answer[#answer + 2] = text, deadline
+end
+for i, ask in ipairs(plan.yields) do
+  local lease = yielding[i]
+  -- Never later than what was said before.
+  if type(lease.yield_by_ms) ~= 'number' or ask.by_ms < lease.yield_by_ms then
+    lease.yield_by_ms, lease.yield_why = ask.by_ms, ask.why
+    redis.call('HSET', LEASES, lease.lease_id, cjson.encode(lease))
+    redis.call('ZADD', YIELDS, whole(ask.by_ms), lease.lease_id)
+    changed()
+  end
+end
+-- The start of a reservation moves with the clock: that alone makes no plan stale.
+local function place(text) local r = cjson.decode(text) return r.request_id .. ' ' .. table.concat(r.uuids, ' ') end
+local old, new = redis.call('GET', RESERVATION) or '', ARGV[3]
+if new ~= '' and redis.call('HEXISTS', WAITING, cjson.decode(new).request_id) == 0 then new = '' end
+if new == '' and old ~= '' then
+  redis.call('DEL', RESERVATION)
+  changed()
+elseif new ~= old then
+  redis.call('SET', RESERVATION, new)
+  if old == '' or place(old) ~= place(new) then changed() end
+end
+return answer

@@ -1,0 +1,93 @@
+-- One agent says what its node has.
+-- KEYS as in gpu/_gpu.lua
+-- ARGV node, agent, driver, its clock ms, node ttl ms, then one device (JSON) each
+-- returns {''} | {'agent', who speaks for the node} | {'device', uuid, node that has it}
+-- invariant: one agent speaks for a node and one node for a device while they live. Its clock is shown, never compared.
+--            A left part is free only by what was seen after it was left: a report is looked at in full only when the
+--            one before it, of the same agent, came later than that, because this one was gathered after that one.
+local name, agent, ttl = ARGV[1], ARGV[2], tonumber(ARGV[5])
+local text = redis.call('HGET', NODES, name)
+local node = text and cjson.decode(text) or { v = 1, name = name, agent = '', uuids = {} }
+local alive = beating(name, ttl)
+if node.agent ~= agent and node.agent ~= '' and alive then return { 'agent', node.agent } end
+local before = node.agent == agent and node.reported_ms or 0
+if before > now then before = 0 end  -- the clock was set back: that report tells nothing of the time since
+
+local devices, old, seen, uuids = {}, {}, {}, {}
+for i = 6, #ARGV do
+  local device = cjson.decode(ARGV[i])
+  local known = redis.call('HGET', DEVICES, device.uuid)
+  known = known and cjson.decode(known)
+  if known and known.node ~= name and beating(known.node, ttl) then return { 'device', device.uuid, known.node } end
+  if not seen[device.uuid] then uuids[#uuids + 1] = device.uuid end
+  devices[device.uuid], old[device.uuid], seen[device.uuid] = device, known, ARGV[i]
+end
+
+-- Is the part of an ended lease off the device?
+local function gone(left, device)
+  if device.processes == cjson.null or left.since_ms >= before then return false end
+  local there = {}
+  for _, process in ipairs(device.processes) do there[process.pid] = true end
+  if #left.pids > 0 then
+    for _, pid in ipairs(left.pids) do
+      if there[pid] then return false end
+    end
+    return true
+  end
+  -- Nobody told its processes: any that no lease explains may be one of them.
+  if next(there) == nil then return true end
+  for _, other in ipairs(redis.call('HVALS', LEASES)) do
+    if string.find(other, left.uuid, 1, true) then
+      for _, pid in ipairs(cjson.decode(other).pids or {}) do there[pid] = nil end
+    end
+  end
+  return next(there) == nil
+end
+
+local lefts
+for _, uuid in ipairs(uuids) do
+  local device, known = devices[uuid], old[uuid]
+  redis.call('HSET', DEVICES, uuid, seen[uuid])
+  if not known or known.node ~= name or known.why ~= device.why or known.schedulable_mib ~= device.schedulable_mib
+      or known.total_mib ~= device.total_mib or known.parent ~= device.parent or known.index ~= device.index then
+    changed()
+  end
+  if taken(uuid).left > 0 then
+    lefts = lefts or redis.call('HGETALL', LEFT)
+    for i = 1, #lefts, 2 do
+      local left = cjson.decode(lefts[i + 1])
+      if left.uuid == uuid then
+        if left.since_ms > now then  -- the clock was set back
+          left.since_ms = now
+          redis.call('HSET', LEFT, lefts[i], cjson.encode(left))
+        elseif gone(left, device) then
+          free_left(lefts[i], left)
+        end
+      end
+    end
+  end
+end
+
+-- Devices that were there before and are not any more.
+for _, uuid in ipairs(node.uuids or {}) do
+  local known = not seen[uuid] and redis.call('HGET', DEVICES, uuid)
+  known = known and cjson.decode(known)
+  if known and known.node == name then
+    if nothing_on(uuid) then
+      redis.call('HDEL', DEVICES, uuid)
+      changed()
+    else
+      uuids[#uuids + 1] = uuid
+      if known.why ~= 'its driver does not show it any more' then
+        known.why = 'its driver does not show it any more'
+        redis.call('HSET', DEVICES, uuid, cjson.encode(known))
+        changed()
+      end
+    end
+  end
+end
+redis.call('HSET', NODES, name, cjson.encode({ v = 1, name = name, agent = agent, driver = ARGV[3],
+  clock_ahead_ms = tonumber(ARGV[4]) - now, uuids = uuids, reported_ms = now }))
+redis.call('ZADD', BEATS, whole(now), name)
+if not alive then changed() end
+return { '' }

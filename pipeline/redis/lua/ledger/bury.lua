@@ -1,0 +1,20 @@
+-- The batch cannot be processed: a dead letter, with its payload kept.
+-- KEYS batch, due, counts, totals, work, dead
+-- ARGV id, seq, reason
+-- returns 1, or 0 when the claim is no longer ours
+-- invariant: accepted = stored + in flight + dead + discarded, in physical lines; dead batches block nobody.
+--            Their payloads are counted, so that ledger/accept.lua can bound them.
+local batch = fields(KEYS[1])
+if not holds(batch, ARGV[2]) then return 0 end
+local now = now_ms()
+redis.call('HSET', KEYS[1], 'state', 'dead', 'owner', '', 'deadline', 0, 'error', ARGV[3], 'dead_ms', now, 'died_in', batch.state,
+  'dead_bytes', batch.bytes)
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('ZADD', KEYS[6], now, ARGV[1])
+redis.call('HINCRBY', KEYS[3], 'stage:' .. batch.state, -1)
+redis.call('HINCRBY', KEYS[3], 'batches', -1)
+redis.call('HINCRBY', KEYS[3], 'bytes', 0 - tonumber(batch.bytes))
+redis.call('HINCRBY', KEYS[3], 'dead_bytes', batch.bytes)
+if batch.kind ~= 'rescore' then redis.call('HINCRBY', KEYS[4], 'dead', batch.lines) end
+redis.call('DEL', KEYS[5])
+return 1

@@ -1,0 +1,306 @@
+"""Findings: what a person on call should read, and in which order.
+
+A finding is one template of one workload that had anomalous records, with a few of those records as
+they were read. Results are read lazily, in chunks: memory grows with distinct templates, masked lines
+and reasons, not with records.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from pipeline.records.schema import ERROR_LEVELS, LEVELS, Reason
+from pipeline.sinks.results import readable, scan, summary
+from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
+
+# `summary` is offered here too: findings and numbers are asked for together.
+__all__ = ["Finding", "Sample", "collect", "order", "rank", "severity", "summary"]
+
+SAMPLES_FIRST: Final = 4  # and the last one: five records show how it began and whether it changed
+SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped payload does not
+REASONS_OF_A_KIND: Final = 20  # nobody reads more words than that
+
+_CHUNK_ROWS: Final = 50_000
+_KEY: Final = ["workload", "template_id"]
+_REASON_ORDER: Final = (
+    Reason.MARKED,
+    Reason.ERROR_SEVERITY,
+    Reason.NEW_TEMPLATE,
+    Reason.UNLIKELY_TOKENS,
+    Reason.RARE,
+    Reason.UNCLASSIFIED,
+    Reason.WARMING,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One anomalous record as it was read; texts are cut at SAMPLE_CHARS characters."""
+
+    source: str
+    line: int  # 1-based, first physical line
+    timestamp: datetime
+    message: str
+    raw: str
+    words: tuple[str, ...] = ()  # its surprising words, as the masked line spells them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The anomalous records of one template of one workload."""
+
+    workload: str
+    template_id: int  # 0 or negative: unclassified
+    template: str  # with `<*>`; the first sample's message where the template is not known
+    count: int  # anomalous records
+    lines: int  # physical lines of those records
+    first_seen: datetime
+    last_seen: datetime
+    burst_end: datetime  # end of the opening burst: no gap over GAP, at most BURST_SPAN
+    level: str | None  # the most severe
+    score: float  # the highest
+    reasons: tuple[str, ...]  # distinct; kinds in a fixed order, the most frequent of each kind
+    samples: tuple[Sample, ...]  # the first four and the last
+    patterns: int  # distinct masked lines
+    p_value: float | None = None  # the smallest; None where nothing was measured
+    incident: int = 0  # 1-based, by time; 0 until `order` has set it
+
+
+def severity(finding: Finding) -> int:
+    """3: error-like by level or by a reason, 2: warning, or somebody marked it as anomalous, 1: neither."""
+    if finding.level in ERROR_LEVELS or _has(finding, Reason.ERROR_SEVERITY):
+        return 3
+    return 2 if finding.level == "warning" or _has(finding, Reason.MARKED) else 1
+
+
+def rank(finding: Finding) -> tuple[Any, ...]:
+    """Sort key without regard to incidents, most urgent first.
+
+    Severity, level, strength of the reasons (a new template says more than unlikely words, those more
+    than rarity), score in steps of 0.1, then fewer occurrences: the more specific line. Time and names
+    settle ties.
+    """
+    strength = (
+        4 * _has(finding, Reason.NEW_TEMPLATE)
+        + 2 * _has(finding, Reason.UNLIKELY_TOKENS)
+        + 1 * _has(finding, Reason.RARE)
+    )
+    return (
+        -severity(finding),
+        -_level_rank(finding.level),
+        -strength,
+        -round(finding.score, 1),
+        finding.count,
+        finding.first_seen,
+        finding.workload,
+        finding.template_id,
+    )
+
+
+def order(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings in reading order, their `incident` set.
+
+    The reader should meet every incident before the second line of any. So findings are grouped into incidents, and
+    the list takes turns: the best finding of each incident, then the second-best of each, and so on. Incidents take
+    turns in the order of their best findings (`rank`); one without any error or warning therefore comes after all
+    that have one.
+
+    Findings group by their first record, over all workloads (`onsets.together`), so a template that keeps coming back
+    belongs to the first incident it appears in and cannot glue a whole day together. Errors and warnings make the
+    incidents, the others join one that is near. When everything happened within a minute there is one incident and
+    this is plain `rank`.
+    """
+    ranked = sorted(findings, key=rank)
+    begun = [
+        Onset(first=f.first_seen, burst_end=f.burst_end, leads=severity(f) > 1, key=(place,))
+        for place, f in enumerate(ranked)
+    ]
+    numbered = [
+        [replace(ranked[place], incident=number) for place in sorted(onset.key[0] for onset in run)]
+        for number, run in enumerate(together(begun), start=1)
+    ]
+    numbered.sort(key=lambda found: rank(found[0]))
+    return [f for turn in zip_longest(*numbered) for f in turn if f is not None]
+
+
+def by_incident(findings: Sequence[Finding]) -> list[list[tuple[int, Finding]]]:
+    """Findings that are given in reading order, with their places in it, an entry for each incident.
+
+    The incident of the best finding comes first, and in each its best finding.
+    """
+    entries: dict[int, list[tuple[int, Finding]]] = {}
+    for place, finding in enumerate(findings, start=1):
+        entries.setdefault(finding.incident, []).append((place, finding))
+    return list(entries.values())
+
+
+def collect(results: Path, templates: pl.DataFrame, *, limit: int | None = None) -> list[Finding]:
+    """The findings of a results folder, in reading order; at most `limit` of them.
+
+    `results` holds Parquet files of RESULT_SCHEMA at any depth; a folder that is absent or empty has no
+    findings. `templates` needs `template_id` and `template`. Raises BadPayload when a file is damaged.
+    """
+    parts: list[dict[str, pl.DataFrame]] = []
+    pending = settled = 0
+    with readable(results):
+        anomalous = scan(results).filter(pl.col("anomalous"))
+        for chunk in anomalous.collect_batches(chunk_size=_CHUNK_ROWS, maintain_order=False):
+            parts.append(_parts(chunk))
+            pending += chunk.height
+            # Folding as often as the totals double keeps the work linear when every line is different.
+            if pending > max(settled, 4 * _CHUNK_ROWS):
+                parts = [_fold(parts)]
+                pending, settled = 0, max(frame.height for frame in parts[0].values())
+    if not parts:
+        return []
+    totals = _fold(parts)
+    texts = dict(templates.select("template_id", "template").iter_rows())
+    return order(_build(totals, texts))[:limit]
+
+
+def _has(finding: Finding, name: Reason) -> bool:
+    return any(text.partition(":")[0] == name for text in finding.reasons)
+
+
+def _level_rank(level: str | None) -> int:
+    return LEVELS.index(level) if level in LEVELS else -1
+
+
+def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """What one chunk of anomalous records adds to each total."""
+    levels = pl.col("level").replace_strict({name: at for at, name in enumerate(LEVELS)}, default=-1)
+    rows = chunk.with_columns(
+        pl.col("template_id").fill_null(0),
+        levels.cast(pl.Int64).alias("level_rank"),
+        pl.col("timestamp").dt.epoch("s").alias("second"),
+    )
+    by_time = ["timestamp", "source", "line", "record_id"]
+    sampled = [*_KEY, *by_time, "message", "raw", "reasons"]
+    at = rows.select(*_KEY, *by_time).with_row_index("at").sort(by_time)
+    heads = at.group_by(_KEY).head(SAMPLES_FIRST)["at"]
+    tails = at.group_by(_KEY).tail(1)["at"]
+    texts = pl.col("message", "raw").str.head(SAMPLE_CHARS)
+    return {
+        "groups": rows.group_by(_KEY).agg(
+            pl.len().cast(pl.Int64).alias("count"),
+            pl.col("lines").cast(pl.Int64).sum(),
+            pl.col("timestamp").min().alias("first_seen"),
+            pl.col("timestamp").max().alias("last_seen"),
+            pl.col("level_rank").max(),
+            pl.col("score").max(),
+            pl.col("p_value").min(),
+        ),
+        "patterns": rows.select(*_KEY, "pattern_id").unique(),
+        "seconds": rows.select(*_KEY, "second").unique(),
+        "reasons": rows.select(*_KEY, "reasons")
+        .explode("reasons")
+        .drop_nulls("reasons")
+        .group_by(*_KEY, "reasons")
+        .agg(pl.len().cast(pl.Int64).alias("n")),
+        "heads": rows.select(sampled)[heads].with_columns(texts),
+        "tails": rows.select(sampled)[tails].with_columns(texts),
+    }
+
+
+def _fold(several: Sequence[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    """Several parts as one; neither their order nor how they were folded before changes the result."""
+    parts = {name: pl.concat([part[name] for part in several]) for name in several[0]}
+    by_time = ["timestamp", "source", "line", "record_id"]
+    groups = (
+        parts["groups"]
+        .group_by(_KEY)
+        .agg(
+            pl.col("count", "lines").sum(),
+            pl.col("first_seen").min(),
+            pl.col("last_seen", "level_rank", "score").max(),
+            pl.col("p_value").min(),
+        )
+    )
+    # The first record seen so far can only move back, so a second later than its burst stays useless.
+    seconds = (
+        parts["seconds"]
+        .unique()
+        .filter(pl.col("second") <= pl.col("second").min().over(_KEY) + int(BURST_SPAN.total_seconds()))
+    )
+    return {
+        "groups": groups,
+        "patterns": parts["patterns"].unique(),
+        "seconds": seconds,
+        "reasons": parts["reasons"].group_by(*_KEY, "reasons").agg(pl.col("n").sum()),
+        "heads": parts["heads"].sort(by_time).group_by(_KEY).head(SAMPLES_FIRST),
+        "tails": parts["tails"].sort(by_time).group_by(_KEY).tail(1),
+    }
+
+
+def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[Finding]:
+    seconds = totals["seconds"].sort(*_KEY, "second")
+    quiet = pl.col("second").diff().fill_null(0) > int(GAP.total_seconds())
+    bursts = (
+        seconds.with_columns(quiet.cum_sum().over(_KEY).alias("run"))
+        .filter(pl.col("run") == 0)
+        .group_by(_KEY)
+        .agg(pl.col("second").max().alias("burst"))
+    )
+    patterns = totals["patterns"].group_by(_KEY).agg(pl.len().alias("patterns"))
+    reasons = (
+        totals["reasons"]
+        .with_columns(pl.col("reasons").str.extract("^([^:]*)").alias("kind"))
+        .sort(["n", "reasons"], descending=[True, False])
+        .group_by(*_KEY, "kind", maintain_order=True)
+        .agg(pl.col("reasons").head(REASONS_OF_A_KIND))
+        .explode("reasons")
+        .group_by(_KEY, maintain_order=True)
+        .agg("reasons")
+    )
+    samples: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    chosen = pl.concat([totals["heads"], totals["tails"]]).unique(["record_id", "source", "line"])
+    for row in chosen.sort("timestamp", "source", "line", "record_id").iter_rows():
+        samples.setdefault(row[:2], []).append(row)
+
+    groups = totals["groups"].join(bursts, on=_KEY, nulls_equal=True)
+    groups = groups.join(patterns, on=_KEY, nulls_equal=True)
+    groups = groups.join(reasons, on=_KEY, how="left", nulls_equal=True)
+    for group in groups.iter_rows(named=True):
+        shown = tuple(_sample(row) for row in samples[group["workload"], group["template_id"]])
+        level_rank, known = group["level_rank"], texts.get(group["template_id"])
+        yield Finding(
+            workload=group["workload"] or "",
+            template_id=group["template_id"],
+            template=shown[0].message if known is None else known,
+            count=group["count"],
+            lines=group["lines"],
+            first_seen=group["first_seen"],
+            last_seen=group["last_seen"],
+            burst_end=max(group["first_seen"], datetime.fromtimestamp(group["burst"], UTC)),
+            level=LEVELS[level_rank] if level_rank >= 0 else None,
+            score=group["score"] or 0.0,
+            reasons=tuple(sorted(group["reasons"] or (), key=_reason_place)),
+            samples=shown,
+            patterns=group["patterns"],
+            p_value=group["p_value"],
+        )
+
+
+def _sample(row: tuple[Any, ...]) -> Sample:
+    _, _, timestamp, source, line, _, message, raw, reasons = row
+    prefix = f"{Reason.UNLIKELY_TOKENS}:"
+    words = [w for text in reasons or () if text.startswith(prefix) for w in text[len(prefix) :].split()]
+    return Sample(
+        source=source or "",
+        line=line or 0,
+        timestamp=timestamp,
+        message=message or "",
+        raw=raw or message or "",
+        words=tuple(words),
+    )
+
+
+def _reason_place(text: str) -> int:
+    """Reasons by kind; `sorted` keeps the more frequent first inside a kind."""
+    name = text.partition(":")[0]
+    return next((at for at, known in enumerate(_REASON_ORDER) if known == name), len(_REASON_ORDER))

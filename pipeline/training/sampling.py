@@ -1,0 +1,364 @@
+"""Stored records to a training sample, in one pass and in memory that does not grow with their number.
+
+pages of records --group by pattern--> counts of patterns --past the limit: weighted draw--> SAMPLE_SCHEMA
+
+Always true: every record read is counted in `Sample.lines`, whether its pattern was kept or not; while no more
+patterns than the limit were seen, nothing is drawn and every count is exact, however the stream was cut into pages;
+the same pages and seed give the same sample. Only messages of patterns that this pass has not met are masked.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.templates import UNCLASSIFIED, Template, Templates
+from pipeline.errors import BadPayload, SourceUnavailable
+from pipeline.records.query import Query
+from pipeline.records.schema import ERROR_LEVELS, LEARN_SCHEMA, SAMPLE_SCHEMA, UTC_US, of_lines
+from pipeline.sinks import parquet, results
+
+# SAMPLE_SCHEMA and the time its records span, so that a judge can hold out the newest.
+TIMED_SCHEMA: Final[dict[str, Any]] = SAMPLE_SCHEMA | {"first_seen": UTC_US, "last_seen": UTC_US}
+
+MAX_TEXT_BYTES: Final = 1024  # of a masked line; the line model reads 128 tokens, rarely more than this
+_SLICE_ROWS: Final = 65_536  # grouped at once; more rows are not faster per row
+_MERGE_ROWS: Final = 65_536  # counts waiting to be added up
+_UNMASKED_CHARS: Final = (
+    32 << 20
+)  # messages waiting to be masked together: one call costs as much as 2,000 lines
+_KNOWN_KEYS: Final = 400_000  # pattern ids as stored -> as they are now, about 60 MB
+_WORKLOADS: Final = 10_000  # names counted one by one
+_NEWEST: Final = 2**63 - 1  # stands for UNCLASSIFIED while the lowest template id is sought
+_SKETCH: Final = (
+    4096  # smallest pattern ids kept to estimate their number: standard error 1/sqrt(4096) = 1.6 %
+)
+_PAGE_FILES: Final = 32  # of 10,000 records and at most 2 MiB of text each as shipped
+_PAGE_BYTES: Final = 8 << 20  # on disk, where repetitive logs are a thirtieth of their size
+_REREADS: Final = 3  # of a page whose files were taken back while it was read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What a training learns from, and what it was drawn from.
+
+    `frame` is TIMED_SCHEMA, most frequent first, one row per pattern; `lines` is all records read and equals the sum
+    of its counts plus `left_out`. A count is exact while `exact`; else a pattern that was dropped and came back counts
+    from its return, and the rest is in `left_out`.
+    """
+
+    frame: pl.DataFrame
+    lines: int
+    left_out: int  # records whose pattern (or an earlier life of it) is not in `frame`
+    distinct: int  # patterns seen; when not `exact` an estimate with 1.6 % standard error
+    exact: bool  # nothing was dropped
+    workloads: dict[str, int]  # records of each workload; those without a name stand under ""
+    other_workloads: int  # records of workloads past the first 10,000
+    first: datetime | None  # of all records read that have a time
+    last: datetime | None
+
+
+class Sampler:
+    """Adds up pages of records. Holds at most 2 x `limit` patterns after each page, a masked line at most 1 KiB each.
+
+    Past that, `limit` patterns stay: half of them the most frequent ones, so that none that holds more than 2/limit of
+    the records read so far is dropped; the other half drawn without replacement by the square root of their counts
+    (A-ES, Efraimidis and Spirakis 2006, as a bottom-k sketch: a pattern's random number is a hash of its id, so it
+    draws the same lot each time). What is approximate: a dropped pattern that comes back counts anew, so past the
+    limit what a pattern holds and weighs is of its latest stay. One that is steady from the start and above that
+    share is never dropped; one that begins late has to outgrow the share, or be drawn.
+
+    Template ids: the lowest id stored with any record of the pattern; else that of the known template it matches;
+    else a negative id from a tree of this sample alone. A negative id groups lines of one shape while training, but no
+    record will ever carry it: a later line of that shape gets a new id and is judged as a new template, unless its
+    very pattern was in the sample. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        masks: MaskSet,
+        *,
+        limit: int,
+        templates: Sequence[Template] = (),
+        seed: int = 0,
+        similarity: float = 0.7,  # as Settings.drain_similarity and drain_depth are shipped
+        depth: int = 4,
+    ) -> None:
+        self.masks = masks
+        self.limit = limit
+        self.seed = seed
+        self._known = Templates(similarity=similarity, depth=depth, per_workload=limit)
+        self._known.restore(templates)
+        self._shape = (similarity, depth)
+        self._lines = self._left_out = 0
+        self._span: list[datetime] = []
+        self._workloads: dict[str, int] = {}
+        self._other = 0
+        # A key is the stored pattern id, or a hash of the message where there is none; two that collide are counted
+        # as one, at 10 million messages with a chance of 1 to 300,000.
+        self._patterns: dict[int, int] = {}  # key -> pattern id under our masks
+        self._unmasked: dict[int, str] = {}  # key -> a message of it
+        self._unmasked_chars = 0
+        self._waiting: list[pl.DataFrame] = []  # counts by key
+        self._waiting_rows = 0
+        self._held = pl.DataFrame(schema=_COUNTS)  # counts by pattern id, in no order
+        self._text: dict[int, bytes] = {}  # pattern id -> masked line, of those held
+        self._distinct = _Distinct()
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Count a page of records (LEARN_SCHEMA), of any number of rows."""
+        for page in frame.iter_slices(_SLICE_ROWS):
+            self._tally(page)
+            grouped = _grouped(page)
+            keys = grouped["key"].to_list()
+            fresh = [i for i, k in enumerate(keys) if k not in self._patterns and k not in self._unmasked]
+            if fresh:
+                for i, message in zip(fresh, grouped["message"].gather(fresh), strict=True):
+                    self._unmasked[keys[i]] = message or ""
+                    self._unmasked_chars += len(message or "")
+                    if self._unmasked_chars >= _UNMASKED_CHARS:
+                        self._mask()
+            self._waiting.append(grouped.drop("message"))
+            self._waiting_rows += grouped.height
+            if self._waiting_rows >= _MERGE_ROWS:
+                self._merge()
+
+    def sample(self) -> Sample:
+        """What has been read so far, as at most `limit` patterns; reading may go on afterwards."""
+        self._merge()
+        chosen = self._drawn(self._held)
+        chosen = chosen.sort("count", "key", descending=[True, False])
+        left_out = self._left_out + int(self._held["count"].sum()) - int(chosen["count"].sum())
+        masked = [self._text[key].decode(errors="ignore") for key in chosen["key"]]
+        framed = chosen.with_columns(
+            pl.Series("masked", masked, dtype=pl.String), pl.col("key").alias("pattern_id")
+        )
+        exact = self._left_out == 0
+        return Sample(
+            frame=self._with_templates(framed).select(
+                [pl.col(name).cast(dtype) for name, dtype in TIMED_SCHEMA.items()]
+            ),
+            lines=self._lines,
+            left_out=left_out,
+            distinct=self._held.height if exact else self._distinct.estimate(),
+            exact=exact and left_out == 0,
+            workloads=dict(sorted(self._workloads.items())),
+            other_workloads=self._other,
+            first=min(self._span, default=None),
+            last=max(self._span, default=None),
+        )
+
+    def _tally(self, page: pl.DataFrame) -> None:
+        self._lines += page.height
+        times = page["timestamp"].min(), page["timestamp"].max()
+        span = [*self._span, *(t for t in times if isinstance(t, datetime))]
+        self._span = [min(span), max(span)] if span else []
+        for name, count in page["workload"].fill_null("").value_counts(sort=True).iter_rows():
+            if name in self._workloads or len(self._workloads) < _WORKLOADS:
+                self._workloads[name] = self._workloads.get(name, 0) + count
+            else:
+                self._other += count
+
+    def _merge(self) -> None:
+        """Mask what waits for it, add the waiting counts to those held, and drop what is past the limit."""
+        if not self._waiting:
+            return
+        self._mask()
+        waiting = pl.concat(self._waiting)
+        ids = [self._patterns[key] for key in waiting["key"].to_list()]
+        waiting = waiting.with_columns(pl.Series("key", ids, dtype=pl.UInt64))
+        self._waiting, self._waiting_rows = [], 0
+        self._held = pl.concat([self._held, waiting]).group_by("key").agg(*_ADDED)
+        if self._held.height > 2 * self.limit:
+            before = int(self._held["count"].sum())
+            self._held = self._drawn(self._held)
+            self._left_out += before - int(self._held["count"].sum())
+            self._text = {key: self._text[key] for key in self._held["key"].to_list()}
+            # A pattern that comes back needs its text again.
+            self._patterns = {k: p for k, p in self._patterns.items() if p in self._text}
+        if len(self._patterns) > _KNOWN_KEYS:
+            self._patterns = {}
+
+    def _mask(self) -> None:
+        if not self._unmasked:
+            return
+        messages = pl.Series("message", list(self._unmasked.values()), dtype=pl.String)
+        masked = self.masks.mask(messages)
+        ids = masked["pattern_id"].to_list()
+        self._patterns.update(zip(self._unmasked, ids, strict=True))
+        for pattern, text in zip(ids, masked["masked"].to_list(), strict=True):
+            if pattern not in self._text:
+                self._text[pattern] = text.encode()[:MAX_TEXT_BYTES]
+        self._distinct.add(masked["pattern_id"].to_numpy())
+        self._unmasked, self._unmasked_chars = {}, 0
+
+    def _drawn(self, held: pl.DataFrame) -> pl.DataFrame:
+        """`limit` rows of it: the most frequent half, and a weighted draw from the others."""
+        if held.height <= self.limit:
+            return held
+        keys = held["key"].to_numpy()
+        counts = held["count"].to_numpy().astype(np.float64)
+        # log of u**(1/w), highest stay; the logarithm keeps apart what rounds to 1 for heavy patterns.
+        priority = np.log(_lots(keys, self.seed)) / np.sqrt(counts)
+        by_count = np.lexsort((keys, -priority, -counts))
+        sure = by_count[: -(-self.limit // 2)]
+        others = by_count[len(sure) :]
+        drawn = others[np.lexsort((keys[others], -priority[others]))][: self.limit - len(sure)]
+        return held[np.sort(np.concatenate([sure, drawn]))]
+
+    def _with_templates(self, chosen: pl.DataFrame) -> pl.DataFrame:
+        similarity, depth = self._shape
+        own = Templates(similarity=similarity, depth=depth, per_workload=self.limit)
+        ids: list[int] = []
+        for stored, masked, severe in chosen.select("template_id", "masked", "severe").iter_rows():
+            if stored is not None:
+                ids.append(UNCLASSIFIED if stored == _NEWEST else stored)
+                continue
+            found = self._known.match(masked, severe=severe)
+            if found is None:
+                template, _ = own.learn(masked, severe=severe, workload="")
+                found = -template.template_id if template else UNCLASSIFIED
+            ids.append(found)
+        return chosen.with_columns(pl.Series("template_id", ids, dtype=pl.Int64))
+
+
+_COUNTS: Final[dict[str, Any]] = {
+    "key": pl.UInt64,
+    "count": pl.UInt64,
+    "severe": pl.Boolean,
+    "template_id": pl.Int64,  # UNCLASSIFIED as _NEWEST, so that any real id is lower
+    "first_seen": UTC_US,
+    "last_seen": UTC_US,
+}
+_ADDED: Final = (
+    pl.col("count").sum(),
+    pl.col("severe").any(),
+    pl.col("template_id").min(),
+    pl.col("first_seen").min(),
+    pl.col("last_seen").max(),
+)
+
+
+class _Distinct:
+    """How many different pattern ids there were, from the smallest of them (k minimum values, Bar-Yossef 2002).
+
+    Pattern ids are hashes, so they are spread evenly over 64 bits.
+    """
+
+    def __init__(self) -> None:
+        self._smallest: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+
+    def add(self, ids: npt.NDArray[np.uint64]) -> None:
+        if len(self._smallest) == _SKETCH:
+            ids = ids[ids < self._smallest[-1]]
+        if len(ids):
+            self._smallest = np.union1d(self._smallest, ids)[:_SKETCH]
+
+    def estimate(self) -> int:
+        if len(self._smallest) < _SKETCH:
+            return len(self._smallest)
+        return round((_SKETCH - 1) / ((float(self._smallest[-1]) + 1) / 2**64))
+
+
+def _grouped(page: pl.DataFrame) -> pl.DataFrame:
+    """_COUNTS of a page by key, with one message of each."""
+    template = pl.col("template_id")
+    return (
+        page.with_columns(
+            pl.coalesce("pattern_id", pl.col("message").fill_null("").hash()).alias("key"),
+            pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(value=False).alias("severe"),
+            pl.when(template == UNCLASSIFIED).then(_NEWEST).otherwise(template).alias("template_id"),
+        )
+        .group_by("key")
+        .agg(
+            pl.len().cast(pl.UInt64).alias("count"),
+            pl.col("severe").any(),
+            pl.col("template_id").min(),
+            pl.col("timestamp").min().alias("first_seen"),
+            pl.col("timestamp").max().alias("last_seen"),
+            pl.col("message").first(),
+        )
+        .select(*_COUNTS, "message")
+    )
+
+
+def _lots(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
+    """A number in (0, 1) for each pattern id, the same every time (splitmix64, Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        z = keys + np.uint64((seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    lots: npt.NDArray[np.float64] = ((z >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    return lots
+
+
+def read_parquet(root: Path, query: Query) -> Iterator[pl.DataFrame]:
+    """Pages (LEARN_SCHEMA) of the stored results that answer the query, a bounded number of files at a time.
+
+    Folders of other workloads are not opened. Folders of other days are: a folder is named after the first record of
+    a batch, whose other records may be of any day; what is outside the span is told by the files' own statistics.
+    A record without time is in no span; one not yet judged is not anomalous. A batch that is taken back while it is
+    read (split, or stored again) is left out. Raises BadPayload that names the damaged file, SourceUnavailable when
+    one may not be read.
+    """
+    wanted = query.selects() & of_lines()
+    for files in _pages(_candidates(root, query.workloads)):
+        page = _read(files, wanted)
+        if not page.is_empty():
+            yield page
+
+
+def _candidates(root: Path, workloads: Sequence[str]) -> list[Path]:
+    """Files that may hold records of these workloads; case is left to the filter, as file systems differ in it."""
+    files = results.files_of(root)
+    if not workloads:
+        return files
+    folders = {f"workload={parquet.folder_part(name)}".casefold() for name in workloads}
+    return [file for file in files if file.parent.name.casefold() in folders]
+
+
+def _pages(files: Iterable[Path]) -> Iterator[list[Path]]:
+    page: list[Path] = []
+    size = 0
+    for file in files:
+        try:
+            own = file.stat().st_size
+        except FileNotFoundError:
+            continue
+        if page and (len(page) >= _PAGE_FILES or size + own > _PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(file)
+        size += own
+    if page:
+        yield page
+
+
+def _read(files: list[Path], wanted: pl.Expr) -> pl.DataFrame:
+    columns = [pl.col(name).cast(dtype) for name, dtype in LEARN_SCHEMA.items()]
+    for _ in range(_REREADS):
+        files = [file for file in files if file.exists()]
+        if not files:
+            break
+        try:
+            return results.lazily(files).filter(wanted).select(columns).collect()
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            raise SourceUnavailable(
+                f"results cannot be read below {files[0].parent} ({exc}); give the right to read them, this is tried again"
+            ) from exc
+        except pl.exceptions.PolarsError as exc:
+            if len(files) > 1:  # one by one: a damaged one is found, and one whose columns are of other types
+                return pl.concat(_read([file], wanted) for file in files)
+            raise BadPayload(
+                f"results cannot be read from {files[0]} ({exc}); remove the damaged file and run again"
+            ) from exc
+    return pl.DataFrame(schema=LEARN_SCHEMA)

@@ -1,0 +1,54 @@
+"""A process that the embedded stack has started: the rule it is started again by, its end, its last words."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from pipeline.logs import logger
+from pipeline.workers.stack.restarts import Crashes, Restarts
+
+STOP_S: Final = 12.0
+
+Rule = TypeVar("Rule", bound=Restarts | Crashes)
+
+
+@dataclass(slots=True)
+class Child(Generic[Rule]):
+    """One supervised process."""
+
+    name: str
+    command: list[str]
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    deaths: Rule
+
+
+def end(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """A warm shutdown first, then by force."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_S
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            logger(pid=process.pid).warning("worker.killed", why=f"it did not end within {STOP_S:.0f} s")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its session: pool children too
+            process.wait()
+
+
+def tail(log: Path) -> str:
+    """The last line of a process's log."""
+    try:
+        lines = [x for x in log.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()]
+    except OSError:
+        return "it left no log"
+    return lines[-1][:500] if lines else "it left no log"

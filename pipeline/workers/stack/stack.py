@@ -1,0 +1,322 @@
+"""The embedded stack on one machine: a private Redis, Celery workers as processes, beat; supervised until it ends.
+
+    with Stack(settings) as stack:     # ready here
+        while work: stack.check()      # restarts what died; raises StackFailed when something cannot start any more
+
+One stack per data directory (flock). Children run in sessions of their own, so Ctrl-C reaches only the
+supervisor, which ends them in order: workers finish their step, then Redis. Whatever way the supervisor
+ends, no child outlives it.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import redis
+
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.errors import RedisUnavailable, StackFailed
+from pipeline.gpu.node.probe import has_devices
+from pipeline.gpu.policy.fairness import tenants
+from pipeline.logs import logger
+from pipeline.observe.presence import Presence, state_file
+from pipeline.redis.keys import connect
+from pipeline.redis.leases import Leases
+from pipeline.redis.shards import of_shard
+from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.watching.sessions import keys as session_keys
+from pipeline.workers import flower as flower_process
+from pipeline.workers import sockets as door
+from pipeline.workers.stack.child import Child, Rule, end, tail
+from pipeline.workers.stack.data_dir import called, lock, outlive, write_state
+from pipeline.workers.stack.private_redis import PrivateRedis, check_redis
+from pipeline.workers.stack.restarts import Crashes, Restarts
+from pipeline.workers.stack.sidecars import Windows
+
+READY_S: Final = 60.0
+ASK_S: Final = 1.0  # a Redis that hangs must not hang the supervisor
+# Roles with a module of their own, and what it is called with; the others share one.
+MODULES: Final = {
+    "train": ("train", ["train", "cpu"]),
+    "train-gpu": ("train", ["train", "cuda"]),
+    "infer-gpu": ("gpu", ["infer-gpu"]),
+    "agent": ("agent", ["agent"]),
+    "source": ("source", ["source"]),
+}
+
+
+class Stack:
+    """Starts on `__enter__`, ends on `__exit__`. Use from the main thread: the tether of Redis counts the thread."""
+
+    def __init__(self, settings: Settings, *, flower: bool = False, metrics: bool = False) -> None:
+        # Absolute, because the workers run in the data directory.
+        self.settings = replace(
+            settings,
+            data_dir=settings.data_dir.absolute(),
+            results_dir=None if settings.results_dir is None else settings.results_dir.absolute(),
+            masks=tuple(path.absolute() for path in settings.masks),
+            opensearch_ca=None if settings.opensearch_ca is None else settings.opensearch_ca.absolute(),
+            supervisor_pid=os.getpid(),
+        )
+        self.private: PrivateRedis | None = None
+        self.redis_process: subprocess.Popen[bytes] | None = None
+        self.children: list[Child[Restarts]] = []
+        self.windows = Windows(self.settings.data_dir / "logs", self._popen)
+        self.gpu: list[Child[Crashes]] = []  # not vital either: without them the CPU does it all
+        self.ready_s = 0.0
+        self._with_gpu = False
+        self._with_flower = flower
+        self._with_metrics = metrics
+        self._lock: IO[str] | None = None
+        self._redis_restarts = Restarts()
+
+    def __enter__(self) -> Self:
+        began = time.monotonic()
+        MaskSet.load(extra=self.settings.masks)  # a bad mask is said here, not by every batch
+        session_keys.own(self.settings.session_keys)
+        tenants(self.settings.gpu_tenants)
+        if self._with_flower:
+            flower_process.check(self.settings.flower_address, self.settings.flower_auth)
+        self._lock = lock(self.settings.data_dir)
+        try:
+            if self._with_flower:
+                self.windows.add("flower", flower_process.listen(self.settings))
+            if self._with_metrics:
+                at = (self.settings.metrics_address, self.settings.metrics_port)
+                self.windows.add("metrics", door.listen("metrics", *at))
+            outlive(self.settings.data_dir)
+            if self.settings.redis_url is None:  # with a Redis of our own nobody else writes there either
+                for place in (self.settings.results, self.settings.baseline):
+                    ParquetSink(place).sweep()
+            self._start_redis()
+            with_gpu = self.settings.gpu_agent and has_devices()
+            for role, name in self._roles(gpu=with_gpu):
+                self.children.append(self._spawn(role, name, Restarts()))
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_s = time.monotonic() - began
+        self._start_gpu()  # nobody waits for these
+        self.windows.show()
+        self._write_state()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _roles(self, *, gpu: bool) -> list[tuple[str, str]]:
+        wanted = self.settings
+        ingest = [("ingest", f"ingest-{n}") for n in range(1, wanted.ingest_processes + 1)]
+        others = [
+            *_several("infer-cpu", wanted.infer_processes),
+            *(
+                process
+                for shard in range(wanted.drain_shards)
+                for process in _several(of_shard("drain", shard), wanted.drain_processes)
+            ),
+            *_several("store", wanted.store_processes),
+            ("beat", "beat"),
+        ]
+        source = [("source", "source")] if wanted.opensearch_source else []
+        train = ("train-gpu" if gpu else "train", "train")
+        self._with_gpu = gpu
+        return [*ingest, *others, train, *source]
+
+    def _start_redis(self) -> None:
+        if self.settings.redis_url is None:
+            self.private = PrivateRedis(self.settings)
+            self.redis_process = self.private.start()
+            self.settings = replace(self.settings, redis_url=self.private.url)
+        check_redis(self.settings)
+        if self.private is not None:
+            # Every worker of an earlier Redis here was a child of the process whose lock we hold now.
+            Leases(connect(self.settings), self.settings).bless()
+
+    def _spawn(self, role: str, name: str, deaths: Rule) -> Child[Rule]:
+        module, args = MODULES.get(role, ("cpu", [role, name]))
+        logs = self.settings.data_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        log = logs / f"{name}.log"
+        command = [sys.executable, "-m", f"pipeline.workers.{module}", *args]
+        return Child(name=name, command=command, process=self._popen(command, log), log=log, deaths=deaths)
+
+    @property
+    def _workers(self) -> list[Child[Restarts] | Child[Crashes]]:
+        return [*self.children, *self.gpu]
+
+    def _start_gpu(self) -> None:
+        """The agent that watches the GPUs of this machine, and a process that scores on one."""
+        if self._with_gpu:
+            self.gpu = [self._spawn(role, role, Crashes()) for role in ("agent", "infer-gpu")]
+
+    def _check_gpu(self) -> None:
+        """Restart what died; what keeps dying is given up, once and for all, and the CPU does its work."""
+        for child in list(self.gpu):
+            if (code := child.process.poll()) is None:
+                continue
+            logger(worker=child.name).error("worker.died", code=code)
+            child.deaths.died()
+            try:
+                if child.deaths.hopeless:
+                    raise StackFailed(f"{child.name} {child.deaths}: {tail(child.log)}")
+                child.process = self._popen(child.command, child.log)
+            except (StackFailed, OSError) as exc:
+                logger(worker=child.name).error("worker.given_up", why=str(exc))
+                self.gpu.remove(child)
+            self._note_state()
+
+    @property
+    def flower_url(self) -> str | None:
+        """Where Flower is looked at; None when it is off or was given up."""
+        return self.windows.url("flower")
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus reads the metrics; None when they are off or were given up."""
+        url = self.windows.url("metrics")
+        return None if url is None else f"{url}/metrics"
+
+    def _popen(self, command: list[str], log: Path, fds: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
+        keep = {k: v for k, v in os.environ.items() if not k.startswith("LOGWEIR_")}
+        # torch spins all cores while it waits unless told otherwise, at the cost of everybody else.
+        env = {**keep, **self.settings.to_environ(), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=self.settings.data_dir,
+                start_new_session=True, pass_fds=fds,
+            )  # fmt: skip
+
+    def _wait_ready(self) -> None:
+        """Until every child said hello to Redis."""
+        presence = Presence(connect(self.settings), self.settings)
+        wanted = {called(self.settings, child.name, embedded=True): child.process for child in self.children}
+        deadline = time.monotonic() + READY_S
+        here: set[str] = set()
+        while time.monotonic() < deadline:
+            with contextlib.suppress(RedisUnavailable):  # the workers wait for it, too
+                here = {w.name for w in presence.live() if w.name in wanted and w.pid == wanted[w.name].pid}
+            if len(here) == len(wanted):
+                return
+            for child in self.children:
+                if child.process.poll() is not None:
+                    raise StackFailed(f"{child.name} ended while starting: {tail(child.log)}")
+            time.sleep(0.05)
+        missing = sorted(set(wanted) - here)
+        raise StackFailed(
+            f"{', '.join(missing)} did not get ready within {READY_S:.0f} s; see {self.children[0].log.parent}"
+        )
+
+    def check(self) -> None:
+        """Restart what died. Raises StackFailed for what cannot start any more. Call it at least every second."""
+        self._check_redis()
+        for child in self.children:
+            self._check_child(child)
+        self._check_gpu()
+        if self.windows.check():
+            self._note_state()
+
+    def _check_child(self, child: Child[Restarts]) -> None:
+        restarts = child.deaths
+        if restarts.again_at is None:
+            if (code := child.process.poll()) is None:
+                return
+            logger(worker=child.name).error("worker.died", code=code)
+            self._died(restarts, child.name, tail(child.log), ready=code == 0 or self._was_ready(child))
+        if not restarts.due:
+            return
+        try:
+            child.process = self._popen(child.command, child.log)
+        except OSError as exc:
+            logger(worker=child.name).error("worker.not_started", why=str(exc))
+            self._died(restarts, child.name, str(exc), ready=False)
+        else:
+            restarts.started()
+        self._note_state()
+
+    def _check_redis(self) -> None:
+        restarts = self._redis_restarts
+        if self.private is None or self.redis_process is None:
+            return
+        if restarts.again_at is None:
+            if self.redis_process.poll() is None:
+                return
+            words = self.private.last_words()
+            logger().error("redis.died", code=self.redis_process.returncode, why=words)
+            self._died(restarts, "Redis", words, ready=True)
+        if not restarts.due:
+            return
+        try:
+            self.redis_process = self.private.start()
+        except (StackFailed, OSError) as exc:
+            logger().error("redis.not_started", why=str(exc))
+            self._died(restarts, "Redis", self.private.last_words(), ready=False)
+        else:
+            restarts.started()
+        self._note_state()
+
+    def _was_ready(self, child: Child[Restarts]) -> bool | None:
+        """Whether the process that has just died had said hello to Redis; None when Redis does not answer."""
+        client = connect(self.settings, timeout_s=ASK_S)
+        try:
+            heard = Presence(client, self.settings).heard()
+        except (RedisUnavailable, redis.RedisError):
+            return None
+        finally:
+            client.close()
+        name = called(self.settings, child.name, embedded=True)
+        return any(w.name == name and w.pid == child.process.pid for w, _ in heard)
+
+    def _died(self, restarts: Restarts, name: str, words: str, *, ready: bool | None) -> None:
+        restarts.died(ready=ready)
+        if restarts.hopeless:
+            raise StackFailed(f"{name} {restarts}: {words}")
+
+    def stop(self) -> None:
+        """End every child: a warm shutdown first, then by force; Redis last, so that steps can be committed."""
+        end([*(c.process for c in self._workers), *self.windows.processes])
+        self.children = []
+        self.gpu = []
+        self.windows.close()
+        if self.redis_process is not None:
+            end([self.redis_process])
+            self.redis_process = None
+        with contextlib.suppress(OSError):
+            state_file(self.settings.data_dir).unlink()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _note_state(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the stack
+            self._write_state()
+
+    def _write_state(self) -> None:
+        state = {
+            "pid": os.getpid(),
+            "redis_url": self.settings.redis_url,
+            "key_prefix": self.settings.key_prefix,
+            "policy": self.settings.policy(),
+            "ready_s": round(self.ready_s, 2),
+            "workers": {c.name: c.process.pid for c in self._workers},
+            "redis": [] if self.redis_process is None else [self.redis_process.pid],
+            "flower": self.flower_url,
+            "flower_pids": self.windows.pids("flower"),
+            "metrics": self.metrics_url,
+            "metrics_pids": self.windows.pids("metrics"),
+        }
+        write_state(self.settings.data_dir, state)
+
+
+def _several(role: str, count: int) -> list[tuple[str, str]]:
+    """(role, name) of each process: the first has the name of its role, then `store-2`, `store-3`."""
+    return [(role, role if n == 1 else f"{role}-{n}") for n in range(1, count + 1)]
