@@ -7,13 +7,14 @@ from pathlib import Path
 
 import polars as pl
 
-from pipeline.detect import Knowledge, judge
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models import bundle
+from pipeline.models.evidence import Evidence
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel
-from pipeline.models.threshold import Evidence, Mode
+from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
+from pipeline.models.verdict import Knowledge, judge
 from pipeline.records.schema import Verdict
 
 

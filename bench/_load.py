@@ -14,9 +14,9 @@ from typing import Final
 
 from pipeline.ledger.batches import Accepted
 from pipeline.ledger.ledger import Ledger
-from pipeline.observe.presence import attached
 from pipeline.producer import Producer
-from pipeline.redis.keys import connect
+from pipeline.redis.attach import attached
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 
 IN_FLIGHT: Final = 12  # batches: enough that no stage runs dry

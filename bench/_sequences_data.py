@@ -16,8 +16,8 @@ from typing import Final
 import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import UNCLASSIFIED, Templates
-from pipeline.records.schema import ERROR_LEVELS, raw_frame
+from pipeline.drain.templates import Templates
+from pipeline.records.schema import ERROR_LEVELS, UNCLASSIFIED, raw_frame
 from pipeline.sources import formats
 from pipeline.watching.sessions.keys import extract
 

@@ -17,8 +17,8 @@ import psutil
 from bench._load import environment
 from bench._running import cpu_seconds, memory
 from pipeline.ledger.ledger import Ledger
-from pipeline.observe.presence import running
-from pipeline.redis.keys import connect
+from pipeline.redis.attach import running
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 
 COMMAND_S: Final = 1_800.0

@@ -22,7 +22,7 @@ from bench._evidence import MIB, Evidence, judge, report
 from pipeline.errors import LeaseRefused, LogweirError, RedisUnavailable
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need, PoolLease
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 

@@ -17,9 +17,10 @@ from bench._nulog import NuLog
 from bench._ranking import auroc, average_precision
 from bench._triage_data import TriageSet
 from bench._triage_split import NEW_TEMPLATE, leave_out
-from pipeline.detect import Knowledge
+from pipeline.models.evidence import Evidence
 from pipeline.models.prior import SeverityPrior
-from pipeline.models.threshold import Evidence, Mode
+from pipeline.models.threshold import Mode
+from pipeline.models.verdict import Knowledge
 from pipeline.records.schema import Verdict
 
 OURS: Final = "ours"

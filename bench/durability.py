@@ -11,7 +11,7 @@ from typing import Any, Final
 from pipeline.ledger.batches import Accepted
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.schema import Batch, Purpose, raw_frame, utc_now
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers.stack.private_redis import PrivateRedis
 

@@ -26,7 +26,7 @@ from bench._running import memory, scratch
 from bench._stacks import roots_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.ledger.ledger import Ledger
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 
 MINUTES: Final = 10.0

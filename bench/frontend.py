@@ -35,10 +35,10 @@ from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.memo import Memo
 from pipeline.drain.masking.multiline import cleaned
-from pipeline.drain.templates import UNCLASSIFIED, Templates
+from pipeline.drain.templates import Templates
 from pipeline.drain.verdicts import Verdicts
 from pipeline.ledger.batches import Meta
-from pipeline.records.schema import Purpose, Verdict
+from pipeline.records.schema import UNCLASSIFIED, Purpose, Verdict
 from pipeline.settings import Settings
 from pipeline.sources import formats
 from pipeline.sources.chunks import Assembly, Chunk, Cursor

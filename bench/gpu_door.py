@@ -24,7 +24,7 @@ from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Device, Need, Report
 from pipeline.ledger.ledger import Ledger
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 

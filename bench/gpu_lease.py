@@ -18,7 +18,7 @@ from bench._running import scratch
 from bench._waiters import USE_S, WHOLE
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers.stack.private_redis import PrivateRedis
 

@@ -26,10 +26,9 @@ from pipeline.ledger.batches import Full
 from pipeline.producer import Producer
 from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.redis.keys import connect
-from pipeline.report import findings
+from pipeline.redis.connection import connect
+from pipeline.report import findings, summary
 from pipeline.settings import Settings
-from pipeline.sinks import results
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training.sampling import Sampler, read_parquet
 
@@ -201,7 +200,7 @@ def _stored(data: Path) -> dict[str, Any]:  # noqa: ARG001
             found[f"{lines:,}"] = {
                 "files": there,
                 "newest_files_s": _timed(lambda: ParquetSink(root).latest(5.0, 100)),
-                "report_numbers_s": _timed(lambda: results.summary(root)),
+                "report_numbers_s": _timed(lambda: summary.summary(root)),
                 "report_findings_s": _timed(lambda: findings.collect(root, _NO_TEXTS, limit=100)),
                 "training_sample_s": _timed(lambda: _sample(root)),
             }

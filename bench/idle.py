@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 
 from bench._running import cpu_seconds, family, scratch
-from pipeline.observe.presence import running
+from pipeline.redis.attach import running
 
 READY_S: Final = 90.0
 SETTLE_S: Final = 20.0  # torch is read in beside the first seconds, where anything reads it

@@ -30,9 +30,9 @@ from bench._load import environment, stack, train
 from bench._running import cpu_seconds, scratch
 from pipeline.ledger.batches import Accepted
 from pipeline.ledger.ledger import Ledger
-from pipeline.observe.presence import running
 from pipeline.producer import Producer
-from pipeline.redis.keys import connect
+from pipeline.redis.attach import running
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 
 P99_MOST_MS: Final = 1_000.0

@@ -30,8 +30,9 @@ from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.logs import set_up
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_CPU
+from pipeline.models.evidence import Evidence
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.threshold import Evidence, Mode
+from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
 from pipeline.records.schema import Batch, Purpose, Verdict, raw_frame, utc_now
 from pipeline.settings import Settings

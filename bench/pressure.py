@@ -29,9 +29,10 @@ from pipeline.ledger.batches import Accepted, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_INGEST
-from pipeline.observe.presence import Presence, running
+from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
-from pipeline.redis.keys import connect
+from pipeline.redis.attach import running
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.tasks import periodic
 from pipeline.tasks.context import Context

@@ -19,15 +19,14 @@ from safetensors.numpy import load_file, save_file
 
 from bench._load import Fed, feed, stack, train
 from bench._running import scratch
-from pipeline.gpu.devices import TRAINING
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.models import bundle
 from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence
 from pipeline.records.schema import digest, utc_now
-from pipeline.redis.keys import connect
-from pipeline.redis.leases import Leases, Mode, granted
+from pipeline.redis.connection import connect
+from pipeline.redis.leases import TRAINING, Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.tasks.reload import announce
 

@@ -46,8 +46,9 @@ from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
 from pipeline.observe.presence import Presence
 from pipeline.records.schema import Batch, Purpose, Verdict, pattern_ids, raw_frame
-from pipeline.redis.keys import Scripts, connect
+from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
+from pipeline.redis.scripts import Scripts
 from pipeline.redis.shards import shard_of
 from pipeline.settings import Settings
 from pipeline.tasks import drain

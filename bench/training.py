@@ -22,12 +22,11 @@ from bench.scoring import messages
 from bench.watching import own_redis
 from pipeline.controller.trainings import Request, State, Status
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.gpu.devices import TRAINING
 from pipeline.models.registry import Registry
 from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA, utc_now
-from pipeline.redis.keys import connect
-from pipeline.redis.leases import Leases, Mode, granted
+from pipeline.redis.connection import connect
+from pipeline.redis.leases import TRAINING, Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training import training

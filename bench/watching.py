@@ -23,12 +23,11 @@ import redis
 
 from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.gpu.devices import WATCH
 from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.schema import Batch, Purpose, Verdict, raw_frame
-from pipeline.redis.keys import connect
-from pipeline.redis.leases import Leases, Mode, granted
+from pipeline.redis.connection import connect
+from pipeline.redis.leases import WATCH, Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.watching.observation import observe
 from pipeline.watching.sessions import keys as session_keys

@@ -7,8 +7,8 @@ from pathlib import Path
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need
-from pipeline.observe.presence import attached
-from pipeline.redis.keys import connect
+from pipeline.redis.attach import attached
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings, see_only
 
 settings = attached(Settings.load(flags={"data_dir": Path(sys.argv[1])}))

@@ -9,20 +9,16 @@ ever leave this module for a model or the template tree.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger.batches import Meta
-from pipeline.models.bundle import KnownPatterns
-from pipeline.models.threshold import Calibration, Evidence
-from pipeline.models.verdict import conclude
+from pipeline.models.evidence import Evidence
 from pipeline.records.columns import lists_of_text
-from pipeline.records.schema import ERROR_LEVELS, RESULT_SCHEMA, Reason, Verdict, digest, reason
+from pipeline.records.schema import ERROR_LEVELS, RESULT_SCHEMA, UNCLASSIFIED, Verdict, digest
 from pipeline.sources import formats
 
 # The distinct masked lines of one batch on their way through the stages. Verdict columns are null until known.
@@ -160,46 +156,6 @@ def _complete(work: pl.DataFrame) -> pl.DataFrame:
     """`work` with all columns: a batch that an older build began lacks the newer ones."""
     lacking = [pl.lit(None, dtype=t).alias(n) for n, t in WORK_SCHEMA.items() if n not in work.columns]
     return work.with_columns(lacking).select(list(WORK_SCHEMA)) if lacking else work
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knowledge:
-    """What concluding needs from a model version, without its network."""
-
-    calibration: Calibration
-    known: KnownPatterns
-
-
-def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None) -> Verdict:
-    """The verdict of one work row once its template is known; without a model it is warming.
-
-    A template is new when the training data has no line of it.
-    """
-    past_limit = (reason(Reason.UNCLASSIFIED),) if template_id == UNCLASSIFIED else ()
-    if knowledge is None:
-        reasons = (reason(Reason.WARMING), *past_limit)
-        return Verdict(template_id=template_id, score=None, anomalous=None, reasons=reasons)
-    seen = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
-    verdict = conclude(
-        Evidence(
-            surprise=row["surprise"],
-            words=tuple(row["words"]),
-            unseen=tuple(row["unseen"]),
-            tokens=row["tokens"],
-            severity=row["severity"],
-            novelty=row.get("novelty") or 0.0,  # of a build that knew none
-            prior=row.get("prior") or 0.0,
-        ),
-        calibration=knowledge.calibration,
-        known_count=knowledge.known.count(row["pattern_id"]),
-        template_new=seen == 0,
-        severe=row["severe"],
-        level=row["level"],
-        template_id=template_id,
-        template_count=seen,
-        template_severe=knowledge.known.template_severe(template_id),
-    )
-    return replace(verdict, reasons=(*verdict.reasons, *past_limit)) if past_limit else verdict
 
 
 def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: str) -> pl.DataFrame:

@@ -23,9 +23,9 @@ from pipeline.ledger.batches import Accepted, Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.submit import Submit
-from pipeline.observe.presence import attached
 from pipeline.records.schema import LEVELS, MAX_NAME, RAW_SCHEMA, Batch, Purpose, digest, utc_now
-from pipeline.redis.keys import connect
+from pipeline.redis.attach import attached
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.sources import formats
 from pipeline.sources.chunks import Chunk

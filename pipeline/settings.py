@@ -17,7 +17,6 @@ from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, available_timezones
 
 from pipeline.errors import BadSetting
-from pipeline.redis import shards
 from pipeline.values import as_type, check_opensearch_url, check_url, joined, masked_url
 
 PREFIX: Final = "LOGWEIR_"
@@ -49,6 +48,7 @@ POLICY: Final = (
 LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib", "backfill_after_s")
 # What everybody who works in one pipeline has to have alike: which queues there are, and whose batch lies in which.
 QUEUED: Final = ("drain_shards",)
+MAX_SHARDS: Final = 64
 ALIKE: Final = (*POLICY, *LIMITS, *QUEUED)
 
 
@@ -146,7 +146,7 @@ class Settings:
         "writers of templates that work side by side, each for its part of the workloads",
         1,
         least=1,
-        most=shards.MOST,
+        most=MAX_SHARDS,
     )
     drain_processes: int = _about(
         "drain workers of the embedded stack for each shard; one works, the others take over when it dies",

@@ -115,12 +115,3 @@ def joined(value: Any) -> str:
         paths = any(isinstance(item, Path) for item in value)
         return (os.pathsep if paths else ",").join(str(item) for item in value)
     return str(value)
-
-
-def mib(text: str) -> int:
-    """`4GiB`, `512MiB`, `512m`, `4096` (MiB) as integer MiB. Raises BadSetting; memory is never a fraction of a MiB."""
-    found = re.fullmatch(r"\s*(\d{1,9})\s*(?:(k|m|g|t)(?:i?b)?)?\s*", text, re.IGNORECASE)
-    unit = (found.group(2) or "m").lower() if found else ""
-    if found is None or unit == "k":
-        raise BadSetting(f"{text!r} is not a size of memory; write it like 4GiB or 512MiB")
-    return int(found.group(1)) << {"m": 0, "g": 10, "t": 20}[unit]

@@ -21,7 +21,7 @@ from opensearch_node import Node, Secure, forget
 from polling import Clock, wait_until
 
 from pipeline.ledger.ledger import Ledger
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers.stack.private_redis import PrivateRedis
 
@@ -33,7 +33,9 @@ DATA = SHARED / "data"
 # CI gives a failed test a second try, because a machine with other work may miss a bound of time (.ci/run). What these
 # look for happens once in many runs: there one failure is a find, and a second try would hide it.
 ONE_TRY = re.compile(
-    r"test_(chaos|crash_points|durability|pressure|ledger|gpu_ledger|gpu_invariants|gpu_torture)"
+    r".*/test_(chaos\w*|torture|invariants)\.py$"
+    r"|.*/ledger/test_(crash_points|durability|pressure|ledger|machine|races)\.py$"
+    r"|.*/gpu/test_ledger\w*\.py$"
 )
 
 
@@ -43,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = ("test_chaos.py", "test_readme.py")
     items.sort(key=lambda item: (item.path.name not in names, item.path.parent.name != "e2e"))
     for item in items:
-        if ONE_TRY.match(item.path.name):
+        if ONE_TRY.match(item.path.as_posix()):
             item.add_marker(pytest.mark.flaky(reruns=0))
 
 

@@ -24,14 +24,17 @@ import redis
 from celery import Celery
 from small_bundles import ONE, written
 
-from pipeline.detect import Knowledge
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable
 from pipeline.messages.routing import all_queues
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
-from pipeline.models.threshold import Evidence, Mode, calibrate
+from pipeline.models.evidence import Evidence
+from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.verdict import Knowledge
 from pipeline.records.schema import utc_now
-from pipeline.redis.keys import SCRIPT_DIR, Keys, byte_map, script_text
+from pipeline.redis.connection import byte_map
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import SCRIPT_DIR, script_text
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context

@@ -12,18 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import detect
-from pipeline.detect import WORK_SCHEMA, Knowledge
+from pipeline.detect import WORK_SCHEMA
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
-from pipeline.models.threshold import Evidence, Mode, Normal, calibrate
+from pipeline.models.evidence import Evidence, Normal
+from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.verdict import Knowledge, judge
 from pipeline.records.columns import lists_of_text
 from pipeline.records.schema import (
     RAW_SCHEMA,
     RESULT_SCHEMA,
+    UNCLASSIFIED,
     Batch,
     Purpose,
     Verdict,
@@ -188,20 +190,20 @@ KNOWLEDGE = Knowledge(
 
 
 def test_without_a_model_a_line_is_warming_and_neither_normal_nor_anomalous() -> None:
-    answer = detect.judge(row(surprise=None, words=None), 3, None)
+    answer = judge(row(surprise=None, words=None), 3, None)
     assert (answer.score, answer.anomalous, answer.reasons, answer.template_id) == (
         None,
         None,
         ("warming",),
         3,
     )
-    assert detect.judge(row(), UNCLASSIFIED, None).reasons == ("warming", "unclassified")
+    assert judge(row(), UNCLASSIFIED, None).reasons == ("warming", "unclassified")
 
 
 def test_a_template_is_new_when_training_has_no_line_of_it() -> None:
-    assert "new-template" not in detect.judge(row(), 3, KNOWLEDGE).reasons
-    assert "new-template" in detect.judge(row(pattern_id=8), 4, KNOWLEDGE).reasons
-    past = detect.judge(row(pattern_id=8), UNCLASSIFIED, KNOWLEDGE)
+    assert "new-template" not in judge(row(), 3, KNOWLEDGE).reasons
+    assert "new-template" in judge(row(pattern_id=8), 4, KNOWLEDGE).reasons
+    past = judge(row(pattern_id=8), UNCLASSIFIED, KNOWLEDGE)
     assert past.reasons[-1] == "unclassified"
     assert past.score is not None
 
@@ -213,7 +215,7 @@ def test_work_that_the_build_before_began_is_gone_on_with() -> None:
     filled = detect.with_evidence(answered, dict.fromkeys(older["pattern_id"], Evidence(surprise=2.0)))
     assert dict(filled.schema) == WORK_SCHEMA
     lacking = {k: v for k, v in row(pattern_id=8).items() if k not in ("novelty", "prior")}
-    assert detect.judge(lacking, 4, KNOWLEDGE) == detect.judge(row(pattern_id=8), 4, KNOWLEDGE)
+    assert judge(lacking, 4, KNOWLEDGE) == judge(row(pattern_id=8), 4, KNOWLEDGE)
 
 
 # Results
@@ -233,7 +235,7 @@ def test_results_have_the_public_columns_and_the_verdict_of_each_line() -> None:
 def test_warming_rows_have_no_score_no_answer_and_no_version() -> None:
     prepared = detect.prepare(raw_frame(LINES), META, MASKS)
     work = detect.distinct(prepared, WARMING_VERSION)
-    judged = {key: detect.judge({}, n, None) for n, key in enumerate(work["key"].to_list(), start=1)}
+    judged = {key: judge({}, n, None) for n, key in enumerate(work["key"].to_list(), start=1)}
     out = detect.results(prepared, detect.answer(work, judged), META, "shop")
     for name in ("score", "anomalous", "model_version"):
         assert out[name].null_count() == out.height

@@ -8,7 +8,7 @@ import yaml
 
 from pipeline.cli import parser
 from pipeline.settings import page
-from pipeline.workers.bootstrap import ROLES
+from pipeline.workers.roles import ROLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "samples" / "README.md"])

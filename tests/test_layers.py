@@ -1,4 +1,4 @@
-"""Each module imports only from modules above it in the order of docs/ARCHITECTURE.md §5."""
+"""Each room imports only from rooms on floors below its own, and no two sub-rooms of a room import each other in a circle."""
 
 import ast
 import subprocess
@@ -8,28 +8,39 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# Top to bottom. A package stands for all its modules; modules of one entry may import each other.
-ORDER = [
-    "errors", "words", "arrow", "columns", "records", "onsets", "incident_values", "incidents", "query", "values", "shards", "settings", "observe", "keyspace", "metrics", "batches", "holding", "ledger", "marks", "mark_store", "models", "drain", "gpu", "presence",
-    "registry", "routing", "opensearch", "sources", "results", "sinks", "findings", "report", "controller", "detect",
-    "session_keys", "sampling", "session_sampling", "judging", "training", "watching", "app", "tasks", "producer", "workers", "journey", "run", "commands", "cli",
-]  # fmt: skip
+# Floors from the top down, as docs/ARCHITECTURE.md draws them. Rooms on one floor do not know each other.
+FLOORS = [
+    ["cli"],
+    ["commands"],
+    ["workers"],
+    ["tasks"],
+    ["training", "detect", "report", "producer"],
+    ["sinks", "watching", "sources", "messages", "controller"],
+    ["opensearch", "drain", "models", "ledger", "marks", "observe", "gpu"],
+    ["records", "redis"],
+    ["settings", "units"],
+    ["values"],
+    ["errors", "logs"],
+]
+FLOOR_OF = {room: number for number, floor in enumerate(FLOORS) for room in floor}
+# Loose modules at the top of pipeline/: each is a face that users import, or what every room stands on.
+LOOSE = {"cli", "detect", "errors", "logs", "producer", "settings", "units", "values"}
+MOST_FILES = 22  # in one folder; more of them want a second room
 # Heavy packages and the only places that may import them at module level or inside functions.
 HOMES = {
-    "torch": {"models"},
+    "torch": {"models", "gpu/node/cuda"},
     "transformers": {"models"},
     "drain3": {"drain"},
-    "pynvml": {"gpu"},
-    "opensearchpy": {"opensearch"},
-    "celery": {"app", "tasks", "workers"},
-    "kombu": {"app", "tasks", "workers"},
+    "pynvml": {"gpu/node/nvml"},
+    "opensearchpy": {"opensearch", "sinks/template_index"},
+    "celery": {"messages", "tasks", "workers"},
+    "kombu": {"messages", "tasks", "workers"},
 }
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 
-def layer(path: Path) -> str:
-    parts = path.relative_to(ROOT / "pipeline").with_suffix("").parts
-    return parts[0]
+def parts_of(path: Path) -> tuple[str, ...]:
+    return path.relative_to(ROOT / "pipeline").with_suffix("").parts
 
 
 def imports(path: Path) -> set[str]:
@@ -39,30 +50,65 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
-            module = node.module or ""
-            found |= {f"{module}.{alias.name}" for alias in node.names} if module == "pipeline" else {module}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_module_imports_only_what_stands_above_it(path: Path) -> None:
-    own = layer(path)
+def test_a_room_imports_only_from_floors_below(path: Path) -> None:
+    own = parts_of(path)[0]
     if own == "__init__":
         return
-    assert own in ORDER, f"{own} has no place in the order; add it here and in docs/ARCHITECTURE.md §5"
+    assert own in FLOOR_OF, f"{own} has no floor; give it one here and in docs/ARCHITECTURE.md"
     for name in imports(path):
-        if not name.startswith("pipeline."):
-            continue
-        other = name.split(".")[1]
+        other = name.split(".")[1] if name.startswith("pipeline.") else own
         if other not in (own, "__version__"):
-            assert ORDER.index(other) < ORDER.index(own), f"{path} imports {name}, which stands below it"
+            assert FLOOR_OF[own] < FLOOR_OF[other], f"{path} imports {name}, which does not stand below it"
+
+
+def test_sub_rooms_have_an_order() -> None:
+    """Within a room, the folders and the files beside them import each other in one direction only."""
+    arrows: dict[str, set[str]] = {}
+    for path in FILES:
+        own = parts_of(path)
+        if len(own) < 2:
+            continue
+        for name in imports(path):
+            other = tuple(name.split(".")[1:])
+            if other[:1] == own[:1] and other[1:2] != own[1:2] and len(other) > 1:
+                arrows.setdefault("/".join(own[:2]), set()).add("/".join(other[:2]))
+
+    def circle(start: str, at: str, seen: tuple[str, ...]) -> tuple[str, ...] | None:
+        for target in sorted(arrows.get(at, ())):
+            if target == start:
+                return (*seen, at, target)
+            if target not in seen and (found := circle(start, target, (*seen, at))):
+                return found
+        return None
+
+    circles = [found for start in sorted(arrows) if (found := circle(start, start, ()))]
+    assert circles == []
+
+
+def test_loose_modules_are_faces() -> None:
+    assert {path.stem for path in (ROOT / "pipeline").glob("*.py")} == LOOSE | {"__init__"}
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_a_folder_is_small_enough_to_know(folder: Path) -> None:
+    files = [p for p in folder.iterdir() if p.is_file() and p.name not in ("__init__.py", "py.typed")]
+    assert len(files) <= MOST_FILES
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_heavy_packages_stay_in_their_homes(path: Path) -> None:
     for name in imports(path):
         homes = HOMES.get(name.split(".")[0])
-        assert homes is None or layer(path) in homes, f"{path} imports {name}"
+        assert homes is None or any("/".join(parts_of(path)).startswith(home) for home in homes), (
+            f"{path} imports {name}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -85,5 +131,5 @@ def test_only_settings_reads_the_environment() -> None:
         for p in FILES
         if any(word in p.read_text(encoding="utf-8") for word in ("os.environ", "getenv"))
     ]
-    # local.py hands the environment on to the processes it starts.
+    # stack.py hands the environment on to the processes it starts.
     assert readers == ["pipeline/settings.py", "pipeline/workers/stack/stack.py"]

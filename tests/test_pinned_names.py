@@ -20,8 +20,8 @@ from pipeline.messages import routing
 from pipeline.observe import counters as metrics
 from pipeline.redis import keys as keyspace
 from pipeline.tasks import reload
-from pipeline.workers import scrape
-from pipeline.workers.bootstrap import ROLES
+from pipeline.workers import gauges
+from pipeline.workers.roles import ROLES
 
 ROOT = Path(__file__).resolve().parent.parent
 PINNED: dict[str, list[str]] = json.loads(
@@ -39,7 +39,7 @@ def current() -> dict[str, list[str]]:
         "roles": sorted(ROLES),
         "broadcasts": [reload.COMMAND],
         "redis_keys": [row[1].strip() for row in table[1:]],
-        "metrics": sorted(meter.name for meter in (*metrics.METERS, *scrape.SHOWN)),
+        "metrics": sorted(meter.name for meter in (*metrics.METERS, *gauges.SHOWN)),
         "verbs": sorted(verbs),
         "commands": sorted(e.name for e in entry_points(group="console_scripts") if e.name == "logweir"),
         "modules_to_run": sorted(

@@ -18,7 +18,7 @@ from bench._chaos.there import letters, stored
 from bench._chaos.told import Told, Violation
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 
 RSS_MIB: Final = 1_024.0

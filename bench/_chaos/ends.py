@@ -11,7 +11,8 @@ from bench._chaos.told import Answer, Told, Violation
 from pipeline.errors import BadBundle, BadPayload
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
-from pipeline.redis.keys import Keys, text_map
+from pipeline.redis.connection import text_map
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Cursor
 

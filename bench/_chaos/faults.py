@@ -23,11 +23,11 @@ from bench._chaos.producers import PAUSE_S, Poisoner, Sender, known
 from bench._chaos.schedule import KINDS, Fault
 from bench._chaos.world import World
 from pipeline.errors import LogweirError
-from pipeline.gpu.devices import DRAIN
 from pipeline.ledger.batches import Stage
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
 from pipeline.redis.keys import Keys
+from pipeline.redis.leases import DRAIN
 
 AT_ONCE: Final = 20  # messages that one fault doubles or drops in a queue
 FILL_LINES: Final = 3

@@ -21,7 +21,8 @@ from pipeline.errors import LogweirError
 from pipeline.ledger.batches import Full, Stage
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
-from pipeline.redis.keys import Keys, connect
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 PAUSE_S: Final = 0.25  # after an exception, before the same batch is sent again

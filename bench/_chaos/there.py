@@ -15,7 +15,7 @@ from pipeline.errors import BadPayload
 from pipeline.ledger.batches import HALF, UNFINISHED
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.schema import OURS
-from pipeline.redis.keys import text_map
+from pipeline.redis.connection import text_map
 from pipeline.settings import Settings
 from pipeline.sinks import results
 

@@ -29,7 +29,7 @@ from bench._chaos.disk import Disk
 from bench._chaos.history import History
 from bench._chaos.poison.sitecustomize import VISIBILITY
 from bench._chaos.proxy import Proxy
-from pipeline.observe.presence import state_file
+from pipeline.redis.attach import state_file
 from pipeline.settings import Settings
 from pipeline.workers.stack.private_redis import find_server
 

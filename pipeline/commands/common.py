@@ -3,24 +3,20 @@
 import argparse
 import io
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.text import Text
 
 from pipeline.errors import BadInput
-from pipeline.observe.presence import attached
+from pipeline.redis.attach import attached
 from pipeline.settings import Settings
 
-_SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 # argparse names that are settings too
 _FLAGS = ("data_dir", "log_level", "time_zone", "masks")
 
@@ -36,30 +32,11 @@ def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> 
 
 def reached(settings: Settings, *, timeout_s: float | None = None) -> Settings:
     """Settings of the running stack, or of REDIS_URL, whose Redis answers and can be used. Raises BadInput."""
-    from pipeline.workers.stack.private_redis import CHECK_S, check_redis
+    from pipeline.redis.check import CHECK_S, check_redis
 
     found = attached(settings)
     check_redis(found, timeout_s=timeout_s or CHECK_S)
     return found
-
-
-def span(text: str) -> timedelta | None:
-    """`90s`, `15m`, `1h`, `7d` as a length of time, None for anything else. Raises OverflowError."""
-    match = _SPAN.fullmatch(text)
-    return None if match is None else timedelta(**{_UNITS[match[2]]: int(match[1])})
-
-
-def ago(text: str, now: datetime) -> datetime:
-    """The moment that `--since TEXT` means. Raises BadInput."""
-    length = span(text)
-    if length is None:
-        raise BadInput(f"--since {text!r} is not a span; write 90s, 15m, 1h or 7d")
-    try:
-        return now - length
-    except OverflowError as exc:
-        raise BadInput(
-            f"--since {text!r} reaches back before the year 1; leave it out for all times"
-        ) from exc
 
 
 @contextmanager

@@ -118,7 +118,8 @@ def _place(what: str, path: Path, remedy: str) -> dict[str, Any]:
 
 
 def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
-    from pipeline.workers.stack.private_redis import check_redis, find_server
+    from pipeline.redis.check import check_redis
+    from pipeline.workers.stack.private_redis import find_server
 
     try:
         if settings.redis_url is None:
@@ -129,7 +130,7 @@ def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
         return [{"what": "Redis", "ok": False, "found": str(exc)}]
     import redis
 
-    from pipeline.redis.keys import connect
+    from pipeline.redis.connection import connect
 
     found = [{"what": "Redis", "ok": True, "found": "REDIS_URL answers"}]
     try:
@@ -194,7 +195,7 @@ def _risk(fsync: str) -> str:
 def _stack_checks(settings: Settings) -> list[dict[str, Any]]:
     """The embedded stack of this data directory, where one runs."""
     from pipeline.commands.health import look
-    from pipeline.observe.presence import attached, running
+    from pipeline.redis.attach import attached, running
 
     if settings.redis_url is not None or running(settings.data_dir) is None:
         return []

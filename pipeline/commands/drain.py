@@ -19,8 +19,9 @@ from pipeline.errors import BadInput, NotDrained, RedisUnavailable
 from pipeline.ledger.batches import Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.routing import both, stage_queues
-from pipeline.observe.presence import Presence, running
-from pipeline.redis.keys import answering, connect
+from pipeline.observe.presence import Presence
+from pipeline.redis.attach import running
+from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings
 from pipeline.units import plural
 from pipeline.workers.stack.data_dir import holder

@@ -9,23 +9,14 @@ from typing import Any, Final, cast
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.common import (
-    ago,
-    cell,
-    out,
-    print_json,
-    printable,
-    reached,
-    redis_explained,
-    settings_of,
-)
+from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput
-from pipeline.gpu.policy.explain import seconds
 from pipeline.marks.marks import Target
 from pipeline.records.schema import utc_now
-from pipeline.redis.keys import Keys, connect
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
-from pipeline.units import listed, plural
+from pipeline.units import ago, listed, plural, seconds
 from pipeline.watching.incidents.live import Cause, Incident, Incidents
 from pipeline.watching.rows import marked_as
 

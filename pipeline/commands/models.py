@@ -8,7 +8,7 @@ from pipeline.commands.common import out, print_json, printable, reached, redis_
 from pipeline.errors import BadBundle, BadInput
 from pipeline.models.registry import Live, Registry
 from pipeline.records.schema import utc_now
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.units import plural
 

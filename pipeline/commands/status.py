@@ -234,8 +234,9 @@ def gather(settings: Settings) -> dict[str, Any]:
     from pipeline.errors import RedisUnavailable
     from pipeline.ledger.ledger import Ledger
     from pipeline.models.registry import Registry
-    from pipeline.observe.presence import Presence, running
-    from pipeline.redis.keys import connect
+    from pipeline.observe.presence import Presence
+    from pipeline.redis.attach import running
+    from pipeline.redis.connection import connect
 
     client = connect(settings)
     stack = running(settings.data_dir) or {}

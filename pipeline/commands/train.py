@@ -5,27 +5,18 @@ import time
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
-from pipeline.commands.common import (
-    err,
-    out,
-    print_json,
-    printable,
-    reached,
-    redis_explained,
-    settings_of,
-    span,
-)
-from pipeline.controller.requests import begin_of, query_of
+from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.controller.trainings import Request, State, Status, Trainings
 from pipeline.controller.watchlist import check_pattern, covers, model_of, silent
 from pipeline.errors import BadInput, Cancelled, TrainingFailed
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import SHARED
 from pipeline.producer import Producer
-from pipeline.records.query import Query
+from pipeline.records.query import Query, begin_of, query_of
 from pipeline.records.schema import utc_now
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.units import span
 
 
 def main(args: argparse.Namespace) -> int:

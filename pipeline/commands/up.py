@@ -10,7 +10,7 @@ from pipeline.commands.drain import STOPPED
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.values import masked_url
 

@@ -10,7 +10,7 @@ from pipeline.commands.common import cell, out, print_json, printable, reached, 
 from pipeline.controller.watchlist import Watched, Watchlist, covers, unwatched
 from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.units import plural
 

@@ -21,7 +21,8 @@ from zoneinfo import ZoneInfo
 
 import redis
 
-from pipeline.redis.keys import Keys, Scripts
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 # A clock that was corrected by less than this is waited for; NTP and failovers step by seconds.

@@ -17,7 +17,6 @@ import redis
 from pipeline.controller.decide import Decision, Retrain, Wait, decide, to_json
 from pipeline.controller.drift import Drift, Window, advance
 from pipeline.controller.facts import Attempt, Facts, History, Outcome, Rules, facts_to_json
-from pipeline.controller.requests import query_of
 from pipeline.controller.schedule import last_time_of_day, next_time_of_day
 from pipeline.controller.trainings import Request, State, Status, Trainings
 from pipeline.controller.watchlist import Watched, Watchlist, model_of, silent
@@ -25,7 +24,9 @@ from pipeline.errors import BadBundle, BadPayload, TrainingsFull
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.models.registry import SHARED, Live, Registry
-from pipeline.redis.keys import Keys, answering, text_map
+from pipeline.records.query import query_of
+from pipeline.redis.connection import answering, text_map
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 KEEP: Final = 1_000  # decisions

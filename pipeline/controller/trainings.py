@@ -21,12 +21,13 @@ import redis
 
 from pipeline.controller.facts import backoff_s
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
-from pipeline.gpu.devices import TRAINING
 from pipeline.models.registry import SHARED
 from pipeline.records.query import Query
 from pipeline.records.schema import digest
-from pipeline.redis.keys import Keys, Scripts, answering, text_map
-from pipeline.redis.leases import Lease
+from pipeline.redis.connection import answering, text_map
+from pipeline.redis.keys import Keys
+from pipeline.redis.leases import TRAINING, Lease
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 ATTEMPTS: Final = 3  # of one request; a third death is no accident

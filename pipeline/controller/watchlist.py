@@ -22,9 +22,11 @@ import redis
 
 from pipeline.errors import BadInput
 from pipeline.models.registry import SHARED
-from pipeline.observe.presence import attached
 from pipeline.records.schema import MAX_NAME
-from pipeline.redis.keys import Keys, Scripts, answering, connect, text_map
+from pipeline.redis.attach import attached
+from pipeline.redis.connection import answering, connect, text_map
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 MAX_PATTERNS: Final = 10_000

@@ -25,7 +25,8 @@ from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadPayload, LeaseRefused, TooNew
 from pipeline.logs import logger
 from pipeline.records.schema import WIRE_VERSION, Verdict
-from pipeline.redis.keys import Keys, answering, byte_map
+from pipeline.redis.connection import answering, byte_map
+from pipeline.redis.keys import Keys
 from pipeline.redis.shards import ids_of, of_shard, shard_of
 from pipeline.settings import Settings
 

@@ -17,9 +17,9 @@ from typing import Final
 from drain3.drain import LogCluster
 
 from pipeline.drain.tree import Tree
+from pipeline.records.schema import UNCLASSIFIED
 from pipeline.redis.shards import ids_of
 
-UNCLASSIFIED: Final = 0  # the template id of lines past their workload's limit; real ids begin at 1
 _EXACT_LIMIT: Final = 200_000
 _SEVERE: Final = "severe"
 _PLAIN: Final = "plain"

@@ -13,7 +13,9 @@ import redis
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
 from pipeline.records.schema import Verdict
-from pipeline.redis.keys import Keys, Scripts, answering
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 CACHE_TTL_S: Final = 86_400

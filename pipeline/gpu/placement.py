@@ -21,7 +21,8 @@ from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailab
 from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose, copies
 from pipeline.gpu.values import PoolLease
 from pipeline.logs import logger
-from pipeline.redis.keys import Keys, Scripts
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 LOAD_S: Final = 300.0  # tens of GiB from a slow disk

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from pipeline.redis.leases import Mode
+from pipeline.settings import Settings
 
 TENANT: Final = "logweir"  # who our own workers are charged to
 WHOLE: Final = 100  # percent
@@ -281,3 +282,13 @@ class Swept:
     fenced: tuple[str, ...] = ()  # on a node that fell silent
     freed: tuple[str, ...] = ()  # devices whose left processes have gone
     forgotten: tuple[str, ...] = ()  # requests nobody asks for any more
+
+
+def scoring_need(settings: Settings, *, node: str = "") -> Need:
+    """What one scoring process asks of the pool; it asks on its own machine."""
+    return Need(
+        memory_mib=settings.gpu_infer_mib,
+        compute_percent=settings.gpu_infer_percent,
+        preemptible=True,
+        node=node,
+    )

@@ -35,7 +35,9 @@ from pipeline.ledger.batches import (
 from pipeline.ledger.renewal import Holding
 from pipeline.logs import logger
 from pipeline.records.schema import RAW_SCHEMA, WIRE_VERSION, Batch, digest, pack_frame, unpack_frame
-from pipeline.redis.keys import Keys, Scripts, answering, text_map
+from pipeline.redis.connection import answering, text_map
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 # How long a batch of a newer build is left to that build's workers before it is offered to all again.

@@ -19,7 +19,9 @@ from pipeline.errors import BadInput, BadPayload
 from pipeline.logs import logger
 from pipeline.marks.marks import Kind, Mark, Marked, Overlay, State, Target, moment
 from pipeline.records.schema import MAX_NAME
-from pipeline.redis.keys import Keys, Scripts, answering, byte_map
+from pipeline.redis.connection import answering, byte_map
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 MAX_MARKS: Final = 10_000  # who needs more has a wrong model, or wants a template instead of its patterns

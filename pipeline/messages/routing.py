@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.ledger.batches import Stage
-from pipeline.redis.shards import MOST, of_shard, shard_of
+from pipeline.redis.shards import of_shard, shard_of
+from pipeline.settings import MAX_SHARDS
 
 QUEUE_INGEST: Final = "ingest"
 QUEUE_CPU: Final = "infer.cpu"
@@ -71,7 +72,7 @@ def all_queues(shards: int) -> tuple[str, ...]:
 
 def former_queues(shards: int) -> tuple[str, ...]:
     """The queues of shards that there are no more, where there ever were."""
-    return tuple(name for n in range(shards, MOST) for name in both(of_shard(QUEUE_DRAIN, n)))
+    return tuple(name for n in range(shards, MAX_SHARDS) for name in both(of_shard(QUEUE_DRAIN, n)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,9 @@ import redis
 
 from pipeline.errors import BadPayload, RedisUnavailable
 from pipeline.logs import logger
-from pipeline.models.threshold import Evidence
-from pipeline.redis.keys import Keys, Scripts
+from pipeline.models.evidence import Evidence
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 # Of the list in which evidence stands in Redis; another build may know other fields.

@@ -20,11 +20,11 @@ from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
 from pipeline.models.causal import CausalNetwork, finite, piece_surprises
 from pipeline.models.config import Kind, ModelConfig, model_config
+from pipeline.models.evidence import Evidence
 from pipeline.models.lexicon import Lexicon, Lines
 from pipeline.models.novelty import Novelty
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.severity import may_be_severe, severity_words
-from pipeline.models.threshold import Evidence
 from pipeline.models.tokenizer import READ_CHARS, LineTokenizer
 
 _AT_ONCE: Final = 2048  # lines; bounds what is encoded at a time

@@ -25,8 +25,10 @@ import redis
 
 from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken
 from pipeline.models.bundle import MANIFEST, Manifest, load_manifest
-from pipeline.redis.keys import Keys, Scripts, answering, byte_set, text_map
+from pipeline.redis.connection import answering, byte_set, text_map
+from pipeline.redis.keys import Keys
 from pipeline.redis.leases import Lease
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 VERSION: Final = re.compile(r"m(\d{6,})-[0-9a-f]{8}")

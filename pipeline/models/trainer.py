@@ -22,12 +22,13 @@ from safetensors.torch import save_file
 from pipeline.models import bundle as bundles
 from pipeline.models import selection
 from pipeline.models.budget import chance_within, novel_per_day
+from pipeline.models.evidence import Normal
 from pipeline.models.fitting import Fitted, Step, TrainConfig, fit_network, learnt_by
 from pipeline.models.line import LineModel, normal_words, stored_state
 from pipeline.models.novelty import Novelty
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Mode, Normal, calibrate
+from pipeline.models.threshold import Mode, calibrate
 from pipeline.records.schema import SAMPLE_SCHEMA, utc_now
 
 _KNOWN_WORDS: Final = 200_000  # kept for "unseen words"; most frequent first

@@ -7,19 +7,14 @@ threshold, one with an error level or an error word always; a variation of a kno
 """
 
 import math
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from pipeline.models.threshold import (
-    ANOMALOUS_SCORE,
-    LEVEL,
-    WORD,
-    Calibration,
-    Evidence,
-    Mode,
-    severity,
-    worded,
-)
-from pipeline.records.schema import ERROR_LEVELS, Reason, Verdict, reason
+from pipeline.models.bundle import KnownPatterns
+from pipeline.models.evidence import Evidence
+from pipeline.models.threshold import ANOMALOUS_SCORE, LEVEL, WORD, Calibration, Mode, severity, worded
+from pipeline.records.schema import ERROR_LEVELS, UNCLASSIFIED, Reason, Verdict, reason
 
 # In logits, beside those of the level and of words in threshold.py.
 _UNSEEN_WORD: Final = 3.5  # an error word this log has never used, in a known template
@@ -126,3 +121,43 @@ def _severity_data(level: str | None, level_severe: bool, word: str | None) -> s
 
 def _logistic(z: float) -> float:
     return round(1.0 / (1.0 + math.exp(-z)), 6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What concluding needs from a model version, without its network."""
+
+    calibration: Calibration
+    known: KnownPatterns
+
+
+def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None) -> Verdict:
+    """The verdict of one work row once its template is known; without a model it is warming.
+
+    A template is new when the training data has no line of it.
+    """
+    past_limit = (reason(Reason.UNCLASSIFIED),) if template_id == UNCLASSIFIED else ()
+    if knowledge is None:
+        reasons = (reason(Reason.WARMING), *past_limit)
+        return Verdict(template_id=template_id, score=None, anomalous=None, reasons=reasons)
+    seen = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
+    verdict = conclude(
+        Evidence(
+            surprise=row["surprise"],
+            words=tuple(row["words"]),
+            unseen=tuple(row["unseen"]),
+            tokens=row["tokens"],
+            severity=row["severity"],
+            novelty=row.get("novelty") or 0.0,  # of a build that knew none
+            prior=row.get("prior") or 0.0,
+        ),
+        calibration=knowledge.calibration,
+        known_count=knowledge.known.count(row["pattern_id"]),
+        template_new=seen == 0,
+        severe=row["severe"],
+        level=row["level"],
+        template_id=template_id,
+        template_count=seen,
+        template_severe=knowledge.known.template_severe(template_id),
+    )
+    return replace(verdict, reasons=(*verdict.reasons, *past_limit)) if past_limit else verdict

@@ -18,7 +18,8 @@ from typing import Any, Final
 import redis
 
 from pipeline.errors import RedisUnavailable
-from pipeline.redis.keys import Keys, answering
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
 
 PUSH_S: Final = 2.0
 OTHER: Final = "other"

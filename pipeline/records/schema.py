@@ -266,3 +266,6 @@ def raw_frame(lines: Sequence[str], *, first_line: int = 1) -> pl.DataFrame:
 def utc_now() -> datetime:
     """The only place that reads the wall clock for data; pass the value on."""
     return datetime.now(UTC)
+
+
+UNCLASSIFIED: Final = 0  # the template id of lines past their workload's limit; real ids begin at 1

@@ -11,15 +11,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import redis
 
 from pipeline.errors import LeaseRefused, RedisUnavailable
-from pipeline.gpu.devices import RESOURCES
 from pipeline.logs import logger
-from pipeline.redis.keys import Keys, Scripts, answering, text_map
-from pipeline.settings import Settings
+from pipeline.redis.connection import answering, text_map
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
+from pipeline.redis.shards import of_shard
+from pipeline.settings import MAX_SHARDS, Settings
+
+# The resources that single leases are taken on.
+# Whoever trains, on whatever device, holds this; its token is the fence of a publish.
+TRAINING: Final = "training"
+# The single writer of the template tree of shard 0; those of other shards are of_shard(DRAIN, n).
+DRAIN: Final = "drain"
+# Whoever polls the log indices of an OpenSearch: two would read the same documents at once.
+SOURCE: Final = "source"
+# Whoever folds observations into what is watched.
+WATCH: Final = "watch"
+RESOURCES: Final = (TRAINING, *(of_shard(DRAIN, n) for n in range(MAX_SHARDS)), SOURCE, WATCH)
 
 
 class Mode(StrEnum):

@@ -7,7 +7,8 @@ special case, and more can be added while batches wait. The number of shards is 
 import zlib
 from typing import Final
 
-MOST: Final = 64
+from pipeline.settings import MAX_SHARDS
+
 # Ids of one shard. No deployment makes a thousand million templates, and those of 64 shards are whole numbers in the
 # floats of JSON readers (2**53) as well.
 IDS: Final = 10**9
@@ -29,7 +30,7 @@ def shard_named(text: str, name: str) -> int | None:
         return 0
     number = text.removeprefix(f"{name}.")
     found = int(number) if number.isascii() and number.isdecimal() and len(number) <= 2 else 0
-    return found if 0 < found < MOST and text == of_shard(name, found) else None
+    return found if 0 < found < MAX_SHARDS and text == of_shard(name, found) else None
 
 
 def ids_of(shard: int) -> range:

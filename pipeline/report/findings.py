@@ -15,7 +15,8 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.records.schema import ERROR_LEVELS, LEVELS, Reason
-from pipeline.sinks.results import readable, scan, summary
+from pipeline.report.summary import summary
+from pipeline.sinks.results import readable, scan
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
 
 # `summary` is offered here too: findings and numbers are asked for together.

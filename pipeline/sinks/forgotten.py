@@ -18,7 +18,8 @@ import redis
 from pipeline.errors import ClaimLost
 from pipeline.logs import logger
 from pipeline.records.schema import Purpose
-from pipeline.redis.keys import Keys, answering, text_map
+from pipeline.redis.connection import answering, text_map
+from pipeline.redis.keys import Keys
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Last, at_once
 

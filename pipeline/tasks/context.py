@@ -22,7 +22,6 @@ from celery import Celery
 from pipeline.controller.tick import Controller
 from pipeline.controller.trainings import Trainings
 from pipeline.controller.watchlist import Watchlist, model_of
-from pipeline.detect import Knowledge
 from pipeline.drain.learner import Learner
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import Verdicts
@@ -38,10 +37,11 @@ from pipeline.models.bundle import load_known
 from pipeline.models.in_flight import InFlight
 from pipeline.models.registry import SHARED, Registry
 from pipeline.models.serving import Serving
+from pipeline.models.verdict import Knowledge
 from pipeline.observe import counters as metrics
 from pipeline.observe.presence import Presence
 from pipeline.records.schema import Purpose
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
 from pipeline.settings import Settings
 from pipeline.sinks.choose import root_of, sinks_for

@@ -13,12 +13,12 @@ from celery.worker import state
 from pipeline import detect
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import RedisUnavailable, TooNew
-from pipeline.gpu.devices import DRAIN
 from pipeline.ledger.batches import Claim, Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_DRAIN
 from pipeline.messages.submit import HANDED
-from pipeline.redis.leases import Lease, Mode, Refused, granted
+from pipeline.models import verdict
+from pipeline.redis.leases import DRAIN, Lease, Mode, Refused, granted
 from pipeline.redis.shards import of_shard, shard_of
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
@@ -94,7 +94,7 @@ def step(context: Context, claim: Claim) -> Stage | None:
                     version=version,
                     workload=claim.workload,
                     token=lease.token,
-                    judge=lambda row, template_id: detect.judge(row, template_id, knowledge),
+                    judge=lambda row, template_id: verdict.judge(row, template_id, knowledge),
                 )
         except TooNew:
             # A learner of the build that wrote the templates can go on; our lease would keep it out.

@@ -17,7 +17,7 @@ from pipeline.errors import DeviceFailed, LogweirError
 from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.renewal import Holding
 from pipeline.messages.routing import QUEUE_CPU, TASK_INFER
-from pipeline.models.threshold import Evidence
+from pipeline.models.evidence import Evidence
 from pipeline.observe import counters as metrics
 from pipeline.tasks.context import Context
 from pipeline.tasks.merging import merged

@@ -10,12 +10,12 @@ import redis
 
 from pipeline.controller.watchlist import model_of
 from pipeline.errors import RedisUnavailable
-from pipeline.gpu.devices import TRAINING
 from pipeline.ledger.batches import BACKFILL_PART, Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_SWEEP
 from pipeline.models.registry import SHARED
 from pipeline.observe import counters as metrics
+from pipeline.redis.leases import TRAINING
 from pipeline.tasks.context import Context
 
 NAME: Final = TASK_SWEEP

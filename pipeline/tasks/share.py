@@ -19,7 +19,7 @@ from pipeline.gpu.leasing.held import Held
 from pipeline.gpu.node.host_lock import HOST_DIRECTORY, host_lock
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Need, PoolLease
+from pipeline.gpu.values import PoolLease, scoring_need
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.redis.leases import Mode
@@ -54,16 +54,6 @@ class Place(Protocol):
 
     def end(self) -> None:
         """End this process now."""
-
-
-def scoring_need(settings: Settings, *, node: str = "") -> Need:
-    """What one scoring process asks of the pool; it asks on its own machine."""
-    return Need(
-        memory_mib=settings.gpu_infer_mib,
-        compute_percent=settings.gpu_infer_percent,
-        preemptible=True,
-        node=node,
-    )
 
 
 def host_locks(lease: PoolLease, *, wait_s: float) -> ExitStack:

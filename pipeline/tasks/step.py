@@ -35,7 +35,7 @@ from pipeline.ledger.batches import HALF, Claim, Stage
 from pipeline.ledger.renewal import Holding
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
-from pipeline.redis.keys import is_refusal
+from pipeline.redis.connection import is_refusal
 from pipeline.tasks.context import Context
 
 # A step says where the batch goes next; None: it is committed.

@@ -11,7 +11,8 @@ from pipeline.drain.learner import unpack
 from pipeline.errors import BadPayload, RedisUnavailable, Rejected, SinkUnavailable, TooNew
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TICK
-from pipeline.redis.keys import Scripts, answering, byte_map
+from pipeline.redis.connection import answering, byte_map
+from pipeline.redis.scripts import Scripts
 from pipeline.tasks.context import Context
 
 NAME: Final = TASK_TICK

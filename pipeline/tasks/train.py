@@ -26,7 +26,6 @@ from pipeline.errors import (
     StaleToken,
     TrainingFailed,
 )
-from pipeline.gpu.devices import TRAINING
 from pipeline.gpu.leasing.pool_ledger import SILENT
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.values import Need, PoolLease
@@ -35,7 +34,7 @@ from pipeline.messages.routing import TASK_TRAIN
 from pipeline.models.registry import Note
 from pipeline.observe import counters as metrics
 from pipeline.records.schema import Purpose
-from pipeline.redis.leases import Held, Mode, Refused
+from pipeline.redis.leases import TRAINING, Held, Mode, Refused
 from pipeline.tasks import periodic, reload
 from pipeline.tasks.context import Context
 from pipeline.tasks.share import ended_after_loss, enrol, host_locks

@@ -13,12 +13,11 @@ from typing import Final
 import redis
 
 from pipeline.errors import RedisUnavailable, Retryable
-from pipeline.gpu.devices import WATCH
 from pipeline.ledger.batches import Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_WATCH
 from pipeline.observe import counters as metrics
-from pipeline.redis.leases import Mode, Refused
+from pipeline.redis.leases import WATCH, Mode, Refused
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG
 from pipeline.watching.watcher import Told

@@ -20,12 +20,13 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 import polars as pl
 
-from pipeline.detect import Knowledge
-from pipeline.detect import judge as verdict_of
 from pipeline.errors import BadPayload
 from pipeline.models import bundle as bundles
+from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Calibration, Evidence, Mode
+from pipeline.models.threshold import Calibration, Mode
+from pipeline.models.verdict import Knowledge
+from pipeline.models.verdict import judge as verdict_of
 from pipeline.records.schema import SAMPLE_SCHEMA, Verdict, pattern_ids
 from pipeline.training.comparison import auc, auc_falls, auc_upper, more_often, spearman, wilson_lower
 from pipeline.training.holdout import LEARNT, SPLIT_LEAST, HeldOut, calm, split

@@ -14,10 +14,17 @@ import msgpack
 import numpy as np
 import polars as pl
 
-from pipeline.drain.templates import UNCLASSIFIED
 from pipeline.errors import BadPayload
 from pipeline.ledger.batches import Claim
-from pipeline.records.schema import ERROR_LEVELS, LEVELS, Purpose, Reason, pack_frame, unpack_frame
+from pipeline.records.schema import (
+    ERROR_LEVELS,
+    LEVELS,
+    UNCLASSIFIED,
+    Purpose,
+    Reason,
+    pack_frame,
+    unpack_frame,
+)
 
 OBSERVATION_VERSION: Final = 1
 # More events than records of the largest batch in use are no session log but a mistaken key.

@@ -17,10 +17,12 @@ import redis
 
 from pipeline.drain.learner import unpack as unpack_template
 from pipeline.errors import BadPayload, TooNew
-from pipeline.gpu.devices import WATCH
 from pipeline.logs import logger
 from pipeline.records.schema import pack_frame, unpack_frame
-from pipeline.redis.keys import Keys, Scripts, answering, byte_map, text_map
+from pipeline.redis.connection import answering, byte_map, text_map
+from pipeline.redis.keys import Keys
+from pipeline.redis.leases import WATCH
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import Pulse

@@ -17,7 +17,7 @@ from pipeline.gpu.node.agent import Agent
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
 from pipeline.logs import logger, set_up
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers import bootstrap
 from pipeline.workers.liveness import Progress

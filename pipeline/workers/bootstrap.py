@@ -11,145 +11,34 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-import redis
-from celery import Celery, signals
+from celery import signals
 from celery.beat import Scheduler
 
-from pipeline.errors import BadSetting, RedisUnavailable, StepFailed
 from pipeline.gpu.policy.fairness import tenants
-from pipeline.logs import logger, set_up
+from pipeline.logs import set_up
 from pipeline.messages import filter as guard
 from pipeline.messages import routing
 from pipeline.messages.app import make_app
 from pipeline.observe import counters as metrics
-from pipeline.observe.presence import Pace, Presence
-from pipeline.redis.keys import Keys, connect
-from pipeline.redis.shards import of_shard, shard_named
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
+from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings, visible_devices
-from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
 from pipeline.tasks.reload import HINT
-from pipeline.workers.liveness import HELD_S, Liveness, Looker, Progress, end_when_held
+from pipeline.workers.heartbeat import BEAT_S, Heartbeat
+from pipeline.workers.liveness import HELD_S, Progress, end_when_held
 from pipeline.workers.reloader import Reloader
+from pipeline.workers.roles import ROLES, Role, device_name, placed, register
 from pipeline.workers.stack.data_dir import called
 from pipeline.workers.tethered import tether
 
-BEAT_S: Final = 4.0
 # A look at a schedule that is due in less time: Celery comes forty times for one that is due in a hundredth of a second.
 DUE_S: Final = 0.05
 PUSH_TIMEOUT_S: Final = 1.0  # a Redis that hangs must not hold up the end of a process
-# An exception may quote what it could not read; a sentence is enough to know which one it was.
-REASON_LIMIT: Final = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    """What a worker process serves. `time_limit_s`: of what is no step, and needs the prefork pool."""
-
-    queues: tuple[str, ...]
-    tasks: tuple[Any, ...]  # modules with NAME and run(context, *ids)
-    pool: str = "solo"
-    time_limit_s: float | None = None
-    device: str = "cpu"
-    pooled: bool = False  # works only under a lease of the GPU pool
-    tasks_per_child: int | None = None  # then the child ends, and with it what CUDA keeps
-    loads: str = ""  # what it needs of a model version (tasks/context.py); "": it answers under none
-
-
-ROLES: Final[dict[str, Role]] = {
-    "ingest": Role(queues=routing.both(routing.QUEUE_INGEST), tasks=(ingest,), loads="manifest"),
-    "infer-cpu": Role(
-        queues=routing.both(routing.QUEUE_CPU), tasks=(infer,), pool="prefork", loads="network"
-    ),
-    "infer-gpu": Role(
-        queues=routing.both(routing.QUEUE_GPU),
-        tasks=(infer,),
-        pool="prefork",
-        device="cuda",
-        pooled=True,
-        loads="network",
-    ),
-    "drain": Role(queues=routing.both(routing.QUEUE_DRAIN), tasks=(drain,), loads="knowledge"),
-    "store": Role(
-        queues=(routing.QUEUE_PERIODIC, *routing.both(routing.QUEUE_STORE)),
-        tasks=(store, periodic, tick, watch),
-    ),
-    # Besides the fit itself, whose time is a setting: reading a long history takes hours.
-    "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
-    "train-gpu": Role(
-        queues=(routing.QUEUE_TRAIN,),
-        tasks=(train,),
-        pool="prefork",
-        time_limit_s=6 * 3600,
-        device="cuda",
-        pooled=True,
-        tasks_per_child=1,
-    ),
-}
-
-
-def register(app: Celery, context: Context, role: Role) -> None:
-    """Make the role's task modules known to the app under their names."""
-    for module in role.tasks:
-        options: dict[str, Any] = {
-            "name": module.NAME,
-            "acks_late": True,
-            "ignore_result": True,
-            "shared": False,  # another app of this process has a context of its own
-            # Said already, by the step and in the ledger: no second traceback in the log.
-            "throws": (StepFailed,),
-            # Sweeps every other second would bury what somebody looks for in Flower; what they send is seen there.
-            "send_events": module not in (periodic, tick, watch),
-        }
-        if role.time_limit_s is not None:
-            limit = role.time_limit_s + 3 * context.settings.train_seconds
-            options |= {"soft_time_limit": limit, "time_limit": limit + 10}
-        elif role.pool == "prefork":
-            # A step ends itself after `step_s`; this is for one that lets no thread of its process run.
-            options["time_limit"] = context.settings.step_s + 3 * HELD_S
-        app.task(_bind(module.run, context), **options)
-
-
-def _bind(run: Callable[..., str | None], context: Context) -> Callable[..., None]:
-    def task(*ids: str, **_of_a_newer_sender: object) -> None:
-        reason = run(context, *ids)
-        if reason is not None:
-            # For people who watch tasks: a failed one with its reason. Late acks acknowledge failed ones too.
-            raise StepFailed(reason[:REASON_LIMIT])
-
-    return task
-
-
-def device_name(device: str, visible: str | None) -> str:
-    """What stands in a worker's name: `cpu`, or the GPU as this machine counts it, `cuda2`. Asks no driver.
-
-    `visible` is CUDA_VISIBLE_DEVICES: indices, or `GPU-` and `MIG-` ids, of which the first characters tell enough.
-    """
-    kind, _, number = device.partition(":")
-    if kind != "cuda":
-        return kind
-    index = int(number) if number.isdecimal() else 0
-    chosen = [part.strip() for part in (visible or "").split(",") if part.strip()]
-    if not chosen:
-        return f"cuda{index}"
-    own = chosen[min(index, len(chosen) - 1)][:12]
-    return f"cuda{own}" if own.isdecimal() else f"cuda-{own}"
-
-
-def placed(text: str, settings: Settings) -> tuple[str, int]:
-    """The role and the drain shard that a command line names: `store`, `drain`, `drain.2`. Raises BadSetting."""
-    shard = shard_named(text, "drain")
-    if shard is not None and shard >= settings.drain_shards:
-        raise BadSetting(
-            f"{text!r} is no drain shard here, where drain_shards = {settings.drain_shards}; raise it in all processes alike"
-        )
-    role = text if shard is None else "drain"
-    if role not in ROLES:
-        raise BadSetting(f"{text!r} is not a worker role; the roles are: {', '.join(ROLES)}, and drain.1 ...")
-    return role, shard or 0
 
 
 def serve(role_name: str, settings: Settings, *, name: str, device: str | None = None) -> int:
@@ -268,67 +157,6 @@ def _count(settings: Settings, role_name: str) -> None:
     signals.worker_process_init.connect(begin, weak=False)
     # A child ends without what is registered for the end of a process.
     signals.worker_process_shutdown.connect(lambda **_: metrics.flush(), weak=False)
-
-
-class Heartbeat(threading.Thread):
-    """Says every few seconds that this process lives; Redis being away only makes it silent."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        role_name: str,
-        queues: tuple[str, ...],
-        name: str,
-        progress: Progress | None = None,
-        ends: bool = True,
-    ) -> None:
-        """`progress`: what is told of the work. `ends`: the process is ended when it takes nothing (liveness.py)."""
-        super().__init__(name="heartbeat", daemon=True)
-        self.presence = Presence(connect(settings), settings)
-        self.role = role_name
-        self.queues = queues
-        self.worker = called(settings, name, embedded=bool(settings.supervisor_pid))
-        self.progress = progress
-        self.looker: Looker | None = None
-        if progress is not None:
-            keys = list(map(Keys(settings.key_prefix).kombu, queues))
-            # A client of its own: neither waits behind the other.
-            liveness = Liveness(connect(settings), progress, keys, stall_s=settings.stall_s)
-            self.looker = Looker(liveness) if ends else Looker(liveness, end=lambda: None)
-        self.stopping = threading.Event()
-
-    def run(self) -> None:
-        if self.looker is not None:
-            self.looker.start()
-        while True:
-            try:
-                self.presence.beat(
-                    name=self.worker,
-                    role=self.role,
-                    pid=os.getpid(),
-                    queues=self.queues,
-                    progress=self._pace(),
-                )
-            except (RedisUnavailable, redis.RedisError) as exc:
-                logger().warning("heartbeat.failed", why=str(exc))
-            if self.stopping.wait(BEAT_S):
-                return
-
-    def _pace(self) -> Pace | None:
-        if self.progress is None or self.looker is None:
-            return None
-        moment = self.progress.now()
-        return Pace(quiet_s=moment.quiet_s, busy=moment.busy, stalled_s=self.looker.stalled_s)
-
-    def leave(self) -> None:
-        self.stopping.set()
-        if self.looker is not None:
-            self.looker.stopping.set()
-        try:
-            self.presence.leave(self.worker)
-        except (RedisUnavailable, redis.RedisError):
-            return  # the sweep forgets silent workers
 
 
 def _reload_along(context: Context, role: Role, name: str) -> None:

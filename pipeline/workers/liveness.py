@@ -19,7 +19,7 @@ from celery.worker import state
 
 from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
-from pipeline.redis.keys import answering
+from pipeline.redis.connection import answering
 
 # The exit code of a worker that served its queues no more.
 DEAF: Final = 75

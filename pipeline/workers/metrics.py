@@ -24,7 +24,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.logs import logger, set_up
-from pipeline.redis.keys import answering, connect
+from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings
 from pipeline.workers import bootstrap
 from pipeline.workers import sockets as door

@@ -17,7 +17,8 @@ from pipeline.logs import logger
 from pipeline.models.registry import Registry
 from pipeline.observe import counters as metrics
 from pipeline.observe.presence import Presence
-from pipeline.redis.keys import Keys, answering, connect
+from pipeline.redis.connection import answering, connect
+from pipeline.redis.keys import Keys
 from pipeline.tasks.context import Context
 from pipeline.tasks.reload import HINT
 

@@ -14,14 +14,13 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadInput, BadPayload, BadSetting, RedisUnavailable, SourceUnavailable
-from pipeline.gpu.devices import SOURCE
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.logs import logger, set_up
 from pipeline.observe.presence import Presence
 from pipeline.opensearch.client import connect
 from pipeline.producer import Producer
 from pipeline.records.schema import Batch
-from pipeline.redis.leases import Held, Leases, Mode, Refused
+from pipeline.redis.leases import SOURCE, Held, Leases, Mode, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Poller, deliver
 from pipeline.workers import bootstrap

@@ -16,15 +16,15 @@ import pytest
 
 from e2e.harness import Up, until
 from pipeline.controller.trainings import Request, State, Status, Trainings
-from pipeline.gpu.devices import TRAINING
 from pipeline.ledger.ledger import Ledger
 from pipeline.models import bundle
 from pipeline.models.registry import SHARED, Live, Registry
-from pipeline.observe.presence import Presence, attached
+from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
 from pipeline.records.query import Query
-from pipeline.redis.keys import connect
-from pipeline.redis.leases import Lease, Leases, Mode
+from pipeline.redis.attach import attached
+from pipeline.redis.connection import connect
+from pipeline.redis.leases import TRAINING, Lease, Leases, Mode
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 
@@ -37,7 +37,7 @@ import os, signal, sys
 from pathlib import Path
 if "pipeline.workers.train" in sys.orig_argv:
     from dataclasses import replace
-    from pipeline import judging
+    from pipeline.training import judging
     from pipeline.controller.trainings import Trainings
     from pipeline.models.registry import Registry
     def stop_after(kind, name, place):

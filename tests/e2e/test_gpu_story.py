@@ -20,7 +20,7 @@ from fake_nvml_driver import Driver, Gpu
 from e2e.harness import Up, environment, running, sentence, until
 from pipeline.commands.gpu.facts import facts
 from pipeline.gpu.pool import Pool
-from pipeline.observe.presence import attached
+from pipeline.redis.attach import attached
 from pipeline.settings import Settings
 
 # Two large ones, and a small one that is lost for a while.

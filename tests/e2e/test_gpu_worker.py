@@ -23,7 +23,7 @@ from e2e.harness import Command, Up, environment, nothing_left, novel, ordinary,
 from pipeline.errors import LeaseRefused
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need, PoolLease
-from pipeline.observe.presence import attached
+from pipeline.redis.attach import attached
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from test_hostile_redis import PASSWORD, allow, documented_line, server, socket_of
 from tls_redis import Certificates, tls_door
 
 from e2e.harness import marked, ordinary, running, until
+from tests.redis.test_hostile_redis import PASSWORD, allow, documented_line, server, socket_of
 
 # What every form of the secrets holds, quoted, escaped or not.
 MARKS = ("s3cret", "fl0wer", "0pensearch")

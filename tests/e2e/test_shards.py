@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 
 from e2e.harness import Up, end, novel, ordinary, sentence, until
-from pipeline.gpu.devices import DRAIN
-from pipeline.observe.presence import attached
-from pipeline.redis.keys import Keys, connect
-from pipeline.redis.leases import Lease, Leases, Mode
+from pipeline.redis.attach import attached
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
+from pipeline.redis.leases import DRAIN, Lease, Leases, Mode
 from pipeline.redis.shards import IDS, ids_of, of_shard, shard_of
 from pipeline.settings import Settings
 

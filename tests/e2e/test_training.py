@@ -12,7 +12,7 @@ import pytest
 from e2e.harness import Up, novel, running, sentence, until, varied
 from e2e.lab import RUNNING, Lab, flip_a_byte, stopping
 from pipeline.controller.trainings import State
-from pipeline.gpu.devices import TRAINING
+from pipeline.redis.leases import TRAINING
 
 LEASE_TTL_MS = 4000
 SWEEP_S = 0.5

@@ -14,16 +14,16 @@ from typing import Final
 
 import psutil  # type: ignore[import-untyped] # it publishes no types
 
-from pipeline.commands.common import out, print_json, span
+from pipeline.commands.common import out, print_json
 from pipeline.errors import BadInput, BadSetting, LeaseRefused, LogweirError
 from pipeline.gpu.node import enforce, mps
 from pipeline.gpu.node.inventory import this_node
-from pipeline.gpu.policy.explain import seconds, short, size, wanted
+from pipeline.gpu.policy.explain import short, wanted
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Device, Need, PoolLease, Snapshot
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings, inherited
-from pipeline.values import mib
+from pipeline.units import mib, seconds, size, span
 
 LATER: Final = 75  # EX_TEMPFAIL of sysexits.h: trying again later may succeed
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

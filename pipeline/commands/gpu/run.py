@@ -37,12 +37,13 @@ from pipeline.gpu.node import host_lock as flock
 from pipeline.gpu.node import mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.node.watchdog import GRACE_S, Watchdog, Word
-from pipeline.gpu.policy.explain import rooms_of, seconds, short, why_it_waits
+from pipeline.gpu.policy.explain import rooms_of, short, why_it_waits
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import PoolLease
 from pipeline.logs import set_up
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings, inherited
+from pipeline.units import seconds
 
 TOO_MUCH: Final = 137  # as when the kernel ends a program that takes too much memory
 TELL_S: Final = 2.0  # between two words about what is waited for

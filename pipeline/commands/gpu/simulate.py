@@ -13,12 +13,11 @@ from rich.table import Table
 from pipeline.commands.common import err, out, print_json, printable, settings_of
 from pipeline.errors import BadInput
 from pipeline.gpu.policy import workloads as simulate
-from pipeline.gpu.policy.explain import seconds
 from pipeline.gpu.policy.fairness import tenants
 from pipeline.gpu.policy.simulator import PATIENCE_S
 from pipeline.gpu.values import Backfill
 from pipeline.settings import Settings
-from pipeline.units import plural
+from pipeline.units import plural, seconds
 
 LEGEND = (
     "waits are means; who may overtake the first that finds no room: easy whoever does not delay it, strict nobody, free "

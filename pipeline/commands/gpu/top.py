@@ -15,12 +15,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.common import cell, out, print_json, printable, span
+from pipeline.commands.common import cell, out, print_json, printable
 from pipeline.commands.gpu.facts import facts
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.gpu.policy.explain import cut, seconds, short, size
+from pipeline.gpu.policy.explain import cut, short
 from pipeline.gpu.values import Snapshot
-from pipeline.units import listed, plural
+from pipeline.units import listed, plural, seconds, size, span
 
 DRAW_S: Final = 1.0  # at most between two drawings, so that silence is seen to last
 SILENT_S: Final = 2.0  # from then on a picture that is overdue is called old

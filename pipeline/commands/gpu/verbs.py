@@ -59,7 +59,7 @@ def _no_answer(exc: BadInput) -> bool:
 def _done_with_pool(args: argparse.Namespace) -> int:
     settings = reached(settings_of(args))
     from pipeline.gpu.pool import Pool
-    from pipeline.redis.keys import connect
+    from pipeline.redis.connection import connect
 
     pool = Pool(connect(settings), settings)
     with redis_explained():
@@ -90,7 +90,8 @@ def _done_with_pool(args: argparse.Namespace) -> int:
 
 def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
     from pipeline.commands.gpu.facts import leases
-    from pipeline.gpu.policy.explain import seconds, short, size
+    from pipeline.gpu.policy.explain import short
+    from pipeline.units import seconds, size
 
     found = leases(snapshot)
     if args.json:
@@ -123,7 +124,7 @@ def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
 
 def _tenants(args: argparse.Namespace, snapshot: Snapshot) -> int:
     from pipeline.commands.gpu.facts import tenants
-    from pipeline.gpu.policy.explain import size
+    from pipeline.units import size
 
     found = tenants(snapshot)
     if args.json:

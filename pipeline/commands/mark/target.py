@@ -15,14 +15,15 @@ import redis
 from pipeline.commands.common import err, standard_input
 from pipeline.drain.learner import read_templates, unpack
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import UNCLASSIFIED, Template
+from pipeline.drain.templates import Template
 from pipeline.drain.tree import WILDCARD
 from pipeline.drain.verdicts import WARMING_VERSION, Verdicts
 from pipeline.errors import BadBundle, BadInput, BadPayload, SourceUnavailable, TooNew
 from pipeline.marks.marks import Target
 from pipeline.models.registry import Registry
-from pipeline.records.schema import RESULT_SCHEMA, pattern_ids, raw_frame, utc_now
-from pipeline.redis.keys import Keys, answering
+from pipeline.records.schema import RESULT_SCHEMA, UNCLASSIFIED, pattern_ids, raw_frame, utc_now
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.sinks import results
 from pipeline.sources import formats

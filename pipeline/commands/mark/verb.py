@@ -6,24 +6,15 @@ import os
 from datetime import datetime, timedelta
 from typing import Any
 
-from pipeline.commands.common import (
-    err,
-    out,
-    print_json,
-    printable,
-    reached,
-    redis_explained,
-    settings_of,
-    span,
-)
+from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.commands.mark.target import Finder, Named
 from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import Kind, Mark, Marked, State, Target
 from pipeline.marks.store import Marks
-from pipeline.redis.keys import connect
+from pipeline.redis.connection import connect
 from pipeline.settings import Settings
-from pipeline.units import plural
+from pipeline.units import plural, span
 
 SHOWN_CHARS = 300  # of a line
 

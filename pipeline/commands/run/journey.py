@@ -20,7 +20,8 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer, workload_of
 from pipeline.records.schema import Purpose, digest
-from pipeline.redis.keys import Keys, connect
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files

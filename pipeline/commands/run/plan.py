@@ -25,7 +25,8 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
 from pipeline.producer import check_name
 from pipeline.records.schema import Purpose, digest, of_lines
-from pipeline.redis.keys import connect
+from pipeline.redis.check import check_redis
+from pipeline.redis.connection import connect
 from pipeline.report import findings as finding
 from pipeline.report import page
 from pipeline.settings import Settings
@@ -34,7 +35,7 @@ from pipeline.sources import files
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.sampling import KEEP_S
 from pipeline.workers.stack.data_dir import lock
-from pipeline.workers.stack.private_redis import check_redis, find_server
+from pipeline.workers.stack.private_redis import find_server
 from pipeline.workers.stack.stack import Stack
 
 # What holds this directory was made by `logweir run`; any other directory that is not empty is left alone.

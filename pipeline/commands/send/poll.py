@@ -9,12 +9,11 @@ from functools import partial
 
 from pipeline.commands.common import err, print_json, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SourceUnavailable
-from pipeline.gpu.devices import SOURCE
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.logs import set_up
 from pipeline.producer import Producer
 from pipeline.records.schema import Batch
-from pipeline.redis.leases import Held, Lease, Leases, Mode, Refused
+from pipeline.redis.leases import SOURCE, Held, Lease, Leases, Mode, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Polled, poll_once
 from pipeline.units import plural

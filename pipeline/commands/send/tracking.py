@@ -6,7 +6,7 @@ from typing import Final
 
 from pipeline.ledger.batches import half_ids
 from pipeline.ledger.ledger import Ledger
-from pipeline.redis.keys import answering
+from pipeline.redis.connection import answering
 from pipeline.units import plural
 
 LOOK_AT_ONCE: Final = 1_000  # entries in one round trip; some 100 KB of answers

@@ -16,7 +16,8 @@ from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.policy import fairness, policy
 from pipeline.gpu.values import Backfill, Plan, PoolLease, Request, Snapshot
 from pipeline.logs import logger
-from pipeline.redis.keys import Keys, answering
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 SLOT_MS: Final = 1_000  # a planner that died keeps the others out for no longer

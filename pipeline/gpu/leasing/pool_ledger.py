@@ -28,7 +28,9 @@ from pipeline.gpu.values import (
     Usage,
 )
 from pipeline.logs import logger
-from pipeline.redis.keys import Keys, Scripts, answering
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
+from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 SILENT: Final = "its node is silent"

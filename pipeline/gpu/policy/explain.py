@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pipeline.gpu.policy import packing as fitting
 from pipeline.gpu.values import WHOLE, Device, Left, Need, PoolLease, Request, Reservation, Snapshot
 from pipeline.redis.leases import Mode
-from pipeline.units import listed, plural
+from pipeline.units import listed, plural, seconds, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,20 +236,6 @@ def outside_mib(room: Room) -> int | None:
 def until(s: Snapshot, at_ms: int | None) -> float | None:
     """Seconds from the snapshot to a moment; negative when it has passed."""
     return None if at_ms is None else (at_ms - s.now_ms) / 1000
-
-
-def size(mib: int) -> str:
-    """`4.0 GiB`, `512 MiB`: rounded, to be read. What must be exact is said by refusing.amount."""
-    return f"{mib} MiB" if abs(mib) < 1024 else f"{mib / 1024:.1f} GiB"
-
-
-def seconds(length: float) -> str:
-    """`12 s`, `3 min`, `2.5 h`, `4 d`."""
-    if length < 100:
-        return f"{max(0.0, length):.0f} s"
-    if length < 6000:
-        return f"{length / 60:.0f} min"
-    return f"{length / 3600:.1f} h" if length < 48 * 3600 else f"{length / 86400:.0f} d"
 
 
 def short(uuid: str) -> str:

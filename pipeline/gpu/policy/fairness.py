@@ -13,7 +13,7 @@ from typing import Final
 from pipeline.errors import BadSetting
 from pipeline.gpu.values import TENANT, WHOLE, Need, PoolLease, Snapshot, Tenant, Usage
 from pipeline.redis.leases import Mode
-from pipeline.values import mib
+from pipeline.units import mib
 
 # Seconds of its share that a lease is charged at the grant, settled when it ends: whoever submits many short needs at once pays
 # for each before the first has run. One minute: below it, starting a process that loads CUDA costs as much as the work.

@@ -15,7 +15,7 @@ from pipeline.gpu.policy.admission import refusal
 from pipeline.gpu.policy.simulator import Figures, Job, Waits, run
 from pipeline.gpu.values import TENANT, WHOLE, Backfill, Device, Need, Tenant
 from pipeline.redis.leases import Mode
-from pipeline.values import mib
+from pipeline.units import mib
 
 __all__ = ["COLUMNS", "Figures", "Job", "Waits", "compare", "from_file", "machines", "run", "story"]
 

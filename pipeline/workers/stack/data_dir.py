@@ -15,8 +15,8 @@ import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from pipeline.errors import BadInput
 from pipeline.logs import logger
-from pipeline.observe.presence import state_file
 from pipeline.records.schema import digest
+from pipeline.redis.attach import state_file
 from pipeline.settings import Settings
 from pipeline.workers.stack.child import STOP_S
 from pipeline.workers.stack.private_redis import private_url

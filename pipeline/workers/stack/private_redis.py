@@ -16,28 +16,17 @@ from typing import Final
 from urllib.parse import quote
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from pipeline.errors import BadInput, StackFailed
 from pipeline.logs import logger
 from pipeline.records.schema import digest
-from pipeline.redis.keys import is_refusal
 from pipeline.settings import Settings
-from pipeline.values import masked_url
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
 SOCKET_PATH_LIMIT: Final = 100
 START_S: Final = 30.0
 # One that answers that it reads its AOF is alive: 10 GB take minutes on a slow disk, and who kills it starts from nothing.
 LOAD_S: Final = 1_800.0
-OLDEST_REDIS: Final = (6, 2)
-CHECK_S: Final = 5.0
-# Reads the clock and writes, as every script of ours does.
-PROBE: Final = (
-    "if redis.replicate_commands then redis.replicate_commands() end "
-    "redis.call('TIME') redis.call('SET', KEYS[1], '1', 'EX', 5) return 1"
-)
 
 
 def find_server() -> Path:
@@ -105,96 +94,6 @@ def configuration(settings: Settings, directory: Path, socket: Path) -> str:
             "",
         ]
     )
-
-
-def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
-    """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old, full."""
-    url = masked_url(settings.redis_url or "")
-    try:
-        # Short time-outs and no second try: somebody waits for the answer.
-        client = redis.Redis.from_url(
-            settings.redis_url or "",
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
-        if client.get_encoder().decode_responses:
-            raise BadInput(
-                f"{url} asks for decoded answers, but payloads are bytes; leave decode_responses out"
-            )
-        version = str(client.info("server")["redis_version"])
-        if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
-            raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
-        _try_rights(client, settings.key_prefix)
-    except redis.AuthenticationError as exc:
-        raise BadInput(
-            f"Redis at {url} {_login(str(exc))}; set the right user and password in REDIS_URL"
-        ) from exc
-    except redis.ResponseError as exc:
-        raise BadInput(f"Redis at {url} {_refusal(exc)}") from exc
-    except redis.TimeoutError as exc:
-        raise BadInput(
-            f"Redis at {url} did not answer within {timeout_s:.0f} s; look after it or correct REDIS_URL"
-        ) from exc
-    except redis.ConnectionError as exc:
-        raise BadInput(f"Redis at {url} {_silence(exc, url)}") from exc
-    except (redis.RedisError, ValueError, KeyError, TypeError) as exc:
-        raise BadInput(f"{url} is no usable Redis ({exc}); correct REDIS_URL") from exc
-
-
-def _try_rights(client: "redis.Redis", prefix: str) -> None:
-    """One command of each kind that a user needs the right to, on both kinds of key that we write: ours and Celery's."""
-    name = f"{prefix}:probe"
-    client.ping()
-    client.set(name, "1", ex=5)
-    client.get(name)
-    client.publish(name, "")
-    with client.pipeline(transaction=True) as pipe:
-        pipe.get(name)
-        pipe.execute()
-    client.eval(PROBE, 1, f"{{{prefix}}}:probe")
-
-
-def _silence(error: Exception, url: str) -> str:
-    """Why no connection came about, and what to do about it."""
-    text, tls = str(error), url.startswith("rediss://")
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return f"shows no certificate that can be trusted ({text}); name its CA with ?ssl_ca_certs=FILE in REDIS_URL"
-    if "certificate required" in text.lower() or "handshake failure" in text.lower():
-        return f"wants a certificate of ours ({text}); name it with ssl_certfile and ssl_keyfile in REDIS_URL"
-    if tls and any(
-        word in text for word in ("WRONG_VERSION_NUMBER", "wrong version number", "record layer failure")
-    ):
-        return f"does not speak TLS ({text}); write redis:// in REDIS_URL"
-    if not tls and any(word in text for word in ("Connection closed by server", "Connection reset")):
-        return f"hangs up ({text}); write rediss:// in REDIS_URL where it speaks TLS only"
-    if tls and "Error 2 " in text:  # ENOENT
-        return "cannot be asked: a file that REDIS_URL names for TLS is not there; correct its ssl_ options"
-    return f"does not answer ({text}); start it or correct REDIS_URL"
-
-
-def _login(text: str) -> str:
-    # Redis gives a lesson on HELLO here.
-    missing = "NOAUTH" in text or "Authentication required" in text or "HELLO must be called" in text
-    return "refuses the login: it wants a password" if missing else f"refuses the login ({text})"
-
-
-def _refusal(error: redis.ResponseError) -> str:
-    """What an error answer means, and what to do about it."""
-    text = str(error)
-    if any(word in text for word in ("NOAUTH", "WRONGPASS", "invalid password")):
-        return f"{_login(text)}; set the right user and password in REDIS_URL"
-    if isinstance(error, redis.exceptions.NoPermissionError) or any(
-        word in text for word in ("NOPERM", "ACL failure", "The user executing the script can't run")
-    ):
-        return f"does not let this user work ({text}); give it the rights in docs/operations.md"
-    if "unknown command" in text and "HELLO" in text:
-        return f"is too old ({text}); at least 6.2 is needed"
-    if "DB index" in text:
-        return f"has no such database ({text}); correct the number at the end of REDIS_URL"
-    if is_refusal(error):
-        return f"does not take writes ({text}); give it memory or disk space"
-    return f"refuses to work ({text}); correct REDIS_URL or that server"
 
 
 class PrivateRedis:

@@ -25,8 +25,10 @@ from pipeline.errors import RedisUnavailable, StackFailed
 from pipeline.gpu.node.probe import has_devices
 from pipeline.gpu.policy.fairness import tenants
 from pipeline.logs import logger
-from pipeline.observe.presence import Presence, state_file
-from pipeline.redis.keys import connect
+from pipeline.observe.presence import Presence
+from pipeline.redis.attach import state_file
+from pipeline.redis.check import check_redis
+from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
@@ -36,7 +38,7 @@ from pipeline.workers import flower as flower_process
 from pipeline.workers import sockets as door
 from pipeline.workers.stack.child import Child, Rule, end, tail
 from pipeline.workers.stack.data_dir import called, lock, outlive, write_state
-from pipeline.workers.stack.private_redis import PrivateRedis, check_redis
+from pipeline.workers.stack.private_redis import PrivateRedis
 from pipeline.workers.stack.restarts import Crashes, Restarts
 from pipeline.workers.stack.sidecars import Windows
 

@@ -1,0 +1,79 @@
+"""A worker's heartbeat in Redis."""
+
+import os
+import threading
+from typing import Final
+
+import redis
+
+from pipeline.errors import RedisUnavailable
+from pipeline.logs import logger
+from pipeline.observe.presence import Pace, Presence
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
+from pipeline.settings import Settings
+from pipeline.workers.liveness import Liveness, Looker, Progress
+from pipeline.workers.stack.data_dir import called
+
+BEAT_S: Final = 4.0
+
+
+class Heartbeat(threading.Thread):
+    """Says every few seconds that this process lives; Redis being away only makes it silent."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        role_name: str,
+        queues: tuple[str, ...],
+        name: str,
+        progress: Progress | None = None,
+        ends: bool = True,
+    ) -> None:
+        """`progress`: what is told of the work. `ends`: the process is ended when it takes nothing (liveness.py)."""
+        super().__init__(name="heartbeat", daemon=True)
+        self.presence = Presence(connect(settings), settings)
+        self.role = role_name
+        self.queues = queues
+        self.worker = called(settings, name, embedded=bool(settings.supervisor_pid))
+        self.progress = progress
+        self.looker: Looker | None = None
+        if progress is not None:
+            keys = list(map(Keys(settings.key_prefix).kombu, queues))
+            # A client of its own: neither waits behind the other.
+            liveness = Liveness(connect(settings), progress, keys, stall_s=settings.stall_s)
+            self.looker = Looker(liveness) if ends else Looker(liveness, end=lambda: None)
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        if self.looker is not None:
+            self.looker.start()
+        while True:
+            try:
+                self.presence.beat(
+                    name=self.worker,
+                    role=self.role,
+                    pid=os.getpid(),
+                    queues=self.queues,
+                    progress=self._pace(),
+                )
+            except (RedisUnavailable, redis.RedisError) as exc:
+                logger().warning("heartbeat.failed", why=str(exc))
+            if self.stopping.wait(BEAT_S):
+                return
+
+    def _pace(self) -> Pace | None:
+        if self.progress is None or self.looker is None:
+            return None
+        moment = self.progress.now()
+        return Pace(quiet_s=moment.quiet_s, busy=moment.busy, stalled_s=self.looker.stalled_s)
+
+    def leave(self) -> None:
+        self.stopping.set()
+        if self.looker is not None:
+            self.looker.stopping.set()
+        try:
+            self.presence.leave(self.worker)
+        except (RedisUnavailable, redis.RedisError):
+            return  # the sweep forgets silent workers

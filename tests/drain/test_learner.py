@@ -1,0 +1,172 @@
+"""The single writer of the template tree: fenced, and never wiser than Redis."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from pipeline.drain.learner import Learner, pack, read_templates, unpack
+from pipeline.drain.templates import Template
+from pipeline.drain.verdicts import Verdicts
+from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable, TooNew
+from pipeline.records.schema import UNCLASSIFIED, Verdict
+from pipeline.redis.keys import Keys
+from pipeline.redis.leases import DRAIN, Leases, Mode, granted
+from pipeline.settings import Settings
+
+
+def judge(row: Mapping[str, Any], template_id: int) -> Verdict:
+    return Verdict(template_id=template_id, score=0.1, anomalous=False, reasons=())
+
+
+class Process:
+    """A drain worker: its own connection state, tree and near cache."""
+
+    def __init__(self, client: "redis.Redis", settings: Settings, name: str) -> None:
+        self.leases, self.name = Leases(client, settings), name
+        self.verdicts = Verdicts(client, settings)
+        self.learner = Learner(client, settings, self.verdicts)
+
+    def lease(self) -> int:
+        return granted(self.leases.request(DRAIN, Mode.EXCLUSIVE, self.name), DRAIN).token
+
+    def learn(
+        self, *lines: str, token: int | None = None, workload: str = "shop", judge: Any = judge
+    ) -> list[int]:
+        rows = [{"key": hash_of(text), "masked": text, "severe": False} for text in lines]
+        token = self.lease() if token is None else token
+        answers = self.learner.learn(rows, version="m1", workload=workload, token=token, judge=judge)
+        assert set(answers) == {row["key"] for row in rows}
+        return [answers[row["key"]].template_id for row in rows]
+
+
+def hash_of(text: str) -> int:
+    return int.from_bytes(text.encode()[:8].ljust(8), "little")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """With a tree whose answers can be foretold, whatever the defaults are."""
+    return replace(settings, drain_similarity=0.5, drain_depth=4)
+
+
+def expire(process: Process) -> None:
+    process.leases.client.hset(process.leases.keys.lease(DRAIN), "deadline", 1)
+
+
+@pytest.fixture
+def first(client: "redis.Redis", settings: Settings) -> Process:
+    return Process(client, settings, "first")
+
+
+@pytest.fixture
+def second(client: "redis.Redis", settings: Settings) -> Process:
+    return Process(client, settings, "second")
+
+
+def stored(process: Process) -> dict[int, str]:
+    return {t.template_id: t.text for t in read_templates(process.leases.client, process.leases.keys)}
+
+
+def test_what_is_learnt_is_stored_with_its_answers(first: Process) -> None:
+    assert first.learn("job one done", "job two done", "alpha") == [1, 1, 2]
+    assert stored(first) == {1: "job <*> done", 2: "alpha"}
+    assert first.learn("alpha", "beta") == [2, 3]
+    counts: Any = first.leases.client.hgetall(first.leases.keys.template_counts)
+    assert counts == {b"shop": b"3"}
+    assert set(first.verdicts.lookup("m1", [hash_of("alpha"), hash_of("beta")])) == {
+        hash_of("alpha"),
+        hash_of("beta"),
+    }
+
+
+def test_whoever_takes_over_knows_everything_and_the_one_before_can_write_nothing(
+    first: Process, second: Process
+) -> None:
+    stale = first.lease()
+    first.learn("job one done", "alpha", token=stale)
+    expire(first)
+    assert second.learn("job two done", "alpha", "beta") == [1, 2, 3]
+    before = stored(second)
+    with pytest.raises(LeaseRefused, match="taken over"):
+        first.learn("gamma", token=stale)
+    assert stored(second) == before
+    assert second.verdicts.lookup("m1", [hash_of("gamma")]) == {}
+    expire(second)
+    assert first.learn("gamma", "beta", "job x done") == [4, 3, 1], "it reads back what the other one learnt"
+    assert stored(first) == {1: "job <*> done", 2: "alpha", 3: "beta", 4: "gamma"}
+
+
+def test_after_redis_changed_it_reads_back_and_never_gives_an_id_twice(
+    first: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = first.lease()
+    assert first.learn("alpha", "beta", "gamma", token=token) == [1, 2, 3]
+    first.leases.client.hdel(first.leases.keys.templates, "2", "3")  # a crash took Redis' last second
+    info = first.leases.client.info
+    monkeypatch.setattr(first.learner.client, "info", lambda *a: {**info(*a), "run_id": "another"})
+    assert first.learn("alpha", "delta", token=token) == [1, 4]
+    assert first.learn("beta", token=token) == [5]
+    assert stored(first) == {1: "alpha", 4: "delta", 5: "beta"}
+    assert first.learner.newest_id == 5
+
+
+class Lost(Exception):
+    """The judge of a test fails."""
+
+
+@pytest.mark.parametrize("fault", ["redis", "judge"])
+def test_what_was_not_written_is_not_known_either(
+    first: Process, second: Process, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    token = first.lease()
+    first.learn("alpha", token=token)
+
+    def fails(*_: object, **__: object) -> Any:
+        raise RedisUnavailable("away") if fault == "redis" else Lost
+
+    with monkeypatch.context() as patch:
+        if fault == "redis":
+            patch.setattr(first.verdicts, "learn", fails)
+        with pytest.raises(RedisUnavailable if fault == "redis" else Lost):
+            first.learn("beta", token=token, judge=judge if fault == "redis" else fails)
+    (given,) = first.learn("beta", token=token)
+    assert stored(first)[given] == "beta", "an id that is given out is stored"
+    expire(first)
+    assert second.learn("beta", "gamma")[0] == given
+
+
+def test_past_its_limit_a_workload_is_unclassified_and_others_go_on(
+    client: "redis.Redis", settings: Settings
+) -> None:
+    process = Process(client, replace(settings, templates_per_workload=2), "p")
+    assert process.learn("alpha", "beta", "gamma") == [1, 2, UNCLASSIFIED]
+    assert process.learn("gamma", workload="bank") == [3]
+    assert len(stored(process)) == 3
+
+
+def test_a_stored_template_comes_back_unchanged() -> None:
+    template = Template(template_id=3, text="a <*> ü", severe=True, workload="shop/x")
+    assert unpack(3, pack(template)) == template
+
+
+@pytest.mark.parametrize(
+    "blob", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x63\xa1a\xc2\xa1w", b"\x92\x63\x00"], ids=repr
+)
+def test_a_template_that_cannot_be_read_is_named(
+    client: "redis.Redis", settings: Settings, blob: bytes
+) -> None:
+    keys = Keys(settings.key_prefix)
+    client.hset(keys.templates, "7", blob)
+    newer = b"\x63" in blob  # wire version 99: its own build reads it, whatever its form is by then
+    with pytest.raises(TooNew if newer else BadPayload, match="template 7"):
+        read_templates(client, keys)
+
+
+def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
+    client = redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None)
+    learner = Learner(client, settings, Verdicts(client, settings))
+    with pytest.raises(RedisUnavailable, match="does not answer"):
+        learner.learn([], version="m1", workload="shop", token=1, judge=judge)

@@ -1,0 +1,341 @@
+"""Which version a process answers under: the live one once it was read, the one before while that is damaged."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+from small_bundles import AT, ONE, THREE, TWO, written
+
+from pipeline.controller.trainings import Request, Trainings
+from pipeline.errors import BadBundle, ModelUnavailable
+from pipeline.ledger.batches import Stage
+from pipeline.messages.app import make_app
+from pipeline.models import bundle
+from pipeline.models import registry as registry_module
+from pipeline.models import serving as module
+from pipeline.models.registry import Registry
+from pipeline.models.serving import Serving
+from pipeline.models.verdict import Knowledge
+from pipeline.producer import Producer
+from pipeline.redis.leases import Lease, Leases, Mode, granted
+from pipeline.settings import Settings
+from pipeline.tasks.context import Context
+from pipeline.tasks.ingest import step
+from pipeline.tasks.reload import Hint
+from pipeline.tasks.step import perform
+from pipeline.workers.reloader import IDLE_AFTER_S, IDLE_POLL_S, Reloader
+
+
+@pytest.fixture
+def registry(client: "redis.Redis", settings: Settings) -> Registry:
+    return Registry(client, settings)
+
+
+@pytest.fixture
+def held(client: "redis.Redis", settings: Settings) -> Lease:
+    return granted(Leases(client, settings).request("training", Mode.EXCLUSIVE, "t"), "training")
+
+
+def publish(registry: Registry, held: Lease, *versions: str, model: str = "shared") -> None:
+    for version in versions:
+        written(registry, version, model=model)
+        registry.publish(version, held, at=AT)
+
+
+def process(registry: Registry) -> Serving:
+    """Another process on the same registry and the same disk."""
+    return Serving(registry, registry.manifest)
+
+
+def damage(registry: Registry, version: str) -> Path:
+    """Put the files of a version aside."""
+    aside = registry.directory / f".{version}.aside"
+    registry.path(version).rename(aside)
+    return aside
+
+
+def repair(registry: Registry, version: str) -> None:
+    (registry.directory / f".{version}.aside").rename(registry.path(version))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that could not be read may be tried again at once."""
+    monkeypatch.setattr(module, "RETRY_S", -1.0)
+
+
+def test_there_is_no_version_before_the_first_model(registry: Registry) -> None:
+    serving = process(registry)
+    assert serving.version() is None
+    assert serving.versions() == {}
+
+
+def test_the_live_version_serves_from_the_next_question_on(registry: Registry, held: Lease) -> None:
+    serving = process(registry)
+    for version in (ONE, TWO):
+        publish(registry, held, version)
+        assert serving.version() == version
+    registry.roll_back(at=AT)
+    assert serving.version() == ONE
+    assert serving.versions() == {"shared": ONE}
+
+
+def test_a_version_is_read_once_however_often_it_is_asked_for(registry: Registry, held: Lease) -> None:
+    read: list[str] = []
+    serving = Serving(registry, read.append)
+    publish(registry, held, ONE)
+    for _ in range(3):
+        serving.version()
+    publish(registry, held, TWO)
+    for _ in range(3):
+        serving.version()
+    assert read == [ONE, TWO]
+
+
+@pytest.mark.parametrize("how", ["missing", "altered", "no manifest", "empty manifest"])
+def test_while_the_live_version_cannot_be_read_the_one_before_serves_and_the_fault_is_seen(
+    registry: Registry, held: Lease, at_once: None, how: str
+) -> None:
+    publish(registry, held, ONE)
+    serving = process(registry)
+    assert serving.version() == ONE
+    publish(registry, held, TWO)
+    path = registry.path(TWO)
+    kept = path.with_name(".kept")
+    shutil.copytree(path, kept)
+    if how == "missing":
+        shutil.rmtree(path)
+    elif how == "altered":
+        (path / bundle.WEIGHTS).write_bytes(b"altered")
+    elif how == "no manifest":
+        (path / bundle.MANIFEST).unlink()
+    else:
+        (path / bundle.MANIFEST).write_bytes(b"")
+    for _ in range(3):
+        assert serving.version() == ONE
+    assert list(registry.faults()) == [TWO]
+    assert registry.faults()[TWO]
+    shutil.rmtree(path, ignore_errors=True)
+    kept.rename(path)
+    assert serving.version() == TWO
+    assert registry.faults() == {}
+
+
+def test_a_process_that_begins_while_the_live_version_is_damaged_serves_the_newest_that_can_be_read(
+    registry: Registry, held: Lease
+) -> None:
+    publish(registry, held, ONE, TWO, THREE)
+    for version in (TWO, THREE):
+        damage(registry, version)
+    assert process(registry).version() == ONE
+    assert set(registry.faults()) == {TWO, THREE}
+
+
+def test_a_version_that_another_process_cannot_read_is_begun_by_none(
+    registry: Registry, held: Lease, at_once: None
+) -> None:
+    publish(registry, held, ONE)
+    first, second = process(registry), process(registry)
+    assert (first.version(), second.version()) == (ONE, ONE)
+    publish(registry, held, TWO)
+    assert second.version() == TWO
+    damage(registry, TWO)
+    assert first.version() == ONE
+    assert second.version() == ONE, "the other could not finish what it begins"
+    repair(registry, TWO)
+    assert first.version() == TWO
+    assert second.version() == TWO
+
+
+def test_a_fault_that_its_process_took_to_the_grave_is_forgotten(
+    registry: Registry, held: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(registry, held, ONE, TWO)
+    registry.report_fault(TWO, "a disk that is not mounted there")
+    serving = process(registry)
+    assert serving.version() == ONE
+    monkeypatch.setattr(registry_module, "FAULT_TTL_S", 0)
+    assert serving.version() == TWO
+
+
+def test_when_no_version_can_be_read_batches_wait_and_are_told_why(
+    registry: Registry, held: Lease, at_once: None
+) -> None:
+    publish(registry, held, ONE, TWO)
+    for version in (ONE, TWO):
+        damage(registry, version)
+    serving = process(registry)
+    for _ in range(2):
+        with pytest.raises(
+            ModelUnavailable, match=r"no version of the shared model can be read .*`logweir train`"
+        ):
+            serving.version()
+    repair(registry, ONE)
+    assert serving.version() == ONE
+
+
+def test_a_damaged_version_is_not_read_again_with_every_batch(registry: Registry, held: Lease) -> None:
+    tried: list[str] = []
+
+    def prepare(version: str) -> None:
+        tried.append(version)
+        if version == TWO:
+            raise BadBundle("damaged")
+
+    serving = Serving(registry, prepare)
+    publish(registry, held, ONE, TWO)
+    assert [serving.version() for _ in range(5)] == [ONE] * 5
+    assert tried == [TWO, ONE]
+
+
+def test_a_fault_of_a_version_that_is_replaced_does_not_matter_any_more(
+    registry: Registry, held: Lease
+) -> None:
+    publish(registry, held, ONE, TWO)
+    damage(registry, TWO)
+    serving = process(registry)
+    assert serving.version() == ONE
+    publish(registry, held, THREE)
+    assert serving.version() == THREE
+
+
+def test_models_serve_side_by_side_and_fail_alone(registry: Registry, held: Lease) -> None:
+    publish(registry, held, ONE)
+    publish(registry, held, TWO, THREE, model="prod/a")
+    serving = process(registry)
+    damage(registry, THREE)
+    assert (serving.version(), serving.version("prod/a"), serving.version("other")) == (ONE, TWO, None)
+    assert serving.versions() == {"shared": ONE, "prod/a": TWO}
+
+
+# A whole process
+
+
+@pytest.fixture
+def context(settings: Settings) -> Iterator[Context]:
+    own = replace(settings, own_models=("prod/own",))
+    app = make_app(own)
+    yield Context(app, own)
+    app.close()
+
+
+def test_a_workload_is_answered_by_its_own_model_once_it_has_one(context: Context, held: Lease) -> None:
+    assert context.version("prod/own/x") is None
+    publish(context.registry, held, ONE)
+    assert context.version("prod/own/x") == ONE, "until it has one, by the one that is shared"
+    publish(context.registry, held, TWO, model="prod/own/x")
+    assert [context.version(w) for w in ("prod/own/x", "prod/own/y", "prod/a")] == [TWO, ONE, ONE]
+    damage(context.registry, TWO)
+    fresh = Context(context.app, context.settings)
+    assert fresh.version("prod/own/x") == ONE, "while its own cannot be read, the shared one answers"
+    other = Context(context.app, replace(context.settings, own_models=()))
+    assert other.version("prod/own/x") == ONE
+
+
+def test_a_process_keeps_the_versions_it_used_last(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = context.settings.loaded_models
+    names = [f"m{n:06d}-0a1b2c3d" for n in range(most + 1)]
+    for name in names:
+        written(context.registry, name)
+    monkeypatch.setattr("pipeline.tasks.context.load_known", lambda path: path.name)
+    first = context.knowledge(names[0])
+    assert isinstance(first, Knowledge)
+    for name in names[1:-1]:
+        context.knowledge(name)
+    assert context.knowledge(names[0]) is first, "asked for again, so it stays"
+    context.knowledge(names[-1])
+    assert context.knowledge(names[0]) is first
+    shutil.rmtree(context.registry.path(names[1]))
+    with pytest.raises(BadBundle):
+        context.knowledge(names[1])
+    assert len(context._known) == most
+
+
+def test_a_batch_waits_uncounted_while_no_version_can_be_read(context: Context, held: Lease) -> None:
+    publish(context.registry, held, ONE)
+    damage(context.registry, ONE)
+    Producer(context.ledger, context.submit, context.settings).send(["a"], workload="prod/a", batch_id="b")
+    why = perform(context, Stage.INGEST, "b", step)
+    assert why is not None and "no version of the shared model can be read" in why
+    assert context.client.hget(context.ledger.keys.batch("b"), "attempts") == b"0"
+    trouble = context.presence.trouble()
+    assert trouble is not None and trouble.reason == why
+    assert context.ledger.state("b") == "ingest"
+
+
+def test_the_reloader_says_what_is_served_when_it_changes(context: Context, held: Lease) -> None:
+    reloader = Reloader(context, "w1")
+    reloader.look()
+    assert context.presence.serving() == {}
+    publish(context.registry, held, ONE)
+    publish(context.registry, held, TWO, model="prod/own/x")
+    reloader.look()
+    said = context.presence.serving()["w1"]
+    assert said.versions == {"shared": ONE, "prod/own/x": TWO}
+    reloader.look()
+    assert context.presence.serving()["w1"] == said, "nothing changed, so nothing is said"
+    publish(context.registry, held, THREE)
+    damage(context.registry, THREE)
+    reloader.look()
+    assert context.presence.serving()["w1"] == said
+    context.presence.leave("w1")
+    assert context.presence.serving() == {}
+
+
+def test_the_reloader_goes_on_when_a_model_has_no_version_that_can_be_read(
+    context: Context, held: Lease
+) -> None:
+    publish(context.registry, held, ONE)
+    publish(context.registry, held, TWO, model="prod/own/x")
+    damage(context.registry, ONE)
+    reloader = Reloader(context, "w1")
+    reloader.look()
+    assert context.presence.serving()["w1"].versions == {"prod/own/x": TWO}
+    trouble = context.presence.trouble()
+    assert trouble is not None and "no version of the shared model" in trouble.reason
+
+
+def test_the_reloader_looks_often_while_its_process_works_and_rarely_while_it_does_not(
+    context: Context,
+) -> None:
+    reloader = Reloader(context, "w1")
+    often = context.settings.reload_poll_ms / 1000
+    assert reloader.poll_s() == often
+    reloader.worked -= IDLE_AFTER_S
+    assert reloader.poll_s() == IDLE_POLL_S > often
+    reloader.works()
+    assert reloader.poll_s() == often
+
+
+def test_a_scoring_process_reads_torch_when_a_training_is_asked_for_and_not_before(
+    context: Context, settings: Settings, client: "redis.Redis"
+) -> None:
+    scoring = Context(make_app(settings), settings, loads="network")
+    reloader = Reloader(scoring, "w1")
+    reloader.look()
+    assert reloader.imports
+    Trainings(client, settings).request(Request(asked_by="test", why="test"))
+    reloader.look()
+    assert not reloader.imports
+    assert not Reloader(context, "w2").imports, "nobody else needs it"
+
+
+def test_a_hint_is_heard_in_the_process_and_in_one_forked_from_it_and_only_once() -> None:
+    hint = Hint()
+    hint.set()
+    hint.open()
+    assert not hint.wait(0), "before it was open nobody was there to hear it"
+    for _ in range(100_000):  # more than the pipe holds; the sender never waits
+        hint.set()
+    while hint.wait(0):
+        pass
+    child = os.fork()
+    if not child:
+        os._exit(7 if hint.wait(20) else 1)
+    hint.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not hint.wait(0)

@@ -1,0 +1,264 @@
+"""From evidence to a verdict."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.models.evidence import Evidence, Normal
+from pipeline.models.threshold import Calibration, Mode, calibrate
+from pipeline.models.verdict import conclude, is_rare, rarity
+from pipeline.records.schema import Verdict
+
+NATS = st.floats(0.0, 60.0)
+SURPRISES = st.lists(NATS, max_size=60)
+SHARES = st.floats(0.0, 1.0)
+LOGITS = st.floats(-8.0, 8.0)
+
+
+def normals(surprises: list[float]) -> list[Normal]:
+    return [Normal(evidence=Evidence(surprise=s, prior=-1.5)) for s in surprises]
+
+
+def judged(
+    calibration: Calibration,
+    surprise: float = 3.0,
+    *,
+    words: tuple[str, ...] = (),
+    unseen: tuple[str, ...] = (),
+    severity: str | None = None,
+    novelty: float = 0.0,
+    prior: float = -1.5,
+    known: int = 0,
+    new: bool = True,
+    severe: bool = False,
+    level: str | None = None,
+    template_count: int | None = None,
+    template_severe: bool | None = None,
+) -> Verdict:
+    return conclude(
+        Evidence(
+            surprise=surprise,
+            words=words,
+            unseen=unseen,
+            severity=severity,
+            novelty=novelty,
+            prior=prior,
+        ),
+        calibration=calibration,
+        known_count=known,
+        template_new=new,
+        severe=severe,
+        level=level,
+        template_id=7,
+        template_count=template_count,
+        template_severe=template_severe,
+    )
+
+
+BASELINE = calibrate(normals([4.0 + 0.1 * i for i in range(40)]), mode=Mode.BASELINE, total=4000)
+SELF = replace(BASELINE, mode=Mode.SELF)
+NONE = calibrate([], mode=Mode.BASELINE, total=30)
+OLDER = Calibration.from_json(
+    {
+        "mode": "baseline",
+        "method": "conformal",
+        "median": 6.0,
+        "threshold": 7.9,
+        "held_out": 40,
+        "total": 4000,
+        "quantiles": [4.0 + 0.1 * i for i in range(40)],
+    }
+)
+ALL = [BASELINE, SELF, NONE, OLDER]
+
+
+@given(
+    surprises=SURPRISES,
+    mode=st.sampled_from(Mode),
+    older=st.booleans(),
+    surprise=st.tuples(NATS, NATS),
+    novelty=st.tuples(SHARES, SHARES),
+    prior=st.tuples(LOGITS, LOGITS),
+    known=st.tuples(st.integers(0, 9000), st.integers(0, 9000)),
+    new=st.booleans(),
+    severe=st.booleans(),
+    level=st.sampled_from([None, "info", "warning", "error", "fatal"]),
+    word=st.sampled_from([None, "error", "panic"]),
+    unseen=st.sampled_from([(), ("error",)]),
+    template_severe=st.sampled_from([None, True, False]),
+)
+def test_more_evidence_never_lowers_the_score_nor_raises_the_p_value(
+    *,
+    surprises: list[float],
+    mode: Mode,
+    older: bool,
+    surprise: tuple[float, float],
+    novelty: tuple[float, float],
+    prior: tuple[float, float],
+    known: tuple[int, int],
+    new: bool,
+    severe: bool,
+    level: str | None,
+    word: str | None,
+    unseen: tuple[str, ...],
+    template_severe: bool | None,
+) -> None:
+    made = replace(OLDER, mode=mode) if older else calibrate(normals(surprises), mode=mode, total=9000)
+    common: dict[str, object] = {
+        "surprise": min(surprise), "novelty": min(novelty), "prior": min(prior), "known": 0, "new": new,
+        "severe": severe, "level": level, "severity": word, "unseen": unseen, "template_severe": template_severe,
+    }  # fmt: skip
+
+    def found(**changes: object) -> tuple[float, float]:
+        kinds = common | changes
+        if kinds["known"]:
+            kinds["new"] = False
+        verdict = judged(made, **kinds)  # type: ignore[arg-type]
+        assert verdict.score is not None and 0.0 <= verdict.score <= 1.0
+        assert verdict.p_value is None or 0.0 < verdict.p_value <= 1.0
+        return verdict.score, -(verdict.p_value or 0.0)
+
+    def rises(less: dict[str, object], more: dict[str, object]) -> None:
+        (low, low_p), (high, high_p) = found(**less), found(**more)
+        assert high >= low and high_p >= low_p
+
+    rises({}, {"surprise": max(surprise)})
+    rises({}, {"novelty": max(novelty)})
+    rises({}, {"prior": max(prior)})
+    rises({"severe": False}, {"severe": True})
+    rises({"new": False}, {"new": True})
+    rises({"severity": None}, {"severity": "error"})
+    rises({"level": "error"}, {"level": "fatal"})
+    rises({"level": level if level != "fatal" else None}, {"level": "error"})
+    rises({"known": max(known), "new": False}, {"known": min(known), "new": False})
+
+
+@given(
+    surprise=NATS,
+    known=st.integers(1, 4000),
+    severe=st.booleans(),
+    level=st.sampled_from([None, "info", "error", "fatal"]),
+    word=st.sampled_from([None, "error", "panic"]),
+)
+def test_a_pattern_of_the_baseline_is_never_anomalous(
+    surprise: float, known: int, severe: bool, level: str | None, word: str | None
+) -> None:
+    found = judged(BASELINE, surprise, known=known, new=False, severe=severe, level=level, severity=word)
+    assert found.anomalous is False and found.reasons == () and found.p_value == 1.0
+    assert found.score is not None and found.score < 0.5
+
+
+@given(
+    surprise=NATS,
+    mode=st.sampled_from(Mode),
+    new=st.booleans(),
+    severe=st.booleans(),
+    known=st.integers(0, 50),
+)
+def test_anomalous_means_a_score_of_at_least_one_half(
+    surprise: float, mode: Mode, new: bool, severe: bool, known: int
+) -> None:
+    found = judged(replace(BASELINE, mode=mode), surprise, new=new and not known, severe=severe, known=known)
+    assert found.score is not None
+    assert found.anomalous == (found.score >= 0.5)
+
+
+@pytest.mark.parametrize("made", ALL)
+@pytest.mark.parametrize("sign", [{"severe": True}, {"severity": "failed"}, {"level": "fatal"}])
+def test_a_new_template_with_an_error_sign_is_anomalous_however_likely_its_words(
+    made: Calibration, sign: dict[str, object]
+) -> None:
+    assert judged(made, 0.0, prior=-8.0, **sign).anomalous is True  # type: ignore[arg-type]
+
+
+@given(surprise=NATS, novelty=SHARES, prior=LOGITS, made=st.sampled_from([BASELINE, SELF, OLDER]))
+def test_a_calm_new_template_is_anomalous_exactly_above_the_threshold(
+    surprise: float, novelty: float, prior: float, made: Calibration
+) -> None:
+    strange = made.strangeness(Evidence(surprise=surprise, novelty=novelty, prior=prior))
+    found = judged(made, surprise, novelty=novelty, prior=prior)
+    assert found.anomalous == (strange >= made.threshold)
+
+
+@given(surprise=NATS, novelty=SHARES, prior=LOGITS)
+def test_without_held_out_templates_no_calm_line_is_flagged(
+    surprise: float, novelty: float, prior: float
+) -> None:
+    assert judged(NONE, surprise, novelty=novelty, prior=prior).anomalous is False
+
+
+@given(surprise=NATS, novelty=SHARES, prior=LOGITS)
+def test_a_calm_variation_of_a_known_template_is_never_anomalous(
+    surprise: float, novelty: float, prior: float
+) -> None:
+    terms: dict[str, Any] = {"novelty": novelty, "prior": prior}
+    assert judged(BASELINE, surprise, new=False, **terms).anomalous is False
+    assert judged(SELF, surprise, new=False, known=1, template_count=3000, **terms).anomalous is False
+
+
+def test_an_error_word_new_to_the_log_flags_a_variation_of_a_known_template() -> None:
+    expected = judged(BASELINE, 6.0, new=False, severity="error", words=("queue",))
+    novel = judged(BASELINE, 6.0, new=False, severity="refused", words=("refused",), unseen=("refused",))
+    assert expected.anomalous is False
+    assert novel.anomalous is True
+
+
+def test_an_error_level_in_a_template_that_was_always_calm_is_anomalous() -> None:
+    assert judged(BASELINE, 0.0, new=False, severe=True, template_severe=False).anomalous is True
+    assert judged(BASELINE, 0.0, new=False, severe=True, template_severe=True).anomalous is False
+
+
+def test_a_new_error_template_ranks_above_a_new_calm_one_and_that_above_a_variation() -> None:
+    error = judged(BASELINE, 6.0, severe=True, severity="failed").score
+    calm = judged(BASELINE, 6.0).score
+    variation = judged(BASELINE, 6.0, new=False).score
+    known = judged(BASELINE, 6.0, new=False, known=30).score
+    assert error is not None and calm is not None and variation is not None and known is not None
+    assert error > calm > variation > known
+
+
+def test_in_self_mode_a_rare_error_ranks_above_a_frequent_one_and_a_frequent_calm_line_is_last() -> None:
+    rare = judged(SELF, 5.0, new=False, known=1, severe=True).score
+    frequent = judged(SELF, 5.0, new=False, known=900, severe=True).score
+    calm = judged(SELF, 1.0, new=False, known=900).score
+    assert rare is not None and frequent is not None and calm is not None
+    assert rare > frequent > 0.5 > calm
+
+
+def test_reasons_name_what_was_found_and_their_data() -> None:
+    found = judged(BASELINE, 9.0, words=("refused", "by"), severity="refused", level="error", severe=True)
+    assert found.reasons == ("new-template", "error-severity:error", "unlikely-tokens:refused by")
+    worded = judged(BASELINE, 9.0, severity="refused", level="info")
+    assert worded.reasons == ("new-template", "error-severity:refused")
+    assert judged(SELF, 5.0, new=False, known=2).reasons == ("rare:2/4000",)
+
+
+def test_rarity_falls_from_one_to_zero_with_the_count() -> None:
+    assert rarity(1, 1000) == 1.0
+    assert rarity(1000, 1000) == 0.0
+    assert is_rare(17, 100_000) and not is_rare(18, 100_000)
+
+
+def test_concluding_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; import pipeline.models.verdict, pipeline.models.bundle, pipeline.models.prior, pipeline.models.novelty; "
+        "print([m for m in ('torch', 'transformers', 'tokenizers', 'safetensors') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("level", [None, "info", "warning"])
+@pytest.mark.parametrize("new", [True, False])
+def test_without_held_out_templates_no_line_is_flagged_for_being_strange(
+    mode: Mode, level: str | None, new: bool
+) -> None:
+    made = calibrate([], mode=mode, total=1_000)
+    verdict = judged(made, 50.0, novelty=1.0, prior=8.0, level=level, new=new)
+    assert verdict.anomalous is False and verdict.p_value is None

@@ -1,0 +1,431 @@
+"""Findings: what they hold, and the order in which a person reads them."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import detect
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.errors import BadPayload
+from pipeline.ledger.batches import Meta
+from pipeline.records.schema import RESULT_SCHEMA, Purpose, Verdict
+from pipeline.report import findings, summary
+from pipeline.report.findings import Finding, Sample
+from pipeline.sources.framing import Framer
+from pipeline.watching.incidents import onsets
+
+START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
+TEMPLATES = {"template_id": pl.Int64, "template": pl.String}
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def record(number: int, seconds: float, **changes: Any) -> dict[str, Any]:
+    row = {
+        "record_id": f"r{number:06}",
+        "source": "app.log",
+        "line": number,
+        "lines": 1,
+        "timestamp": at(seconds),
+        "workload": "shop",
+        "level": "info",
+        "message": f"message {number}",
+        "pattern_id": 7,
+        "template_id": 1,
+        "score": 0.9,
+        "anomalous": True,
+        "reasons": ["unlikely-tokens:message"],
+        "model_version": "m1",
+        "raw": f"INFO message {number}",
+    }
+    return row | changes
+
+
+def store(root: Path, rows: list[dict[str, Any]], files: int = 1) -> Path:
+    """The rows, dealt out over files laid out as the sink lays them out."""
+    for n in range(files):
+        frame = pl.DataFrame(rows[n::files], schema=RESULT_SCHEMA)
+        for (workload,), part in frame.group_by("workload"):
+            folder = root / "date=2026-11-19" / f"workload={workload}"
+            folder.mkdir(parents=True, exist_ok=True)
+            part.write_parquet(folder / f"batch{n}.parquet")
+    root.mkdir(exist_ok=True)
+    return root
+
+
+def templates(*rows: tuple[int, str]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema=TEMPLATES, orient="row")
+
+
+def finding(template_id: int, seconds: float = 0, **changes: Any) -> Finding:
+    base = Finding(
+        workload="shop",
+        template_id=template_id,
+        template=f"template {template_id}",
+        count=1,
+        lines=1,
+        first_seen=at(seconds),
+        last_seen=at(seconds),
+        burst_end=at(seconds),
+        level="error",
+        score=0.9,
+        reasons=("error-severity:error",),
+        samples=(Sample(source="app.log", line=1, timestamp=at(seconds), message="m", raw="m"),),
+        patterns=1,
+    )
+    return replace(base, **changes)
+
+
+def benign(template_id: int, seconds: float) -> Finding:
+    return finding(template_id, seconds, level="info", reasons=("unlikely-tokens:odd",), score=0.99)
+
+
+any_finding = st.builds(
+    lambda seconds, burst, level, reasons, score, count, workload: finding(
+        0,
+        seconds,
+        burst_end=at(seconds + burst),
+        last_seen=at(seconds + burst),
+        level=level,
+        reasons=tuple(reasons),
+        score=score,
+        count=count,
+        workload=workload,
+    ),
+    st.integers(0, 4_000),
+    st.integers(0, 120),
+    st.sampled_from([None, "debug", "info", "warning", "error", "fatal"]),
+    st.lists(st.sampled_from(["new-template", "unlikely-tokens:a b", "rare:1/900", "error-severity:failed"])),
+    st.floats(0, 1),
+    st.integers(1, 50),
+    st.sampled_from(["shop", "bank"]),
+)
+finding_lists = st.lists(any_finding, max_size=25).map(
+    lambda many: [replace(f, template_id=n) for n, f in enumerate(many, start=1)]
+)
+
+
+def test_a_finding_sums_up_the_anomalous_records_of_one_template_of_one_workload(tmp_path: Path) -> None:
+    rows = [
+        record(1, 0, level="warning", lines=3, pattern_id=1),
+        record(2, 10, level="fatal", score=0.97, reasons=["new-template", "error-severity:fatal"]),
+        record(3, 20, level="info", anomalous=False, score=0.1, reasons=[]),
+        record(4, 30, anomalous=None, score=None, reasons=["warming"], template_id=None, model_version=None),
+        record(5, 40, workload="bank"),
+    ]
+    found = findings.collect(store(tmp_path, rows), templates((1, "message <*>")))
+    shop, bank = (next(f for f in found if f.workload == name) for name in ("shop", "bank"))
+    assert (shop.count, shop.lines, shop.level, shop.score, shop.patterns) == (2, 4, "fatal", 0.97, 2)
+    assert (shop.first_seen, shop.last_seen) == (at(0), at(10))
+    assert shop.template == "message <*>"
+    assert shop.reasons == ("error-severity:fatal", "new-template", "unlikely-tokens:message")
+    assert bank.count == 1
+
+
+def test_samples_are_the_first_four_records_and_the_last_one(tmp_path: Path) -> None:
+    rows = [record(n, n * 5) for n in range(1, 41)]
+    random.Random(5).shuffle(rows)
+    (found,) = findings.collect(store(tmp_path, rows, files=3), templates((1, "message <*>")))
+    assert [s.line for s in found.samples] == [1, 2, 3, 4, 40]
+    assert found.samples[0] == Sample(
+        source="app.log",
+        line=1,
+        timestamp=at(5),
+        message="message 1",
+        raw="INFO message 1",
+        words=("message",),
+    )
+
+
+def test_a_record_is_sampled_once_even_when_it_is_both_first_and_last(tmp_path: Path) -> None:
+    (found,) = findings.collect(store(tmp_path, [record(1, 0)]), templates())
+    assert len(found.samples) == 1
+
+
+def test_a_template_that_is_not_known_is_shown_by_its_first_message(tmp_path: Path) -> None:
+    (found,) = findings.collect(store(tmp_path, [record(1, 0, template_id=-1)]), templates((1, "other")))
+    assert (found.template_id, found.template) == (-1, "message 1")
+
+
+def test_a_very_long_record_is_cut_when_it_is_sampled(tmp_path: Path) -> None:
+    rows = [record(1, 0, raw="x" * 70_000, message="x" * 70_000)]
+    (found,) = findings.collect(store(tmp_path, rows), templates())
+    assert len(found.samples[0].raw) == len(found.samples[0].message) == findings.SAMPLE_CHARS
+
+
+def test_reasons_are_the_most_frequent_of_each_kind(tmp_path: Path) -> None:
+    rows = [record(n, n, reasons=[f"unlikely-tokens:w{n:03}", "rare:1/90"]) for n in range(100)]
+    rows += [record(n, n, reasons=["unlikely-tokens:often", "new-template"]) for n in range(100, 103)]
+    (found,) = findings.collect(store(tmp_path, rows), templates())
+    assert found.reasons[:3] == ("new-template", "unlikely-tokens:often", "unlikely-tokens:w000")
+    assert found.reasons[-1] == "rare:1/90"
+    assert len(found.reasons) == findings.REASONS_OF_A_KIND + 2
+
+
+def test_results_that_are_absent_empty_or_half_written_have_no_findings(tmp_path: Path) -> None:
+    assert findings.collect(tmp_path / "absent", templates()) == []
+    (tmp_path / ".half.parquet").write_bytes(b"PAR1 and no more")
+    assert findings.collect(tmp_path, templates()) == []
+    store(tmp_path, [record(1, 0, anomalous=False, score=0.1)])
+    assert findings.collect(tmp_path, templates()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"not parquet at all" * 100])
+def test_a_damaged_file_is_named_instead_of_being_left_out(tmp_path: Path, content: bytes) -> None:
+    store(tmp_path, [record(1, 0)])
+    (tmp_path / "damaged.parquet").write_bytes(content)
+    with pytest.raises(BadPayload, match=r"damaged\.parquet"):
+        findings.collect(tmp_path, templates())
+    with pytest.raises(BadPayload, match=r"damaged\.parquet"):
+        findings.summary(tmp_path)
+
+
+def test_the_limit_keeps_the_findings_that_come_first(tmp_path: Path) -> None:
+    rows = [record(n, n, template_id=n, level="error" if n == 7 else "info") for n in range(1, 9)]
+    found = findings.collect(store(tmp_path, rows), templates(), limit=2)
+    assert len(found) == 2
+    assert found[0].template_id == 7
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_rows_and_files_does_not_change_the_findings(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        record(
+            n,
+            (n * 37) % 900,
+            template_id=n % 9,
+            workload=("shop", "bank")[n % 2],
+            level=("info", "warning", "error")[n % 5 % 3],
+            pattern_id=n % 20,
+            reasons=[f"unlikely-tokens:w{n % 11}"],
+        )
+        for n in range(300)
+    ]
+    expected = findings.collect(store(tmp_path / "straight", rows), templates())
+    monkeypatch.setattr(findings, "_CHUNK_ROWS", 17)
+    random.Random(seed).shuffle(rows)
+    assert findings.collect(store(tmp_path / "shuffled", rows, files=seed + 2), templates()) == expected
+
+
+@given(many=finding_lists, seed=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_order_is_a_permutation_that_does_not_depend_on_the_order_of_the_input(
+    many: list[Finding], seed: int
+) -> None:
+    ordered = findings.order(many)
+    shuffled = many.copy()
+    random.Random(seed).shuffle(shuffled)
+    assert findings.order(shuffled) == ordered
+    assert sorted(f.template_id for f in ordered) == [f.template_id for f in many]
+    assert [replace(f, incident=0) for f in findings.order(ordered)] == [
+        replace(f, incident=0) for f in ordered
+    ]
+
+
+@given(many=finding_lists)
+@settings(max_examples=60, deadline=None)
+def test_the_best_of_each_incident_comes_before_the_second_of_any(many: list[Finding]) -> None:
+    incidents = [f.incident for f in findings.order(many)]
+    distinct = set(incidents)
+    assert set(incidents[: len(distinct)]) == distinct
+    assert distinct == set(range(1, len(distinct) + 1))
+
+
+@given(many=finding_lists)
+@settings(max_examples=60, deadline=None)
+def test_inside_an_incident_and_between_the_bests_of_incidents_rank_decides(many: list[Finding]) -> None:
+    ordered = findings.order(many)
+    heads = ordered[: len({f.incident for f in ordered})]
+    assert heads == sorted(heads, key=findings.rank)
+    for incident in {f.incident for f in ordered}:
+        inside = [f for f in ordered if f.incident == incident]
+        assert inside == sorted(inside, key=findings.rank)
+
+
+@given(many=finding_lists)
+@settings(max_examples=60, deadline=None)
+def test_within_one_minute_the_order_is_plain_rank(many: list[Finding]) -> None:
+    close = [replace(f, first_seen=at(f.first_seen.second), burst_end=at(60), last_seen=at(60)) for f in many]
+    assert [replace(f, incident=0) for f in findings.order(close)] == sorted(close, key=findings.rank)
+
+
+def test_one_fault_that_shows_in_two_services_is_one_incident() -> None:
+    ordered = findings.order([finding(1, 0), finding(2, 45, workload="bank"), finding(3, 600)])
+    assert {f.template_id: f.incident for f in ordered} == {1: 1, 2: 1, 3: 2}
+
+
+def test_a_burst_keeps_its_incident_open_but_a_line_that_returns_all_day_does_not() -> None:
+    burst = finding(1, 0, burst_end=at(120), last_seen=at(120))
+    assert {f.incident for f in findings.order([burst, finding(2, 170)])} == {1}
+    returning = finding(1, 0, last_seen=at(80_000), count=9_000)
+    assert {f.incident for f in findings.order([returning, finding(2, 170)])} == {1, 2}
+
+
+def test_a_long_chain_of_onsets_is_cut_where_the_gaps_are_wide() -> None:
+    chain = [finding(n, seconds) for n, seconds in enumerate([0, 10, 60, 70, 120, 130, 180, 190], start=1)]
+    assert [f.incident for f in sorted(findings.order(chain), key=lambda f: f.template_id)] == [
+        *(1, 1, 2, 2, 3, 3, 4, 4)
+    ]
+
+
+def test_onsets_that_are_as_far_apart_as_all_others_are_not_cut_into_single_ones() -> None:
+    ordered = findings.order(finding(n, 20 * n) for n in range(30))
+    assert Counter(f.incident for f in ordered) == {1: 10, 2: 10, 3: 10}
+
+
+def test_onsets_without_any_gap_do_not_make_one_incident_of_a_day() -> None:
+    ordered = findings.order(finding(n, 4 * n) for n in range(1, 1_000))
+    for incident in {f.incident for f in ordered}:
+        began = [f.first_seen for f in ordered if f.incident == incident]
+        assert max(began) - min(began) <= onsets.SPAN
+
+
+@given(many=finding_lists)
+@settings(max_examples=60, deadline=None)
+def test_entries_of_incidents_hold_every_finding_once_and_begin_with_the_most_urgent(
+    many: list[Finding],
+) -> None:
+    ordered = findings.order(many)
+    entries = findings.by_incident(ordered)
+    assert sorted((pair for entry in entries for pair in entry), key=lambda pair: pair[0]) == list(
+        enumerate(ordered, start=1)
+    )
+    assert [entry[0][0] for entry in entries] == list(range(1, len(entries) + 1))
+    assert all(entry == sorted(entry, key=lambda pair: pair[0]) for entry in entries)
+
+
+def test_a_stack_trace_is_one_finding_however_deep_it_is(tmp_path: Path) -> None:
+    lines = [
+        "2026-11-20 10:00:00,123 ERROR [main] shop.Cart: payment failed",
+        "shop.pay.PaymentException: card refused",
+        "\tat shop.pay.Gateway.charge(Gateway.java:41)",
+        "Caused by: java.net.SocketTimeoutException: Read timed out",
+        "\t... 12 more",
+        "2026-11-20 10:00:07,456 ERROR [main] shop.Cart: payment failed",
+        "shop.pay.PaymentException: card refused",
+        "\tat shop.pay.Gateway.charge(Gateway.java:44)",
+        "\tat shop.pay.Retry.run(Retry.java:7)",
+        "Caused by: java.net.SocketTimeoutException: Read timed out",
+        "\t... 9 more",
+    ]
+    framer = Framer()
+    records = pl.concat([framer.feed(lines), framer.flush()])
+    meta = Meta(
+        batch_id="b",
+        source="app.log",
+        source_key="00aa",
+        purpose=Purpose.SCORE,
+        arrived=START,
+        formats=(),
+        zone="UTC",
+    )
+    prepared = detect.prepare(records, meta, MaskSet.load())
+    work = detect.distinct(prepared, "m1")
+    verdict = Verdict(template_id=1, score=0.9, anomalous=True, reasons=("new-template",))
+    rows = detect.results(
+        prepared, detect.answer(work, dict.fromkeys(work["key"].to_list(), verdict)), meta, "shop"
+    )
+    (tmp_path / "workload=shop").mkdir()
+    rows.write_parquet(tmp_path / "workload=shop" / "b.parquet")
+    (found,) = findings.collect(tmp_path, templates((1, "payment failed")))
+    assert (work.height, found.patterns, found.count, found.lines) == (1, 1, 2, 11)
+    assert found.samples[0].raw == "\n".join(lines[:5])
+
+
+def test_a_harmless_line_between_two_incidents_does_not_join_them() -> None:
+    ordered = findings.order([finding(1, 0), benign(2, 50), finding(3, 100)])
+    assert [f.template_id for f in ordered] == [1, 3, 2]
+
+
+def test_every_fault_stands_in_the_first_ten_among_thirty_other_templates() -> None:
+    draw = random.Random(11)
+    services = ["gate", "shop", "bank", "mail"]
+    faults = []
+    for fault in range(8):
+        begin = 600 + fault * 420
+        for n in range(draw.randint(2, 5)):
+            faults.append(
+                finding(
+                    100 + fault * 10 + n,
+                    begin + n * draw.randint(1, 25),
+                    workload=services[(fault + n) % 4],
+                    level=draw.choice(["warning", "error"]) if n else "error",
+                    count=draw.randint(1, 60),
+                    score=draw.uniform(0.85, 1),
+                )
+            )
+    others = [benign(n, draw.uniform(0, 4_200)) for n in range(1, 31)]
+    first = findings.order(faults + others)[:10]
+    assert {f.template_id // 10 - 10 for f in first if f.template_id >= 100} == set(range(8))
+
+
+def test_the_opening_burst_ends_at_the_first_quiet_minute(tmp_path: Path) -> None:
+    rows = [record(n, s) for n, s in enumerate([3600, 3650, 3700, 3770, 3800], start=1)]
+    rows.append(record(6, 0, template_id=2, level="error"))
+    earlier, found = findings.collect(store(tmp_path, rows), templates())
+    assert (earlier.burst_end, found.burst_end) == (at(0), at(3700))
+    rows = [record(n, n * 30) for n in range(100)]
+    (found,) = findings.collect(store(tmp_path / "long", rows), templates())
+    assert found.burst_end == at(0) + onsets.BURST_SPAN
+
+
+def test_the_summary_counts_every_line_once(tmp_path: Path) -> None:
+    rows = [record(n, n, anomalous=n % 10 == 0, score=0.5, lines=2) for n in range(100)]
+    rows += [
+        record(200, 300, workload="bank", level=None, anomalous=None, score=None, model_version=None),
+        record(201, 301, workload="bank", level="error"),
+    ]
+    numbers = findings.summary(store(tmp_path, rows, files=3))
+    assert [numbers[k] for k in ("records", "lines", "anomalous", "anomalous_lines", "warming")] == [
+        *(102, 202, 11, 21, 1)
+    ]
+    assert (numbers["first"], numbers["last"]) == ("2026-11-19T09:00:00Z", "2026-11-19T09:05:01Z")
+    assert numbers["model_versions"] == ["m1"]
+    assert [(row["workload"], row["lines"]) for row in numbers["by_workload"]] == [("shop", 200), ("bank", 2)]
+    assert {row["level"]: row["anomalous"] for row in numbers["by_level"]} == {
+        "info": 10,
+        "error": 1,
+        None: 0,
+    }
+    assert sum(lines for _, lines, _ in numbers["timeline"]["buckets"]) == 202
+    assert sum(odd for _, _, odd in numbers["timeline"]["buckets"]) == 21
+
+
+@pytest.mark.parametrize("days", [0, 0.001, 0.7, 3, 40, 2_000])
+def test_the_timeline_has_no_holes_and_at_most_240_buckets(tmp_path: Path, days: float) -> None:
+    rows = [record(1, 0.5), record(2, 0.5 + days * 86_400, anomalous=False)]
+    timeline = findings.summary(store(tmp_path, rows))["timeline"]
+    starts = [datetime.fromisoformat(start) for start, _, _ in timeline["buckets"]]
+    width = timedelta(seconds=timeline["bucket_s"])
+    assert 1 <= len(starts) <= summary.TIMELINE_BUCKETS
+    assert all(b - a == width for a, b in pairwise(starts))
+    assert starts[0] <= rows[0]["timestamp"]
+    assert rows[1]["timestamp"] < starts[-1] + width
+    assert sum(odd for _, _, odd in timeline["buckets"]) == 1
+
+
+def test_the_summary_of_nothing_is_zero(tmp_path: Path) -> None:
+    numbers = findings.summary(tmp_path)
+    assert (numbers["records"], numbers["first"], numbers["by_workload"]) == (0, None, [])
+    assert numbers["timeline"] == {"bucket_s": 0, "buckets": []}
+
+
+def test_a_workload_whose_name_looks_like_a_file_is_counted_once(tmp_path: Path) -> None:
+    rows = pl.DataFrame([{"workload": "x.parquet", "lines": 1}], schema=RESULT_SCHEMA)
+    folder = tmp_path / "date=2026-11-20" / "workload=x.parquet"
+    folder.mkdir(parents=True)
+    rows.write_parquet(folder / "b.parquet")
+    assert summary.summary(tmp_path)["records"] == 1

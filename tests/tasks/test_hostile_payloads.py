@@ -1,0 +1,293 @@
+"""Payloads and bundles that lie: refused with an error of ours, in bounded memory, and never the end of the process."""
+
+import io
+import json
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from bench._fuzz_child import TRIED, Watch, grouped, unpacked
+from bench._fuzz_mutations import mutations
+from bench._fuzz_seeds import LINES, RECORDS
+from bench._fuzz_targets import TARGETS, Target, attempt
+from bench.fuzz import NAMES, fuzz
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.errors import BadBundle, BadPayload
+from pipeline.models import bundle as bundles
+from pipeline.opensearch.scan import as_text
+from pipeline.records.schema import Verdict, pack_frame, raw_frame, unpack_frame
+from pipeline.sources.chunks import Cursor
+from pipeline.sources.formats import NAMES as FORMATS
+from pipeline.sources.formats import detect
+from pipeline.sources.framing import Framer
+from tests.models.test_bundle import edit, write
+
+FRAME = pack_frame(raw_frame([f"line {i}" for i in range(50)]))
+
+
+def test_a_length_that_lies_is_refused_before_memory_is_asked_for() -> None:
+    # The first compressed buffer: the eight bytes before zstd's mark say what it unpacks to.
+    at = FRAME.index(b"\x28\xb5\x2f\xfd") - 8
+    for stated in (1 << 40, (1 << 63) - 1):
+        blob = FRAME[:at] + struct.pack("<q", stated) + FRAME[at + 8 :]
+        with pytest.raises(BadPayload, match="unpacks to"):
+            unpack_frame(blob)
+    with pytest.raises(BadPayload):
+        unpack_frame(FRAME[:at] + struct.pack("<q", -2) + FRAME[at + 8 :])
+
+
+def test_a_bomb_is_refused_by_what_it_would_unpack_to() -> None:
+    bomb = pack_frame(raw_frame(["x" * 60_000] * 2_000))
+    assert len(bomb) < 1 << 20
+    with pytest.raises(BadPayload, match="at most 67108864"):
+        unpack_frame(bomb, max_bytes=64 << 20)
+    assert unpack_frame(bomb).height == 2_000
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pl.DataFrame({"a": pl.Series(["x"], dtype=pl.Categorical)}),
+        pl.DataFrame({"a": [{"b": 1}]}),
+        pl.DataFrame({"a": [b"x"]}),
+        pl.DataFrame({f"c{n}": [1] for n in range(100)}),
+    ],
+    ids=["dictionary", "struct", "binary", "too many columns"],
+)
+def test_columns_of_a_kind_that_we_never_write_are_refused(frame: pl.DataFrame) -> None:
+    with pytest.raises(BadPayload):
+        unpack_frame(pack_frame(frame))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_mutations_of_what_is_read_are_answered_or_refused(name: str) -> None:
+    target = TARGETS[name]
+    inputs = mutations(target.seeds(), target.words, 7, target.made)
+    for group in islice(grouped(inputs, min(target.together, 256)), 1000 if target.together == 1 else 2):
+        assert attempt(target, group) is None, group
+
+
+def test_the_benchmark_offers_every_target() -> None:
+    assert set(NAMES) == set(TARGETS)
+
+
+def test_the_fuzzer_begins_with_lines_of_every_format() -> None:
+    seeds = [*LINES, *RECORDS]
+    assert {name for seed in seeds for name in detect(seed.split("\n"))} == set(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("name", "lose"),
+    [
+        ("framing", lambda rows: rows[1:]),
+        ("framing", lambda rows: rows.with_columns(pl.col("raw").str.replace("disk", "disc"))),
+        ("framing", lambda rows: rows.with_columns(pl.col("lines") + 1)),
+    ],
+    ids=["a row", "a letter", "a count"],
+)
+def test_one_lost_line_among_hundreds_of_inputs_is_seen(
+    name: str, lose: Callable[[pl.DataFrame], pl.DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Framer.feed_frame
+
+    def feed_frame(self: Framer, lines: pl.DataFrame) -> pl.DataFrame:
+        rows = whole(self, lines)
+        return lose(rows) if rows["raw"].str.contains("disk").any() else rows
+
+    inputs = [b"\x05INFO line %d of many\n" % n for n in range(300)]
+    inputs[7] = b"\0ERROR disk full\n"
+    assert attempt(TARGETS[name], inputs) is None
+    monkeypatch.setattr(Framer, "feed_frame", feed_frame)
+    assert isinstance(attempt(TARGETS[name], inputs), AssertionError)
+
+
+# ---- how the fuzzer finds the one among many
+
+
+def watching(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[Sequence[bytes]], None]
+) -> Watch:
+    target = Target(name="own", run=run, seeds=lambda: [b"a"], together=64)
+    monkeypatch.setitem(TARGETS, "own", target)
+    return Watch("own", directory)
+
+
+def found(directory: Path) -> dict[str, bytes]:
+    """What was wrong, and the bytes that were kept."""
+    return {
+        json.loads(path.read_text())["what"]: path.with_suffix("").read_bytes()
+        for path in directory.glob("finding-*.json")
+    }
+
+
+def test_the_one_input_that_raises_is_kept_and_every_input_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(inputs: Sequence[bytes]) -> None:
+        if b"17" in inputs:
+            raise ValueError("seventeen")
+
+    watch = watching(tmp_path, monkeypatch, run)
+    watch.try_together([b"%d" % n for n in range(50)])
+    watch.try_together([b"x"])
+    assert [(what.partition(" ")[0], kept) for what, kept in found(tmp_path).items()] == [
+        ("ValueError", b"17")
+    ]
+    assert unpacked((tmp_path / TRIED).read_bytes()) == (51, [])
+
+
+def test_inputs_that_raise_only_together_are_kept_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(inputs: Sequence[bytes]) -> None:
+        if {b"3", b"20"} <= set(inputs):
+            raise ValueError("both")
+
+    watching(tmp_path, monkeypatch, run).try_together([b"%d" % n for n in range(32)])
+    ((_, kept),) = found(tmp_path).items()
+    assert {b"3", b"20"} <= set(unpacked(kept)[1])
+
+
+def test_a_refusal_of_one_input_hides_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(inputs: Sequence[bytes]) -> None:
+        for data in inputs:
+            if data == b"2":
+                raise BadPayload("refused")
+            if data == b"30":
+                raise ValueError("thirty")
+
+    watching(tmp_path, monkeypatch, run).try_together([b"%d" % n for n in range(32)])
+    assert list(found(tmp_path).values()) == [b"30"]
+
+
+def test_one_slow_input_among_many_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("bench._fuzz_child.time.process_time", lambda: clock[0])
+
+    def run(inputs: Sequence[bytes]) -> None:
+        clock[0] += sum(1.5 if data == b"slow" else 0.01 for data in inputs)
+
+    watch = watching(tmp_path, monkeypatch, run)
+    for _ in range(40):
+        watch.try_together([b"x"] * 64)
+    watch.try_together([*[b"x"] * 40, b"slow", *[b"x"] * 23])
+    assert found(tmp_path) == {"took 1.5 s": b"slow"}
+
+
+def test_what_ended_the_process_is_halved_until_its_input_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def run(inputs: Sequence[bytes]) -> None:
+        if b"17" in inputs:
+            raise Died
+
+    def child(*_args: object, **_other: object) -> subprocess.CompletedProcess[bytes]:
+        try:
+            watch = watching(tmp_path / "own", monkeypatch, run)
+            if not watch.executions:
+                watch.try_together([b"%d" % n for n in range(40)])
+        except Died:
+            return subprocess.CompletedProcess((), -9)
+        return subprocess.CompletedProcess((), 0)
+
+    monkeypatch.setattr("bench.fuzz.subprocess.run", child)
+    watching(tmp_path, monkeypatch, run)  # so that fuzz() knows the target
+    values = fuzz("own", 60, 1, tmp_path / "own")
+    assert found(tmp_path / "own") == {"died with -9: ": b"17"}
+    # The parts before it that were tried to their end, and the one that it died of.
+    assert values["executions"] == 10 + 5 + 2 + 1
+
+
+# ---- found by bench/fuzz.py ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "blob", [b"\x95\x01\x01\xc0\xc0\x07", b"\x95\x01\xa1x\xc0\xc0\x90", b"\x95\xc0\x01\xc0\xc0\x90"]
+)
+def test_a_verdict_of_other_types_is_refused(blob: bytes) -> None:
+    with pytest.raises(BadPayload):
+        Verdict.unpack(blob)
+
+
+def test_a_cursor_at_infinity_is_refused() -> None:
+    with pytest.raises(BadPayload):
+        Cursor.unpack('{"v": 1, "path": "a", "identity": "b", "offset": 1e999, "line": 0, "inside": false}')
+
+
+def test_half_a_character_of_a_document_can_be_stored() -> None:
+    assert as_text("a\ud800") == "a\\ud800"
+    assert as_text({"a": "\ud800"}) == '{"a":"\\ud800"}'
+
+
+def test_a_mask_that_reads_on_stops_at_the_end_of_its_line() -> None:
+    masks = MaskSet.load()
+    first, second = "Failed password for root from ", ".0.0.7"
+    assert masks.mask_one(f"{first}\n{second}") == f"{masks.mask_one(first)} <NL> {masks.mask_one(second)}"
+    assert masks.mask_one(f"{first}\n{second}") != masks.mask_one(f"{first}{second}")
+
+
+# ---- bundles -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1e999}, {"seed": float("nan")}, {"files": {"model.safetensors": {"size": 1e999, "sha256": ""}}}, {"held_out": ["x"]}],
+    ids=str,
+)  # fmt: skip
+def test_a_manifest_of_absurd_numbers_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    write(tmp_path / "v1")
+    edit(tmp_path / "v1", lambda data: data.update(change))
+    with pytest.raises(BadBundle):
+        bundles.load_manifest(tmp_path / "v1")
+
+
+def test_a_manifest_of_lists_without_end_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "v1")
+    (tmp_path / "v1" / bundles.MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(BadBundle):
+        bundles.load_manifest(tmp_path / "v1")
+
+
+def weights(entries: object, data: int = 16, stated: int | None = None) -> bytes:
+    header = json.dumps(entries).encode()
+    return struct.pack("<Q", len(header) if stated is None else stated) + header + bytes(data)
+
+
+ONE = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+
+
+def test_weights_as_they_are_written_pass_the_check() -> None:
+    blob = weights({"a": ONE, "__metadata__": {"format": "pt"}})
+    assert bundles.weights_header(io.BytesIO(blob), len(blob)) == {"a": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        weights({"a": ONE}, stated=1 << 60),
+        weights({"a": ONE}, data=15),
+        weights({"a": ONE | {"shape": [1 << 62, 1 << 62]}}),
+        weights({"a": ONE | {"shape": [2] * 100}}),
+        weights({"a": ONE | {"shape": [True, 4]}}),
+        weights({"a": ONE | {"data_offsets": [-16, 0]}}),
+        weights({"a": ONE, "b": ONE}),
+        weights({"a": ONE | {"dtype": "PICKLE"}}),
+        weights([1]),
+        weights({"a": [0]}),
+        struct.pack("<Q", 50_000) + b"[" * 50_000,
+    ],
+)
+def test_a_header_of_weights_that_lies_is_refused(blob: bytes) -> None:
+    with pytest.raises(BadBundle):
+        bundles.weights_header(io.BytesIO(blob), len(blob))

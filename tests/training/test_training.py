@@ -1,0 +1,104 @@
+"""What a training learns from: which workloads a request means, which store, and what is said when there is nothing."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from pipeline.controller.trainings import Request
+from pipeline.controller.watchlist import SHARED
+from pipeline.records.query import Query, query_of, store_of
+from pipeline.records.schema import RESULT_SCHEMA, Purpose
+from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.training.training import Lines, _nothing, chosen, lines_for, none_chosen
+
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+SEEN = ("dev/a", "prod/a", "prod/own/x")
+
+
+@pytest.mark.parametrize(
+    ("request_", "watched", "own", "expected"),
+    [
+        (Request(), (), (), SEEN),
+        (Request(), ("prod",), (), ("prod/a", "prod/own/x")),
+        (Request(), ("prod",), ("prod/own",), ("prod/a",)),
+        (Request(), (), ("prod/own",), ("dev/a", "prod/a")),
+        (Request(), ("quiet",), (), ()),
+        (Request(workloads=("gone",)), ("prod",), (), ("gone",)),
+        (Request(patterns=("*/a",)), ("prod",), (), ("dev/a", "prod/a")),
+        (Request(patterns=("quiet",)), (), (), ()),
+        (Request(workloads=("prod/a",), patterns=("dev",)), (), (), ("dev/a", "prod/a")),
+        (Request(model="prod/own/x"), ("prod",), ("prod/own",), ("prod/own/x",)),
+    ],
+)
+def test_a_request_means_what_it_names_or_else_what_is_watched_and_shares_its_model(
+    request_: Request, watched: tuple[str, ...], own: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert chosen(request_, SEEN, watched, own) == expected
+
+
+def test_a_request_that_means_nothing_names_its_patterns_and_the_remedy() -> None:
+    text = none_chosen(Request(patterns=tuple(f"p{n}" for n in range(8))), ("prod",))
+    assert "matches p0, p1, p2, p3, p4 and 3 more; send logs first" in text
+    assert "matches prod; send logs first" in none_chosen(Request(), ("prod",))
+    assert "own_models" in none_chosen(Request(), ())
+
+
+def result(message: str, workload: str) -> pl.DataFrame:
+    row = dict.fromkeys(RESULT_SCHEMA) | {
+        "message": message, "workload": workload, "timestamp": NOW, "lines": 1, "record_id": message, "line": 1,
+    }  # fmt: skip
+    return pl.DataFrame([row], schema=RESULT_SCHEMA)
+
+
+def messages(lines: Lines) -> list[str]:
+    return sorted(m for page in lines.pages() for m in page["message"])
+
+
+def test_a_baseline_of_these_workloads_is_learnt_from_instead_of_their_results(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    ParquetSink(settings.results).write("b1", result("scored", "shop"))
+    ParquetSink(settings.baseline).write("b2", result("other", "bank"))
+    query = Query(workloads=("shop",))
+    found = lines_for(query, settings)
+    assert (found.purpose, messages(found), found.total()) == (Purpose.SCORE, ["scored"], 0)
+    ParquetSink(settings.baseline).write("b3", result("calm", "shop"))
+    late = replace(query, since=NOW + timedelta(days=1))
+    found = lines_for(late, settings)
+    assert (found.purpose, messages(found)) == (Purpose.BASELINE, ["calm"]), "a baseline is of no time"
+    assert (found.query.since, found.query.workloads) == (None, ("shop",))
+
+
+def test_the_usual_query_follows_the_settings() -> None:
+    settings = Settings(
+        train_span_s=3_600.0, train_exclude_words=("x", "y"), train_exclude_anomalous=True,
+        opensearch_url="http://localhost:9200", sinks=("opensearch", "parquet"),
+    )  # fmt: skip
+    query = query_of(settings, NOW)
+    assert query == Query(
+        store="opensearch", since=NOW - timedelta(hours=1), exclude_words=("x", "y"), exclude_anomalous=True
+    )
+    assert Query.from_json(query.to_json()) == query
+    assert store_of(replace(settings, train_source="parquet")) == "parquet"
+    assert store_of(Settings()) == "parquet"
+
+
+def test_nothing_to_learn_from_says_where_was_looked_and_what_helps() -> None:
+    names = Query(workloads=tuple(f"w{n}" for n in range(7)))
+    assert _nothing(names, NOW).startswith(
+        "no line of w0, w1, w2, w3, w4 and 2 more is stored; send logs first"
+    )
+    span = Query(since=NOW - timedelta(hours=1), until=NOW)
+    assert (
+        "no line of any workload is stored since 2026-11-19T23:00:00+00:00 before 2026-11-20T00"
+        in _nothing(span, NOW)
+    )
+    future = _nothing(Query(since=NOW + timedelta(days=1)), NOW)
+    assert "2026-11-21T00:00:00+00:00" in future and "in the future" in future
+
+
+def test_the_name_of_the_shared_model_is_no_workloads_model() -> None:
+    assert chosen(Request(), (SHARED, "a"), (), (SHARED, "a")) == (SHARED,)

@@ -1,0 +1,52 @@
+"""What the watcher is told of a batch: counts by minute and template."""
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.records.schema import RESULT_SCHEMA, UNCLASSIFIED, Purpose
+from pipeline.watching.observation import RATES_SCHEMA, observe
+
+START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+BATCH = SimpleNamespace(
+    batch_id="b", workload="shop", rescore=False, backfill=False, accepted_ms=0,
+    meta=SimpleNamespace(purpose=Purpose.SCORE, source="a.log"),
+)  # fmt: skip
+
+# Seconds after START, None for a record without a time; and a template, None for one that was not looked for.
+RECORDS = st.lists(
+    st.tuples(
+        st.none() | st.integers(-90, 90), st.none() | st.sampled_from((UNCLASSIFIED, 1, 2, 2**40)), st.booleans()
+    ),
+    min_size=1,
+    max_size=30,
+)  # fmt: skip
+
+
+@given(RECORDS)
+def test_lines_are_counted_by_minute_and_template(records: list[tuple[int | None, int | None, bool]]) -> None:
+    blank = dict.fromkeys(RESULT_SCHEMA)
+    rows = pl.DataFrame(
+        [
+            blank
+            | {"lines": int(whole), "template_id": template}
+            | {"timestamp": None if at is None else START + timedelta(seconds=at)}
+            for at, template, whole in records
+        ],
+        schema=RESULT_SCHEMA,
+    )
+    wanted = Counter(
+        (int(START.timestamp() + at) // 60, template)
+        for at, template, whole in records
+        if whole and at is not None and template not in (None, UNCLASSIFIED)
+    )
+    seen = observe(BATCH, rows, None)  # type: ignore[arg-type]
+    rates = pl.DataFrame(schema=RATES_SCHEMA) if seen is None else seen.rates
+    assert rates.schema == RATES_SCHEMA
+    assert [(minute, template, n) for minute, template, n in rates.iter_rows()] == [
+        (*at, n) for at, n in sorted(wanted.items())
+    ]

@@ -1,0 +1,866 @@
+"""The watcher on a real Redis: what it finds, that it finds it once, and that it is bounded."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import cast
+
+import polars as pl
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from pipeline.commands import drain
+from pipeline.drain.learner import pack
+from pipeline.drain.templates import Template
+from pipeline.errors import LeaseRefused, SinkUnavailable
+from pipeline.ledger.batches import Accepted, Claim, Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.marks.marks import State as MarkedAs
+from pipeline.marks.marks import Target
+from pipeline.marks.store import Marks
+from pipeline.messages.app import make_app
+from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, raw_frame
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
+from pipeline.redis.leases import WATCH, Lease, Leases, Mode, granted
+from pipeline.settings import Settings
+from pipeline.tasks import watch as task
+from pipeline.tasks.context import Context
+from pipeline.watching import watcher as module
+from pipeline.watching.incidents.live import Incidents
+from pipeline.watching.observation import Lane, Observation, observe
+from pipeline.watching.rates import minute_counts as pulses
+from pipeline.watching.rows import MOST_ROWS, marked_as, template_of
+from pipeline.watching.sessions.model import NORMAL, SessionVerdict
+from pipeline.watching.state import State
+from pipeline.watching.watcher import Parts, Told, Watcher
+from pipeline.workers.scrape import Scrape
+
+T0 = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+OPEN, WORK, CLOSE, FAULT = 1, 2, 3, 9
+
+
+def said(anomalous: bool) -> SessionVerdict:
+    if not anomalous:
+        return NORMAL
+    return SessionVerdict(
+        anomalous=True, score=0.9, p_value=0.001, reasons=("session-event:9",), cause="session-event:9"
+    )
+
+
+class Faults:
+    """A session with a fault is wrong; CLOSE ends one."""
+
+    ends = frozenset({CLOSE})
+    carried = False
+
+    def __init__(self) -> None:
+        self.judged: list[tuple[int, ...]] = []
+
+    def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
+        self.judged += map(tuple, sessions)
+        return [said(FAULT in session) for session in sessions]
+
+
+@dataclass(slots=True)
+class Sink:
+    """Rows by batch id, as every sink keeps them."""
+
+    batches: dict[str, pl.DataFrame] = field(default_factory=dict)
+    down: bool = False
+    writes: int = 0
+
+    def store(self, batch_id: str, workload: str, rows: pl.DataFrame) -> None:
+        if self.down:
+            raise SinkUnavailable("the disk is full")
+        assert rows["workload"].unique().to_list() == [workload]
+        self.writes += 1
+        self.batches[batch_id] = rows
+
+    def rows(self) -> pl.DataFrame:
+        frames = list(self.batches.values())
+        return pl.concat(frames) if frames else pl.DataFrame(schema=RESULT_SCHEMA)
+
+
+class World:
+    """Batches that are stored, the time that passes, and one watcher."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.client = connect(settings)
+        self.keys = Keys(settings.key_prefix)
+        self.ledger = Ledger(self.client, settings)
+        self.leases = Leases(self.client, settings)
+        self.rules, self.sink = Faults(), Sink()
+        self.marks = Marks(self.client, settings)
+        self.lease = self.hold("watcher")
+        self.watcher = self.another()
+        self.lines = self.batches = 0
+
+    def hold(self, holder: str) -> Lease:
+        return granted(self.leases.request(WATCH, Mode.EXCLUSIVE, holder), WATCH)
+
+    def another(self) -> Watcher:
+        state = State(connect(self.settings), self.settings)
+        known = Parts(sequences=lambda _: ("m1", self.rules), store=self.sink.store, normal=self.marks.normal)
+        return Watcher(state, self.settings, known)
+
+    def accept(self, n: int, *, workload: str = "shop", purpose: Purpose = Purpose.SCORE) -> str:
+        self.batches += 1
+        batch = Batch(
+            batch_id=f"b{self.batches}", workload=workload, source="app.log", source_key="k", purpose=purpose,
+            arrived=T0, formats=(), zone="UTC", records=raw_frame(["x"] * n, first_line=self.lines + 1),
+        )  # fmt: skip
+        assert isinstance(self.ledger.accept(batch), Accepted)
+        return batch.batch_id
+
+    def commit(self, batch_id: str, rows: pl.DataFrame, sessions: Sequence[str | None]) -> Observation | None:
+        claim = self.ledger.claim(batch_id, Stage.INGEST, "w")
+        assert isinstance(claim, Claim)
+        seen = observe(claim, rows, pl.Series("session", sessions, dtype=pl.String))
+        self.ledger.commit(claim, warming=False, outcomes={}, observation=seen.pack() if seen else b"")
+        return seen
+
+    def rows(
+        self,
+        events: Sequence[tuple[str | None, int, int]],
+        *,
+        workload: str = "shop",
+        anomalous: bool = False,
+    ) -> pl.DataFrame:
+        """RESULT_SCHEMA of (session, second, template)."""
+        self.lines += len(events)
+        blank = dict.fromkeys(RESULT_SCHEMA)
+        return pl.DataFrame(
+            [
+                blank | {
+                    "record_id": f"k-{self.lines - len(events) + i}", "source": "app.log", "lines": 1,
+                    "line": self.lines - len(events) + i + 1, "workload": workload, "message": f"says T{template}",
+                    "timestamp": datetime.fromtimestamp(T0.timestamp() + second, UTC), "template_id": template,
+                    "score": 0.7, "anomalous": anomalous, "reasons": [], "model_version": "m1",
+                }
+                for i, (_, second, template) in enumerate(events)
+            ],
+            schema=RESULT_SCHEMA,
+        )  # fmt: skip
+
+    def stored(
+        self, *events: tuple[str | None, int, int], workload: str = "shop", anomalous: bool = False
+    ) -> str:
+        """A batch of these lines is accepted and stored."""
+        batch_id = self.accept(len(events), workload=workload)
+        rows = self.rows(events, workload=workload, anomalous=anomalous)
+        self.commit(batch_id, rows, [session for session, _, _ in events])
+        return batch_id
+
+    def later(self, seconds: float) -> None:
+        """As if everything that is open had begun so much earlier."""
+        for lane in Lane:
+            key = self.keys.watching("idle", lane.value)
+            for name, at in cast(
+                "list[tuple[bytes, float]]", self.client.zrange(key, 0, -1, withscores=True)
+            ):
+                self.client.zadd(key, {name: at - seconds * 1000})
+        for batch_id in cast("list[bytes]", self.client.zrange(self.keys.due, 0, -1)):
+            self.client.hincrby(self.keys.batch(batch_id.decode()), "accepted_ms", -int(seconds * 1000))
+
+    def round(self, *, end: bool = False) -> Told:
+        return self.watcher.round(self.lease.token, end=end)
+
+    def open(self) -> int:
+        return int(self.client.hlen(self.keys.watching("sessions")))
+
+    def waits(self) -> int:
+        return int(self.client.llen(self.keys.watching("observations")))
+
+    def numbers(self) -> dict[str, int]:
+        return {k.decode(): int(v) for k, v in self.client.hgetall(self.keys.watching()).items()}  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def world(settings: Settings) -> World:
+    return World(settings)
+
+
+GOOD = (("a", 0, OPEN), ("a", 1, WORK), ("a", 2, WORK))
+BAD = (("x", 0, OPEN), ("x", 1, FAULT))
+
+
+def test_a_session_that_went_wrong_becomes_one_finding_that_is_of_no_line(world: World) -> None:
+    world.stored(*GOOD, *BAD, (None, 3, WORK))
+    assert world.round().found == [] and world.open() == 2 and world.waits() == 0
+    world.later(64)
+    assert world.round().judged == 0, "the grace is not over"
+    world.later(3)
+    told = world.round()
+    assert (told.judged, len(told.found), world.open()) == (2, 1, 0)
+    (row,) = world.sink.rows().to_dicts()
+    assert (row["source"], row["lines"], row["level"], row["workload"]) == (
+        "logweir:sessions",
+        0,
+        "warning",
+        "shop",
+    )
+    assert row["template_id"] == template_of("shop", "logweir:sessions", "session-event:9") < -1
+    assert row["message"].startswith("T9 is in no normal session: session x, 2 events in 1 s")
+    assert row["message"].endswith("from line 4 of app.log")
+    assert (row["anomalous"], row["p_value"], row["reasons"], row["line"]) == (
+        True,
+        0.001,
+        ["session-event:9"],
+        5,
+    )
+    assert world.numbers()["events"] == 0
+
+
+def test_what_is_marked_as_normal_is_not_told_until_the_mark_is_revoked(world: World) -> None:
+    name = Target.template(template_of("shop", "logweir:sessions", "session-event:9"))
+    world.marks.put(name, MarkedAs.NORMAL, text="T9 is in no normal session")
+    world.stored(*BAD)
+    world.stored(*BAD, workload="bank")
+    told = world.round(end=True)
+    assert (told.judged, [item.workload for item in told.found]) == (2, ["bank"])
+    assert world.sink.rows()["workload"].to_list() == ["bank"]
+    blob = cast("bytes | None", world.client.get(world.keys.watching("incidents")))
+    (incident,) = Incidents.unpack(blob).all()
+    assert incident.workloads == ("bank",)
+    assert world.marks.revoke([name]) == [(name, "")]
+    world.stored(("y", 5, OPEN), ("y", 6, FAULT))
+    assert [item.workload for item in world.round(end=True).found] == ["shop"]
+
+
+def test_a_cause_of_an_incident_names_what_a_mark_of_it_is_about() -> None:
+    assert marked_as("shop", "template:17") == 17
+    assert marked_as("shop", "template:0") is None, "lines past the template limit"
+    assert marked_as("shop", "session-event:9") == template_of("shop", "logweir:sessions", "session-event:9")
+    assert marked_as("shop", "rate-silence:9") == template_of("shop", "logweir:rates", "rate-silence:9")
+
+
+def test_an_end_event_closes_a_session_after_the_grace_alone(world: World) -> None:
+    world.stored(("a", 0, OPEN), ("a", 1, CLOSE), ("b", 0, OPEN))
+    world.round()
+    world.later(6)
+    assert world.round().judged == 1
+    assert world.rules.judged == [(OPEN, CLOSE)] and world.open() == 1
+
+
+def test_a_session_that_stands_in_several_batches_is_judged_as_a_whole_in_order(world: World) -> None:
+    first, second = world.accept(2), world.accept(1)
+    early, late = world.rows([("a", 0, OPEN), ("a", 1, WORK)]), world.rows([("a", 2, CLOSE)])
+    world.commit(second, late, ["a"])
+    world.round()
+    world.later(100)
+    assert world.round().judged == 0, "a batch that was accepted before it is in flight"
+    world.commit(first, early, ["a", "a"])
+    world.round()
+    world.later(100)
+    world.round()
+    assert world.rules.judged == [(OPEN, WORK, CLOSE)]
+
+
+def test_a_session_that_goes_on_is_not_closed_by_what_was_expected_of_it(world: World) -> None:
+    world.stored(("a", 0, OPEN))
+    world.round()
+    world.later(100)
+    world.stored(("a", 50, WORK))
+    assert world.round().judged == 0 and world.open() == 1
+
+
+def test_the_end_closes_and_judges_all_that_is_open(world: World) -> None:
+    world.stored(*GOOD)
+    world.round()
+    world.stored(*BAD)
+    told = world.round(end=True)
+    assert (told.judged, len(told.found), told.more, world.open()) == (2, 1, False, 0)
+
+
+def test_what_one_watcher_leaves_another_process_goes_on_with(world: World) -> None:
+    world.stored(("a", 0, OPEN))
+    world.round()
+    world.watcher = world.another()
+    world.stored(("a", 1, FAULT))
+    world.round(end=True)
+    assert world.rules.judged == [(OPEN, FAULT)]
+
+
+def test_a_watcher_that_lost_its_lease_changes_nothing(world: World) -> None:
+    world.stored(*BAD)
+    old = world.lease
+    world.leases.release(old)
+    new = world.hold("another")
+    before = world.client.dump(world.keys.watching("observations"))
+    with pytest.raises(LeaseRefused):
+        world.watcher.round(old.token, end=True)
+    assert world.client.dump(world.keys.watching("observations")) == before
+    assert world.sink.batches == {} and world.open() == 0
+    assert len(world.another().round(new.token, end=True).found) == 1
+
+
+def test_while_the_sink_is_down_what_was_found_waits_and_nothing_is_folded_in(world: World) -> None:
+    world.stored(*BAD)
+    world.sink.down = True
+    with pytest.raises(SinkUnavailable):
+        world.round(end=True)
+    world.stored(*GOOD)
+    for _ in range(2):
+        with pytest.raises(SinkUnavailable):
+            world.round()
+    assert world.waits() == 1 and len(world.watcher.state.outbox()) == 1
+    world.sink.down = False
+    world.round(end=True)
+    assert world.sink.rows().height == 1 and world.waits() == 0 and world.watcher.state.outbox() == []
+
+
+def test_a_crash_between_the_sink_and_the_note_of_it_stores_the_same_rows_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stored(*BAD)
+
+    def dies(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.watcher.state, "delivered", dies)
+        with pytest.raises(KeyboardInterrupt):
+            world.round(end=True)
+    world.watcher = world.another()
+    world.round()
+    assert world.sink.writes == 2 and world.sink.rows().height == 1
+
+
+def test_a_crash_before_the_step_that_changes_everything_is_as_if_nothing_had_been(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stored(*BAD)
+
+    def dies(*_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.watcher.state, "change", dies)
+        with pytest.raises(KeyboardInterrupt):
+            world.round(end=True)
+    assert world.sink.batches == {} and world.waits() == 1
+    assert len(world.round(end=True).found) == 1
+
+
+def test_a_flood_of_sessions_with_one_fault_is_bounded_and_says_how_many_there_were(world: World) -> None:
+    world.stored(*((f"s{i}", i % 50, FAULT) for i in range(MOST_ROWS + 312)))
+    world.round(end=True)
+    rows = world.sink.rows()
+    assert rows.height == MOST_ROWS and rows["template_id"].n_unique() == 1
+    assert rows.filter(pl.col("message").str.ends_with("and 312 more like it")).height == 1
+    (incident,) = Incidents.unpack(world.watcher.state.incidents()).all()
+    assert [cause.count for cause in incident.causes] == [MOST_ROWS + 312]
+
+
+def test_past_the_limit_the_longest_idle_session_is_closed_first(settings: Settings) -> None:
+    world = World(replace(settings, max_open_sessions=100))
+    for i in range(12):
+        world.stored(*((f"s{i}-{j}", i, 100 + i) for j in range(10)))
+        world.later(1)
+        world.round()
+    assert world.open() == 100
+    assert {session[0] for session in world.rules.judged} == {100, 101}
+
+
+def test_events_of_all_open_sessions_are_bounded_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_OPEN_EVENTS", 100)
+    for i in range(10):
+        world.stored(*((f"s{i}", j, WORK) for j in range(30)))
+        world.later(1)
+        world.round()
+    assert world.numbers()["events"] <= 130 and 3 <= world.open() <= 5
+
+
+def test_past_the_limit_of_their_list_the_oldest_observations_are_dropped_and_counted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.ledger.ledger.MAX_OBSERVATIONS", 3)
+    for i in range(5):
+        world.stored((f"s{i}", 0, OPEN))
+    assert world.waits() == 3
+    assert (world.numbers()["dropped"], world.numbers()["head"]) == (2, 2)
+    world.round()
+    assert world.open() == 3 and world.numbers()["bytes"] == 0
+
+
+def test_what_is_dropped_while_a_round_works_is_not_taken_for_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.ledger.ledger.MAX_OBSERVATIONS", 2)
+    world.stored(("a", 0, OPEN))
+    world.stored(("b", 0, OPEN))
+    look = world.watcher.state.look
+
+    def meanwhile(most: int, most_events: int) -> object:
+        seen = look(most, most_events)
+        world.stored(("c", 0, OPEN))
+        return seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.watcher.state, "look", meanwhile)
+        world.round()
+    assert world.open() == 2 and world.waits() == 1
+    world.round()
+    assert world.open() == 3 and world.waits() == 0
+
+
+@pytest.mark.parametrize("what", ["observation", "session", "pulse", "rates", "incidents", "rows"])
+def test_a_damaged_state_is_dropped_and_the_rest_goes_on(world: World, what: str) -> None:
+    world.stored(*GOOD, anomalous=True)
+    world.round()
+    world.stored(("b", 0, OPEN))
+    places: dict[str, Callable[[], object]] = {
+        "observation": lambda: world.client.lset(world.keys.watching("observations"), 0, b"\xc1"),  # type: ignore[arg-type]
+        "session": lambda: world.client.hset(world.keys.watching("sessions"), "shop\0a", b"\xc1"),
+        "pulse": lambda: world.client.hset(world.keys.watching("pulses"), "shop", b"\xc1"),
+        "rates": lambda: world.client.hset(world.keys.watching("rates"), "shop", b"\xc1"),
+        "incidents": lambda: world.client.set(world.keys.watching("incidents"), b"\xc1"),
+        "rows": lambda: world.client.rpush(world.keys.watching("outbox"), b"\xc1"),
+    }
+    places[what]()
+    world.stored(*BAD, anomalous=True)
+    world.round()
+    told = world.round(end=True)
+    assert len(told.found) == 1 and world.open() == 0 and world.waits() == 0
+
+
+def test_anomalous_templates_become_incidents_and_their_number_is_known(world: World) -> None:
+    now = world.ledger.now_ms() // 1000 - int(T0.timestamp())
+    world.stored((None, now, 17), (None, now + 1, 17), (None, now, 18), anomalous=True)
+    world.round()
+    (incident,) = Incidents.unpack(world.watcher.state.incidents()).all()
+    assert {(cause.cause, cause.count) for cause in incident.causes} == {
+        ("template:17", 2),
+        ("template:18", 1),
+    }
+    assert world.numbers()["incidents"] == 1
+
+
+def test_incidents_that_fail_stop_no_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.stored(*BAD, anomalous=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(Incidents, "add", lambda *_: 1 / 0)
+        assert len(world.round(end=True).found) == 1
+    assert world.waits() == 0 and world.watcher.state.incidents() is None
+
+
+def test_one_line_that_claims_a_time_to_come_does_not_stretch_its_cause_until_then(world: World) -> None:
+    now = world.ledger.now_ms() // 1000 - int(T0.timestamp())
+    world.stored((None, now, 17), (None, now + 3_000 * 86_400, 17), anomalous=True)
+    world.stored((None, now + 3_600, 17), anomalous=True)
+    world.round()
+    incidents = Incidents.unpack(world.watcher.state.incidents()).all()
+    assert max(i.last for i in incidents) - T0 < timedelta(seconds=now + 2 * 86_400)
+
+
+def test_a_baseline_is_learnt_from_and_nothing_in_it_is_a_session(world: World) -> None:
+    batch_id = world.accept(2, purpose=Purpose.BASELINE)
+    seen = world.commit(batch_id, world.rows([("a", 0, OPEN), ("a", 1, FAULT)], anomalous=True), ["a", "a"])
+    assert seen is not None and seen.rates.height == 2
+    assert seen.events.is_empty() and seen.anomalies.is_empty()
+    world.round(end=True)
+    assert world.sink.batches == {} and world.rules.judged == []
+
+
+def test_a_silence_of_a_heartbeat_becomes_a_finding(world: World) -> None:
+    for minute in range(0, 600, 20):
+        world.stored(
+            *(
+                (None, 60 * m + s, 30 + s)
+                for m in range(minute, minute + 20)
+                for s in range(2)
+                if s or m < 560
+            )
+        )
+    while world.round(end=True).more:
+        pass
+    rows = world.sink.rows()
+    assert rows.height >= 1 and set(rows["source"]) == {"logweir:rates"}
+    assert any("rate-silence" in text for text in rows["reasons"].explode().to_list())
+    assert rows["lines"].sum() == 0
+
+
+def test_two_rounds_of_equal_faults_are_one_finding(world: World) -> None:
+    for key in "xy":
+        world.stored((key, 0, OPEN), (key, 1, FAULT))
+        world.round(end=True)
+    rows = world.sink.rows()
+    assert rows.height == 2 and rows["template_id"].n_unique() == 1 and rows["record_id"].n_unique() == 2
+
+
+def test_a_redis_that_lost_the_last_round_finds_the_same_again_under_the_same_ids(
+    world: World, client: "redis.Redis"
+) -> None:
+    world.stored(*BAD)
+    names = list(client.scan_iter(f"{{{world.settings.key_prefix}}}:watching*"))
+    before = {name: client.dump(name) for name in names}
+    world.round(end=True)
+    client.delete(*client.scan_iter(f"{{{world.settings.key_prefix}}}:watching*"))
+    for name, blob in before.items():
+        client.restore(name, 0, blob)  # type: ignore[arg-type]
+    world.round(end=True)
+    assert world.sink.writes == 2 and world.sink.rows().height == 1
+
+
+def test_at_the_end_of_a_long_stream_a_session_that_may_go_on_is_not_blamed_for_what_it_lacks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "session-counts:3 0/1"
+
+    def judge(sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
+        return [replace(said(anomalous=CLOSE not in s), reasons=(why,), cause=why) for s in sessions]
+
+    monkeypatch.setattr(world.rules, "judge", judge)
+    world.stored(("a", 0, OPEN), ("b", 700, OPEN), ("c", 701, OPEN), ("c", 702, CLOSE))
+    closing = pack(Template(template_id=CLOSE, text="closed by <*>", severe=False, workload="shop"))
+    world.client.hset(world.keys.templates, str(CLOSE), closing)
+    world.round(end=True)
+    (row,) = world.sink.rows().to_dicts()
+    assert row["message"].startswith(
+        "T3 `closed by <*>` does not come, where the most similar normal session has it 1 time: session a,"
+    )
+    world.stored(("d", 800, OPEN), ("e", 801, FAULT))
+    why = "session-event:9"
+    world.round(end=True)
+    assert world.sink.rows().height == 3, "an event that no normal session has is wrong in any"
+
+
+def test_rules_that_fail_for_one_workload_leave_the_others_judged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Faults):
+        def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
+            raise ValueError("no")
+
+    rules = {"shop": world.rules, "broken": Broken()}
+    parts = replace(world.watcher.parts, sequences=lambda workload: ("m1", rules[workload]))
+    monkeypatch.setattr(world.watcher, "parts", parts)
+    world.stored(*BAD, workload="broken")
+    world.stored(*BAD)
+    told = world.round(end=True)
+    assert [item.workload for item in told.found] == ["shop"] and world.open() == 0
+
+
+def test_states_of_rates_are_bounded_together_and_the_longest_silent_workload_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abcde":
+        world.stored(*((None, second, second % 7) for second in range(0, 600, 5)), workload=name)
+    world.round(end=True)
+    sizes = [len(blob) for blob in world.watcher.state.rates(list("abcde")).values()]
+    assert len(sizes) == 5
+    monkeypatch.setattr(module, "MOST_RATE_BYTES", sum(sizes[2:]))
+    world.stored((None, 601, 1), workload="e")
+    world.round()
+    assert set(world.watcher.state.rates(list("abcde"))) == {"c", "d", "e"}
+
+
+def test_a_batch_in_flight_holds_the_counts_of_later_ones_back(world: World) -> None:
+    waits = world.accept(1)
+    world.stored((None, 0, 5), (None, 60, 5))
+    world.round()
+    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    assert len(pulse.counts) == 2 and pulse.ahead and pulse.at_ms is None
+    world.commit(waits, world.rows([(None, 0, 5)]), [None])
+    world.round()
+    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    assert not pulse.ahead and pulse.at_ms is not None
+
+
+def test_what_is_scored_again_gives_its_sessions_and_no_second_count(world: World) -> None:
+    events = [("a", 0, OPEN), ("a", 1, FAULT)]
+    batch_id, rows = world.accept(2), world.rows(events)
+    warming = rows.with_columns(score=None, anomalous=None, model_version=None).cast(dict(rows.schema))
+    claim = world.ledger.claim(batch_id, Stage.INGEST, "w")
+    assert isinstance(claim, Claim)
+    first = observe(claim, warming, pl.Series("session", ["a", "a"]))
+    assert first is not None and first.rates.height == 2 and first.events.is_empty()
+    again = observe(replace(claim, rescore=True), rows, pl.Series("session", ["a", "a"]))
+    assert again is not None and again.rates.is_empty() and again.events.height == 2
+    assert (again.lane, again.version) == (Lane.RESCORED, "m1")
+    assert Observation.unpack(again.pack()).events.equals(again.events)
+    nothing = observe(replace(claim, rescore=True), warming, None)
+    assert nothing is None
+
+
+def test_one_process_watches_and_another_leaves_it_to_it(settings: Settings) -> None:
+    first, second = Context(make_app(settings), settings), Context(make_app(settings), settings)
+    held = granted(first.leases.request(WATCH, Mode.EXCLUSIVE, first.owner), WATCH)
+    assert not task.watch(second)
+    first.leases.release(held)
+    assert task.watch(second) and task.watch(first), "it is given back after every round"
+    task.run(first)
+    assert first.ledger.watching()["age_s"] < 60
+
+
+def test_what_watching_does_is_counted_and_shown(settings: Settings) -> None:
+    world = World(settings)
+    world.stored(*GOOD)
+    world.leases.release(world.lease)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Scrape(world.client, settings))
+    assert registry.get_sample_value("logweir_observations") == 1
+    task.watch(Context(make_app(settings), settings))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Scrape(world.client, settings))
+    assert registry.get_sample_value("logweir_observations") == 0
+    assert registry.get_sample_value("logweir_open_sessions") == 1
+    assert registry.get_sample_value("logweir_observations_dropped_total") == 0
+    age = registry.get_sample_value("logweir_watch_age_seconds")
+    assert age is not None and age < 60
+
+
+def test_a_round_that_does_not_end_takes_its_process_with_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, ended = Context(make_app(settings), replace(settings, step_s=1.0)), threading.Event()
+    codes: list[int] = []
+
+    def leaves(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    def hangs(*_: object, **__: object) -> Told:
+        assert ended.wait(20)
+        return Told()
+
+    monkeypatch.setattr(task.os, "_exit", leaves)
+    monkeypatch.setattr(context.watcher, "round", hangs)
+    task.run(context)
+    # It does not hang again at once: its process has batches to store.
+    monkeypatch.setattr(context.watcher, "round", lambda *_, **__: pytest.fail("a round too early"))
+    task.run(context)
+    assert codes == [74]
+
+
+def test_draining_waits_until_what_is_stored_was_looked_at_and_not_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stored(*GOOD)
+    looks = threading.Timer(0.3, world.round)
+    looks.start()
+    drain.Drain.of(world.settings).wait(None, gone=None)
+    assert world.waits() == 0 and world.open() == 1, "its sessions stay open"
+    looks.join()
+    monkeypatch.setattr(drain, "WATCHED_S", 0.2)
+    world.stored(*GOOD)
+    assert drain.Drain.of(world.settings).wait(None, gone=None) < 5
+    assert world.waits() == 1
+
+
+def test_an_observation_with_which_a_round_fails_is_left_out_and_no_other(world: World) -> None:
+    world.stored(*GOOD)
+    batch_id = world.accept(1)
+    seen = world.commit(batch_id, world.rows((("c", 0, 17),), anomalous=True), ["c"])
+    assert seen is not None
+    # A time that no calendar has: of a damaged list, or a source of the days to come.
+    seen = replace(seen, anomalies=seen.anomalies.with_columns(pl.lit(1 << 60).alias("first")))
+    world.client.lset(world.keys.watching("observations"), 1, seen.pack())  # type: ignore[arg-type]
+    world.stored(*BAD)
+    found = [item for _ in range(6) for item in world.round(end=True).found]
+    assert len(found) == 1 and world.waits() == 0 and world.watcher.most > 1
+
+
+def test_a_session_whose_times_no_calendar_has_is_over_and_stops_no_round(world: World) -> None:
+    world.stored(*BAD)
+    world.round()
+    state = world.watcher.state
+    (session,) = state.sessions(["shop\0x"]).values()
+    session.at_ms = [1 << 60, 1 << 60]
+    world.client.hset(world.keys.watching("sessions"), "shop\0x", session.pack())
+    world.round(end=True)
+    assert world.open() == 0
+
+
+def test_rows_that_no_sink_can_write_do_not_hold_up_those_behind_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store(batch_id: str, workload: str, rows: pl.DataFrame) -> None:
+        if workload == "odd":
+            raise pl.exceptions.SchemaError("no such column")
+        world.sink.store(batch_id, workload, rows)
+
+    monkeypatch.setattr(world.watcher, "parts", replace(world.watcher.parts, store=store))
+    world.stored(*BAD, workload="odd")
+    world.stored(*BAD)
+    world.round(end=True)
+    assert world.sink.rows().height == 1 and world.watcher.state.outbox() == []
+
+
+def test_a_round_takes_no_more_than_so_many_events_and_one_batch_at_least(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_EVENTS", 5)
+    for at in range(3):
+        world.stored(*((f"{at}{i}", i, WORK) for i in range(3 + 4 * (at == 1))))
+    assert [world.round().observations for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_of_many_workloads_none_waits_for_ever_for_a_look_at_its_rates(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_RATED", 1)
+    for _ in range(2):
+        for name in "ab":
+            world.stored((None, 0, 1), workload=name)
+        # As if a minute had passed since the last round.
+        pulses = world.watcher.state.look(1, 0).pulses
+        for name, pulse in pulses.items():
+            pulse.looked -= 1
+            world.client.hset(world.keys.watching("pulses"), name, pulse.pack())
+        world.round()
+    assert set(world.watcher.state.rates(["a", "b"])) == {"a", "b"}
+
+
+@pytest.mark.parametrize("lost", ["a round", "an observation"])
+def test_a_redis_that_loses_its_last_moments_within_a_round_is_told_nothing_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    names = [world.keys.watching(*part) for part in ((), ("observations",), ("sessions",), ("idle", "fresh"))]
+    world.stored(*GOOD)
+
+    def kept() -> dict[str, bytes]:
+        return {name: blob for name in names if (blob := world.client.dump(name)) is not None}
+
+    def goes_back() -> None:
+        world.client.delete(*names)
+        for name, blob in before.items():
+            world.client.restore(name, 0, blob)
+
+    before = kept()
+    if lost == "a round":
+        world.round()
+    world.stored(("a", 3, CLOSE))
+    look = world.watcher.state.look
+
+    def meanwhile(most: int, most_events: int) -> object:
+        seen = look(most, most_events)
+        goes_back()
+        return seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.watcher.state, "look", meanwhile)
+        with pytest.raises(LeaseRefused):
+            world.round()
+    world.stored(("a", 3, CLOSE))  # its batch is stored again
+    world.round(end=True)
+    assert world.rules.judged == [(OPEN, WORK, WORK, CLOSE)]
+
+
+def test_one_line_of_the_year_9999_does_not_make_every_minute_complete(world: World) -> None:
+    now = world.ledger.now_ms() // 1000 - int(T0.timestamp())
+    far = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp() - T0.timestamp())
+    world.stored((None, now - 60, 5), (None, far, 5))
+    world.round()
+    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    assert pulse.at_ms is not None and pulse.at_ms <= world.ledger.now_ms() + 600_000
+    # And what is so far away does not wait here until its time has come.
+    assert pulse.counts == {}
+
+
+class Ticks:
+    """A clock that goes on by so much whenever it is looked at."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.now = step_s, 1_000.0
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        return self.now
+
+
+def sparse(world: World, *, minutes: int, workload: str = "old") -> None:
+    """A log of an hour's line each, in one batch."""
+    world.stored(*((None, 3600 * i - 90 * 86_400, 40 + i % 2) for i in range(minutes)), workload=workload)
+
+
+def test_a_round_ends_when_the_time_for_rates_is_up_and_the_next_ones_go_on(world: World) -> None:
+    other = world.another()
+    sparse(world, minutes=300)
+    world.watcher.clock = Ticks(0.01)  # some 25 steps of the rates a round
+    rounds, told = 1, world.round(end=True)
+    assert told.more and told.behind and world.waits() == 0
+    while told.more:
+        # Whichever process does the next round, it goes on.
+        world.watcher = world.another() if rounds % 2 else other
+        world.watcher.clock = Ticks(0.01)
+        told = world.round(end=True)
+        rounds += 1
+    assert rounds > 10
+    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    assert not pulse.behind and pulse.held == 0
+
+
+def test_rates_that_are_behind_are_looked_at_without_waiting_for_the_next_minute(world: World) -> None:
+    sparse(world, minutes=100)
+    world.watcher.clock = Ticks(0.01)
+    told, rounds = world.round(), 1
+    assert told.more
+    while told.more:
+        told, rounds = world.round(), rounds + 1
+    assert rounds > 3 and world.round().more is False
+
+
+def test_a_workload_whose_rates_take_long_keeps_no_other_from_being_looked_at(world: World) -> None:
+    sparse(world, minutes=400)
+    world.watcher.clock = Ticks(0.05)
+    world.round()
+    world.stored((None, 0, 7), workload="quick")
+    for _ in range(2):
+        told = world.round()
+    assert told.behind
+    assert "quick" in world.watcher.state.rates(["quick"])
+
+
+def test_with_too_many_counts_that_wait_for_rates_nothing_is_read_until_some_were_taken(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_HELD", 100)
+    monkeypatch.setattr(pulses, "MOST_COUNTS", 90)
+    # Rates take some 2,000 counts at once, and have no time to judge them.
+    world.stored(*((None, 60 * i, 40 + i % 2) for i in range(2_500)))
+    clock, world.watcher.clock = world.watcher.clock, Ticks(0.2)
+    world.round()
+    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    assert pulse.behind and pulse.held > 100
+    world.stored(*GOOD)
+    told = world.round()
+    assert (told.observations, told.more, world.waits(), world.open()) == (0, True, 1, 0)
+    world.watcher.clock = clock
+    while world.round(end=True).more:
+        pass
+    assert world.waits() == 0 and world.rules.judged == [(OPEN, WORK, WORK)]
+
+
+def test_a_round_that_took_long_takes_fewer_events_the_next_time(world: World) -> None:
+    world.stored(*GOOD)
+    before = world.watcher.share.part
+    world.watcher.clock = Ticks(2.0)
+    world.round()
+    assert world.watcher.share.part < before
+
+
+def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, context = World(settings), Context(make_app(settings), settings)
+    world.leases.release(world.lease)
+    monkeypatch.setattr(module, "MOST_OBSERVATIONS", 1)
+    context.watcher.most = 1
+    for _ in range(4):
+        world.stored(*GOOD)
+    waiting = world.accept(1)
+    claim = world.ledger.claim(waiting, Stage.INGEST, "w")
+    assert isinstance(claim, Claim)
+    world.ledger.advance(claim, Stage.STORE)
+    assert task.watch(context) is False
+    assert world.waits() == 3, "one round"
+    context.watcher.turns.end(context.watcher.turns._ended + 60.0, left=3)
+    assert task.watch(context) is False and world.waits() == 3, "it rests as long as it worked"
+    world.client.hdel(world.keys.counts, "stage:store")
+    assert task.watch(context) is True
+    assert world.waits() == 0
