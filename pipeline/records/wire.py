@@ -1,0 +1,73 @@
+"""One way to write values for Redis and files, and to read them back: msgspec with a version in front.
+
+A value is a msgspec struct or a dataclass; its type annotations are the schema, bounds included
+(`Annotated[int, msgspec.Meta(ge=0)]`). A reader refuses a newer version and damaged bytes with one sentence each.
+"""
+
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from pipeline.errors import BadPayload, LogweirError, TooNew
+
+T = TypeVar("T")
+SHOWN: Final = 80  # characters of damaged JSON that an error message quotes
+
+
+class _Versioned(msgspec.Struct):
+    v: int = 1
+
+
+class Codec(Generic[T]):
+    """Packs and reads one kind of value. `what` names the value in error messages, as in "the mark of T5".
+
+    `newer` is the error that a newer version raises: TooNew where a newer worker can do the work instead.
+    """
+
+    def __init__(self, kind: type[T], *, version: int, what: str, newer: type[LogweirError] = TooNew) -> None:
+        self.version = version
+        self.what = what
+        self.newer = newer
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._frame = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+        self._json = msgspec.json.Decoder(kind)
+
+    def pack(self, value: T) -> bytes:
+        """The value as msgpack `[version, value]`."""
+        return self._encoder.encode((self.version, value))
+
+    def unpack(self, blob: bytes, *, what: str = "") -> T:
+        """The inverse of `pack`. Raises BadPayload for damaged bytes, `newer` for a newer version."""
+        try:
+            version, raw = self._frame.decode(blob)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise self._damaged(what, exc) from exc
+        self._check(version, what)
+        try:
+            return self._decoder.decode(raw)
+        except (msgspec.DecodeError, ValueError, OverflowError) as exc:
+            raise self._damaged(what, exc) from exc
+
+    def to_json(self, value: T) -> str:
+        """The value as a JSON object whose first field `v` is the version."""
+        return msgspec.json.encode({"v": self.version, **msgspec.to_builtins(value)}).decode()
+
+    def from_json(self, text: str | bytes, *, what: str = "") -> T:
+        """The inverse of `to_json`; unknown fields are ignored. Raises BadPayload, `newer`."""
+        try:
+            self._check(msgspec.json.decode(text, type=_Versioned).v, what)
+            return self._json.decode(text)
+        except (msgspec.DecodeError, ValueError, OverflowError) as exc:
+            raise self._damaged(what, exc, text) from exc
+
+    def _check(self, version: int, what: str) -> None:
+        if version > self.version:
+            raise self.newer(
+                f"{what or self.what} has wire version {version}; this build reads up to {self.version}: update it"
+            )
+
+    def _damaged(self, what: str, exc: Exception, text: Any = b"") -> BadPayload:
+        shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        begins = f"; it begins with {shown[:SHOWN]!r}" if shown else ""
+        return BadPayload(f"{what or self.what} is not readable: {exc}{begins}")
