@@ -1,0 +1,122 @@
+"""Writes the pages of docs/reference/ that are made from the code: commands, metrics, errors."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline import errors
+from pipeline.cli import parser
+from pipeline.observe.counters import METERS, Meter
+from pipeline.workers.gauges import SHOWN
+
+WIDTH = 100
+CODE = re.compile(r"`+[^`]+`+")
+
+
+def write(folder: Path) -> None:
+    """Write every page whose text has changed; an unchanged file keeps its time, so a second build is quick."""
+    folder.mkdir(exist_ok=True)
+    for name, text in (("commands.md", commands()), ("metrics.md", metrics()), ("errors.md", exceptions())):
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def commands() -> str:
+    """Every verb with its flags, as `--help` prints them."""
+    parts = [
+        "# Commands",
+        "Made from the parser of the command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 after Ctrl-C, "
+        "143 after SIGTERM. `logweir gpu run` answers with the code of its program.",
+        fenced(help_of(parser())),
+    ]
+    for one in verbs(parser()):
+        parts += [f"## {one.prog}", fenced(help_of(one))]
+    return "\n\n".join(parts) + "\n"
+
+
+def verbs(parent: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parent._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield one
+                yield from verbs(one)
+
+
+def help_of(one: argparse.ArgumentParser) -> str:
+    kind = one.formatter_class
+    one.formatter_class = lambda prog: kind(prog, width=WIDTH)  # type: ignore[assignment,return-value]
+    return one.format_help().rstrip()
+
+
+def fenced(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+def metrics() -> str:
+    """Every metric that the exporter serves."""
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "Made from `pipeline/observe/counters.py` and `pipeline/workers/gauges.py`. "
+            "[Operations](../operations.md#metrics) says how to read them.",
+            "",
+            "## Counters and histograms",
+            "",
+            "Processes count, and push to Redis what is new.",
+            "",
+            *table(METERS),
+            "",
+            "## Gauges",
+            "",
+            "The exporter computes gauges at each scrape.",
+            "",
+            *table(SHOWN),
+            "",
+        ]
+    )
+
+
+def table(meters: tuple[Meter, ...]) -> list[str]:
+    rows = ["| metric | labels | meaning |", "|---|---|---|"]
+    for meter in meters:
+        kind = " Histogram." if meter.buckets else ""
+        labels = "; ".join(f"`{name}`: {listed(values)}" for name, values in meter.labels.items())
+        rows.append(f"| `{meter.name}` | {labels or '-'} | {meter.about}{kind} |")
+    return rows
+
+
+def listed(values: tuple[str, ...]) -> str:
+    if not values:
+        return "any"
+    shown = [f"`{value}`" for value in values]
+    return ", ".join(shown) if len(shown) <= 12 else f"{', '.join(shown[:12])} and {len(shown) - 12} more"
+
+
+def exceptions() -> str:
+    """The tree of exceptions, as `pipeline/errors.py` draws it."""
+    return f"# Errors\n\nMade from `pipeline/errors.py`.\n\n{fenced(errors.__doc__.strip())}\n"
+
+
+def plain_text(docstring: str) -> str:
+    """A docstring as reStructuredText that cannot fail: paragraphs with code spans, indented parts word for word."""
+    parts = []
+    for block in re.split(r"\n\s*\n", docstring.rstrip()):
+        lines = block.strip("\n").split("\n")
+        if all(line.startswith("    ") for line in lines):
+            parts.append("::\n\n" + "\n".join(lines))
+        else:
+            parts.append(escaped(" ".join(line.strip() for line in lines)))
+    return "\n\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Code spans doubled, and every other character that reStructuredText reads escaped."""
+    shown, at = [], 0
+    for span in CODE.finditer(text):
+        shown += [re.sub(r"([\\*_|:`<>])", r"\\\1", text[at : span.start()]), f"``{span[0].strip('`')}``\\ "]
+        at = span.end()
+    rest = re.sub(r"([\\*_|:`<>])", r"\\\1", text[at:])
+    return re.sub(r"^([-+\d#(])", r"\\\1", "".join([*shown, rest]))
