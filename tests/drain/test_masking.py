@@ -295,12 +295,30 @@ def test_words_that_merely_hold_a_digit_stay(word: str) -> None:
         ("QuorumServer@33557fe4", "QuorumServer@1234567"),
         ("1.5s", "250ms"),
         ("900 KB", "1.2 GiB"),
+        (
+            "jAFDLUaE002271",
+            "jAFDMVbF002272",
+        ),  # sendmail's queue ids, with digits among the letters or without
+        ("jAxbQeLm002274", "jAF9LUaE002271"),
+        ("QBxcKLa00123", "ABcDEfG4711"),
     ],
 )
 def test_identifiers_of_one_kind_give_one_masked_line(first: str, second: str) -> None:
     one, other = masked([f"got {first} now", f"got {second} now"])
     assert one == other
     assert "<" in one
+
+
+@pytest.mark.parametrize(
+    "name", ["sda", "eth", "storage", "MySQL", "iOS", "vCPU", "HttpServer", "getHTTPSUrl", "node"]
+)
+def test_a_name_with_a_number_keeps_its_letters(name: str) -> None:
+    assert MASKS.mask_one(f"using {name}12345 here") == f"using {name}<NUM> here"
+
+
+def test_all_lines_of_one_message_of_a_mail_server_share_a_template() -> None:
+    ids = ["jAFDLUaE002271", "jAFDLUaF002272", "jAF9LUaE002271", "jAGEMVbc013579"]
+    assert len(set(masked([f"{i}: to=root, delay=00:00:01, stat=Sent" for i in ids]))) == 1
 
 
 @pytest.mark.parametrize(
