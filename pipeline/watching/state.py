@@ -25,7 +25,7 @@ from pipeline.redis.leases import WATCH
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 from pipeline.watching.observation import Lane, Observation
-from pipeline.watching.rates.minute_counts import Pulse
+from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.sessions.history import Past
 from pipeline.watching.sessions.open_sessions import Session, names_of
 
@@ -55,7 +55,7 @@ class View:
     past_events: int  # in these
     lost_ms: Mapping[str, int]  # per workload, when pasts were last not kept of sessions that may go on
     incidents_ms: int  # when incidents were looked at last
-    pulses: dict[str, Pulse]
+    pulses: dict[str, MinuteCounts]
 
     @property
     def more(self) -> bool:
@@ -80,7 +80,7 @@ class Changes:
     over: set[str] = field(default_factory=set)
     pasts: dict[str, tuple[Past, int]] = field(default_factory=dict)  # name -> (past, when it is forgotten)
     forgotten_pasts: set[str] = field(default_factory=set)  # names
-    pulses: dict[str, Pulse] = field(default_factory=dict)
+    pulses: dict[str, MinuteCounts] = field(default_factory=dict)
     rates: dict[str, bytes] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)  # workloads
     rows: list[tuple[str, str, pl.DataFrame]] = field(default_factory=list)  # (batch id, workload, rows)
@@ -328,9 +328,9 @@ def _read(blob: bytes) -> Observation | None:
         return None
 
 
-def _pulse(workload: str, blob: bytes) -> Pulse | None:
+def _pulse(workload: str, blob: bytes) -> MinuteCounts | None:
     try:
-        return Pulse.unpack(blob)
+        return MinuteCounts.unpack(blob)
     except BadPayload as exc:
         logger(workload=workload).warning("watch.damaged", what="pulse", why=str(exc))
         return None

@@ -26,7 +26,7 @@ from pipeline.records.schema import Purpose
 from pipeline.settings import Settings
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane
-from pipeline.watching.rates.minute_counts import MOST_HELD, Pulse
+from pipeline.watching.rates.minute_counts import MOST_WAITING, MinuteCounts
 from pipeline.watching.rates.rates import Alarm, Rates
 from pipeline.watching.rows import Found, rows_of, template_of
 from pipeline.watching.sessions.history import KEEP_MS, Past
@@ -118,7 +118,7 @@ class Watcher:
         self.deliver()
         began = self.clock()
         view = self.state.look(self.most, self.share.of(MOST_EVENTS))
-        if any(pulse.held > MOST_HELD for pulse in view.pulses.values()):
+        if any(pulse.waiting > MOST_WAITING for pulse in view.pulses.values()):
             view = view.unread()
         try:
             changes, told = self._made(view, end=end and not view.more)
@@ -288,7 +288,7 @@ class Watcher:
             version, rules = known
             try:
                 pulse = view.pulses.get(workload) if end else None
-                until = None if pulse is None else pulse.breaks_off(self.timeout_ms)
+                until = None if pulse is None else pulse.end_ms(self.timeout_ms)
                 lost_ms = view.lost_ms.get(workload, -KEEP_MS) + KEEP_MS
                 cut = [
                     list(
@@ -360,7 +360,7 @@ class Watcher:
         pulses = view.pulses
         for seen in view.observed:
             if not seen.rates.is_empty():
-                pulse = changes.pulses[seen.workload] = pulses.setdefault(seen.workload, Pulse())
+                pulse = changes.pulses[seen.workload] = pulses.setdefault(seen.workload, MinuteCounts())
                 pulse.observe(seen, judged=seen.purpose is Purpose.SCORE)
         # A batch that does not get on must not look like a silence, so the clock waits for it.
         minute = min(view.now_ms, view.waiting.get(Lane.FRESH, view.now_ms)) // 60_000
@@ -369,7 +369,7 @@ class Watcher:
             if pulse.ahead and not view.more:
                 pulse.advance(view.waiting)
                 changes.pulses[workload] = pulse
-            if pulse.is_due(minute, view.now_ms) or (end and (pulse.held or pulse.after)):
+            if pulse.is_due(minute, view.now_ms) or (end and (pulse.waiting or pulse.after)):
                 due.append(workload)
         # Whose rates were not looked at for longest: else the last of very many would never be.
         due.sort(key=lambda name: pulses[name].looked)
@@ -388,13 +388,15 @@ class Watcher:
             pulse = changes.pulses[workload] = pulses[workload]
             rates = self._state_of(workload, states.get(workload))
             try:
-                alarms += [(workload, alarm) for alarm in pulse.tell(rates, minute, end=end, goes_on=goes_on)]
+                alarms += [
+                    (workload, alarm) for alarm in pulse.judge(rates, minute, end=end, goes_on=goes_on)
+                ]
                 blob = changes.rates[workload] = rates.pack()
                 pulse.size = len(blob)
             except _ODD:  # the others are watched; its counts of this minute are lost
                 logger(workload=workload).exception("watch.failed")
                 pulse.forget()
-            told.behind |= pulse.behind or (end and bool(pulse.held or pulse.after))
+            told.behind |= pulse.behind or (end and bool(pulse.waiting or pulse.after))
         self._forget(view, pulses, changes)
         texts = self.state.texts(alarm.template_id for _, alarm in alarms if alarm.template_id is not None)
         return [of_alarm(workload, alarm, texts) for workload, alarm in alarms]
@@ -406,7 +408,7 @@ class Watcher:
             logger(workload=workload).warning("watch.damaged", what="rates", why=str(exc))
             return Rates.unpack(None)
 
-    def _forget(self, view: View, pulses: Mapping[str, Pulse], changes: Changes) -> None:
+    def _forget(self, view: View, pulses: Mapping[str, MinuteCounts], changes: Changes) -> None:
         """Workloads that have gone, and past the limit those that were silent for longest."""
         oldest = sorted(pulses, key=lambda name: pulses[name].newest_ms)
         gone = {name for name in oldest if view.now_ms - pulses[name].newest_ms > FORGET_MS}

@@ -31,7 +31,7 @@ from pipeline.tasks.context import Context
 from pipeline.watching import watcher as module
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane, Observation, observe
-from pipeline.watching.rates import minute_counts as pulses
+from pipeline.watching.rates import minute_counts
 from pipeline.watching.rows import MOST_ROWS, marked_as, template_of
 from pipeline.watching.sessions.model import NORMAL, SessionVerdict
 from pipeline.watching.state import State
@@ -792,7 +792,7 @@ def test_a_round_ends_when_the_time_for_rates_is_up_and_the_next_ones_go_on(worl
         rounds += 1
     assert rounds > 10
     (pulse,) = world.watcher.state.look(1, 0).pulses.values()
-    assert not pulse.behind and pulse.held == 0
+    assert not pulse.behind and pulse.waiting == 0
 
 
 def test_rates_that_are_behind_are_looked_at_without_waiting_for_the_next_minute(world: World) -> None:
@@ -819,14 +819,14 @@ def test_a_workload_whose_rates_take_long_keeps_no_other_from_being_looked_at(wo
 def test_with_too_many_counts_that_wait_for_rates_nothing_is_read_until_some_were_taken(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_HELD", 100)
-    monkeypatch.setattr(pulses, "MOST_COUNTS", 90)
+    monkeypatch.setattr(module, "MOST_WAITING", 100)
+    monkeypatch.setattr(minute_counts, "MOST_COUNTS", 90)
     # Rates take some 2,000 counts at once, and have no time to judge them.
     world.stored(*((None, 60 * i, 40 + i % 2) for i in range(2_500)))
     clock, world.watcher.clock = world.watcher.clock, Ticks(0.2)
     world.round()
     (pulse,) = world.watcher.state.look(1, 0).pulses.values()
-    assert pulse.behind and pulse.held > 100
+    assert pulse.behind and pulse.waiting > 100
     world.stored(*GOOD)
     told = world.round()
     assert (told.observations, told.more, world.waits(), world.open()) == (0, True, 1, 0)

@@ -1,58 +1,58 @@
-"""The pulse of one workload: how often which template came since the last look at its rates.
+"""Line counts of one workload by minute and template that its rate detector has not received yet.
 
-The state of rates is large and a minute is long, so counts are gathered here and handed over about once a minute. They
-are held back while a batch that was accepted before theirs is still in flight: a minute of which half is missing would
-look like a silence.
+The detector's state is large and a minute is long, so counts gather here and move to the detector about once a
+minute. Counts newer than a batch that is still in flight stay here: half a minute would look like a silence.
 
-Rates may take long: a log with a line an hour has years of minutes to be judged in a few batches. So a look at them ends
-when its time is up, and is gone on with in the next round; what was not handed over until then waits here.
+A log with one line an hour has years of minutes to judge. A round therefore ends when its time is up; the next round
+continues, and the counts that the detector has not taken wait here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-import msgpack
 import polars as pl
 
 from pipeline.errors import BadPayload
+from pipeline.records.wire import Codec
 from pipeline.watching.observation import RATES_SCHEMA, Lane, Observation
 from pipeline.watching.rates.rates import FUTURE, Alarm, GoesOn, Rates
 
-PULSE_VERSION: Final = 1
-SILENT_MS: Final = 86_400_000  # after a day without any line its silence is said and no news
-# Minutes in which rates are looked at although nothing came: what is read from a file is judged to its end then.
-AFTER: Final = 3
-ENDS_PART: Final = (
-    10  # of a stream so many times as long as a session may be silent, a tenth at most is its end
+SILENT_MS: Final = 86_400_000  # a workload without any line for a day is silent, which is no news any more
+EXTRA_ROUNDS: Final = (
+    3  # minutes without new counts that are still judged: a file that was read is judged to its end
 )
-MOST_COUNTS: Final = 2_000  # pairs of minute and template that are gathered; rates take 4,096 at once
-# Of one workload; with more, nothing is read until its rates have taken some. A batch may bring twice that at once.
-MOST_HELD: Final = 2 * MOST_COUNTS
-MOST_AHEAD: Final = 32  # batches whose predecessors are awaited; of more, the newest two become one
+ENDS_PART: Final = (
+    10  # a stream at least so many session gaps long has at most a tenth of itself near its end
+)
+MOST_COUNTS: Final = 2_000  # pairs of minute and template that may gather; the detector takes 4,096 at once
+# Pairs of one workload beyond which nothing is read until its detector has taken some. One batch may bring twice that.
+MOST_WAITING: Final = 2 * MOST_COUNTS
+MOST_AHEAD: Final = 32  # batches that wait for their predecessors; beyond, the newest two become one
 
-# Per lane, when the oldest batch of it in flight was accepted; a lane with none is not in it.
+# Per lane, when its oldest batch in flight was accepted; lanes without one are absent.
 Waiting = Mapping[Lane, int]
+Counts = dict[tuple[int, int], int]  # (minute, template) -> lines
 
 
 @dataclass(slots=True, kw_only=True)
-class Pulse:
-    """What is known of a workload between two looks at its rates. Minutes and times of lines are event time."""
+class MinuteCounts:
+    """The counts of a workload between two rounds. Minutes and times of lines are event time."""
 
-    at_ms: int | None = None  # newest line before which no batch is missing
-    began_ms: int | None = None  # its oldest line that was not only learnt from
-    newest_ms: int = 0  # when a batch of it was accepted last
-    looked: int = 0  # the minute of Redis time of the last look at its rates
-    size: int = 0  # bytes of the state of its rates
-    live: bool = False  # silences show without new lines (watching/rates/rates.py)
-    after: int = 0  # looks that are still to come although nothing came
-    behind: bool = False  # the last look at its rates ran out of time
-    ahead: list[tuple[str, int, int]] = field(default_factory=list)  # (lane, accepted, newest line)
-    counts: dict[tuple[int, int], int] = field(default_factory=dict)  # (minute, template) -> lines
-    learnt: dict[tuple[int, int], int] = field(default_factory=dict)  # of lines that are only learnt from
+    at_ms: int | None = None  # watermark: newest line before which no batch is missing
+    began_ms: int | None = None  # oldest line that was judged
+    newest_ms: int = 0  # when its newest batch was accepted
+    looked: int = 0  # minute of Redis time of the last round
+    size: int = 0  # bytes of the detector's packed state
+    live: bool = False  # silences show without new lines (`Rates.live`)
+    after: int = 0  # rounds still to come although nothing came
+    behind: bool = False  # the last round ran out of time
+    ahead: list[tuple[Lane, int, int]] = field(default_factory=list)  # (lane, accepted, newest line)
+    counts: Counts = field(default_factory=dict)
+    learnt: Counts = field(default_factory=dict)  # of lines that are only learnt from
 
     def observe(self, seen: Observation, *, judged: bool) -> None:
-        """Count a batch. What is only learnt from moves no time: a baseline may be of any."""
+        """Count a batch. Lines that are only learnt from move no time: a baseline may be of any time."""
         into = self.counts if judged else self.learnt
         for minute, template_id, n in seen.rates.iter_rows():
             into[minute, template_id] = into.get((minute, template_id), 0) + n
@@ -63,25 +63,27 @@ class Pulse:
         self.began_ms = oldest if self.began_ms is None else min(self.began_ms, oldest)
         # One line of a broken clock must not make every minute look complete.
         newest_ms = min(seen.newest_ms, seen.accepted_ms + FUTURE * 60_000)
-        self.ahead.append((seen.lane.value, seen.accepted_ms, newest_ms))
+        self.ahead.append((seen.lane, seen.accepted_ms, newest_ms))
         if len(self.ahead) > MOST_AHEAD:
             self.ahead.sort(key=lambda entry: entry[1])
             (_, _, before), (lane, accepted, last) = self.ahead[-2:]
             self.ahead[-2:] = [(lane, accepted, max(before, last))]
 
     def advance(self, waiting: Waiting) -> None:
-        """Take note of which batches are in flight: what came before the oldest of them is complete."""
-        rest = []
+        """Move the watermark: batches accepted before the oldest one in flight are complete."""
+        ahead = []
         for lane, accepted, at_ms in self.ahead:
-            if accepted >= waiting.get(Lane(lane), accepted + 1):
-                rest.append((lane, accepted, at_ms))
+            if accepted >= waiting.get(lane, accepted + 1):
+                ahead.append((lane, accepted, at_ms))
             else:
                 self.at_ms = at_ms if self.at_ms is None else max(self.at_ms, at_ms)
-        self.ahead = rest
+        self.ahead = ahead
 
-    def breaks_off(self, timeout_ms: int) -> int | None:
-        """When it would end now: from then on sessions may miss their end. None where that would be most of them, as a
-        stream that is short is all end."""
+    def end_ms(self, timeout_ms: int) -> int | None:
+        """If the stream ended now, sessions after this time may lack their end.
+
+        None if most sessions would: a short stream is all end.
+        """
         last = max((at for _, _, at in self.ahead), default=self.at_ms)
         last = last if self.at_ms is None or last is None else max(last, self.at_ms)
         if last is None or self.began_ms is None or last - self.began_ms < ENDS_PART * timeout_ms:
@@ -89,24 +91,24 @@ class Pulse:
         return last - timeout_ms
 
     @property
-    def held(self) -> int:
+    def waiting(self) -> int:
         """Counts that wait here."""
         return len(self.counts) + len(self.learnt)
 
     def is_due(self, minute: int, now_ms: int) -> bool:
-        """Whether its rates are to be looked at in this minute."""
-        if self.behind or self.held > MOST_COUNTS:
+        """Whether its rates are judged in this minute."""
+        if self.behind or self.waiting > MOST_COUNTS:
             return True
         goes_on = self.live and now_ms - self.newest_ms < SILENT_MS
         return minute > self.looked and bool(self.counts or self.learnt or self.after or goes_on)
 
-    def tell(
+    def judge(
         self, rates: Rates, minute: int, *, end: bool = False, goes_on: GoesOn | None = None
     ) -> list[Alarm]:
-        """Hand over what was gathered, in this minute of Redis time; what is wrong with it. Minutes of which something
-        may be missing stay here, unless nothing more will come (`end`) or too much is there.
+        """Move the complete counts to the detector at this minute of Redis time, and return its alarms.
 
-        Once `goes_on` says no, the rest is left to the next call, which comes at once (`behind`).
+        Minutes that may still miss a batch stay, unless nothing more will come (`end`) or too many counts wait.
+        Once `goes_on` says no, the next call continues at once (`behind`).
         """
         goes_on = goes_on or _always
         self.looked, handed = max(self.looked, minute), True
@@ -114,22 +116,22 @@ class Pulse:
         if began:
             handed = self._hand_over(rates, minute, goes_on, end=end)
         alarms = rates.close(self.looked, goes_on) if handed else []
-        # The last minutes too. A look that is gone on with may have come to them already.
+        # The last minutes too, unless a continued round has judged them already.
         if end and handed and not rates.behind and (began or self.after):
-            self.looked, self.after = self.looked + AFTER, 0
+            self.looked, self.after = self.looked + EXTRA_ROUNDS, 0
             alarms += rates.close(self.looked, goes_on)
         self.behind = rates.behind or not handed
         self.live = rates.live
         return alarms
 
     def _hand_over(self, rates: Rates, minute: int, goes_on: GoesOn, *, end: bool) -> bool:
-        """What is complete, oldest minutes first; False when there was no time for all of it."""
+        """Move the complete counts, oldest minutes first; False if time ran out before the last one."""
         whole = end or len(self.counts) > MOST_COUNTS
         until = -1 if self.at_ms is None else self.at_ms // 60_000
-        # Rates take nothing of the far future, so it does not wait here.
+        # The detector drops lines of the far future, so they do not wait here.
         far = max(minute, self.newest_ms // 60_000) + FUTURE
         complete = sorted(key for key in self.counts if whole or not until < key[0] <= far)
-        self.after = AFTER if complete or self.learnt else max(0, self.after - 1)
+        self.after = EXTRA_ROUNDS if complete or self.learnt else max(0, self.after - 1)
         for counts, keys, judged in (
             (self.learnt, sorted(self.learnt), False),
             (self.counts, complete, True),
@@ -138,8 +140,8 @@ class Pulse:
             while at < len(keys):
                 room = rates.room(judged=judged)
                 if room:
-                    some = keys[at : at + room]
-                    rates.observe(_frame([(*key, counts.pop(key)) for key in some]), judged=judged)
+                    rows = [(*key, counts.pop(key)) for key in keys[at : at + room]]
+                    rates.observe(pl.DataFrame(rows, schema=RATES_SCHEMA, orient="row"), judged=judged)
                     at += room
                 elif goes_on():
                     rates.make_room(goes_on, judged=judged)
@@ -148,46 +150,20 @@ class Pulse:
         return True
 
     def forget(self) -> None:
-        """Drop what was not handed over."""
+        """Drop the waiting counts."""
         self.counts, self.learnt, self.behind = {}, {}, False
 
     def pack(self) -> bytes:
-        """msgpack of version and fields."""
-        counts, learnt = ([[*pair, n] for pair, n in c.items()] for c in (self.counts, self.learnt))
-        fields: list[Any] = [
-            self.at_ms, self.began_ms, self.newest_ms, self.looked, self.size, self.live, self.after, self.ahead,
-        ]  # fmt: skip
-        return bytes(msgpack.packb([PULSE_VERSION, *fields, counts, learnt, self.behind]))
+        return _CODEC.pack(self)
 
     @classmethod
-    def unpack(cls, blob: bytes) -> "Pulse":
+    def unpack(cls, blob: bytes) -> "MinuteCounts":
         """Raises BadPayload."""
-        try:
-            version, *rest = msgpack.unpackb(blob)
-            if version > PULSE_VERSION:
-                raise BadPayload(
-                    f"a pulse has wire version {version}; this build reads up to {PULSE_VERSION}"
-                )
-            at_ms, began_ms, newest_ms, looked, size, live, after, ahead, counts, learnt, *more = rest
-            return cls(
-                at_ms=None if at_ms is None else int(at_ms),
-                began_ms=None if began_ms is None else int(began_ms),
-                newest_ms=int(newest_ms),
-                looked=int(looked),
-                size=int(size),
-                live=bool(live),
-                after=int(after),
-                ahead=[(Lane(lane).value, int(accepted), int(at)) for lane, accepted, at in ahead],
-                counts={(int(minute), int(template)): int(n) for minute, template, n in counts},
-                behind=bool(more and more[0]),  # one of an earlier build does not say
-                learnt={(int(minute), int(template)): int(n) for minute, template, n in learnt},
-            )
-        except (ValueError, TypeError, msgpack.UnpackException) as exc:
-            raise BadPayload(f"a pulse of {len(blob)} bytes is not readable: {exc}") from exc
+        return _CODEC.unpack(blob)
 
 
-def _frame(rows: Sequence[tuple[int, int, int]]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=RATES_SCHEMA, orient="row")
+# A newer version is as unreadable as a damaged one: the watcher starts anew instead of waiting for a newer worker.
+_CODEC: Final = Codec(MinuteCounts, version=1, what="the minute counts of a workload", newer=BadPayload)
 
 
 def _always() -> bool:
