@@ -152,7 +152,7 @@ class _Torturer:
         self.facts: Counter[str] = Counter()
 
     def run(self) -> None:
-        self.pool.ledger.bless()
+        self.pool.ledger.clear_quarantine()
         self.pool.report(report(self.plan.devices))
         agent = threading.Thread(target=self._agent, daemon=True)
         agent.start()
@@ -217,7 +217,7 @@ class _Torturer:
         at = self._kill_now(worker)
         self._start(number)
         self.facts["kills"] += 1
-        held = [lease for lease in self.pool.look().leases if lease.holder == f"h{worker.pid}"]
+        held = [lease for lease in self.pool.snapshot().leases if lease.holder == f"h{worker.pid}"]
         if held:
             self.facts["killed_while_holding"] += 1
             threading.Thread(target=self._measure_back, args=(held, at), daemon=True).start()
@@ -230,12 +230,12 @@ class _Torturer:
         restarts = self.facts["restarts"]
         while not self.ended.is_set():
             try:
-                now = self.pool.look()
+                now = self.pool.snapshot()
             except RedisUnavailable:
                 return
             if self.facts["restarts"] != restarts:
                 return  # nothing ends while Redis is away
-            if not ids & {one.lease_id for one in (*now.leases, *now.left)}:
+            if not ids & {one.lease_id for one in (*now.leases, *now.orphans)}:
                 self.back_s.append((time.monotonic_ns() - at) / 1e9)
                 break
             time.sleep(0.02)

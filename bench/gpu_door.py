@@ -57,7 +57,7 @@ def measure(_data: Path) -> dict[str, Any]:
 def _device(settings: Settings) -> Iterator[None]:
     """An agent that sees one idle device."""
     pool = Pool(connect(settings), settings)
-    pool.ledger.bless()
+    pool.ledger.clear_quarantine()
     seen = Device(
         uuid="GPU-00000000-0000-0000-0000-000000000001",
         node=this_node(),
@@ -114,7 +114,7 @@ def _warm(log: Path) -> None:
 def _once(pool: Pool, number: int) -> float:
     """Seconds from wanting to having."""
     deadline = time.monotonic() + BACK_S
-    while not any(lease.need.mode is Mode.SHARED for lease in pool.look().leases):
+    while not any(lease.need.mode is Mode.SHARED for lease in pool.snapshot().leases):
         if time.monotonic() > deadline:
             raise RuntimeError(f"inference was not back on the GPU {BACK_S:.0f} s after training {number}")
         time.sleep(0.02)

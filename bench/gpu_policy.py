@@ -20,12 +20,12 @@ from pipeline.gpu.values import (
     Backfill,
     Device,
     Grant,
+    LeaseState,
     Need,
-    Plan,
     PoolLease,
-    Request,
+    PoolPlan,
+    PoolRequest,
     Snapshot,
-    State,
     Tenant,
 )
 from pipeline.redis.leases import Mode
@@ -62,8 +62,8 @@ def world(devices: int, queued: int, seed: int = 0) -> Snapshot:
     )
 
 
-def request(name: str, need: Need, since_ms: int) -> Request:
-    return Request(request_id=name, holder=name, need=need, ttl_ms=10_000, since_ms=since_ms)
+def request(name: str, need: Need, since_ms: int) -> PoolRequest:
+    return PoolRequest(request_id=name, holder=name, need=need, ttl_ms=10_000, since_ms=since_ms)
 
 
 def lease(grant: Grant, need: Need, granted_ms: int) -> PoolLease:
@@ -72,7 +72,7 @@ def lease(grant: Grant, need: Need, granted_ms: int) -> PoolLease:
         holder=grant.request_id,
         need=need,
         parts=grant.parts,
-        state=State.ACTIVE,
+        state=LeaseState.ACTIVE,
         granted_ms=granted_ms,
         deadline_ms=granted_ms + 10_000,
         ttl_ms=10_000,
@@ -81,7 +81,7 @@ def lease(grant: Grant, need: Need, granted_ms: int) -> PoolLease:
     )
 
 
-def done(before: Snapshot, made: Plan) -> Snapshot:
+def done(before: Snapshot, made: PoolPlan) -> Snapshot:
     """The pool after the plan."""
     needs = {r.request_id: r.need for r in before.waiting}
     granted = {grant.request_id for grant in made.grants}
@@ -93,7 +93,7 @@ def done(before: Snapshot, made: Plan) -> Snapshot:
     )
 
 
-def timed(before: Snapshot, backfill: Backfill, times: int = 3) -> tuple[Plan, float]:
+def timed(before: Snapshot, backfill: Backfill, times: int = 3) -> tuple[PoolPlan, float]:
     """The plan, and the shortest of some runs in CPU seconds of this one thread."""
     spans = []
     for _ in range(times):
@@ -103,7 +103,7 @@ def timed(before: Snapshot, backfill: Backfill, times: int = 3) -> tuple[Plan, f
     return made, min(spans)
 
 
-def broken(before: Snapshot, made: Plan) -> dict[str, int]:
+def broken(before: Snapshot, made: PoolPlan) -> dict[str, int]:
     """Gangs granted in part, devices holding more than they have, and needs that fit outside the reservation but got nothing."""
     needs = {r.request_id: r.need for r in before.waiting}
     partial = sum(len({p.uuid for p in g.parts}) != needs[g.request_id].devices for g in made.grants)
@@ -117,7 +117,7 @@ def broken(before: Snapshot, made: Plan) -> dict[str, int]:
     return {"gang_partial": partial, "overcommitted": over, "nonwasteful_violations": wasted}
 
 
-def envy(before: Snapshot, made: Plan) -> int:
+def envy(before: Snapshot, made: PoolPlan) -> int:
     """Pairs of tenants where one still waits and could run more of its own needs, device by device, in what the other got less
     the other's last grant. The worlds for it have one kind of need per tenant (EF1)."""
     needs = {r.request_id: r.need for r in before.waiting}

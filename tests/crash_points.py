@@ -76,7 +76,7 @@ SHAS: Final = {
     for path in SCRIPT_DIR.rglob("[!_]*.lua")
     for name in [path.relative_to(SCRIPT_DIR).with_suffix("").as_posix()]
 }
-NO_GPUS: Final = ("gpu/sweep", "gpu/look")  # there are none: these change nothing
+NO_GPUS: Final = ("gpu/sweep", "gpu/snapshot")  # there are none: these change nothing
 MASKS: Final = MaskSet.load()
 ROUNDS: Final = 60  # of working and sweeping; what is not done by then never ends
 

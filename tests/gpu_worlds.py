@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from pipeline.gpu.values import (
     WHOLE,
     Device,
-    Left,
+    LeasePart,
+    LeaseState,
     Need,
-    Part,
-    Plan,
+    Orphan,
     PoolLease,
-    Request,
+    PoolPlan,
+    PoolRequest,
     Snapshot,
-    State,
     Tenant,
 )
 from pipeline.redis.leases import Mode
@@ -51,8 +51,8 @@ def exclusive(mib: int = 0, **values: Any) -> Need:
     return Need(mode=Mode.EXCLUSIVE, memory_mib=mib, **values)
 
 
-def request(request_id: str, need: Need, *, since_ms: int = NOW_MS) -> Request:
-    return Request(
+def request(request_id: str, need: Need, *, since_ms: int = NOW_MS) -> PoolRequest:
+    return PoolRequest(
         request_id=request_id,
         holder=f"holder-{request_id}",
         need=need,
@@ -71,7 +71,7 @@ def lease(
         holder=f"holder-{lease_id}",
         need=need,
         parts=tuple(
-            Part(
+            LeasePart(
                 uuid=d.uuid,
                 memory_mib=d.schedulable_mib if alone else need.memory_mib,
                 compute_percent=WHOLE if alone else need.compute_percent,
@@ -79,7 +79,7 @@ def lease(
             )
             for d in on
         ),
-        state=State.ACTIVE,
+        state=LeaseState.ACTIVE,
         granted_ms=NOW_MS - int(age_s * 1000),
         deadline_ms=NOW_MS + 10_000,
         ttl_ms=10_000,
@@ -87,8 +87,8 @@ def lease(
     )
 
 
-def left(d: Device, mib: int, *, alone: bool = False, percent: int = 0) -> Left:
-    return Left(
+def orphan(d: Device, mib: int, *, alone: bool = False, percent: int = 0) -> Orphan:
+    return Orphan(
         lease_id="gone",
         uuid=d.uuid,
         memory_mib=mib,
@@ -105,7 +105,11 @@ def named(*names: str) -> dict[str, Tenant]:
 
 
 def snapshot(
-    on: Sequence[Device], *, waiting: Iterable[Request] = (), leases: Iterable[PoolLease] = (), **values: Any
+    on: Sequence[Device],
+    *,
+    waiting: Iterable[PoolRequest] = (),
+    leases: Iterable[PoolLease] = (),
+    **values: Any,
 ) -> Snapshot:
     values.setdefault("tenants", named("logweir", "a", "b", "c"))
     return Snapshot(
@@ -118,7 +122,7 @@ def snapshot(
     )
 
 
-def after(world: Snapshot, plan: Plan, *, later_ms: int = 0, obey: bool = True) -> Snapshot:
+def after(world: Snapshot, plan: PoolPlan, *, later_ms: int = 0, obey: bool = True) -> Snapshot:
     """The pool once the plan is done, and `later_ms` after it. `obey`: those asked to yield have gone and wait again."""
     now_ms = world.now_ms + later_ms
     asked = {y.lease_id: y for y in plan.yields}
@@ -141,7 +145,7 @@ def after(world: Snapshot, plan: Plan, *, later_ms: int = 0, obey: bool = True) 
                 holder=asked_for.holder,
                 need=asked_for.need,
                 parts=grant.parts,
-                state=State.GRANTED,
+                state=LeaseState.GRANTED,
                 granted_ms=world.now_ms,
                 deadline_ms=world.now_ms + asked_for.ttl_ms,
                 ttl_ms=asked_for.ttl_ms,
@@ -159,7 +163,7 @@ def after(world: Snapshot, plan: Plan, *, later_ms: int = 0, obey: bool = True) 
     )
 
 
-def obeys(world: Snapshot, plan: Plan) -> None:
+def obeys(world: Snapshot, plan: PoolPlan) -> None:
     """What holds of every plan, whatever the pool: conservation, whole gangs, closed doors, one reservation, quotas."""
     known = {d.uuid: d for d in world.devices}
     requests = {r.request_id: r for r in world.waiting}
@@ -207,7 +211,7 @@ def obeys(world: Snapshot, plan: Plan) -> None:
     assert not asked or plan.reservation is not None
 
 
-def _quotas(world: Snapshot, plan: Plan, requests: Mapping[str, Request]) -> None:
+def _quotas(world: Snapshot, plan: PoolPlan, requests: Mapping[str, PoolRequest]) -> None:
     held_mib: Counter[str] = Counter()
     for old in world.leases:
         held_mib[old.need.tenant] += sum(part.memory_mib for part in old.parts)
@@ -223,7 +227,7 @@ def held(world: Snapshot) -> Iterable[tuple[str, int, int, bool]]:
     for old in world.leases:
         for part in old.parts:
             yield part.uuid, part.memory_mib, part.compute_percent, old.need.mode is Mode.EXCLUSIVE
-    for gone in world.left:
+    for gone in world.orphans:
         yield gone.uuid, gone.memory_mib, gone.compute_percent, gone.exclusive
 
 
@@ -296,7 +300,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             if alone:
                 closed.add(part.uuid)
     rest = [d for d in on if d.uuid not in closed and free[d.uuid][0] >= 512]
-    behind = [left(rest[0], 512)] if rest and draw(st.booleans()) else []
+    behind = [orphan(rest[0], 512)] if rest and draw(st.booleans()) else []
     ages = itertools.count()
     waiting = [
         request(f"r{number}", need, since_ms=NOW_MS - 1000 * draw(st.integers(0, 5)) + next(ages))
@@ -310,4 +314,4 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         )
         for name in ("logweir", "a", "b")
     }
-    return snapshot(on, leases=leases, waiting=waiting, left=tuple(behind), tenants=known)
+    return snapshot(on, leases=leases, waiting=waiting, orphans=tuple(behind), tenants=known)

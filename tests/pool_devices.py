@@ -35,12 +35,12 @@ def put_devices(
     node: str = "node-a",
     *,
     processes: Mapping[int, Sequence[int]] | None = None,
-    bless: bool = True,
+    clear_quarantine: bool = True,
     **more: Any,
 ) -> tuple[Device, ...]:
     """Report `n` devices of a node, so that a pool has capacity; also its next beat.
 
-    `processes`: index of a device -> pids that the driver sees there. `bless`: without a quarantine.
+    `processes`: index of a device -> pids that the driver sees there. `clear_quarantine`: without a quarantine.
     """
     ledger = pool_or_ledger.ledger if isinstance(pool_or_ledger, Pool) else pool_or_ledger
     seen = processes or {}
@@ -48,8 +48,8 @@ def put_devices(
         replace(device, processes=tuple(Process(pid=pid, used_mib=512) for pid in seen.get(device.index, ())))
         for device in made_up(n, mib, node, **more)
     )
-    if bless:
-        ledger.bless()
+    if clear_quarantine:
+        ledger.clear_quarantine()
     refused = ledger.report(
         Report(node=node, agent=f"agent-of-{node}", clock_ms=0, devices=devices, driver="made up")
     )

@@ -214,7 +214,7 @@ def _pool(client: Any, settings: Settings) -> dict[str, Any]:
     """The GPU pool in a few numbers."""
     from pipeline.gpu.leasing.pool_ledger import PoolLedger
 
-    pool = PoolLedger(client, settings).look()
+    pool = PoolLedger(client, settings).snapshot()
     return {
         "devices": len(pool.devices),
         "usable": sum(device.usable for device in pool.devices),

@@ -24,7 +24,7 @@ from pipeline.gpu.leasing.waiting import Waiting
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy import admission as refusing
 from pipeline.gpu.policy import policy
-from pipeline.gpu.values import Need, PoolLease, Renewed, Report, Request, Snapshot, Swept
+from pipeline.gpu.values import Need, PoolLease, PoolRequest, Renewed, Report, Snapshot, Swept
 from pipeline.logs import logger
 from pipeline.settings import Settings
 
@@ -49,9 +49,9 @@ class Pool:
 
     # ---- asking -------------------------------------------------------------------------------------
 
-    def look(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Everything at this moment. Raises RedisUnavailable."""
-        snapshot = self.planner.look()
+        snapshot = self.planner.snapshot()
         self._looked = (time.monotonic(), snapshot)
         return snapshot
 
@@ -62,7 +62,7 @@ class Pool:
             snapshot = looked[1]
             if not refusing.refusal(need, snapshot.devices, snapshot.tenants):
                 return ""
-        snapshot = self.look()
+        snapshot = self.snapshot()
         return refusing.refusal(need, snapshot.devices, snapshot.tenants)
 
     def open_to_shared(self, need: Need) -> bool:
@@ -73,7 +73,7 @@ class Pool:
         if now - at < OPEN_S:
             return known
         try:
-            snapshot = self.planner.look()
+            snapshot = self.planner.snapshot()
             answer = policy.served(snapshot, need) or policy.open_to_shared(snapshot, need)
         except RedisUnavailable:
             answer = False
@@ -109,7 +109,9 @@ class Pool:
             )
         if why := self.refusal(need):
             raise BadInput(why)
-        request = Request(request_id=request_id or uuid.uuid4().hex, holder=holder, need=need, ttl_ms=ttl_ms)
+        request = PoolRequest(
+            request_id=request_id or uuid.uuid4().hex, holder=holder, need=need, ttl_ms=ttl_ms
+        )
         return self.waiting.ask(request, timeout_s=timeout_s, go_on=go_on)
 
     # ---- holding ------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ TENANT: Final = "logweir"  # who our own workers are charged to
 WHOLE: Final = 100  # percent
 
 
-class State(StrEnum):
-    """The life of a lease; it only moves to the right. A need that waits is a Request and has no state."""
+class LeaseState(StrEnum):
+    """The life of a lease; it only moves to the right. A need that waits is a PoolRequest and has no state."""
 
     GRANTED = "granted"  # the holder may begin
     ACTIVE = "active"  # the holder has begun and told its processes
@@ -104,7 +104,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LeasePart:
     """What a lease has on one device. An exclusive part has all of it. `token` is the device's fencing token."""
 
     uuid: str
@@ -120,8 +120,8 @@ class PoolLease:
     lease_id: str
     holder: str
     need: Need
-    parts: tuple[Part, ...]
-    state: State
+    parts: tuple[LeasePart, ...]
+    state: LeaseState
     granted_ms: int
     deadline_ms: int
     ttl_ms: int
@@ -139,7 +139,7 @@ class PoolLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PoolRequest:
     """A need that waits. It is forgotten when nobody has asked for it until `until_ms`."""
 
     request_id: str
@@ -151,7 +151,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class Orphan:
     """A part of a lease that ended without its holder saying that it is off the device.
 
     It counts as taken until the node's agent, in a report newer than `since_ms`, no longer sees its processes.
@@ -206,8 +206,8 @@ class Snapshot:
     nodes: tuple[Node, ...] = ()
     devices: tuple[Device, ...] = ()
     leases: tuple[PoolLease, ...] = ()
-    waiting: tuple[Request, ...] = ()  # oldest first
-    left: tuple[Left, ...] = ()
+    waiting: tuple[PoolRequest, ...] = ()  # oldest first
+    orphans: tuple[Orphan, ...] = ()
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     usage: Mapping[str, Usage] = field(default_factory=dict)
     reservation: Reservation | None = None
@@ -219,7 +219,7 @@ class Grant:
     """A request gets these parts (their tokens are given at the commit)."""
 
     request_id: str
-    parts: tuple[Part, ...]
+    parts: tuple[LeasePart, ...]
     share: float
     prepaid: float
 
@@ -234,7 +234,7 @@ class Yield:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PoolPlan:
     """What should happen now. `reservation` replaces the one before it."""
 
     grants: tuple[Grant, ...] = ()

@@ -138,7 +138,7 @@ class Leases:
             waiting=bool(entry.get("waiting")) and int(entry.get("waiting_until", "0")) > now,
         )
 
-    def bless(self) -> None:
+    def clear_quarantine(self) -> None:
         """Say that no earlier process can still hold a lease: none is held any more, and no quarantine is needed.
 
         Only for whoever started this Redis privately and has seen every earlier worker end.

@@ -256,7 +256,7 @@ def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
 
 def _usable(context: Context, node: str, *, waited: bool) -> bool:
     """False while the agent may still tell. Raises BadInput when it has told, or had its time: there is no GPU to use."""
-    own = [device for device in context.pool.look().devices if device.node == node]
+    own = [device for device in context.pool.snapshot().devices if device.node == node]
     if any(device.usable for device in own):
         return True
     if waited or any(device.why != SILENT for device in own):

@@ -352,9 +352,9 @@ def _watching(values: Values, found: dict[str, Any], now: int) -> None:
 
 def _gpus(values: Values, pool: PoolLedger | None) -> None:
     """Raises LogweirError. Without a node there are none, and Redis is not asked again."""
-    seen = None if pool is None else pool.look()
+    seen = None if pool is None else pool.snapshot()
     nodes, devices, leases = (seen.nodes, seen.devices, seen.leases) if seen else ((), (), ())
-    waiting, left = (seen.waiting, seen.left) if seen else ((), ())
+    waiting, left = (seen.waiting, seen.orphans) if seen else ((), ())
     silent = sum(node.silent for node in nodes)
     usable = [device for device in devices if device.usable]
     _set(values, NODES, len(nodes) - silent, "alive")

@@ -33,17 +33,17 @@ from pipeline.gpu.policy.explain import open_door, rooms_of, short, why_it_waits
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import (
     Device,
-    Left,
+    LeasePart,
+    LeaseState,
     Need,
     Node,
-    Part,
+    Orphan,
     PoolLease,
+    PoolRequest,
     Process,
     Report,
-    Request,
     Reservation,
     Snapshot,
-    State,
     Tenant,
 )
 from pipeline.redis.leases import Mode
@@ -66,14 +66,14 @@ def leased(name: str, on: Device, memory_mib: int = 4096, percent: int = 25, **c
     mode = changes.pop("mode", Mode.SHARED)
     lease = PoolLease(
         lease_id=name, holder="ann@big:7", need=Need(memory_mib=memory_mib, mode=mode),
-        parts=(Part(uuid=on.uuid, memory_mib=memory_mib, compute_percent=percent, token=7),), state=State.ACTIVE,
+        parts=(LeasePart(uuid=on.uuid, memory_mib=memory_mib, compute_percent=percent, token=7),), state=LeaseState.ACTIVE,
         granted_ms=NOW - 125_000, deadline_ms=NOW + 12_000, ttl_ms=15_000, host="big", pids=(100,),
     )  # fmt: skip
     return replace(lease, **changes)
 
 
-def waits(name: str, **need: Any) -> Request:
-    return Request(
+def waits(name: str, **need: Any) -> PoolRequest:
+    return PoolRequest(
         request_id=name,
         holder="bob@big:9",
         need=Need(**need),
@@ -118,7 +118,7 @@ def test_the_picture_keeps_to_the_width_of_the_terminal(width: int) -> None:
     )
     s = snapshot(
         on, device(1, why="its node is silent"), leases=(lease,), waiting=(waits("w" * 60, memory_mib=90_000),),
-        left=(Left(lease_id="old", uuid=on.uuid, memory_mib=9, compute_percent=0, exclusive=False, pids=(5,), since_ms=0, why="x"),),
+        orphans=(Orphan(lease_id="old", uuid=on.uuid, memory_mib=9, compute_percent=0, exclusive=False, pids=(5,), since_ms=0, why="x"),),
     )  # fmt: skip
     lines = drawn(s, width).splitlines()
     assert max(map(len, lines)) <= width
@@ -164,8 +164,8 @@ def test_a_closed_door_names_whom_the_device_is_kept_for() -> None:
     assert facts(s)["summary"]["free_mib"] == 0
 
 
-def left_of(on: Device, **changes: Any) -> Left:
-    plain = Left(
+def left_of(on: Device, **changes: Any) -> Orphan:
+    plain = Orphan(
         lease_id="old", uuid=on.uuid, memory_mib=40_960, compute_percent=10, exclusive=False, pids=(123,),
         since_ms=NOW - 9_000, why="it was not renewed",
     )  # fmt: skip
@@ -174,19 +174,19 @@ def left_of(on: Device, **changes: Any) -> Left:
 
 def test_what_is_left_of_a_shared_lease_counts_as_taken_and_the_device_stays_open() -> None:
     on = device(0)
-    s = snapshot(on, leases=(leased("job", on),), left=(left_of(on),))
+    s = snapshot(on, leases=(leased("job", on),), orphans=(left_of(on),))
     [shown] = facts(s)["devices"]
     assert shown["state"] == "open, 34.8 GiB free, 40.0 GiB still taken by process 123 of lease old"
     assert (shown["leased_mib"], shown["leased_percent"], shown["free_mib"]) == (45_056, 35, 35_584)
     assert facts(s)["summary"]["free_mib"] == 35_584
     more = left_of(on, lease_id="older", pids=())
-    unknown = facts(snapshot(on, left=(more, left_of(on, memory_mib=1_024))))["devices"][0]["state"]
+    unknown = facts(snapshot(on, orphans=(more, left_of(on, memory_mib=1_024))))["devices"][0]["state"]
     assert unknown == "open, 37.8 GiB free, 41.0 GiB still taken by whoever used lease older and 1 more"
 
 
 def test_what_is_left_of_an_exclusive_lease_closes_its_device() -> None:
     on = device(0)
-    s = snapshot(on, left=(left_of(on, exclusive=True, memory_mib=80_640, compute_percent=100),))
+    s = snapshot(on, orphans=(left_of(on, exclusive=True, memory_mib=80_640, compute_percent=100),))
     [shown] = facts(s)["devices"]
     assert shown["state"] == "closed: process 123 of lease old may still be there"
     assert shown["free_mib"] == 0 == facts(s)["summary"]["free_mib"]
@@ -194,9 +194,9 @@ def test_what_is_left_of_an_exclusive_lease_closes_its_device() -> None:
 
 def test_what_opens_a_device_again_is_told() -> None:
     on = device(0)
-    shown = drawn(snapshot(on, left=(left_of(on),))).replace("\n", " ")
+    shown = drawn(snapshot(on, orphans=(left_of(on),))).replace("\n", " ")
     assert "it opens by itself then" in shown
-    blind = drawn(snapshot(replace(on, processes=None), left=(left_of(on),))).replace("\n", " ")
+    blind = drawn(snapshot(replace(on, processes=None), orphans=(left_of(on),))).replace("\n", " ")
     assert "`logweir gpu clear GPU-0aaaaaaa` then" in blind
 
 
@@ -222,7 +222,7 @@ def test_what_is_shown_as_free_is_what_a_plan_would_grant(
             mode = Mode.EXCLUSIVE if alone else Mode.SHARED
             held.append(leased(f"job{number}", on, mib, share, mode=mode))
     door = Reservation(request_id="r", uuids=(on.uuid,)) if kept else None
-    s = snapshot(on, leases=tuple(held), left=tuple(gone), reservation=door)
+    s = snapshot(on, leases=tuple(held), orphans=tuple(gone), reservation=door)
     [room] = rooms_of(s)
     fits = memory_mib <= room.free_mib and percent <= room.free_percent
     need = Need(memory_mib=memory_mib, compute_percent=percent)
@@ -274,7 +274,7 @@ def test_a_need_that_waits_for_devices_out_of_order_names_their_reasons(need: An
 def test_a_whole_device_that_only_an_ended_lease_keeps_back_names_the_remedy(kept: bool) -> None:
     on, request = device(0), waits("w", mode=Mode.EXCLUSIVE)
     door = Reservation(request_id="w", uuids=(on.uuid,)) if kept else None
-    s = snapshot(on, left=(left_of(on),), waiting=(request,), reservation=door)
+    s = snapshot(on, orphans=(left_of(on),), waiting=(request,), reservation=door)
     why = why_it_waits(s, request, rooms_of(s))
     assert "process 123 of lease old" in why and "`logweir gpu clear GPU-0aaaaaaa`" in why
 
@@ -381,7 +381,7 @@ def verb(
 def pool(client: "redis.Redis", settings: Settings) -> Pool:
     """Two devices of this machine."""
     made = Pool(client, settings)
-    made.ledger.bless()
+    made.ledger.clear_quarantine()
     tell(made)
     return made
 
@@ -419,7 +419,7 @@ def test_asking_again_under_a_name_gives_the_same_lease(verb: Verb, pool: Pool) 
     first = asked(verb("request", "--memory", "4GiB", "--name", "job", "--json"))
     again = asked(verb("request", "--memory", "4GiB", "--name", "job", "--json"))
     assert (first["lease"], first["token"]) == (again["lease"], again["token"])
-    assert len(pool.look().leases) == 1
+    assert len(pool.snapshot().leases) == 1
 
 
 @pytest.mark.parametrize(
@@ -443,14 +443,14 @@ def test_asking_for_something_else_under_the_same_name_is_refused(
     args = (*args[:-1], UUIDS[1]) if "--device" in args else args
     said = sentence(verb("request", *args, "--name", "job", "--for", "7h"), 2)
     assert why in said and "release it first or ask under another --name" in said
-    [lease] = pool.look().leases
+    [lease] = pool.snapshot().leases
     assert lease.ttl_ms == 3_600_000
 
 
 def test_asking_again_for_another_time_says_how_long_it_has(verb: Verb, pool: Pool) -> None:
     asked(verb("request", "--memory", "4GiB", "--name", "job", "--json"))
     said = verb("request", "--memory", "4GiB", "--name", "job", "--for", "3h")
-    [lease] = pool.look().leases
+    [lease] = pool.snapshot().leases
     assert f"expires  in {seconds(lease.ttl_ms / 1000)}; nobody renews it" in said.out
 
 
@@ -482,20 +482,20 @@ def test_what_a_shell_evaluates_fails_when_there_is_no_lease(
 
 def test_a_lease_with_a_process_closes_the_device_until_that_has_gone(verb: Verb, pool: Pool) -> None:
     asked(verb("request", "--memory", "4GiB", "--name", "job", "--json", "--pid", str(os.getpid())))
-    [lease] = pool.look().leases
+    [lease] = pool.snapshot().leases
     assert (lease.pids, lease.host) == ((os.getpid(),), this_node())
 
 
 def test_a_lent_lease_ends_by_itself_after_the_time_it_was_asked_for(verb: Verb, pool: Pool) -> None:
     asked(verb("request", "--memory", "4GiB", "--for", "2h", "--json"))
-    [lease] = pool.look().leases
+    [lease] = pool.snapshot().leases
     assert lease.ttl_ms == 7_200_000 and lease.need.max_duration_s == 7_200
 
 
 def test_revoking_tells_why_and_needs_a_lease(verb: Verb, pool: Pool) -> None:
     asked(verb("request", "--memory", "4GiB", "--name", "job", "--json"))
     assert verb("revoke", "job", "--why", "maintenance").code == 0
-    assert pool.look().leases == ()
+    assert pool.snapshot().leases == ()
     assert "there is no lease 'job'" in sentence(verb("revoke", "job", "--why", "maintenance"), 2)
 
 
@@ -539,7 +539,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
     verb: Verb, pool: Pool, args: tuple[str, ...], why: str
 ) -> None:
     assert why in sentence(verb("request", *args), 2)
-    look = pool.look()
+    look = pool.snapshot()
     assert look.leases == () and look.waiting == ()
 
 
@@ -547,14 +547,14 @@ def test_a_need_that_cannot_be_met_now_says_what_stands_in_the_way(verb: Verb, p
     asked(verb("request", "--exclusive", "--devices", "2", "--json"))
     why = sentence(verb("request", "--memory", "4GiB"), 75)
     assert "every device is taken whole" in why
-    assert pool.look().waiting == ()
+    assert pool.snapshot().waiting == ()
 
 
 def test_the_wrong_token_or_an_unknown_lease_releases_nothing(verb: Verb, pool: Pool) -> None:
     lent = asked(verb("request", "--memory", "4GiB", "--name", "job", "--json"))
     assert "is not the token" in sentence(verb("release", "job", "--token", str(lent["token"] + 1)), 2)
     assert "there is no lease 'nosuch'" in sentence(verb("release", "nosuch", "--token", "1"), 2)
-    assert len(pool.look().leases) == 1
+    assert len(pool.snapshot().leases) == 1
 
 
 def test_top_prints_one_picture_where_no_terminal_is(verb: Verb, pool: Pool) -> None:
@@ -613,11 +613,11 @@ def test_the_example_holds_a_lease_while_it_works(pool: Pool, settings: Settings
     ) as example:
         assert example.stdout is not None
         assert example.stdout.readline() == f"working on {UUIDS[0]}\n"
-        [lease] = pool.look().leases
+        [lease] = pool.snapshot().leases
         assert (lease.parts[0].memory_mib, lease.pids, lease.host) == (4096, (example.pid,), this_node())
         _, said = example.communicate(timeout=60)
     assert (example.returncode, said) == (0, "")
-    assert pool.look().leases == () == pool.look().left
+    assert pool.snapshot().leases == () == pool.snapshot().orphans
 
 
 # The live view

@@ -27,7 +27,7 @@ from pipeline.gpu.node import host_lock as flock
 from pipeline.gpu.node import mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Device, Need, Plan, Process, Report, Yield
+from pipeline.gpu.values import Device, Need, PoolPlan, Process, Report, Yield
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
@@ -240,7 +240,7 @@ def reported(pool: Pool, *processes: Process) -> None:
 @pytest.fixture
 def pool(client: "redis.Redis", settings: Settings) -> Pool:
     made = Pool(client, settings)
-    made.ledger.bless()
+    made.ledger.clear_quarantine()
     reported(made)
     return made
 
@@ -249,8 +249,8 @@ def pool(client: "redis.Redis", settings: Settings) -> Pool:
 def run(
     settings: Settings, mark: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Verb]:
-    for module in ("gpu_run", "gpu_look"):
-        monkeypatch.setattr(f"pipeline.commands.{module}.LOOK_S", 0.1)
+    for module in ("run", "look"):
+        monkeypatch.setattr(f"pipeline.commands.gpu.{module}.LOOK_S", 0.1)
     with command_line(settings, monkeypatch, capfd, "gpu", "run") as verb:
         yield verb
 
@@ -282,8 +282,8 @@ def test_a_program_runs_in_a_lease_and_gives_it_back(run: Verb, pool: Pool, tmp_
     assert said.code == 3, said
     env = dict(line.split("=", 1) for line in file.read_text().splitlines() if "=" in line)
     assert (env["CUDA_VISIBLE_DEVICES"], env["GPU_MEMORY_MIB"], env["GPU_LEASE"]) == (UUID, "4096", "job")
-    look = pool.look()
-    assert look.leases == () and look.left == ()
+    look = pool.snapshot()
+    assert look.leases == () and look.orphans == ()
 
 
 def test_all_processes_of_the_program_are_noted_in_its_lease(run: Verb, pool: Pool, family: Family) -> None:
@@ -291,7 +291,7 @@ def test_all_processes_of_the_program_are_noted_in_its_lease(run: Verb, pool: Po
 
     def look() -> None:
         def noted() -> bool:
-            found = [lease for lease in pool.look().leases if len(lease.pids) >= 4]
+            found = [lease for lease in pool.snapshot().leases if len(lease.pids) >= 4]
             seen.extend(lease.pids for lease in found)
             return bool(found)
 
@@ -373,11 +373,11 @@ def test_the_grace_of_a_lost_lease_ends_before_the_lease(
 def ask(pool: Pool, within_s: float) -> None:
     """Somebody needs the device of `job`."""
     while True:
-        s = pool.look()
+        s = pool.snapshot()
         if (
             pool.ledger.commit(
                 s.epoch,
-                Plan(
+                PoolPlan(
                     yields=(
                         Yield(lease_id="job", by_ms=s.now_ms + int(within_s * 1000), why="fit-1 needs it"),
                     )
@@ -399,8 +399,8 @@ def test_a_preemptible_program_is_asked_to_end_at_once(run: Verb, pool: Pool, fa
         )
     assert said.code == 75 and "fit-1 needs it" in said.err, said
     assert family.was_asked()
-    look = pool.look()
-    assert look.leases == () and look.left == ()  # given back, not revoked
+    look = pool.snapshot()
+    assert look.leases == () and look.orphans == ()  # given back, not revoked
 
 
 def test_any_other_program_goes_on_until_its_grace_before_the_bound(
@@ -413,7 +413,7 @@ def test_any_other_program_goes_on_until_its_grace_before_the_bound(
     with meanwhile(want):
         said = run("--memory", "4GiB", "--grace", "1s", "--name", "job", "--", *family.command)
     assert said.code == 75 and "may go on for" in said.err, said
-    assert family.was_asked() and pool.look().left == ()
+    assert family.was_asked() and pool.snapshot().orphans == ()
 
 
 def test_a_program_that_takes_more_than_it_leased_is_warned_then_ended(
@@ -434,7 +434,7 @@ def test_a_program_that_takes_more_than_it_leased_is_warned_then_ended(
 def uses(pool: Pool, stop: threading.Event, used_mib: int) -> None:
     """What an agent reports of the programs in leases, until told otherwise."""
     while not stop.wait(0.1):
-        noted = [pid for lease in pool.look().leases for pid in lease.pids]
+        noted = [pid for lease in pool.snapshot().leases for pid in lease.pids]
         reported(pool, *(Process(pid=pid, used_mib=used_mib) for pid in noted))
 
 
@@ -501,7 +501,7 @@ def test_who_does_not_get_a_gpu_in_time_may_try_again_later(run: Verb, pool: Poo
     pool.request(Need(mode=Mode.EXCLUSIVE), holder="h", request_id="first")
     said = run("--memory", "4GiB", "--wait", "0s", "--", "true")
     assert said.code == 75 and "every device is taken whole" in said.err
-    assert pool.look().waiting == ()
+    assert pool.snapshot().waiting == ()
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_a_program_that_cannot_be_started_gives_the_lease_back(
 ) -> None:
     said = run("--memory", "4GiB", "--", program)
     assert said.code == code and program in said.err
-    assert pool.look().leases == ()
+    assert pool.snapshot().leases == ()
 
 
 def test_a_device_locked_by_somebody_else_on_this_host_is_not_used(
@@ -536,7 +536,7 @@ def test_a_device_locked_by_somebody_else_on_this_host_is_not_used(
     with flock.host_lock(tmp_path / "locks", UUID, exclusive=True):
         said = run("--memory", "4GiB", "--", "true")
     assert said.code == 75 and UUID in said.err
-    assert pool.look().leases == ()
+    assert pool.snapshot().leases == ()
 
 
 def test_a_machine_without_a_place_for_locks_is_told(run: Verb, pool: Pool, tmp_path: Path) -> None:
@@ -577,7 +577,7 @@ def test_whoever_ends_the_command_ends_the_program(
     )
     try:
         assert wait_until(family.is_up, timeout_s=60)
-        assert wait_until(lambda: len(pool.look().leases[0].pids) >= 4, timeout_s=30)
+        assert wait_until(lambda: len(pool.snapshot().leases[0].pids) >= 4, timeout_s=30)
         command.send_signal(number)
         assert command.wait(30) == code
     finally:
@@ -589,11 +589,11 @@ def test_whoever_ends_the_command_ends_the_program(
     # One that could not say goodbye would expire; its part is taken until the driver has seen its processes go.
     def over() -> bool:
         reported(pool)
-        look = pool.look()
-        return look.leases == () and look.left == ()
+        look = pool.snapshot()
+        return look.leases == () and look.orphans == ()
 
     if number == signal.SIGKILL:
         assert pool.revoke("job", "as if it had expired")
-        assert pool.look().left
+        assert pool.snapshot().orphans
     assert wait_until(over, timeout_s=30)
     (flock.HOST_DIRECTORY / f"{UUID}.lock").unlink(missing_ok=True)

@@ -28,7 +28,7 @@ def test_status_counts_gpus_and_leases_and_names_what_is_out_of_order(
 ) -> None:
     pool = Pool(client, settings)
     put_devices(pool, 2)
-    put_devices(pool, 1, node="node-b", why="XID 79 (fell off the bus)\x1b[2J", bless=False)
+    put_devices(pool, 1, node="node-b", why="XID 79 (fell off the bus)\x1b[2J", clear_quarantine=False)
     pool.request(Need(memory_mib=1_000), holder="somebody")
     text = shown(settings)
     assert "2 of 3 usable, 1 leases" in text

@@ -38,7 +38,7 @@ class Machine:
     begun: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def top(self) -> dict[str, Any]:
-        return facts(self.pool.look())
+        return facts(self.pool.snapshot())
 
     def device(self, uuid: str) -> dict[str, Any]:
         return next(d for d in self.top()["devices"] if d["device"] == uuid)

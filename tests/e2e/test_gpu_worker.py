@@ -88,8 +88,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             assert up.pid(f"gpu-test@{socket.gethostname()}")  # outside the stack, so named with its host
             with redis.Redis.from_url(str(settings.redis_url)) as client:
                 pool = Pool(client, settings)
-                until(lambda: pool.look().devices, what="the agent has told its GPU")
-                until(lambda: not pool.look().quarantine_ms, what="leases are granted")
+                until(lambda: pool.snapshot().devices, what="the agent has told its GPU")
+                until(lambda: not pool.snapshot().quarantine_ms, what="leases are granted")
                 yield Machine(up, driver, pool, processes[1], log)
         finally:
             for process in processes:
@@ -101,7 +101,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def shared(machine: Machine) -> PoolLease | None:
-    return next((x for x in machine.pool.look().leases if x.need.mode is Mode.SHARED), None)
+    return next((x for x in machine.pool.snapshot().leases if x.need.mode is Mode.SHARED), None)
 
 
 def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebody_holds_it_alone(
@@ -148,7 +148,7 @@ def test_a_killed_worker_keeps_its_gpu_closed_until_the_driver_has_seen_it_go(ma
     assert held.pids == (child,)
     machine.driver.change(A, processes={child: 900}, used=900)
     os.kill(child, signal.SIGKILL)
-    until(lambda: machine.pool.look().left, what="its lease has expired")
+    until(lambda: machine.pool.snapshot().orphans, what="its lease has expired")
     with pytest.raises(LeaseRefused):
         machine.pool.request(ALONE, holder="test", timeout_s=1)
     machine.driver.change(A, processes={}, used=0)

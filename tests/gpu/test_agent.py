@@ -409,15 +409,15 @@ def test_the_agent_of_a_machine_fills_the_pool_shows_as_a_worker_and_leaves_it_w
     pool = Pool(client, quick)
     agent = process(driver, quick)
     try:
-        assert wait_until(lambda: len(pool.look().devices) == 2, timeout_s=30)
-        assert {device.usable for device in pool.look().devices} == {True}
+        assert wait_until(lambda: len(pool.snapshot().devices) == 2, timeout_s=30)
+        assert {device.usable for device in pool.snapshot().devices} == {True}
         presence = Presence(client, quick)
         assert wait_until(lambda: any(w.role == "agent" for w in presence.live()), timeout_s=10)
         driver.xid("GPU-a", 79)
-        assert wait_until(lambda: any("XID 79" in d.why for d in pool.look().devices), timeout_s=10)
+        assert wait_until(lambda: any("XID 79" in d.why for d in pool.snapshot().devices), timeout_s=10)
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(20) == 0
-        assert not any(device.usable for device in pool.look().devices)
+        assert not any(device.usable for device in pool.snapshot().devices)
         assert not any(w.role == "agent" for w in presence.live())
     finally:
         agent.kill()
@@ -430,20 +430,20 @@ def test_the_node_of_a_killed_agent_is_silent_within_the_bound_and_the_next_agen
     pool = Pool(client, quick)
     first, second = process(driver, quick), process(driver, quick, "agent-2")
     try:
-        assert wait_until(lambda: bool(pool.look().devices), timeout_s=30)
-        (node,) = pool.look().nodes
+        assert wait_until(lambda: bool(pool.snapshot().devices), timeout_s=30)
+        (node,) = pool.snapshot().nodes
         pids = {first.pid: (first, second), second.pid: (second, first)}
         speaking, other = pids[int(node.agent.split(":")[1])]
         other_pid = str(other.pid)
         speaking.kill()
         speaking.wait()
-        assert wait_until(lambda: pool.look().nodes[0].agent.split(":")[1] == other_pid, timeout_s=15)
+        assert wait_until(lambda: pool.snapshot().nodes[0].agent.split(":")[1] == other_pid, timeout_s=15)
         other.kill()
         other.wait()
         killed = time.monotonic()
-        assert wait_until(lambda: pool.look().nodes[0].silent, timeout_s=15)
+        assert wait_until(lambda: pool.snapshot().nodes[0].silent, timeout_s=15)
         assert time.monotonic() - killed < 5
-        assert not any(device.usable for device in pool.look().devices)
+        assert not any(device.usable for device in pool.snapshot().devices)
     finally:
         for one in (first, second):
             one.kill()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.errors import BadInput
 from pipeline.gpu.node import enforce
 from pipeline.gpu.node.mps import Daemon
-from pipeline.gpu.values import Device, Need, Part, PoolLease, State
+from pipeline.gpu.values import Device, LeasePart, LeaseState, Need, PoolLease
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
@@ -29,14 +29,14 @@ def a_device(uuid: str = "GPU-a", *, total_mib: int = 16_384, node: str = "n1", 
     )
 
 
-def a_lease(*parts: Part, mode: Mode = Mode.SHARED) -> PoolLease:
-    held = parts or (Part(uuid="GPU-a", memory_mib=4_096, compute_percent=25, token=7),)
+def a_lease(*parts: LeasePart, mode: Mode = Mode.SHARED) -> PoolLease:
+    held = parts or (LeasePart(uuid="GPU-a", memory_mib=4_096, compute_percent=25, token=7),)
     return PoolLease(
         lease_id="l1",
         holder="h",
         need=Need(mode=mode, memory_mib=held[0].memory_mib, devices=len(held)),
         parts=held,
-        state=State.GRANTED,
+        state=LeaseState.GRANTED,
         granted_ms=0,
         deadline_ms=1,
         ttl_ms=1,
@@ -77,14 +77,14 @@ def test_an_allocator_never_gets_more_than_the_lease_nor_more_than_the_device(
     share = enforce.fraction(leased, context, total)
     assert 0 < share <= 1
     assert share * total <= leased - context + 1e-6 * total or share == 1.0
-    part = Part(uuid="GPU-a", memory_mib=leased, compute_percent=0)
+    part = LeasePart(uuid="GPU-a", memory_mib=leased, compute_percent=0)
     own = Settings(gpu_context_mib=context, gpu_infer_mib=context + 1)
     env = enforce.environment(a_lease(part), [a_device(total_mib=total)], own)
     assert limit_of(env) <= max(share, 1e-6)
 
 
 def test_a_lease_that_is_all_context_is_refused_with_the_remedy() -> None:
-    part = Part(uuid="GPU-a", memory_mib=CONTEXT, compute_percent=0)
+    part = LeasePart(uuid="GPU-a", memory_mib=CONTEXT, compute_percent=0)
     with pytest.raises(BadInput, match="lease more than 512 MiB"):
         enforce.environment(a_lease(part), [a_device()], SETTINGS)
 
@@ -140,7 +140,7 @@ def test_an_exclusive_lease_is_not_limited_but_still_finds_the_mps_daemon(tmp_pa
 def test_several_devices_are_seen_in_the_order_of_the_lease_and_the_smallest_fraction_counts(
     tmp_path,
 ) -> None:
-    parts = [Part(uuid=uuid, memory_mib=4_096, compute_percent=10) for uuid in ("GPU-b", "GPU-a")]
+    parts = [LeasePart(uuid=uuid, memory_mib=4_096, compute_percent=10) for uuid in ("GPU-b", "GPU-a")]
     devices = [a_device("GPU-a", total_mib=8_192), a_device("GPU-b", total_mib=81_920)]
     env = enforce.environment(a_lease(*parts), devices, SETTINGS)
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
@@ -151,7 +151,7 @@ def test_several_devices_are_seen_in_the_order_of_the_lease_and_the_smallest_fra
 
 def test_a_mig_slice_is_measured_by_itself_and_several_are_refused() -> None:
     devices = [a_device(f"MIG-{n}", total_mib=4_864, parent="GPU-a") for n in (1, 2)]
-    parts = [Part(uuid=f"MIG-{n}", memory_mib=4_608, compute_percent=100) for n in (1, 2)]
+    parts = [LeasePart(uuid=f"MIG-{n}", memory_mib=4_608, compute_percent=100) for n in (1, 2)]
     env = enforce.environment(a_lease(parts[0]), devices, SETTINGS)
     assert env["CUDA_VISIBLE_DEVICES"] == "MIG-1"
     assert limit_of(env) == pytest.approx((4_608 - CONTEXT) / 4_864, abs=1e-6)
@@ -160,7 +160,7 @@ def test_a_mig_slice_is_measured_by_itself_and_several_are_refused() -> None:
 
 
 def test_of_a_lease_over_several_nodes_a_program_gets_the_devices_of_its_own_node() -> None:
-    parts = [Part(uuid=uuid, memory_mib=4_096, compute_percent=0) for uuid in ("GPU-a", "GPU-b")]
+    parts = [LeasePart(uuid=uuid, memory_mib=4_096, compute_percent=0) for uuid in ("GPU-a", "GPU-b")]
     devices = [a_device("GPU-a", node="n1"), a_device("GPU-b", node="n2")]
     env = enforce.environment(a_lease(*parts), devices, SETTINGS, node="n2")
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b"

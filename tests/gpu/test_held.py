@@ -16,7 +16,7 @@ from pipeline.errors import LeaseRefused, RedisUnavailable
 from pipeline.gpu.leasing import held as module
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Need, Part, Plan, PoolLease, Renewed, State, Yield
+from pipeline.gpu.values import LeasePart, LeaseState, Need, PoolLease, PoolPlan, Renewed, Yield
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
@@ -65,8 +65,8 @@ def a_lease(ttl_ms: int = 600) -> PoolLease:
         lease_id="l1",
         holder="a",
         need=WHOLE,
-        parts=(Part(uuid="GPU-1", memory_mib=16_000, compute_percent=100, token=7),),
-        state=State.ACTIVE,
+        parts=(LeasePart(uuid="GPU-1", memory_mib=16_000, compute_percent=100, token=7),),
+        state=LeaseState.ACTIVE,
         granted_ms=0,
         deadline_ms=ttl_ms,
         ttl_ms=ttl_ms,
@@ -78,17 +78,17 @@ def a_lease(ttl_ms: int = 600) -> PoolLease:
 
 def test_a_lease_is_begun_by_this_process_and_given_back_at_the_end(pool: Pool) -> None:
     with pool.lease(WHOLE, holder="a") as held:
-        (shown,) = pool.look().leases
-        assert (shown.state, shown.pids, shown.host) == (State.ACTIVE, (os.getpid(),), this_node())
+        (shown,) = pool.snapshot().leases
+        assert (shown.state, shown.pids, shown.host) == (LeaseState.ACTIVE, (os.getpid(),), this_node())
         assert (held.lease.lease_id, held.why()) == (shown.lease_id, "")
-    after = pool.look()
-    assert (after.leases, after.left) == ((), ())
+    after = pool.snapshot()
+    assert (after.leases, after.orphans) == ((), ())
 
 
 def test_a_lease_outlives_its_ttl_while_it_is_held(pool: Pool) -> None:
     lease = pool.request(WHOLE, holder="a", ttl_ms=400)
     with pool.holding(lease) as held:
-        assert wait_until(lambda: pool.look().now_ms > lease.deadline_ms + 400, timeout_s=10)
+        assert wait_until(lambda: pool.snapshot().now_ms > lease.deadline_ms + 400, timeout_s=10)
         assert pool.sweep().expired == ()
         assert not held.lost.is_set()
 
@@ -96,27 +96,27 @@ def test_a_lease_outlives_its_ttl_while_it_is_held(pool: Pool) -> None:
 def test_a_body_that_fails_gives_back_all_the_same(pool: Pool) -> None:
     with pytest.raises(ZeroDivisionError), pool.lease(WHOLE):
         raise ZeroDivisionError
-    assert pool.look().leases == ()
+    assert pool.snapshot().leases == ()
 
 
 def test_a_holder_that_cannot_get_off_the_device_leaves_its_part_taken(pool: Pool) -> None:
     with pool.lease(WHOLE) as held:
         held.dirty()
-    snapshot = pool.look()
+    snapshot = pool.snapshot()
     assert snapshot.leases == ()
-    assert [left.pids for left in snapshot.left] == [(os.getpid(),)]
+    assert [left.pids for left in snapshot.orphans] == [(os.getpid(),)]
     with pytest.raises(LeaseRefused, match="needs 1 whole device"):
         pool.request(WHOLE, holder="b")
-    assert pool.clear(snapshot.left[0].uuid) == 1
+    assert pool.clear(snapshot.orphans[0].uuid) == 1
     assert pool.request(WHOLE, holder="b")
 
 
 def test_a_holder_is_told_that_somebody_asks_for_its_device(pool: Pool) -> None:
     with pool.lease(WHOLE) as held:
-        snapshot = pool.look()
+        snapshot = pool.snapshot()
         by_ms = snapshot.now_ms + 60_000
         ask = Yield(lease_id=held.lease.lease_id, by_ms=by_ms, why="training waits")
-        assert pool.ledger.commit(snapshot.epoch, Plan(yields=(ask,))).why == ""
+        assert pool.ledger.commit(snapshot.epoch, PoolPlan(yields=(ask,))).why == ""
         assert held.asked.wait(5)
         assert (held.why(), held.yield_by_ms, held.lost.is_set()) == ("training waits", by_ms, False)
 
@@ -128,7 +128,7 @@ def test_a_revoked_lease_is_lost_and_stays_with_who_has_the_device_now(pool: Poo
         assert held.why()
         pool.clear(held.lease.parts[0].uuid)
         other = pool.request(WHOLE, holder="b")
-    assert [lease.lease_id for lease in pool.look().leases] == [other.lease_id]
+    assert [lease.lease_id for lease in pool.snapshot().leases] == [other.lease_id]
 
 
 def test_a_lease_that_ended_before_it_is_used_is_noticed_before_the_body(pool: Pool) -> None:
@@ -148,7 +148,7 @@ def test_a_lease_that_could_not_be_begun_is_given_back(
     monkeypatch.setattr(pool.ledger, "activate", interrupted)
     with pytest.raises(type(end)), pool.lease(WHOLE):
         pytest.fail("the body ran without a lease")
-    assert pool.look().leases == ()
+    assert pool.snapshot().leases == ()
 
 
 # ---- with answers as told --------------------------------------------------------------------------

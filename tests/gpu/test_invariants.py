@@ -67,7 +67,7 @@
    test_placement.py::test_the_claim_of_a_dead_loader_ends_with_its_lease
    test_placement.py::test_models_go_with_the_lease_that_they_were_loaded_under
 14. A limit holds only when whoever it limits has read it back.
-   test_device.py::test_a_limit_that_did_not_take_is_an_error
+   test_cuda.py::test_a_limit_that_did_not_take_is_an_error
    test_mps.py::test_limits_hold_only_once_the_daemon_lists_the_process
 15. Without a driver everything works on the CPU, and a process that forks never has CUDA.
    test_nvml.py::test_a_machine_without_the_library_has_no_devices
@@ -90,7 +90,7 @@ from pool_devices import put_devices
 
 from pipeline.errors import LeaseRefused
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Need, State
+from pipeline.gpu.values import LeaseState, Need
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
@@ -156,25 +156,25 @@ def test_capacity_of_a_killed_holder_is_back_within_ttl_and_one_sweep(
     pool = Pool(client, short)
 
     def active() -> bool:
-        return [lease.state for lease in pool.look().leases] == [State.ACTIVE]
+        return [lease.state for lease in pool.snapshot().leases] == [LeaseState.ACTIVE]
 
     def beat(*pids: int) -> tuple[str, ...]:
-        put_devices(pool, 1, processes={0: pids}, bless=False)
+        put_devices(pool, 1, processes={0: pids}, clear_quarantine=False)
         return pool.sweep().expired
 
     def a_moment() -> None:
-        then_ms = pool.look().now_ms
-        assert wait_until(lambda: pool.look().now_ms > then_ms, timeout_s=5, poll_s=0.001)
+        then_ms = pool.snapshot().now_ms
+        assert wait_until(lambda: pool.snapshot().now_ms > then_ms, timeout_s=5, poll_s=0.001)
 
     assert wait_until(active, timeout_s=30)
     assert beat(holder.pid) == ()
     holder.kill()
     holder.wait()
-    killed_ms = pool.look().now_ms
-    (lease,) = pool.look().leases
+    killed_ms = pool.snapshot().now_ms
+    (lease,) = pool.snapshot().leases
     assert lease.pids == (holder.pid,)
     assert lease.deadline_ms <= killed_ms + TTL_MS
-    assert wait_until(lambda: pool.look().now_ms > lease.deadline_ms, timeout_s=10)
+    assert wait_until(lambda: pool.snapshot().now_ms > lease.deadline_ms, timeout_s=10)
     assert beat(holder.pid) == (lease.lease_id,), "one sweep ends it"
     with pytest.raises(LeaseRefused):  # its memory may still be taken
         pool.request(WHOLE, holder="next")

@@ -18,15 +18,15 @@ from pipeline.gpu.values import (
     Committed,
     Device,
     Grant,
+    LeasePart,
+    LeaseState,
     Need,
-    Part,
-    Plan,
     PoolLease,
+    PoolPlan,
+    PoolRequest,
     Process,
     Report,
-    Request,
     Reservation,
-    State,
     Yield,
 )
 from pipeline.redis.leases import Leases, Mode
@@ -78,22 +78,24 @@ def exclusive(**more: Any) -> Need:
     return Need(mode=Mode.EXCLUSIVE, **more)
 
 
-def ask(ledger: PoolLedger, name: str, need: Need, holder: str = "", ttl_ms: int = 15_000) -> Request:
-    request = Request(request_id=name, holder=holder or f"holder of {name}", need=need, ttl_ms=ttl_ms)
+def ask(ledger: PoolLedger, name: str, need: Need, holder: str = "", ttl_ms: int = 15_000) -> PoolRequest:
+    request = PoolRequest(request_id=name, holder=holder or f"holder of {name}", need=need, ttl_ms=ttl_ms)
     assert ledger.wait(request, 60_000) is None
     return request
 
 
-def grant(request: Request, *uuids: str, share: float = 0.1, prepaid: float = 1.0, mib: int = 1000) -> Grant:
+def grant(
+    request: PoolRequest, *uuids: str, share: float = 0.1, prepaid: float = 1.0, mib: int = 1000
+) -> Grant:
     need = request.need
     whole = need.mode is Mode.EXCLUSIVE
     memory, compute = (mib, 100) if whole else (need.memory_mib, need.compute_percent)
-    parts = tuple(Part(uuid=uuid, memory_mib=memory, compute_percent=compute) for uuid in uuids)
+    parts = tuple(LeasePart(uuid=uuid, memory_mib=memory, compute_percent=compute) for uuid in uuids)
     return Grant(request_id=request.request_id, parts=parts, share=share, prepaid=prepaid)
 
 
 def commit(ledger: PoolLedger, *grants: Grant, **more: Any) -> Committed:
-    return ledger.commit(ledger.look().epoch, Plan(grants=grants, **more))
+    return ledger.commit(ledger.snapshot().epoch, PoolPlan(grants=grants, **more))
 
 
 def get(
@@ -125,7 +127,7 @@ def taken(ledger: PoolLedger) -> dict[str, int]:
 @pytest.fixture
 def ledger(client: "redis.Redis", settings: Settings) -> PoolLedger:
     ledger = PoolLedger(client, replace(settings, gpu_node_ttl_ms=60_000))
-    ledger.bless()
+    ledger.clear_quarantine()
     assert report(ledger, device(GPU), device(OTHER, index=1)) == ""
     return ledger
 
@@ -174,7 +176,7 @@ def test_grants_of_one_plan_are_counted_together(ledger: PoolLedger, need: Need)
     requests = [ask(ledger, str(i), need) for i in range(2)]
     assert commit(ledger, *(grant(request, GPU) for request in requests)).why == "unfit"
     assert taken(ledger) == {}
-    assert len(ledger.look().waiting) == 2
+    assert len(ledger.snapshot().waiting) == 2
 
 
 def test_a_gang_gets_all_of_its_devices_or_none(ledger: PoolLedger) -> None:
@@ -182,21 +184,21 @@ def test_a_gang_gets_all_of_its_devices_or_none(ledger: PoolLedger) -> None:
     get(ledger, "a", shared(), OTHER)
     for uuids in ((GPU, OTHER), (GPU,), (GPU, GPU), (GPU, "GPU-9")):
         assert commit(ledger, grant(gang, *uuids)).why == "unfit"
-        assert ledger.look().leases[0].lease_id == "a"
+        assert ledger.snapshot().leases[0].lease_id == "a"
     assert taken(ledger) == {"GPU-1:mem": 100, "GPU-1:cpu": 10, "GPU-1:shared": 1}
 
 
 def test_what_does_not_fit_takes_the_rest_of_its_plan_with_it(ledger: PoolLedger) -> None:
     held = get(ledger, "held", shared(), OTHER)
     good, bad = ask(ledger, "good", shared()), ask(ledger, "bad", shared(5000))
-    before = ledger.look()
-    plan = Plan(
+    before = ledger.snapshot()
+    plan = PoolPlan(
         grants=(grant(good, GPU), grant(bad, GPU)),
         yields=(Yield(lease_id=held.lease_id, by_ms=before.now_ms + 9, why="x"),),
         reservation=Reservation(request_id="bad", uuids=(GPU,)),
     )
     assert ledger.commit(before.epoch, plan).why == "unfit"
-    after = ledger.look()
+    after = ledger.snapshot()
     assert replace(after, now_ms=before.now_ms) == before
 
 
@@ -223,7 +225,7 @@ def test_many_planners_at_once_never_pass_the_capacity(ledger: PoolLedger, setti
         thread.start()
     for thread in threads:
         thread.join(30)
-    leases = ledger.look().leases
+    leases = ledger.snapshot().leases
     assert sum(lease.parts[0].memory_mib for lease in leases) == taken(ledger)["GPU-0:mem"] <= 1000
     tokens = [lease.token for lease in leases]
     assert len(set(tokens)) == len(tokens)
@@ -234,43 +236,43 @@ def test_many_planners_at_once_never_pass_the_capacity(ledger: PoolLedger, setti
 
 def test_a_plan_made_before_a_change_is_stale(ledger: PoolLedger) -> None:
     request = ask(ledger, "a", shared())
-    epoch = ledger.look().epoch
+    epoch = ledger.snapshot().epoch
     ask(ledger, "b", shared())
-    assert ledger.commit(epoch, Plan(grants=(grant(request, GPU),))).why == "stale"
-    assert ledger.look().leases == ()
+    assert ledger.commit(epoch, PoolPlan(grants=(grant(request, GPU),))).why == "stale"
+    assert ledger.snapshot().leases == ()
 
 
 def test_an_empty_plan_makes_no_other_plan_stale(ledger: PoolLedger) -> None:
     ask(ledger, "a", exclusive())
     place = Reservation(request_id="a", uuids=(GPU,), start_ms=5, made_ms=1)
     assert commit(ledger, reservation=place).why == ""
-    epoch = ledger.look().epoch
-    assert ledger.commit(epoch, Plan(reservation=place)).why == ""
-    assert ledger.commit(epoch, Plan(reservation=replace(place, start_ms=9))).why == ""
-    assert ledger.look().reservation == replace(place, start_ms=9)
-    assert ledger.look().epoch == epoch
-    assert ledger.commit(epoch, Plan(reservation=replace(place, uuids=(OTHER,)))).why == ""
-    assert ledger.look().epoch > epoch
+    epoch = ledger.snapshot().epoch
+    assert ledger.commit(epoch, PoolPlan(reservation=place)).why == ""
+    assert ledger.commit(epoch, PoolPlan(reservation=replace(place, start_ms=9))).why == ""
+    assert ledger.snapshot().reservation == replace(place, start_ms=9)
+    assert ledger.snapshot().epoch == epoch
+    assert ledger.commit(epoch, PoolPlan(reservation=replace(place, uuids=(OTHER,)))).why == ""
+    assert ledger.snapshot().epoch > epoch
     assert commit(ledger).why == ""
-    assert ledger.look().reservation is None
+    assert ledger.snapshot().reservation is None
 
 
 def test_renewals_refreshed_waits_and_unchanged_reports_make_no_plan_stale(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", shared(), pids=[7])
     request = ask(ledger, "b", shared())
-    epoch = ledger.look().epoch
+    epoch = ledger.snapshot().epoch
     assert ledger.renew(lease).lost == ""
     assert ledger.activate(lease, pids=[8], host="a")
     assert ledger.wait(request, 60_000) is None
     assert report(ledger, device(GPU, used_mib=77, pids=[7]), device(OTHER, index=1)) == ""
-    assert ledger.look().epoch == epoch
+    assert ledger.snapshot().epoch == epoch
 
 
 def test_every_change_that_planning_depends_on_makes_plans_stale(ledger: PoolLedger) -> None:
-    seen = [ledger.look().epoch]
+    seen = [ledger.snapshot().epoch]
 
     def moved() -> bool:
-        seen.append(ledger.look().epoch)
+        seen.append(ledger.snapshot().epoch)
         return seen[-1] > seen[-2]
 
     lease = get(ledger, "a", shared())
@@ -301,9 +303,9 @@ def test_a_yield_is_never_put_off(ledger: PoolLedger) -> None:
         assert commit(ledger, yields=(Yield(lease_id="a", by_ms=by, why=f"by {by}"),)).why == ""
         renewed = ledger.renew(lease)
         assert (renewed.yield_by_ms, renewed.yield_why) == (expected, f"by {expected}")
-    epoch = ledger.look().epoch
-    assert ledger.commit(epoch, Plan(yields=(Yield(lease_id="a", by_ms=now + 5000, why=""),))).why == ""
-    assert ledger.look().epoch == epoch, "nothing new was asked"
+    epoch = ledger.snapshot().epoch
+    assert ledger.commit(epoch, PoolPlan(yields=(Yield(lease_id="a", by_ms=now + 5000, why=""),))).why == ""
+    assert ledger.snapshot().epoch == epoch, "nothing new was asked"
 
 
 def test_who_did_not_yield_in_time_is_revoked(ledger: PoolLedger) -> None:
@@ -311,7 +313,7 @@ def test_who_did_not_yield_in_time_is_revoked(ledger: PoolLedger) -> None:
     commit(ledger, yields=(Yield(lease_id="a", by_ms=now_ms(ledger) - 1, why="train begins"),))
     assert ledger.sweep().revoked == ("a",)
     assert ledger.renew(lease).lost == "revoked: it did not yield in time (train begins)"
-    (left,) = ledger.look().left
+    (left,) = ledger.snapshot().orphans
     assert (left.lease_id, left.uuid, left.pids, left.exclusive) == ("a", GPU, (7,), False)
 
 
@@ -320,18 +322,18 @@ def test_a_reservation_ends_with_its_request(ledger: PoolLedger) -> None:
     place = Reservation(request_id="a", uuids=(GPU,))
     commit(ledger, reservation=place)
     ledger.abandon("a", request.holder)
-    assert ledger.look().reservation is None
+    assert ledger.snapshot().reservation is None
     assert ledger.client.get(ledger.keys.gpu("reservation")) is None
     assert commit(ledger, reservation=place).why == "", "nobody waits for it any more"
-    assert ledger.look().reservation is None
+    assert ledger.snapshot().reservation is None
 
 
 def test_a_large_pool_is_read_as_a_small_one(ledger: PoolLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     get(ledger, "a", shared(), pids=[1])
     ask(ledger, "b", exclusive())
-    small = ledger.look()
+    small = ledger.snapshot()
     monkeypatch.setattr(pool_ledger, "INLINE", 0)
-    assert replace(ledger.look(), now_ms=small.now_ms) == small
+    assert replace(ledger.snapshot(), now_ms=small.now_ms) == small
 
 
 # Waiting
@@ -341,10 +343,10 @@ def test_waiting_needs_are_shown_oldest_first_and_keep_their_place(ledger: PoolL
     first = ask(ledger, "z", shared())
     wait_a_moment(ledger)
     ask(ledger, "a", shared())
-    before = ledger.look().waiting
+    before = ledger.snapshot().waiting
     assert [request.request_id for request in before] == ["z", "a"]
     assert ledger.wait(first, 90_000) is None
-    after = ledger.look().waiting
+    after = ledger.snapshot().waiting
     assert after[0].since_ms == before[0].since_ms
     assert after[0].until_ms > before[0].until_ms
     assert after[0].need == first.need
@@ -356,16 +358,16 @@ def test_who_asks_for_something_else_waits_anew(ledger: PoolLedger) -> None:
     ask(ledger, "b", shared(10))
     wait_a_moment(ledger)
     ask(ledger, "a", shared(900))
-    assert [request.request_id for request in ledger.look().waiting] == ["b", "a"]
+    assert [request.request_id for request in ledger.snapshot().waiting] == ["b", "a"]
 
 
 def test_a_need_nobody_asks_for_any_more_is_forgotten_with_its_reservation(ledger: PoolLedger) -> None:
     request = ask(ledger, "a", exclusive())
     commit(ledger, reservation=Reservation(request_id="a", uuids=(GPU,)))
     ledger.wait(request, -1)
-    seen = ledger.look()
+    seen = ledger.snapshot()
     assert (seen.waiting, seen.reservation) == ((), None), "nothing could be granted to it"
-    assert ledger.commit(seen.epoch, Plan(grants=(grant(request, GPU),))).why == "unfit"
+    assert ledger.commit(seen.epoch, PoolPlan(grants=(grant(request, GPU),))).why == "unfit"
     assert ledger.sweep().forgotten == ("a",)
     assert ledger.told("a", 5)
     assert not ledger.client.exists(ledger.keys.gpu("waiting"), ledger.keys.gpu("reservation"))
@@ -375,13 +377,13 @@ def test_asking_again_gives_the_same_lease_and_renews_it(ledger: PoolLedger) -> 
     """Invariant 5: a holder that restarted under its name takes up its own."""
     lease = get(ledger, "a", shared(), pids=[7])
     ledger.client.zadd(ledger.keys.gpu("deadlines"), {"a": now_ms(ledger) + 500})
-    request = Request(request_id="a", holder=lease.holder, need=lease.need, ttl_ms=15_000)
+    request = PoolRequest(request_id="a", holder=lease.holder, need=lease.need, ttl_ms=15_000)
     for _ in range(2):
         again = ledger.wait(request, 60_000)
         assert again is not None
         assert again.parts == lease.parts
         assert again.deadline_ms > now_ms(ledger) + 10_000
-    assert len(ledger.look().leases) == 1
+    assert len(ledger.snapshot().leases) == 1
     assert ledger.renew(again).lost == ""
     assert ledger.release(again)
 
@@ -394,7 +396,7 @@ def test_a_request_of_another_holder_is_refused(ledger: PoolLedger, granted: boo
     with pytest.raises(LeaseRefused, match="the request a belongs to one; ask under another id"):
         ledger.wait(replace(request, holder="two"), 60_000)
     ledger.abandon("a", "two")
-    seen = ledger.look()
+    seen = ledger.snapshot()
     assert len(seen.leases) + len(seen.waiting) == 1
 
 
@@ -403,7 +405,7 @@ def test_asking_again_after_the_lease_ran_out_waits_and_leaves_what_was_held(led
     for n in (1, 2):
         let_pass(ledger, "a")
         ask(ledger, "a", shared())
-        assert len(ledger.look().left) == n
+        assert len(ledger.snapshot().orphans) == n
         lease = get(ledger, "a", shared(), pids=[7])
     assert lease.token == first.token + 2
     assert taken(ledger)["GPU-0:mem"] == 300
@@ -414,7 +416,7 @@ def test_asking_again_after_the_lease_ran_out_waits_and_leaves_what_was_held(led
 def test_a_wait_that_is_taken_back_also_gives_back_what_was_granted_meanwhile(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", shared())
     ledger.abandon("a", lease.holder)
-    assert ledger.look().leases == ()
+    assert ledger.snapshot().leases == ()
     assert taken(ledger) == {}
     begun = get(ledger, "b", shared(), pids=[7])
     ledger.abandon("b", begun.holder)
@@ -435,7 +437,7 @@ def test_whoever_waits_is_woken_by_the_grant(ledger: PoolLedger) -> None:
 @pytest.mark.parametrize(("name", "holder"), [("", "h"), ("a", ""), ("a\nb", "h"), ("a", "\udc80")])
 def test_a_name_that_is_none_is_refused(ledger: PoolLedger, name: str, holder: str) -> None:
     with pytest.raises(BadInput, match="does not name a"):
-        ledger.wait(Request(request_id=name, holder=holder, need=shared(), ttl_ms=1000), 1000)
+        ledger.wait(PoolRequest(request_id=name, holder=holder, need=shared(), ttl_ms=1000), 1000)
 
 
 # Tokens and the life of a lease (invariant 3)
@@ -471,8 +473,8 @@ def test_a_stranger_and_a_stale_token_can_neither_renew_nor_begin_nor_release(
     assert not ledger.release(wrong)
     assert not ledger.release(wrong, clean=False)
     assert not ledger.release_by_id("a", first.token + 1)
-    (seen,) = ledger.look().leases
-    assert (seen.state, seen.parts) == (State.GRANTED, lease.parts)
+    (seen,) = ledger.snapshot().leases
+    assert (seen.state, seen.parts) == (LeaseState.GRANTED, lease.parts)
 
 
 def test_a_lease_that_ran_out_cannot_be_renewed_before_or_after_the_sweep(ledger: PoolLedger) -> None:
@@ -491,11 +493,11 @@ def test_a_lease_that_ran_out_cannot_be_renewed_before_or_after_the_sweep(ledger
 
 def test_a_lease_lives_through_its_states_and_says_how_it_ended(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", shared())
-    assert ledger.look().leases[0].state is State.GRANTED
+    assert ledger.snapshot().leases[0].state is LeaseState.GRANTED
     assert ledger.activate(lease, pids=[7, 8], host="a")
     assert ledger.activate(lease, pids=[8, 9], host="a")
-    (seen,) = ledger.look().leases
-    assert (seen.state, seen.pids, seen.host) == (State.ACTIVE, (7, 8, 9), "a")
+    (seen,) = ledger.snapshot().leases
+    assert (seen.state, seen.pids, seen.host) == (LeaseState.ACTIVE, (7, 8, 9), "a")
     assert seen.need == lease.need
     assert ledger.release(lease)
     assert not ledger.release(lease)
@@ -552,10 +554,10 @@ def test_what_was_seen_before_a_lease_ended_frees_nothing(ledger: PoolLedger) ->
     ledger.revoke("a", "")
     wait_a_moment(ledger)
     report(ledger, device(GPU), device(OTHER))
-    assert len(ledger.look().left) == 1
+    assert len(ledger.snapshot().orphans) == 1
     wait_a_moment(ledger)
     report(ledger, device(GPU), device(OTHER))
-    assert ledger.look().left == ()
+    assert ledger.snapshot().orphans == ()
 
 
 def test_without_known_processes_any_that_no_lease_explains_keeps_the_part(ledger: PoolLedger) -> None:
@@ -564,19 +566,19 @@ def test_without_known_processes_any_that_no_lease_explains_keeps_the_part(ledge
     get(ledger, "b", shared(), pids=[5])
     ledger.revoke("a", "")
     later_report(ledger, device(GPU, pids=[5, 6]), device(OTHER))
-    assert len(ledger.look().left) == 1
+    assert len(ledger.snapshot().orphans) == 1
     later_report(ledger, device(GPU, pids=[5]), device(OTHER))
-    assert ledger.look().left == ()
+    assert ledger.snapshot().orphans == ()
 
 
 def test_where_the_driver_lists_no_processes_an_operator_has_to_clear(ledger: PoolLedger) -> None:
     get(ledger, "a", shared(), pids=[7])
     ledger.revoke("a", "")
     later_report(ledger, device(GPU, pids=None), device(OTHER))
-    assert len(ledger.look().left) == 1
+    assert len(ledger.snapshot().orphans) == 1
     assert ledger.clear(OTHER) == 0
     assert ledger.clear(GPU) == 1
-    assert ledger.look().left == ()
+    assert ledger.snapshot().orphans == ()
     assert taken(ledger) == {}
 
 
@@ -584,7 +586,7 @@ def test_a_lease_that_never_began_leaves_nothing(ledger: PoolLedger) -> None:
     get(ledger, "a", exclusive())
     let_pass(ledger, "a")
     ledger.sweep()
-    assert ledger.look().left == ()
+    assert ledger.snapshot().orphans == ()
     assert taken(ledger) == {}
     lease = get(ledger, "b", exclusive())
     assert ledger.release(lease, clean=False)
@@ -594,13 +596,13 @@ def test_a_lease_that_never_began_leaves_nothing(ledger: PoolLedger) -> None:
 def test_a_holder_that_cannot_vouch_for_its_processes_leaves_its_parts(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", exclusive(devices=2), GPU, OTHER, pids=[7])
     assert ledger.release(lease, clean=False)
-    assert {(left.uuid, left.pids, left.exclusive) for left in ledger.look().left} == {
+    assert {(left.uuid, left.pids, left.exclusive) for left in ledger.snapshot().orphans} == {
         (GPU, (7,), True),
         (OTHER, (7,), True),
     }
     assert commit(ledger, grant(ask(ledger, "b", shared(1, 0)), GPU)).why == "unfit"
     later_report(ledger, device(GPU), device(OTHER, pids=[7]))
-    assert [left.uuid for left in ledger.look().left] == [OTHER]
+    assert [left.uuid for left in ledger.snapshot().orphans] == [OTHER]
 
 
 # Nodes (invariant 7)
@@ -612,7 +614,7 @@ def test_a_silent_node_gets_nothing_new_and_its_leases_are_fenced_after_their_ti
     lease = get(ledger, "a", shared(), pids=[7])
     waiting = ask(ledger, "b", shared())
     silence(ledger, "a", 60_500)
-    seen = ledger.look()
+    seen = ledger.snapshot()
     assert seen.nodes[0].silent
     assert [device.why for device in seen.devices] == ["its node is silent"] * 2
     assert commit(ledger, grant(waiting, GPU)).why == "unfit"
@@ -621,9 +623,9 @@ def test_a_silent_node_gets_nothing_new_and_its_leases_are_fenced_after_their_ti
     silence(ledger, "a", 60_000 + lease.ttl_ms + 100)
     assert ledger.sweep().fenced == ("a",)
     assert ledger.renew(lease).lost == "revoked: node a has been silent for 75 s"
-    assert len(ledger.look().left) == 1
+    assert len(ledger.snapshot().orphans) == 1
     later_report(ledger, device(GPU, pids=[]), device(OTHER))
-    assert ledger.look().left == ()
+    assert ledger.snapshot().orphans == ()
     assert commit(ledger, grant(waiting, GPU)).why == ""
 
 
@@ -634,15 +636,15 @@ def test_only_leases_on_the_silent_node_are_fenced(ledger: PoolLedger) -> None:
     gang = get(ledger, "gang", shared(devices=2), OTHER, "GPU-b", pids=[7])
     silence(ledger, "b", HOUR)
     assert sorted(ledger.sweep().fenced) == ["gang", "there"]
-    assert [lease.lease_id for lease in ledger.look().leases] == ["here"]
+    assert [lease.lease_id for lease in ledger.snapshot().leases] == ["here"]
     assert ledger.renew(gang).lost.startswith("revoked: node b has been silent")
-    assert sorted(left.uuid for left in ledger.look().left) == [OTHER, "GPU-b"]
+    assert sorted(left.uuid for left in ledger.snapshot().orphans) == [OTHER, "GPU-b"]
 
 
 def test_a_second_agent_of_a_node_is_refused_while_the_first_one_lives(ledger: PoolLedger) -> None:
     refused = report(ledger, device(GPU), agent="second")
     assert refused.startswith("node a is watched by agent agent already;")
-    assert len(ledger.look().devices) == 2
+    assert len(ledger.snapshot().devices) == 2
     silence(ledger, "a", 61_000)
     assert report(ledger, device(GPU), agent="second") == ""
     assert "watched by agent second" in report(ledger, device(GPU))
@@ -651,23 +653,23 @@ def test_a_second_agent_of_a_node_is_refused_while_the_first_one_lives(ledger: P
 def test_an_agent_that_leaves_makes_room_for_the_next_and_its_node_silent(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", shared())
     ledger.leave("a", "somebody else")
-    assert not ledger.look().nodes[0].silent
+    assert not ledger.snapshot().nodes[0].silent
     ledger.leave("a", "agent")
-    assert ledger.look().nodes[0].silent
+    assert ledger.snapshot().nodes[0].silent
     assert ledger.sweep().fenced == ()
     assert ledger.renew(lease).lost == ""
     assert report(ledger, device(GPU), device(OTHER), agent="next") == ""
-    assert not ledger.look().nodes[0].silent
+    assert not ledger.snapshot().nodes[0].silent
 
 
 def test_two_nodes_do_not_both_have_one_device(ledger: PoolLedger) -> None:
     refused = report(ledger, device(GPU), node="container", agent="other agent")
     assert refused.startswith("GPU-0 is reported by node a already;")
-    assert [node.name for node in ledger.look().nodes] == ["a"]
+    assert [node.name for node in ledger.snapshot().nodes] == ["a"]
     get(ledger, "lease", shared())
     silence(ledger, "a", 61_000)
     assert report(ledger, device(GPU), node="container", agent="other agent") == "", "the machine was renamed"
-    assert {d.uuid: d.node for d in ledger.look().devices}[GPU] == "container"
+    assert {d.uuid: d.node for d in ledger.snapshot().devices}[GPU] == "container"
     silence(ledger, "a", 2 * HOUR)
     assert ledger.sweep().fenced == ()
 
@@ -675,7 +677,7 @@ def test_two_nodes_do_not_both_have_one_device(ledger: PoolLedger) -> None:
 def test_a_node_whose_clock_is_an_hour_off_is_shown_so_and_works(ledger: PoolLedger) -> None:
     for ahead in (HOUR, -HOUR):
         report(ledger, device(GPU), device(OTHER), clock_ms=now_ms(ledger) + ahead)
-        (node,) = ledger.look().nodes
+        (node,) = ledger.snapshot().nodes
         assert abs(node.clock_ahead_ms - ahead) < 10_000
         assert not node.silent
         lease = get(ledger, f"r{ahead}", shared())
@@ -688,34 +690,34 @@ def test_a_redis_clock_that_went_back_ends_nothing_and_decays_nothing(ledger: Po
     ledger.client.hset(ledger.keys.gpu("usage"), "logweir", f"5:{ahead}")
     lease = get(ledger, "a", shared(), pids=[7])
     assert ledger.sweep().fenced == ()
-    assert not ledger.look().nodes[0].silent
+    assert not ledger.snapshot().nodes[0].silent
     assert ledger.renew(lease).lost == ""
-    usage = ledger.look().usage["logweir"]
+    usage = ledger.snapshot().usage["logweir"]
     assert (usage.value, usage.at_ms) == (6.0, ahead)
 
 
 def test_a_device_that_vanishes_is_kept_while_something_is_on_it(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", shared(), OTHER)
     assert report(ledger, device(GPU)) == ""
-    (_, other) = sorted(ledger.look().devices, key=lambda d: d.uuid)
+    (_, other) = sorted(ledger.snapshot().devices, key=lambda d: d.uuid)
     assert other.why == "its driver does not show it any more"
-    epoch = ledger.look().epoch
+    epoch = ledger.snapshot().epoch
     assert report(ledger, device(GPU)) == ""
-    assert ledger.look().epoch == epoch
+    assert ledger.snapshot().epoch == epoch
     assert commit(ledger, grant(ask(ledger, "b", shared()), OTHER)).why == "unfit"
     ledger.release(lease)
     assert report(ledger, device(GPU)) == ""
-    assert [d.uuid for d in ledger.look().devices] == [GPU]
+    assert [d.uuid for d in ledger.snapshot().devices] == [GPU]
 
 
 def test_a_node_silent_for_a_day_is_forgotten_unless_something_is_on_it(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", shared(), pids=[7])
     silence(ledger, "a", 25 * HOUR)
     ledger.sweep()
-    assert [d.uuid for d in ledger.look().devices] == [GPU], "its part is left"
+    assert [d.uuid for d in ledger.snapshot().devices] == [GPU], "its part is left"
     ledger.clear(GPU)
     ledger.sweep()
-    seen = ledger.look()
+    seen = ledger.snapshot()
     assert (seen.devices, seen.nodes) == ((), ())
     assert int(ledger.client.hget(ledger.keys.gpu("tokens"), GPU) or 0) == lease.token, (
         "tokens never start again"
@@ -727,27 +729,27 @@ def test_a_node_silent_for_a_day_is_forgotten_unless_something_is_on_it(ledger: 
 
 def test_a_grant_is_charged_at_once_and_settled_at_the_end(client: "redis.Redis", settings: Settings) -> None:
     ledger = PoolLedger(client, replace(settings, gpu_half_life_s=100.0))
-    ledger.bless()
+    ledger.clear_quarantine()
     report(ledger, device(GPU))
     request = ask(ledger, "a", shared(tenant="t"))
     commit(ledger, grant(request, GPU, share=0.5, prepaid=30.0))
-    assert ledger.look().usage["t"].value == pytest.approx(30.0, rel=0.01)
+    assert ledger.snapshot().usage["t"].value == pytest.approx(30.0, rel=0.01)
     # As if it had been held for one half-life, charged all the while.
     key, past = ledger.keys.gpu("leases"), now_ms(ledger) - 100_000
-    (lease,) = ledger.look().leases
+    (lease,) = ledger.snapshot().leases
     text = (client.hget(key, "a") or b"").decode().replace(str(lease.granted_ms), str(past))
     client.hset(key, "a", text)
     client.hset(ledger.keys.gpu("usage"), "t", f"30:{past}")
     assert ledger.release(lease)
     accrued = 0.5 * (100 / 0.693147) * 0.5
-    assert ledger.look().usage["t"].value == pytest.approx(accrued, rel=0.01)
+    assert ledger.snapshot().usage["t"].value == pytest.approx(accrued, rel=0.01)
 
 
 def test_use_is_never_below_nothing(ledger: PoolLedger) -> None:
     lease = get(ledger, "a", shared(tenant="t"))
     ledger.client.hset(ledger.keys.gpu("usage"), "t", f"0.1:{now_ms(ledger)}")
     ledger.release(lease)
-    assert ledger.look().usage["t"].value == 0.0
+    assert ledger.snapshot().usage["t"].value == 0.0
 
 
 # Redis itself (invariant 6)
@@ -765,25 +767,25 @@ def test_a_restarted_redis_keeps_leases_and_tokens_and_grants_nothing_for_a_whil
     client = redis.Redis.from_url(own_redis.url)
     try:
         ledger = PoolLedger(client, replace(settings, gpu_node_ttl_ms=60_000))
-        ledger.bless()
+        ledger.clear_quarantine()
         report(ledger, device(GPU), device(OTHER))
         lease = get(ledger, "a", shared(), pids=[7])
         waiting = ask(ledger, "b", shared())
-        before = ledger.look()
+        before = ledger.snapshot()
         process.kill()
         process.wait(20)
         with pytest.raises(RedisUnavailable):
             ledger.renew(lease)
         process = own_redis.start()
         # The server forgot the scripts: what is read beside one brings it along.
-        epoch, *_ = ledger.scripts.run_all([("gpu/look", ledger._names, [settings.lease_ttl_ms, -1])])[0]
+        epoch, *_ = ledger.scripts.run_all([("gpu/snapshot", ledger._names, [settings.lease_ttl_ms, -1])])[0]
         assert int(epoch) == before.epoch
         with monkeypatch.context() as patch:
             patch.setattr(pool_ledger, "INLINE", 0)
-            after = ledger.look()
+            after = ledger.snapshot()
         assert after.leases == before.leases
         assert 0 < after.quarantine_ms <= settings.lease_ttl_ms
-        done = ledger.commit(after.epoch, Plan(grants=(grant(waiting, GPU),)))
+        done = ledger.commit(after.epoch, PoolPlan(grants=(grant(waiting, GPU),)))
         assert done.why == "quarantine"
         assert 0 < done.wait_ms <= settings.lease_ttl_ms
         assert commit(ledger).why == "", "what grants nothing may go on"
@@ -801,9 +803,9 @@ def test_a_new_redis_is_in_quarantine_and_one_blessing_serves_all_leases(
     client: "redis.Redis", settings: Settings
 ) -> None:
     ledger = PoolLedger(client, settings)
-    assert ledger.look().quarantine_ms == settings.lease_ttl_ms
-    Leases(client, settings).bless()
-    assert ledger.look().quarantine_ms == 0
+    assert ledger.snapshot().quarantine_ms == settings.lease_ttl_ms
+    Leases(client, settings).clear_quarantine()
+    assert ledger.snapshot().quarantine_ms == 0
 
 
 def test_a_blessing_forgets_who_held_and_lets_a_new_agent_in(ledger: PoolLedger) -> None:
@@ -811,9 +813,9 @@ def test_a_blessing_forgets_who_held_and_lets_a_new_agent_in(ledger: PoolLedger)
     ask(ledger, "b", shared())
     get(ledger, "c", exclusive(), OTHER, pids=[8])
     ledger.revoke("c", "")
-    ledger.bless()
-    seen = ledger.look()
-    assert (seen.leases, seen.waiting, seen.left) == ((), (), ())
+    ledger.clear_quarantine()
+    seen = ledger.snapshot()
+    assert (seen.leases, seen.waiting, seen.orphans) == ((), (), ())
     assert taken(ledger) == {}
     assert ledger.renew(lease).lost == "Redis does not know it any more"
     assert report(ledger, device(GPU), agent="new") == ""

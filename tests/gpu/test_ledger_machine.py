@@ -29,15 +29,15 @@ from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.values import (
     Device,
     Grant,
+    LeasePart,
+    LeaseState,
     Need,
-    Part,
-    Plan,
     PoolLease,
+    PoolPlan,
+    PoolRequest,
     Process,
     Report,
-    Request,
     Reservation,
-    State,
     Yield,
 )
 from pipeline.redis.leases import Mode
@@ -74,7 +74,7 @@ class Gone:
     """A part that an ended lease left."""
 
     lease_id: str
-    part: Part
+    part: LeasePart
     exclusive: bool
     pids: set[int]
 
@@ -89,10 +89,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.client = redis.Redis.from_url(self.server)
         own = Settings(key_prefix=f"m{uuid.uuid4().hex[:12]}", gpu_node_ttl_ms=NODE_TTL_MS)
         self.ledger = PoolLedger(self.client, own)
-        self.ledger.bless()
+        self.ledger.clear_quarantine()
         self.held: dict[str, Held] = {}
         self.left: list[Gone] = []
-        self.waits: dict[str, Request] = {}
+        self.waits: dict[str, PoolRequest] = {}
         self.past: list[PoolLease] = []  # what ended, and can still be tried with
         self.token = 0
         self.why: dict[str, str] = {}
@@ -110,7 +110,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     # The model's own arithmetic
 
-    def on(self, gpu: str) -> Iterator[tuple[Part, bool]]:
+    def on(self, gpu: str) -> Iterator[tuple[LeasePart, bool]]:
         for held in self.held.values():
             for part in held.lease.parts:
                 if part.uuid == gpu:
@@ -119,7 +119,7 @@ class PoolMachine(RuleBasedStateMachine):
             if gone.part.uuid == gpu:
                 yield gone.part, gone.exclusive
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: PoolPlan) -> bool:
         sums = {gpu: list(self.on(gpu)) for gpu in HOME}
         for grant in plan.grants:
             request = self.waits[grant.request_id]
@@ -160,7 +160,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(name=names, need=needs, holder=st.sampled_from(["h", "h", "h", "stranger"]))
     def wait(self, name: str, need: Need, holder: str) -> None:
-        request = Request(request_id=name, holder=holder, need=need, ttl_ms=TTL_MS)
+        request = PoolRequest(request_id=name, holder=holder, need=need, ttl_ms=TTL_MS)
         known = self.held[name].lease if name in self.held else self.waits.get(name)
         if known is not None and known.holder != holder:
             with pytest.raises(LeaseRefused):
@@ -250,14 +250,14 @@ class PoolMachine(RuleBasedStateMachine):
             need = self.waits[name].need
             size = (need.memory_mib, need.compute_percent) if need.mode is Mode.SHARED else (MIB, 100)
             where = data.draw(st.lists(gpus, min_size=need.devices, max_size=need.devices))
-            parts = tuple(Part(uuid=gpu, memory_mib=size[0], compute_percent=size[1]) for gpu in where)
+            parts = tuple(LeasePart(uuid=gpu, memory_mib=size[0], compute_percent=size[1]) for gpu in where)
             grants.append(Grant(request_id=name, parts=parts, share=0.3, prepaid=2.5))
         place = next(iter(sorted(set(self.waits) - set(chosen))), None) if reserve else None
-        plan = Plan(
+        plan = PoolPlan(
             grants=tuple(grants),
             reservation=Reservation(request_id=place, uuids=("G0",)) if place is not None else None,
         )
-        epoch = self.ledger.look().epoch
+        epoch = self.ledger.snapshot().epoch
         done = self.ledger.commit(epoch - 1 if late else epoch, plan)
         if late or not self.fits(plan):
             assert done.why == ("stale" if late else "unfit")
@@ -281,8 +281,8 @@ class PoolMachine(RuleBasedStateMachine):
     def ask_to_yield(self, data: st.DataObject, overdue: bool) -> None:
         name = self.one(data)
         by = self.now() + (-1 if overdue else TTL_MS)
-        plan = Plan(yields=(Yield(lease_id=name, by_ms=by, why="x"),))
-        assert self.ledger.commit(self.ledger.look().epoch, plan).why == ""
+        plan = PoolPlan(yields=(Yield(lease_id=name, by_ms=by, why="x"),))
+        assert self.ledger.commit(self.ledger.snapshot().epoch, plan).why == ""
         self.held[name].overdue |= overdue
 
     # Time and operators
@@ -394,13 +394,13 @@ class PoolMachine(RuleBasedStateMachine):
     def the_ledger_agrees(self) -> None:
         if not hasattr(self, "ledger"):
             return
-        seen = self.ledger.look()
+        seen = self.ledger.snapshot()
         assert {lease.lease_id: (lease.parts, lease.state, set(lease.pids)) for lease in seen.leases} == {
-            name: (held.lease.parts, State.ACTIVE if held.active else State.GRANTED, held.pids)
+            name: (held.lease.parts, LeaseState.ACTIVE if held.active else LeaseState.GRANTED, held.pids)
             for name, held in self.held.items()
         }
         assert Counter(
-            (x.lease_id, x.uuid, x.memory_mib, x.exclusive, frozenset(x.pids)) for x in seen.left
+            (x.lease_id, x.uuid, x.memory_mib, x.exclusive, frozenset(x.pids)) for x in seen.orphans
         ) == Counter(
             (x.lease_id, x.part.uuid, x.part.memory_mib, x.exclusive, frozenset(x.pids)) for x in self.left
         )

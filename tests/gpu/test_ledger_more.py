@@ -10,7 +10,17 @@ import redis
 from polling import wait_until
 
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
-from pipeline.gpu.values import Device, Grant, Need, Part, Plan, PoolLease, Process, Report, Request
+from pipeline.gpu.values import (
+    Device,
+    Grant,
+    LeasePart,
+    Need,
+    PoolLease,
+    PoolPlan,
+    PoolRequest,
+    Process,
+    Report,
+)
 from pipeline.settings import Settings
 
 GPU, OTHER = "GPU-0", "GPU-1"
@@ -22,7 +32,7 @@ TTL, NODE_TTL = 15_000, 60_000
 @pytest.fixture
 def ledger(client: "redis.Redis", settings: Settings) -> Iterator[PoolLedger]:
     made = PoolLedger(client, replace(settings, gpu_node_ttl_ms=NODE_TTL))
-    made.bless()
+    made.clear_quarantine()
     assert report(made, GPU, OTHER) == ""
     yield made
 
@@ -49,8 +59,8 @@ def wait_a_moment(ledger: PoolLedger) -> None:
     assert wait_until(lambda: now_ms(ledger) > then, timeout_s=5, poll_s=0.0005)
 
 
-def a_request(name: str, ttl_ms: int = TTL) -> Request:
-    return Request(request_id=name, holder=f"holder of {name}", need=NEED, ttl_ms=ttl_ms)
+def a_request(name: str, ttl_ms: int = TTL) -> PoolRequest:
+    return PoolRequest(request_id=name, holder=f"holder of {name}", need=NEED, ttl_ms=ttl_ms)
 
 
 def get(
@@ -60,11 +70,11 @@ def get(
     assert ledger.wait(a_request(name, ttl_ms), HOUR) is None
     grant = Grant(
         request_id=name,
-        parts=(Part(uuid=uuid, memory_mib=100, compute_percent=10),),
+        parts=(LeasePart(uuid=uuid, memory_mib=100, compute_percent=10),),
         share=0.1,
         prepaid=1.0,
     )
-    done = ledger.commit(ledger.look().epoch, Plan(grants=(grant,)))
+    done = ledger.commit(ledger.snapshot().epoch, PoolPlan(grants=(grant,)))
     assert done.why == ""
     if pids:
         assert ledger.activate(done.leases[0], pids=pids, host="a")
@@ -82,15 +92,15 @@ def score(ledger: PoolLedger, key: str, member: str) -> int:
 
 def test_a_node_whose_agent_ends_leaves_nothing_behind_when_nothing_is_on_it(ledger: PoolLedger) -> None:
     assert report(ledger, "GPU-b", node="b") == ""
-    epoch = ledger.look().epoch
+    epoch = ledger.snapshot().epoch
     ledger.leave("a", "agent")
-    seen = ledger.look()
+    seen = ledger.snapshot()
     assert [node.name for node in seen.nodes] == ["b"]
     assert [device.uuid for device in seen.devices] == ["GPU-b"]
     assert seen.epoch > epoch, "plans that count on it are stale"
     assert ledger.client.zscore(ledger.keys.gpu("beats"), "a") is None
     assert report(ledger, GPU, OTHER) == ""
-    assert len(ledger.look().devices) == 3
+    assert len(ledger.snapshot().devices) == 3
 
 
 @pytest.mark.parametrize("how", ["released", "killed"])
@@ -99,7 +109,7 @@ def test_a_device_that_is_in_use_goes_after_its_node_when_nothing_is_on_it_any_m
 ) -> None:
     lease = get(ledger, "a", pids=[7])
     ledger.leave("a", "agent")
-    (device,) = ledger.look().devices
+    (device,) = ledger.snapshot().devices
     assert (device.uuid, device.usable, device.why) == (GPU, False, "its agent has ended")
     ledger.sweep()
     assert ledger.renew(lease).lost == ""
@@ -108,10 +118,10 @@ def test_a_device_that_is_in_use_goes_after_its_node_when_nothing_is_on_it_any_m
     else:
         assert ledger.revoke("a", "")
         ledger.sweep()
-        assert len(ledger.look().devices) == 1, "its part is left"
+        assert len(ledger.snapshot().devices) == 1, "its part is left"
         assert ledger.clear(GPU) == 1
     ledger.sweep()
-    seen = ledger.look()
+    seen = ledger.snapshot()
     assert (seen.nodes, seen.devices) == ((), ())
 
 
@@ -122,7 +132,7 @@ def test_a_node_that_left_and_came_back_is_whole_again(ledger: PoolLedger) -> No
     assert ledger.release(lease)
     ledger.client.zadd(ledger.keys.gpu("beats"), {"a": now_ms(ledger) - NODE_TTL - 1})
     ledger.sweep()
-    assert [device.uuid for device in ledger.look().devices] == [GPU, OTHER], "silent for less than a day"
+    assert [device.uuid for device in ledger.snapshot().devices] == [GPU, OTHER], "silent for less than a day"
 
 
 # Asking again
@@ -138,7 +148,7 @@ def test_a_lease_that_is_asked_for_again_lives_as_long_as_asked_for_now(
     assert again is not None
     assert (again.ttl_ms, again.parts, again.pids) == (ttl_ms, first.parts, (7,))
     assert before + ttl_ms <= again.deadline_ms <= now_ms(ledger) + ttl_ms
-    (seen,) = ledger.look().leases
+    (seen,) = ledger.snapshot().leases
     assert (seen.ttl_ms, seen.deadline_ms) == (ttl_ms, again.deadline_ms)
     before = now_ms(ledger)
     assert before + ttl_ms <= ledger.renew(first).deadline_ms <= now_ms(ledger) + ttl_ms
@@ -170,7 +180,7 @@ def test_tokens_go_on_growing_after_redis_lost_its_data(ledger: PoolLedger) -> N
 
 def test_a_lease_that_nobody_remembers_is_said_so_in_words(ledger: PoolLedger) -> None:
     lease = get(ledger, "a")
-    ledger.bless()
+    ledger.clear_quarantine()
     assert ledger.renew(lease).lost == "Redis does not know it any more"
 
 
@@ -220,7 +230,7 @@ def test_what_a_lease_left_is_freed_though_the_clock_was_set_back(ledger: PoolLe
     for expected in (1, 1, 0):
         wait_a_moment(ledger)
         assert report(ledger, GPU, OTHER) == ""
-        assert len(ledger.look().left) == expected
+        assert len(ledger.snapshot().orphans) == expected
 
 
 def test_a_report_from_before_the_clock_was_set_back_frees_nothing(ledger: PoolLedger) -> None:
@@ -229,10 +239,10 @@ def test_a_report_from_before_the_clock_was_set_back_frees_nothing(ledger: PoolL
     node_says(ledger, reported_ms=now_ms(ledger) + HOUR)
     wait_a_moment(ledger)
     assert report(ledger, GPU, OTHER) == ""
-    assert len(ledger.look().left) == 1
+    assert len(ledger.snapshot().orphans) == 1
     wait_a_moment(ledger)
     assert report(ledger, GPU, OTHER) == ""
-    assert ledger.look().left == ()
+    assert ledger.snapshot().orphans == ()
 
 
 def test_an_agent_is_told_what_it_can_change_when_it_must_not_speak_for_a_node(ledger: PoolLedger) -> None:

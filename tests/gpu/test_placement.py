@@ -17,7 +17,7 @@ from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailab
 from pipeline.gpu.placement import Placement
 from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Device, Need, Part, PoolLease, Report, State
+from pipeline.gpu.values import Device, LeasePart, LeaseState, Need, PoolLease, Report
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
@@ -215,7 +215,7 @@ def end(client: "redis.Redis", settings: Settings, lease_id: str) -> None:
 
 def a_lease(lease_id: str, rooms: dict[str, int], settings: Settings) -> PoolLease:
     parts = tuple(
-        Part(uuid=uuid, memory_mib=mib + settings.gpu_context_mib, compute_percent=0)
+        LeasePart(uuid=uuid, memory_mib=mib + settings.gpu_context_mib, compute_percent=0)
         for uuid, mib in rooms.items()
     )
     return PoolLease(
@@ -223,7 +223,7 @@ def a_lease(lease_id: str, rooms: dict[str, int], settings: Settings) -> PoolLea
         holder=f"holder of {lease_id}",
         need=Need(),
         parts=parts,
-        state=State.ACTIVE,
+        state=LeaseState.ACTIVE,
         granted_ms=0,
         deadline_ms=0,
         ttl_ms=60_000,
@@ -252,7 +252,7 @@ import sys, time
 import redis
 from pipeline.gpu.placement import Placement
 from pipeline.gpu.placing import Model
-from pipeline.gpu.values import Need, Part, PoolLease, State
+from pipeline.gpu.values import Need, LeasePart, PoolLease, LeaseState
 from pipeline.settings import Settings
 url, prefix, lease, out = sys.argv[1:]
 class Slow:
@@ -263,8 +263,8 @@ class Slow:
     def unload(self, model, uuid): ...
 settings = Settings(redis_url=url, key_prefix=prefix)
 client = redis.Redis.from_url(url)
-parts = (Part(uuid="GPU-a", memory_mib=1_000, compute_percent=0),)
-lease = PoolLease(lease_id=lease, holder=lease, need=Need(), parts=parts, state=State.ACTIVE,
+parts = (LeasePart(uuid="GPU-a", memory_mib=1_000, compute_percent=0),)
+lease = PoolLease(lease_id=lease, holder=lease, need=Need(), parts=parts, state=LeaseState.ACTIVE,
     granted_ms=0, deadline_ms=0, ttl_ms=60_000)
 placement = Placement(client, settings, Slow(), lease=lease)
 print("there", flush=True)
@@ -455,7 +455,7 @@ def test_under_a_lease_of_the_pool_models_come_and_go_with_it(
     client: "redis.Redis", settings: Settings, weights: Weights
 ) -> None:
     pool = Pool(client, settings)
-    pool.ledger.bless()
+    pool.ledger.clear_quarantine()
     device = Device(uuid=A, node="n", index=0, name="T4", total_mib=16_384, schedulable_mib=16_000)
     assert pool.ledger.report(Report(node="n", agent="a", clock_ms=0, devices=(device,))) == ""
     lease = pool.request(Need(memory_mib=2_048), holder="h", timeout_s=30)

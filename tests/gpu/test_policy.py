@@ -14,9 +14,9 @@ from gpu_worlds import (
     devices,
     exclusive,
     lease,
-    left,
     needs,
     obeys,
+    orphan,
     request,
     shared,
     snapshot,
@@ -31,9 +31,9 @@ from pipeline.gpu.values import (
     WHOLE,
     Backfill,
     Need,
-    Plan,
     PoolLease,
-    Request,
+    PoolPlan,
+    PoolRequest,
     Reservation,
     Snapshot,
     Tenant,
@@ -45,19 +45,19 @@ ONE, TWO, THREE, FOUR = devices(4)
 RULES = st.sampled_from(list(Backfill))
 
 
-def granted(made: Plan) -> list[str]:
+def granted(made: PoolPlan) -> list[str]:
     return [grant.request_id for grant in made.grants]
 
 
-def places(made: Plan) -> dict[str, list[str]]:
+def places(made: PoolPlan) -> dict[str, list[str]]:
     return {grant.request_id: [part.uuid for part in grant.parts] for grant in made.grants}
 
 
-def reserved(made: Plan) -> tuple[str, set[str]] | None:
+def reserved(made: PoolPlan) -> tuple[str, set[str]] | None:
     return None if made.reservation is None else (made.reservation.request_id, set(made.reservation.uuids))
 
 
-def asked(made: Plan) -> set[str]:
+def asked(made: PoolPlan) -> set[str]:
     return {one.lease_id for one in made.yields}
 
 
@@ -95,7 +95,7 @@ def test_the_order_in_which_a_snapshot_lists_its_parts_changes_nothing(
         devices=mixed(world.devices),
         leases=mixed(world.leases),
         waiting=mixed(world.waiting),
-        left=mixed(world.left),
+        orphans=mixed(world.orphans),
         tenants=dict(mixed(list(world.tenants.items()))),
     )
     assert plan(other, backfill=rule) == plan(world, backfill=rule) == plan(world, backfill=rule)
@@ -115,12 +115,12 @@ def test_a_plan_that_was_done_has_no_second_reservation_in_it(world: Snapshot, r
 def test_in_a_quarantine_nothing_is_granted_and_the_reservation_stays() -> None:
     kept = Reservation(request_id="r", uuids=(ONE.uuid,))
     world = snapshot([ONE], waiting=[request("r", shared())], quarantine_ms=500, reservation=kept)
-    assert plan(world) == Plan(reservation=kept)
+    assert plan(world) == PoolPlan(reservation=kept)
     assert not open_to_shared(world, shared())
 
 
 def test_an_empty_pool_plans_nothing() -> None:
-    assert plan(snapshot((), waiting=[request("r", shared()), request("x", exclusive())])) == Plan()
+    assert plan(snapshot((), waiting=[request("r", shared()), request("x", exclusive())])) == PoolPlan()
 
 
 # ---- fit
@@ -155,11 +155,11 @@ def test_an_exclusive_need_takes_the_smallest_empty_device_whole() -> None:
 
 
 def test_what_a_dead_holder_left_counts_as_taken_and_keeps_exclusive_needs_out() -> None:
-    world = snapshot([ONE], left=(left(ONE, 6 * GIB),))
+    world = snapshot([ONE], orphans=(orphan(ONE, 6 * GIB),))
     assert granted(plan(replace(world, waiting=(request("r", shared(2 * GIB)),)))) == ["r"]
     assert granted(plan(replace(world, waiting=(request("r", shared(3 * GIB)),)))) == []
     assert granted(plan(replace(world, waiting=(request("r", exclusive()),)))) == []
-    alone = snapshot([ONE], left=(left(ONE, 0, alone=True),), waiting=[request("r", shared(1))])
+    alone = snapshot([ONE], orphans=(orphan(ONE, 0, alone=True),), waiting=[request("r", shared(1))])
     assert granted(plan(alone)) == []
 
 
@@ -167,7 +167,7 @@ def test_a_device_that_is_out_of_order_gets_nothing_and_no_reservation() -> None
     made = plan(
         snapshot([device(0, why="XID 79")], waiting=[request("r", shared()), request("x", exclusive())])
     )
-    assert made == Plan()
+    assert made == PoolPlan()
 
 
 def test_a_device_that_shrank_below_its_leases_is_full_and_not_endless() -> None:
@@ -191,7 +191,7 @@ def test_a_gang_gets_all_of_its_devices_over_nodes_or_none() -> None:
     assert places(plan(world)) == {"gang": [ONE.uuid, far.uuid]}
     assert granted(plan(replace(world, leases=(lease("a", shared(1), [far]),)))) == []
     near = replace(world, waiting=(request("gang", shared(GIB, devices=2, node="n0")),))
-    assert plan(near) == Plan()
+    assert plan(near) == PoolPlan()
 
 
 # ---- order and quota
@@ -229,7 +229,7 @@ def test_an_exclusive_need_is_charged_to_the_quota_with_all_of_its_device() -> N
     known = {"a": Tenant(name="a", quota_mib=8 * GIB)}
     large = device(9, 16 * GIB)
     waiting = [request("x", exclusive(GIB, tenant="a"))]
-    assert plan(snapshot([large], waiting=waiting, tenants=known)) == Plan()
+    assert plan(snapshot([large], waiting=waiting, tenants=known)) == PoolPlan()
     held = [lease("l", shared(GIB, max_duration_s=600), [ONE])]
     made = plan(snapshot([large, ONE], leases=held, waiting=waiting, tenants=known))
     assert (granted(made), reserved(made)) == ([], ("x", {ONE.uuid}))
@@ -244,7 +244,7 @@ def busy(end_s: float | None) -> list[PoolLease]:
     return [lease("busy", need, [ONE], age_s=60)]
 
 
-def gang(**values: object) -> Request:
+def gang(**values: object) -> PoolRequest:
     return request("gang", shared(8 * GIB, devices=2, **values), since_ms=1)  # type: ignore[arg-type]
 
 
@@ -310,7 +310,7 @@ def test_a_reservation_stays_with_its_need_and_its_devices_while_they_can_serve_
     kept = Reservation(request_id="gang", uuids=(TWO.uuid, THREE.uuid), start_ms=NOW_MS + 540_000, made_ms=7)
     older = request("older", shared(8 * GIB, devices=2, tenant="b"), since_ms=0)
     world = snapshot([ONE, TWO, THREE], leases=held, waiting=[older, gang()], reservation=kept)
-    assert plan(world) == Plan(reservation=kept)
+    assert plan(world) == PoolPlan(reservation=kept)
 
 
 def test_a_reservation_moves_where_it_starts_sooner() -> None:
@@ -375,7 +375,7 @@ def test_who_waits_for_a_device_is_compared_with_its_holder_as_if_that_had_given
 # ---- the door of training
 
 
-def training(**values: object) -> Request:
+def training(**values: object) -> PoolRequest:
     return request("train", exclusive(4 * GIB, **values))  # type: ignore[arg-type]
 
 
@@ -390,7 +390,7 @@ def test_training_closes_the_door_and_inference_is_asked_to_yield_even_when_gran
     assert reserved(made) == ("train", {ONE.uuid})
     again = request("again", held[0].need, since_ms=NOW_MS + 1)
     closed = after(replace(world, waiting=(*world.waiting, again)), made, obey=False)
-    assert plan(closed) == Plan(reservation=made.reservation)
+    assert plan(closed) == PoolPlan(reservation=made.reservation)
     assert not open_to_shared(closed, held[0].need)
 
 
@@ -634,7 +634,7 @@ def _crowd(chance: random.Random) -> Snapshot:
 # ---- EASY over time
 
 
-def lives(chance: random.Random, *, tenants: str, rule: Backfill) -> Iterator[tuple[Snapshot, Plan]]:
+def lives(chance: random.Random, *, tenants: str, rule: Backfill) -> Iterator[tuple[Snapshot, PoolPlan]]:
     """A pool of which all say rightly when they end, planned at every arrival and end, until all is done."""
     on = devices(chance.randint(2, 4))
     arrivals = sorted(
@@ -705,8 +705,8 @@ def test_open_to_shared_says_whether_the_need_would_be_granted_now() -> None:
     kept = Reservation(request_id="t", uuids=(ONE.uuid,))
     assert not open_to_shared(snapshot([ONE], reservation=kept), need)
     assert open_to_shared(snapshot([ONE, TWO], reservation=kept), need)
-    assert open_to_shared(snapshot([ONE], left=(left(ONE, 4 * GIB),)), need)
-    assert not open_to_shared(snapshot([ONE], left=(left(ONE, 1, alone=True),)), need)
+    assert open_to_shared(snapshot([ONE], orphans=(orphan(ONE, 4 * GIB),)), need)
+    assert not open_to_shared(snapshot([ONE], orphans=(orphan(ONE, 1, alone=True),)), need)
 
 
 @given(snapshots(), needs())

@@ -15,7 +15,7 @@ from pipeline.gpu.leasing import planner
 from pipeline.gpu.leasing.planner import AGAIN, Planner
 from pipeline.gpu.policy import policy
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Committed, Need, PoolLease, State
+from pipeline.gpu.values import Committed, LeaseState, Need, PoolLease
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
@@ -40,7 +40,7 @@ def away(*_: Any, **__: Any) -> Any:
 
 
 def waiting(pool: Pool) -> int:
-    return len(pool.look().waiting)
+    return len(pool.snapshot().waiting)
 
 
 class Asker:
@@ -75,12 +75,12 @@ class Asker:
 
 def test_asking_gives_a_part_of_a_device_and_giving_back_frees_it(pool: Pool) -> None:
     lease = pool.request(SMALL, holder="a")
-    assert (lease.state, lease.holder, len(lease.parts)) == (State.GRANTED, "a", 1)
+    assert (lease.state, lease.holder, len(lease.parts)) == (LeaseState.GRANTED, "a", 1)
     assert (lease.parts[0].memory_mib, lease.parts[0].compute_percent) == (1_000, 10)
     assert lease.token > 0
-    assert [one.lease_id for one in pool.look().leases] == [lease.lease_id]
+    assert [one.lease_id for one in pool.snapshot().leases] == [lease.lease_id]
     assert pool.release(lease)
-    assert pool.look().leases == ()
+    assert pool.snapshot().leases == ()
     assert not pool.release(lease)
 
 
@@ -99,7 +99,7 @@ def test_a_gang_gets_all_its_devices_or_none(pool: Pool) -> None:
     one = pool.request(WHOLE, holder="a")
     with pytest.raises(LeaseRefused, match="2 whole devices"):
         pool.request(gang, holder="b")
-    assert len(pool.look().leases) == 1
+    assert len(pool.snapshot().leases) == 1
     pool.release(one)
     assert len({part.uuid for part in pool.request(gang, holder="b").parts}) == 2
 
@@ -137,11 +137,13 @@ def test_asking_again_under_the_same_name_gives_the_same_lease(pool: Pool) -> No
     assert (again.lease_id, again.parts) == (first.lease_id, first.parts)
     with pytest.raises(LeaseRefused, match="belongs to a"):
         pool.request(WHOLE, holder="b", request_id="job-1", timeout_s=5)
-    assert [lease.holder for lease in pool.look().leases] == ["a"], "the refusal took nothing from its owner"
+    assert [lease.holder for lease in pool.snapshot().leases] == ["a"], (
+        "the refusal took nothing from its owner"
+    )
 
 
 def test_after_a_restart_of_redis_nothing_is_granted_for_one_ttl(bare: Pool) -> None:
-    put_devices(bare, bless=False)
+    put_devices(bare, clear_quarantine=False)
     with pytest.raises(LeaseRefused, match=r"Redis was restarted, so nothing is granted for [12] s"):
         bare.request(SMALL, holder="a")
     assert bare.request(SMALL, holder="a", timeout_s=20)
@@ -150,10 +152,10 @@ def test_after_a_restart_of_redis_nothing_is_granted_for_one_ttl(bare: Pool) -> 
 def test_asking_once_in_vain_changes_nothing_for_others(pool: Pool) -> None:
     """It will not be there when its turn comes, so nobody yields and nothing is kept free for it."""
     pool.request(Need(mode=Mode.EXCLUSIVE, devices=2, preemptible=True), holder="a")
-    before = pool.look()
+    before = pool.snapshot()
     with pytest.raises(LeaseRefused):
         pool.request(replace(WHOLE, priority=9), holder="b")
-    after = pool.look()
+    after = pool.snapshot()
     assert (after.epoch, after.reservation) == (before.epoch, None)
     assert after.leases[0].yield_by_ms is None
 
@@ -227,23 +229,23 @@ def test_what_was_granted_to_one_who_left_is_free_again(pool: Pool) -> None:
     def interrupted() -> None:
         pool.release(first)
         assert waiting(pool) == 0
-        assert [one.holder for one in pool.look().leases] == ["b"]
+        assert [one.holder for one in pool.snapshot().leases] == ["b"]
         raise KeyboardInterrupt
 
     first = pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="a")
     with pytest.raises(KeyboardInterrupt):
         pool.request(WHOLE, holder="b", timeout_s=None, go_on=interrupted)
-    assert pool.look().leases == ()
+    assert pool.snapshot().leases == ()
 
 
 def test_a_waiting_process_that_stays_alive_is_not_forgotten(pool: Pool) -> None:
     first = pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="a", ttl_ms=60_000)
     second = Asker(pool, WHOLE, "b", ttl_ms=400)
     assert wait_until(lambda: waiting(pool) == 1, timeout_s=10)
-    registered = pool.look().waiting[0]
-    assert wait_until(lambda: pool.look().now_ms > registered.until_ms + 400, timeout_s=10)
+    registered = pool.snapshot().waiting[0]
+    assert wait_until(lambda: pool.snapshot().now_ms > registered.until_ms + 400, timeout_s=10)
     pool.sweep()
-    assert [one.since_ms for one in pool.look().waiting] == [registered.since_ms]
+    assert [one.since_ms for one in pool.snapshot().waiting] == [registered.since_ms]
     pool.release(first)
     assert second.got()
 
@@ -266,7 +268,7 @@ def test_who_waits_gets_over_a_redis_that_is_away_for_a_while(
 def test_without_redis_asking_fails_and_no_shared_need_is_invited(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool.ledger, "look", away)
+    monkeypatch.setattr(pool.ledger, "snapshot", away)
     monkeypatch.setattr(pool.ledger, "wait", away)
     monkeypatch.setattr(pool.ledger, "abandon", away)
     assert not pool.open_to_shared(SMALL)
@@ -286,7 +288,7 @@ def test_two_needs_of_one_size_are_not_swapped(pool: Pool) -> None:
     second = newer.got()
     assert (second.lease_id, second.holder, second.ttl_ms) == ("r-newer", "newer", 32_000)
     assert [part.uuid for part in second.parts] == [left]
-    assert [one.request_id for one in pool.look().waiting] == ["r-older"]
+    assert [one.request_id for one in pool.snapshot().waiting] == ["r-older"]
     pool.release(both[1])
     third = older.got()
     assert (third.lease_id, third.holder, third.ttl_ms) == ("r-older", "older", 31_000)
@@ -296,7 +298,7 @@ def test_two_needs_of_one_size_are_not_swapped(pool: Pool) -> None:
     assert pool.renew(swapped).lost
     assert not pool.activate(swapped, pids=[1])
     assert not pool.release(swapped)
-    assert {one.lease_id for one in pool.look().leases} == {"r-older", "r-newer"}
+    assert {one.lease_id for one in pool.snapshot().leases} == {"r-older", "r-newer"}
 
 
 # ---- who plans -------------------------------------------------------------------------------------
@@ -309,7 +311,7 @@ def test_many_who_wait_for_one_device_get_it_one_after_the_other_and_plan_in_tur
     looks: list[int] = []
     now: list[str] = []
     most: list[int] = []
-    look = pool.ledger.look
+    look = pool.ledger.snapshot
 
     def counted() -> Any:
         looks.append(1)
@@ -327,7 +329,7 @@ def test_many_who_wait_for_one_device_get_it_one_after_the_other_and_plan_in_tur
     for user in users:
         user.start()
     assert wait_until(lambda: waiting(pool) == len(users), timeout_s=20)
-    monkeypatch.setattr(pool.ledger, "look", counted)
+    monkeypatch.setattr(pool.ledger, "snapshot", counted)
     pool.release(first)
     for user in users:
         user.join(60)
@@ -339,7 +341,7 @@ def test_who_plans_plans_again_for_one_who_came_meanwhile(
     pool: Pool, client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, looks = Planner(client, pool.ledger, pool.settings), []
-    look = pool.ledger.look
+    look = pool.ledger.snapshot
 
     def interrupted() -> Any:
         looks.append(1)
@@ -348,7 +350,7 @@ def test_who_plans_plans_again_for_one_who_came_meanwhile(
             assert client.get(other.slot) == AGAIN
         return look()
 
-    monkeypatch.setattr(pool.ledger, "look", interrupted)
+    monkeypatch.setattr(pool.ledger, "snapshot", interrupted)
     # On a busy machine a first round may take longer than one process plans for others.
     monkeypatch.setattr(planner, "ROUNDS_S", 60.0)
     monkeypatch.setattr(planner, "SLOT_MS", 60_000)
@@ -361,13 +363,13 @@ def test_nobody_plans_for_others_for_ever(
     pool: Pool, client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Planner(client, pool.ledger, pool.settings)
-    look = pool.ledger.look
+    look = pool.ledger.snapshot
 
     def busy() -> Any:
         other.plan()
         return look()
 
-    monkeypatch.setattr(pool.ledger, "look", busy)
+    monkeypatch.setattr(pool.ledger, "snapshot", busy)
     client.set(other.recent, "x")
     pool.planner.plan()
     assert client.get(other.recent) is None, "the next who polls plans at once"
@@ -376,16 +378,16 @@ def test_nobody_plans_for_others_for_ever(
 def test_a_plan_is_made_anew_when_the_pool_changed_under_it(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, changes = pool.ledger.look, []
+    look, changes = pool.ledger.snapshot, []
 
     def changing() -> Any:
         snapshot = look()
         if len(changes) < 2:
-            changes.append(put_devices(pool, 2, mib=16_000 + len(changes) + 1, bless=False))
+            changes.append(put_devices(pool, 2, mib=16_000 + len(changes) + 1, clear_quarantine=False))
         return snapshot
 
     pool.refusal(SMALL)
-    monkeypatch.setattr(pool.ledger, "look", changing)
+    monkeypatch.setattr(pool.ledger, "snapshot", changing)
     assert pool.request(SMALL, holder="a")
     assert len(changes) == 2
 
@@ -419,7 +421,7 @@ def test_an_answer_about_room_is_kept_for_a_moment(pool: Pool, monkeypatch: pyte
     )  # what follows does not go through the pool's own asking, which needs a real clock
     assert lease is not None
     pool.revoke("none", "nothing")
-    put_devices(pool, 2, bless=False, why="broken")
+    put_devices(pool, 2, clear_quarantine=False, why="broken")
     assert pool.open_to_shared(SMALL), "still the answer of before"
     clock[0] += 0.3
     assert not pool.open_to_shared(SMALL)
@@ -432,7 +434,7 @@ def test_an_operator_and_other_programs_can_end_a_lease(pool: Pool) -> None:
     assert pool.revoke(second.lease_id, "maintenance")
     assert not pool.revoke(second.lease_id, "maintenance")
     assert pool.clear(second.parts[0].uuid) == 0
-    assert pool.look().leases == ()
+    assert pool.snapshot().leases == ()
 
 
 def test_making_a_pool_starts_nothing(settings: Settings) -> None:

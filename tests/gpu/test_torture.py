@@ -9,7 +9,7 @@ from bench import _evidence, _torture
 from bench._evidence import judge
 from bench._torture import Torture
 from pipeline.gpu.leasing import wire as pool_wire
-from pipeline.gpu.values import Need, Part, PoolLease, State
+from pipeline.gpu.values import LeasePart, LeaseState, Need, PoolLease
 from pipeline.redis.leases import Mode
 
 DEVICE = _evidence.devices(1)[0].uuid
@@ -39,7 +39,7 @@ class Story:
         self.lines: list[dict[str, Any]] = []
 
     def use(self, begin: int, end: int | None, token: int, need: Need, pid: int = 1) -> "Story":
-        part = Part(
+        part = LeasePart(
             uuid=DEVICE,
             memory_mib=need.memory_mib or _evidence.MIB,
             compute_percent=need.compute_percent or 100,
@@ -50,7 +50,7 @@ class Story:
             holder=f"h{pid}",
             need=need,
             parts=(part,),
-            state=State.ACTIVE,
+            state=LeaseState.ACTIVE,
             granted_ms=0,
             deadline_ms=0,
             ttl_ms=1,

@@ -13,17 +13,17 @@ from pipeline.gpu.leasing import wire
 from pipeline.gpu.values import (
     Device,
     Grant,
-    Left,
+    LeasePart,
+    LeaseState,
     Need,
     Node,
-    Part,
-    Plan,
+    Orphan,
     PoolLease,
+    PoolPlan,
+    PoolRequest,
     Process,
     Report,
-    Request,
     Reservation,
-    State,
     Yield,
 )
 from pipeline.redis.leases import Mode
@@ -31,7 +31,7 @@ from pipeline.redis.leases import Mode
 NEED = Need(
     mode=Mode.EXCLUSIVE, devices=2, memory_mib=40_000, max_duration_s=1 / 3, node="knoten-ü", preemptible=True
 )
-PART = Part(uuid="GPU-1", memory_mib=2048, compute_percent=25, token=7)
+PART = LeasePart(uuid="GPU-1", memory_mib=2048, compute_percent=25, token=7)
 DEVICE = Device(
     uuid="MIG-1",
     node="a",
@@ -47,7 +47,7 @@ LEASE = PoolLease(
     holder="me@a 'quoted'",
     need=NEED,
     parts=(PART, replace(PART, uuid="GPU-2")),
-    state=State.ACTIVE,
+    state=LeaseState.ACTIVE,
     granted_ms=1_795_289_972_579,
     deadline_ms=1_795_289_987_579,
     ttl_ms=15_000,
@@ -62,10 +62,10 @@ VALUES: list[tuple[Any, Any]] = [
     (wire.device, replace(DEVICE, processes=None)),
     (wire.node, Node(name="a", agent="agent-1", beat_ms=12, clock_ahead_ms=-3_600_000)),
     (wire.lease, LEASE),
-    (wire.request, Request(request_id="r", holder="h", need=Need(), ttl_ms=1, since_ms=2, until_ms=3)),
+    (wire.request, PoolRequest(request_id="r", holder="h", need=Need(), ttl_ms=1, since_ms=2, until_ms=3)),
     (
-        wire.left,
-        Left(
+        wire.orphan,
+        Orphan(
             lease_id="r",
             uuid="u",
             memory_mib=1,
@@ -79,13 +79,13 @@ VALUES: list[tuple[Any, Any]] = [
     (wire.reservation, PLACE),
     (
         wire.plan,
-        Plan(
+        PoolPlan(
             grants=(Grant(request_id="r", parts=(PART,), share=0.5, prepaid=30.0),),
             yields=(Yield(lease_id="l", by_ms=9, why="a \u2603"),),
             reservation=PLACE,
         ),
     ),
-    (wire.plan, Plan()),
+    (wire.plan, PoolPlan()),
     (wire.report, Report(node="a", agent="b", clock_ms=1, devices=(DEVICE,))),
 ]
 

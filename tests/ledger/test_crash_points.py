@@ -174,7 +174,7 @@ def skipped(world: World) -> None:
 
 def trained(world: World) -> None:
     with world.crash.off():
-        world.now.leases.bless()  # this Redis was not restarted
+        world.now.leases.clear_quarantine()  # this Redis was not restarted
     send(LINES * 10)(world)
     world.act(World.work)
 

@@ -187,12 +187,12 @@ def test_an_unknown_redis_grants_nothing_exclusive_for_one_ttl_where_that_is_ask
 
 
 def test_a_failover_starts_a_new_quarantine(leases: Leases) -> None:
-    leases.bless()
+    leases.clear_quarantine()
     leases.release(get(leases, EXCLUSIVE, "trainer", quarantine=True))
     leases.client.hset(leases.keys.epoch, "id", "0" * 40)  # as if this were another server than before
     assert refused(leases, EXCLUSIVE, "trainer", quarantine=True).why == "quarantine"
     left_behind = get(leases, SHARED, "a")
-    leases.bless()  # nobody of before is alive: no quarantine, and nothing is held
+    leases.clear_quarantine()  # nobody of before is alive: no quarantine, and nothing is held
     assert get(leases, EXCLUSIVE, "trainer", quarantine=True).token > left_behind.token
     assert not leases.renew(left_behind)
 
@@ -242,7 +242,7 @@ def test_holding_is_lost_before_others_start_when_redis_is_silent(
 
 def test_looking_at_leases_of_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     away = Leases(redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None), settings)
-    for ask in (lambda: away.look(ONE), lambda: away.request(ONE, SHARED, "a"), away.bless):
+    for ask in (lambda: away.look(ONE), lambda: away.request(ONE, SHARED, "a"), away.clear_quarantine):
         with pytest.raises(RedisUnavailable, match="does not answer"):
             ask()
 

@@ -466,7 +466,7 @@ class Running:
 
 @pytest.fixture
 def running(ledger: Ledger, logs: Settings) -> Iterator[Running]:
-    SourceWorker(logs, holder="nobody").leases.bless()
+    SourceWorker(logs, holder="nobody").leases.clear_quarantine()
     threads = Running()
     yield threads
     threads.stop()

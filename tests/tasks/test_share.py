@@ -109,7 +109,7 @@ def test_one_lease_serves_many_batches_and_the_device_is_begun_once(
     assert token(share) == first
     assert place.calls == ["begin"]
     assert place.prepared
-    (lease,) = pool.look().leases
+    (lease,) = pool.snapshot().leases
     assert (lease.holder, lease.parts[0].memory_mib, lease.need.preemptible) == ("scorer", 2_000, True)
     assert lease.pids, "the pool knows which process to look for on the device"
 
@@ -169,7 +169,7 @@ def test_a_request_to_yield_reaches_a_process_without_work(
     assert wait_until(held.asked.is_set, timeout_s=10)
     share.look()
     assert share.held is None
-    assert not pool.look().leases
+    assert not pool.snapshot().leases
 
 
 def test_a_process_without_work_gives_back_after_a_while(share: Share, pool: Pool, clock: Clock) -> None:
@@ -180,7 +180,7 @@ def test_a_process_without_work_gives_back_after_a_while(share: Share, pool: Poo
     clock.now += 2
     share.look()
     assert share.held is None
-    assert not pool.look().leases
+    assert not pool.snapshot().leases
 
 
 def test_a_process_that_began_cuda_ends_once_it_is_quiet_and_takes_nothing_before(
@@ -234,7 +234,7 @@ def test_a_device_that_cannot_be_begun_costs_neither_the_batch_nor_the_lease(
 ) -> None:
     place.begin_fails = True
     assert not batch(share)
-    assert not pool.look().leases
+    assert not pool.snapshot().leases
     assert place.calls == ["begin", "unload"]
     place.began = False
     share._left_at = None
@@ -252,15 +252,15 @@ def test_a_driver_that_fails_at_the_end_does_not_keep_the_lease_alive(
     place.unload_fails = True
     clock.now += share.idle_s + 1
     share.look()
-    assert not pool.look().leases
+    assert not pool.snapshot().leases
 
 
 def test_the_lease_lives_on_while_the_device_is_begun_for_longer_than_its_ttl(
     share: Share, pool: Pool, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin(lease: PoolLease) -> None:
-        first = {held.lease_id: held.deadline_ms for held in pool.look().leases}[lease.lease_id]
-        assert wait_until(lambda: pool.look().now_ms > first, timeout_s=10)
+        first = {held.lease_id: held.deadline_ms for held in pool.snapshot().leases}[lease.lease_id]
+        assert wait_until(lambda: pool.snapshot().now_ms > first, timeout_s=10)
 
     monkeypatch.setattr(place, "begin", begin)
     assert batch(share)
@@ -278,7 +278,7 @@ def test_a_lease_that_is_asked_for_while_the_device_is_begun_serves_no_batch(
 
     monkeypatch.setattr(place, "begin", asked)
     assert not batch(share)
-    assert not pool.look().leases
+    assert not pool.snapshot().leases
     assert place.loaded == 0
 
 
@@ -309,8 +309,8 @@ def test_a_device_that_fails_in_a_batch_is_given_back_and_left_alone(
         assert ours
         share.fail(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert share.held is None
-    assert not pool.look().leases
-    assert pool.look().left, "its process may still be there"
+    assert not pool.snapshot().leases
+    assert pool.snapshot().orphans, "its process may still be there"
     assert not batch(share)
     clock.now += 10
     share.look()
@@ -356,7 +356,7 @@ def test_a_device_that_somebody_outside_the_pool_uses_is_left_alone_for_a_while(
         assert not batch(share)
         assert share._not_before - share.clock() > module.REFUSED_S
     assert not place.calls or place.calls == ["unload"]
-    assert not pool.look().leases
+    assert not pool.snapshot().leases
 
 
 def test_a_training_that_lost_its_gpu_and_does_not_stop_ends_with_its_process(pool: Pool) -> None:
@@ -408,7 +408,9 @@ def test_while_redis_is_away_scoring_goes_on_with_what_it_holds_and_stops_before
     assert batch(share), "what it holds is still its own"
     assert place.loaded
     assert wait_until(held.lost.is_set, timeout_s=10)
-    assert pool.look().now_ms < next(x.deadline_ms for x in pool.look().leases), "before others may have it"
+    assert pool.snapshot().now_ms < next(x.deadline_ms for x in pool.snapshot().leases), (
+        "before others may have it"
+    )
     assert not batch(share)
     assert place.loaded == 0
 

@@ -55,7 +55,7 @@ def context(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Con
     own = replace(settings, retrain_backoff_s=100.0, own_models=("prod/own",))
     app = make_app(own)
     made = Context(app, own)
-    made.leases.bless()
+    made.leases.clear_quarantine()
     yield made
     app.close()
 
@@ -554,7 +554,7 @@ def test_a_training_past_its_time_limit_says_where_it_was(
 def pooled(context: Context) -> Context:
     """As a trainer on a GPU works, but for the arithmetic."""
     made = Context(context.app, context.settings, device="cpu", pooled=True)
-    made.leases.bless()
+    made.leases.clear_quarantine()
     return made
 
 
@@ -568,14 +568,17 @@ def test_a_training_has_its_gpu_for_itself_from_the_fit_until_it_has_published(
     seen: dict[State, list[PoolLease]] = {}
     for state in (State.FETCHING, State.TRAINING, State.JUDGING, State.PUBLISHING):
         before_showing(
-            trainer_, monkeypatch, state, lambda s: seen.update({s.state: list(trainer_.pool.look().leases)})
+            trainer_,
+            monkeypatch,
+            state,
+            lambda s: seen.update({s.state: list(trainer_.pool.snapshot().leases)}),
         )
     assert task.run(trainer_) is None
     assert seen[State.FETCHING] == [], "reading needs no GPU"
     for state in (State.TRAINING, State.JUDGING, State.PUBLISHING):
         (lease,) = seen[state]
         assert (lease.need.mode, lease.parts[0].memory_mib) == (Mode.EXCLUSIVE, 16_000)
-    assert trainer_.pool.look().leases == ()
+    assert trainer_.pool.snapshot().leases == ()
     assert now_live(trainer_).version
 
 
@@ -599,7 +602,7 @@ def test_a_training_whose_gpu_is_taken_away_publishes_nothing_and_is_queued_agai
     monkeypatch.setattr(task, "_device", noted)
 
     def take_away(_: Status) -> None:
-        (lease,) = trainer_.pool.look().leases
+        (lease,) = trainer_.pool.snapshot().leases
         trainer_.pool.revoke(lease.lease_id, "the operator needs it")
         assert wait_until(losses[0].is_set, timeout_s=10), "its renewal says so"
 
@@ -625,7 +628,7 @@ def test_a_trainer_whose_machine_has_no_usable_gpu_trains_on_its_cpu(
     asked(trainer_)
     assert task.run(trainer_) is None
     assert now_live(trainer_).version
-    assert trainer_.pool.look().leases == ()
+    assert trainer_.pool.snapshot().leases == ()
 
 
 def test_a_trainer_on_a_machine_without_a_gpu_in_the_pool_trains_on_its_cpu(

@@ -18,7 +18,7 @@ from pipeline.gpu.policy.explain import (
     why_it_waits,
 )
 from pipeline.gpu.policy.fairness import decayed, standings
-from pipeline.gpu.values import Device, Left, PoolLease, Request, Snapshot
+from pipeline.gpu.values import Device, Orphan, PoolLease, PoolRequest, Snapshot
 
 CLOCK_WRONG_MS: Final = 60_000  # above what a report may have been under way, as when Redis hung
 
@@ -50,7 +50,7 @@ def facts(s: Snapshot) -> dict[str, Any]:
         "devices": [_device(s, room) for room in rooms],
         "leases": leases(s),
         "waiting": [_waits(s, request, rooms) for request in in_order(s)],
-        "left": [_left(s, x) for x in s.left],
+        "left": [_left(s, x) for x in s.orphans],
         "nodes": [
             {
                 "node": node.name,
@@ -130,7 +130,7 @@ def used_mib(lease: PoolLease, device: Device | None) -> int | None:
     return watchdog.used_mib(device, lease.pids)
 
 
-def in_order(s: Snapshot) -> list[Request]:
+def in_order(s: Snapshot) -> list[PoolRequest]:
     """Those who wait: whom devices are kept for, then by priority, then by what their tenant used, then oldest first."""
     first = s.reservation.request_id if s.reservation else ""
     standing = standings(s)
@@ -166,7 +166,7 @@ def _device(s: Snapshot, room: Room) -> dict[str, Any]:
     }
 
 
-def _waits(s: Snapshot, request: Request, rooms: Sequence[Room]) -> dict[str, Any]:
+def _waits(s: Snapshot, request: PoolRequest, rooms: Sequence[Room]) -> dict[str, Any]:
     need = request.need
     return {
         "request": request.request_id,
@@ -184,7 +184,7 @@ def _waits(s: Snapshot, request: Request, rooms: Sequence[Room]) -> dict[str, An
     }
 
 
-def _left(s: Snapshot, x: Left) -> dict[str, Any]:
+def _left(s: Snapshot, x: Orphan) -> dict[str, Any]:
     device = next((device for device in s.devices if device.uuid == x.uuid), None)
     return {
         "opens_by_itself": device is not None and device.processes is not None,

@@ -74,7 +74,7 @@ class Look:
         while not self._ended:
             try:
                 asked = time.monotonic()
-                snapshot = self.pool.look()
+                snapshot = self.pool.snapshot()
                 self._seen = (asked, snapshot)
                 self._note(snapshot)
                 self._ask_mps(snapshot)

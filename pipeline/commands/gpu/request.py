@@ -41,13 +41,13 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
         raise BadInput(f"--for {args.duration!r} must be above 0 and at most 7d: nobody renews such a lease")
     need, name = replace(need, max_duration_s=lasts_s), name_of(args, "lease")
     if args.name:
-        _refuse_another(pool.look(), name, need)
+        _refuse_another(pool.snapshot(), name, need)
     with name_explained(pool, name, user(), BadInput):
         lease = pool.request(
             need, holder=user(), request_id=name, ttl_ms=int(lasts_s * 1000), timeout_s=wait_s
         )
     if args.name:  # somebody may have asked under it meanwhile
-        _refuse_another(pool.look(), name, need)
+        _refuse_another(pool.snapshot(), name, need)
     host = this_node() if args.pid is not None else _node(pool, lease)
     try:
         variables = environment(pool, lease, settings, node=host, allocator=not args.no_torch_limit)
@@ -93,7 +93,7 @@ def name_explained(pool: Pool, name: str, holder: str, error: type[LogweirError]
     try:
         yield
     except LeaseRefused as exc:
-        snapshot = pool.look()
+        snapshot = pool.snapshot()
         owners = {x.lease_id: x.holder for x in snapshot.leases}
         owners |= {x.request_id: x.holder for x in snapshot.waiting}
         if owners.get(name, holder) != holder:
@@ -166,7 +166,7 @@ def need_of(args: argparse.Namespace, pool: Pool, *, node: str = "") -> Need:
         max_duration_s=length_s,
         preemptible=args.preemptible,
         node=node or args.node,
-        device=args.device if not args.device else device_of(args.device, pool.look()).uuid,
+        device=args.device if not args.device else device_of(args.device, pool.snapshot()).uuid,
     )
 
 
@@ -237,7 +237,7 @@ def environment(
             directory=None if directory is None else Path(directory),
             path=base.get("PATH", mps.PATHS),
         )
-    devices = pool.look().devices
+    devices = pool.snapshot().devices
     return enforce.environment(
         lease, devices, settings, mps=daemon, base=base, node=node, allocator=allocator
     )
@@ -256,5 +256,5 @@ def what(lease: PoolLease) -> str:
 def _node(pool: Pool, lease: PoolLease) -> str:
     """Where the devices are, "" when they are on several machines."""
     uuids = {part.uuid for part in lease.parts}
-    nodes = {device.node for device in pool.look().devices if device.uuid in uuids}
+    nodes = {device.node for device in pool.snapshot().devices if device.uuid in uuids}
     return nodes.pop() if len(nodes) == 1 else ""

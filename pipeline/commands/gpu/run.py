@@ -101,7 +101,7 @@ class Waits:
             return
         self._next = time.monotonic() + TELL_S
         with suppress(RedisUnavailable):
-            snapshot = self.pool.look()
+            snapshot = self.pool.snapshot()
             mine = next((r for r in snapshot.waiting if r.request_id == self.request_id), None)
             why = "" if mine is None else why_it_waits(snapshot, mine, rooms_of(snapshot))
             if why and _gist(why) != self._said:

@@ -18,7 +18,7 @@ from pipeline.commands.common import (
     settings_of,
 )
 from pipeline.errors import BadInput, Retryable
-from pipeline.gpu.values import Device, Left, Snapshot
+from pipeline.gpu.values import Device, Orphan, Snapshot
 
 
 def main(args: argparse.Namespace) -> int:
@@ -75,11 +75,11 @@ def _done_with_pool(args: argparse.Namespace) -> int:
             case "top":
                 from pipeline.commands.gpu import top as gpu_top
 
-                return gpu_top.main(args, pool.look)
+                return gpu_top.main(args, pool.snapshot)
             case "leases":
-                return _leases(args, pool.look())
+                return _leases(args, pool.snapshot())
             case "tenants":
-                return _tenants(args, pool.look())
+                return _tenants(args, pool.snapshot())
             case "release":
                 return _release(args, pool)
             case "revoke":
@@ -158,7 +158,7 @@ def _tenants(args: argparse.Namespace, snapshot: Snapshot) -> int:
 
 def _release(args: argparse.Namespace, pool: Any) -> int:
     if not pool.release_by_id(args.lease, args.token):
-        known = any(lease.lease_id == args.lease for lease in pool.look().leases)
+        known = any(lease.lease_id == args.lease for lease in pool.snapshot().leases)
         if known:
             raise BadInput(
                 f"--token {args.token} is not the token of lease {args.lease!r}; it was given with the lease"
@@ -183,9 +183,9 @@ def _revoke(args: argparse.Namespace, pool: Any) -> int:
 def _clear(args: argparse.Namespace, pool: Any) -> int:
     from pipeline.commands.gpu.request import device_of
 
-    snapshot = pool.look()
+    snapshot = pool.snapshot()
     device = device_of(args.device, snapshot)
-    left = [x for x in snapshot.left if x.uuid == device.uuid]
+    left = [x for x in snapshot.orphans if x.uuid == device.uuid]
     if not left:
         raise BadInput(
             f"nothing is left of an ended lease on {device.uuid}; `logweir gpu top` shows why it is taken"
@@ -200,7 +200,7 @@ def _clear(args: argparse.Namespace, pool: Any) -> int:
     return _done(args, {"cleared": device.uuid, "parts": cleared}, f"{device.uuid} is free for new leases")
 
 
-def _still_there(device: Device, left: Sequence[Left]) -> list[int]:
+def _still_there(device: Device, left: Sequence[Orphan]) -> list[int]:
     """Processes that may be those of the ended leases, as far as the driver or this machine can tell."""
     named = {pid for x in left for pid in x.pids}
     if device.processes is None:

@@ -14,7 +14,7 @@ import redis
 
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.policy import fairness, policy
-from pipeline.gpu.values import Backfill, Plan, PoolLease, Request, Snapshot
+from pipeline.gpu.values import Backfill, PoolLease, PoolPlan, PoolRequest, Snapshot
 from pipeline.logs import logger
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
@@ -43,11 +43,11 @@ class Planner:
         self.waiting = keys.gpu("waiting")
         self.name = uuid.uuid4().hex
 
-    def look(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Everything at this moment, with the tenants of the settings. Raises RedisUnavailable."""
-        return replace(self.ledger.look(), tenants=self.tenants)
+        return replace(self.ledger.snapshot(), tenants=self.tenants)
 
-    def remembered_ms(self, request: Request) -> int:
+    def remembered_ms(self, request: PoolRequest) -> int:
         """For how long a waiting request is remembered without being asked for again."""
         return min(request.ttl_ms, self.lease_ttl_ms)
 
@@ -70,15 +70,15 @@ class Planner:
                 break
         return tuple(granted)
 
-    def offer(self, request: Request, *, most: int | None = None) -> tuple[int, Plan] | None:
+    def offer(self, request: PoolRequest, *, most: int | None = None) -> tuple[int, PoolPlan] | None:
         """What would be planned now, at which epoch, had this request been waiting; None when it would not be granted,
         or when more than `most` others wait.
 
         Nothing is changed. The plan is empty for a request that has its lease already. Raises RedisUnavailable.
         """
-        snapshot, name = self.look(), request.request_id
+        snapshot, name = self.snapshot(), request.request_id
         if any(lease.lease_id == name for lease in snapshot.leases):
-            return snapshot.epoch, Plan(reservation=snapshot.reservation)
+            return snapshot.epoch, PoolPlan(reservation=snapshot.reservation)
         others = [other for other in snapshot.waiting if other.request_id != name]
         if most is not None and len(others) > most:
             return None
@@ -88,7 +88,7 @@ class Planner:
         return (snapshot.epoch, plan) if _grants(plan, name) else None
 
     def take(
-        self, request: Request, offer: tuple[int, Plan]
+        self, request: PoolRequest, offer: tuple[int, PoolPlan]
     ) -> tuple[PoolLease | None, tuple[PoolLease, ...]]:
         """Register a request and commit what it was offered; registering is one change of the pool. The lease that it
         had already, and what was granted.
@@ -126,13 +126,13 @@ class Planner:
             return ()
         return self.plan() if changed else self.poll()
 
-    def _planned(self, snapshot: Snapshot) -> Plan:
+    def _planned(self, snapshot: Snapshot) -> PoolPlan:
         return policy.plan(snapshot, backfill=self.backfill, yield_ms=self.yield_ms)
 
     def _commit(self, only: str = "") -> tuple[PoolLease, ...]:
         why = ""
         for _ in range(TRIES):
-            snapshot = self.look()
+            snapshot = self.snapshot()
             plan = self._planned(snapshot)
             if only and not _grants(plan, only):
                 return ()
@@ -170,5 +170,5 @@ class Planner:
             self.client.delete(self.recent)
 
 
-def _grants(plan: Plan, request_id: str) -> bool:
+def _grants(plan: PoolPlan, request_id: str) -> bool:
     return any(grant.request_id == request_id for grant in plan.grants)

@@ -18,11 +18,11 @@ from pipeline.gpu.values import (
     Committed,
     Device,
     Node,
-    Plan,
     PoolLease,
+    PoolPlan,
+    PoolRequest,
     Renewed,
     Report,
-    Request,
     Snapshot,
     Swept,
     Usage,
@@ -40,7 +40,7 @@ NAMES: Final = (
     "usage", "reservation", "epoch", "freed",
 )  # fmt: skip
 NAMES_PER_REQUEST: Final = ("told", "ended")
-# Hashes that grow with the pool, in the order of gpu/look.lua, and how many entries of them go through Lua at most.
+# Hashes that grow with the pool, in the order of gpu/snapshot.lua, and how many entries of them go through Lua at most.
 LARGE: Final = ("nodes", "devices", "leases", "waiting", "left")
 INLINE: Final = 500
 # A blocking read must end before the connection's own time-out does (keyspace.connect: 30 s).
@@ -71,10 +71,10 @@ class PoolLedger:
 
     # What there is
 
-    def look(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Everything at one moment; tenants and backfill are the caller's to add. Raises RedisUnavailable, BadPayload."""
         epoch, now, quarantine, beats, deadlines, usage, reservation, large = self._read()
-        nodes, devices, leases, waiting, left = large
+        nodes, devices, leases, waiting, orphans = large
         now = int(now)
         known = self._nodes(nodes, _scores(beats), now)
         silent = {node.name for node in known if node.silent}
@@ -91,19 +91,19 @@ class PoolLedger:
             devices=tuple(_devices(devices, silent)),
             leases=tuple(_lease(text, ends) for text in leases),
             waiting=tuple(requests),
-            left=tuple(wire.left(text) for text in left),
+            orphans=tuple(wire.orphan(text) for text in orphans),
             usage=_usage(usage),
             reservation=place,
             half_life_s=self.settings.gpu_half_life_s,
         )
 
     def _read(self) -> list[Any]:
-        """What gpu/look.lua answers; a large pool is read beside it, in one transaction."""
+        """What gpu/snapshot.lua answers; a large pool is read beside it, in one transaction."""
         args = [self.settings.lease_ttl_ms, INLINE]
-        answer = list(self.scripts.run("gpu/look", self._names, args))
+        answer = list(self.scripts.run("gpu/snapshot", self._names, args))
         if not answer[-1]:
             names = [self.keys.gpu(name) for name in LARGE]
-            call = ("gpu/look", self._names, [args[0], -1])
+            call = ("gpu/snapshot", self._names, [args[0], -1])
             (answer, *large) = self.scripts.run_all(
                 [call], *(("HVALS", name) for name in names), at_once=True
             )
@@ -121,14 +121,14 @@ class PoolLedger:
 
     # Plans
 
-    def commit(self, epoch: int, plan: Plan) -> Committed:
+    def commit(self, epoch: int, plan: PoolPlan) -> Committed:
         """Make a plan happen that was made from the snapshot of this `epoch`, all of it or nothing.
 
         An empty plan that leaves the reservation as it is changes nothing, and makes no other plan stale.
         """
         return self._committed(self.scripts.run(*self._commit(epoch, plan)))
 
-    def _commit(self, epoch: int, plan: Plan) -> tuple[str, list[str], list[Any]]:
+    def _commit(self, epoch: int, plan: PoolPlan) -> tuple[str, list[str], list[Any]]:
         settings = self.settings
         place = wire.encode(plan.reservation) if plan.reservation is not None else ""
         return self._call(
@@ -155,7 +155,7 @@ class PoolLedger:
 
     # Waiting
 
-    def wait(self, request: Request, ttl_ms: int) -> PoolLease | None:
+    def wait(self, request: PoolRequest, ttl_ms: int) -> PoolLease | None:
         """Wait, or go on waiting: the need is forgotten when it is not asked for again within `ttl_ms`.
 
         Returns the lease when this request has one already (a holder that restarted takes its own up again); it is
@@ -165,13 +165,13 @@ class PoolLedger:
         return self._waited(request, self.scripts.run(*self._wait(request, ttl_ms)))
 
     def wait_and_commit(
-        self, request: Request, ttl_ms: int, epoch: int, plan: Plan
+        self, request: PoolRequest, ttl_ms: int, epoch: int, plan: PoolPlan
     ) -> tuple[PoolLease | None, Committed]:
         """`wait` and then `commit` in one round trip. Raises as `wait` does."""
         waited, done = self.scripts.run_all([self._wait(request, ttl_ms), self._commit(epoch, plan)])
         return self._waited(request, waited), self._committed(done)
 
-    def _wait(self, request: Request, ttl_ms: int) -> tuple[str, list[str], list[Any]]:
+    def _wait(self, request: PoolRequest, ttl_ms: int) -> tuple[str, list[str], list[Any]]:
         _check(request)
         return self._call(
             "wait",
@@ -183,7 +183,7 @@ class PoolLedger:
         )
 
     @staticmethod
-    def _waited(request: Request, answer: list[Any]) -> PoolLease | None:
+    def _waited(request: PoolRequest, answer: list[Any]) -> PoolLease | None:
         word = answer[0].decode()
         if word == "other":
             raise LeaseRefused(
@@ -299,15 +299,15 @@ class PoolLedger:
         """The agent ends: its node is silent at once."""
         self._run("leave", node, agent, self.settings.gpu_node_ttl_ms)
 
-    def bless(self) -> None:
+    def clear_quarantine(self) -> None:
         """No earlier process lives: nothing is held, waits or is left, any agent may speak for a node; no quarantine.
 
         Only for whoever started this Redis privately and has seen every earlier worker end.
         """
-        self._run("bless")
+        self._run("clear_quarantine")
 
 
-def _check(request: Request) -> None:
+def _check(request: PoolRequest) -> None:
     for name, value in (("request", request.request_id), ("holder", request.holder)):
         if not value or not value.isprintable():
             raise BadInput(f"{value!r} does not name a {name}; use printable characters")
@@ -340,7 +340,7 @@ def _lease(text: bytes, deadlines: dict[str, int]) -> PoolLease:
     return replace(lease, deadline_ms=deadlines.get(lease.lease_id, 0))
 
 
-def _waiting(texts: Sequence[bytes], now: int) -> list[Request]:
+def _waiting(texts: Sequence[bytes], now: int) -> list[PoolRequest]:
     """Oldest first. Who has not asked for too long is no longer there, swept or not: nothing could be granted to it."""
     requests = (wire.request(text) for text in texts)
     return sorted(

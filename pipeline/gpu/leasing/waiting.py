@@ -13,7 +13,7 @@ from pipeline.errors import LeaseRefused, RedisUnavailable
 from pipeline.gpu.leasing.planner import Planner
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.policy.explain import rooms_of, why_it_waits
-from pipeline.gpu.values import Plan, PoolLease, Request, Snapshot
+from pipeline.gpu.values import PoolLease, PoolPlan, PoolRequest, Snapshot
 from pipeline.logs import logger
 
 SLEEP_S: Final = (0.5, 1.5)  # drawn anew each time, so that waiting processes do not move in step
@@ -28,7 +28,7 @@ class Waiting:
         self.planner = planner
 
     def ask(
-        self, request: Request, *, timeout_s: float | None, go_on: Callable[[], None] | None
+        self, request: PoolRequest, *, timeout_s: float | None, go_on: Callable[[], None] | None
     ) -> PoolLease:
         """The lease, once granted. 0 asks once, None waits for ever; `go_on` may raise to stop waiting.
 
@@ -62,10 +62,10 @@ class Waiting:
             turn.away(exc)
             return None
 
-    def _reason(self, request: Request, timeout_s: float) -> str:
-        return reason(self.planner.look(), request, timeout_s)
+    def _reason(self, request: PoolRequest, timeout_s: float) -> str:
+        return reason(self.planner.snapshot(), request, timeout_s)
 
-    def _abandon(self, request: Request) -> None:
+    def _abandon(self, request: PoolRequest) -> None:
         """Not waiting any more. What it kept from others (a reservation, a closed door) is theirs at once."""
         try:
             self.ledger.abandon(request.request_id, request.holder)
@@ -79,7 +79,7 @@ class Waiting:
 class _Turn:
     """One request on its way: when it was registered last, and whether it has been woken."""
 
-    def __init__(self, ledger: PoolLedger, planner: Planner, request: Request, *, waits: bool) -> None:
+    def __init__(self, ledger: PoolLedger, planner: Planner, request: PoolRequest, *, waits: bool) -> None:
         self.ledger = ledger
         self.planner = planner
         self.request = request
@@ -110,7 +110,7 @@ class _Turn:
         self.planned = True
         return self._own(granted)
 
-    def _accept(self, offer: tuple[int, Plan], now: float) -> PoolLease | None:
+    def _accept(self, offer: tuple[int, PoolPlan], now: float) -> PoolLease | None:
         """Register and take what would be granted, at once; when the pool has changed meanwhile, as any other need."""
         lease, granted = self.planner.take(self.request, offer)
         self.registered, self.planned = now, True
@@ -147,7 +147,7 @@ class _Turn:
         self.is_away, self.registered = True, -float("inf")
 
 
-def reason(snapshot: Snapshot, request: Request, timeout_s: float) -> str:
+def reason(snapshot: Snapshot, request: PoolRequest, timeout_s: float) -> str:
     """Why a need was not granted in time, in one sentence: what `logweir gpu top` says of those who wait."""
     within = f"within {timeout_s:g} s" if timeout_s else "now"
     why = why_it_waits(snapshot, request, rooms_of(snapshot))

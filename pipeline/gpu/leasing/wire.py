@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 from pipeline.errors import BadPayload
-from pipeline.gpu.values import Device, Left, Node, Plan, PoolLease, Report, Request, Reservation
+from pipeline.gpu.values import Device, Node, Orphan, PoolLease, PoolPlan, PoolRequest, Report, Reservation
 
 VERSION: Final = 1
 CACHED: Final = 16_384  # texts that did not change between two looks are not read again; about 1 KiB each
@@ -44,20 +44,20 @@ def lease(text: str | bytes, *, deadline_ms: int | None = None) -> PoolLease:
     return typing.cast("PoolLease", _cached(PoolLease, text, more))
 
 
-def request(text: str | bytes) -> Request:
-    return typing.cast("Request", _cached(Request, text, ()))
+def request(text: str | bytes) -> PoolRequest:
+    return typing.cast("PoolRequest", _cached(PoolRequest, text, ()))
 
 
-def left(text: str | bytes) -> Left:
-    return typing.cast("Left", _cached(Left, text, ()))
+def orphan(text: str | bytes) -> Orphan:
+    return typing.cast("Orphan", _cached(Orphan, text, ()))
 
 
 def reservation(text: str | bytes) -> Reservation:
     return typing.cast("Reservation", _cached(Reservation, text, ()))
 
 
-def plan(text: str | bytes) -> Plan:
-    return typing.cast("Plan", _cached(Plan, text, ()))
+def plan(text: str | bytes) -> PoolPlan:
+    return typing.cast("PoolPlan", _cached(PoolPlan, text, ()))
 
 
 def report(text: str | bytes) -> Report:

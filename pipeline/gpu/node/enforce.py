@@ -19,7 +19,7 @@ from pipeline.errors import BadInput
 from pipeline.gpu.node import mps as mps_limits
 from pipeline.gpu.node.cuda import fraction
 from pipeline.gpu.node.mps import Daemon
-from pipeline.gpu.values import Device, Part, PoolLease
+from pipeline.gpu.values import Device, LeasePart, PoolLease
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
@@ -94,7 +94,7 @@ def environment(
     return env
 
 
-def here(lease: PoolLease, devices: Sequence[Device], *, node: str = "") -> list[tuple[Part, Device]]:
+def here(lease: PoolLease, devices: Sequence[Device], *, node: str = "") -> list[tuple[LeasePart, Device]]:
     """The parts of a lease that a program on `node` can use, with their devices, in the order it sees them.
 
     Raises BadInput for a device that is not among `devices`, for none at all, and for several with a MIG slice among

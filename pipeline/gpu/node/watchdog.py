@@ -97,7 +97,7 @@ def fresh(snapshot: Snapshot) -> list[Device]:
 class Watchdog:
     """Watches one lease. `leased` is MiB by uuid; `pids` are its processes now; `reading` is what agents said last.
 
-    Give it `lambda: fresh(pool.look())` as `reading`, so that only the agents ask the driver.
+    Give it `lambda: fresh(pool.snapshot())` as `reading`, so that only the agents ask the driver.
     """
 
     def __init__(

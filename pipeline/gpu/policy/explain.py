@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.gpu.policy import packing as fitting
-from pipeline.gpu.values import WHOLE, Device, Left, Need, PoolLease, Request, Reservation, Snapshot
+from pipeline.gpu.values import WHOLE, Device, Need, Orphan, PoolLease, PoolRequest, Reservation, Snapshot
 from pipeline.redis.leases import Mode
 from pipeline.units import listed, plural, seconds, size
 
@@ -19,7 +19,7 @@ class Room:
     device: Device
     counted: fitting.Room
     leases: tuple[PoolLease, ...]
-    left: tuple[Left, ...]
+    left: tuple[Orphan, ...]
 
     @property
     def free_mib(self) -> int:
@@ -49,8 +49,8 @@ def rooms_of(s: Snapshot) -> list[Room]:
     # Devices out of order are counted like the others: what is leased there is leased all the same.
     counted = fitting.Rooms(replace(s, devices=tuple(replace(device, why="") for device in s.devices)))
     known = {device.uuid: device for device in s.devices}
-    left: dict[str, list[Left]] = {}
-    for x in s.left:
+    left: dict[str, list[Orphan]] = {}
+    for x in s.orphans:
         left.setdefault(x.uuid, []).append(x)
     return [
         Room(
@@ -63,7 +63,7 @@ def rooms_of(s: Snapshot) -> list[Room]:
     ]
 
 
-def why_it_waits(s: Snapshot, request: Request, rooms: Sequence[Room]) -> str:
+def why_it_waits(s: Snapshot, request: PoolRequest, rooms: Sequence[Room]) -> str:
     """What stands between this need and its lease, in words."""
     need = request.need
     if s.quarantine_ms > 0:
@@ -96,7 +96,7 @@ def _unusable(need: Need, near: Sequence[Room], usable: int) -> str:
     return f"needs {count}; {usable or 'none'} of {whose} can be used{why}"
 
 
-def _no_room(s: Snapshot, request: Request, usable: Sequence[Room]) -> str:
+def _no_room(s: Snapshot, request: PoolRequest, usable: Sequence[Room]) -> str:
     need = request.need
     kept = () if s.reservation is None else s.reservation.uuids
     free = [room for room in usable if room.counted.fits(need)]
@@ -141,7 +141,7 @@ def _when_gone(usable: Iterable[Room]) -> str:
     return f": {uuid} is when {_who(waits.left[0])} has gone, or after `logweir gpu clear {uuid}`"
 
 
-def _kept(s: Snapshot, reservation: Reservation, request: Request, rooms: Sequence[Room]) -> str:
+def _kept(s: Snapshot, reservation: Reservation, request: PoolRequest, rooms: Sequence[Room]) -> str:
     """For the one need that devices are kept free for."""
     kept = [room for room in rooms if room.device.uuid in reservation.uuids]
     holders = {lease.lease_id: lease for room in kept for lease in room.leases}
@@ -165,7 +165,7 @@ def _people(count: int) -> str:
     return plural(count, "holder")
 
 
-def _over_quota(s: Snapshot, request: Request) -> str:
+def _over_quota(s: Snapshot, request: PoolRequest) -> str:
     tenant = s.tenants.get(request.need.tenant)
     if tenant is None or tenant.quota_mib is None:
         return ""
@@ -218,7 +218,7 @@ def _still(room: Room) -> str:
     return f", {size(sum(x.memory_mib for x in room.left))} still taken by {who}"
 
 
-def _who(left: Left) -> str:
+def _who(left: Orphan) -> str:
     """`process 123 of lease old`."""
     return f"{f'process {left.pids[0]} of' if left.pids else 'whoever used'} lease {left.lease_id}"
 

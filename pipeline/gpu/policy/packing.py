@@ -131,7 +131,7 @@ class Rooms:
                 room.compute_percent -= part.compute_percent
                 room.empty = False
                 room.closed |= lease.need.mode is Mode.EXCLUSIVE
-        for left in snapshot.left:
+        for left in snapshot.orphans:
             room = self.by_uuid.get(left.uuid)
             if room is not None:
                 room.memory_mib -= left.memory_mib

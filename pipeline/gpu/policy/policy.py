@@ -19,14 +19,14 @@ from pipeline.gpu.policy.reservation import Choice, Kept, MayAsk, choose, kept, 
 from pipeline.gpu.values import (
     Backfill,
     Grant,
+    LeasePart,
+    LeaseState,
     Need,
-    Part,
-    Plan,
     PoolLease,
-    Request,
+    PoolPlan,
+    PoolRequest,
     Reservation,
     Snapshot,
-    State,
     Yield,
 )
 from pipeline.redis.leases import Mode
@@ -36,10 +36,10 @@ __all__ = ["ENTRY_S", "YIELD_MS", "open_to_shared", "plan", "refusal", "standing
 YIELD_MS: Final = 150_000  # the default of the setting gpu_yield_s
 
 
-def plan(snapshot: Snapshot, *, backfill: Backfill = Backfill.EASY, yield_ms: int = YIELD_MS) -> Plan:
+def plan(snapshot: Snapshot, *, backfill: Backfill = Backfill.EASY, yield_ms: int = YIELD_MS) -> PoolPlan:
     """What to do now. Whoever is asked to yield has `yield_ms` for it."""
     if snapshot.quarantine_ms > 0:
-        return Plan(reservation=snapshot.reservation)
+        return PoolPlan(reservation=snapshot.reservation)
     return _Round(snapshot, backfill, yield_ms).run()
 
 
@@ -82,13 +82,15 @@ class _Round:
         self.kept: Kept | None = None
         self.unfit: set[tuple[object, ...]] = set()
         self.granted: set[str] = set()
-        self.fresh: list[tuple[Request, list[Room], tuple[Part, ...]]] = []  # grants that no room lists yet
+        self.fresh: list[
+            tuple[PoolRequest, list[Room], tuple[LeasePart, ...]]
+        ] = []  # grants that no room lists yet
         self.alike: dict[tuple[str, float | None], PoolLease] = {}
 
-    def run(self) -> Plan:
+    def run(self) -> PoolPlan:
         before = self.snapshot.reservation
-        levels: dict[int, dict[str, list[Request]]] = defaultdict(lambda: defaultdict(list))
-        head: Request | None = None
+        levels: dict[int, dict[str, list[PoolRequest]]] = defaultdict(lambda: defaultdict(list))
+        head: PoolRequest | None = None
         for request in self.snapshot.waiting:
             if before is not None and request.request_id == before.request_id:
                 head = request
@@ -102,9 +104,9 @@ class _Round:
                 settled = head.request_id if self._honour(head, queue) else ""
             if not self._level(levels[priority], settled):
                 break
-        return Plan(grants=tuple(self.grants), yields=tuple(self.yields), reservation=self.reservation)
+        return PoolPlan(grants=tuple(self.grants), yields=tuple(self.yields), reservation=self.reservation)
 
-    def _honour(self, head: Request, queue: Sequence[Request]) -> bool:
+    def _honour(self, head: PoolRequest, queue: Sequence[PoolRequest]) -> bool:
         """The need that has the reservation comes first among its priority, as long as its start is in sight.
 
         False when it has to stand in line again.
@@ -122,7 +124,7 @@ class _Round:
         self._reserve(head, choice, asking)
         return True
 
-    def _level(self, queues: Mapping[str, list[Request]], settled: str) -> bool:
+    def _level(self, queues: Mapping[str, list[PoolRequest]], settled: str) -> bool:
         """All needs of one priority. False when nothing after them may start."""
         waiting = {tenant: iter(requests) for tenant, requests in queues.items()}
         heap = [self.shares.order(tenant) for tenant in waiting]
@@ -139,7 +141,7 @@ class _Round:
                 heapq.heappop(heap)
         return self.kept is None or self.backfill is not Backfill.STRICT
 
-    def _next(self, request: Request, queues: Mapping[str, list[Request]]) -> bool:
+    def _next(self, request: PoolRequest, queues: Mapping[str, list[PoolRequest]]) -> bool:
         """Grant it if it fits; reserve for it if it is the first that does not."""
         need = request.need
         short = self.kept is not None and self.kept.ends_before(need)
@@ -158,7 +160,9 @@ class _Round:
                 self._reserve(request, choice, asking)
         return False
 
-    def _hand_over(self, request: Request, choice: Choice, queues: Mapping[str, list[Request]]) -> bool:
+    def _hand_over(
+        self, request: PoolRequest, choice: Choice, queues: Mapping[str, list[PoolRequest]]
+    ) -> bool:
         """Reserve for a tenant that has these devices now, if it stood before this one without what it gives back there.
 
         Who holds a device has more than who waits for it, whatever their weights and their past: without this, two tenants with
@@ -196,7 +200,7 @@ class _Round:
                 return True
         return False
 
-    def _may_reserve(self, request: Request, queue: Sequence[Request]) -> bool:
+    def _may_reserve(self, request: PoolRequest, queue: Sequence[PoolRequest]) -> bool:
         """A shared need leaves the reservation to an exclusive one of its tenant that others make room for: the door."""
         if request.need.mode is Mode.EXCLUSIVE:
             return True
@@ -210,7 +214,7 @@ class _Round:
         choice = self._choice(door, Asking(door.need, self.shares, self.snapshot.now_ms))
         return choice is None or not choice.by_yields
 
-    def _choice(self, request: Request, asking: Asking) -> Choice | None:
+    def _choice(self, request: PoolRequest, asking: Asking) -> Choice | None:
         """Where to reserve. An earlier choice stands unless another is plainly better; so it never goes to and fro."""
         self._list_fresh()
         new = self._at_best(asking, lambda may_ask: self._anew(request.need, may_ask))
@@ -237,7 +241,7 @@ class _Round:
                     holder="",
                     need=replace(need, preemptible=False),
                     parts=(),
-                    state=State.GRANTED,
+                    state=LeaseState.GRANTED,
                     granted_ms=self.snapshot.now_ms,
                     deadline_ms=self.snapshot.now_ms,
                     ttl_ms=0,
@@ -261,7 +265,7 @@ class _Round:
         left = self.shares.quota_left_mib(need.tenant)
         return left is None or size(need)[0] <= left
 
-    def _grant(self, request: Request) -> bool:
+    def _grant(self, request: PoolRequest) -> bool:
         need = request.need
         if need.devices < 1 or need.memory_mib < 0 or need.compute_percent < 0:
             return False  # refusing.py says so to whoever asks; a plan does not trust what it reads
@@ -285,13 +289,13 @@ class _Round:
         )
         return True
 
-    def _part(self, room: Room, need: Need) -> Part:
+    def _part(self, room: Room, need: Need) -> LeasePart:
         if self.kept is not None and room.kept:
             self.kept.took(room, need)
         memory, compute = self.rooms.take(room, need)
-        return Part(uuid=room.device.uuid, memory_mib=memory, compute_percent=compute)
+        return LeasePart(uuid=room.device.uuid, memory_mib=memory, compute_percent=compute)
 
-    def _reserve(self, request: Request, choice: Choice, asking: Asking) -> None:
+    def _reserve(self, request: PoolRequest, choice: Choice, asking: Asking) -> None:
         """Close the door of these devices and ask whoever stands in the way, if that is all that is missing."""
         victims = asking.victims(choice.rooms)
         uuids = tuple(room.device.uuid for room in choice.rooms)

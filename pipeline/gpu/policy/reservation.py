@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.gpu.policy.packing import Entry, Room, Rooms
-from pipeline.gpu.values import WHOLE, Need, PoolLease, Request, Reservation
+from pipeline.gpu.values import WHOLE, Need, PoolLease, PoolRequest, Reservation
 from pipeline.redis.leases import Mode
 
 MayAsk = Callable[[PoolLease], bool]
@@ -171,7 +171,7 @@ def _choice(views: list[Outlook]) -> Choice:
 class Kept:
     """The reservation in force, and the door of its devices."""
 
-    def __init__(self, request: Request, choice: Choice, victims: set[str], *, now_ms: int) -> None:
+    def __init__(self, request: PoolRequest, choice: Choice, victims: set[str], *, now_ms: int) -> None:
         self.request = request
         self.rooms = choice.rooms
         self.start_ms = choice.start_ms

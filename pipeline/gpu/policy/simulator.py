@@ -16,13 +16,13 @@ from pipeline.gpu.values import (
     Backfill,
     Device,
     Grant,
+    LeaseState,
     Need,
-    Plan,
     PoolLease,
-    Request,
+    PoolPlan,
+    PoolRequest,
     Reservation,
     Snapshot,
-    State,
     Tenant,
     Usage,
     Yield,
@@ -108,7 +108,7 @@ class _Day:
     shares: Shares
     events: list[tuple[int, int, int, str]] = field(default_factory=list)
     leases: dict[str, PoolLease] = field(default_factory=dict)
-    waiting: dict[str, Request] = field(default_factory=dict)
+    waiting: dict[str, PoolRequest] = field(default_factory=dict)
     usage: dict[str, Usage] = field(default_factory=dict)
     reservation: Reservation | None = None
     works: dict[str, _Waiting] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class _Day:
 
     def _wait(self, work: _Waiting) -> None:
         work.since_ms = self.now_ms
-        self.waiting[work.job.name] = Request(
+        self.waiting[work.job.name] = PoolRequest(
             request_id=work.job.name,
             holder=work.job.name,
             need=work.job.need,
@@ -202,7 +202,7 @@ class _Day:
             reservation=self.reservation,
         )
 
-    def _do(self, made: Plan) -> None:
+    def _do(self, made: PoolPlan) -> None:
         self.reservation = made.reservation
         for grant in made.grants:
             self._begin(grant)
@@ -221,7 +221,7 @@ class _Day:
             holder=name,
             need=request.need,
             parts=grant.parts,
-            state=State.ACTIVE,
+            state=LeaseState.ACTIVE,
             granted_ms=self.now_ms,
             deadline_ms=end_ms,
             ttl_ms=1_000,

@@ -142,7 +142,7 @@ class Stack:
         check_redis(self.settings)
         if self.private is not None:
             # Every worker of an earlier Redis here was a child of the process whose lock we hold now.
-            Leases(connect(self.settings), self.settings).bless()
+            Leases(connect(self.settings), self.settings).clear_quarantine()
 
     def _spawn(self, role: str, name: str, deaths: Rule) -> Child[Rule]:
         module, args = MODULES.get(role, ("cpu", [role, name]))
