@@ -14,7 +14,7 @@ from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
-from pipeline.models.verdict import Knowledge, judge
+from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.schema import Verdict
 
 
@@ -48,6 +48,6 @@ def verdicts(lines: pl.DataFrame, evidence: Sequence[Evidence], knowledge: Knowl
     """One per line of a frame with pattern_id, severe, level and template_id."""
     rows = lines.select("pattern_id", "severe", "level", "template_id").iter_rows(named=True)
     return [
-        judge({**asdict(e), **row}, row["template_id"], knowledge)
+        verdict_of({**asdict(e), **row}, row["template_id"], knowledge)
         for e, row in zip(evidence, rows, strict=True)
     ]

@@ -111,13 +111,13 @@ def _ablation(
         "+" + name: _scores(verdicts(rows, list(map(cut, evidence)), knowledge))
         for name, (rows, cut) in steps.items()
     }
-    return {"+surprise": [e.surprise for e in evidence], **found}
+    return {"+surprise": [e.surprisal for e in evidence], **found}
 
 
 def _terms(test: pl.DataFrame, evidence: Sequence[Evidence]) -> dict[str, list[float]]:
     """Each term by itself."""
     return {
-        "=surprise": [e.surprise for e in evidence],
+        "=surprise": [e.surprisal for e in evidence],
         "=novelty": [e.novelty for e in evidence],
         "=prior": [e.prior for e in evidence],
         "=severity_word": [float(e.severity is not None) for e in evidence],

@@ -118,7 +118,7 @@ def _next_version(registry: Registry, source: str, version: str, number: int) ->
 
     writers = {name: copied(name) for name in manifest.files}
     writers[bundle.WEIGHTS] = lambda path: save_file(moved, path)
-    bundle.write(
+    bundle.write_bundle(
         registry.path(version),
         writers=writers,
         manifest=lambda files: replace(

@@ -40,6 +40,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import stage_queues
 from pipeline.messages.submit import Submit
+from pipeline.models import verdict
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.registry import Registry
 from pipeline.models.threshold import Mode
@@ -113,7 +114,7 @@ def work_of(lines: Sequence[str], rng: random.Random) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "key": ids, "pattern_id": ids, "masked": lines, "words": words, "unseen": [w[:1] for w in words],
-            "surprise": [rng.uniform(1, 9) for _ in lines], "tokens": [len(line.split()) for line in lines],
+            "surprisal": [rng.uniform(1, 9) for _ in lines], "tokens": [len(line.split()) for line in lines],
         },
         schema_overrides={n: detect.WORK_SCHEMA[n] for n in ("tokens", "words", "unseen")},
     ).with_columns(
@@ -271,7 +272,7 @@ def parts(settings: Settings, load: Load) -> dict[str, float]:
     spent = Parts()
     watched: list[tuple[Any, str, str]] = [
         (Templates, "place", "learn"),
-        (detect, "judge", "judge"),
+        (verdict, "verdict_of", "judge"),
         (Verdict, "pack", "msgpack"),
         (learner, "pack", "msgpack"),
         (Scripts, "run", "Redis: scripts"),

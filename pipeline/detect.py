@@ -31,7 +31,7 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
     "version": pl.String,  # model version the batch is answered under, or WARMING_VERSION
     "rows": pl.List(pl.UInt32),  # of the batch, that have this key; null until the batch leaves ingest
     # evidence, filled by infer
-    "surprise": pl.Float64,
+    "surprisal": pl.Float64,
     "words": pl.List(pl.String),
     "unseen": pl.List(pl.String),
     "tokens": pl.UInt32,
@@ -45,7 +45,7 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
     "p_value": pl.Float64,
     "reasons": pl.List(pl.String),
 }
-_EVIDENCE: Final = ("surprise", "words", "unseen", "tokens", "severity", "novelty", "prior")
+_EVIDENCE: Final = ("surprisal", "words", "unseen", "tokens", "severity", "novelty", "prior")
 _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
 
 
@@ -64,7 +64,7 @@ def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
 
 
 def prepared_again(records: pl.DataFrame, meta: Meta, work: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
-    """As `prepare`, without `masked`, of the batch that `work` is of: which record has which key stands there (`placed`).
+    """As `prepare`, without `masked`, of the batch that `work` is of: which record has which key stands there (`with_rows`).
 
     The masks are run only where it does not: in the work of an older build.
     """
@@ -93,7 +93,7 @@ def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
     return pl.DataFrame(columns).with_columns(pl.lit(version).alias("version"))
 
 
-def placed(work: pl.DataFrame, prepared: pl.DataFrame) -> pl.DataFrame:
+def with_rows(work: pl.DataFrame, prepared: pl.DataFrame) -> pl.DataFrame:
     """`work` with the rows of each key, for whoever stores the batch in the end and need not mask it again."""
     rows = (
         prepared.select("key", pl.int_range(pl.len(), dtype=pl.UInt32).alias("rows"))

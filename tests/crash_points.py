@@ -139,13 +139,13 @@ class Crash:
 
 
 class Process(Context):
-    """A worker without a real network: every line surprises the same, and no line is known."""
+    """A worker without a real network: every line surprisals the same, and no line is known."""
 
     def scorer(self, version: str) -> Any:
         return self
 
     def score(self, masked: Sequence[str]) -> list[Evidence]:
-        return [Evidence(surprise=1.0, tokens=3) for _ in masked]
+        return [Evidence(surprisal=1.0, tokens=3) for _ in masked]
 
     def knowledge(self, version: str) -> Knowledge:
         known = KnownPatterns(pl.DataFrame(schema=KNOWN_SCHEMA))

@@ -35,5 +35,5 @@ def written(
 
     out = registry.path(version)
     writers = {name: lambda path: path.write_bytes(content) and None for name in bundle.FILE_CAPS}
-    bundle.write(out, writers=writers, manifest=manifest)
+    bundle.write_bundle(out, writers=writers, manifest=manifest)
     return out

@@ -20,7 +20,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.threshold import Mode, calibrate
-from pipeline.models.verdict import Knowledge, judge
+from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.columns import lists_of_text
 from pipeline.records.schema import (
     RAW_SCHEMA,
@@ -107,11 +107,11 @@ def test_a_record_without_a_time_gets_the_time_of_arrival() -> None:
 def test_what_work_says_of_the_records_stands_for_their_masks() -> None:
     records = raw_frame([*LINES, "no header", *LINES[::-1]])
     prepared = detect.prepare(records, META, MASKS)
-    work = unpack_frame(pack_frame(detect.placed(detect.distinct(prepared, "m1"), prepared)))
+    work = unpack_frame(pack_frame(detect.with_rows(detect.distinct(prepared, "m1"), prepared)))
     assert dict(work.schema) == WORK_SCHEMA
     blind = replace(MASKS, passes=())  # would give every line a key of its own
     assert detect.prepared_again(records, META, work, blind).equals(prepared.drop("masked"))
-    work = detect.with_evidence(work, dict.fromkeys(work["pattern_id"].to_list(), Evidence(surprise=1.0)))
+    work = detect.with_evidence(work, dict.fromkeys(work["pattern_id"].to_list(), Evidence(surprisal=1.0)))
     assert detect.prepared_again(records, META, answered(work), blind).equals(prepared.drop("masked"))
 
 
@@ -123,7 +123,7 @@ def test_records_are_masked_again_where_work_does_not_place_them_all(damage: str
     if damage == "older build":
         work = work.drop("rows")
     elif damage != "not placed":
-        work = detect.placed(work, prepared if damage == "a row twice" else prepared.head(2))
+        work = detect.with_rows(work, prepared if damage == "a row twice" else prepared.head(2))
     if damage == "a row twice":
         work = work.with_columns(
             pl.Series("rows", [[0, 1, 1]] + [[3]] * (work.height - 1), dtype=work.schema["rows"])
@@ -153,16 +153,16 @@ def test_answers_fill_their_rows_and_leave_the_others_alone() -> None:
 def test_evidence_reaches_the_unknown_rows_of_its_pattern_and_no_other() -> None:
     work = detect.distinct(detect.prepare(raw_frame(LINES), META, MASKS), "m1")
     work = detect.answer(work, {work["key"][1]: verdict(5)})
-    first = Evidence(surprise=1.5, words=("user",), unseen=(), tokens=3, severity="failed")
-    last = Evidence(surprise=0.0)
+    first = Evidence(surprisal=1.5, words=("user",), unseen=(), tokens=3, severity="failed")
+    last = Evidence(surprisal=0.0)
     ids = work["pattern_id"].to_list()
     filled = detect.with_evidence(work, {ids[2]: last, ids[1]: last, ids[0]: first})
-    assert filled["surprise"].to_list() == [1.5, None, 0.0]
+    assert filled["surprisal"].to_list() == [1.5, None, 0.0]
     assert filled["words"].to_list() == [["user"], None, []]
     assert filled["severity"].to_list() == ["failed", None, None]
     assert dict(unpack_frame(pack_frame(filled)).schema) == WORK_SCHEMA
     below = detect.with_evidence(pl.concat([work, work.reverse()]), {ids[2]: last, ids[0]: first})
-    assert below["surprise"].to_list() == [1.5, None, 0.0, 0.0, None, 1.5], "of several batches at once"
+    assert below["surprisal"].to_list() == [1.5, None, 0.0, 0.0, None, 1.5], "of several batches at once"
     with pytest.raises(KeyError):
         detect.with_evidence(work, {ids[0]: first})
 
@@ -172,7 +172,7 @@ def test_evidence_reaches_the_unknown_rows_of_its_pattern_and_no_other() -> None
 
 def row(**changes: Any) -> dict[str, Any]:
     plain = {
-        "pattern_id": 7, "surprise": 0.1, "words": [], "unseen": [], "tokens": 2, "severity": None, "severe": False,
+        "pattern_id": 7, "surprisal": 0.1, "words": [], "unseen": [], "tokens": 2, "severity": None, "severe": False,
         "level": "info",
     }  # fmt: skip
     return {**plain, **changes}
@@ -183,27 +183,27 @@ KNOWN = KnownPatterns(
 )
 KNOWLEDGE = Knowledge(
     calibration=calibrate(
-        [Normal(evidence=Evidence(surprise=s)) for s in (1.0, 1.1, 1.2)], mode=Mode.SELF, total=100
+        [Normal(evidence=Evidence(surprisal=s)) for s in (1.0, 1.1, 1.2)], mode=Mode.SELF, total=100
     ),
     known=KNOWN,
 )
 
 
 def test_without_a_model_a_line_is_warming_and_neither_normal_nor_anomalous() -> None:
-    answer = judge(row(surprise=None, words=None), 3, None)
+    answer = verdict_of(row(surprisal=None, words=None), 3, None)
     assert (answer.score, answer.anomalous, answer.reasons, answer.template_id) == (
         None,
         None,
         ("warming",),
         3,
     )
-    assert judge(row(), UNCLASSIFIED, None).reasons == ("warming", "unclassified")
+    assert verdict_of(row(), UNCLASSIFIED, None).reasons == ("warming", "unclassified")
 
 
 def test_a_template_is_new_when_training_has_no_line_of_it() -> None:
-    assert "new-template" not in judge(row(), 3, KNOWLEDGE).reasons
-    assert "new-template" in judge(row(pattern_id=8), 4, KNOWLEDGE).reasons
-    past = judge(row(pattern_id=8), UNCLASSIFIED, KNOWLEDGE)
+    assert "new-template" not in verdict_of(row(), 3, KNOWLEDGE).reasons
+    assert "new-template" in verdict_of(row(pattern_id=8), 4, KNOWLEDGE).reasons
+    past = verdict_of(row(pattern_id=8), UNCLASSIFIED, KNOWLEDGE)
     assert past.reasons[-1] == "unclassified"
     assert past.score is not None
 
@@ -212,10 +212,10 @@ def test_work_that_the_build_before_began_is_gone_on_with() -> None:
     work = detect.distinct(detect.prepare(raw_frame(LINES), META, MASKS), "m1")
     older = work.drop("novelty", "prior", "p_value")
     answered = detect.answer(older, {})
-    filled = detect.with_evidence(answered, dict.fromkeys(older["pattern_id"], Evidence(surprise=2.0)))
+    filled = detect.with_evidence(answered, dict.fromkeys(older["pattern_id"], Evidence(surprisal=2.0)))
     assert dict(filled.schema) == WORK_SCHEMA
     lacking = {k: v for k, v in row(pattern_id=8).items() if k not in ("novelty", "prior")}
-    assert judge(lacking, 4, KNOWLEDGE) == judge(row(pattern_id=8), 4, KNOWLEDGE)
+    assert verdict_of(lacking, 4, KNOWLEDGE) == verdict_of(row(pattern_id=8), 4, KNOWLEDGE)
 
 
 # Results
@@ -235,7 +235,7 @@ def test_results_have_the_public_columns_and_the_verdict_of_each_line() -> None:
 def test_warming_rows_have_no_score_no_answer_and_no_version() -> None:
     prepared = detect.prepare(raw_frame(LINES), META, MASKS)
     work = detect.distinct(prepared, WARMING_VERSION)
-    judged = {key: judge({}, n, None) for n, key in enumerate(work["key"].to_list(), start=1)}
+    judged = {key: verdict_of({}, n, None) for n, key in enumerate(work["key"].to_list(), start=1)}
     out = detect.results(prepared, detect.answer(work, judged), META, "shop")
     for name in ("score", "anomalous", "model_version"):
         assert out[name].null_count() == out.height

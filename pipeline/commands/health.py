@@ -65,7 +65,7 @@ def look(settings: Settings, what: str, *, ready: bool) -> tuple[list[Health], s
     heard = presence.heard()
     serving = {name: served.versions.get(SHARED, "") for name, served in presence.serving().items()}
     registry = Registry(client, settings)
-    live, faults = registry.look()
+    live, faults = registry.snapshot()
     version = "" if live is None or live.version in faults else live.version
     chosen = [
         Health(

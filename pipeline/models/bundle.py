@@ -189,7 +189,7 @@ class Manifest:
             raise BadBundle(f"{MANIFEST} is not readable: {exc!r}; publish the bundle again") from exc
 
 
-def write(
+def write_bundle(
     out: Path,
     *,
     writers: Mapping[str, Callable[[Path], None]],

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.models.config import ModelConfig
-from pipeline.models.lexicon import Bools, Ints, Lines, rectangles
+from pipeline.models.lexicon import Bools, EncodedLines, Ints, rectangles
 from pipeline.models.tokenizer import CLS_ID, PAD_ID
 
 # Of (log Z)^2 in the loss; 0.03 and 0.1 cost nothing measurable, and at 0.1 the logits are nearer to NLL.
@@ -33,7 +33,7 @@ _BATCH_TOKENS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
 _GRIDS: Final = 4  # of a batch at least: what attention needs of one fits a core's cache
 _MIX: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
-# Lines of similar length: (B, T) which row of what is read stands at each place, and (K,) the places that are asked,
+# EncodedLines of similar length: (B, T) which row of what is read stands at each place, and (K,) the places that are asked,
 # row * T + column.
 Grid = tuple[torch.Tensor, torch.Tensor]
 Floats = npt.NDArray[np.float32]
@@ -75,7 +75,7 @@ class CausalNetwork(nn.Module):
         nll = (log_z - logits.gather(1, truth[:, None])[:, 0]).mean()
         return nll + _NORMALISED * (log_z * log_z).mean(), nll
 
-    def surprise(self, inputs: torch.Tensor, grids: Sequence[Grid], truth: torch.Tensor) -> torch.Tensor:
+    def surprisal(self, inputs: torch.Tensor, grids: Sequence[Grid], truth: torch.Tensor) -> torch.Tensor:
         """(K,) nats, at least 0, of the pieces `truth` (K,) at the asked places of all grids.
 
         `inputs` (2, U): different pieces and the columns that they stand in.
@@ -145,7 +145,7 @@ def begin_with(network: CausalNetwork, frequency: npt.NDArray[np.float64]) -> No
         network.bias.copy_(torch.from_numpy(share).float())
 
 
-def piece_surprises(network: CausalNetwork, lines: Lines, device: torch.device) -> Floats:
+def piece_surprisals(network: CausalNetwork, lines: EncodedLines, device: torch.device) -> Floats:
     """Nats of every scored piece, (N,) as in `lines.ids`; 0 for mask tokens."""
     out = np.zeros(len(lines.ids), dtype=np.float32)
     room = _BATCH_TOKENS.get(device.type, _BATCH_TOKENS["cpu"])
@@ -153,11 +153,11 @@ def piece_surprises(network: CausalNetwork, lines: Lines, device: torch.device) 
         for at, start in lines.batches(room):
             if lines.scored[at].any():
                 grids = rectangles(start, room // _GRIDS)
-                out[at] = _surprises(network, lines.ids[at], start, lines.scored[at], grids)
+                out[at] = _surprisals(network, lines.ids[at], start, lines.scored[at], grids)
     return out
 
 
-def _surprises(
+def _surprisals(
     network: CausalNetwork,
     ids: Ints,
     start: Ints,
@@ -188,7 +188,7 @@ def _surprises(
         answered.append(at.ravel()[chosen])
     answers = np.concatenate(answered)
     nats = np.zeros(len(ids), dtype=np.float32)
-    nats[answers] = network.surprise(given(inputs), grids, given(ids[answers])).numpy(force=True)
+    nats[answers] = network.surprisal(given(inputs), grids, given(ids[answers])).numpy(force=True)
     nats[where] = nats[where[first][owner]]
     return nats
 

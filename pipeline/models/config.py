@@ -8,7 +8,7 @@ from typing import Any, Final
 from pipeline.errors import BadBundle
 
 
-class Kind(StrEnum):
+class NetworkKind(StrEnum):
     """Which network reads a line."""
 
     MASKED = "masked"  # the first edition, models/masked.py
@@ -19,7 +19,7 @@ class Kind(StrEnum):
 class ModelConfig:
     """Shape of the network. 0.1-0.35 M parameters, depending on the vocabulary the data fills."""
 
-    kind: Kind = Kind.CAUSAL
+    kind: NetworkKind = NetworkKind.CAUSAL
     vocab_size: int = 4096  # upper bound; small logs use a few hundred
     hidden: int = 64  # in a few seconds a wider or deeper network learns less, not more (docs/LOG.md)
     layers: int = 1
@@ -51,7 +51,7 @@ def model_config(data: Any) -> ModelConfig:
     """From the manifest's configuration; one without a kind is of the first edition. Raises BadBundle."""
     known = asdict(ModelConfig())
     try:
-        told = {"kind": Kind.MASKED, **data["model"]}
+        told = {"kind": NetworkKind.MASKED, **data["model"]}
         made = ModelConfig(**{n: type(known[n])(told[n]) for n in known})
     except (KeyError, TypeError, ValueError) as exc:
         raise BadBundle(

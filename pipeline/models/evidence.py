@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Evidence:
     """What the model saw in one masked line.
 
-    `surprise` is the mean NLL in nats of the worst tokens (0 for a line of mask tokens only);
+    `surprisal` is the mean NLL in nats of the worst tokens (0 for a line of mask tokens only);
     `words` are whole words of the masked line, most surprising first; `unseen` are words that no
     training line holds; `tokens` counts the scored tokens; `severity` is the error word found by
     `severity_words`; `novelty` is the share of trigrams that no training line holds (models/novelty.py);
@@ -15,7 +15,7 @@ class Evidence:
     model that was made without them.
     """
 
-    surprise: float
+    surprisal: float
     words: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     tokens: int = 0

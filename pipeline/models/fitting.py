@@ -1,6 +1,6 @@
 """One fit: a tokenizer and a network learnt from distinct masked lines, step by step.
 
-Lines are drawn by the square root of their count, so that a line seen a million times does not
+EncodedLines are drawn by the square root of their count, so that a line seen a million times does not
 drown one seen a hundred times. A fit may begin with the weights of an earlier version: what both know is
 copied, piece by piece, and fewer steps follow.
 """
@@ -22,8 +22,8 @@ from pipeline.errors import BadBundle, TrainingFailed
 from pipeline.logs import logger
 from pipeline.models import bundle as bundles
 from pipeline.models.causal import CausalNetwork, begin_with, finite
-from pipeline.models.config import Kind, ModelConfig, model_config
-from pipeline.models.lexicon import Lexicon, Lines
+from pipeline.models.config import ModelConfig, NetworkKind, model_config
+from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.line import loaded
 from pipeline.models.tokenizer import CLS_ID, PAD_ID, SEP_ID, LineTokenizer
 
@@ -51,7 +51,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class FitStep:
     """Where one fit stands."""
 
     step: int
@@ -83,7 +83,7 @@ def fit_network(
     budget_s: float | None,
     grace_s: float = 0.0,
     warm: Path | None = None,
-) -> Iterator[Step]:
+) -> Iterator[FitStep]:
     """Fits a fresh tokenizer and a network on the lines into `made`; yields every tenth step.
 
     `grace_s`: past the budget, for the least steps. `warm`: the bundle to begin with; where it cannot be used the start
@@ -140,7 +140,7 @@ def fit_network(
         loss_mean = value if math.isnan(loss_mean) else 0.95 * loss_mean + 0.05 * value
         step, seen = step + 1, seen + len(batch)
         if step % 10 == 0 or step == steps:
-            yield Step(step=step, steps=steps, epoch=seen / len(texts), loss=loss_mean)
+            yield FitStep(step=step, steps=steps, epoch=seen / len(texts), loss=loss_mean)
     if not math.isfinite(loss_mean):
         raise TrainingFailed(f"the loss is {loss_mean} after {step} steps; lower the learning rate")
     made.network, made.tokenizer = network.eval(), tokenizer
@@ -156,7 +156,7 @@ def afforded(steps: int, done: int, *, took_s: float, left_s: float, grace_s: fl
 
 
 def _batches(
-    lines: Lines, weights: Any, config: TrainConfig, rng: np.random.Generator
+    lines: EncodedLines, weights: Any, config: TrainConfig, rng: np.random.Generator
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Endless (B, T) batches of lines of similar length, from [CLS] to [SEP]."""
     chances = weights / weights.sum()
@@ -180,7 +180,7 @@ def _batches(
             yield batch
 
 
-def _frequency(lines: Lines, weights: Any, vocab_size: int) -> npt.NDArray[np.float64]:
+def _frequency(lines: EncodedLines, weights: Any, vocab_size: int) -> npt.NDArray[np.float64]:
     """How often each piece stands in the lines, (V,); [SEP] ends each of them."""
     each = np.repeat(weights, np.diff(lines.start))
     found = np.bincount(lines.ids, weights=each, minlength=vocab_size).astype(np.float64)
@@ -198,7 +198,7 @@ def _warmed(network: CausalNetwork, tokenizer: LineTokenizer, config: ModelConfi
         theirs = model_config(manifest.config)
         shape = (theirs.hidden, theirs.layers, theirs.heads, theirs.feed_forward, theirs.max_tokens)
         ours = (config.hidden, config.layers, config.heads, config.feed_forward, config.max_tokens)
-        if theirs.kind is not Kind.CAUSAL or shape != ours:
+        if theirs.kind is not NetworkKind.CAUSAL or shape != ours:
             raise BadBundle(
                 f"its network is {theirs.kind.value} {shape}, this one {config.kind.value} {ours}"
             )

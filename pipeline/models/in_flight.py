@@ -1,4 +1,4 @@
-"""Lines that several batches bring at the same time are scored once.
+"""EncodedLines that several batches bring at the same time are scored once.
 
 A line is in the verdict cache only once drain has learnt it. Until then its evidence is kept here: near, in the process
 that scored it, and in Redis, where every scoring process says with what it begins (redis/lua/drain/evidence_ask.lua). What another
@@ -27,7 +27,7 @@ from pipeline.settings import Settings
 # Of the list in which evidence stands in Redis; another build may know other fields.
 EVIDENCE_VERSION: Final = 1
 NEAR_LIMIT: Final = 20_000  # lines in a process: 20 MiB
-# Lines in each of two halves. A line of 2 KiB takes 2.3 KiB there, an ordinary one 0.2: 48 MiB at most, 4 as a rule.
+# EncodedLines in each of two halves. A line of 2 KiB takes 2.3 KiB there, an ordinary one 0.2: 48 MiB at most, 4 as a rule.
 HALF_LIMIT: Final = 10_000
 BLOB_LIMIT: Final = 2_048  # a longer one is not kept: with 25 words of 64 characters it is 1.7 KiB
 TTL_S: Final = 60  # from the last write
@@ -127,11 +127,11 @@ def pack(evidence: Evidence) -> bytes:
 def unpack(blob: bytes) -> Evidence:
     """Raises BadPayload for what is no evidence, or that of a newer build."""
     try:
-        version, surprise, words, unseen, tokens, severity, novelty, prior = msgpack.unpackb(blob)
+        version, surprisal, words, unseen, tokens, severity, novelty, prior = msgpack.unpackb(blob)
         if version != EVIDENCE_VERSION:
             raise BadPayload(f"kept evidence has version {version}; this build reads {EVIDENCE_VERSION}")
         if not (
-            all(isinstance(number, float) for number in (surprise, novelty, prior))
+            all(isinstance(number, float) for number in (surprisal, novelty, prior))
             and isinstance(tokens, int)
             and isinstance(severity, str | None)
             and all(isinstance(word, str) for word in (*words, *unseen))
@@ -140,7 +140,7 @@ def unpack(blob: bytes) -> Evidence:
     except (ValueError, TypeError, msgpack.UnpackException) as exc:
         raise BadPayload(f"kept evidence is not readable: {exc}") from exc
     return Evidence(
-        surprise=surprise,
+        surprisal=surprisal,
         words=tuple(words),
         unseen=tuple(unseen),
         tokens=tokens,

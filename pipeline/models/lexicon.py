@@ -1,4 +1,4 @@
-"""Lines to arrays of piece ids, each distinct word tokenized once.
+"""EncodedLines to arrays of piece ids, each distinct word tokenized once.
 
 A log says the same words over and over, so the work per line is one look-up per word, and all that follows is numpy.
 Runs of white space count as one space; a line becomes at most `max_tokens - 2` pieces, its head and its tail.
@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.models.tokenizer import LineTokenizer, cut
+from pipeline.models.tokenizer import LineTokenizer, head_and_tail
 
 # Remembered words and pieces: about 30 MiB. Past that everything is forgotten, since no order of use is kept.
 _WORDS_MOST: Final = 100_000
@@ -30,8 +30,8 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
-    """Lines as flat arrays: L lines, W words, N pieces. Without [CLS] and [SEP]."""
+class EncodedLines:
+    """EncodedLines as flat arrays: L lines, W words, N pieces. Without [CLS] and [SEP]."""
 
     ids: Ints  # (N,)
     place: Ints  # (N,) the word of a piece, 0..W-1
@@ -42,7 +42,7 @@ class Lines:
     flags: npt.NDArray[np.uint8]  # (W,) what `describe` said
 
     def batches(self, room: int) -> Iterator[tuple[slice, Ints]]:
-        """Lines one after another: where their pieces are in `ids`, and where each begins there (L' + 1,). At most `room`
+        """EncodedLines one after another: where their pieces are in `ids`, and where each begins there (L' + 1,). At most `room`
         pieces each, unless a line alone has more."""
         begin, lines = 0, len(self.start) - 1
         while begin < lines:
@@ -55,7 +55,7 @@ class Lines:
 
 
 def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
-    """Lines of similar length together, of those that begin at `start` (L + 1,): the places of their pieces and which
+    """EncodedLines of similar length together, of those that begin at `start` (L + 1,): the places of their pieces and which
     of these are real (B, T). About `room` places each; empty lines are in none."""
     lengths = np.diff(start)
     order = np.argsort(lengths, kind="stable")
@@ -94,9 +94,9 @@ class Lexicon:
         self._length = np.empty(0, dtype=np.int64)
         self._flags = np.empty(0, dtype=np.uint8)
 
-    def encode(self, lines: Sequence[str]) -> Lines:
+    def encode(self, lines: Sequence[str]) -> EncodedLines:
         """The lines in order."""
-        texts = [cut(line).split() for line in lines]
+        texts = [head_and_tail(line).split() for line in lines]
         words = list(chain.from_iterable(texts))
         with self._lock:
             if len(self._number) > _WORDS_MOST or len(self._pieces) > _PIECES_MOST:
@@ -118,7 +118,7 @@ class Lexicon:
             kept = self._kept(start, room)
             ids, place = ids[kept], place[kept]
             np.cumsum(np.minimum(np.diff(start), room), out=start[1:])
-        return Lines(
+        return EncodedLines(
             ids=ids, place=place, start=start, scored=~self._fixed[ids], words=words, line=line, flags=flags
         )
 

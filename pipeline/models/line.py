@@ -1,6 +1,6 @@
 """The line model: how surprising a masked line is, and which of its words say so.
 
-A line's surprise is the mean over its worst words, each by its most unlikely piece under a small causal transformer
+A line's surprisal is the mean over its worst words, each by its most unlikely piece under a small causal transformer
 (models/causal.py) that was trained from scratch on the distinct lines of the sample. Mean of the worst words rather
 than of all: one wrong word in a familiar sentence must not be averaged away.
 """
@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
-from pipeline.models.causal import CausalNetwork, finite, piece_surprises
-from pipeline.models.config import Kind, ModelConfig, model_config
+from pipeline.models.causal import CausalNetwork, finite, piece_surprisals
+from pipeline.models.config import ModelConfig, NetworkKind, model_config
 from pipeline.models.evidence import Evidence
-from pipeline.models.lexicon import Lexicon, Lines
+from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.novelty import Novelty
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.severity import may_be_severe, severity_words
@@ -36,19 +36,19 @@ _PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"
 # What the lexicon keeps of a word.
 _SAYS, _UNSEEN, _SEVERE = 1, 2, 4
 
-Reading = tuple[float, int, Sequence[str]]  # surprise in nats, scored pieces, words worst first
+Reading = tuple[float, int, Sequence[str]]  # surprisal in nats, scored pieces, words worst first
 # Of each line:
 Looks = tuple[Iterable[Reading], list[float]]  # reading, novelty
 Signs = tuple[list[str | None], list[float]]  # severity word, prior
 
 
-def build(config: ModelConfig, vocab_size: int) -> Any:
+def build_network(config: ModelConfig, vocab_size: int) -> Any:
     """A fresh network, initialised from torch's global generator."""
-    if config.kind is Kind.CAUSAL:
+    if config.kind is NetworkKind.CAUSAL:
         return CausalNetwork(config, vocab_size)
     from pipeline.models import masked  # transformers takes seconds to import, and only old versions need it
 
-    return masked.build(config, vocab_size)
+    return masked.build_masked(config, vocab_size)
 
 
 def stored_state(network: Any) -> dict[str, Any]:
@@ -60,13 +60,13 @@ def loaded(config: ModelConfig, vocab_size: int, weights: Path) -> Any:
     """The network of a weights file. Raises BadBundle, and what safetensors and torch raise on damage."""
     # "meta" skips the random initialisation that the weights would overwrite.
     with torch.device("meta"):
-        network = build(config, vocab_size)
+        network = build_network(config, vocab_size)
     network.to_empty(device="cpu")
     tied: frozenset[str] = frozenset()
-    if config.kind is Kind.MASKED:
+    if config.kind is NetworkKind.MASKED:
         from pipeline.models import masked
 
-        masked.complete(network, config)
+        masked.restore_buffers(network, config)
         tied = masked.TIED
     with weights.open("rb") as file:
         bundles.weights_header(file, weights.stat().st_size)
@@ -165,17 +165,17 @@ class LineModel:
             out += _evidence(lines, self._look(part, lines), self._signs(part, lines))
         return out
 
-    def _look(self, masked: Sequence[str], lines: Lines) -> Looks:
+    def _look(self, masked: Sequence[str], lines: EncodedLines) -> Looks:
         """Surprise and novelty: numbers made of arrays. Novelty is 0 under a model that was made without it."""
         novelty = self._novelty.score(masked) if self._novelty else [0.0] * len(masked)
-        if self.config.kind is Kind.CAUSAL:
-            return _readings(lines, piece_surprises(self.network, lines, self.device), self.config), novelty
+        if self.config.kind is NetworkKind.CAUSAL:
+            return _readings(lines, piece_surprisals(self.network, lines, self.device), self.config), novelty
         from pipeline.models.masked import readings
 
         says = self._says
         return readings(self.network, self.tokenizer, self.config, masked, self.device, says=says), novelty
 
-    def _signs(self, masked: Sequence[str], lines: Lines) -> Signs:
+    def _signs(self, masked: Sequence[str], lines: EncodedLines) -> Signs:
         """The severity word and the prior: what the interpreter reads. The prior is 0 under a model without one."""
         # Of a line that is too long to be read as a whole nobody knows what its middle says.
         severe = set(lines.line[lines.flags & _SEVERE > 0].tolist())
@@ -195,13 +195,13 @@ class LineModel:
         return _LETTER.search(said) is not None
 
 
-def _evidence(lines: Lines, looks: Looks, signs: Signs) -> Iterator[Evidence]:
+def _evidence(lines: EncodedLines, looks: Looks, signs: Signs) -> Iterator[Evidence]:
     unseen = _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN))
-    for i, ((surprise, tokens, words), novelty, severity, prior) in enumerate(
+    for i, ((surprisal, tokens, words), novelty, severity, prior) in enumerate(
         zip(*looks, *signs, strict=True)
     ):
         yield Evidence(
-            surprise=round(surprise, 4),
+            surprisal=round(surprisal, 4),
             words=tuple(dict.fromkeys(w[:_WORD_CHARS] for w in words))[:_WORDS_SHOWN],
             unseen=_unseen(unseen[i]) if i in unseen else (),
             tokens=tokens,
@@ -211,10 +211,10 @@ def _evidence(lines: Lines, looks: Looks, signs: Signs) -> Iterator[Evidence]:
         )
 
 
-def _readings(lines: Lines, surprises: Any, config: ModelConfig) -> Iterator[Reading]:
+def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Iterator[Reading]:
     """One per line: the mean of its worst words in nats, its scored pieces, and its words near the worst."""
     count = len(lines.start) - 1
-    place, value = lines.place[lines.scored], surprises[lines.scored].astype(np.float64)
+    place, value = lines.place[lines.scored], surprisals[lines.scored].astype(np.float64)
     begins = np.flatnonzero(np.diff(place, prepend=-1))
     word = place[begins]  # those with a scored piece
     worst = np.maximum.reduceat(value, begins) if len(begins) else value
@@ -226,11 +226,11 @@ def _readings(lines: Lines, surprises: Any, config: ModelConfig) -> Iterator[Rea
     rank = np.arange(len(line)) - first[line]
     k = np.minimum(words, np.maximum(config.worst_least, np.ceil(config.worst_share * words)))
     top = rank < k[line]
-    surprise = np.bincount(line[top], weights=worst[top], minlength=count) / np.maximum(k, 1)
+    surprisal = np.bincount(line[top], weights=worst[top], minlength=count) / np.maximum(k, 1)
     pieces = np.bincount(lines.line[place], minlength=count)
     near = (worst >= 0.5 * worst[first[line]]) & (rank < 4 * _WORDS_SHOWN) & (lines.flags[word] & _SAYS > 0)
     shown = _by_line(lines, word[near])
-    for i, (nats, tokens) in enumerate(zip(surprise.tolist(), pieces.tolist(), strict=True)):
+    for i, (nats, tokens) in enumerate(zip(surprisal.tolist(), pieces.tolist(), strict=True)):
         yield nats, tokens, shown.get(i, ())
 
 
@@ -238,7 +238,7 @@ def _unseen(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(w[:_WORD_CHARS] for w in list(dict.fromkeys(map(_normal, words)))[:_UNSEEN_SHOWN])
 
 
-def _by_line(lines: Lines, chosen: Any) -> dict[int, list[str]]:
+def _by_line(lines: EncodedLines, chosen: Any) -> dict[int, list[str]]:
     """The chosen words (numbers, line after line) of each line that has one."""
     found: dict[int, list[str]] = {}
     for i, word in zip(lines.line[chosen].tolist(), chosen.tolist(), strict=True):

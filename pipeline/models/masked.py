@@ -24,7 +24,7 @@ from pipeline.models.tokenizer import MASK_ID, PAD_ID, Encoded, LineTokenizer
 TIED: Final = frozenset({"lm_head.decoder.weight", "lm_head.decoder.bias"})
 
 
-def build(config: ModelConfig, vocab_size: int) -> Any:
+def build_masked(config: ModelConfig, vocab_size: int) -> Any:
     """A fresh network with tied embeddings: BERT with the layer norm before each block."""
     return RobertaPreLayerNormForMaskedLM(
         RobertaPreLayerNormConfig(
@@ -44,7 +44,7 @@ def build(config: ModelConfig, vocab_size: int) -> Any:
     )
 
 
-def complete(network: Any, config: ModelConfig) -> None:
+def restore_buffers(network: Any, config: ModelConfig) -> None:
     """What is not part of the weights: buffers and the tied output matrix."""
     embeddings = network.roberta_prelayernorm.embeddings
     embeddings.position_ids = torch.arange(config.max_tokens + 1).expand((1, -1))
@@ -64,7 +64,7 @@ def readings(
     """Per line: mean NLL of its worst tokens in nats, number of scored tokens, words near the worst, worst first."""
     encoded = tokenizer.encode(lines)
     for line, values in zip(
-        encoded, token_surprises(network, encoded, groups=config.groups, device=device), strict=True
+        encoded, token_surprisals(network, encoded, groups=config.groups, device=device), strict=True
     ):
         worst: dict[int, float] = {}
         for word, value in zip(line.word, values, strict=True):
@@ -86,7 +86,7 @@ def summarise(values: Sequence[float], config: ModelConfig) -> tuple[float, int]
     return sum(scored[:k]) / k, len(scored)
 
 
-def token_surprises(
+def token_surprisals(
     network: Any, encoded: Sequence[Encoded], *, groups: int, device: Any, batch_tokens: int = 4096
 ) -> list[list[float]]:
     """NLL in nats of every id of every line, NaN where it is not scored (specials, mask tokens).

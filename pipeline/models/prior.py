@@ -66,7 +66,7 @@ class SeverityPrior:
         """From distinct masked lines, whether each was seen at an error-like level, and how often it was seen.
 
         Both classes weigh the same, as much as the rarer one has different lines: a log with three errors
-        teaches little, and a million calm lines do not teach that all is calm. Lines that say the same
+        teaches little, and a million calm lines do not teach that all is calm. EncodedLines that say the same
         with other values are one.
         """
         bags: dict[tuple[Bag, bool], float] = {}

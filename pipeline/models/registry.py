@@ -74,7 +74,7 @@ class Registry:
         self.directory = settings.models
         self.keep = settings.keep_models
         self.keep_bytes = settings.keep_models_mib * 2**20
-        self._names: tuple[str, ...] = ()  # models as of the last `look_at_all`
+        self._names: tuple[str, ...] = ()  # models as of the last `snapshot_all`
 
     def path(self, version: str) -> Path:
         """Where a version's bundle lies. Raises BadBundle for a name that is not a version."""
@@ -87,7 +87,7 @@ class Registry:
         with answering():
             return _live(model, text_map(self.client.hgetall(self.keys.model(model))))
 
-    def look(self, model: str = SHARED) -> "tuple[Live | None, dict[str, str]]":
+    def snapshot(self, model: str = SHARED) -> "tuple[Live | None, dict[str, str]]":
         """`current()` and `faults()` in one round trip: what a worker asks between batches."""
         pipe = self.client.pipeline(transaction=False)
         pipe.hgetall(self.keys.model(model))
@@ -97,7 +97,7 @@ class Registry:
             entry, faults, (seconds, _) = pipe.execute()
         return _live(model, text_map(entry)), _fresh(text_map(faults), int(seconds))
 
-    def look_at_all(self) -> "tuple[list[Live], dict[str, str]]":
+    def snapshot_all(self) -> "tuple[list[Live], dict[str, str]]":
         """`live()` and `faults()` in one round trip, or in two when there is a model that was not there before: what a
         worker asks several times a second."""
         while True:
@@ -297,7 +297,7 @@ class Registry:
 
     def faults(self) -> dict[str, str]:
         """Versions that some process cannot read now, and why."""
-        return self.look()[1]
+        return self.snapshot()[1]
 
     # ---- retention -------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ _FOLDS_BELOW: Final = 60  # templates; with fewer, holding out 20 would leave to
 _HOLD_OUT_MOST: Final = 400  # scoring more would cost seconds; a tail is fitted to at least 200
 
 
-def check(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
+def checked(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
     missing = [c for c in SAMPLE_SCHEMA if c not in sample.columns]
     if missing:
         raise TrainingFailed(
@@ -38,7 +38,7 @@ def check(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
     return frame
 
 
-def choose(
+def learnable(
     frame: pl.DataFrame, mode: Mode, total: int, known_normal: frozenset[int] = frozenset()
 ) -> pl.DataFrame:
     """What the weights may see: all of a baseline; of an unlabelled log only common calm templates."""
@@ -101,7 +101,7 @@ def folds(frame: pl.DataFrame, seed: int) -> tuple[list[list[int]], str]:
     """Template ids to hold out together, and how that was done in words."""
     ids = np.random.default_rng(seed).permutation(frame["template_id"].unique().sort().to_numpy())
     if len(ids) < 2:
-        return [], "one template: nothing to hold out, surprise flags no line by itself"
+        return [], "one template: nothing to hold out, surprisal flags no line by itself"
     if len(ids) >= _FOLDS_BELOW:
         count = min(_HOLD_OUT_MOST, max(_HOLD_OUT, len(ids) // 5))
         return [ids[:count].tolist()], f"{count} of {len(ids)} templates"

@@ -32,7 +32,7 @@ class Serving:
 
         Raises ModelUnavailable when neither the live version nor one before it can be read.
         """
-        live, faults = self.registry.look(model)
+        live, faults = self.registry.snapshot(model)
         return None if live is None else self.follow(live, faults)
 
     def follow(self, live: Live, faults: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ _SHAPES: Final = (0.0, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
+class ParetoTail:
     """A generalised Pareto tail: P(X > x) = share * (1 + shape * (x - start) / scale) ** (-1 / shape)."""
 
     start: float
@@ -55,7 +55,7 @@ class Tail:
         return cls(start=start, share=share, scale=scale, shape=shape)
 
 
-def tail_of(ordered: Sequence[float]) -> Tail | None:
+def tail_of(ordered: Sequence[float]) -> ParetoTail | None:
     """The tail of ascending values by probability-weighted moments (Hosking and Wallis 1987).
 
     None for fewer than 200 values, or where the largest tenth of them does not differ.
@@ -76,7 +76,7 @@ def tail_of(ordered: Sequence[float]) -> Tail | None:
     bounded = min(max(shape, _SHAPES[0]), _SHAPES[1])
     # With the shape moved, the scale that keeps the mean of the excesses.
     scale = mean * (1.0 - bounded)
-    return Tail(start=start, share=(1 + m) / (1 + n), scale=scale, shape=bounded) if scale > 0 else None
+    return ParetoTail(start=start, share=(1 + m) / (1 + n), scale=scale, shape=bounded) if scale > 0 else None
 
 
 def bound(ordered: Sequence[float], chance: float) -> tuple[float, str]:

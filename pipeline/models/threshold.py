@@ -16,7 +16,7 @@ from typing import Any, Final
 from pipeline.errors import BadBundle
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.severity import GRAVE_WORDS
-from pipeline.models.tails import Tail, bound, conformal, tail_of
+from pipeline.models.tails import ParetoTail, bound, conformal, tail_of
 from pipeline.records.schema import ERROR_LEVELS
 
 ANOMALOUS_SCORE: Final = 0.5
@@ -43,7 +43,7 @@ _BEYOND: Final = (
 _SPREADS: Final = (
     0.25,
     0.1,
-)  # least of surprise (nats) and novelty: equal values must not make a hair-trigger
+)  # least of surprisal (nats) and novelty: equal values must not make a hair-trigger
 _LEAST_MARGIN: Final = 0.25  # of the threshold above the median, for the same reason
 _SCORES_MOST: Final = 400  # kept in the manifest, about 4 KiB
 
@@ -79,26 +79,26 @@ class Calibration:
 
     mode: Mode
     method: str
-    median: float  # of the strangeness of held-out templates, logits
+    median: float  # of the normalised_score of held-out templates, logits
     threshold: float  # likewise; a new calm template is flagged above it
     held_out: int  # templates behind the figures
     total: int  # training lines, counted with repetition
     chance: float = CHANCE  # that a new calm normal template lies above the threshold
-    surprise: Scale = Scale()
+    surprisal: Scale = Scale()
     novelty: Scale | None = Scale()  # None under a model made before there was such
     scores: tuple[float, ...] = ()  # ascending
-    tail: Tail | None = None  # of the scores, where they are enough
+    tail: ParetoTail | None = None  # of the scores, where they are enough
 
-    def strangeness(self, evidence: Evidence) -> float:
-        """Logits, without the level: rises with surprise, novelty and prior."""
+    def normalised_score(self, evidence: Evidence) -> float:
+        """Logits, without the level: rises with surprisal, novelty and prior."""
         if self.novelty is None:
-            return max(-1.0, min(3.0, (evidence.surprise - self.surprise.centre) / self.surprise.spread))
-        odd = (self.surprise.of(evidence.surprise) + self.novelty.of(evidence.novelty)) / 2.0
+            return max(-1.0, min(3.0, (evidence.surprisal - self.surprisal.centre) / self.surprisal.spread))
+        odd = (self.surprisal.of(evidence.surprisal) + self.novelty.of(evidence.novelty)) / 2.0
         return evidence.prior + odd
 
     def excess(self, evidence: Evidence) -> float:
         """Logits above the threshold: below 0 for a line as strange as normal ones are, never below -2."""
-        strange = self.strangeness(evidence)
+        strange = self.normalised_score(evidence)
         if self.method == "none":
             # Without held-out templates there is no scale; stay below the threshold and keep the order.
             return max(_FLOOR, -0.01 - _WARNING - math.log1p(math.exp(-strange)))
@@ -107,7 +107,7 @@ class Calibration:
 
     def as_new(self, evidence: Evidence, *, severe: bool, level: str | None = None) -> float:
         """The logit of a line whose template no training line has."""
-        return worded(self.excess(evidence), self.word(evidence)) + severity(severe, level)
+        return with_word(self.excess(evidence), self.word(evidence)) + level_logit(severe, level)
 
     def word(self, evidence: Evidence) -> float:
         """What an error word adds."""
@@ -117,7 +117,7 @@ class Calibration:
 
     def unusual(self, evidence: Evidence) -> bool:
         """Whether a line is stranger than half of the new normal templates."""
-        return self.method != "none" and self.strangeness(evidence) > self.median
+        return self.method != "none" and self.normalised_score(evidence) > self.median
 
     def p_value(self, logit: float) -> float | None:
         """The chance that a new normal template scores at least `logit`; None where nothing was held out.
@@ -141,7 +141,7 @@ class Calibration:
             "held_out": self.held_out,
             "total": self.total,
             "chance": self.chance,
-            "surprise": [self.surprise.centre, self.surprise.spread],
+            "surprisal": [self.surprisal.centre, self.surprisal.spread],
             "novelty": None if self.novelty is None else [self.novelty.centre, self.novelty.spread],
             "scores": list(self.scores),
             "tail": None if self.tail is None else self.tail.to_json(),
@@ -154,7 +154,7 @@ class Calibration:
             made = cls(**_fields(data) if "scores" in data else _older(data))
         except (KeyError, TypeError, ValueError) as exc:
             raise BadBundle(f"the calibration in a manifest is not readable: {exc!r}; train again") from exc
-        scales = [v for s in (made.surprise, made.novelty) if s is not None for v in (s.centre, s.spread)]
+        scales = [v for s in (made.surprisal, made.novelty) if s is not None for v in (s.centre, s.spread)]
         numbers = (made.median, made.threshold, *scales, *made.scores)
         if (
             made.method not in _METHODS
@@ -168,14 +168,14 @@ class Calibration:
         return made
 
 
-def severity(severe: bool, level: str | None) -> float:
+def level_logit(severe: bool, level: str | None) -> float:
     """What the level adds, in logits; `severe`: seen at an error-like level, which `level` refines."""
     if severe or level in ERROR_LEVELS:
         return LEVEL + _FATAL_EXTRA * (level in {"fatal", "critical"})
     return _WARNING * (level == "warning")
 
 
-def worded(excess: float, word: float) -> float:
+def with_word(excess: float, word: float) -> float:
     """An error word on top of what stands above the threshold: in full below it, less and less above, where the prior
     has counted it already. Rises with both."""
     return excess + word if excess < 0 or word == 0 else math.hypot(excess, word)
@@ -192,10 +192,10 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "method": str(data["method"]),
         **{name: float(data[name]) for name in ("median", "threshold", "chance")},
         **{name: int(data[name]) for name in ("held_out", "total")},
-        "surprise": _scale(data["surprise"]),
+        "surprisal": _scale(data["surprisal"]),
         "novelty": None if novelty is None else _scale(novelty),
         "scores": tuple(float(v) for v in data["scores"]),
-        "tail": None if tail is None else Tail.from_json(tail),
+        "tail": None if tail is None else ParetoTail.from_json(tail),
     }
 
 
@@ -205,22 +205,22 @@ def _scale(pair: Any) -> Scale:
 
 
 def _older(data: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a manifest from before there was anything but surprise: its median and threshold are in nats."""
+    """Fields of a manifest from before there was anything but surprisal: its median and threshold are in nats."""
     median, threshold = float(data["median"]), float(data["threshold"])
     none = data["method"] == "none"
     scale = Scale(centre=median, spread=max(threshold - median, _SPREADS[0]))
     made = Calibration(
         mode=Mode(data["mode"]), method=str(data["method"]), median=0.0, threshold=1.0,
-        held_out=int(data["held_out"]), total=int(data["total"]), surprise=Scale() if none else scale, novelty=None,
+        held_out=int(data["held_out"]), total=int(data["total"]), surprisal=Scale() if none else scale, novelty=None,
     )  # fmt: skip
-    seen = sorted(made.excess(Evidence(surprise=float(q))) for q in data["quantiles"])
+    seen = sorted(made.excess(Evidence(surprisal=float(q))) for q in data["quantiles"])
     return {f: getattr(made, f) for f in made.__slots__} | {"scores": tuple(seen)}
 
 
 def calibrate(held: Sequence[Normal], *, mode: Mode, total: int, chance: float = CHANCE) -> Calibration:
     """Calibration from one normal line per held-out template; `total`: training lines, with repetition.
 
-    `chance`: that a new calm normal template is flagged. Lines with an error level or word are flagged whatever is
+    `chance`: that a new calm normal template is flagged. EncodedLines with an error level or word are flagged whatever is
     normal, so they have no part in the threshold.
     """
     n = len(held)
@@ -228,13 +228,13 @@ def calibrate(held: Sequence[Normal], *, mode: Mode, total: int, chance: float =
     if n < 2:
         return Calibration(method="none", median=0.0, threshold=0.0, **rest)
     rest |= {
-        "surprise": Scale.fit([h.evidence.surprise for h in held], _SPREADS[0]),
+        "surprisal": Scale.fit([h.evidence.surprisal for h in held], _SPREADS[0]),
         "novelty": Scale.fit([h.evidence.novelty for h in held], _SPREADS[1]),
     }
     scaled = Calibration(method="student", median=0.0, threshold=0.0, **rest)
-    calm = sorted(scaled.strangeness(h.evidence) for h in held if h.calm)
+    calm = sorted(scaled.normalised_score(h.evidence) for h in held if h.calm)
     if len(calm) < 2:
-        calm = sorted(scaled.strangeness(h.evidence) for h in held)
+        calm = sorted(scaled.normalised_score(h.evidence) for h in held)
     median = _quantile(calm, 0.5)
     found, method = bound(calm, chance)
     made = Calibration(

@@ -101,7 +101,12 @@ class LineTokenizer:
         # The trainer does not know added tokens and would learn merges inside `<IP>`.
         gaps = re.compile("|".join(re.escape(t) for t in names) or r"(?!)")
         inner.train_from_iterator(
-            (part for line in lines for part in gaps.split(f" {' '.join(cut(line).split())}") if part),
+            (
+                part
+                for line in lines
+                for part in gaps.split(f" {' '.join(head_and_tail(line).split())}")
+                if part
+            ),
             trainer,
         )
         # A space before a mask token is part of it: alone it would be a piece that says nothing.
@@ -176,7 +181,7 @@ class LineTokenizer:
         """One Encoded per line, of at most `max_tokens` ids."""
         out: list[Encoded] = []
         for at in range(0, len(lines), 512):  # an encoding of the library weighs ten times one of ours
-            texts = [cut(line) for line in lines[at : at + 512]]
+            texts = [head_and_tail(line) for line in lines[at : at + 512]]
             encodings = self._inner.encode_batch(texts, add_special_tokens=False)
             out += [self._one(e, text) for e, text in zip(encodings, texts, strict=True)]
         return out
@@ -206,7 +211,7 @@ class LineTokenizer:
         return out
 
 
-def cut(line: str) -> str:
+def head_and_tail(line: str) -> str:
     """The text that is encoded."""
     if len(line) <= READ_CHARS:
         return line

@@ -23,7 +23,7 @@ from pipeline.models import bundle as bundles
 from pipeline.models import selection
 from pipeline.models.budget import chance_within, novel_per_day
 from pipeline.models.evidence import Normal
-from pipeline.models.fitting import Fitted, Step, TrainConfig, fit_network, learnt_by
+from pipeline.models.fitting import FitStep, Fitted, TrainConfig, fit_network, learnt_by
 from pipeline.models.line import LineModel, normal_words, stored_state
 from pipeline.models.novelty import Novelty
 from pipeline.models.prior import SeverityPrior
@@ -35,7 +35,7 @@ _KNOWN_WORDS: Final = 200_000  # kept for "unseen words"; most frequent first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class FitProgress:
     """Where a training stands. `percent` 0..100 of the whole, times in seconds."""
 
     stage: str  # "prepare", "calibrate", "fit", "write"
@@ -70,11 +70,11 @@ class _Clock:
         """Seconds each fit may take beyond that for its least steps: all together the budget once more."""
         return (self.budget_s or 0.0) / self.fits
 
-    def progress(self, stage: str, fit: int, step: Step | None, lines: int) -> Progress:
+    def progress(self, stage: str, fit: int, step: FitStep | None, lines: int) -> FitProgress:
         done = (fit + (step.step / step.steps if step else 0.0)) / self.fits
         percent = round(2.0 + 96.0 * done, 1)
         elapsed = self.elapsed()
-        return Progress(
+        return FitProgress(
             stage=stage,
             percent=percent,
             elapsed_s=round(elapsed, 2),
@@ -106,7 +106,7 @@ def fit(
     alerts_per_day: float = math.inf,
     extra: Mapping[str, bytes] | None = None,
     warm: Path | None = None,
-) -> Iterator[Progress]:
+) -> Iterator[FitProgress]:
     """Trains on distinct masked lines (SAMPLE_SCHEMA); when the iterator ends, `out` is a bundle.
 
     Same sample, configuration and seed give the same weights on a CPU, unless `time_budget_s`
@@ -121,11 +121,11 @@ def fit(
 
     Raises TrainingFailed when the sample is too small or not of the schema, BadBundle when `out` exists.
     """
-    frame = selection.check(sample, config)
+    frame = selection.checked(sample, config)
     if config.threads:
         torch.set_num_threads(config.threads)
     total = int(frame["count"].sum())
-    fitted = selection.with_text(selection.choose(frame, mode, total, known_normal), tokens)
+    fitted = selection.with_text(selection.learnable(frame, mode, total, known_normal), tokens)
     left_out = frame.height - fitted.height
     fitted = selection.without(fitted, held_out)
     fitted = selection.cap(fitted, config.max_distinct, seed)
@@ -166,7 +166,7 @@ def fit(
         yield clock.progress("fit", last, step, fitted.height)
     signs = _Signs.of(fitted, taught)
 
-    calm = [calibration.strangeness(n.evidence) for n in normal if n.calm]
+    calm = [calibration.normalised_score(n.evidence) for n in normal if n.calm]
     above = sum(s > calibration.threshold for s in calm) / max(1, len(calm))
     stats = bundles.TrainingStats(
         lines=total,
@@ -207,7 +207,7 @@ def fit(
         query=dict(query or {}),
         held_out=tuple(sorted((held_out - seen if made.warm else held_out) & set(frame["pattern_id"]))),
     )
-    yield Progress(
+    yield FitProgress(
         stage="write",
         percent=100.0,
         elapsed_s=round(clock.elapsed(), 2),
@@ -270,7 +270,7 @@ def _write(
         for word in normal_words(masked):
             words[word] = words.get(word, 0) + count
     kept = sorted(words, key=lambda w: (-words[w], w))[:_KNOWN_WORDS]
-    return bundles.write(
+    return bundles.write_bundle(
         out,
         writers={name: _holding(content) for name, content in more.items()}
         | {
@@ -297,4 +297,4 @@ def _text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-__all__ = ["SAMPLE_SCHEMA", "Progress", "TrainConfig", "fit"]
+__all__ = ["SAMPLE_SCHEMA", "FitProgress", "TrainConfig", "fit"]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pipeline.models.bundle import KnownPatterns
 from pipeline.models.evidence import Evidence
-from pipeline.models.threshold import ANOMALOUS_SCORE, LEVEL, WORD, Calibration, Mode, severity, worded
+from pipeline.models.threshold import ANOMALOUS_SCORE, LEVEL, WORD, Calibration, Mode, level_logit, with_word
 from pipeline.records.schema import ERROR_LEVELS, UNCLASSIFIED, Reason, Verdict, reason
 
 # In logits, beside those of the level and of words in threshold.py.
@@ -78,10 +78,15 @@ def conclude(
     elif baseline:
         turned = level_severe and template_severe is False
         word = min(_variation_word(evidence), WORD if turned else _UNSEEN_WORD)
-        z = min(excess, 0.0) + (0.0 if turned else _VARIATION) + word + severity(level_severe, level)
+        z = min(excess, 0.0) + (0.0 if turned else _VARIATION) + word + level_logit(level_severe, level)
     else:
         rare = is_rare(max(known_count, template_count or 0), total)
-        z = worded(excess if rare else min(excess, 0.0), word) + seldom - 1.0 + severity(level_severe, level)
+        z = (
+            with_word(excess if rare else min(excess, 0.0), word)
+            + seldom
+            - 1.0
+            + level_logit(level_severe, level)
+        )
 
     score = _logistic(z)
     anomalous = score >= ANOMALOUS_SCORE
@@ -131,7 +136,7 @@ class Knowledge:
     known: KnownPatterns
 
 
-def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None) -> Verdict:
+def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None) -> Verdict:
     """The verdict of one work row once its template is known; without a model it is warming.
 
     A template is new when the training data has no line of it.
@@ -143,7 +148,7 @@ def judge(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None)
     seen = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
     verdict = conclude(
         Evidence(
-            surprise=row["surprise"],
+            surprisal=row["surprisal"],
             words=tuple(row["words"]),
             unseen=tuple(row["unseen"]),
             tokens=row["tokens"],

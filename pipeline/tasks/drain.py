@@ -94,7 +94,7 @@ def step(context: Context, claim: Claim) -> Stage | None:
                     version=version,
                     workload=claim.workload,
                     token=lease.token,
-                    judge=lambda row, template_id: verdict.judge(row, template_id, knowledge),
+                    judge=lambda row, template_id: verdict.verdict_of(row, template_id, knowledge),
                 )
         except TooNew:
             # A learner of the build that wrote the templates can go on; our lease would keep it out.

@@ -36,7 +36,7 @@ def step(context: Context, claim: Claim) -> Stage | None:
         finish(context, claim, prepared, work)
         return None
     then = Stage.DRAIN if version == WARMING_VERSION else Stage.INFER
-    context.ledger.advance(claim, then, detect.placed(work, prepared))
+    context.ledger.advance(claim, then, detect.with_rows(work, prepared))
     return then
 
 

@@ -146,11 +146,11 @@ def _was_live(context: Context, version: str) -> bool:
 def _steps(context: Context, held: Held, status: Status, request: Request) -> Iterator[Status]:
     totals = context.ledger.totals()
     seen, watched, own = sorted(totals), context.watchlist.look().patterns, context.settings.own_models
-    workloads = training.chosen(request, seen, watched, own)
+    workloads = training.chosen_workloads(request, seen, watched, own)
     if not workloads and (request.patterns or watched or seen):
         # A query without workloads means all of them; that is not what was asked for.
         raise TrainingFailed(training.none_chosen(request, watched))
-    served = training.chosen(Request(model=request.model), seen, watched, own)
+    served = training.chosen_workloads(Request(model=request.model), seen, watched, own)
     stored = {name: totals[name].get("stored", 0) for name in workloads if name in totals}
     query = replace(request.query, workloads=workloads)
     status = replace(status, state=State.FETCHING, stored=stored)
@@ -158,7 +158,7 @@ def _steps(context: Context, held: Held, status: Status, request: Request) -> It
     lines = training.lines_for(query, context.settings)
     if not set(served) <= set(workloads) or lines.purpose is Purpose.BASELINE:
         everything = replace(query, workloads=served)
-        stream = training.Lines(query=everything, purpose=Purpose.SCORE, settings=context.settings)
+        stream = training.StoredLines(query=everything, purpose=Purpose.SCORE, settings=context.settings)
 
     def go_on() -> None:
         with suppress(RedisUnavailable):

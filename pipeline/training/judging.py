@@ -25,14 +25,13 @@ from pipeline.models import bundle as bundles
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Calibration, Mode
-from pipeline.models.verdict import Knowledge
-from pipeline.models.verdict import judge as verdict_of
+from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.schema import SAMPLE_SCHEMA, Verdict, pattern_ids
 from pipeline.training.comparison import auc, auc_falls, auc_upper, more_often, spearman, wilson_lower
 from pipeline.training.holdout import LEARNT, SPLIT_LEAST, HeldOut, calm, split
 from pipeline.training.injection import Injected, injected
 
-__all__ = ["Examinee", "Figures", "HeldOut", "Injected", "Judgement", "injected", "judge", "split"]
+__all__ = ["Examinee", "HeldOut", "Injected", "Judgement", "ModelFigures", "injected", "judge", "split"]
 
 _RECENT_HEAD: Final = 90  # distinct lines of the stream, most frequent first ...
 _RECENT_TAIL: Final = 50  # ... and some of the rest
@@ -80,7 +79,7 @@ class Examinee:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class ModelFigures:
     """What one model did. Shares are 0..1; None where there was no line to ask."""
 
     version: str
@@ -104,8 +103,8 @@ class Judgement:
 
     passed: bool
     reason: str
-    candidate: Figures
-    live: Figures | None  # None: there was none, or none that answers
+    candidate: ModelFigures
+    live: ModelFigures | None  # None: there was none, or none that answers
     rank_agreement: float | None  # Spearman's rho of the two models' scores, -1..1
     held: str  # how lines were held out
     lines: int  # distinct lines shown
@@ -128,8 +127,8 @@ class Judgement:
             raise BadPayload(f"a stored judgement is not readable: {exc!r}; judge the model again") from exc
 
 
-def _figures(data: Any) -> Figures:
-    return Figures(**{f.name: data[f.name] for f in fields(Figures)})
+def _figures(data: Any) -> ModelFigures:
+    return ModelFigures(**{f.name: data[f.name] for f in fields(ModelFigures)})
 
 
 def judge(candidate: Examinee, live: Examinee | None, held: HeldOut, recent: pl.DataFrame) -> Judgement:
@@ -182,9 +181,9 @@ class _Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
-    figures: Figures
+    figures: ModelFigures
     finite: bool
-    surprises: list[float]
+    surprisals: list[float]
     flagged_normal: list[bool]  # per held-out line
     whole: list[bool]  # per held-out line: of a template held out by choice
     fair: list[bool]  # per held-out line: the weights have not seen its like
@@ -258,7 +257,7 @@ def _ask(model: Examinee, held: HeldOut, shown: _Shown, texts: Sequence[str]) ->
         for p, t, whole in shown.normal.select("pattern_id", "template_id", "whole").iter_rows()
     ]
     above = [
-        calibration.strangeness(evidence[m]) > calibration.threshold
+        calibration.normalised_score(evidence[m]) > calibration.threshold
         for m, unseen in zip(shown.normal["masked"], fair, strict=True)
         if unseen
     ]
@@ -267,8 +266,8 @@ def _ask(model: Examinee, held: HeldOut, shown: _Shown, texts: Sequence[str]) ->
     flagged_recent = [bool(v.anomalous) for v in stream]
     found = [bool(v.anomalous) for v in anomalies]
     scaled = model.knowledge.calibration.method != "none"
-    surprises = [evidence[m].surprise for m in texts]
-    figures = Figures(
+    surprisals = [evidence[m].surprisal for m in texts]
+    figures = ModelFigures(
         version=model.version,
         alert_rate_time=_share([f for f, is_late in zip(flagged, late, strict=True) if is_late]),
         alert_rate_template=_share([f for f, is_late in zip(flagged, late, strict=True) if not is_late]),
@@ -283,8 +282,8 @@ def _ask(model: Examinee, held: HeldOut, shown: _Shown, texts: Sequence[str]) ->
     )
     return _Answers(
         figures=figures,
-        finite=all(map(math.isfinite, surprises)),
-        surprises=surprises,
+        finite=all(map(math.isfinite, surprisals)),
+        surprisals=surprisals,
         flagged_normal=flagged,
         whole=[not is_late for is_late in late],
         fair=fair,
@@ -298,7 +297,7 @@ def _ask(model: Examinee, held: HeldOut, shown: _Shown, texts: Sequence[str]) ->
 
 def _strange(evidence: Evidence, calibration: Calibration) -> float:
     """What a calm line of an unseen shape is ranked by; of an older model, whose scale ends, what it rests on."""
-    return evidence.surprise if calibration.novelty is None else calibration.strangeness(evidence)
+    return evidence.surprisal if calibration.novelty is None else calibration.normalised_score(evidence)
 
 
 def _score(verdict: Verdict) -> float:
@@ -317,8 +316,8 @@ def _useless(answers: _Answers) -> str | None:
     mine = answers.figures
     if not answers.finite:
         return "gives scores that are not finite numbers"
-    if len(set(answers.surprises)) < 2:
-        return f"gives all {len(answers.surprises)} lines the same surprise"
+    if len(set(answers.surprisals)) < 2:
+        return f"gives all {len(answers.surprisals)} lines the same surprisal"
     if answers.usual and auc_upper(answers.silent, answers.usual) < _AUC_LEAST:
         return (
             f"cannot tell faults from normal lines: it ranks an injected anomaly above a normal line in "
@@ -383,8 +382,8 @@ def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: boo
     return "; ".join(faults) or None
 
 
-def _praise(mine: Figures, live: Figures | None) -> str:
-    rows: list[tuple[str, Callable[[Figures], float | None]]] = [
+def _praise(mine: ModelFigures, live: ModelFigures | None) -> str:
+    rows: list[tuple[str, Callable[[ModelFigures], float | None]]] = [
         (f"alerts on {{}} of {mine.template_lines + mine.time_lines} held-out normal lines", _held_rate),
         ("alerts on {} of the current stream's calm records", lambda f: f.alert_rate_recent),
         (f"finds {{}} of {mine.injected_lines} injected anomalies", lambda f: f.injected_recall),
@@ -397,7 +396,7 @@ def _praise(mine: Figures, live: Figures | None) -> str:
     return f"{mine.version} is {against}: it " + ", ".join(said)
 
 
-def _held_rate(f: Figures) -> float | None:
+def _held_rate(f: ModelFigures) -> float | None:
     n = f.time_lines + f.template_lines
     hits = (f.alert_rate_time or 0.0) * f.time_lines + (f.alert_rate_template or 0.0) * f.template_lines
     return hits / n if n else None

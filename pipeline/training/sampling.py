@@ -2,7 +2,7 @@
 
 pages of records --group by pattern--> counts of patterns --past the limit: weighted draw--> SAMPLE_SCHEMA
 
-Always true: every record read is counted in `Sample.lines`, whether its pattern was kept or not; while no more
+Always true: every record read is counted in `TrainingSample.lines`, whether its pattern was kept or not; while no more
 patterns than the limit were seen, nothing is drawn and every count is exact, however the stream was cut into pages;
 the same pages and seed give the same sample. Only messages of patterns that this pass has not met are masked.
 """
@@ -45,7 +45,7 @@ _REREADS: Final = 3  # of a page whose files were taken back while it was read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class TrainingSample:
     """What a training learns from, and what it was drawn from.
 
     `frame` is TIMED_SCHEMA, most frequent first, one row per pattern; `lines` is all records read and equals the sum
@@ -129,7 +129,7 @@ class Sampler:
             if self._waiting_rows >= _MERGE_ROWS:
                 self._merge()
 
-    def sample(self) -> Sample:
+    def sample(self) -> TrainingSample:
         """What has been read so far, as at most `limit` patterns; reading may go on afterwards."""
         self._merge()
         chosen = self._drawn(self._held)
@@ -140,7 +140,7 @@ class Sampler:
             pl.Series("masked", masked, dtype=pl.String), pl.col("key").alias("pattern_id")
         )
         exact = self._left_out == 0
-        return Sample(
+        return TrainingSample(
             frame=self._with_templates(framed).select(
                 [pl.col(name).cast(dtype) for name, dtype in TIMED_SCHEMA.items()]
             ),

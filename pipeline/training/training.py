@@ -43,7 +43,7 @@ _STREAM_PATTERNS = 2_000  # the judge shows some hundreds of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class StoredLines:
     """What a training reads: a query to one purpose's store."""
 
     query: Query
@@ -86,7 +86,7 @@ class Workplace:
     lost: threading.Event | None = None
 
 
-def chosen(
+def chosen_workloads(
     request: Request, seen: Sequence[str], watched: Sequence[str], own: Sequence[str]
 ) -> tuple[str, ...]:
     """The workloads that a request means, of those seen. Own models learn from their workload alone.
@@ -114,9 +114,9 @@ def none_chosen(request: Request, watched: Sequence[str]) -> str:
     )
 
 
-def lines_for(query: Query, settings: Settings) -> Lines:
+def lines_for(query: Query, settings: Settings) -> StoredLines:
     """The baseline of these workloads where each of them has one, else the results of all: nothing is left out."""
-    baseline = Lines(
+    baseline = StoredLines(
         query=replace(query, since=None, until=None), purpose=Purpose.BASELINE, settings=settings
     )
     missing = set(query.workloads)
@@ -124,15 +124,15 @@ def lines_for(query: Query, settings: Settings) -> Lines:
         missing -= set(page["workload"].unique())
         if not missing:
             return baseline
-    return Lines(query=query, purpose=Purpose.SCORE, settings=settings)
+    return StoredLines(query=query, purpose=Purpose.SCORE, settings=settings)
 
 
 def train(
     request: Request,
     status: Status,
-    lines: Lines,
+    lines: StoredLines,
     *,
-    stream: Lines | None = None,
+    stream: StoredLines | None = None,
     masks: MaskSet,
     templates: Sequence[Template],
     registry: Registry,
@@ -168,8 +168,8 @@ class _Training:
     """One training on its way; `status` is what was shown last."""
 
     request: Request
-    lines: Lines
-    stream: Lines | None
+    lines: StoredLines
+    stream: StoredLines | None
     masks: MaskSet
     templates: Sequence[Template]
     registry: Registry
@@ -200,7 +200,7 @@ class _Training:
         self.status = replace(self.status, elapsed_s=time.monotonic() - self.began, **changes)  # type: ignore[arg-type]
         return self.status
 
-    def read(self) -> Generator[Status, None, sampling.Sample]:
+    def read(self) -> Generator[Status, None, sampling.TrainingSample]:
         """The sample. Raises TrainingFailed when there is nothing to read."""
         yield self.at(state=State.FETCHING)
         sampler = self._sampler(self.settings.train_max_patterns)
@@ -219,7 +219,7 @@ class _Training:
         self.known_normal, self.marked = taught.known_normal, taught.marks
         return replace(sample, frame=taught.frame, left_out=sample.left_out + taught.left_out)
 
-    def fit(self, sample: sampling.Sample, held_out: judging.HeldOut) -> Iterator[Status]:
+    def fit(self, sample: sampling.TrainingSample, held_out: judging.HeldOut) -> Iterator[Status]:
         """Fit and write the bundle; afterwards `status.version` names it."""
         from pipeline.models import trainer  # torch
 
@@ -265,7 +265,7 @@ class _Training:
             raise TrainingFailed(f"the training of {version} ended without a model")
         yield self.at(state=State.JUDGING, percent=_FIT, version=version, remaining_s=0.0)
 
-    def answered(self, sample: sampling.Sample) -> Generator[Status, None, pl.DataFrame]:
+    def answered(self, sample: sampling.TrainingSample) -> Generator[Status, None, pl.DataFrame]:
         """What the model will answer, for the judge: the sample itself, or more where it learnt from less."""
         if self.stream is None:
             return sample.frame
@@ -334,7 +334,9 @@ class _Read:
     share: float  # 0..1 of what there is to read, 0 when unknown
 
 
-def _fed(sampler: sampling.Sampler, lines: Lines, sessions: SessionSampler | None = None) -> Iterator[_Read]:
+def _fed(
+    sampler: sampling.Sampler, lines: StoredLines, sessions: SessionSampler | None = None
+) -> Iterator[_Read]:
     total, count, said = lines.total(), 0, 0.0
     for page in lines.pages():
         sampler.add(page)

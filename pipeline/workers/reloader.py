@@ -73,7 +73,7 @@ class Reloader(threading.Thread):
     def look(self) -> None:
         """Compare once, and say what is served when it changed."""
         serving = self.context.serving
-        lives, faults = self.registry.look_at_all()
+        lives, faults = self.registry.snapshot_all()
         if self.imports and (lives or self._model_comes()):
             # torch takes seconds to import, and 160 MiB: not before it is needed, and not only when lines wait for it.
             from pipeline.models import line  # noqa: F401

@@ -259,7 +259,7 @@ class Lab:
         def copied(file: str) -> Any:
             return lambda path: shutil.copyfile(origin / file, path)
 
-        bundle.write(
+        bundle.write_bundle(
             self.registry.path(name),
             writers={file: copied(file) for file in manifest.files},
             manifest=lambda files: replace(manifest, version=name, parent=version, files=files),

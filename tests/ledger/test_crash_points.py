@@ -25,7 +25,7 @@ from pipeline.producer import Producer
 from pipeline.records.schema import Batch, Purpose, raw_frame, utc_now
 from pipeline.settings import Settings
 from pipeline.training import judging
-from pipeline.training.judging import Figures, Judgement
+from pipeline.training.judging import Judgement, ModelFigures
 
 POISON = "poison: the line that nobody can parse"
 LINES = ["GET /cart 200 in 12 ms", "disk sda1 is full"]
@@ -57,7 +57,7 @@ def _trained_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
         yield SimpleNamespace(percent=1.0, remaining_s=1.0, epoch=1.0, loss=1.0)
         written(SimpleNamespace(path=lambda _: out), version, model=model)
 
-    figures = Figures(**{field.name: 0 for field in fields(Figures)})
+    figures = ModelFigures(**{field.name: 0 for field in fields(ModelFigures)})
     verdict = Judgement(
         passed=True,
         reason="",

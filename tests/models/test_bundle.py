@@ -57,7 +57,7 @@ def manifest_of(files: Mapping[str, BundleFile]) -> Manifest:
         tokens=("<IP>",),
         config={"model": {"hidden": 8}},
         calibration=calibrate(
-            [Normal(evidence=Evidence(surprise=s)) for s in (1.0, 2.0, 3.0)], mode=Mode.BASELINE, total=30
+            [Normal(evidence=Evidence(surprisal=s)) for s in (1.0, 2.0, 3.0)], mode=Mode.BASELINE, total=30
         ),
         stats=STATS,
         seed=1,
@@ -67,7 +67,7 @@ def manifest_of(files: Mapping[str, BundleFile]) -> Manifest:
 
 
 def write(out: Path, more: Mapping[str, bytes] | None = None) -> Manifest:
-    return bundles.write(
+    return bundles.write_bundle(
         out,
         writers={
             bundles.WEIGHTS: lambda p: _bytes(p, b"weights"),
@@ -106,7 +106,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        bundles.write(tmp_path / "v1", writers={bundles.WEIGHTS: broken}, manifest=manifest_of)
+        bundles.write_bundle(tmp_path / "v1", writers={bundles.WEIGHTS: broken}, manifest=manifest_of)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.models import causal
-from pipeline.models.causal import CausalNetwork, piece_surprises
+from pipeline.models.causal import CausalNetwork, piece_surprisals
 from pipeline.models.config import ModelConfig
-from pipeline.models.lexicon import Lexicon, Lines
+from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.tokenizer import CLS_ID, LineTokenizer
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def network(request: pytest.FixtureRequest, lexicon: Lexicon) -> CausalNetwork:
     return made
 
 
-def read_alone(network: CausalNetwork, lines: Lines) -> npt.NDArray[np.float32]:
+def read_alone(network: CausalNetwork, lines: EncodedLines) -> npt.NDArray[np.float32]:
     """Nats of every scored piece, each line by the plain forward that training uses."""
     out = np.zeros(len(lines.ids), dtype=np.float32)
     with torch.inference_mode():
@@ -78,8 +78,8 @@ def read_alone(network: CausalNetwork, lines: Lines) -> npt.NDArray[np.float32]:
     return out
 
 
-def assert_equal(network: CausalNetwork, lines: Lines) -> None:
-    np.testing.assert_allclose(piece_surprises(network, lines, CPU), read_alone(network, lines), atol=1e-4)
+def assert_equal(network: CausalNetwork, lines: EncodedLines) -> None:
+    np.testing.assert_allclose(piece_surprisals(network, lines, CPU), read_alone(network, lines), atol=1e-4)
 
 
 @pytest.mark.parametrize("room", [1, 16, 100, 4096])
@@ -88,7 +88,7 @@ def test_lines_that_begin_alike_are_as_surprising_as_each_by_itself(
 ) -> None:
     monkeypatch.setitem(causal._BATCH_TOKENS, "cpu", room)
     lines = lexicon.encode([*HOSTILE, *LINES, *LINES[::-1], *HOSTILE])
-    assert piece_surprises(network, lines, CPU).max() > 1.0
+    assert piece_surprisals(network, lines, CPU).max() > 1.0
     assert_equal(network, lines)
 
 
@@ -105,7 +105,7 @@ def test_any_lines_are_as_surprising_together_as_each_by_itself(
 
 def test_lines_of_masks_alone_ask_for_nothing(network: CausalNetwork, lexicon: Lexicon) -> None:
     lines = lexicon.encode(["<IP>", "<IP> <NUM>", "<NUM>"])
-    assert piece_surprises(network, lines, CPU).tolist() == [0.0] * 4
+    assert piece_surprisals(network, lines, CPU).tolist() == [0.0] * 4
 
 
 def test_two_places_are_one_where_the_lines_are_the_same_up_to_there() -> None:
@@ -127,8 +127,8 @@ def test_what_follows_a_beginning_is_asked_for_once_and_masks_never(
     hook = network.norm.register_forward_pre_hook(lambda _module, args: asked.append(len(args[0])))
     lines = lexicon.encode(["worker <NUM> started"])
     try:
-        piece_surprises(network, lines, CPU)
-        piece_surprises(network, lexicon.encode(["worker <NUM> started", "worker <NUM>"] * 5), CPU)
+        piece_surprisals(network, lines, CPU)
+        piece_surprisals(network, lexicon.encode(["worker <NUM> started", "worker <NUM>"] * 5), CPU)
     finally:
         hook.remove()
     assert asked == [lines.scored.sum()] * 2

@@ -1,4 +1,4 @@
-"""Lines that several processes bring at the same time: scored once, waited for briefly, and lost without harm."""
+"""EncodedLines that several processes bring at the same time: scored once, waited for briefly, and lost without harm."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ class Scorer:
 
 
 def said(line: str) -> Evidence:
-    return Evidence(surprise=float(len(line)), words=(line,), unseen=("word",), tokens=2, severity="failed")
+    return Evidence(surprisal=float(len(line)), words=(line,), unseen=("word",), tokens=2, severity="failed")
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def score(lines):
     scored += len(lines)
     print("begun", flush=True)
     time.sleep(float(sys.argv[2]))
-    return [Evidence(surprise=float(len(line)), words=(line,), unseen=("word",), tokens=2, severity="failed") for line in lines]
+    return [Evidence(surprisal=float(len(line)), words=(line,), unseen=("word",), tokens=2, severity="failed") for line in lines]
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -254,8 +254,8 @@ def test_evidence_that_cannot_be_read_is_worked_out_again(
 def test_evidence_is_the_same_after_a_way_through_redis() -> None:
     for evidence in (
         said("x"),
-        Evidence(surprise=0.1 + 0.2, novelty=1 / 3, prior=-2.5),
-        Evidence(surprise=0.0),
+        Evidence(surprisal=0.1 + 0.2, novelty=1 / 3, prior=-2.5),
+        Evidence(surprisal=0.0),
     ):
         assert unpack(pack(evidence)) == evidence
 
@@ -276,7 +276,7 @@ def test_what_is_kept_is_bounded_in_number_size_and_time(
     client.delete(*halves)
 
     def wordy(lines: list[str]) -> Sequence[Evidence]:
-        return [Evidence(surprise=1.0, words=("é" * 3_000,)) for _ in lines]
+        return [Evidence(surprisal=1.0, words=("é" * 3_000,)) for _ in lines]
 
     first.evidence("m3", {1: "a"}, wordy)
     assert not client.exists(*halves), "too long to be kept, and nobody waits for it"
@@ -285,6 +285,6 @@ def test_what_is_kept_is_bounded_in_number_size_and_time(
 def test_longest_evidence_of_ordinary_words_is_kept() -> None:
     words = tuple(f"{n:02d}" + "w" * 62 for n in range(20))
     assert (
-        len(pack(Evidence(surprise=1.0, words=words[:5], unseen=words, severity="failed")))
+        len(pack(Evidence(surprisal=1.0, words=words[:5], unseen=words, severity="failed")))
         < module.BLOB_LIMIT
     )

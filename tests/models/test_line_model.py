@@ -18,10 +18,10 @@ from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
 from pipeline.models import line as line_module
 from pipeline.models import masked
-from pipeline.models.config import Kind, ModelConfig, model_config
+from pipeline.models.config import ModelConfig, NetworkKind, model_config
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.lexicon import rectangles
-from pipeline.models.line import LineModel, build
+from pipeline.models.line import LineModel, build_network
 from pipeline.models.threshold import Mode
 from pipeline.models.tokenizer import LineTokenizer
 from pipeline.models.trainer import fit
@@ -72,7 +72,7 @@ def model(bundle: Path) -> LineModel:
 
 def test_a_learnt_line_surprises_less_than_one_of_unknown_words(model: LineModel) -> None:
     learnt, unknown = model.score([NORMAL[0], "kernel panic while syncing"])
-    assert learnt.surprise < unknown.surprise
+    assert learnt.surprisal < unknown.surprisal
 
 
 def test_one_wrong_word_in_a_familiar_line_is_named_first(model: LineModel) -> None:
@@ -91,7 +91,7 @@ def test_a_mask_token_alone_is_never_a_surprising_or_unseen_word(model: LineMode
 @pytest.mark.parametrize("line", ["", " ", "<IP>", "<NUM> <IP><NUM>"])
 def test_a_line_without_words_is_not_surprising(model: LineModel, line: str) -> None:
     found = model.score([line])[0]
-    assert (found.surprise, found.words, found.tokens) == (0.0, (), 0)
+    assert (found.surprisal, found.words, found.tokens) == (0.0, (), 0)
 
 
 def test_at_most_five_words_are_shown(model: LineModel) -> None:
@@ -105,8 +105,8 @@ def test_a_line_scores_the_same_alone_and_in_any_company(model: LineModel) -> No
     reverse = dict(zip(lines[::-1], model.score(lines[::-1]), strict=True))
     for line in lines:
         alone = model.score([line])[0]
-        assert alone.surprise == pytest.approx(together[line].surprise, abs=2e-3)
-        assert alone.surprise == pytest.approx(reverse[line].surprise, abs=2e-3)
+        assert alone.surprisal == pytest.approx(together[line].surprisal, abs=2e-3)
+        assert alone.surprisal == pytest.approx(reverse[line].surprisal, abs=2e-3)
         assert alone.unseen == together[line].unseen
 
 
@@ -197,8 +197,8 @@ def test_how_lines_are_gathered_changes_nothing(
     together = model.score(MANY)
     monkeypatch.setattr(line_module, "_AT_ONCE", 7)
     for found in (model.score(MANY), LineModel.load(bundle, threads=1).score(MANY)):
-        assert [replace(e, surprise=0.0) for e in together] == [replace(e, surprise=0.0) for e in found]
-        assert [e.surprise for e in together] == pytest.approx([e.surprise for e in found], abs=2e-4)
+        assert [replace(e, surprisal=0.0) for e in together] == [replace(e, surprisal=0.0) for e in found]
+        assert [e.surprisal for e in together] == pytest.approx([e.surprisal for e in found], abs=2e-4)
 
 
 def reseal(out: Path, name: str, change: Callable[[Path], None]) -> None:
@@ -277,7 +277,7 @@ def first_edition(bundle: Path, tmp_path: Path) -> Path:
     tokenizer = LineTokenizer.from_file(out / bundles.TOKENIZER, tokens=TOKENS, max_tokens=128)
     shape = {"hidden": 32, "layers": 1, "heads": 4, "feed_forward": 64, "groups": 4}
     torch.manual_seed(0)
-    network = build(ModelConfig(kind=Kind.MASKED, **shape), tokenizer.vocab_size)  # type: ignore[arg-type]
+    network = build_network(ModelConfig(kind=NetworkKind.MASKED, **shape), tokenizer.vocab_size)  # type: ignore[arg-type]
     state = {k: v.contiguous() for k, v in network.state_dict().items() if k not in masked.TIED}
     reseal(out, bundles.WEIGHTS, lambda p: save_file(state, p))
     manifest = json.loads((out / bundles.MANIFEST).read_text(encoding="utf-8"))
@@ -293,7 +293,7 @@ def first_edition(bundle: Path, tmp_path: Path) -> Path:
 
 def test_a_version_of_the_first_edition_is_loaded_and_read_in_groups(first_edition: Path) -> None:
     model = LineModel.load(first_edition)
-    assert model.config.kind is Kind.MASKED
+    assert model.config.kind is NetworkKind.MASKED
     rows = 0
 
     def count(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
@@ -306,12 +306,12 @@ def test_a_version_of_the_first_edition_is_loaded_and_read_in_groups(first_editi
     finally:
         hook.remove()
     assert rows == 4
-    assert found.surprise > 0 and found.tokens > 0 and found.words and found.novelty == 0.0
+    assert found.surprisal > 0 and found.tokens > 0 and found.words and found.novelty == 0.0
     embedding = model.network.roberta_prelayernorm.embeddings.word_embeddings.weight
     assert model.network.lm_head.decoder.weight.data_ptr() == embedding.data_ptr()
 
 
 def test_a_configuration_without_a_kind_is_of_the_first_edition() -> None:
     told = {"model": {k: v for k, v in asdict(ModelConfig()).items() if k != "kind"}}
-    assert model_config(told).kind is Kind.MASKED
+    assert model_config(told).kind is NetworkKind.MASKED
     assert model_config({"model": asdict(ModelConfig())}) == ModelConfig()

@@ -48,16 +48,16 @@ def test_all_models_are_looked_at_in_one_round_trip(
     registry: Registry, leases: Leases, client: "redis.Redis", settings: Settings
 ) -> None:
     watching = Registry(client, settings)
-    assert watching.look_at_all() == ([], {})
+    assert watching.snapshot_all() == ([], {})
     held = lease(leases)
     for version, model in ((ONE, "prod/own/x"), (TWO, "shared")):
         written(registry, version, model=model)
         registry.publish(version, held, at=AT)
-        lives, faults = watching.look_at_all()
+        lives, faults = watching.snapshot_all()
         assert (lives, faults) == (registry.live(), {})
     assert [live.model for live in lives] == ["shared", "prod/own/x"]
     registry.report_fault(TWO, "damaged")
-    assert watching.look_at_all() == (registry.live(), {TWO: "damaged"})
+    assert watching.snapshot_all() == (registry.live(), {TWO: "damaged"})
 
 
 def test_publishing_the_same_version_twice_changes_nothing_more(registry: Registry, leases: Leases) -> None:

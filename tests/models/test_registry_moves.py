@@ -279,7 +279,7 @@ def test_a_fault_is_seen_by_all_until_it_is_cleared(registry: Registry, settings
     assert other.faults()[TWO] == "gone"
     assert len(other.faults()[ONE]) == 500
     other.clear_fault(ONE)
-    assert registry.look()[1] == {TWO: "gone"}
+    assert registry.snapshot()[1] == {TWO: "gone"}
 
 
 def test_a_fault_that_nobody_repeats_is_forgotten(registry: Registry) -> None:

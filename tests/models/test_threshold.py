@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
 from pipeline.models.evidence import Evidence, Normal
-from pipeline.models.tails import Tail, bound, conformal, student, tail_of
+from pipeline.models.tails import ParetoTail, bound, conformal, student, tail_of
 from pipeline.models.threshold import Calibration, Mode, Scale, calibrate
 from pipeline.models.verdict import conclude
 from pipeline.records.schema import Verdict
@@ -23,7 +23,7 @@ NORMALS = st.lists(
         Normal,
         evidence=st.builds(
             Evidence,
-            surprise=NATS,
+            surprisal=NATS,
             novelty=st.floats(0.0, 1.0),
             prior=st.floats(-8.0, 8.0),
             severity=st.sampled_from([None, None, "failed", "panic"]),
@@ -35,13 +35,13 @@ NORMALS = st.lists(
 
 
 def normal(
-    surprise: float = 5.0, prior: float = -1.5, *, severe: bool = False, word: str | None = None
+    surprisal: float = 5.0, prior: float = -1.5, *, severe: bool = False, word: str | None = None
 ) -> Normal:
-    return Normal(evidence=Evidence(surprise=surprise, prior=prior, severity=word), severe=severe)
+    return Normal(evidence=Evidence(surprisal=surprisal, prior=prior, severity=word), severe=severe)
 
 
 def made_of(priors: list[float], chance: float = 0.05) -> Calibration:
-    """Calibration whose strangeness is the prior and nothing else."""
+    """Calibration whose normalised_score is the prior and nothing else."""
     return calibrate([normal(prior=p) for p in priors], mode=Mode.BASELINE, total=1, chance=chance)
 
 
@@ -82,13 +82,13 @@ def test_few_held_out_templates_give_a_wider_bound_than_their_largest() -> None:
 def test_without_held_out_templates_strangeness_alone_flags_nothing(count: int) -> None:
     made = made_of([0.0] * count)
     assert made.method == "none"
-    found = verdict(made, Evidence(surprise=1e6, novelty=1.0, prior=8.0))
+    found = verdict(made, Evidence(surprisal=1e6, novelty=1.0, prior=8.0))
     assert found.anomalous is False and found.p_value is None
 
 
 def test_equal_held_out_templates_leave_room_above_them() -> None:
     made = calibrate([normal(2.0)] * 30, mode=Mode.BASELINE, total=1)
-    assert verdict(made, Evidence(surprise=2.1, prior=-1.5)).anomalous is False
+    assert verdict(made, Evidence(surprisal=2.1, prior=-1.5)).anomalous is False
 
 
 def test_a_smaller_chance_never_lowers_the_threshold() -> None:
@@ -137,7 +137,7 @@ def test_p_values_of_lines_like_the_held_out_ones_are_super_uniform(count: int) 
     for _ in range(200):
         values = [rng.gauss(0.0, 1.0) for _ in range(count + 10)]
         made = made_of(values[:count])
-        found = [verdict(made, Evidence(surprise=5.0, prior=p)).p_value for p in values[count:]]
+        found = [verdict(made, Evidence(surprisal=5.0, prior=p)).p_value for p in values[count:]]
         drawn += [p for p in found if p is not None]
     for level in (0.01, 0.05, 0.1, 0.25, 0.5, 0.9):
         share = sum(p <= level for p in drawn) / len(drawn)
@@ -181,7 +181,7 @@ def test_a_tail_is_fitted_to_two_hundred_templates_and_only_then() -> None:
 
 
 def test_a_bound_from_a_tail_has_the_chance_that_was_asked_for() -> None:
-    tail = Tail(start=2.0, share=0.1, scale=1.5, shape=0.2)
+    tail = ParetoTail(start=2.0, share=0.1, scale=1.5, shape=0.2)
     assert tail.chance(tail.bound(0.001)) == pytest.approx(0.001)
     straight = replace(tail, shape=0.0)
     assert straight.chance(straight.bound(1e-6)) == pytest.approx(1e-6)
@@ -223,11 +223,11 @@ def test_a_calibration_with_a_tail_survives_its_json_and_keeps_few_scores() -> N
 def test_a_calibration_of_the_build_before_scores_by_surprise_and_flags_above_its_threshold() -> None:
     made = Calibration.from_json(OLDER)
     assert made.novelty is None
-    at, above = (verdict(made, Evidence(surprise=s)) for s in (7.89, 7.91))
+    at, above = (verdict(made, Evidence(surprisal=s)) for s in (7.89, 7.91))
     assert at.anomalous is False and above.anomalous is True
     assert above.p_value is not None and 0.0 < above.p_value < 0.06
-    assert verdict(made, Evidence(surprise=4.0, severity="failed")).anomalous is True
-    assert verdict(made, Evidence(surprise=4.0)).p_value == pytest.approx(1.0)
+    assert verdict(made, Evidence(surprisal=4.0, severity="failed")).anomalous is True
+    assert verdict(made, Evidence(surprisal=4.0)).p_value == pytest.approx(1.0)
     assert Calibration.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
@@ -235,15 +235,15 @@ def test_a_calibration_of_the_build_before_without_held_out_templates_flags_noth
     made = Calibration.from_json(
         {**OLDER, "method": "none", "median": 0.0, "threshold": 0.0, "held_out": 1, "quantiles": []}
     )
-    found = verdict(made, Evidence(surprise=50.0))
+    found = verdict(made, Evidence(surprisal=50.0))
     assert found.anomalous is False and found.p_value is None
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"method": "magic"}, {"median": "x"}, {"threshold": float("nan")}, {"mode": "?"}, {"surprise": [1.0]},
-        {"surprise": [1.0, 0.0]}, {"novelty": [0.0, float("inf")]}, {"scores": [2.0, 1.0]}, {"scores": "ab"},
+        {"method": "magic"}, {"median": "x"}, {"threshold": float("nan")}, {"mode": "?"}, {"surprisal": [1.0]},
+        {"surprisal": [1.0, 0.0]}, {"novelty": [0.0, float("inf")]}, {"scores": [2.0, 1.0]}, {"scores": "ab"},
         {"tail": [0.0, 2.0, 1.0, 0.0]}, {"tail": 3},
     ],
     ids=repr,

@@ -21,7 +21,7 @@ from pipeline.models.fitting import Fitted, TrainConfig, afforded, fit_network, 
 from pipeline.models.line import LineModel
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.threshold import CHANCE, Mode
-from pipeline.models.trainer import Progress, fit
+from pipeline.models.trainer import FitProgress, fit
 from pipeline.records.schema import pattern_ids
 
 TINY = TrainConfig(model=ModelConfig(hidden=32, feed_forward=64, layers=1), min_steps=20, max_steps=20)
@@ -58,7 +58,7 @@ def run(
     budget: float | None = None,
     known_normal: frozenset[int] = frozenset(),
     **more: Any,
-) -> tuple[list[Progress], bundles.Manifest]:
+) -> tuple[list[FitProgress], bundles.Manifest]:
     seen = list(
         fit(
             frame,
@@ -194,7 +194,7 @@ def test_self_mode_keeps_rare_and_error_like_templates_out_of_the_fit(tmp_path: 
     known = bundles.load_known(tmp_path / "v1")
     assert all(known.count(p) > 0 for p in frame["pattern_id"])
     scored = LineModel.load(tmp_path / "v1").score(lines)
-    assert min(e.surprise for e in scored[20:]) > max(e.surprise for e in scored[:20])
+    assert min(e.surprisal for e in scored[20:]) > max(e.surprisal for e in scored[:20])
 
 
 def test_self_mode_learns_rare_and_error_like_lines_that_somebody_called_normal(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_bundle_holds_what_novelty_and_prior_learnt_and_what_is_handed_to_it(t
 def test_a_bundle_without_them_still_scores_with_neither(tmp_path: Path) -> None:
     _, made = run(sample(sentences(30)), tmp_path / "v1")
     old = [bundles.WEIGHTS, bundles.TOKENIZER, bundles.KNOWN, bundles.WORDS]
-    bundles.write(
+    bundles.write_bundle(
         tmp_path / "v0",
         writers={name: partial(shutil.copyfile, tmp_path / "v1" / name) for name in old},
         manifest=lambda files: replace(made, files=files),

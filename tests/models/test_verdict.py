@@ -20,13 +20,13 @@ SHARES = st.floats(0.0, 1.0)
 LOGITS = st.floats(-8.0, 8.0)
 
 
-def normals(surprises: list[float]) -> list[Normal]:
-    return [Normal(evidence=Evidence(surprise=s, prior=-1.5)) for s in surprises]
+def normals(surprisals: list[float]) -> list[Normal]:
+    return [Normal(evidence=Evidence(surprisal=s, prior=-1.5)) for s in surprisals]
 
 
 def judged(
     calibration: Calibration,
-    surprise: float = 3.0,
+    surprisal: float = 3.0,
     *,
     words: tuple[str, ...] = (),
     unseen: tuple[str, ...] = (),
@@ -42,7 +42,7 @@ def judged(
 ) -> Verdict:
     return conclude(
         Evidence(
-            surprise=surprise,
+            surprisal=surprisal,
             words=words,
             unseen=unseen,
             severity=severity,
@@ -78,10 +78,10 @@ ALL = [BASELINE, SELF, NONE, OLDER]
 
 
 @given(
-    surprises=SURPRISES,
+    surprisals=SURPRISES,
     mode=st.sampled_from(Mode),
     older=st.booleans(),
-    surprise=st.tuples(NATS, NATS),
+    surprisal=st.tuples(NATS, NATS),
     novelty=st.tuples(SHARES, SHARES),
     prior=st.tuples(LOGITS, LOGITS),
     known=st.tuples(st.integers(0, 9000), st.integers(0, 9000)),
@@ -94,10 +94,10 @@ ALL = [BASELINE, SELF, NONE, OLDER]
 )
 def test_more_evidence_never_lowers_the_score_nor_raises_the_p_value(
     *,
-    surprises: list[float],
+    surprisals: list[float],
     mode: Mode,
     older: bool,
-    surprise: tuple[float, float],
+    surprisal: tuple[float, float],
     novelty: tuple[float, float],
     prior: tuple[float, float],
     known: tuple[int, int],
@@ -108,9 +108,9 @@ def test_more_evidence_never_lowers_the_score_nor_raises_the_p_value(
     unseen: tuple[str, ...],
     template_severe: bool | None,
 ) -> None:
-    made = replace(OLDER, mode=mode) if older else calibrate(normals(surprises), mode=mode, total=9000)
+    made = replace(OLDER, mode=mode) if older else calibrate(normals(surprisals), mode=mode, total=9000)
     common: dict[str, object] = {
-        "surprise": min(surprise), "novelty": min(novelty), "prior": min(prior), "known": 0, "new": new,
+        "surprisal": min(surprisal), "novelty": min(novelty), "prior": min(prior), "known": 0, "new": new,
         "severe": severe, "level": level, "severity": word, "unseen": unseen, "template_severe": template_severe,
     }  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_more_evidence_never_lowers_the_score_nor_raises_the_p_value(
         (low, low_p), (high, high_p) = found(**less), found(**more)
         assert high >= low and high_p >= low_p
 
-    rises({}, {"surprise": max(surprise)})
+    rises({}, {"surprisal": max(surprisal)})
     rises({}, {"novelty": max(novelty)})
     rises({}, {"prior": max(prior)})
     rises({"severe": False}, {"severe": True})
@@ -139,31 +139,31 @@ def test_more_evidence_never_lowers_the_score_nor_raises_the_p_value(
 
 
 @given(
-    surprise=NATS,
+    surprisal=NATS,
     known=st.integers(1, 4000),
     severe=st.booleans(),
     level=st.sampled_from([None, "info", "error", "fatal"]),
     word=st.sampled_from([None, "error", "panic"]),
 )
 def test_a_pattern_of_the_baseline_is_never_anomalous(
-    surprise: float, known: int, severe: bool, level: str | None, word: str | None
+    surprisal: float, known: int, severe: bool, level: str | None, word: str | None
 ) -> None:
-    found = judged(BASELINE, surprise, known=known, new=False, severe=severe, level=level, severity=word)
+    found = judged(BASELINE, surprisal, known=known, new=False, severe=severe, level=level, severity=word)
     assert found.anomalous is False and found.reasons == () and found.p_value == 1.0
     assert found.score is not None and found.score < 0.5
 
 
 @given(
-    surprise=NATS,
+    surprisal=NATS,
     mode=st.sampled_from(Mode),
     new=st.booleans(),
     severe=st.booleans(),
     known=st.integers(0, 50),
 )
 def test_anomalous_means_a_score_of_at_least_one_half(
-    surprise: float, mode: Mode, new: bool, severe: bool, known: int
+    surprisal: float, mode: Mode, new: bool, severe: bool, known: int
 ) -> None:
-    found = judged(replace(BASELINE, mode=mode), surprise, new=new and not known, severe=severe, known=known)
+    found = judged(replace(BASELINE, mode=mode), surprisal, new=new and not known, severe=severe, known=known)
     assert found.score is not None
     assert found.anomalous == (found.score >= 0.5)
 
@@ -176,29 +176,29 @@ def test_a_new_template_with_an_error_sign_is_anomalous_however_likely_its_words
     assert judged(made, 0.0, prior=-8.0, **sign).anomalous is True  # type: ignore[arg-type]
 
 
-@given(surprise=NATS, novelty=SHARES, prior=LOGITS, made=st.sampled_from([BASELINE, SELF, OLDER]))
+@given(surprisal=NATS, novelty=SHARES, prior=LOGITS, made=st.sampled_from([BASELINE, SELF, OLDER]))
 def test_a_calm_new_template_is_anomalous_exactly_above_the_threshold(
-    surprise: float, novelty: float, prior: float, made: Calibration
+    surprisal: float, novelty: float, prior: float, made: Calibration
 ) -> None:
-    strange = made.strangeness(Evidence(surprise=surprise, novelty=novelty, prior=prior))
-    found = judged(made, surprise, novelty=novelty, prior=prior)
+    strange = made.normalised_score(Evidence(surprisal=surprisal, novelty=novelty, prior=prior))
+    found = judged(made, surprisal, novelty=novelty, prior=prior)
     assert found.anomalous == (strange >= made.threshold)
 
 
-@given(surprise=NATS, novelty=SHARES, prior=LOGITS)
+@given(surprisal=NATS, novelty=SHARES, prior=LOGITS)
 def test_without_held_out_templates_no_calm_line_is_flagged(
-    surprise: float, novelty: float, prior: float
+    surprisal: float, novelty: float, prior: float
 ) -> None:
-    assert judged(NONE, surprise, novelty=novelty, prior=prior).anomalous is False
+    assert judged(NONE, surprisal, novelty=novelty, prior=prior).anomalous is False
 
 
-@given(surprise=NATS, novelty=SHARES, prior=LOGITS)
+@given(surprisal=NATS, novelty=SHARES, prior=LOGITS)
 def test_a_calm_variation_of_a_known_template_is_never_anomalous(
-    surprise: float, novelty: float, prior: float
+    surprisal: float, novelty: float, prior: float
 ) -> None:
     terms: dict[str, Any] = {"novelty": novelty, "prior": prior}
-    assert judged(BASELINE, surprise, new=False, **terms).anomalous is False
-    assert judged(SELF, surprise, new=False, known=1, template_count=3000, **terms).anomalous is False
+    assert judged(BASELINE, surprisal, new=False, **terms).anomalous is False
+    assert judged(SELF, surprisal, new=False, known=1, template_count=3000, **terms).anomalous is False
 
 
 def test_an_error_word_new_to_the_log_flags_a_variation_of_a_known_template() -> None:

@@ -45,7 +45,7 @@ class Worker(Context):
         self.passes.append(list(masked))
         if any("poison" in line for line in masked):
             raise ValueError("it cannot be scored")
-        return [Evidence(surprise=1.0, tokens=3) for _ in masked]
+        return [Evidence(surprisal=1.0, tokens=3) for _ in masked]
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_what_waits_behind_a_batch_is_scored_in_its_pass_and_every_line_once(wor
     for name in names:
         work = worker.ledger.work(name)
         assert work.height == 10
-        assert work["surprise"].to_list() == [1.0] * 10
+        assert work["surprisal"].to_list() == [1.0] * 10
         assert work["pattern_id"].n_unique() == 10, "each its own lines"
         assert (field(worker, name, "attempts"), field(worker, name, "owner")) == ("0", "")
     left = worked(worker)
@@ -261,7 +261,7 @@ def test_a_claim_that_is_lost_meanwhile_loses_only_its_own_batch(
     infer.run(worker, "b0")
     assert states(worker, [name for name in names if name != lost]) == {"drain"}
     assert (worker.ledger.state(lost), field(worker, lost, "owner")) == ("infer", "another one")
-    assert worker.ledger.work(lost)["surprise"].null_count() == 10
+    assert worker.ledger.work(lost)["surprisal"].null_count() == 10
 
 
 def test_every_batch_is_scored_under_the_version_it_began_with(
@@ -381,7 +381,7 @@ class Worker(Context):
             os.kill(os.getpid(), signal.SIGKILL)
         if any("endless" in line for line in masked):
             time.sleep(60)
-        return [Evidence(surprise=1.0, tokens=3) for _ in masked]
+        return [Evidence(surprisal=1.0, tokens=3) for _ in masked]
 
 settings = Settings.load()
 infer.run(Worker(make_app(settings), settings), sys.argv[1])

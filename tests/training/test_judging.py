@@ -18,7 +18,7 @@ from pipeline.models import bundle as bundles
 from pipeline.models.config import ModelConfig
 from pipeline.models.evidence import Evidence
 from pipeline.models.fitting import TrainConfig
-from pipeline.models.line import LineModel, build
+from pipeline.models.line import LineModel, build_network
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
@@ -96,7 +96,7 @@ def untrained(model: Examinee, seed: int = 0) -> Examinee:
     scorer = model.scorer
     assert isinstance(scorer, LineModel)
     torch.manual_seed(seed)
-    network = build(scorer.config, scorer.tokenizer.vocab_size)
+    network = build_network(scorer.config, scorer.tokenizer.vocab_size)
     made = LineModel(network, scorer.tokenizer, scorer.config, [], "cpu")
     return replace(model, version="damaged", scorer=made)
 
@@ -109,11 +109,11 @@ def with_threshold(model: Examinee, median: float, threshold: float) -> Examinee
 class Fixed:
     """A scorer that gives every line the same answer."""
 
-    def __init__(self, surprise: float) -> None:
-        self.surprise = surprise
+    def __init__(self, surprisal: float) -> None:
+        self.surprisal = surprisal
 
     def score(self, masked: Sequence[str]) -> list[Evidence]:
-        return [Evidence(surprise=self.surprise, tokens=3, severity=severity_words(m)) for m in masked]
+        return [Evidence(surprisal=self.surprisal, tokens=3, severity=severity_words(m)) for m in masked]
 
 
 # --- what passes and what fails -------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_random_weights_are_refused_with_and_without_a_live_model(models: list[E
 
 def test_random_weights_with_a_threshold_of_their_own_are_refused_too(models: list[Examinee]) -> None:
     bad = untrained(models[0])
-    usual = sorted(e.surprise for e in bad.scorer.score(sentences()))
+    usual = sorted(e.surprisal for e in bad.scorer.score(sentences()))
     bad = with_threshold(bad, usual[50], usual[95])
     made = judge(bad, models[1], HELD, SAMPLE)
     assert not made.passed and made.candidate.alert_rate_template in (0.0, 0.1, 0.2)
@@ -180,9 +180,9 @@ def test_a_model_that_learnt_the_faults_as_normal_is_refused(models: list[Examin
     assert made.candidate.injected_recall < made.live.injected_recall - 0.15
 
 
-@pytest.mark.parametrize("surprise", [math.nan, math.inf])
-def test_scores_that_are_not_finite_are_refused(models: list[Examinee], surprise: float) -> None:
-    made = judge(replace(models[0], scorer=Fixed(surprise)), None, HELD, SAMPLE)
+@pytest.mark.parametrize("surprisal", [math.nan, math.inf])
+def test_scores_that_are_not_finite_are_refused(models: list[Examinee], surprisal: float) -> None:
+    made = judge(replace(models[0], scorer=Fixed(surprisal)), None, HELD, SAMPLE)
     assert not made.passed and "not finite" in made.reason
 
 
@@ -196,7 +196,7 @@ def test_weights_that_are_not_numbers_are_refused(models: list[Examinee]) -> Non
 
 def test_one_surprise_for_all_lines_is_refused(models: list[Examinee]) -> None:
     made = judge(replace(models[0], scorer=Fixed(1.0)), models[1], HELD, SAMPLE)
-    assert not made.passed and "the same surprise" in made.reason
+    assert not made.passed and "the same surprisal" in made.reason
 
 
 def test_a_useless_live_model_is_no_measure(models: list[Examinee]) -> None:
@@ -411,7 +411,7 @@ class Lenient:
         seen = self.model.scorer.score(masked)
         held = set(HELD.by_template["masked"])
         return [
-            replace(e, surprise=99.0 * (m not in self.learnt), novelty=0.0, prior=0.0) if m in held else e
+            replace(e, surprisal=99.0 * (m not in self.learnt), novelty=0.0, prior=0.0) if m in held else e
             for e, m in zip(seen, masked, strict=True)
         ]
 

@@ -21,7 +21,7 @@ from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, SAMPLE_SCHEMA, 
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training import sampling
-from pipeline.training.sampling import MAX_TEXT_BYTES, Sample, Sampler, read_parquet
+from pipeline.training.sampling import MAX_TEXT_BYTES, Sampler, TrainingSample, read_parquet
 
 MASKS = MaskSet.load()
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -51,14 +51,14 @@ def page(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(list(rows), schema=LEARN_SCHEMA)
 
 
-def sampled(*pages: Sequence[dict[str, Any]], limit: int = 100, **options: Any) -> Sample:
+def sampled(*pages: Sequence[dict[str, Any]], limit: int = 100, **options: Any) -> TrainingSample:
     sampler = Sampler(MASKS, limit=limit, **options)
     for rows in pages:
         sampler.add(page(rows))
     return sampler.sample()
 
 
-def counts(sample: Sample) -> dict[str, int]:
+def counts(sample: TrainingSample) -> dict[str, int]:
     return dict(sample.frame.select("masked", "count").iter_rows())
 
 

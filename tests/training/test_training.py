@@ -13,7 +13,7 @@ from pipeline.records.query import Query, query_of, store_of
 from pipeline.records.schema import RESULT_SCHEMA, Purpose
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.training.training import Lines, _nothing, chosen, lines_for, none_chosen
+from pipeline.training.training import StoredLines, _nothing, chosen_workloads, lines_for, none_chosen
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 SEEN = ("dev/a", "prod/a", "prod/own/x")
@@ -37,7 +37,7 @@ SEEN = ("dev/a", "prod/a", "prod/own/x")
 def test_a_request_means_what_it_names_or_else_what_is_watched_and_shares_its_model(
     request_: Request, watched: tuple[str, ...], own: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    assert chosen(request_, SEEN, watched, own) == expected
+    assert chosen_workloads(request_, SEEN, watched, own) == expected
 
 
 def test_a_request_that_means_nothing_names_its_patterns_and_the_remedy() -> None:
@@ -54,7 +54,7 @@ def result(message: str, workload: str) -> pl.DataFrame:
     return pl.DataFrame([row], schema=RESULT_SCHEMA)
 
 
-def messages(lines: Lines) -> list[str]:
+def messages(lines: StoredLines) -> list[str]:
     return sorted(m for page in lines.pages() for m in page["message"])
 
 
@@ -101,4 +101,4 @@ def test_nothing_to_learn_from_says_where_was_looked_and_what_helps() -> None:
 
 
 def test_the_name_of_the_shared_model_is_no_workloads_model() -> None:
-    assert chosen(Request(), (SHARED, "a"), (), (SHARED, "a")) == (SHARED,)
+    assert chosen_workloads(Request(), (SHARED, "a"), (), (SHARED, "a")) == (SHARED,)

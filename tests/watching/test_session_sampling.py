@@ -16,7 +16,7 @@ from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, Purpose
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.training.training import Lines, _Training
+from pipeline.training.training import StoredLines, _Training
 from pipeline.watching.sessions.model import NORMAL
 from pipeline.watching.sessions.sampling import KEEP_S, LEAST_SESSIONS, Sessions, SessionSampler
 
@@ -172,7 +172,7 @@ def test_a_training_learns_the_sessions_of_what_it_reads(
     ]
     sink.write("b1", pl.DataFrame(rows, schema=RESULT_SCHEMA))
     work = _Training(
-        request=Request(), lines=Lines(query=Query(), purpose=purpose, settings=settings), stream=None,
+        request=Request(), lines=StoredLines(query=Query(), purpose=purpose, settings=settings), stream=None,
         masks=MaskSet.load(), templates=(), registry=None, settings=settings, marks=(),  # type: ignore[arg-type]
         held=SimpleNamespace(lost=threading.Event()), clock=lambda: BEGAN, status=Status(request_id="r", model="shared"),  # type: ignore[arg-type]
     )  # fmt: skip
