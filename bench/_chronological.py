@@ -19,7 +19,8 @@ from bench._triage_data import tagged
 from bench._triage_split import tree_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models.threshold import Mode
-from pipeline.records.schema import SAMPLE_SCHEMA, pattern_ids
+from pipeline.records.schema import SAMPLE_SCHEMA
+from pipeline.records.verdict import pattern_ids
 
 SHARES: Final = (0.4, 0.1)  # of the lines; two of the five categories end within the first 40 %
 

@@ -9,7 +9,9 @@ import msgpack
 import polars as pl
 
 from pipeline.ledger.batches import Meta
-from pipeline.records.schema import UTC_US, Purpose, Verdict, pack_frame, raw_frame
+from pipeline.records.batch import Purpose
+from pipeline.records.schema import UTC_US, pack_frame, raw_frame
+from pipeline.records.verdict import Verdict
 from pipeline.sources.chunks import Cursor
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)

@@ -25,7 +25,9 @@ from pipeline.ledger.batches import Meta
 from pipeline.messages import filter as guard
 from pipeline.models.bundle import Manifest, weights_header
 from pipeline.opensearch import scan, training
-from pipeline.records.schema import LEVELS, UTC_US, Verdict, unpack_frame
+from pipeline.records.batch import LEVELS
+from pipeline.records.schema import UTC_US, unpack_frame
+from pipeline.records.verdict import Verdict
 from pipeline.sources import documents as docs
 from pipeline.sources import formats
 from pipeline.sources.chunks import Cursor

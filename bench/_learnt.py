@@ -15,7 +15,7 @@ from pipeline.models.line import LineModel
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
 from pipeline.models.verdict import Knowledge, verdict_of
-from pipeline.records.schema import Verdict
+from pipeline.records.verdict import Verdict
 
 
 def learn_and_score(

@@ -21,7 +21,7 @@ from pipeline.models.evidence import Evidence
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.threshold import Mode
 from pipeline.models.verdict import Knowledge
-from pipeline.records.schema import Verdict
+from pipeline.records.verdict import Verdict
 
 OURS: Final = "ours"
 BASELINES: Final = ("cache_only", "trigram_novelty", "rarity", "keywords", "nulog")

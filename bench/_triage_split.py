@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.drain.templates import Templates
-from pipeline.records.schema import SAMPLE_SCHEMA, pattern_ids
+from pipeline.records.schema import SAMPLE_SCHEMA
+from pipeline.records.verdict import pattern_ids
 from pipeline.settings import Settings
 
 HELD_SHARE: Final = 0.4  # of the normal templates

@@ -16,7 +16,8 @@ from bench._triage_data import recorded
 from bench._triage_split import NEW_TEMPLATE, tree_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models.threshold import Mode
-from pipeline.records.schema import SAMPLE_SCHEMA, pattern_ids
+from pipeline.records.schema import SAMPLE_SCHEMA
+from pipeline.records.verdict import pattern_ids
 
 _KEYS: Final = ["masked", "severe"]
 

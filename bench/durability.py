@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from pipeline.ledger.batches import Accepted
 from pipeline.ledger.ledger import Ledger
-from pipeline.records.schema import Batch, Purpose, raw_frame, utc_now
+from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers.stack.private_redis import PrivateRedis

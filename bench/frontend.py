@@ -38,7 +38,8 @@ from pipeline.drain.masking.multiline import cleaned
 from pipeline.drain.templates import Templates
 from pipeline.drain.verdicts import Verdicts
 from pipeline.ledger.batches import Meta
-from pipeline.records.schema import UNCLASSIFIED, Purpose, Verdict
+from pipeline.records.batch import Purpose
+from pipeline.records.verdict import UNCLASSIFIED, Verdict
 from pipeline.settings import Settings
 from pipeline.sources import formats
 from pipeline.sources.chunks import Assembly, Chunk, Cursor

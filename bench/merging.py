@@ -34,7 +34,9 @@ from pipeline.models.evidence import Evidence
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
-from pipeline.records.schema import Batch, Purpose, Verdict, raw_frame, utc_now
+from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.schema import raw_frame
+from pipeline.records.verdict import Verdict
 from pipeline.settings import Settings
 from pipeline.tasks import infer, merging
 from pipeline.tasks.context import Context

@@ -21,7 +21,8 @@ from drain3.template_miner_config import TemplateMinerConfig
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Templates
-from pipeline.records.schema import ERROR_LEVELS, raw_frame
+from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources import formats
 

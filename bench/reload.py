@@ -24,7 +24,7 @@ from pipeline.messages.app import make_app
 from pipeline.models import bundle
 from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence
-from pipeline.records.schema import digest, utc_now
+from pipeline.records.batch import digest, utc_now
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import TRAINING, Leases, Mode, granted
 from pipeline.settings import Settings

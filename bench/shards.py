@@ -46,7 +46,9 @@ from pipeline.models.registry import Registry
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
 from pipeline.observe.presence import Presence
-from pipeline.records.schema import Batch, Purpose, Verdict, pattern_ids, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import raw_frame
+from pipeline.records.verdict import Verdict, pattern_ids
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
 from pipeline.redis.scripts import Scripts

@@ -23,8 +23,9 @@ from bench.watching import own_redis
 from pipeline.controller.trainings import Request, State, Status
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models.registry import Registry
+from pipeline.records.batch import utc_now
 from pipeline.records.query import Query
-from pipeline.records.schema import RESULT_SCHEMA, utc_now
+from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import TRAINING, Leases, Mode, granted
 from pipeline.settings import Settings

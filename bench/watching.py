@@ -25,7 +25,9 @@ from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.ledger import Ledger
-from pipeline.records.schema import Batch, Purpose, Verdict, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import raw_frame
+from pipeline.records.verdict import Verdict
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import WATCH, Leases, Mode, granted
 from pipeline.settings import Settings

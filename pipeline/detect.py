@@ -17,8 +17,10 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger.batches import Meta
 from pipeline.models.evidence import Evidence
+from pipeline.records.batch import ERROR_LEVELS, digest
 from pipeline.records.columns import lists_of_text
-from pipeline.records.schema import ERROR_LEVELS, RESULT_SCHEMA, UNCLASSIFIED, Verdict, digest
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.records.verdict import UNCLASSIFIED, Verdict
 from pipeline.sources import formats
 
 # The distinct masked lines of one batch on their way through the stages. Verdict columns are null until known.

@@ -23,7 +23,8 @@ from pipeline.ledger.batches import Accepted, Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.submit import Submit
-from pipeline.records.schema import LEVELS, MAX_NAME, RAW_SCHEMA, Batch, Purpose, digest, utc_now
+from pipeline.records.batch import LEVELS, MAX_NAME, Batch, Purpose, digest, utc_now
+from pipeline.records.schema import RAW_SCHEMA
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings

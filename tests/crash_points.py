@@ -31,7 +31,7 @@ from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.evidence import Evidence
 from pipeline.models.threshold import Mode, calibrate
 from pipeline.models.verdict import Knowledge
-from pipeline.records.schema import utc_now
+from pipeline.records.batch import utc_now
 from pipeline.redis.connection import byte_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import SCRIPT_DIR, script_text

@@ -21,19 +21,10 @@ from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.threshold import Mode, calibrate
 from pipeline.models.verdict import Knowledge, verdict_of
+from pipeline.records.batch import Batch, Purpose
 from pipeline.records.columns import lists_of_text
-from pipeline.records.schema import (
-    RAW_SCHEMA,
-    RESULT_SCHEMA,
-    UNCLASSIFIED,
-    Batch,
-    Purpose,
-    Verdict,
-    pack_frame,
-    pattern_ids,
-    raw_frame,
-    unpack_frame,
-)  # fmt: skip
+from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA, pack_frame, raw_frame, unpack_frame
+from pipeline.records.verdict import UNCLASSIFIED, Verdict, pattern_ids  # fmt: skip
 from pipeline.settings import Settings
 from pipeline.sources.framing import Framer
 

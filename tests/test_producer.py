@@ -21,7 +21,8 @@ from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_INGEST
 from pipeline.messages.submit import Submit
 from pipeline.producer import MAX_NAME, Producer
-from pipeline.records.schema import RAW_SCHEMA, Purpose, raw_frame
+from pipeline.records.batch import Purpose
+from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 

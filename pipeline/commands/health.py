@@ -14,11 +14,11 @@ from pipeline.commands.common import err, out, print_json, printable, reached, s
 from pipeline.errors import LogweirError
 from pipeline.ledger.batches import Stage
 from pipeline.messages.routing import stage_queues
-from pipeline.models.registry import SHARED, Registry
+from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence, WorkerView
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
-from pipeline.redis.keys import WORKER_TTL_S
+from pipeline.redis.keys import SHARED, WORKER_TTL_S
 from pipeline.settings import Settings
 from pipeline.units import plural
 from pipeline.workers.stack.data_dir import called

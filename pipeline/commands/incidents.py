@@ -12,7 +12,7 @@ from rich.text import Text
 from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput
 from pipeline.marks.marks import Target
-from pipeline.records.schema import utc_now
+from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.commands.common import out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadBundle, BadInput
 from pipeline.models.registry import Live, Registry
-from pipeline.records.schema import utc_now
+from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.units import plural

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.commands.common import cell, out, print_json, printable
-from pipeline.records.schema import utc_now
+from pipeline.records.batch import utc_now
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.results import readable

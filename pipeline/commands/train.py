@@ -10,11 +10,11 @@ from pipeline.controller.trainings import Request, State, Status, Trainings
 from pipeline.controller.watchlist import check_pattern, covers, model_of, silent
 from pipeline.errors import BadInput, Cancelled, TrainingFailed
 from pipeline.ledger.ledger import Ledger
-from pipeline.models.registry import SHARED
 from pipeline.producer import Producer
+from pipeline.records.batch import utc_now
 from pipeline.records.query import Query, begin_of, query_of
-from pipeline.records.schema import utc_now
 from pipeline.redis.connection import connect
+from pipeline.redis.keys import SHARED
 from pipeline.settings import Settings
 from pipeline.units import span
 

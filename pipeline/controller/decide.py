@@ -30,7 +30,7 @@ from pipeline.controller.facts import (
     clipped,
     iso,
 )
-from pipeline.records.schema import digest
+from pipeline.records.batch import digest
 from pipeline.units import plural
 
 _NAMES_SHOWN: Final = 5

@@ -33,7 +33,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
-from pipeline.records.schema import Reason
+from pipeline.records.verdict import Reason
 
 BINS: Final = 10  # of the score, 0..1; deciles of the range, as is usual for a stability index
 COUNTERS: Final = (

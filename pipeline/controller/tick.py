@@ -23,10 +23,10 @@ from pipeline.controller.watchlist import Watched, Watchlist, model_of, silent
 from pipeline.errors import BadBundle, BadPayload, TrainingsFull
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
-from pipeline.models.registry import SHARED, Live, Registry
+from pipeline.models.registry import Live, Registry
 from pipeline.records.query import query_of
 from pipeline.redis.connection import answering, text_map
-from pipeline.redis.keys import Keys
+from pipeline.redis.keys import SHARED, Keys
 from pipeline.settings import Settings
 
 KEEP: Final = 1_000  # decisions

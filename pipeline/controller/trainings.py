@@ -21,11 +21,10 @@ import redis
 
 from pipeline.controller.facts import backoff_s
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
-from pipeline.models.registry import SHARED
+from pipeline.records.batch import digest
 from pipeline.records.query import Query
-from pipeline.records.schema import digest
 from pipeline.redis.connection import answering, text_map
-from pipeline.redis.keys import Keys
+from pipeline.redis.keys import SHARED, Keys
 from pipeline.redis.leases import TRAINING, Lease
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings

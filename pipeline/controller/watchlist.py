@@ -21,11 +21,10 @@ from typing import Final, Self
 import redis
 
 from pipeline.errors import BadInput
-from pipeline.models.registry import SHARED
-from pipeline.records.schema import MAX_NAME
+from pipeline.records.batch import MAX_NAME
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import answering, connect, text_map
-from pipeline.redis.keys import Keys
+from pipeline.redis.keys import SHARED, Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 

@@ -24,7 +24,8 @@ from pipeline.drain.templates import Change, Template, Templates
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadPayload, LeaseRefused, TooNew
 from pipeline.logs import logger
-from pipeline.records.schema import WIRE_VERSION, Verdict
+from pipeline.records.batch import WIRE_VERSION
+from pipeline.records.verdict import Verdict
 from pipeline.redis.connection import answering, byte_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.shards import ids_of, of_shard, shard_of

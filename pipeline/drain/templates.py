@@ -17,7 +17,7 @@ from typing import Final
 from drain3.drain import LogCluster
 
 from pipeline.drain.tree import Tree
-from pipeline.records.schema import UNCLASSIFIED
+from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.redis.shards import ids_of
 
 _EXACT_LIMIT: Final = 200_000

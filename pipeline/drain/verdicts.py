@@ -12,7 +12,7 @@ import redis
 
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
-from pipeline.records.schema import Verdict
+from pipeline.records.verdict import Verdict
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts

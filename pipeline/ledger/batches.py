@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from pipeline.errors import BadPayload, TooNew
-from pipeline.records.schema import WIRE_VERSION, Purpose
+from pipeline.records.batch import WIRE_VERSION, Purpose
 from pipeline.units import plural
 
 # Stands in the ids of halves and in no other, so that a half never takes the place of somebody's batch.

@@ -34,7 +34,8 @@ from pipeline.ledger.batches import (
 )
 from pipeline.ledger.renewal import Holding
 from pipeline.logs import logger
-from pipeline.records.schema import RAW_SCHEMA, WIRE_VERSION, Batch, digest, pack_frame, unpack_frame
+from pipeline.records.batch import WIRE_VERSION, Batch, digest
+from pipeline.records.schema import RAW_SCHEMA, pack_frame, unpack_frame
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts

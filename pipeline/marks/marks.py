@@ -15,7 +15,7 @@ import msgpack
 import polars as pl
 
 from pipeline.errors import BadPayload
-from pipeline.records.schema import Reason, reason
+from pipeline.records.verdict import Reason, reason
 
 MARK_VERSION: Final = 1
 _ANY_TIME: Final = datetime.min.replace(tzinfo=UTC)  # before every end

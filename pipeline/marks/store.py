@@ -18,7 +18,7 @@ import redis
 from pipeline.errors import BadInput, BadPayload
 from pipeline.logs import logger
 from pipeline.marks.marks import Kind, Mark, Marked, Overlay, State, Target, moment
-from pipeline.records.schema import MAX_NAME
+from pipeline.records.batch import MAX_NAME
 from pipeline.redis.connection import answering, byte_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts

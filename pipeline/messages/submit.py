@@ -1,5 +1,6 @@
 """The only sender of messages. A message is a wake-up with ids; the ledger knows the rest."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import kombu.exceptions
@@ -7,8 +8,6 @@ import redis
 from celery import Celery
 
 from pipeline.errors import RedisUnavailable
-from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import scoring_need
 from pipeline.ledger.batches import Stage
 from pipeline.logs import logger
 from pipeline.messages.queues import LOOK_AT_MOST, _ids_of, batches_of
@@ -42,14 +41,24 @@ HANDED: Final = "handed on"
 
 
 class Submit:
-    """Sends by name; never imports what runs."""
+    """Sends by name; never imports what runs.
 
-    def __init__(self, app: Celery, client: "redis.Redis", settings: Settings) -> None:
+    `gpu_open` answers whether a GPU would take a scoring process now. Without it unknown lines are sent to CPU
+    workers: a producer only wakes stage ingest, so it carries no GPU pool.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        client: "redis.Redis",
+        settings: Settings,
+        *,
+        gpu_open: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.app = app
         self.client = client
         self.keys = Keys(settings.key_prefix)
-        self.pool = Pool(client, settings)
-        self.scoring = scoring_need(settings)
+        self.gpu_open = gpu_open
         self.presence = Presence(client, settings)
         self.shards = settings.drain_shards
 
@@ -159,7 +168,7 @@ class Submit:
         # A worker of a build that knew no classes serves fresh batches only.
         queue = of_class(QUEUE_GPU, backfill=backfill)
         workers = sum(1 for w in self.presence.live() if queue in w.queues)
-        return GpuView(workers=workers, open_to_shared=workers > 0 and self.pool.open_to_shared(self.scoring))
+        return GpuView(workers=workers, open_to_shared=workers > 0 and self.gpu_open())
 
     def _waiting(self, queue: str) -> set[str] | None:
         # One answer: between two a message could move from what is read later to what was read before.

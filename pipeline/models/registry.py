@@ -26,13 +26,12 @@ import redis
 from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken
 from pipeline.models.bundle import MANIFEST, Manifest, load_manifest
 from pipeline.redis.connection import answering, byte_set, text_map
-from pipeline.redis.keys import Keys
+from pipeline.redis.keys import SHARED, Keys
 from pipeline.redis.leases import Lease
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 VERSION: Final = re.compile(r"m(\d{6,})-[0-9a-f]{8}")
-SHARED: Final = "shared"
 # Removed last: the live version and those one may want to go back to.
 HISTORY_KEPT: Final = 3
 # A fault is said again every few seconds while it lasts (models/serving.py); longer silence means that nobody has it.

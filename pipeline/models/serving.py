@@ -12,7 +12,8 @@ from typing import Final
 
 from pipeline.errors import BadBundle, ModelUnavailable
 from pipeline.logs import logger
-from pipeline.models.registry import SHARED, Live, Registry
+from pipeline.models.registry import Live, Registry
+from pipeline.redis.keys import SHARED
 
 RETRY_S: Final = 5.0  # a version that could not be read is looked at again after so long
 

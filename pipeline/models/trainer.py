@@ -29,7 +29,8 @@ from pipeline.models.novelty import Novelty
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode, calibrate
-from pipeline.records.schema import SAMPLE_SCHEMA, utc_now
+from pipeline.records.batch import utc_now
+from pipeline.records.schema import SAMPLE_SCHEMA
 
 _KNOWN_WORDS: Final = 200_000  # kept for "unseen words"; most frequent first
 

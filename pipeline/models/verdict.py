@@ -8,13 +8,16 @@ threshold, one with an error level or an error word always; a variation of a kno
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from pipeline.models.bundle import KnownPatterns
 from pipeline.models.evidence import Evidence
 from pipeline.models.threshold import ANOMALOUS_SCORE, LEVEL, WORD, Calibration, Mode, level_logit, with_word
-from pipeline.records.schema import ERROR_LEVELS, UNCLASSIFIED, Reason, Verdict, reason
+from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason
 
 # In logits, beside those of the level and of words in threshold.py.
 _UNSEEN_WORD: Final = 3.5  # an error word this log has never used, in a known template
@@ -165,4 +168,6 @@ def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | 
         template_count=seen,
         template_severe=knowledge.known.template_severe(template_id),
     )
-    return replace(verdict, reasons=(*verdict.reasons, *past_limit)) if past_limit else verdict
+    return (
+        msgspec.structs.replace(verdict, reasons=(*verdict.reasons, *past_limit)) if past_limit else verdict
+    )

@@ -8,7 +8,8 @@ from typing import Any, Final, Self
 import polars as pl
 
 from pipeline.errors import BadPayload
-from pipeline.records.schema import UTC_US, digest
+from pipeline.records.batch import digest
+from pipeline.records.schema import UTC_US
 from pipeline.settings import Settings
 
 

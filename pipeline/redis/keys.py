@@ -85,6 +85,7 @@ from typing import Final
 
 WORKER_TTL_S: Final = 15
 TROUBLE_TTL_S: Final = 15
+SHARED: Final = "shared"  # the name of the model that answers for every workload without its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +189,8 @@ class Keys:
     def epoch(self) -> str:
         return self("epoch")
 
-    def model(self, name: str = "shared") -> str:
-        return self("model") if name == "shared" else self("model", name)
+    def model(self, name: str = SHARED) -> str:
+        return self("model") if name == SHARED else self("model", name)
 
     def training(self, request_id: str) -> str:
         return self("training", request_id)

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.records.schema import ERROR_LEVELS, LEVELS, Reason
+from pipeline.records.batch import ERROR_LEVELS, LEVELS
+from pipeline.records.verdict import Reason
 from pipeline.report.summary import summary
 from pipeline.sinks.results import readable, scan
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.several import Several

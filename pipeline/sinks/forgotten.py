@@ -17,7 +17,7 @@ import redis
 
 from pipeline.errors import ClaimLost
 from pipeline.logs import logger
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.sinks.parquet import ParquetSink

@@ -25,7 +25,7 @@ from pipeline.opensearch.documents import (
     index_template,
     indices,
 )
-from pipeline.records.schema import utc_now
+from pipeline.records.batch import utc_now
 from pipeline.settings import Settings
 from pipeline.sinks.sink import Last, at_once
 

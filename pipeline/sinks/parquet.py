@@ -24,7 +24,8 @@ from urllib.parse import quote, unquote
 import polars as pl
 
 from pipeline.errors import SinkUnavailable
-from pipeline.records.schema import RESULT_SCHEMA, digest
+from pipeline.records.batch import digest
+from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import results
 from pipeline.sinks.sink import Last, at_once
 

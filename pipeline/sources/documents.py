@@ -12,7 +12,8 @@ from typing import Any, Self
 import polars as pl
 
 from pipeline.opensearch.scan import as_text
-from pipeline.records.schema import LEVELS, MAX_NAME, RAW_SCHEMA, digest
+from pipeline.records.batch import LEVELS, MAX_NAME, digest
+from pipeline.records.schema import RAW_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sources.formats_text import LEVEL_WORDS
 from pipeline.sources.framing import MAX_RECORD_BYTES, cut_between_characters

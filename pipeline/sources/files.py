@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from pipeline.errors import BadInput
-from pipeline.records.schema import digest
+from pipeline.records.batch import digest
 from pipeline.sources.bytestreams import ByteStream
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.framing import Framer

@@ -24,7 +24,7 @@ from pipeline.errors import BadSetting, CursorMoved, SourceUnavailable
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import connect, explained
-from pipeline.records.schema import Batch, Purpose, digest, utc_now
+from pipeline.records.batch import Batch, Purpose, digest, utc_now
 from pipeline.settings import Settings
 from pipeline.sources.dedup_window import Entry, Seen
 from pipeline.sources.documents import (

@@ -27,7 +27,7 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadBundle, ModelUnavailable, RedisUnavailable, Rejected
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import PoolLease
+from pipeline.gpu.values import PoolLease, scoring_need
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.marks.store import Marks
@@ -35,13 +35,14 @@ from pipeline.messages.submit import Submit
 from pipeline.models import bundle
 from pipeline.models.bundle import load_known
 from pipeline.models.in_flight import InFlight
-from pipeline.models.registry import SHARED, Registry
+from pipeline.models.registry import Registry
 from pipeline.models.serving import Serving
 from pipeline.models.verdict import Knowledge
 from pipeline.observe import counters as metrics
 from pipeline.observe.presence import Presence
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.redis.connection import connect
+from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import Leases
 from pipeline.settings import Settings
 from pipeline.sinks.choose import root_of, sinks_for
@@ -132,7 +133,9 @@ class Context:
 
     @functools.cached_property
     def submit(self) -> Submit:
-        return Submit(self.app, self.client, self.settings)
+        need = scoring_need(self.settings)
+        gpu_open = functools.partial(self.pool.open_to_shared, need)
+        return Submit(self.app, self.client, self.settings, gpu_open=gpu_open)
 
     @functools.cached_property
     def presence(self) -> Presence:

@@ -12,7 +12,8 @@ from pipeline.ledger.batches import Claim, Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_INGEST
 from pipeline.observe import counters as metrics
-from pipeline.records.schema import RAW_SCHEMA, Purpose
+from pipeline.records.batch import Purpose
+from pipeline.records.schema import RAW_SCHEMA
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
 from pipeline.watching.observation import observe

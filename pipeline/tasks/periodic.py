@@ -13,8 +13,8 @@ from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import BACKFILL_PART, Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_SWEEP
-from pipeline.models.registry import SHARED
 from pipeline.observe import counters as metrics
+from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING
 from pipeline.tasks.context import Context
 

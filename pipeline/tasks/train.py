@@ -33,7 +33,7 @@ from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TRAIN
 from pipeline.models.registry import Note
 from pipeline.observe import counters as metrics
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.redis.leases import TRAINING, Held, Mode, Refused
 from pipeline.tasks import periodic, reload
 from pipeline.tasks.context import Context

@@ -16,7 +16,8 @@ import polars as pl
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode
 from pipeline.models.verdict import is_rare
-from pipeline.records.schema import SAMPLE_SCHEMA, digest
+from pipeline.records.batch import digest
+from pipeline.records.schema import SAMPLE_SCHEMA
 
 SPLIT_LEAST: Final = 20  # templates; a tenth of fewer is one line, which shows nothing
 _SPARE: Final = 0.1  # of templates, patterns and records at most: the fit must hardly notice

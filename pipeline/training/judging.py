@@ -26,7 +26,8 @@ from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Calibration, Mode
 from pipeline.models.verdict import Knowledge, verdict_of
-from pipeline.records.schema import SAMPLE_SCHEMA, Verdict, pattern_ids
+from pipeline.records.schema import SAMPLE_SCHEMA
+from pipeline.records.verdict import Verdict, pattern_ids
 from pipeline.training.comparison import auc, auc_falls, auc_upper, more_often, spearman, wilson_lower
 from pipeline.training.holdout import LEARNT, SPLIT_LEAST, HeldOut, calm, split
 from pipeline.training.injection import Injected, injected

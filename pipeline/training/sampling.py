@@ -20,8 +20,10 @@ import polars as pl
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template, Templates
 from pipeline.errors import BadPayload, SourceUnavailable
+from pipeline.records.batch import ERROR_LEVELS
 from pipeline.records.query import Query
-from pipeline.records.schema import ERROR_LEVELS, LEARN_SCHEMA, SAMPLE_SCHEMA, UNCLASSIFIED, UTC_US, of_lines
+from pipeline.records.schema import LEARN_SCHEMA, SAMPLE_SCHEMA, UTC_US, of_lines
+from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.sinks import parquet, results
 
 # SAMPLE_SCHEMA and the time its records span, so that a judge can hold out the newest.

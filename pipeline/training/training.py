@@ -24,10 +24,11 @@ from pipeline.drain.templates import Template
 from pipeline.errors import BadBundle, LiveChanged, StaleToken, TrainingFailed
 from pipeline.marks.marks import Mark, lesson
 from pipeline.models import bundle
-from pipeline.models.registry import SHARED, Live, Note, Registry
+from pipeline.models.registry import Live, Note, Registry
 from pipeline.models.threshold import Mode
+from pipeline.records.batch import Purpose, digest
 from pipeline.records.query import Query
-from pipeline.records.schema import Purpose, digest
+from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import Held
 from pipeline.settings import Settings
 from pipeline.sinks.choose import kind_of, root_of

@@ -16,15 +16,9 @@ import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.ledger.batches import Claim
-from pipeline.records.schema import (
-    ERROR_LEVELS,
-    LEVELS,
-    UNCLASSIFIED,
-    Purpose,
-    Reason,
-    pack_frame,
-    unpack_frame,
-)
+from pipeline.records.batch import ERROR_LEVELS, LEVELS, Purpose
+from pipeline.records.schema import pack_frame, unpack_frame
+from pipeline.records.verdict import UNCLASSIFIED, Reason
 
 OBSERVATION_VERSION: Final = 1
 # More events than records of the largest batch in use are no session log but a mistaken key.

@@ -13,7 +13,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.records.schema import OURS, RESULT_SCHEMA, digest, pattern_ids
+from pipeline.records.batch import digest
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.records.verdict import OURS, pattern_ids
 
 SESSIONS: Final = f"{OURS}sessions"
 RATES: Final = f"{OURS}rates"

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pipeline.records.schema import Reason, digest
+from pipeline.records.batch import digest
+from pipeline.records.verdict import Reason
 from pipeline.units import plural
 from pipeline.watching.incidents.live import AHEAD
 from pipeline.watching.incidents.values import Event

@@ -22,7 +22,7 @@ import redis
 
 from pipeline.errors import BadPayload, LeaseRefused, Retryable, TooNew
 from pipeline.logs import logger
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane

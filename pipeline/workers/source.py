@@ -19,7 +19,7 @@ from pipeline.logs import logger, set_up
 from pipeline.observe.presence import Presence
 from pipeline.opensearch.client import connect
 from pipeline.producer import Producer
-from pipeline.records.schema import Batch
+from pipeline.records.batch import Batch
 from pipeline.redis.leases import SOURCE, Held, Leases, Mode, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Poller, deliver

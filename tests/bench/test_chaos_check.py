@@ -21,7 +21,8 @@ from bench._chaos.probe import Probe
 from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
-from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN, TRAINING, Lease, Leases, Mode
 from pipeline.settings import Settings

@@ -22,7 +22,8 @@ from pipeline.commands.send.tracking import Own
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.ledger.ledger import Ledger
-from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.settings import Settings
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)

@@ -11,9 +11,8 @@ import redis
 from command_line import Verb, command_line
 
 from pipeline.commands.health import ANSWERING, judge
-from pipeline.models.registry import SHARED
 from pipeline.observe.presence import Pace, Presence, WorkerView
-from pipeline.redis.keys import WORKER_TTL_S
+from pipeline.redis.keys import SHARED, WORKER_TTL_S
 from pipeline.settings import Settings
 from pipeline.workers.roles import ROLES
 from pipeline.workers.stack.data_dir import called

@@ -19,7 +19,9 @@ from pipeline.drain.verdicts import WARMING_VERSION, Verdicts
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import Kind, State, Target
 from pipeline.marks.store import Marks
-from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, Verdict, pattern_ids, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import RESULT_SCHEMA, raw_frame
+from pipeline.records.verdict import Verdict, pattern_ids
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 

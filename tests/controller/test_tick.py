@@ -14,12 +14,13 @@ from pipeline.controller import tick as module
 from pipeline.controller.facts import Outcome
 from pipeline.controller.tick import WINDOW, Controller, Memory, decisions
 from pipeline.controller.trainings import Request, State, Trainings
-from pipeline.controller.watchlist import SHARED
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
-from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import raw_frame
+from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING, Lease, Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.tasks import tick as task

@@ -26,7 +26,8 @@ from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.ledger.batches import Accepted
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
-from pipeline.records.schema import MAX_NAME, Batch, Purpose, raw_frame
+from pipeline.records.batch import MAX_NAME, Batch, Purpose
+from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks.context import Context
 

@@ -11,7 +11,7 @@ from pipeline.drain.learner import Learner, pack, read_templates, unpack
 from pipeline.drain.templates import Template
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable, TooNew
-from pipeline.records.schema import UNCLASSIFIED, Verdict
+from pipeline.records.verdict import UNCLASSIFIED, Verdict
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN, Leases, Mode, granted
 from pipeline.settings import Settings

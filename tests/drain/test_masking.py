@@ -14,7 +14,7 @@ from pipeline.drain.masking import multiline as digest
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.multiline import EMPTY, LINE_END
 from pipeline.errors import BadMask
-from pipeline.records.schema import pattern_ids
+from pipeline.records.verdict import pattern_ids
 
 LOGHUB = Path(__file__).parents[3] / "shared" / "data" / "loghub_2k"
 MASKS = MaskSet.load()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.drain.templates import Change, Template, Templates
 from pipeline.drain.tree import WILDCARD, Tree
-from pipeline.records.schema import UNCLASSIFIED
+from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.settings import Settings
 
 words = st.sampled_from(["open", "close", "user", "<NUM>", "<IP>", "x1", "failed", "to", "disk"])

@@ -8,7 +8,7 @@ import redis
 from pipeline.drain import verdicts
 from pipeline.drain.verdicts import NEAR_VERSIONS, Verdicts
 from pipeline.errors import RedisUnavailable
-from pipeline.records.schema import Verdict
+from pipeline.records.verdict import Verdict
 from pipeline.settings import Settings
 
 

@@ -18,12 +18,13 @@ from e2e.harness import Up, until
 from pipeline.controller.trainings import Request, State, Status, Trainings
 from pipeline.ledger.ledger import Ledger
 from pipeline.models import bundle
-from pipeline.models.registry import SHARED, Live, Registry
+from pipeline.models.registry import Live, Registry
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
 from pipeline.records.query import Query
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import connect
+from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING, Lease, Leases, Mode
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink

@@ -22,7 +22,8 @@ from pipeline.ledger.batches import Accepted
 from pipeline.messages.app import make_app
 from pipeline.models import trainer
 from pipeline.producer import Producer
-from pipeline.records.schema import Batch, Purpose, raw_frame, utc_now
+from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.training import judging
 from pipeline.training.judging import Judgement, ModelFigures

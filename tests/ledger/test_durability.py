@@ -30,7 +30,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.models.registry import Registry
 from pipeline.producer import Producer
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases, Mode, granted
 from pipeline.sinks import forgotten

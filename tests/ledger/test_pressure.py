@@ -24,7 +24,8 @@ from pipeline.messages import queues, submit
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_INGEST
 from pipeline.producer import Producer
-from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.tasks import periodic

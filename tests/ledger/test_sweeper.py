@@ -18,7 +18,8 @@ from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, STAGE_TASK, all_queues
 from pipeline.messages.submit import Submit
-from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
@@ -142,7 +143,8 @@ def test_unknown_lines_go_to_a_live_gpu_worker_and_to_the_cpu_while_training_has
         accept(context, name)
         context.ledger.advance(take(context, name), Stage.INFER)
         let_pass(context, name)
-        context.submit = Submit(context.app, context.client, context.settings)  # it remembers for a moment
+        for part in ("submit", "pool"):  # the pool answers from a snapshot for a moment
+            context.__dict__.pop(part, None)
         periodic.sweep(context)
         assert ("logweir.infer", name) in messages(context)[queue]
         context.pool.request(Need(mode=Mode.EXCLUSIVE), holder="trainer", request_id="its one lease")

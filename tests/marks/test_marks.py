@@ -19,7 +19,9 @@ from pipeline.marks.marks import Mark, Overlay, State, Target, lesson
 from pipeline.marks.store import MAX_WHY, SHOWN_AFTER, Marks
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
-from pipeline.records.schema import RESULT_SCHEMA, SAMPLE_SCHEMA, Purpose, Verdict, pattern_ids
+from pipeline.records.batch import Purpose
+from pipeline.records.schema import RESULT_SCHEMA, SAMPLE_SCHEMA
+from pipeline.records.verdict import Verdict, pattern_ids
 from pipeline.report.findings import severity
 from pipeline.report.text import explain
 from pipeline.settings import Settings

@@ -18,7 +18,8 @@ from pipeline.ledger.batches import Accepted, Stage
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import BACKFILL, both
 from pipeline.messages.submit import HANDED
-from pipeline.records.schema import Batch, Purpose, raw_frame, utc_now
+from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.schema import raw_frame
 from pipeline.redis.leases import Mode, granted
 from pipeline.redis.shards import IDS, of_shard, shard_of
 from pipeline.settings import MAX_SHARDS, Settings

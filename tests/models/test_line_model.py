@@ -25,7 +25,7 @@ from pipeline.models.line import LineModel, build_network
 from pipeline.models.threshold import Mode
 from pipeline.models.tokenizer import LineTokenizer
 from pipeline.models.trainer import fit
-from pipeline.records.schema import pattern_ids
+from pipeline.records.verdict import pattern_ids
 
 TOKENS = ("<IP>", "<NUM>")
 NORMAL = [

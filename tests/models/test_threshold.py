@@ -15,7 +15,7 @@ from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.tails import ParetoTail, bound, conformal, student, tail_of
 from pipeline.models.threshold import Calibration, Mode, Scale, calibrate
 from pipeline.models.verdict import conclude
-from pipeline.records.schema import Verdict
+from pipeline.records.verdict import Verdict
 
 NATS = st.floats(0.0, 60.0)
 NORMALS = st.lists(

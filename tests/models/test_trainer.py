@@ -22,7 +22,7 @@ from pipeline.models.line import LineModel
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.threshold import CHANCE, Mode
 from pipeline.models.trainer import FitProgress, fit
-from pipeline.records.schema import pattern_ids
+from pipeline.records.verdict import pattern_ids
 
 TINY = TrainConfig(model=ModelConfig(hidden=32, feed_forward=64, layers=1), min_steps=20, max_steps=20)
 SUBJECTS = ["queue", "cache", "lease", "worker", "batch", "socket", "index", "shard"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.threshold import Calibration, Mode, calibrate
 from pipeline.models.verdict import conclude, is_rare, rarity
-from pipeline.records.schema import Verdict
+from pipeline.records.verdict import Verdict
 
 NATS = st.floats(0.0, 60.0)
 SURPRISES = st.lists(NATS, max_size=60)

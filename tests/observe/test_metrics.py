@@ -26,7 +26,8 @@ from pipeline.messages.app import make_app
 from pipeline.observe import counters as metrics
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
-from pipeline.records.schema import Batch, Purpose, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN, Leases, Mode

@@ -9,21 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.records.schema import (
-    RAW_SCHEMA,
-    VERDICT_VERSION,
-    Batch,
-    Purpose,
-    Reason,
-    Verdict,
-    digest,
-    pack_frame,
-    pattern_ids,
-    raw_frame,
-    reason,
-    unpack_frame,
-    utc_now,
-)  # fmt: skip
+from pipeline.records.batch import Batch, Purpose, digest, utc_now
+from pipeline.records.schema import RAW_SCHEMA, pack_frame, raw_frame, unpack_frame
+from pipeline.records.verdict import Reason, Verdict, pattern_ids, reason
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
@@ -65,18 +53,14 @@ def test_bytes_that_are_no_verdict_are_refused(blob: bytes) -> None:
 
 
 def test_a_verdict_of_a_newer_build_is_refused_with_its_version() -> None:
-    blob = msgpack.packb([VERDICT_VERSION + 1, 7, 0.5, True, []])
-    with pytest.raises(
-        BadPayload, match=f"wire version {VERDICT_VERSION + 1}; this build reads up to {VERDICT_VERSION}"
-    ):
+    blob = msgpack.packb([2, [7, 0.5, True, [], None, "new"]])
+    with pytest.raises(BadPayload, match="wire version 2; this build reads up to 1"):
         Verdict.unpack(blob)
 
 
-def test_a_verdict_of_the_build_before_has_no_p_value() -> None:
-    blob = msgpack.packb([1, 7, 0.5, True, ["rare"]])
-    assert Verdict.unpack(blob) == Verdict(
-        template_id=7, score=0.5, anomalous=True, reasons=("rare",), p_value=None
-    )
+def test_a_verdict_on_the_wire_carries_no_field_names() -> None:
+    blob = Verdict(template_id=7, score=0.5, anomalous=True, reasons=("rare",)).pack()
+    assert msgpack.unpackb(blob) == [1, [7, 0.5, True, ["rare"], None]]
 
 
 def test_pattern_ids_are_the_same_on_every_machine_and_in_every_version() -> None:

@@ -13,7 +13,7 @@ from pipeline.drain.learner import Learner, pack, read_templates
 from pipeline.drain.templates import Template
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadSetting, LeaseRefused
-from pipeline.records.schema import Verdict
+from pipeline.records.verdict import Verdict
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN, Leases, Mode, granted
 from pipeline.redis.shards import IDS, ids_of, of_shard, shard_named, shard_of

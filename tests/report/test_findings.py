@@ -17,7 +17,9 @@ from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadPayload
 from pipeline.ledger.batches import Meta
-from pipeline.records.schema import RESULT_SCHEMA, Purpose, Verdict
+from pipeline.records.batch import Purpose
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.records.verdict import Verdict
 from pipeline.report import findings, summary
 from pipeline.report.findings import Finding, Sample
 from pipeline.sources.framing import Framer

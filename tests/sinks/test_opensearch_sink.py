@@ -23,7 +23,7 @@ from pipeline.errors import BadSetting, Rejected, SinkUnavailable, SourceUnavail
 from pipeline.opensearch import bulk
 from pipeline.opensearch.client import connect, explained
 from pipeline.opensearch.documents import RESULT_PROPERTIES, Document, ensure_template, index_template
-from pipeline.records.schema import utc_now
+from pipeline.records.batch import utc_now
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
 from pipeline.sinks.template_index import templates_index, write_templates

@@ -10,7 +10,7 @@ import pytest
 from sink_contract import SinkContract, rows
 
 from pipeline.errors import SinkUnavailable
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
 from pipeline.sinks.choose import sinks_for
 from pipeline.sinks.opensearch import OpenSearchSink

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
-from pipeline.records.schema import LEVELS, RAW_SCHEMA, raw_frame
+from pipeline.records.batch import LEVELS
+from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.sources import formats
 from pipeline.sources.files import read
 from pipeline.sources.formats import NAMES, detect, head_mask, parse

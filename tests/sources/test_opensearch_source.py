@@ -25,7 +25,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.observe.presence import Presence
 from pipeline.opensearch.client import connect
 from pipeline.producer import Producer
-from pipeline.records.schema import Batch
+from pipeline.records.batch import Batch
 from pipeline.settings import Settings
 from pipeline.sources import dedup_window as seen_module
 from pipeline.sources import opensearch as source

@@ -20,7 +20,8 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadBundle, BadPayload
 from pipeline.models import bundle as bundles
 from pipeline.opensearch.scan import as_text
-from pipeline.records.schema import Verdict, pack_frame, raw_frame, unpack_frame
+from pipeline.records.schema import pack_frame, raw_frame, unpack_frame
+from pipeline.records.verdict import Verdict
 from pipeline.sources.chunks import Cursor
 from pipeline.sources.formats import NAMES as FORMATS
 from pipeline.sources.formats import detect

@@ -15,7 +15,8 @@ from pipeline.errors import ClaimLost, Rejected, SinkUnavailable
 from pipeline.ledger.batches import Claim, Stage, half_ids
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
-from pipeline.records.schema import Purpose, raw_frame
+from pipeline.records.batch import Purpose
+from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest, store
 from pipeline.tasks.context import Context
@@ -209,7 +210,7 @@ import sys, time
 from dataclasses import replace
 from pipeline.messages.app import make_app
 from pipeline.ledger.batches import Stage
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
 from pipeline.tasks import store
 from pipeline.tasks.context import Context

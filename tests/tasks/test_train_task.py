@@ -30,7 +30,8 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.registry import Live
 from pipeline.records.query import Query
-from pipeline.records.schema import RESULT_SCHEMA, pattern_ids
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.records.verdict import pattern_ids
 from pipeline.redis.leases import TRAINING, Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink

@@ -23,7 +23,8 @@ from pipeline.messages import routing
 from pipeline.messages.app import make_app
 from pipeline.models.bundle import Manifest
 from pipeline.producer import Producer
-from pipeline.records.schema import WIRE_VERSION, Purpose, Verdict
+from pipeline.records.batch import WIRE_VERSION, Purpose
+from pipeline.records.verdict import Verdict
 from pipeline.redis.leases import DRAIN, TRAINING, Mode, granted
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest, periodic, store

@@ -22,7 +22,8 @@ from pipeline.models.line import LineModel, build_network
 from pipeline.models.severity import severity_words
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import fit
-from pipeline.records.schema import SAMPLE_SCHEMA, pattern_ids
+from pipeline.records.schema import SAMPLE_SCHEMA
+from pipeline.records.verdict import pattern_ids
 from pipeline.training.comparison import auc, auc_falls, auc_upper, more_often, spearman, wilson_lower
 from pipeline.training.judging import Examinee, Judgement, injected, judge, split
 

@@ -17,7 +17,8 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template, Templates
 from pipeline.errors import BadPayload, SourceUnavailable
 from pipeline.records.query import Query
-from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, SAMPLE_SCHEMA, UTC_US, pattern_ids
+from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, SAMPLE_SCHEMA, UTC_US
+from pipeline.records.verdict import pattern_ids
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training import sampling

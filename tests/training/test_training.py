@@ -8,9 +8,10 @@ import polars as pl
 import pytest
 
 from pipeline.controller.trainings import Request
-from pipeline.controller.watchlist import SHARED
+from pipeline.records.batch import Purpose
 from pipeline.records.query import Query, query_of, store_of
-from pipeline.records.schema import RESULT_SCHEMA, Purpose
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.redis.keys import SHARED
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training.training import StoredLines, _nothing, chosen_workloads, lines_for, none_chosen

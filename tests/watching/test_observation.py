@@ -8,7 +8,9 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.records.schema import RESULT_SCHEMA, UNCLASSIFIED, Purpose
+from pipeline.records.batch import Purpose
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.watching.observation import RATES_SCHEMA, observe
 
 START = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.records.schema import Reason
+from pipeline.records.verdict import Reason
 from pipeline.watching.rates.rates import MAX_PACKED, Alarm, Rates
 from pipeline.watching.rates.table import ROWS, slot_of
 from pipeline.watching.rates.tail_bounds import Peaks, common_factor, deviance, evidence, gamma_tail, tail

@@ -12,8 +12,9 @@ import pytest
 
 from pipeline.controller.trainings import Request, Status
 from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.records.batch import Purpose
 from pipeline.records.query import Query
-from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA, Purpose
+from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training.training import StoredLines, _Training

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
-from pipeline.records.schema import Purpose
+from pipeline.records.batch import Purpose
 from pipeline.watching.observation import (
     ANOMALIES_SCHEMA,
     EVENTS_SCHEMA,

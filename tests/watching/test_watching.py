@@ -21,7 +21,8 @@ from pipeline.marks.marks import State as MarkedAs
 from pipeline.marks.marks import Target
 from pipeline.marks.store import Marks
 from pipeline.messages.app import make_app
-from pipeline.records.schema import RESULT_SCHEMA, Batch, Purpose, raw_frame
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import WATCH, Lease, Leases, Mode, granted

@@ -21,7 +21,9 @@ from pipeline.drain.verdicts import WARMING_VERSION, Verdicts
 from pipeline.errors import BadBundle, BadInput, BadPayload, SourceUnavailable, TooNew
 from pipeline.marks.marks import Target
 from pipeline.models.registry import Registry
-from pipeline.records.schema import RESULT_SCHEMA, UNCLASSIFIED, pattern_ids, raw_frame, utc_now
+from pipeline.records.batch import utc_now
+from pipeline.records.schema import RESULT_SCHEMA, raw_frame
+from pipeline.records.verdict import UNCLASSIFIED, pattern_ids
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings

@@ -19,7 +19,7 @@ from pipeline.ledger.batches import Full
 from pipeline.ledger.ledger import Ledger
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer, workload_of
-from pipeline.records.schema import Purpose, digest
+from pipeline.records.batch import Purpose, digest
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings

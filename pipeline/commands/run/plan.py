@@ -24,7 +24,8 @@ from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
 from pipeline.producer import check_name
-from pipeline.records.schema import Purpose, digest, of_lines
+from pipeline.records.batch import Purpose, digest
+from pipeline.records.schema import of_lines
 from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
 from pipeline.report import findings as finding

@@ -12,7 +12,7 @@ from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SourceUnav
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.logs import set_up
 from pipeline.producer import Producer
-from pipeline.records.schema import Batch
+from pipeline.records.batch import Batch
 from pipeline.redis.leases import SOURCE, Held, Lease, Leases, Mode, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Polled, poll_once

@@ -13,7 +13,7 @@ from pipeline.commands.send.tracking import Own
 from pipeline.errors import BadInput, CursorMoved
 from pipeline.logs import set_up
 from pipeline.producer import Producer, workload_of
-from pipeline.records.schema import digest
+from pipeline.records.batch import digest
 from pipeline.sources import files, follow
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.stdin import read_stream

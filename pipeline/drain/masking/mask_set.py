@@ -33,8 +33,9 @@ from pipeline.drain.masking.passes import (
     steps_of,
 )
 from pipeline.errors import BadMask
+from pipeline.records.batch import digest
 from pipeline.records.columns import LOOKED_AT, WORTH, kinds, per_distinct, repeats
-from pipeline.records.schema import digest, pattern_ids
+from pipeline.records.verdict import pattern_ids
 
 # Part of every version: raise it when the code below gives another masked line for the same masks.
 ENGINE: Final = "1"

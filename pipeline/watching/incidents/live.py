@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 import msgpack
 
 from pipeline.errors import BadPayload, TooNew
-from pipeline.records.schema import digest
+from pipeline.records.batch import digest
 from pipeline.watching.incidents import values
 from pipeline.watching.incidents.onsets import GAP, Onset, chains, together
 from pipeline.watching.incidents.values import Cause, Event, Incident, Key, Young

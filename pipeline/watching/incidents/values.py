@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pipeline.records.schema import digest
+from pipeline.records.batch import digest
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset
 
 CAUSES: Final = 50  # told of one incident, the most urgent; nobody reads more

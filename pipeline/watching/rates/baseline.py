@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from pipeline.records.schema import Reason
+from pipeline.records.verdict import Reason
 from pipeline.watching.rates.table import TOTAL, Table
 from pipeline.watching.rates.tail_bounds import Floats, Peaks
 

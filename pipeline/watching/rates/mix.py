@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipeline.records.schema import Reason
+from pipeline.records.verdict import Reason
 from pipeline.watching.rates.baseline import LASTING, YOUNG, Past, Sign
 from pipeline.watching.rates.table import LEARNT, TOTAL
 from pipeline.watching.rates.tail_bounds import Floats, common_factor, deviance, gamma_tail

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.records.schema import Reason
+from pipeline.records.verdict import Reason
 from pipeline.watching.rates.baseline import (
     FAST,
     FEW_GAPS,

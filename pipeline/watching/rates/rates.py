@@ -17,7 +17,7 @@ import msgpack
 import polars as pl
 
 from pipeline.errors import BadPayload
-from pipeline.records.schema import Reason
+from pipeline.records.verdict import Reason
 from pipeline.watching.rates.baseline import Sign, cause_of
 from pipeline.watching.rates.pending import LAST_MINUTE, MAX_COUNT, PENDING, Track, lines, whole
 from pipeline.watching.rates.profile import Profile

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipeline.records.schema import Reason
+from pipeline.records.verdict import Reason
 from pipeline.watching.rates.baseline import (
     DAYS_28,
     FEW_GAPS,

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import BadBundle
-from pipeline.records.schema import Reason, reason
+from pipeline.records.verdict import Reason, reason
 from pipeline.watching.sessions import lengths as session_lengths
 from pipeline.watching.sessions.count_vectors import Counts, Kinds, within
 from pipeline.watching.sessions.leave_one_out import NEVER, Decay, Tail

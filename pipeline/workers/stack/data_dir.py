@@ -15,7 +15,7 @@ import psutil  # type: ignore[import-untyped] # it publishes no types
 
 from pipeline.errors import BadInput
 from pipeline.logs import logger
-from pipeline.records.schema import digest
+from pipeline.records.batch import digest
 from pipeline.redis.attach import state_file
 from pipeline.settings import Settings
 from pipeline.workers.stack.child import STOP_S

@@ -19,7 +19,7 @@ import redis
 
 from pipeline.errors import BadInput, StackFailed
 from pipeline.logs import logger
-from pipeline.records.schema import digest
+from pipeline.records.batch import digest
 from pipeline.settings import Settings
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.

@@ -1,0 +1,62 @@
+"""A batch: records that are accepted together, the unit of delivery. Senders import this file without Polars."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import polars as pl
+
+WIRE_VERSION: Final = 1
+MAX_NAME: Final = 200  # characters of a workload or batch id: names become part of keys and file names
+
+# One spelling per severity, lowest first; formats map their own words to these.
+LEVELS: Final = ("trace", "debug", "info", "notice", "warning", "error", "critical", "fatal")
+ERROR_LEVELS: Final = frozenset({"error", "critical", "fatal"})
+
+
+class Purpose(StrEnum):
+    """Why a batch is sent: to be scored, or to be learnt from as known-normal."""
+
+    SCORE = "score"
+    BASELINE = "baseline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Records accepted together.
+
+    `source_key` and the first line make the id, so reading the same place again gives the same id.
+    """
+
+    batch_id: str
+    workload: str
+    source: str  # as users know it: a path, "stdin", "push"
+    source_key: str  # 16 hex digits; names the source in record ids
+    purpose: Purpose
+    arrived: datetime  # aware UTC; the time of records that carry none
+    formats: tuple[str, ...]  # names of `pipeline.sources.formats`, most likely first
+    zone: str  # IANA zone of header times without offset
+    records: "pl.DataFrame"  # RAW_SCHEMA
+
+    @property
+    def physical_lines(self) -> int:
+        """Lines as a user counts them: a stack trace is one record of many lines."""
+        return int(self.records["lines"].sum())
+
+
+def digest(*parts: str | bytes, size: int = 8) -> str:
+    """Hex blake2b of the parts, length-prefixed so that no two part lists collide."""
+    h = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+        h.update(len(data).to_bytes(8, "little"))
+        h.update(data)
+    return h.hexdigest()
+
+
+def utc_now() -> datetime:
+    """The only place that reads the wall clock for data; callers pass the value on."""
+    return datetime.now(UTC)
