@@ -7,13 +7,26 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_layers import FLOORS
 
 from pipeline.cli import parser
-from pipeline.settings import page
+from pipeline.settings import PREFIX, describe, page
 from pipeline.workers.roles import ROLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "samples" / "README.md"])
+# These tell what was: names stay in them that the code has no more.
+HISTORY = {"CHANGELOG.md", "LOG.md", "benchmarks.md"}
+PRESENT = [path for path in DOCUMENTS if path.name not in HISTORY]
+# A path in a document begins at the root, in the package, at the Lua scripts, or beside the document.
+ROOTS = (ROOT, ROOT / "pipeline", ROOT / "pipeline" / "redis" / "lua", ROOT / "docs")
+PATH = re.compile(r"(?:[\w.-]+/)*[\w.-]+(?:/|\.(?:py|lua|toml|yml|md|svg|ndjson|sh))")
+CODE = re.compile(r"`([^`\n]+)`")
+
+
+def spans(path: Path) -> set[str]:
+    """Code spans of a document, those in fenced blocks left out."""
+    return set(CODE.findall(re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)))
 
 
 def test_the_settings_page_lists_the_settings_as_they_are() -> None:
@@ -41,10 +54,53 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-def test_the_readme_names_only_verbs_that_exist() -> None:
+@pytest.mark.parametrize("path", PRESENT, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_path_that_a_document_names_exists(path: Path) -> None:
+    named = {span for span in spans(path) if PATH.fullmatch(span)}
+    lost = {name for name in named if not any((root / name).exists() for root in (*ROOTS, path.parent))}
+    made_by_a_run = {"report.html", "docs/reference/"}
+    assert lost <= made_by_a_run
+
+
+@pytest.mark.parametrize("path", PRESENT, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_setting_that_a_document_names_exists(path: Path) -> None:
+    names = {name for name, _default, _about in describe()}
+    variables = set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", path.read_text(encoding="utf-8")))
+    assert {name.removeprefix(PREFIX).lower() for name in variables} <= names | {"config"}
+    # Endings that only settings have: a name with one of them is a setting, or the document is wrong.
+    unit = re.compile(r"[a-z]+(_[a-z]+)*_(s|ms|mib|kib|processes|shards|threads)")
+    others = {
+        "ttl_ms",
+        "retry_after_s",
+        "yield_by_ms",
+        "timeout_s",
+        "max_duration_s",
+        "memory_mib",
+        "arrival_s",
+        "duration_s",
+    }
+    assert {span for span in spans(path) if unit.fullmatch(span)} <= names | others
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_documents_name_only_verbs_that_exist(path: Path) -> None:
     verbs = set(parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr,arg-type]
-    used = set(re.findall(r"\blogweir ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8")))
+    used = set(re.findall(r"`logweir ([a-z]+)\b", path.read_text(encoding="utf-8")))
+    used |= set(re.findall(r"^logweir ([a-z]+)\b", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert used <= verbs
+
+
+def test_the_architecture_draws_every_floor_and_lists_every_room() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    drawing = re.findall(r"```\n(.*?)```", text, flags=re.DOTALL)[0]
+    floors = re.split(r"\n +\d+ {2,}", drawing)[1:]  # the first part is the heading
+    assert len(floors) == len(FLOORS)
+    for drawn, rooms in zip(floors, FLOORS, strict=True):
+        columns = " ".join(re.split(r" {3,}", line.strip())[0] for line in drawn.splitlines())
+        assert set(columns.split()) == set(rooms)
+    layout = text.partition("## 5. Layout")[2].partition("## 6.")[0]
+    listed = {span.rstrip("/") for span in CODE.findall(layout)}
+    assert {room for floor in FLOORS for room in floor} <= listed
 
 
 def test_compose_has_a_service_for_every_role_and_one_image() -> None:

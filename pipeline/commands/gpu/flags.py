@@ -6,7 +6,7 @@ from typing import Any, Final
 EXAMPLES: Final = """examples:
   logweir gpu top                                          who has the GPUs, and what really happens there
   logweir gpu run --memory 4GiB --compute 25 -- python train.py
-  logweir gpu run --exclusive --for 2h -- ./fit.sh         a whole GPU
+  logweir gpu run --exclusive --for 2h -- ./fit.sh         a device alone: a GPU, or a MIG slice where one fits
   env=$(logweir gpu request --memory 4GiB --shell) && eval "$env" && ./anything
                                                            for a program that is started some other way
   logweir gpu release "$GPU_LEASE" --token "$GPU_LEASE_TOKEN"
@@ -149,7 +149,11 @@ def _need(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="share of a device's time, 0 to 100; with 0 none of it is reserved (0)",
     )
-    parser.add_argument("--exclusive", action="store_true", help="whole devices, alone")
+    parser.add_argument(
+        "--exclusive",
+        action="store_true",
+        help="whole devices, alone: GPUs or MIG slices; with --memory none that is smaller",
+    )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="all at once or none (1)")
     parser.add_argument(
         "--tenant", metavar="NAME", default="logweir", help="who is charged; see gpu_tenants (logweir)"
