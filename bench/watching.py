@@ -31,12 +31,13 @@ from pipeline.records.verdict import Verdict
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import WATCH, Leases, Mode, granted
 from pipeline.settings import Settings
+from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.observation import observe
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.history import Past
 from pipeline.watching.sessions.model import Sequences
-from pipeline.watching.state import State
-from pipeline.watching.watcher import Parts, Watcher
+from pipeline.watching.state import WatcherState
+from pipeline.watching.watcher import Watcher
 from pipeline.workers.stack.private_redis import PrivateRedis
 
 RECORDS: Final = 5_000
@@ -146,9 +147,11 @@ def fold(bench: Bench, settings: Settings) -> dict[str, Any]:
     rules = Sequences.fit(list(bench.sessions.values()))
     client = connect(settings)
     watcher = Watcher(
-        State(client, settings),
+        WatcherState(client, settings),
         settings,
-        Parts(sequences=lambda _: ("m1", rules), store=lambda *_: None, normal=lambda *_: frozenset()),
+        Callbacks(
+            session_model=lambda _: ("m1", rules), store=lambda *_: None, normal=lambda *_: frozenset()
+        ),
     )
     lease = granted(Leases(client, settings).request(WATCH, Mode.EXCLUSIVE, "bench"), WATCH)
     total = int(sum(len(session) for session in bench.sessions.values()))

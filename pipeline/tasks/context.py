@@ -50,11 +50,12 @@ from pipeline.sinks.forgotten import Forgotten
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Sink
 from pipeline.tasks.share import Share
+from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions import model as sequences
 from pipeline.watching.sessions.model import Sequences
-from pipeline.watching.state import State
-from pipeline.watching.watcher import Parts, Watcher
+from pipeline.watching.state import WatcherState
+from pipeline.watching.watcher import Watcher
 
 if TYPE_CHECKING:
     from pipeline.models.line import LineModel
@@ -250,8 +251,8 @@ class Context:
 
     @functools.cached_property
     def watcher(self) -> Watcher:
-        parts = Parts(sequences=self.sequences, store=self._store_found, normal=self.marks.normal)
-        return Watcher(State(self.client, self.settings), self.settings, parts)
+        callbacks = Callbacks(session_model=self.sequences, store=self._store_found, normal=self.marks.normal)
+        return Watcher(WatcherState(self.client, self.settings), self.settings, callbacks)
 
     def sequences(self, workload: str) -> "tuple[str, Sequences] | None":
         """What normal sessions of a workload look like, and the version that says so; None where no model says it."""

@@ -1,7 +1,7 @@
-"""What beat asks for every `watch_s`: fold what stored batches said into sessions, rates and incidents.
+"""The task of beat every `watch_s`: rounds of the watcher over the observations of stored batches.
 
-One process watches at a time, whichever takes the message. What fails waits for the next round: observations stay in
-their list, which is bounded.
+One process watches at a time, whichever takes the message. After a failure the next round tries again: observations
+stay in their list, which is bounded.
 """
 
 import os
@@ -20,15 +20,15 @@ from pipeline.observe import counters as metrics
 from pipeline.redis.leases import WATCH, Mode, Refused
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG
-from pipeline.watching.watcher import Told
+from pipeline.watching.watcher import RoundSummary
 
 NAME: Final = TASK_WATCH
-# After one that hung the watcher rests for so many times as long, so that its process stores batches meanwhile.
+# After a round that hung the watcher pauses for so many times as long, so that its process stores batches.
 REST: Final = 5
 
 
 def run(context: Context, *_: str) -> None:
-    # Nothing ends a thread, and whoever hangs in a sink here would keep batches from being stored.
+    # A thread that hangs in a sink cannot be ended, and would keep batches from being stored.
     alarm = threading.Timer(context.settings.step_s, _hung, [context])
     alarm.daemon = True
     alarm.start()
@@ -46,7 +46,7 @@ def run(context: Context, *_: str) -> None:
 
 
 def _hung(context: Context) -> None:
-    """As a step that does not end: the process goes, and whoever supervises it starts another."""
+    """Ends the process, as for a step that hangs; its supervisor starts another one."""
     after_s = context.settings.step_s
     logger().error("watch.hung", in_sink=context.in_sink, after_s=after_s, rests_s=REST * after_s)
     with suppress(RedisUnavailable, redis.RedisError):
@@ -56,31 +56,31 @@ def _hung(context: Context) -> None:
 
 
 def watch(context: Context, *, end: bool = False) -> bool:
-    """Rounds until nothing is left to do or time is up; False when somebody else watches, or more is left.
+    """Rounds until nothing is left to do or time is up; False while another process watches, or if more is left.
 
-    `end`: nothing more will come (watching/watcher.py), and nothing is stored in this process.
+    `end`: nothing more will come (watching/watcher.py), and this process stores nothing.
     """
     watcher, now = context.watcher, time.monotonic
-    turns = watcher.turns
-    if not turns.begin(now(), waits=not end and _waits(context)):
+    rotation = watcher.rotation
+    if not rotation.begin(now(), waits=not end and _waits(context)):
         return False
-    # Asking again as the same holder renews; watching/watched.lua compares the token, so no quarantine is needed.
+    # A request by the same holder renews. watching/watched.lua compares the token, so no quarantine is needed.
     lease = context.leases.request(WATCH, Mode.EXCLUSIVE, context.owner)
     if isinstance(lease, Refused):
         return False
-    left = 0
+    unread = 0
     try:
-        with context.leases.holding(lease) as held:
-            while not held.lost.is_set():
-                told = watcher.round(lease.token, end=end)
-                left = told.left
-                _count(told)
-                if not told.more:
+        with context.leases.holding(lease) as renewal:
+            while not renewal.lost.is_set():
+                summary = watcher.round(lease.token, end=end)
+                unread = summary.unread
+                _count(summary)
+                if not summary.more:
                     return True
-                if not turns.goes_on(now(), waits=not end and _waits(context), left=left):
+                if not rotation.goes_on(now(), waits=not end and _waits(context), unread=unread):
                     return False
     finally:
-        turns.end(now(), left=left)
+        rotation.end(now(), unread=unread)
     return False
 
 
@@ -89,8 +89,8 @@ def _waits(context: Context) -> bool:
     return context.ledger.counts().get(f"stage:{Stage.STORE.value}", 0) > 0
 
 
-def _count(told: Told) -> None:
-    kinds = [item.kind for item in told.found]
-    metrics.watched(told.observations, told.judged, kinds)
+def _count(summary: RoundSummary) -> None:
+    kinds = [item.kind for item in summary.found]
+    metrics.watched(summary.observations, summary.judged, kinds)
     if kinds:
         logger().info("watch.found", findings=len(kinds), kinds=sorted(set(kinds)))

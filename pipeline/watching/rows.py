@@ -47,10 +47,10 @@ class Found:
         return self.reasons[0].partition(":")[0] if self.reasons else self.source.removeprefix(OURS)
 
 
-def rows_of(found: Sequence[Found]) -> list[tuple[str, str, pl.DataFrame]]:
+def result_rows(found: Sequence[Found]) -> list[tuple[str, str, pl.DataFrame]]:
     """(batch id, workload, RESULT_SCHEMA rows) per workload and source; ids derive from what is in them."""
     groups: dict[tuple[str, str], list[Found]] = {}
-    for item in bounded(found):
+    for item in capped(found):
         groups.setdefault((item.workload, item.source), []).append(item)
     batches = []
     for (workload, source), items in groups.items():
@@ -60,7 +60,7 @@ def rows_of(found: Sequence[Found]) -> list[tuple[str, str, pl.DataFrame]]:
     return batches
 
 
-def bounded(found: Iterable[Found]) -> list[Found]:
+def capped(found: Iterable[Found]) -> list[Found]:
     """At most MOST_ROWS of each workload and cause; the last of them says how many more there were."""
     kept: list[Found] = []
     numbers: Counter[tuple[str, str, str]] = Counter()

@@ -8,7 +8,6 @@ next one, and a Redis that lost its last seconds lost observations and states of
 import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, cast
 
 import msgpack
@@ -28,67 +27,16 @@ from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.sessions.history import Past
 from pipeline.watching.sessions.open_sessions import Session, names_of
+from pipeline.watching.view import LOST, Changes, View
 
 T = TypeVar("T")
 
 LANES: Final = tuple(Lane)
 # Batches in flight that are looked at, those due first: they wait longest. Reading one takes 15 us.
 LOOKED_AT: Final = 2_000
-LOST: Final = "lost "  # begins the fields of `watching` that say when pasts of a workload were not kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """What stands in Redis at the beginning of a round."""
-
-    now_ms: int
-    waiting: Mapping[Lane, int]  # per lane, when its oldest batch in flight was accepted
-    head: int  # observations ever taken from the list
-    left: int  # observations that were not read
-    observed: Sequence[Observation]
-    read: int  # how many were read, damaged ones with them
-    newest: str  # SHA-1 of the last of them, "" for none
-    round: str  # name of the last round, "" for none
-    open: int  # sessions
-    events: int  # in open sessions
-    pasts: int  # of sessions that fell silent
-    past_events: int  # in these
-    lost_ms: Mapping[str, int]  # per workload, when pasts were last not kept of sessions that may go on
-    incidents_ms: int  # when incidents were looked at last
-    pulses: dict[str, MinuteCounts]
-
-    @property
-    def more(self) -> bool:
-        """Whether there are observations that were not read."""
-        return self.left > 0
-
-    def unread(self) -> "View":
-        """The same, as if no observation had been read."""
-        return replace(self, observed=(), read=0, newest="", left=self.left + self.read)
-
-
-@dataclass(slots=True, kw_only=True)
-class Changes:
-    """What a round makes of it."""
-
-    head: int
-    newest: str = ""  # as of the view it was made of
-    after: str = ""  # the round that was the last one then
-    sessions: dict[str, tuple[Session, int]] = field(
-        default_factory=dict
-    )  # name -> (session, when it closes)
-    over: set[str] = field(default_factory=set)
-    pasts: dict[str, tuple[Past, int]] = field(default_factory=dict)  # name -> (past, when it is forgotten)
-    forgotten_pasts: set[str] = field(default_factory=set)  # names
-    pulses: dict[str, MinuteCounts] = field(default_factory=dict)
-    rates: dict[str, bytes] = field(default_factory=dict)
-    forgotten: list[str] = field(default_factory=list)  # workloads
-    rows: list[tuple[str, str, pl.DataFrame]] = field(default_factory=list)  # (batch id, workload, rows)
-    incidents: bytes = b""
-    numbers: dict[str, int] = field(default_factory=dict)
-
-
-class State:
+class WatcherState:
     """One per process."""
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
@@ -96,14 +44,14 @@ class State:
         self.keys = Keys(settings.key_prefix)
         self.scripts = Scripts(client)
 
-    def look(self, most: int, most_events: int) -> View:
+    def snapshot(self, most: int, most_events: int) -> View:
         """The oldest `most` observations, fewer where they have more events of sessions than that, but one at least; and
         what every round needs. Raises RedisUnavailable."""
         k = self.keys
         # What is in flight is read first: what is stored meanwhile is in the list, and at worst seen as both.
         with answering():
             seconds, micros = self.client.time()
-            waiting = self._waiting()
+            in_flight = self._in_flight()
             pipe = self.client.pipeline(transaction=True)
             pipe.hgetall(k.watching())
             pipe.lrange(k.watching("observations"), 0, most - 1)
@@ -125,27 +73,27 @@ class State:
                 observed.append(seen)
         return View(
             now_ms=seconds * 1000 + micros // 1000,
-            waiting=waiting,
+            in_flight=in_flight,
             head=int(known.get("head", 0)),
-            left=size - read,
+            unread=size - read,
             observed=observed,
             read=read,
             newest=hashlib.sha1(blobs[read - 1], usedforsecurity=False).hexdigest() if read else "",
             round=known.get("round", ""),
             open=sessions,
             events=int(known.get("events", 0)),
-            pasts=pasts,
-            past_events=int(known.get("past_events", 0)),
+            histories=pasts,
+            history_events=int(known.get("past_events", 0)),
             lost_ms={name[len(LOST) :]: int(at) for name, at in known.items() if name.startswith(LOST)},
             incidents_ms=int(known.get("incidents_ms", 0)),
-            pulses={
+            minute_counts={
                 name.decode(): pulse
                 for name, blob in byte_map(pulses).items()
                 if (pulse := _pulse(name.decode(), blob)) is not None
             },
         )
 
-    def _waiting(self) -> dict[Lane, int]:
+    def _in_flight(self) -> dict[Lane, int]:
         ids = self.client.zrange(self.keys.due, 0, LOOKED_AT - 1)
         pipe = self.client.pipeline(transaction=False)
         for batch_id in cast("list[bytes]", ids):
@@ -187,7 +135,7 @@ class State:
         by_time = sorted((at, name) for names in found for name, at in names)
         return [name.decode() for _, name in by_time[:most]]
 
-    def pasts(self, names: Sequence[str]) -> dict[str, Past]:
+    def histories(self, names: Sequence[str]) -> dict[str, Past]:
         """Those of these that are kept; a damaged one is as if it were not. Raises RedisUnavailable."""
         return self._read("pasts", names, lambda _, blob: Past.unpack(blob))
 
@@ -206,14 +154,14 @@ class State:
                     logger().warning("watch.damaged", what=what.removesuffix("s"), why=str(exc))
         return found
 
-    def forgettable(self, until_ms: int, most: int) -> list[str]:
+    def expired(self, until_ms: int, most: int) -> list[str]:
         """Names of which the past is kept for long enough by then, at most `most`. Raises RedisUnavailable."""
         key = self.keys.watching("past_due")
         with answering():
             found = self.client.zrangebyscore(key, "-inf", until_ms, start=0, num=most)
         return [name.decode() for name in cast("list[bytes]", found)]
 
-    def oldest_pasts(self, most: int) -> list[str]:
+    def oldest_histories(self, most: int) -> list[str]:
         """Names of those that are forgotten first. Raises RedisUnavailable."""
         with answering():
             found = self.client.zrange(self.keys.watching("past_due"), 0, most - 1)
@@ -271,15 +219,20 @@ class State:
             for name, (session, due_ms) in changes.sessions.items()
             for x in (name, LANES.index(session.lane) + 1, due_ms, session.pack())
         ]
-        pasts = [x for name, (past, due_ms) in changes.pasts.items() for x in (name, due_ms, past.pack())]
-        pulses = [x for name, pulse in changes.pulses.items() for x in (name, pulse.pack())]
+        pasts = [x for name, (past, due_ms) in changes.histories.items() for x in (name, due_ms, past.pack())]
+        pulses = [x for name, pulse in changes.minute_counts.items() for x in (name, pulse.pack())]
         rates = [x for name, blob in changes.rates.items() for x in (name, blob)]
         numbers = [x for name, value in changes.numbers.items() for x in (name, value)]
         args: list[Any] = [token, changes.head, changes.incidents]
         args += [changes.after, uuid.uuid4().int >> 66, changes.newest]
         args += [len(changes.sessions), *sessions, len(changes.over), *changes.over]
-        args += [len(changes.pasts), *pasts, len(changes.forgotten_pasts), *changes.forgotten_pasts]
-        args += [len(changes.pulses), *pulses, len(changes.rates), *rates]
+        args += [
+            len(changes.histories),
+            *pasts,
+            len(changes.forgotten_histories),
+            *changes.forgotten_histories,
+        ]
+        args += [len(changes.minute_counts), *pulses, len(changes.rates), *rates]
         args += [len(changes.forgotten), *changes.forgotten, len(changes.rows)]
         args += [pack_entry(*entry) for entry in changes.rows]
         args += [len(changes.numbers), *numbers]

@@ -1,8 +1,8 @@
-"""How much a round of the watcher does, and how much of its process' time the rounds take: it stores batches too. Pure.
+"""The watcher's share of its process' time, which also stores batches. Pure.
 
-Watching may fall behind, a line may not wait for it. So a round has about half a second: rates say themselves when their
-part is over, and of sessions as much is taken as the rounds before show to be possible. While batches wait to be stored
-there is one round at a time, or where that does not keep up, as many as take as long as the process had for batches.
+Watching may fall behind, a line may not wait for it. So a round has about half a second. Rates stop by themselves at
+their part of it; the adaptive budget sizes the session work by the time of earlier rounds. While batches wait, one call
+does one round. If observations pile up, rounds go on for as long as the process had for batches before.
 """
 
 from dataclasses import dataclass
@@ -10,38 +10,39 @@ from typing import Final
 
 ROUND_S: Final = 0.5
 RATES_S: Final = 0.25  # of that, at most
-BUDGET_S: Final = 1.0  # of rounds one after another
+BUDGET_S: Final = 1.0  # of consecutive rounds
 _START: Final = 0.25
-_LEAST: Final = 1 / 32
-_STEP: Final = 4.0  # times at most that one round makes it less: it may have waited for a busy machine
+_MIN: Final = 1 / 32
+_SHRINK: Final = 4.0  # most that one slow round shrinks the part by: the machine may have been busy
 _GROWTH: Final = 2.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Share:
-    """Part of what a round may take in and judge at most."""
+class AdaptiveBudget:
+    """The part of each limit that a round may take."""
 
     part: float = _START
 
-    def of(self, most: int) -> int:
-        return max(1, round(most * self.part))
+    def of(self, limit: int) -> int:
+        """This part of a limit, at least 1."""
+        return max(1, round(limit * self.part))
 
-    def took(self, seconds: float, allowed_s: float, *, full: bool) -> None:
-        """A round took so long where it had so much. `full`: there was more to do, so it shows how much may be done."""
+    def record(self, seconds: float, allowed_s: float, *, full: bool) -> None:
+        """Adapt to the time of a round. `full`: the round had more to do than it was allowed to take."""
         times = allowed_s / max(seconds, 1e-6)
         if times < 1:
-            self.part = max(_LEAST, self.part * max(1 / _STEP, times))
+            self.part = max(_MIN, self.part * max(1 / _SHRINK, times))
         elif full:
             self.part = min(1.0, self.part * min(_GROWTH, times))
 
 
-class Turns:
-    """When the rounds of one process begin and end; `now` is a clock of seconds that never goes back."""
+class FairRotation:
+    """Alternates watching and storing in one process; `now` is a monotonic clock in seconds."""
 
     def __init__(self) -> None:
         self._began = self._ended = -1e9
         self._worked = 0.0
-        self._left = 1 << 62  # of the call before: they become fewer until shown otherwise
+        self._unread = 1 << 62  # of the previous call
 
     def begin(self, now: float, *, waits: bool) -> bool:
         """Whether rounds may begin now. `waits`: batches wait to be stored."""
@@ -50,12 +51,13 @@ class Turns:
         self._began = now
         return True
 
-    def goes_on(self, now: float, *, waits: bool, left: int) -> bool:
-        """Whether another round may follow, with so many observations `left`; they are to become fewer."""
+    def goes_on(self, now: float, *, waits: bool, unread: int) -> bool:
+        """Whether another round may follow. While batches wait, only if the `unread` observations became no fewer."""
         worked = now - self._began
         if not waits:
             return worked < BUDGET_S
-        return 0 < left >= self._left and worked < min(BUDGET_S, self._began - self._ended)
+        return 0 < unread >= self._unread and worked < min(BUDGET_S, self._began - self._ended)
 
-    def end(self, now: float, *, left: int) -> None:
-        self._ended, self._worked, self._left = now, now - self._began, left
+    def end(self, now: float, *, unread: int) -> None:
+        """The rounds of this call are over."""
+        self._ended, self._worked, self._unread = now, now - self._began, unread

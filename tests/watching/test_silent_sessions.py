@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.commands.run import plan as run
 from pipeline.settings import Settings
-from pipeline.watching import watcher as module
+from pipeline.watching import rate_round, session_round
 from pipeline.watching.sessions.model import SessionVerdict
-from pipeline.watching.time_budget import Share
+from pipeline.watching.time_budget import AdaptiveBudget
 from tests.watching.test_watching import BAD, CLOSE, FAULT, OPEN, WORK, World, said
 
 HOUR_S, DAY_S = 3_600, 86_400
@@ -153,7 +153,7 @@ def test_past_the_limit_the_oldest_pasts_are_forgotten_and_no_open_session_is_cl
 
 
 def test_events_in_pasts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_PAST_EVENTS", 100)
+    monkeypatch.setattr(session_round, "MAX_HISTORY_EVENTS", 100)
     for i in range(10):
         world.stored(*((f"s{i}", i * HOUR_S + j, WORK) for j in range(30)))
         passes(world, 70)
@@ -228,9 +228,9 @@ def test_a_session_that_is_silent_all_the_time_is_judged_in_bounds_and_told_once
 def test_what_one_round_has_no_room_to_judge_stays_open_until_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_JUDGED", 10)
-    monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
-    monkeypatch.setattr(Share, "of", lambda _share, most: most)  # however fast this machine is
+    monkeypatch.setattr(session_round, "MAX_JUDGED", 10)
+    monkeypatch.setattr(session_round, "MAX_PER_CALL", 4)
+    monkeypatch.setattr(AdaptiveBudget, "of", lambda _budget, most: most)  # however fast this machine is
     world.stored(*((f"s{i}", at, WORK) for i in range(5) for at in range(4)))
     world.round()
     world.later(70)
@@ -243,8 +243,8 @@ def test_what_one_round_has_no_room_to_judge_stays_open_until_the_next(
 def test_at_the_end_what_one_round_has_no_room_for_is_judged_in_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_JUDGED", 10)
-    monkeypatch.setattr(Share, "of", lambda _share, most: most)
+    monkeypatch.setattr(session_round, "MAX_JUDGED", 10)
+    monkeypatch.setattr(AdaptiveBudget, "of", lambda _budget, most: most)
     world.stored(*((f"s{i}", at, WORK) for i in range(5) for at in range(4)))
     told = world.round(end=True)
     assert (told.judged, told.more, world.open(), world.numbers()["events"]) == (2, True, 3, 12)
@@ -330,12 +330,12 @@ def test_what_goes_on_after_rules_came_that_carry_is_not_blamed_for_what_was_not
 ) -> None:
     rules = Whole()
     rules.carried = False
-    parts = strict.watcher.parts
+    parts = strict.watcher.callbacks
     known = None if before == "no rules" else ("m0", rules)
-    strict.watcher.parts = replace(parts, sequences=lambda _: known)
+    strict.watcher.callbacks = replace(parts, session_model=lambda _: known)
     strict.stored(("a", 0, OPEN), ("a", 1, WORK))
     passes(strict, 70)
-    strict.watcher.parts = parts
+    strict.watcher.callbacks = parts
     strict.stored(("a", HOUR_S, CLOSE), ("b", HOUR_S, FAULT))
     passes(strict, 70)
     assert strict.sink.rows()["reasons"].to_list() == [["session-event:9"]]
@@ -345,7 +345,7 @@ def test_what_goes_on_after_rules_came_that_carry_is_not_blamed_for_what_was_not
 def test_the_moment_is_forgotten_with_its_workload(strict: World, monkeypatch: pytest.MonkeyPatch) -> None:
     _past_the_limit(strict)
     assert "lost shop" in strict.numbers()
-    monkeypatch.setattr(module, "MOST_WORKLOADS", 0)
+    monkeypatch.setattr(rate_round, "MAX_WORKLOADS", 0)
     strict.round()
     assert "lost shop" not in strict.numbers()
 

@@ -29,14 +29,16 @@ from pipeline.redis.leases import WATCH, Lease, Leases, Mode, granted
 from pipeline.settings import Settings
 from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
+from pipeline.watching import rate_round, session_round
 from pipeline.watching import watcher as module
+from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane, Observation, observe
 from pipeline.watching.rates import minute_counts
 from pipeline.watching.rows import MOST_ROWS, marked_as, template_of
 from pipeline.watching.sessions.model import NORMAL, SessionVerdict
-from pipeline.watching.state import State
-from pipeline.watching.watcher import Parts, Told, Watcher
+from pipeline.watching.state import WatcherState
+from pipeline.watching.watcher import RoundSummary, Watcher
 from pipeline.workers.scrape import Scrape
 
 T0 = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
@@ -104,8 +106,10 @@ class World:
         return granted(self.leases.request(WATCH, Mode.EXCLUSIVE, holder), WATCH)
 
     def another(self) -> Watcher:
-        state = State(connect(self.settings), self.settings)
-        known = Parts(sequences=lambda _: ("m1", self.rules), store=self.sink.store, normal=self.marks.normal)
+        state = WatcherState(connect(self.settings), self.settings)
+        known = Callbacks(
+            session_model=lambda _: ("m1", self.rules), store=self.sink.store, normal=self.marks.normal
+        )
         return Watcher(state, self.settings, known)
 
     def accept(self, n: int, *, workload: str = "shop", purpose: Purpose = Purpose.SCORE) -> str:
@@ -167,7 +171,7 @@ class World:
         for batch_id in cast("list[bytes]", self.client.zrange(self.keys.due, 0, -1)):
             self.client.hincrby(self.keys.batch(batch_id.decode()), "accepted_ms", -int(seconds * 1000))
 
-    def round(self, *, end: bool = False) -> Told:
+    def round(self, *, end: bool = False) -> RoundSummary:
         return self.watcher.round(self.lease.token, end=end)
 
     def open(self) -> int:
@@ -368,7 +372,7 @@ def test_past_the_limit_the_longest_idle_session_is_closed_first(settings: Setti
 
 
 def test_events_of_all_open_sessions_are_bounded_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_OPEN_EVENTS", 100)
+    monkeypatch.setattr(session_round, "MAX_OPEN_EVENTS", 100)
     for i in range(10):
         world.stored(*((f"s{i}", j, WORK) for j in range(30)))
         world.later(1)
@@ -394,7 +398,7 @@ def test_what_is_dropped_while_a_round_works_is_not_taken_for_seen(
     monkeypatch.setattr("pipeline.ledger.ledger.MAX_OBSERVATIONS", 2)
     world.stored(("a", 0, OPEN))
     world.stored(("b", 0, OPEN))
-    look = world.watcher.state.look
+    look = world.watcher.state.snapshot
 
     def meanwhile(most: int, most_events: int) -> object:
         seen = look(most, most_events)
@@ -402,7 +406,7 @@ def test_what_is_dropped_while_a_round_works_is_not_taken_for_seen(
         return seen
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.watcher.state, "look", meanwhile)
+        patch.setattr(world.watcher.state, "snapshot", meanwhile)
         world.round()
     assert world.open() == 2 and world.waits() == 1
     world.round()
@@ -538,8 +542,8 @@ def test_rules_that_fail_for_one_workload_leave_the_others_judged(
             raise ValueError("no")
 
     rules = {"shop": world.rules, "broken": Broken()}
-    parts = replace(world.watcher.parts, sequences=lambda workload: ("m1", rules[workload]))
-    monkeypatch.setattr(world.watcher, "parts", parts)
+    parts = replace(world.watcher.callbacks, session_model=lambda workload: ("m1", rules[workload]))
+    monkeypatch.setattr(world.watcher, "callbacks", parts)
     world.stored(*BAD, workload="broken")
     world.stored(*BAD)
     told = world.round(end=True)
@@ -554,7 +558,7 @@ def test_states_of_rates_are_bounded_together_and_the_longest_silent_workload_is
     world.round(end=True)
     sizes = [len(blob) for blob in world.watcher.state.rates(list("abcde")).values()]
     assert len(sizes) == 5
-    monkeypatch.setattr(module, "MOST_RATE_BYTES", sum(sizes[2:]))
+    monkeypatch.setattr(rate_round, "MAX_RATE_BYTES", sum(sizes[2:]))
     world.stored((None, 601, 1), workload="e")
     world.round()
     assert set(world.watcher.state.rates(list("abcde"))) == {"c", "d", "e"}
@@ -564,11 +568,11 @@ def test_a_batch_in_flight_holds_the_counts_of_later_ones_back(world: World) -> 
     waits = world.accept(1)
     world.stored((None, 0, 5), (None, 60, 5))
     world.round()
-    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    (pulse,) = world.watcher.state.snapshot(1, 0).minute_counts.values()
     assert len(pulse.counts) == 2 and pulse.ahead and pulse.at_ms is None
     world.commit(waits, world.rows([(None, 0, 5)]), [None])
     world.round()
-    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    (pulse,) = world.watcher.state.snapshot(1, 0).minute_counts.values()
     assert not pulse.ahead and pulse.at_ms is not None
 
 
@@ -625,9 +629,9 @@ def test_a_round_that_does_not_end_takes_its_process_with_it(
         codes.append(code)
         ended.set()
 
-    def hangs(*_: object, **__: object) -> Told:
+    def hangs(*_: object, **__: object) -> RoundSummary:
         assert ended.wait(20)
-        return Told()
+        return RoundSummary()
 
     monkeypatch.setattr(task.os, "_exit", leaves)
     monkeypatch.setattr(context.watcher, "round", hangs)
@@ -663,7 +667,7 @@ def test_an_observation_with_which_a_round_fails_is_left_out_and_no_other(world:
     world.client.lset(world.keys.watching("observations"), 1, seen.pack())  # type: ignore[arg-type]
     world.stored(*BAD)
     found = [item for _ in range(6) for item in world.round(end=True).found]
-    assert len(found) == 1 and world.waits() == 0 and world.watcher.most > 1
+    assert len(found) == 1 and world.waits() == 0 and world.watcher.max_observations > 1
 
 
 def test_a_session_whose_times_no_calendar_has_is_over_and_stops_no_round(world: World) -> None:
@@ -685,7 +689,7 @@ def test_rows_that_no_sink_can_write_do_not_hold_up_those_behind_them(
             raise pl.exceptions.SchemaError("no such column")
         world.sink.store(batch_id, workload, rows)
 
-    monkeypatch.setattr(world.watcher, "parts", replace(world.watcher.parts, store=store))
+    monkeypatch.setattr(world.watcher, "callbacks", replace(world.watcher.callbacks, store=store))
     world.stored(*BAD, workload="odd")
     world.stored(*BAD)
     world.round(end=True)
@@ -695,7 +699,7 @@ def test_rows_that_no_sink_can_write_do_not_hold_up_those_behind_them(
 def test_a_round_takes_no_more_than_so_many_events_and_one_batch_at_least(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_EVENTS", 5)
+    monkeypatch.setattr(module, "MAX_EVENTS", 5)
     for at in range(3):
         world.stored(*((f"{at}{i}", i, WORK) for i in range(3 + 4 * (at == 1))))
     assert [world.round().observations for _ in range(4)] == [1, 1, 1, 0]
@@ -704,12 +708,12 @@ def test_a_round_takes_no_more_than_so_many_events_and_one_batch_at_least(
 def test_of_many_workloads_none_waits_for_ever_for_a_look_at_its_rates(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_RATED", 1)
+    monkeypatch.setattr(rate_round, "MAX_RATED", 1)
     for _ in range(2):
         for name in "ab":
             world.stored((None, 0, 1), workload=name)
         # As if a minute had passed since the last round.
-        pulses = world.watcher.state.look(1, 0).pulses
+        pulses = world.watcher.state.snapshot(1, 0).minute_counts
         for name, pulse in pulses.items():
             pulse.looked -= 1
             world.client.hset(world.keys.watching("pulses"), name, pulse.pack())
@@ -736,7 +740,7 @@ def test_a_redis_that_loses_its_last_moments_within_a_round_is_told_nothing_of_i
     if lost == "a round":
         world.round()
     world.stored(("a", 3, CLOSE))
-    look = world.watcher.state.look
+    look = world.watcher.state.snapshot
 
     def meanwhile(most: int, most_events: int) -> object:
         seen = look(most, most_events)
@@ -744,7 +748,7 @@ def test_a_redis_that_loses_its_last_moments_within_a_round_is_told_nothing_of_i
         return seen
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.watcher.state, "look", meanwhile)
+        patch.setattr(world.watcher.state, "snapshot", meanwhile)
         with pytest.raises(LeaseRefused):
             world.round()
     world.stored(("a", 3, CLOSE))  # its batch is stored again
@@ -757,7 +761,7 @@ def test_one_line_of_the_year_9999_does_not_make_every_minute_complete(world: Wo
     far = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp() - T0.timestamp())
     world.stored((None, now - 60, 5), (None, far, 5))
     world.round()
-    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    (pulse,) = world.watcher.state.snapshot(1, 0).minute_counts.values()
     assert pulse.at_ms is not None and pulse.at_ms <= world.ledger.now_ms() + 600_000
     # And what is so far away does not wait here until its time has come.
     assert pulse.counts == {}
@@ -792,7 +796,7 @@ def test_a_round_ends_when_the_time_for_rates_is_up_and_the_next_ones_go_on(worl
         told = world.round(end=True)
         rounds += 1
     assert rounds > 10
-    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    (pulse,) = world.watcher.state.snapshot(1, 0).minute_counts.values()
     assert not pulse.behind and pulse.waiting == 0
 
 
@@ -826,7 +830,7 @@ def test_with_too_many_counts_that_wait_for_rates_nothing_is_read_until_some_wer
     world.stored(*((None, 60 * i, 40 + i % 2) for i in range(2_500)))
     clock, world.watcher.clock = world.watcher.clock, Ticks(0.2)
     world.round()
-    (pulse,) = world.watcher.state.look(1, 0).pulses.values()
+    (pulse,) = world.watcher.state.snapshot(1, 0).minute_counts.values()
     assert pulse.behind and pulse.waiting > 100
     world.stored(*GOOD)
     told = world.round()
@@ -839,10 +843,10 @@ def test_with_too_many_counts_that_wait_for_rates_nothing_is_read_until_some_wer
 
 def test_a_round_that_took_long_takes_fewer_events_the_next_time(world: World) -> None:
     world.stored(*GOOD)
-    before = world.watcher.share.part
+    before = world.watcher.budget.part
     world.watcher.clock = Ticks(2.0)
     world.round()
-    assert world.watcher.share.part < before
+    assert world.watcher.budget.part < before
 
 
 def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
@@ -850,8 +854,8 @@ def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
 ) -> None:
     world, context = World(settings), Context(make_app(settings), settings)
     world.leases.release(world.lease)
-    monkeypatch.setattr(module, "MOST_OBSERVATIONS", 1)
-    context.watcher.most = 1
+    monkeypatch.setattr(module, "MAX_OBSERVATIONS", 1)
+    context.watcher.max_observations = 1
     for _ in range(4):
         world.stored(*GOOD)
     waiting = world.accept(1)
@@ -860,7 +864,7 @@ def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
     world.ledger.advance(claim, Stage.STORE)
     assert task.watch(context) is False
     assert world.waits() == 3, "one round"
-    context.watcher.turns.end(context.watcher.turns._ended + 60.0, left=3)
+    context.watcher.rotation.end(context.watcher.rotation._ended + 60.0, unread=3)
     assert task.watch(context) is False and world.waits() == 3, "it rests as long as it worked"
     world.client.hdel(world.keys.counts, "stage:store")
     assert task.watch(context) is True

@@ -1,0 +1,113 @@
+"""A round's work on rates: counts lines per minute, and looks at the rates of workloads whose minutes are complete."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pipeline.errors import BadPayload
+from pipeline.logs import logger
+from pipeline.records.batch import Purpose
+from pipeline.watching.callbacks import ANY_FAILURE
+from pipeline.watching.observation import Lane
+from pipeline.watching.rates.minute_counts import MinuteCounts
+from pipeline.watching.rates.rates import Alarm, Rates
+from pipeline.watching.state import WatcherState
+from pipeline.watching.verdicts import of_alarm
+from pipeline.watching.view import Changes, View
+
+MAX_RATED: Final = 50  # workloads of one round: some of their states have 100 KiB
+MAX_WORKLOADS: Final = 10_000
+MAX_RATE_BYTES: Final = 64 << 20  # of the states of all rates
+FORGET_MS: Final = 30 * 86_400_000  # after so long without a line a workload is forgotten
+
+
+@dataclass(slots=True, kw_only=True)
+class RateRound:
+    """The work of one round on rates, of `budget_s` at most. `end`: nothing more will come, so every minute is complete."""
+
+    state: WatcherState
+    view: View
+    clock: Callable[[], float]  # seconds
+    budget_s: float
+    end: bool
+    changes: Changes = field(default_factory=Changes)
+
+    def run(self) -> Changes:
+        """Raises RedisUnavailable."""
+        all_counts, changes = self.view.minute_counts, self.changes
+        # A batch that is stuck must not look like a silence, so time stands still for it.
+        now_ms = min(self.view.now_ms, self.view.in_flight.get(Lane.FRESH, self.view.now_ms))
+        due = self._count(now_ms // 60_000)
+        # The workloads that waited longest come first, so each has its turn.
+        due.sort(key=lambda name: all_counts[name].looked)
+        changes.more = len(due) > MAX_RATED
+        states = self.state.rates(due[:MAX_RATED])
+        alarms: list[tuple[str, Alarm]] = []
+        until = self.clock() + self.budget_s
+
+        def goes_on() -> bool:
+            return self.clock() < until
+
+        for n, workload in enumerate(due[:MAX_RATED]):
+            if n and not goes_on():
+                changes.more = True
+                break
+            counts = changes.minute_counts[workload] = all_counts[workload]
+            rates = _unpack(workload, states.get(workload))
+            try:
+                found = counts.judge(rates, now_ms // 60_000, end=self.end, goes_on=goes_on)
+                alarms += [(workload, alarm) for alarm in found]
+                blob = changes.rates[workload] = rates.pack()
+                counts.size = len(blob)
+            except ANY_FAILURE:  # costs the counts of this workload's minutes, not those of other workloads
+                logger(workload=workload).exception("watch.failed")
+                counts.forget()
+            changes.more |= counts.behind or self._ends(counts)
+        self._forget()
+        texts = self.state.texts(alarm.template_id for _, alarm in alarms if alarm.template_id is not None)
+        changes.found = [of_alarm(workload, alarm, texts) for workload, alarm in alarms]
+        return changes
+
+    def _count(self, minute: int) -> list[str]:
+        """Count the lines of this round's observations; returns the workloads whose rates are due."""
+        view, changes = self.view, self.changes
+        for observation in view.observed:
+            if not observation.rates.is_empty():
+                name = observation.workload
+                counts = changes.minute_counts[name] = view.minute_counts.setdefault(name, MinuteCounts())
+                counts.observe(observation, judged=observation.purpose is Purpose.SCORE)
+        for name, counts in view.minute_counts.items():
+            if counts.ahead and not view.more:
+                counts.advance(view.in_flight)
+                changes.minute_counts[name] = counts
+        return [
+            name
+            for name, counts in view.minute_counts.items()
+            if counts.is_due(minute, view.now_ms) or self._ends(counts)
+        ]
+
+    def _ends(self, counts: MinuteCounts) -> bool:
+        return self.end and bool(counts.waiting or counts.after)
+
+    def _forget(self) -> None:
+        """Forget workloads without lines for FORGET_MS, and past the limits those without lines for longest."""
+        all_counts, changes = self.view.minute_counts, self.changes
+        oldest = sorted(all_counts, key=lambda name: all_counts[name].newest_ms)
+        expired = {name for name in oldest if self.view.now_ms - all_counts[name].newest_ms > FORGET_MS}
+        surplus = max(0, len(oldest) - MAX_WORKLOADS)
+        room = MAX_RATE_BYTES - sum(all_counts[name].size for name in oldest[surplus:])
+        while room < 0:
+            room += all_counts[oldest[surplus]].size
+            surplus += 1
+        changes.forgotten = sorted(expired.union(oldest[:surplus]))
+        for name in changes.forgotten:
+            changes.minute_counts.pop(name, None)
+            changes.rates.pop(name, None)
+
+
+def _unpack(workload: str, blob: bytes | None) -> Rates:
+    try:
+        return Rates.unpack(blob)
+    except BadPayload as exc:
+        logger(workload=workload).warning("watch.damaged", what="rates", why=str(exc))
+        return Rates.unpack(None)

@@ -1,0 +1,87 @@
+"""The two values of a watcher's round: the state that the round read, and the changes that it writes. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import polars as pl
+
+from pipeline.watching.observation import Lane, Observation
+from pipeline.watching.rates.minute_counts import MinuteCounts
+from pipeline.watching.rows import Found
+from pipeline.watching.sessions.history import Past
+from pipeline.watching.sessions.open_sessions import Session
+
+LOST: Final = "lost "  # prefix of fields of `watching`: when histories of a workload were last dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The watcher's state in Redis at the beginning of a round."""
+
+    now_ms: int
+    in_flight: Mapping[Lane, int]  # per lane, when the oldest batch in flight was accepted
+    head: int  # observations ever taken from the list
+    unread: int  # observations behind those that were read
+    observed: Sequence[Observation]
+    read: int  # observations that were read, damaged ones included
+    newest: str  # SHA-1 of the last of them, "" for none
+    round: str  # name of the previous round, "" for none
+    open: int  # sessions
+    events: int  # in open sessions
+    histories: int
+    history_events: int
+    lost_ms: Mapping[str, int]  # per workload, when histories of sessions that may go on were last dropped
+    incidents_ms: int  # when incidents were updated last
+    minute_counts: dict[str, MinuteCounts]  # per workload; the round of rates adds to them in place
+
+    @property
+    def more(self) -> bool:
+        """Whether some observations were not read."""
+        return self.unread > 0
+
+    def without_observations(self) -> "View":
+        """The same state, as if no observation had been read."""
+        return replace(self, observed=(), read=0, newest="", unread=self.unread + self.read)
+
+
+@dataclass(slots=True, kw_only=True)
+class Changes:
+    """The changes of one round, or of one of its parts."""
+
+    head: int = 0
+    newest: str = ""  # `newest` and `round` of the view
+    after: str = ""
+    sessions: dict[str, tuple[Session, int]] = field(default_factory=dict)  # name -> (session, closes at ms)
+    over: set[str] = field(default_factory=set)  # names of sessions that closed
+    histories: dict[str, tuple[Past, int]] = field(default_factory=dict)  # name -> (history, expires at ms)
+    forgotten_histories: set[str] = field(default_factory=set)  # names
+    minute_counts: dict[str, MinuteCounts] = field(default_factory=dict)
+    rates: dict[str, bytes] = field(default_factory=dict)
+    forgotten: list[str] = field(default_factory=list)  # workloads
+    rows: list[tuple[str, str, pl.DataFrame]] = field(default_factory=list)  # (batch id, workload, rows)
+    incidents: bytes = b""  # b"" leaves them as they are
+    numbers: dict[str, int] = field(default_factory=dict)  # fields of the hash `watching`
+    # The following are no changes in Redis.
+    found: list[Found] = field(default_factory=list)
+    judged: int = 0  # sessions
+    more: bool = False  # this part has more to do at once
+
+    @classmethod
+    def of(cls, view: View) -> "Changes":
+        """The observations of the view count as read; nothing else changes."""
+        return cls(head=view.head + view.read, newest=view.newest, after=view.round)
+
+    def merge(self, part: "Changes") -> None:
+        """Add the changes of a part of the round. No two parts change the same entry."""
+        self.sessions |= part.sessions
+        self.over |= part.over
+        self.histories |= part.histories
+        self.forgotten_histories |= part.forgotten_histories
+        self.minute_counts |= part.minute_counts
+        self.rates |= part.rates
+        self.forgotten += part.forgotten
+        self.incidents = self.incidents or part.incidents
+        self.numbers |= part.numbers
+        self.found += part.found
+        self.judged += part.judged
