@@ -75,9 +75,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--baseline",
         nargs="+",
+        action="extend",
         default=[],
         metavar="FILE",
-        help="logs of good times to learn from; default: learn from FILE itself",
+        help="logs of good times to learn from; may be given again; default: learn from FILE itself",
     )
     run.add_argument("--workload", metavar="NAME", help="whose logs these are; default: each file's name")
     run.add_argument(
@@ -118,6 +119,11 @@ def parser() -> argparse.ArgumentParser:
         "--backfill",
         action=argparse.BooleanOptionalAction,
         help="these lines wait behind fresh ones, or never do; by default those do whose times are old (backfill_after_s)",
+    )
+    send.add_argument(
+        "--baseline",
+        action="store_true",
+        help="these lines are known good times: the next training learns from them, nothing judges them",
     )
     send.add_argument("--time-zone", metavar="ZONE", help="IANA zone of times without offset (UTC)")
 

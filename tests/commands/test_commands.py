@@ -1,5 +1,6 @@
 """The verbs in this process, on a real Redis without workers: hostile data, closed streams, what is waited for."""
 
+import argparse
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import redis
 from command_line import Verb, command_line
 
 from pipeline import cli
+from pipeline.cli import parser
 from pipeline.commands.run.plan import Outcome
 from pipeline.commands.send import tracking as own_module
 from pipeline.commands.send.tracking import Own
@@ -35,7 +37,7 @@ def verb(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Verb]:
     """Runs a command line here, on this test's own keys and directories."""
-    for module in ("send", "run"):
+    for module in ("send.verb", "run.verb"):
         monkeypatch.setattr(f"pipeline.commands.{module}.set_up", lambda _level: None)
     with command_line(settings, monkeypatch, capsys) as run:
         yield run
@@ -224,6 +226,32 @@ def test_the_paths_of_a_run_are_printed_unbroken(
     assert said.code == 0, said.err
     assert f"report:  {out / 'report.html'}" in said.out.splitlines()
     assert f"results: {out}" in said.out.splitlines()
+
+
+def test_options_that_take_files_add_up_when_they_are_given_again() -> None:
+    args = parser().parse_args(
+        ["run", "x", "--baseline", "a", "b", "--baseline", "c", "--masks", "m", "--masks", "n"]
+    )
+    assert (args.baseline, args.masks) == (["a", "b", "c"], [Path("m"), Path("n")])
+    assert parser().parse_args(["run", "x"]).baseline == []  # and no call fills the default of the next
+
+
+def test_no_option_keeps_only_the_last_of_its_values() -> None:
+    """An option with several values extends or appends: a plain one would drop the values that were given before."""
+
+    def options(top: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+        for action in top._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    yield from options(each)
+            elif action.option_strings:
+                yield action
+
+    several = [a for a in options(parser()) if a.nargs in ("+", "*")]
+    assert several
+    assert [
+        a.dest for a in several if not isinstance(a, argparse._ExtendAction | argparse._AppendAction)
+    ] == []
 
 
 def test_a_baseline_must_be_files(verb: Verb, tmp_path: Path) -> None:

@@ -277,3 +277,22 @@ def test_an_empty_watchlist_says_that_nothing_is_trained_and_how_to_change_that(
     assert "nothing is watched" in why and "logweir watch add" in why
     assert "nothing is watched" in lab.up.logweir("status").stdout
     assert pl.DataFrame(json.loads(lab.up.logweir("watch", "list", "--json").stdout)["unwatched"]).height
+
+
+def test_known_good_lines_are_learnt_and_never_judged(lab: Lab) -> None:
+    """`send --baseline` declares good times to a running stack, as `run --baseline` does."""
+    workload, up = "known-good", lab.up
+    path = up.write(varied(300))
+    for _ in range(2):  # the second time adds nothing
+        done = up.logweir("send", path, "--workload", workload, "--baseline", "--wait", "--json")
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["lines"] == 0
+    assert up.rows(workload).is_empty()
+    done = up.logweir("train", "--workload", workload, "--json")
+    version = json.loads(done.stdout)["version"]
+    shown = json.loads(up.logweir("models", "show", version, "--json").stdout)
+    assert (shown["mode"], shown["stats"]["lines"]) == ("baseline", 300)
+    # The same file may be judged as well: it has a cursor and batch ids of its own.
+    done = up.logweir("send", path, "--workload", workload, "--wait", "--json")
+    assert json.loads(done.stdout)["lines"] == 300
+    assert up.rows(workload)["lines"].sum() == 300

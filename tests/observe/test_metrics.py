@@ -117,7 +117,8 @@ def test_a_counter_outlives_its_process_and_its_pool_children(
     code = """
         import atexit, os, sys
         from pipeline.observe import counters as metrics
-        from pipeline.redis.keys import Keys, connect
+        from pipeline.redis.connection import connect
+        from pipeline.redis.keys import Keys
         from pipeline.settings import Settings
 
         settings = Settings.load()

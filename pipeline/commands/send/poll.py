@@ -22,6 +22,10 @@ from pipeline.units import plural
 def main(args: argparse.Namespace) -> int:
     if args.files:
         raise BadInput("--opensearch reads an index and no file; send files apart")
+    if args.baseline:
+        raise BadInput(
+            "--baseline is for files; train on documents of a good time with `train --since --until`"
+        )
     for flag in ("workload", "wait"):
         if getattr(args, flag):
             raise BadInput(

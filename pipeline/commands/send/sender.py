@@ -12,6 +12,7 @@ from pipeline.commands.send.tracking import LOOK_AT_ONCE, Own
 from pipeline.errors import BadPayload, CursorMoved, RedisUnavailable
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.producer import Producer
+from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.flush_policy import Pace
@@ -39,6 +40,7 @@ class Sender:
         own: Own | None = None,
         *,
         backfill: bool | None = None,
+        purpose: Purpose = Purpose.SCORE,
     ) -> None:
         self.producer = producer
         self.settings = settings
@@ -46,6 +48,7 @@ class Sender:
         self.clock = clock
         self.own = own
         self.backfill = backfill
+        self.purpose = purpose
         self.lines = self.batches = self.duplicates = 0
         self.gone = False  # something of a pipe that nobody can send again
         self.kept = Kept(clock)
@@ -98,6 +101,7 @@ class Sender:
                     source=sent.source,
                     source_key=sent.source_key,
                     cursor_key=sent.cursor_key,
+                    purpose=self.purpose,
                     after=sent.after,
                     backfill=self.backfill,
                 )

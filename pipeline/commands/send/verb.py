@@ -13,7 +13,7 @@ from pipeline.commands.send.tracking import Own
 from pipeline.errors import BadInput, CursorMoved
 from pipeline.logs import set_up
 from pipeline.producer import Producer, workload_of
-from pipeline.records.batch import digest
+from pipeline.records.batch import Purpose, digest
 from pipeline.sources import files, follow
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.stdin import read_stream
@@ -30,6 +30,7 @@ def main(args: argparse.Namespace) -> int:
         )
     settings = settings_of(args)
     set_up(settings.log_level)
+    purpose = Purpose.BASELINE if args.baseline else Purpose.SCORE
     if args.follow and len(args.files) > 1:
         raise BadInput("--follow takes one file; start one `logweir send --follow` per file")
     if "-" in args.files and len(args.files) > 1:
@@ -44,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
             console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     producer = Producer.connect(reached(settings))
     own = Own(producer.ledger) if args.wait else None
-    sender = Sender(producer, settings, console, own=own, backfill=args.backfill)
+    sender = Sender(producer, settings, console, own=own, backfill=args.backfill, purpose=purpose)
     try:
         if args.files == ["-"]:
             _standard_input(sender, args.workload)
@@ -79,7 +80,7 @@ def _file(sender: Sender, path: Path, workload: str | None) -> None:
         )
         key = digest("pipe", uuid.uuid4().hex)
         return _stream(sender, chunks, workload=workload, source=str(path), key=key)
-    cursor_key = _cursor_key(path, workload)
+    cursor_key = _cursor_key(sender, path, workload)
     while True:
         try:
             _rest_of(sender, path, workload, cursor_key)
@@ -92,7 +93,7 @@ def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None
     stored = sender.begin(cursor_key)
     with path.open("rb") as file:
         place = files.resume_at(path, file, stored)
-    key = digest("file", str(path.absolute()), place.identity, workload)
+    key = digest("file", str(path.absolute()), place.identity, workload, *_apart(sender))
     start, before = place.offset, sender.batches
     for chunk in files.read(
         path,
@@ -110,9 +111,14 @@ def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None
         )
 
 
-def _cursor_key(path: Path, workload: str) -> str:
+def _cursor_key(sender: Sender, path: Path, workload: str) -> str:
     """One for sending and following: a follower goes on where a sender stopped."""
-    return digest("cursor", str(path.absolute()), workload)
+    return digest("cursor", str(path.absolute()), workload, *_apart(sender))
+
+
+def _apart(sender: Sender) -> tuple[str, ...]:
+    """A file may be sent as baseline and to be judged: each has batch ids and a cursor of its own."""
+    return () if sender.purpose is Purpose.SCORE else (sender.purpose.value,)
 
 
 def _standard_input(sender: Sender, workload: str | None) -> None:
@@ -143,7 +149,7 @@ def _stream(sender: Sender, chunks: Iterable[Chunk], *, workload: str, source: s
 def _follow(sender: Sender, path: Path, workload: str | None) -> None:
     """Until Ctrl-C, from where the last sender or follower of this file stopped."""
     workload = workload or workload_of(path)
-    cursor_key = _cursor_key(path, workload)
+    cursor_key = _cursor_key(sender, path, workload)
     sender.console.print(f"following {path}; Ctrl-C stops", markup=False, soft_wrap=True)
     while True:
         try:
@@ -158,7 +164,7 @@ def _follow_from(sender: Sender, path: Path, workload: str, cursor_key: str) -> 
     for chunk in _chunks(sender, path, cursor_key, start):
         if place[0] != chunk.cursor.identity and place[1] and chunk.records["line"].min() == 1:
             place = ("", 0)  # rotated or truncated: a file of its own, from its beginning
-        key = digest("file", str(path.absolute()), chunk.cursor.identity, workload)
+        key = digest("file", str(path.absolute()), chunk.cursor.identity, workload, *_apart(sender))
         sender.send(
             chunk,
             start=place[1],
