@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.gpu.leasing import wire as pool_wire
-from pipeline.gpu.values import WHOLE, Device, PoolLease, Process, Report
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import WHOLE, Device, LeaseMode, PoolLease, Process, Report
 
 MIB: Final = 16_000
 NODE: Final = "torture"
@@ -122,8 +121,8 @@ def judge(lines: list[dict[str, Any]], n_devices: int) -> dict[str, int]:
             if not begins:
                 now = [one for one in now if one[0] is not use]
                 continue
-            exclusive = use.lease.need.mode is Mode.EXCLUSIVE
-            if now and (exclusive or any(u.lease.need.mode is Mode.EXCLUSIVE for u, _ in now)):
+            exclusive = use.lease.need.mode is LeaseMode.EXCLUSIVE
+            if now and (exclusive or any(u.lease.need.mode is LeaseMode.EXCLUSIVE for u, _ in now)):
                 found["two_holders"] += 1
             now.append((use, part))
             memory, compute = sum(p.memory_mib for _, p in now), sum(p.compute_percent for _, p in now)

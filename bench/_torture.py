@@ -21,9 +21,8 @@ from typing import Any, Final
 from bench._evidence import MIB, Evidence, judge, report
 from pipeline.errors import LeaseRefused, LogweirError, RedisUnavailable
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Need, PoolLease
+from pipeline.gpu.values import LeaseMode, Need, PoolLease
 from pipeline.redis.connection import connect
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 BEAT_S: Final = 0.1
@@ -54,7 +53,7 @@ class Torture:
 def _any_need(rng: random.Random, n_devices: int) -> Need:
     if rng.random() < 0.35:
         return Need(
-            mode=Mode.EXCLUSIVE,
+            mode=LeaseMode.EXCLUSIVE,
             devices=rng.choice((1, 1, min(2, n_devices))),
             max_duration_s=rng.choice((None, 1.0)),
         )
@@ -276,7 +275,7 @@ class _Torturer:
     def _all_back(self) -> None:
         """With everybody gone the whole pool must be free within two TTLs: a dead need that waits is granted at most once."""
         end = time.monotonic() + 2 * self.plan.ttl_ms / 1000 + SLACK_S
-        whole = Need(mode=Mode.EXCLUSIVE, devices=self.plan.devices)
+        whole = Need(mode=LeaseMode.EXCLUSIVE, devices=self.plan.devices)
         while time.monotonic() < end:
             try:
                 with self.pool.lease(whole, holder="judge", timeout_s=0.0):

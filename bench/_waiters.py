@@ -11,11 +11,10 @@ from typing import Any, Final
 import redis
 
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Need
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import LeaseMode, Need
 from pipeline.settings import Settings
 
-WHOLE = Need(mode=Mode.EXCLUSIVE)
+WHOLE = Need(mode=LeaseMode.EXCLUSIVE)
 USE_S: Final = 0.001  # of the device by each: long enough for a second holder to be seen
 
 

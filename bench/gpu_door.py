@@ -22,10 +22,9 @@ from bench._load import Fed, environment, feed, stack, train
 from bench._running import scratch
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Device, Need, Report
+from pipeline.gpu.values import Device, LeaseMode, Need, Report
 from pipeline.ledger.ledger import Ledger
 from pipeline.redis.connection import connect
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 TIMES: Final = 100
@@ -114,13 +113,13 @@ def _warm(log: Path) -> None:
 def _once(pool: Pool, number: int) -> float:
     """Seconds from wanting to having."""
     deadline = time.monotonic() + BACK_S
-    while not any(lease.need.mode is Mode.SHARED for lease in pool.snapshot().leases):
+    while not any(lease.need.mode is LeaseMode.SHARED for lease in pool.snapshot().leases):
         if time.monotonic() > deadline:
             raise RuntimeError(f"inference was not back on the GPU {BACK_S:.0f} s after training {number}")
         time.sleep(0.02)
     time.sleep(0.05 * (number % 10))  # anywhere in a batch
     began = time.monotonic()
-    lease = pool.request(Need(mode=Mode.EXCLUSIVE), holder="bench-training", timeout_s=60)
+    lease = pool.request(Need(mode=LeaseMode.EXCLUSIVE), holder="bench-training", timeout_s=60)
     waited = time.monotonic() - began
     time.sleep(HELD_S)
     pool.release(lease)

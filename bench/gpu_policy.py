@@ -20,6 +20,7 @@ from pipeline.gpu.values import (
     Backfill,
     Device,
     Grant,
+    LeaseMode,
     LeaseState,
     Need,
     PoolLease,
@@ -28,7 +29,6 @@ from pipeline.gpu.values import (
     Snapshot,
     Tenant,
 )
-from pipeline.redis.leases import Mode
 
 TENANTS = 100
 MEMORY_MIB = 81_920
@@ -46,7 +46,7 @@ def world(devices: int, queued: int, seed: int = 0) -> Snapshot:
         kind = chance.randrange(50)
         need = Need(
             tenant=tenant,
-            mode=Mode.EXCLUSIVE if kind == 1 else Mode.SHARED,
+            mode=LeaseMode.EXCLUSIVE if kind == 1 else LeaseMode.SHARED,
             memory_mib=memory,
             compute_percent=0 if kind == 1 else percent,
             devices=chance.choice((2, 4, 8)) if kind == 0 else 1,

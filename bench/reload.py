@@ -26,7 +26,7 @@ from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence
 from pipeline.records.batch import digest, utc_now
 from pipeline.redis.connection import connect
-from pipeline.redis.leases import TRAINING, Leases, Mode, granted
+from pipeline.redis.leases import TRAINING, Leases, granted
 from pipeline.settings import Settings
 from pipeline.tasks.reload import announce
 
@@ -82,9 +82,7 @@ def _publish_all(settings: Settings, source: str, workers: tuple[str, ...], fed:
     client = connect(settings)
     registry, leases = Registry(client, settings), Leases(client, settings)
     app = make_app(settings)
-    lease = granted(
-        leases.request(TRAINING, Mode.EXCLUSIVE, "bench", floor=registry.newest_token()), "training"
-    )
+    lease = granted(leases.request(TRAINING, "bench", floor=registry.newest_token()), "training")
     swaps = []
     with leases.holding(lease):
         for number in range(1, PUBLISHES + 1):

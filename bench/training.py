@@ -27,7 +27,7 @@ from pipeline.records.batch import utc_now
 from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.redis.connection import connect
-from pipeline.redis.leases import TRAINING, Leases, Mode, granted
+from pipeline.redis.leases import TRAINING, Leases, granted
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training import training
@@ -89,7 +89,7 @@ def measure(data: Path, *, lines: int = LINES) -> dict[str, Any]:
         store(data, settings, masks, lines)
         client = connect(settings)
         leases = Leases(client, settings)
-        lease = granted(leases.request(TRAINING, Mode.EXCLUSIVE, "bench"), TRAINING)
+        lease = granted(leases.request(TRAINING, "bench"), TRAINING)
         entered: dict[State, float] = {}
         began = time.perf_counter()
         with leases.holding(lease) as held:

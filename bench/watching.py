@@ -29,7 +29,7 @@ from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict
 from pipeline.redis.connection import connect
-from pipeline.redis.leases import WATCH, Leases, Mode, granted
+from pipeline.redis.leases import WATCH, Leases, granted
 from pipeline.settings import Settings
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.observation import observe
@@ -153,7 +153,7 @@ def fold(bench: Bench, settings: Settings) -> dict[str, Any]:
             session_model=lambda _: ("m1", rules), store=lambda *_: None, normal=lambda *_: frozenset()
         ),
     )
-    lease = granted(Leases(client, settings).request(WATCH, Mode.EXCLUSIVE, "bench"), WATCH)
+    lease = granted(Leases(client, settings).request(WATCH, "bench"), WATCH)
     total = int(sum(len(session) for session in bench.sessions.values()))
     began = time.perf_counter()
     while watcher.round(lease.token).more:

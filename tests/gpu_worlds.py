@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pipeline.gpu.values import (
     WHOLE,
     Device,
+    LeaseMode,
     LeasePart,
     LeaseState,
     Need,
@@ -21,7 +22,6 @@ from pipeline.gpu.values import (
     Snapshot,
     Tenant,
 )
-from pipeline.redis.leases import Mode
 
 NOW_MS = 1_000_000
 GIB = 1024
@@ -44,11 +44,11 @@ def devices(count: int, mib: int = 8 * GIB) -> tuple[Device, ...]:
 
 
 def shared(mib: int = GIB, **values: Any) -> Need:
-    return Need(mode=Mode.SHARED, memory_mib=mib, **values)
+    return Need(mode=LeaseMode.SHARED, memory_mib=mib, **values)
 
 
 def exclusive(mib: int = 0, **values: Any) -> Need:
-    return Need(mode=Mode.EXCLUSIVE, memory_mib=mib, **values)
+    return Need(mode=LeaseMode.EXCLUSIVE, memory_mib=mib, **values)
 
 
 def request(request_id: str, need: Need, *, since_ms: int = NOW_MS) -> PoolRequest:
@@ -65,7 +65,7 @@ def request(request_id: str, need: Need, *, since_ms: int = NOW_MS) -> PoolReque
 def lease(
     lease_id: str, need: Need, on: Sequence[Device], *, age_s: float = 60.0, yield_by_ms: int | None = None
 ) -> PoolLease:
-    alone = need.mode is Mode.EXCLUSIVE
+    alone = need.mode is LeaseMode.EXCLUSIVE
     return PoolLease(
         lease_id=lease_id,
         holder=f"holder-{lease_id}",
@@ -186,7 +186,7 @@ def obeys(world: Snapshot, plan: PoolPlan) -> None:
             assert d.usable
             assert need.node in ("", d.node)
             assert need.device in ("", d.uuid)
-            only = need.mode is Mode.EXCLUSIVE
+            only = need.mode is LeaseMode.EXCLUSIVE
             assert (part.memory_mib, part.compute_percent) == (
                 (d.schedulable_mib, WHOLE) if only else (need.memory_mib, need.compute_percent)
             )
@@ -226,7 +226,7 @@ def held(world: Snapshot) -> Iterable[tuple[str, int, int, bool]]:
     """(uuid, MiB, percent, alone) of everything that takes room."""
     for old in world.leases:
         for part in old.parts:
-            yield part.uuid, part.memory_mib, part.compute_percent, old.need.mode is Mode.EXCLUSIVE
+            yield part.uuid, part.memory_mib, part.compute_percent, old.need.mode is LeaseMode.EXCLUSIVE
     for gone in world.orphans:
         yield gone.uuid, gone.memory_mib, gone.compute_percent, gone.exclusive
 
@@ -242,7 +242,7 @@ def needs(draw: st.DrawFn, tenants: Sequence[str] = ("logweir", "a", "b", "c"), 
     alone = draw(st.booleans())
     return Need(
         tenant=draw(st.sampled_from(tenants)),
-        mode=Mode.EXCLUSIVE if alone else Mode.SHARED,
+        mode=LeaseMode.EXCLUSIVE if alone else LeaseMode.SHARED,
         memory_mib=draw(SIZES),
         compute_percent=draw(st.sampled_from([0, 10, 25, 50, 100])),
         devices=draw(st.sampled_from([1, 1, 1, 2, 3])),
@@ -276,7 +276,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     closed: set[str] = set()
     leases = []
     for number, need in enumerate(draw(st.lists(needs(), max_size=6))):
-        alone = need.mode is Mode.EXCLUSIVE
+        alone = need.mode is LeaseMode.EXCLUSIVE
         fitting = [
             d
             for d in on

@@ -16,10 +16,10 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
-from pipeline.gpu.leasing import held
-from pipeline.gpu.leasing.held import Held
+from pipeline.gpu.leasing import renewal
 from pipeline.gpu.leasing.planner import Planner
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.leasing.waiting import Waiting
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy import admission as refusing
@@ -126,7 +126,7 @@ class Pool:
         request_id: str = "",
         pids: Sequence[int] | None = None,
         go_on: Callable[[], None] | None = None,
-    ) -> Iterator[Held]:
+    ) -> Iterator[LeaseInUse]:
         """Ask, begin with these processes (this one), hold while the body works, give back.
 
         Raises what `request` and `holding` raise.
@@ -151,13 +151,13 @@ class Pool:
             yield using
 
     @contextmanager
-    def holding(self, lease: PoolLease, *, clean: bool = True) -> Iterator[Held]:
+    def holding(self, lease: PoolLease, *, clean: bool = True) -> Iterator[LeaseInUse]:
         """Renew in the background while the body works; give back at the end unless it was lost (held.py).
 
         `clean`: the holder is off the device when the body ends; say `dirty()` when it turns out otherwise.
         Raises LeaseRefused when the lease has ended already, RedisUnavailable.
         """
-        with held.holding(self, lease, clean=clean) as using:
+        with renewal.holding(self, lease, clean=clean) as using:
             yield using
 
     def activate(self, lease: PoolLease, *, pids: Sequence[int], host: str = "") -> bool:

@@ -9,11 +9,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 TENANT: Final = "logweir"  # who our own workers are charged to
 WHOLE: Final = 100  # percent
+
+
+class LeaseMode(StrEnum):
+    """How devices are used."""
+
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"
 
 
 class LeaseState(StrEnum):
@@ -92,7 +98,7 @@ class Need:
     """
 
     tenant: str = TENANT
-    mode: Mode = Mode.SHARED
+    mode: LeaseMode = LeaseMode.SHARED
     memory_mib: int = 0
     compute_percent: int = 0
     devices: int = 1

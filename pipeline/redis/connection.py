@@ -87,3 +87,10 @@ def is_refusal(error: Exception) -> bool:
         return True  # redis-py takes the code off these messages
     words = ("OOM", "MISCONF", "LOADING", "READONLY", "NOREPLICAS", "MASTERDOWN", "out of memory")
     return any(word in str(error) for word in words)
+
+
+def now_ms(client: "redis.Redis") -> int:
+    """The clock that counts, in milliseconds. Raises RedisUnavailable."""
+    with answering():
+        seconds, micros = client.time()
+    return int(seconds) * 1000 + int(micros) // 1000

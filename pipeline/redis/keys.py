@@ -22,8 +22,7 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | templates_untold | hash id -> changes | templates that the OpenSearch index does not hold yet | as templates; drain/told.lua |
 | template_changes | zset id -> n | templates in the order of their last change, where several shards learn (drain/learner.py) | as templates |
 | template_counts | hash workload -> n | templates that a workload has created | one per workload |
-| lease:<resource> | hash | exclusive holder, token, waiting holder | fields expire on Redis time in every lease script |
-| lease:<resource>:shared | zset token:holder -> ms | shared leases | purged in every lease script |
+| lease:<resource> | hash | holder, token, deadline | fields expire on Redis time in every lease script |
 | tokens | hash resource -> n | newest fencing token | never deleted |
 | epoch | hash | replication id of Redis, end of the quarantine after a change | one |
 | model | hash | live version of the shared model, its token, generation and the versions before it | models/publish.lua |
@@ -121,9 +120,6 @@ class Keys:
 
     def lease(self, resource: str) -> str:
         return self("lease", resource)
-
-    def shared(self, resource: str) -> str:
-        return self("lease", resource, "shared")
 
     def gpu(self, *parts: str) -> str:
         return self("gpu", *parts)

@@ -18,7 +18,7 @@ from pipeline.logs import logger
 from pipeline.messages.routing import TASK_DRAIN
 from pipeline.messages.submit import HANDED
 from pipeline.models import verdict
-from pipeline.redis.leases import DRAIN, Lease, Mode, Refused, granted
+from pipeline.redis.leases import DRAIN, Lease, Refused, granted
 from pipeline.redis.shards import of_shard, shard_of
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
@@ -60,7 +60,7 @@ def _handed_on(context: Context, batch_id: str) -> bool:
 
 
 def _request(context: Context) -> Lease | Refused:
-    return context.leases.request(of_shard(DRAIN, context.shard), Mode.EXCLUSIVE, context.owner)
+    return context.leases.request(of_shard(DRAIN, context.shard), context.owner)
 
 
 def _other_writer(context: Context) -> bool:

@@ -105,7 +105,7 @@ def revive(context: Context) -> bool:
     end_lost(context)
     if not context.trainings.due() or context.submit.training_waits():
         return False
-    held = context.leases.look(TRAINING).exclusive is not None
+    held = context.leases.holder_of(TRAINING) is not None
     return not held and context.submit.train()
 
 

@@ -15,14 +15,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Final, Protocol
 
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
-from pipeline.gpu.leasing.held import Held
+from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.node.host_lock import HOST_DIRECTORY, host_lock
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import PoolLease, scoring_need
+from pipeline.gpu.values import LeaseMode, PoolLease, scoring_need
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 LOST_LOOK_S: Final = 0.2  # how soon a training notices that its process should end
@@ -59,7 +58,7 @@ class Place(Protocol):
 def host_locks(lease: PoolLease, *, wait_s: float) -> ExitStack:
     """The second line on one host: locks that the kernel gives back whatever way we end. Raises LeaseRefused."""
     stack = ExitStack()
-    alone = lease.need.mode is Mode.EXCLUSIVE
+    alone = lease.need.mode is LeaseMode.EXCLUSIVE
     try:
         for part in lease.parts:
             stack.enter_context(host_lock(HOST_DIRECTORY, part.uuid, exclusive=alone, wait_s=wait_s))
@@ -76,7 +75,7 @@ def enrol(pool: Pool, lease: PoolLease) -> None:
 
 
 @contextmanager
-def ended_after_loss(held: Held, end: Callable[[], None]) -> Iterator[None]:
+def ended_after_loss(held: LeaseInUse, end: Callable[[], None]) -> Iterator[None]:
     """End the process when the body goes on for too long after the lease was lost: others may be granted the device."""
     done = threading.Event()
 
@@ -115,7 +114,7 @@ class Share:
         self.idle_s = settings.gpu_idle_s
         self.ttl_s = settings.lease_ttl_ms / 1000
         self._turn = threading.Lock()  # held while a batch is in hand, or while the device is given back
-        self._held: Held | None = None
+        self._held: LeaseInUse | None = None
         self._lease = ExitStack()
         self._locks = ExitStack()
         self._touching = False  # from before CUDA is begun until our models are off the device
@@ -148,7 +147,7 @@ class Share:
         self._pause("share.device_failed", error)
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> LeaseInUse | None:
         """What we hold now."""
         return self._held
 

@@ -28,13 +28,13 @@ from pipeline.errors import (
 )
 from pipeline.gpu.leasing.pool_ledger import SILENT
 from pipeline.gpu.node.inventory import this_node
-from pipeline.gpu.values import Need, PoolLease
+from pipeline.gpu.values import LeaseMode, Need, PoolLease
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TRAIN
 from pipeline.models.registry import Note
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import Purpose
-from pipeline.redis.leases import TRAINING, Held, Mode, Refused
+from pipeline.redis.leases import TRAINING, HeldLease, Refused
 from pipeline.tasks import periodic, reload
 from pipeline.tasks.context import Context
 from pipeline.tasks.share import ended_after_loss, enrol, host_locks
@@ -58,7 +58,7 @@ def run(context: Context, *_: str) -> str | None:
     if not context.trainings.due():
         return None
     lease = context.leases.request(
-        TRAINING, Mode.EXCLUSIVE, context.owner, floor=context.registry.newest_token(), quarantine=True
+        TRAINING, context.owner, floor=context.registry.newest_token(), quarantine=True
     )
     if isinstance(lease, Refused):
         metrics.lease_refused("training")
@@ -76,7 +76,7 @@ def run(context: Context, *_: str) -> str | None:
     return why
 
 
-def _one(context: Context, held: Held, status: Status, request: Request) -> str | None:
+def _one(context: Context, held: HeldLease, status: Status, request: Request) -> str | None:
     """One training to its end, whatever that is; returns why it failed."""
     log = logger(request=status.request_id, model=request.model)
     log.info("training.begins", asked_by=request.asked_by, why=request.why)
@@ -143,7 +143,7 @@ def _was_live(context: Context, version: str) -> bool:
         return False  # the sweep looks again
 
 
-def _steps(context: Context, held: Held, status: Status, request: Request) -> Iterator[Status]:
+def _steps(context: Context, held: HeldLease, status: Status, request: Request) -> Iterator[Status]:
     totals = context.ledger.totals()
     seen, watched, own = sorted(totals), context.watchlist.look().patterns, context.settings.own_models
     workloads = training.chosen_workloads(request, seen, watched, own)
@@ -230,7 +230,7 @@ def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
     """
     settings = context.settings
     need = Need(
-        mode=Mode.EXCLUSIVE,
+        mode=LeaseMode.EXCLUSIVE,
         node=this_node(),
         device=context.begun or "",  # CUDA's context stays where it was begun
         max_duration_s=60 + 3 * settings.train_seconds,

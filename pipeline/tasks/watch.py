@@ -17,7 +17,7 @@ from pipeline.ledger.batches import Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_WATCH
 from pipeline.observe import counters as metrics
-from pipeline.redis.leases import WATCH, Mode, Refused
+from pipeline.redis.leases import WATCH, Refused
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG
 from pipeline.watching.watcher import RoundSummary
@@ -65,7 +65,7 @@ def watch(context: Context, *, end: bool = False) -> bool:
     if not rotation.begin(now(), waits=not end and _waits(context)):
         return False
     # A request by the same holder renews. watching/watched.lua compares the token, so no quarantine is needed.
-    lease = context.leases.request(WATCH, Mode.EXCLUSIVE, context.owner)
+    lease = context.leases.request(WATCH, context.owner)
     if isinstance(lease, Refused):
         return False
     unread = 0

@@ -29,7 +29,7 @@ from pipeline.models.threshold import Mode
 from pipeline.records.batch import Purpose, digest
 from pipeline.records.query import Query
 from pipeline.redis.keys import SHARED
-from pipeline.redis.leases import Held
+from pipeline.redis.leases import HeldLease
 from pipeline.settings import Settings
 from pipeline.sinks.choose import kind_of, root_of
 from pipeline.training import judging, sampling
@@ -138,7 +138,7 @@ def train(
     templates: Sequence[Template],
     registry: Registry,
     settings: Settings,
-    held: Held,
+    held: HeldLease,
     marks: Sequence[Mark] = (),
     alone: Callable[[], AbstractContextManager[Workplace]] = lambda: nullcontext(Workplace()),
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -175,7 +175,7 @@ class _Training:
     templates: Sequence[Template]
     registry: Registry
     settings: Settings
-    held: Held
+    held: HeldLease
     marks: Sequence[Mark]
     clock: Callable[[], datetime]
     status: Status

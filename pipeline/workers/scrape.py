@@ -22,12 +22,13 @@ from prometheus_client.utils import floatToGoString
 
 from pipeline.errors import LogweirError, RedisUnavailable
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.values import LeaseMode
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_DRAIN, all_queues, both
 from pipeline.observe.counters import METERS, OTHER, ROLES, STAGES, Meter, field_name
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import WORKER_TTL_S, Keys
-from pipeline.redis.leases import DRAIN, Mode
+from pipeline.redis.leases import DRAIN
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
 from pipeline.workers.gauges import (
@@ -363,7 +364,7 @@ def _gpus(values: Values, pool: PoolLedger | None) -> None:
     _set(values, DEVICES, len(devices) - len(usable), "unusable")
     _set(values, GPU_MEMORY, sum(device.schedulable_mib for device in usable) * 2**20)
     _set(values, GPU_LEASED, sum(part.memory_mib for lease in leases for part in lease.parts) * 2**20)
-    for mode in Mode:
+    for mode in LeaseMode:
         _set(values, GPU_LEASES, sum(lease.need.mode is mode for lease in leases), mode.value)
     _set(values, GPU_WAITING, len(waiting))
     oldest = max((seen.now_ms - request.since_ms for request in waiting), default=0) if seen else 0

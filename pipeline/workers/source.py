@@ -20,7 +20,7 @@ from pipeline.observe.presence import Presence
 from pipeline.opensearch.client import connect
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
-from pipeline.redis.leases import SOURCE, Held, Leases, Mode, Refused
+from pipeline.redis.leases import SOURCE, HeldLease, Leases, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Poller, deliver
 from pipeline.workers import bootstrap
@@ -53,7 +53,7 @@ class SourceWorker:
         while not self.stop.is_set():
             self.progress.pulse()
             try:
-                answer = self.leases.request(SOURCE, Mode.EXCLUSIVE, self.holder, quarantine=True)
+                answer = self.leases.request(SOURCE, self.holder, quarantine=True)
                 if isinstance(answer, Refused):
                     self.stop.wait(min(max(answer.wait_ms, 50), 1000) / 1000)
                     continue
@@ -66,7 +66,7 @@ class SourceWorker:
                 self.log.exception("source.failed")
                 self._troubled(f"polling failed ({type(exc).__name__}: {exc}); it is tried again")
 
-    def _while_held(self, held: Held) -> None:
+    def _while_held(self, held: HeldLease) -> None:
         def go_on() -> bool:
             self.progress.pulse()
             return not self.stop.is_set() and not held.lost.is_set()
@@ -75,7 +75,7 @@ class SourceWorker:
             if self._poll(go_on):
                 self._wait(self.settings.opensearch_poll_s, held)
 
-    def _wait(self, seconds: float, held: Held) -> None:
+    def _wait(self, seconds: float, held: HeldLease) -> None:
         """Until the next poll; a lost lease ends it, so that another poller is not kept waiting for our release."""
         left = seconds
         while left > 0 and not held.lost.is_set() and not self.stop.wait(min(left, 1.0)):

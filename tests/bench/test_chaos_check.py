@@ -24,7 +24,7 @@ from pipeline.models.registry import Registry
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.redis.keys import Keys
-from pipeline.redis.leases import DRAIN, TRAINING, Lease, Leases, Mode
+from pipeline.redis.leases import DRAIN, TRAINING, Lease, Leases
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources.chunks import Cursor
@@ -128,7 +128,7 @@ class World:
         assert self.ledger.give_up(claim, "it kills", apart=range(claim.records)) == []
 
     def lease(self, resource: str, holder: str = "worker") -> Lease:
-        lease = Leases(self.client, self.settings).request(resource, Mode.EXCLUSIVE, holder)
+        lease = Leases(self.client, self.settings).request(resource, holder)
         assert isinstance(lease, Lease), lease
         return lease
 

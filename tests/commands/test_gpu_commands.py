@@ -33,6 +33,7 @@ from pipeline.gpu.policy.explain import open_door, rooms_of, short, why_it_waits
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import (
     Device,
+    LeaseMode,
     LeasePart,
     LeaseState,
     Need,
@@ -46,7 +47,6 @@ from pipeline.gpu.values import (
     Snapshot,
     Tenant,
 )
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 from pipeline.units import seconds, size
 
@@ -63,7 +63,7 @@ def device(number: int, **changes: Any) -> Device:
 
 
 def leased(name: str, on: Device, memory_mib: int = 4096, percent: int = 25, **changes: Any) -> PoolLease:
-    mode = changes.pop("mode", Mode.SHARED)
+    mode = changes.pop("mode", LeaseMode.SHARED)
     lease = PoolLease(
         lease_id=name, holder="ann@big:7", need=Need(memory_mib=memory_mib, mode=mode),
         parts=(LeasePart(uuid=on.uuid, memory_mib=memory_mib, compute_percent=percent, token=7),), state=LeaseState.ACTIVE,
@@ -153,7 +153,7 @@ def test_a_closed_door_names_whom_the_device_is_kept_for() -> None:
     on = device(0)
     lease = leased("infer", on, yield_by_ms=NOW + 42_000)
     s = snapshot(
-        on, leases=(lease,), waiting=(waits("train-9", mode=Mode.EXCLUSIVE),),
+        on, leases=(lease,), waiting=(waits("train-9", mode=LeaseMode.EXCLUSIVE),),
         reservation=Reservation(request_id="train-9", uuids=(on.uuid,)),
     )  # fmt: skip
     shown = drawn(s)
@@ -219,7 +219,7 @@ def test_what_is_shown_as_free_is_what_a_plan_would_grant(
         if "left" in kind:
             gone.append(left_of(on, memory_mib=mib, compute_percent=share, exclusive=alone))
         else:
-            mode = Mode.EXCLUSIVE if alone else Mode.SHARED
+            mode = LeaseMode.EXCLUSIVE if alone else LeaseMode.SHARED
             held.append(leased(f"job{number}", on, mib, share, mode=mode))
     door = Reservation(request_id="r", uuids=(on.uuid,)) if kept else None
     s = snapshot(on, leases=tuple(held), orphans=tuple(gone), reservation=door)
@@ -259,7 +259,7 @@ def test_an_endless_name_does_not_fill_the_picture() -> None:
 @pytest.mark.parametrize(
     ("need", "why"),
     [
-        ({"mode": Mode.EXCLUSIVE, "node": "big"}, "needs 1 GPU of big; none of its 2 can be used: GPU-0aaaaaaa: lost, GPU-1aaaaaaa: lost"),
+        ({"mode": LeaseMode.EXCLUSIVE, "node": "big"}, "needs 1 GPU of big; none of its 2 can be used: GPU-0aaaaaaa: lost, GPU-1aaaaaaa: lost"),
         ({"memory_mib": 1, "device": "GPU-0aaaaaaa-1111"}, "needs the GPU GPU-0aaaaaaa: lost"),
         ({"memory_mib": 1, "devices": 2}, "needs 2 GPUs; none of 2 can be used: GPU-0aaaaaaa: lost, GPU-1aaaaaaa: lost"),
     ],
@@ -272,7 +272,7 @@ def test_a_need_that_waits_for_devices_out_of_order_names_their_reasons(need: An
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_whole_device_that_only_an_ended_lease_keeps_back_names_the_remedy(kept: bool) -> None:
-    on, request = device(0), waits("w", mode=Mode.EXCLUSIVE)
+    on, request = device(0), waits("w", mode=LeaseMode.EXCLUSIVE)
     door = Reservation(request_id="w", uuids=(on.uuid,)) if kept else None
     s = snapshot(on, orphans=(left_of(on),), waiting=(request,), reservation=door)
     why = why_it_waits(s, request, rooms_of(s))
@@ -284,8 +284,8 @@ def test_a_whole_device_that_only_an_ended_lease_keeps_back_names_the_remedy(kep
     [
         ({"memory_mib": 80_000}, {}, r"needs 78\.1 GiB; the most that is free on one is 74\.8 GiB and 75 %"),
         ({"memory_mib": 1_024, "compute_percent": 90}, {}, r"needs 1\.0 GiB and 90 %; the most .* 75 %"),
-        ({"mode": Mode.EXCLUSIVE}, {}, "needs 1 whole device; none is free"),
-        ({"mode": Mode.EXCLUSIVE, "devices": 2}, {}, "needs 2 GPUs; 1 of 1 can be used"),
+        ({"mode": LeaseMode.EXCLUSIVE}, {}, "needs 1 whole device; none is free"),
+        ({"mode": LeaseMode.EXCLUSIVE, "devices": 2}, {}, "needs 2 GPUs; 1 of 1 can be used"),
         ({"memory_mib": 1, "node": "gone"}, {}, "there is no GPU gone in the pool now"),
         ({"memory_mib": 1}, {"quarantine_ms": 9_000}, "nothing is granted for 9 s more"),
         ({"memory_mib": 1}, {"reservation": Reservation(request_id="r", uuids=("GPU-0aaaaaaa-1111",))}, "is kept for r"),
@@ -324,7 +324,7 @@ def test_whose_processes_are_of_another_machine_are_not_counted() -> None:
 
 def test_an_exclusive_lease_takes_all_of_a_device_whatever_it_asked_for() -> None:
     on = device(0)
-    s = snapshot(on, leases=(leased("fit", on, memory_mib=1, percent=0, mode=Mode.EXCLUSIVE),))
+    s = snapshot(on, leases=(leased("fit", on, memory_mib=1, percent=0, mode=LeaseMode.EXCLUSIVE),))
     shown = facts(s)["devices"][0]
     assert (shown["leased_mib"], shown["leased_percent"], shown["state"]) == (80_640, 100, "taken whole")
 
@@ -475,7 +475,7 @@ def test_export_lines_survive_a_shell(verb: Verb, pool: Pool) -> None:
 def test_what_a_shell_evaluates_fails_when_there_is_no_lease(
     verb: Verb, pool: Pool, args: tuple[str, ...], code: int
 ) -> None:
-    pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="ann@elsewhere", request_id="full")
+    pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=2), holder="ann@elsewhere", request_id="full")
     said = verb("request", *args, "--shell")
     assert (said.code, said.out) == (code, "false\n") and said.err.count("\n") == 1, said
 

@@ -27,8 +27,7 @@ from pipeline.gpu.node import host_lock as flock
 from pipeline.gpu.node import mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Device, Need, PoolPlan, Process, Report, Yield
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import Device, LeaseMode, Need, PoolPlan, Process, Report, Yield
 from pipeline.settings import Settings
 
 # Ends at SIGTERM, and says so; its descendants try to get away: a session of their own, an orphan, one deaf to SIGTERM.
@@ -484,7 +483,7 @@ def test_a_program_waits_for_its_turn_and_says_for_what(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr("pipeline.commands.gpu.run._note", lambda _console, words: said.append(words))
-    other = pool.request(Need(mode=Mode.EXCLUSIVE), holder="h", request_id="first")
+    other = pool.request(Need(mode=LeaseMode.EXCLUSIVE), holder="h", request_id="first")
 
     def free() -> None:
         assert wait_until(lambda: bool(said), timeout_s=30)
@@ -498,7 +497,7 @@ def test_a_program_waits_for_its_turn_and_says_for_what(
 
 
 def test_who_does_not_get_a_gpu_in_time_may_try_again_later(run: Verb, pool: Pool) -> None:
-    pool.request(Need(mode=Mode.EXCLUSIVE), holder="h", request_id="first")
+    pool.request(Need(mode=LeaseMode.EXCLUSIVE), holder="h", request_id="first")
     said = run("--memory", "4GiB", "--wait", "0s", "--", "true")
     assert said.code == 75 and "every device is taken whole" in said.err
     assert pool.snapshot().waiting == ()

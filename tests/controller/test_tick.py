@@ -21,7 +21,7 @@ from pipeline.messages.app import make_app
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import raw_frame
 from pipeline.redis.keys import SHARED
-from pipeline.redis.leases import TRAINING, Lease, Leases, Mode, granted
+from pipeline.redis.leases import TRAINING, Lease, Leases, granted
 from pipeline.settings import Settings
 from pipeline.tasks import tick as task
 from pipeline.tasks.context import Context
@@ -56,7 +56,7 @@ def decision(controller: Controller, model: str = SHARED) -> dict[str, Any]:
 
 def train_lease(controller: Controller) -> Lease:
     leases = Leases(controller.client, controller.settings)
-    return granted(leases.request(TRAINING, Mode.EXCLUSIVE, "t"), TRAINING)
+    return granted(leases.request(TRAINING, "t"), TRAINING)
 
 
 def trained(

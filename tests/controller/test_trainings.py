@@ -32,7 +32,7 @@ from pipeline.controller.trainings import (
 )
 from pipeline.errors import BadInput, BadPayload, Cancelled, RedisUnavailable, StaleToken, TrainingsFull
 from pipeline.records.query import Query, query_of
-from pipeline.redis.leases import TRAINING, Lease, Leases, Mode, Refused, granted
+from pipeline.redis.leases import TRAINING, Lease, Leases, Refused, granted
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
@@ -50,7 +50,7 @@ def leases(client: "redis.Redis", settings: Settings) -> Leases:
 
 
 def lease(leases: Leases, holder: str = "trainer") -> Lease:
-    return granted(leases.request(TRAINING, Mode.EXCLUSIVE, holder), TRAINING)
+    return granted(leases.request(TRAINING, holder), TRAINING)
 
 
 def expire(leases: Leases) -> None:
@@ -524,7 +524,7 @@ def test_the_pause_doubles_up_to_an_hour() -> None:
 
 def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     away = Trainings(redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None), settings)
-    held = Lease(resource=TRAINING, mode=Mode.EXCLUSIVE, holder="x", token=1, ttl_ms=1)
+    held = Lease(resource=TRAINING, holder="x", token=1, ttl_ms=1)
     calls: list[Callable[[], object]] = [
         lambda: away.request(Request()), lambda: away.cancel("x"), lambda: away.status("x"), away.recent, away.now,
         away.due, lambda: away.take(held), lambda: away.show(Status(), held), lambda: away.end(Status(), held),
@@ -589,7 +589,7 @@ class Trainers(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2))
     def lease(self, who: int) -> None:
-        answer = self.leases.request(TRAINING, Mode.EXCLUSIVE, f"t{who}")
+        answer = self.leases.request(TRAINING, f"t{who}")
         if isinstance(answer, Refused):
             assert self.owner is not None
             return

@@ -13,7 +13,7 @@ from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable, TooNew
 from pipeline.records.verdict import UNCLASSIFIED, Verdict
 from pipeline.redis.keys import Keys
-from pipeline.redis.leases import DRAIN, Leases, Mode, granted
+from pipeline.redis.leases import DRAIN, Leases, granted
 from pipeline.settings import Settings
 
 
@@ -30,7 +30,7 @@ class Process:
         self.learner = Learner(client, settings, self.verdicts)
 
     def lease(self) -> int:
-        return granted(self.leases.request(DRAIN, Mode.EXCLUSIVE, self.name), DRAIN).token
+        return granted(self.leases.request(DRAIN, self.name), DRAIN).token
 
     def learn(
         self, *lines: str, token: int | None = None, workload: str = "shop", judge: Any = judge

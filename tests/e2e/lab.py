@@ -25,7 +25,7 @@ from pipeline.records.query import Query
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED
-from pipeline.redis.leases import TRAINING, Lease, Leases, Mode
+from pipeline.redis.leases import TRAINING, Lease, Leases
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 
@@ -131,7 +131,7 @@ class Lab:
         """Nobody can train meanwhile."""
 
         def free() -> Lease | None:
-            answer = self.leases.request(TRAINING, Mode.EXCLUSIVE, "test")
+            answer = self.leases.request(TRAINING, "test")
             return answer if isinstance(answer, Lease) else None
 
         lease = until(free, what="nobody trains")

@@ -22,9 +22,8 @@ from fake_nvml_driver import Driver, Gpu
 from e2e.harness import Command, Up, environment, nothing_left, novel, ordinary, running, until
 from pipeline.errors import LeaseRefused
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Need, PoolLease
+from pipeline.gpu.values import LeaseMode, Need, PoolLease
 from pipeline.redis.attach import attached
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 A = "GPU-aaaaaaaa-0000"
@@ -36,7 +35,7 @@ Context.begun = property(lambda self: vars(self).get("marked"))
 from pipeline.workers.gpu import main
 raise SystemExit(main(["gpu-test", "cpu"]))
 """
-ALONE = Need(mode=Mode.EXCLUSIVE)
+ALONE = Need(mode=LeaseMode.EXCLUSIVE)
 QUICK = {"LOGWEIR_GPU_BEAT_S": "0.2", "LOGWEIR_GPU_NODE_TTL_MS": "4000"}
 
 
@@ -101,7 +100,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def shared(machine: Machine) -> PoolLease | None:
-    return next((x for x in machine.pool.snapshot().leases if x.need.mode is Mode.SHARED), None)
+    return next((x for x in machine.pool.snapshot().leases if x.need.mode is LeaseMode.SHARED), None)
 
 
 def test_unknown_lines_go_to_the_gpu_when_it_is_open_and_to_the_cpu_while_somebody_holds_it_alone(

@@ -16,7 +16,7 @@ from e2e.harness import Up, end, novel, ordinary, sentence, until
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
-from pipeline.redis.leases import DRAIN, Lease, Leases, Mode
+from pipeline.redis.leases import DRAIN, Lease, Leases
 from pipeline.redis.shards import IDS, ids_of, of_shard, shard_of
 from pipeline.settings import Settings
 
@@ -112,7 +112,7 @@ def test_the_number_of_shards_may_change_and_no_line_is_lost_and_no_id_changes(u
     lost = [w for w in WORKLOADS if shard_of(w, 3) == 2]
 
     def ours() -> Lease | None:
-        answer = leases.request("drain.2", Mode.EXCLUSIVE, "a test")
+        answer = leases.request("drain.2", "a test")
         return answer if isinstance(answer, Lease) else None
 
     lease = until(ours, what="nobody holds the lease of shard 2")

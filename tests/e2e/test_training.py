@@ -102,7 +102,7 @@ def test_a_trainer_that_stood_still_past_its_lease_publishes_nothing_when_it_goe
 
 
 def _holder(lab: Lab) -> str:
-    holder = lab.leases.look(TRAINING).exclusive
+    holder = lab.leases.holder_of(TRAINING)
     assert holder, "a trainer holds the lease while it works"
     return holder
 
@@ -110,7 +110,7 @@ def _holder(lab: Lab) -> str:
 def _freed(lab: Lab, holder: str) -> None:
     """The lease of a dead trainer is free after its time, and what it left is swept up; 2 s for a busy machine."""
     within_s = LEASE_TTL_MS / 1000 + SWEEP_S + 2.0
-    until(lambda: lab.leases.look(TRAINING).exclusive != holder, within_s=within_s, what="the lease is free")
+    until(lambda: lab.leases.holder_of(TRAINING) != holder, within_s=within_s, what="the lease is free")
 
 
 def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
@@ -180,7 +180,7 @@ def test_a_request_waits_while_one_runs_an_equal_one_is_merged_and_each_can_be_c
     assert lab.trainings.cancel(runs) == "asked"
     assert lab.reached(runs, State.CANCELLED).reason == "an operator cancelled it"
     assert lab.live() == live
-    until(lambda: lab.leases.look(TRAINING).exclusive is None, what="the lease is given back")
+    until(lambda: lab.leases.holder_of(TRAINING) is None, what="the lease is given back")
     assert "nothing to cancel" in sentence(lab.up.logweir("train", "--cancel"))
 
 

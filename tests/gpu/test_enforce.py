@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pipeline.errors import BadInput
 from pipeline.gpu.node import enforce
 from pipeline.gpu.node.mps import Daemon
-from pipeline.gpu.values import Device, LeasePart, LeaseState, Need, PoolLease
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import Device, LeaseMode, LeasePart, LeaseState, Need, PoolLease
 from pipeline.settings import Settings
 
 CONTEXT = 512
@@ -29,7 +28,7 @@ def a_device(uuid: str = "GPU-a", *, total_mib: int = 16_384, node: str = "n1", 
     )
 
 
-def a_lease(*parts: LeasePart, mode: Mode = Mode.SHARED) -> PoolLease:
+def a_lease(*parts: LeasePart, mode: LeaseMode = LeaseMode.SHARED) -> PoolLease:
     held = parts or (LeasePart(uuid="GPU-a", memory_mib=4_096, compute_percent=25, token=7),)
     return PoolLease(
         lease_id="l1",
@@ -131,7 +130,7 @@ def test_under_mps_the_daemon_limits_and_the_fraction_is_not_applied_twice(tmp_p
 
 
 def test_an_exclusive_lease_is_not_limited_but_still_finds_the_mps_daemon(tmp_path) -> None:
-    lease = a_lease(mode=Mode.EXCLUSIVE)
+    lease = a_lease(mode=LeaseMode.EXCLUSIVE)
     assert "PYTORCH_CUDA_ALLOC_CONF" not in enforce.environment(lease, [a_device()], SETTINGS)
     env = enforce.environment(lease, [a_device()], SETTINGS, mps=Daemon(directory=tmp_path))
     assert [name for name in env if "MPS" in name] == ["CUDA_MPS_PIPE_DIRECTORY"]

@@ -90,22 +90,21 @@ from pool_devices import put_devices
 
 from pipeline.errors import LeaseRefused
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import LeaseState, Need
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import LeaseMode, LeaseState, Need
 from pipeline.settings import Settings
 
 HERE = Path(__file__).resolve().parent
-WHOLE = Need(mode=Mode.EXCLUSIVE)
+WHOLE = Need(mode=LeaseMode.EXCLUSIVE)
 TTL_MS = 2_000
 HOLDER = """
 import time
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import LeaseMode
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 settings = Settings.load()
-with Pool(connect(settings), settings).lease(Need(mode=Mode.EXCLUSIVE), holder="to be killed", timeout_s=20):
+with Pool(connect(settings), settings).lease(Need(mode=LeaseMode.EXCLUSIVE), holder="to be killed", timeout_s=20):
     time.sleep(60)
 """
 

@@ -18,6 +18,7 @@ from pipeline.gpu.values import (
     Committed,
     Device,
     Grant,
+    LeaseMode,
     LeasePart,
     LeaseState,
     Need,
@@ -29,7 +30,7 @@ from pipeline.gpu.values import (
     Reservation,
     Yield,
 )
-from pipeline.redis.leases import Leases, Mode
+from pipeline.redis.leases import Leases
 from pipeline.settings import Settings
 from pipeline.workers.stack.private_redis import PrivateRedis
 
@@ -75,7 +76,7 @@ def shared(memory: int = 100, compute: int = 10, **more: Any) -> Need:
 
 
 def exclusive(**more: Any) -> Need:
-    return Need(mode=Mode.EXCLUSIVE, **more)
+    return Need(mode=LeaseMode.EXCLUSIVE, **more)
 
 
 def ask(ledger: PoolLedger, name: str, need: Need, holder: str = "", ttl_ms: int = 15_000) -> PoolRequest:
@@ -88,7 +89,7 @@ def grant(
     request: PoolRequest, *uuids: str, share: float = 0.1, prepaid: float = 1.0, mib: int = 1000
 ) -> Grant:
     need = request.need
-    whole = need.mode is Mode.EXCLUSIVE
+    whole = need.mode is LeaseMode.EXCLUSIVE
     memory, compute = (mib, 100) if whole else (need.memory_mib, need.compute_percent)
     parts = tuple(LeasePart(uuid=uuid, memory_mib=memory, compute_percent=compute) for uuid in uuids)
     return Grant(request_id=request.request_id, parts=parts, share=share, prepaid=prepaid)

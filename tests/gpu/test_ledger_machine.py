@@ -29,6 +29,7 @@ from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.values import (
     Device,
     Grant,
+    LeaseMode,
     LeasePart,
     LeaseState,
     Need,
@@ -40,7 +41,6 @@ from pipeline.gpu.values import (
     Reservation,
     Yield,
 )
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 
 NODES = {"a": ("G0", "G1"), "b": ("G2",)}
@@ -54,7 +54,7 @@ small = st.builds(Need, memory_mib=st.integers(1, 6), compute_percent=st.sampled
 wide = st.builds(
     Need, memory_mib=st.integers(1, MIB + 1), compute_percent=st.just(30), devices=st.integers(1, 2)
 )
-alone = st.builds(Need, mode=st.just(Mode.EXCLUSIVE), memory_mib=st.just(MIB), devices=st.integers(1, 2))
+alone = st.builds(Need, mode=st.just(LeaseMode.EXCLUSIVE), memory_mib=st.just(MIB), devices=st.integers(1, 2))
 needs = st.one_of(small, small, wide, alone)
 
 
@@ -114,7 +114,7 @@ class PoolMachine(RuleBasedStateMachine):
         for held in self.held.values():
             for part in held.lease.parts:
                 if part.uuid == gpu:
-                    yield part, held.lease.need.mode is Mode.EXCLUSIVE
+                    yield part, held.lease.need.mode is LeaseMode.EXCLUSIVE
         for gone in self.left:
             if gone.part.uuid == gpu:
                 yield gone.part, gone.exclusive
@@ -123,7 +123,7 @@ class PoolMachine(RuleBasedStateMachine):
         sums = {gpu: list(self.on(gpu)) for gpu in HOME}
         for grant in plan.grants:
             request = self.waits[grant.request_id]
-            need, alone = request.need, request.need.mode is Mode.EXCLUSIVE
+            need, alone = request.need, request.need.mode is LeaseMode.EXCLUSIVE
             if len(grant.parts) != need.devices or len({part.uuid for part in grant.parts}) != need.devices:
                 return False
             for part in grant.parts:
@@ -144,7 +144,7 @@ class PoolMachine(RuleBasedStateMachine):
         held = self.held.pop(name)
         self.past.append(held.lease)
         if held.active and not clean:
-            alone = held.lease.need.mode is Mode.EXCLUSIVE
+            alone = held.lease.need.mode is LeaseMode.EXCLUSIVE
             self.left += [Gone(name, part, alone, held.pids) for part in held.lease.parts]
 
     def moment(self) -> None:
@@ -248,7 +248,7 @@ class PoolMachine(RuleBasedStateMachine):
         grants = []
         for name in chosen:
             need = self.waits[name].need
-            size = (need.memory_mib, need.compute_percent) if need.mode is Mode.SHARED else (MIB, 100)
+            size = (need.memory_mib, need.compute_percent) if need.mode is LeaseMode.SHARED else (MIB, 100)
             where = data.draw(st.lists(gpus, min_size=need.devices, max_size=need.devices))
             parts = tuple(LeasePart(uuid=gpu, memory_mib=size[0], compute_percent=size[1]) for gpu in where)
             grants.append(Grant(request_id=name, parts=parts, share=0.3, prepaid=2.5))

@@ -30,6 +30,7 @@ from pipeline.gpu.policy.policy import open_to_shared, plan, served
 from pipeline.gpu.values import (
     WHOLE,
     Backfill,
+    LeaseMode,
     Need,
     PoolLease,
     PoolPlan,
@@ -39,7 +40,6 @@ from pipeline.gpu.values import (
     Tenant,
     Usage,
 )
-from pipeline.redis.leases import Mode
 
 ONE, TWO, THREE, FOUR = devices(4)
 RULES = st.sampled_from(list(Backfill))
@@ -597,7 +597,7 @@ def _need(
 ) -> Need:
     return Need(
         tenant=chance.choice(tenants),
-        mode=chance.choice((Mode.SHARED, Mode.SHARED, Mode.EXCLUSIVE)),
+        mode=chance.choice((LeaseMode.SHARED, LeaseMode.SHARED, LeaseMode.EXCLUSIVE)),
         memory_mib=chance.choice(sizes),
         compute_percent=chance.choice((0, 10, 30, 60)),
         devices=chance.choice((1, 1, 1, min(2, gpus))),
@@ -615,7 +615,7 @@ def _crowd(chance: random.Random) -> Snapshot:
             f"f{n}",
             replace(
                 _need(chance, len(on), tenants="aaab", sizes=SIZES_MIB[:3]),
-                mode=Mode.SHARED,
+                mode=LeaseMode.SHARED,
                 compute_percent=chance.choice((0, 5, 10)),
             ),
             since_ms=NOW_MS - 99 + n,
@@ -712,7 +712,7 @@ def test_open_to_shared_says_whether_the_need_would_be_granted_now() -> None:
 @given(snapshots(), needs())
 @effort(max_examples=60, deadline=None)
 def test_open_to_shared_agrees_with_a_plan_for_that_need_alone(world: Snapshot, need: Need) -> None:
-    need = replace(need, mode=Mode.SHARED, tenant="c")
+    need = replace(need, mode=LeaseMode.SHARED, tenant="c")
     world = replace(world, waiting=(request("r", need),), reservation=None)
     assert open_to_shared(world, need) == (granted(plan(world)) == ["r"])
 

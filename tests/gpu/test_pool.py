@@ -15,11 +15,10 @@ from pipeline.gpu.leasing import planner
 from pipeline.gpu.leasing.planner import AGAIN, Planner
 from pipeline.gpu.policy import policy
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Committed, LeaseState, Need, PoolLease
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import Committed, LeaseMode, LeaseState, Need, PoolLease
 from pipeline.settings import Settings
 
-WHOLE = Need(mode=Mode.EXCLUSIVE)
+WHOLE = Need(mode=LeaseMode.EXCLUSIVE)
 SMALL = Need(memory_mib=1_000, compute_percent=10)
 
 
@@ -95,7 +94,7 @@ def test_a_shared_and_an_exclusive_need_never_meet_on_a_device(pool: Pool, timeo
 
 
 def test_a_gang_gets_all_its_devices_or_none(pool: Pool) -> None:
-    gang = Need(mode=Mode.EXCLUSIVE, devices=2)
+    gang = Need(mode=LeaseMode.EXCLUSIVE, devices=2)
     one = pool.request(WHOLE, holder="a")
     with pytest.raises(LeaseRefused, match="2 whole devices"):
         pool.request(gang, holder="b")
@@ -108,7 +107,7 @@ def test_a_need_that_can_never_be_met_is_bad_input_at_once(pool: Pool) -> None:
     with pytest.raises(BadInput):
         pool.request(Need(memory_mib=16_001, compute_percent=10), holder="a", timeout_s=None)
     with pytest.raises(BadInput):
-        pool.request(Need(mode=Mode.EXCLUSIVE, devices=3), holder="a", timeout_s=None)
+        pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=3), holder="a", timeout_s=None)
     assert waiting(pool) == 0
     assert pool.refusal(SMALL) == ""
     assert pool.refusal(replace(SMALL, tenant="nobody"))
@@ -116,9 +115,9 @@ def test_a_need_that_can_never_be_met_is_bad_input_at_once(pool: Pool) -> None:
 
 def test_a_device_that_has_just_come_is_seen_by_who_was_refused_before(bare: Pool) -> None:
     put_devices(bare, 1)
-    assert bare.refusal(Need(mode=Mode.EXCLUSIVE, devices=2))
+    assert bare.refusal(Need(mode=LeaseMode.EXCLUSIVE, devices=2))
     put_devices(bare, 2)
-    assert bare.refusal(Need(mode=Mode.EXCLUSIVE, devices=2)) == ""
+    assert bare.refusal(Need(mode=LeaseMode.EXCLUSIVE, devices=2)) == ""
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_after_a_restart_of_redis_nothing_is_granted_for_one_ttl(bare: Pool) -> 
 
 def test_asking_once_in_vain_changes_nothing_for_others(pool: Pool) -> None:
     """It will not be there when its turn comes, so nobody yields and nothing is kept free for it."""
-    pool.request(Need(mode=Mode.EXCLUSIVE, devices=2, preemptible=True), holder="a")
+    pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=2, preemptible=True), holder="a")
     before = pool.snapshot()
     with pytest.raises(LeaseRefused):
         pool.request(replace(WHOLE, priority=9), holder="b")
@@ -197,7 +196,7 @@ def test_who_waits_is_granted_when_nobody_else_plans(pool: Pool) -> None:
 
 
 def test_a_planner_that_died_keeps_nobody_out_for_long(pool: Pool) -> None:
-    first = pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="a")
+    first = pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=2), holder="a")
     others = [Asker(pool, WHOLE, name) for name in ("b", "c")]
     assert wait_until(lambda: waiting(pool) == 2, timeout_s=10)
     pool.client.set(pool.planner.slot, "dead", px=1_000)
@@ -206,7 +205,7 @@ def test_a_planner_that_died_keeps_nobody_out_for_long(pool: Pool) -> None:
 
 
 def test_a_need_that_is_not_met_in_time_waits_no_more(pool: Pool) -> None:
-    pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="a")
+    pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=2), holder="a")
     with pytest.raises(LeaseRefused, match=r"no GPU within 0\.2 s: needs 1 whole device; "):
         pool.request(WHOLE, holder="b", timeout_s=0.2)
     assert waiting(pool) == 0
@@ -217,7 +216,7 @@ def test_who_is_interrupted_waits_no_more(pool: Pool, error: type[BaseException]
     def go_on() -> None:
         raise error
 
-    pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="a")
+    pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=2), holder="a")
     with pytest.raises(error):
         pool.request(WHOLE, holder="b", timeout_s=None, go_on=go_on)
     assert waiting(pool) == 0
@@ -232,14 +231,14 @@ def test_what_was_granted_to_one_who_left_is_free_again(pool: Pool) -> None:
         assert [one.holder for one in pool.snapshot().leases] == ["b"]
         raise KeyboardInterrupt
 
-    first = pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="a")
+    first = pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=2), holder="a")
     with pytest.raises(KeyboardInterrupt):
         pool.request(WHOLE, holder="b", timeout_s=None, go_on=interrupted)
     assert pool.snapshot().leases == ()
 
 
 def test_a_waiting_process_that_stays_alive_is_not_forgotten(pool: Pool) -> None:
-    first = pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="a", ttl_ms=60_000)
+    first = pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=2), holder="a", ttl_ms=60_000)
     second = Asker(pool, WHOLE, "b", ttl_ms=400)
     assert wait_until(lambda: waiting(pool) == 1, timeout_s=10)
     registered = pool.snapshot().waiting[0]
@@ -395,7 +394,7 @@ def test_a_plan_is_made_anew_when_the_pool_changed_under_it(
 def test_a_fault_in_planning_does_not_stop_who_gives_back(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = pool.request(Need(mode=Mode.EXCLUSIVE, devices=2), holder="a")
+    first = pool.request(Need(mode=LeaseMode.EXCLUSIVE, devices=2), holder="a")
     second = Asker(pool, WHOLE, "b", timeout_s=None)
     assert wait_until(lambda: waiting(pool) == 1, timeout_s=10)
 

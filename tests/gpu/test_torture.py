@@ -9,8 +9,7 @@ from bench import _evidence, _torture
 from bench._evidence import judge
 from bench._torture import Torture
 from pipeline.gpu.leasing import wire as pool_wire
-from pipeline.gpu.values import LeasePart, LeaseState, Need, PoolLease
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import LeaseMode, LeasePart, LeaseState, Need, PoolLease
 
 DEVICE = _evidence.devices(1)[0].uuid
 NOTHING = {"two_holders": 0, "over_capacity": 0, "stale_tokens": 0, "wrong_answers": 0}
@@ -62,7 +61,7 @@ class Story:
         return self
 
 
-WHOLE = Need(mode=Mode.EXCLUSIVE)
+WHOLE = Need(mode=LeaseMode.EXCLUSIVE)
 HALF = Need(memory_mib=8_000, compute_percent=50)
 
 

@@ -13,6 +13,7 @@ from pipeline.gpu.leasing import wire
 from pipeline.gpu.values import (
     Device,
     Grant,
+    LeaseMode,
     LeasePart,
     LeaseState,
     Need,
@@ -26,10 +27,14 @@ from pipeline.gpu.values import (
     Reservation,
     Yield,
 )
-from pipeline.redis.leases import Mode
 
 NEED = Need(
-    mode=Mode.EXCLUSIVE, devices=2, memory_mib=40_000, max_duration_s=1 / 3, node="knoten-ü", preemptible=True
+    mode=LeaseMode.EXCLUSIVE,
+    devices=2,
+    memory_mib=40_000,
+    max_duration_s=1 / 3,
+    node="knoten-ü",
+    preemptible=True,
 )
 PART = LeasePart(uuid="GPU-1", memory_mib=2048, compute_percent=25, token=7)
 DEVICE = Device(

@@ -32,7 +32,7 @@ from pipeline.models.registry import Registry
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
 from pipeline.redis.connection import connect
-from pipeline.redis.leases import Leases, Mode, granted
+from pipeline.redis.leases import Leases, granted
 from pipeline.sinks import forgotten
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import resend_buffer as kept
@@ -734,7 +734,7 @@ def test_a_publication_that_redis_forgot_leaves_the_version_before_and_newer_tok
 
         def publish(version: str) -> int:
             floor = registry.newest_token()
-            lease = granted(leases.request("training", Mode.EXCLUSIVE, "trainer", floor=floor), "training")
+            lease = granted(leases.request("training", "trainer", floor=floor), "training")
             written(registry, version)
             registry.publish(version, lease, at=AT)
             leases.release(lease)

@@ -13,7 +13,7 @@ from pool_devices import put_devices
 
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.node.inventory import this_node
-from pipeline.gpu.values import Need
+from pipeline.gpu.values import LeaseMode, Need
 from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, STAGE_TASK, all_queues
@@ -21,7 +21,6 @@ from pipeline.messages.submit import Submit
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 from pipeline.tasks import infer, periodic
 from pipeline.tasks.context import Context
@@ -147,7 +146,7 @@ def test_unknown_lines_go_to_a_live_gpu_worker_and_to_the_cpu_while_training_has
             context.__dict__.pop(part, None)
         periodic.sweep(context)
         assert ("logweir.infer", name) in messages(context)[queue]
-        context.pool.request(Need(mode=Mode.EXCLUSIVE), holder="trainer", request_id="its one lease")
+        context.pool.request(Need(mode=LeaseMode.EXCLUSIVE), holder="trainer", request_id="its one lease")
 
 
 def test_batches_queued_for_the_gpu_go_on_to_the_cpu_untouched_while_somebody_holds_it_alone(
@@ -155,7 +154,7 @@ def test_batches_queued_for_the_gpu_go_on_to_the_cpu_untouched_while_somebody_ho
 ) -> None:
     worker = Context(context.app, context.settings, pooled=True)
     put_devices(worker.pool, n=1, mib=16_000, node=this_node())
-    worker.pool.request(Need(mode=Mode.EXCLUSIVE), holder="trainer")
+    worker.pool.request(Need(mode=LeaseMode.EXCLUSIVE), holder="trainer")
     accept(worker, "a", "b")
     for name in ("a", "b"):
         worker.ledger.advance(take(worker, name), Stage.INFER)

@@ -20,7 +20,7 @@ from pipeline.messages.routing import BACKFILL, both
 from pipeline.messages.submit import HANDED
 from pipeline.records.batch import Batch, Purpose, utc_now
 from pipeline.records.schema import raw_frame
-from pipeline.redis.leases import Mode, granted
+from pipeline.redis.leases import granted
 from pipeline.redis.shards import IDS, of_shard, shard_of
 from pipeline.settings import MAX_SHARDS, Settings
 from pipeline.tasks import drain, ingest, periodic
@@ -94,7 +94,7 @@ def test_a_batch_of_another_shard_is_handed_on_once(context: Context) -> None:
     assert drain.run(context, "b") is None
     assert lying(context) == {"drain.2.backfill": 1}
     assert context.ledger.state("b") == "drain", "nobody has claimed it"
-    assert context.leases.look("drain.1").exclusive is None
+    assert context.leases.holder_of("drain.1") is None
     assert drain.run(context, "b", HANDED) is None
     assert context.ledger.state("b") == "store", (
         "whoever gets it so does it, whatever it thinks of the workload"
@@ -107,13 +107,13 @@ def test_a_writer_that_stands_by_leaves_the_batch_in_the_queue_of_its_shard(
 ) -> None:
     accept(context, "b", of(1, 3))
     context.client.delete(f"{context.settings.key_prefix}:drain.1")
-    other = context.leases.request("drain.1", Mode.EXCLUSIVE, "another")
+    other = context.leases.request("drain.1", "another")
     granted(other, "drain.1")
     monkeypatch.setattr(drain, "_stand_by", lambda _: None)
     assert drain.run(context, "b") is None
     assert lying(context) == {"drain.1": 1} and context.ledger.state("b") == "drain"
     context.leases.release(granted(other, "drain.1"))
-    granted(context.leases.request("drain", Mode.EXCLUSIVE, "writer of shard 0"), "drain")
+    granted(context.leases.request("drain", "writer of shard 0"), "drain")
     assert drain.run(context, "b") is None
     assert context.ledger.state("b") == "store", "the writer of another shard is none of its business"
 
@@ -183,9 +183,9 @@ def test_the_metrics_show_every_queue_and_miss_the_writer_of_a_shard_with_work(c
         "drain", "drain.backfill", "drain.1", "drain.1.backfill", "drain.2", "drain.2.backfill",
     }  # fmt: skip
     assert at["queue_messages", "drain.2"] == 1 and at["drain_leader", ""] == 0
-    granted(context.leases.request("drain.1", Mode.EXCLUSIVE, "w"), "drain.1")
+    granted(context.leases.request("drain.1", "w"), "drain.1")
     assert shown(context)["drain_leader", ""] == 0, "it has nothing to do, and the other one nobody"
-    granted(context.leases.request("drain.2", Mode.EXCLUSIVE, "w"), "drain.2")
+    granted(context.leases.request("drain.2", "w"), "drain.2")
     context.client.delete(context.leases.keys.lease("drain.1"))
     assert shown(context)["drain_leader", ""] == 1, "a shard without work needs no writer"
 

@@ -9,7 +9,7 @@ from small_bundles import AT, ONE, THREE, TWO, written
 from pipeline.errors import BadBundle, RedisUnavailable, StaleToken
 from pipeline.models import bundle
 from pipeline.models.registry import Registry
-from pipeline.redis.leases import Lease, Leases, Mode, granted
+from pipeline.redis.leases import Lease, Leases, granted
 from pipeline.settings import Settings
 
 
@@ -24,7 +24,7 @@ def leases(client: "redis.Redis", settings: Settings) -> Leases:
 
 
 def lease(leases: Leases, holder: str = "trainer", floor: int = 0) -> Lease:
-    return granted(leases.request("gpu0", Mode.EXCLUSIVE, holder, floor=floor), "gpu0")
+    return granted(leases.request("gpu0", holder, floor=floor), "gpu0")
 
 
 def test_publishing_moves_the_pointer_and_keeps_the_version_before(

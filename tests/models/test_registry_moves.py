@@ -13,7 +13,7 @@ from pipeline.models import bundle
 from pipeline.models import registry as module
 from pipeline.models.registry import FAULT_TTL_S, HISTORY_KEPT, Live, Note, Registry
 from pipeline.redis.keys import SHARED
-from pipeline.redis.leases import Lease, Leases, Mode, granted
+from pipeline.redis.leases import Lease, Leases, granted
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
@@ -27,7 +27,7 @@ def registry(client: "redis.Redis", settings: Settings) -> Registry:
 
 @pytest.fixture
 def held(client: "redis.Redis", settings: Settings) -> Lease:
-    return granted(Leases(client, settings).request("training", Mode.EXCLUSIVE, "trainer"), "training")
+    return granted(Leases(client, settings).request("training", "trainer"), "training")
 
 
 def published(registry: Registry, held: Lease, *versions: str, model: str = SHARED) -> Live:
@@ -161,7 +161,7 @@ def test_going_back_does_not_let_an_older_trainer_publish(
 ) -> None:
     published(registry, held, ONE)
     client.delete(registry.keys.lease("training"))
-    second = granted(Leases(client, settings).request("training", Mode.EXCLUSIVE, "second"), "training")
+    second = granted(Leases(client, settings).request("training", "second"), "training")
     published(registry, second, TWO)
     registry.roll_back(at=AT)
     written(registry, THREE)

@@ -21,7 +21,7 @@ from pipeline.models.registry import Registry
 from pipeline.models.serving import Serving
 from pipeline.models.verdict import Knowledge
 from pipeline.producer import Producer
-from pipeline.redis.leases import Lease, Leases, Mode, granted
+from pipeline.redis.leases import Lease, Leases, granted
 from pipeline.settings import Settings
 from pipeline.tasks.context import Context
 from pipeline.tasks.ingest import step
@@ -37,7 +37,7 @@ def registry(client: "redis.Redis", settings: Settings) -> Registry:
 
 @pytest.fixture
 def held(client: "redis.Redis", settings: Settings) -> Lease:
-    return granted(Leases(client, settings).request("training", Mode.EXCLUSIVE, "t"), "training")
+    return granted(Leases(client, settings).request("training", "t"), "training")
 
 
 def publish(registry: Registry, held: Lease, *versions: str, model: str = "shared") -> None:

@@ -30,7 +30,7 @@ from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
-from pipeline.redis.leases import DRAIN, Leases, Mode
+from pipeline.redis.leases import DRAIN, Leases
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest
 from pipeline.tasks.context import Context
@@ -314,7 +314,7 @@ def test_who_leads_who_works_and_what_is_wrong_is_told(client: "redis.Redis", se
     assert at(samples, "workers", role="other") == 1
     assert at(samples, "drain_leader") == 0 and at(samples, "trouble", stage="source") == 0
     presence.complain("source", "the log index does not answer")
-    Leases(client, settings).request(DRAIN, Mode.EXCLUSIVE, "drain:1")
+    Leases(client, settings).request(DRAIN, "drain:1")
     Ledger(client, settings).close_door("maintenance")
     samples = read(client, settings)
     assert at(samples, "drain_leader") == 1 and at(samples, "door_closed") == 1

@@ -15,7 +15,7 @@ from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadSetting, LeaseRefused
 from pipeline.records.verdict import Verdict
 from pipeline.redis.keys import Keys
-from pipeline.redis.leases import DRAIN, Leases, Mode, granted
+from pipeline.redis.leases import DRAIN, Leases, granted
 from pipeline.redis.shards import IDS, ids_of, of_shard, shard_named, shard_of
 from pipeline.settings import MAX_SHARDS, Settings
 from pipeline.workers.roles import placed
@@ -107,7 +107,7 @@ class Writer:
 
     def lease(self) -> int:
         resource = of_shard(DRAIN, self.shard)
-        return granted(self.leases.request(resource, Mode.EXCLUSIVE, f"w{id(self)}"), resource).token
+        return granted(self.leases.request(resource, f"w{id(self)}"), resource).token
 
     def learn(self, *lines: str, workload: str = "", token: int | None = None) -> list[int]:
         workload = workload or of(self.shard, self.settings.drain_shards)

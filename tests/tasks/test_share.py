@@ -12,16 +12,15 @@ from pool_devices import put_devices
 
 from pipeline.errors import DeviceFailed, LeaseRefused, LogweirError, RedisUnavailable
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Need, PoolLease
+from pipeline.gpu.values import LeaseMode, Need, PoolLease
 from pipeline.messages.app import make_app
-from pipeline.redis.leases import Mode
 from pipeline.settings import Settings
 from pipeline.tasks import infer
 from pipeline.tasks import share as module
 from pipeline.tasks.context import Context
 from pipeline.tasks.share import Share, ended_after_loss, enrol, host_locks
 
-ALONE = Need(mode=Mode.EXCLUSIVE)
+ALONE = Need(mode=LeaseMode.EXCLUSIVE)
 
 
 @dataclass

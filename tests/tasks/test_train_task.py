@@ -20,7 +20,7 @@ from pipeline.controller.trainings import ATTEMPTS, Request, State, Status
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import DeviceFailed, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.node.inventory import this_node
-from pipeline.gpu.values import PoolLease
+from pipeline.gpu.values import LeaseMode, PoolLease
 from pipeline.marks.marks import State as MarkState
 from pipeline.marks.marks import Target
 from pipeline.messages.app import make_app
@@ -32,7 +32,7 @@ from pipeline.models.registry import Live
 from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import pattern_ids
-from pipeline.redis.leases import TRAINING, Leases, Mode, granted
+from pipeline.redis.leases import TRAINING, Leases, granted
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.tasks import periodic
@@ -120,7 +120,7 @@ def expire(context: Context) -> None:
 
 
 def free(context: Context) -> bool:
-    return context.leases.look(TRAINING).exclusive is None
+    return context.leases.holder_of(TRAINING) is None
 
 
 def test_a_training_makes_a_model_that_is_judged_published_and_described(
@@ -450,7 +450,7 @@ def test_a_redis_away_for_a_moment_does_not_cost_the_training(
 def test_while_another_trainer_holds_the_lease_nothing_is_taken(context: Context, settings: Settings) -> None:
     store(context)
     request_id = asked(context)
-    other = granted(Leases(context.client, settings).request(TRAINING, Mode.EXCLUSIVE, "other"), TRAINING)
+    other = granted(Leases(context.client, settings).request(TRAINING, "other"), TRAINING)
     assert task.run(context) is None
     assert context.trainings.status(request_id).state is State.QUEUED
     assert not periodic.revive(context), "the other one takes what waits when it is done"
@@ -465,7 +465,7 @@ def test_the_next_training_ends_the_one_whose_trainer_died_before_it(
 ) -> None:
     store(context)
     dead = asked(context)
-    other = granted(Leases(context.client, settings).request(TRAINING, Mode.EXCLUSIVE, "other"), TRAINING)
+    other = granted(Leases(context.client, settings).request(TRAINING, "other"), TRAINING)
     assert context.trainings.take(other) is not None
     expire(context)
     second = asked(context, Request(workloads=("prod/a",)))
@@ -480,7 +480,7 @@ def test_the_next_training_ends_the_one_whose_trainer_died_before_it(
 def test_the_sweep_revives_the_training_of_a_dead_trainer_once(context: Context, settings: Settings) -> None:
     store(context)
     dead = asked(context)
-    other = granted(Leases(context.client, settings).request(TRAINING, Mode.EXCLUSIVE, "other"), TRAINING)
+    other = granted(Leases(context.client, settings).request(TRAINING, "other"), TRAINING)
     assert context.trainings.take(other) is not None
     assert not periodic.revive(context)
     expire(context)
@@ -578,7 +578,7 @@ def test_a_training_has_its_gpu_for_itself_from_the_fit_until_it_has_published(
     assert seen[State.FETCHING] == [], "reading needs no GPU"
     for state in (State.TRAINING, State.JUDGING, State.PUBLISHING):
         (lease,) = seen[state]
-        assert (lease.need.mode, lease.parts[0].memory_mib) == (Mode.EXCLUSIVE, 16_000)
+        assert (lease.need.mode, lease.parts[0].memory_mib) == (LeaseMode.EXCLUSIVE, 16_000)
     assert trainer_.pool.snapshot().leases == ()
     assert now_live(trainer_).version
 

@@ -25,7 +25,7 @@ from pipeline.models.bundle import Manifest
 from pipeline.producer import Producer
 from pipeline.records.batch import WIRE_VERSION, Purpose
 from pipeline.records.verdict import Verdict
-from pipeline.redis.leases import DRAIN, TRAINING, Mode, granted
+from pipeline.redis.leases import DRAIN, TRAINING, granted
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest, periodic, store
 from pipeline.tasks.context import Context
@@ -190,7 +190,7 @@ def test_templates_verdicts_watchlist_presence_and_bundles_of_the_build_before_a
 
 
 def test_a_training_that_the_build_before_queued_is_taken_and_ended(old: Context) -> None:
-    lease = granted(old.leases.request(TRAINING, Mode.EXCLUSIVE, "w"), "training")
+    lease = granted(old.leases.request(TRAINING, "w"), "training")
     taken = old.trainings.take(lease)
     assert taken is not None
     status, request = taken
@@ -278,7 +278,7 @@ def test_templates_of_a_newer_build_leave_the_batch_and_the_lease_to_its_learner
         why = perform(context, Stage.DRAIN, "b", drain.step)
         assert why is not None and f"wire version {NEWER}" in why
     left_alone(context, entry, Stage.DRAIN)
-    assert context.leases.look(DRAIN).exclusive is None, "the newer learner can have it"
+    assert context.leases.holder_of(DRAIN) is None, "the newer learner can have it"
 
 
 def test_a_stage_that_only_a_newer_build_knows_is_not_forgotten_by_our_sweeper(context: Context) -> None:

@@ -25,7 +25,7 @@ from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
-from pipeline.redis.leases import WATCH, Lease, Leases, Mode, granted
+from pipeline.redis.leases import WATCH, Lease, Leases, granted
 from pipeline.settings import Settings
 from pipeline.tasks import watch as task
 from pipeline.tasks.context import Context
@@ -103,7 +103,7 @@ class World:
         self.lines = self.batches = 0
 
     def hold(self, holder: str) -> Lease:
-        return granted(self.leases.request(WATCH, Mode.EXCLUSIVE, holder), WATCH)
+        return granted(self.leases.request(WATCH, holder), WATCH)
 
     def another(self) -> Watcher:
         state = WatcherState(connect(self.settings), self.settings)
@@ -594,7 +594,7 @@ def test_what_is_scored_again_gives_its_sessions_and_no_second_count(world: Worl
 
 def test_one_process_watches_and_another_leaves_it_to_it(settings: Settings) -> None:
     first, second = Context(make_app(settings), settings), Context(make_app(settings), settings)
-    held = granted(first.leases.request(WATCH, Mode.EXCLUSIVE, first.owner), WATCH)
+    held = granted(first.leases.request(WATCH, first.owner), WATCH)
     assert not task.watch(second)
     first.leases.release(held)
     assert task.watch(second) and task.watch(first), "it is given back after every round"

@@ -24,7 +24,7 @@ from pipeline.messages.submit import Submit
 from pipeline.observe.presence import Pace, Presence
 from pipeline.producer import Producer
 from pipeline.redis.connection import connect
-from pipeline.redis.leases import DRAIN, Lease, Mode
+from pipeline.redis.leases import DRAIN, Lease
 from pipeline.settings import Settings
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG
@@ -294,7 +294,7 @@ def test_a_second_drain_worker_hands_its_batch_back_at_once_and_takes_over_when_
     start: Start, settings: Settings, client: "redis.Redis"
 ) -> None:
     first = Context(make_app(settings), settings)
-    lease = first.leases.request(DRAIN, Mode.EXCLUSIVE, "the first")
+    lease = first.leases.request(DRAIN, "the first")
     assert isinstance(lease, Lease)
     queue = f"{settings.key_prefix}:drain"
     with first.leases.holding(lease):

@@ -20,8 +20,7 @@ from pipeline.gpu.node import enforce, mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy.explain import short, wanted
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import Device, Need, PoolLease, Snapshot
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import Device, LeaseMode, Need, PoolLease, Snapshot
 from pipeline.settings import Settings, inherited
 from pipeline.units import mib, seconds, size, span
 
@@ -158,7 +157,7 @@ def need_of(args: argparse.Namespace, pool: Pool, *, node: str = "") -> Need:
         raise BadInput(f"--for {args.duration!r} must be above 0; write 90s, 15m or 2h")
     return Need(
         tenant=args.tenant,
-        mode=Mode.EXCLUSIVE if args.exclusive else Mode.SHARED,
+        mode=LeaseMode.EXCLUSIVE if args.exclusive else LeaseMode.SHARED,
         memory_mib=0 if args.memory is None else _memory(args.memory),
         compute_percent=args.compute,
         devices=args.devices,
@@ -246,7 +245,7 @@ def environment(
 def what(lease: PoolLease) -> str:
     """`GPU-1a2b3c4d, 4.0 GiB, 25 %`."""
     names = ", ".join(short(part.uuid) for part in lease.parts)
-    if lease.need.mode is Mode.EXCLUSIVE:
+    if lease.need.mode is LeaseMode.EXCLUSIVE:
         return f"{names}, whole"
     part = lease.parts[0]
     percent = f", {part.compute_percent} %" if part.compute_percent else ""

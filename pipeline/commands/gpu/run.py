@@ -32,16 +32,16 @@ from pipeline.commands.gpu.request import (
     what,
 )
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
-from pipeline.gpu.leasing.held import SAFE, Held
+from pipeline.gpu.leasing.renewal import LeaseInUse
 from pipeline.gpu.node import host_lock as flock
 from pipeline.gpu.node import mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.node.watchdog import GRACE_S, Watchdog, Word
 from pipeline.gpu.policy.explain import rooms_of, short, why_it_waits
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import PoolLease
+from pipeline.gpu.values import LeaseMode, PoolLease
 from pipeline.logs import set_up
-from pipeline.redis.leases import Mode
+from pipeline.redis.keeper import SAFE
 from pipeline.settings import Settings, inherited
 from pipeline.units import seconds
 
@@ -153,7 +153,7 @@ class Run:
             variables = environment(
                 self.pool, self.lease, self.settings, node=self.node, allocator=self.allocator
             )
-            alone = self.lease.need.mode is Mode.EXCLUSIVE
+            alone = self.lease.need.mode is LeaseMode.EXCLUSIVE
             fds: tuple[int, ...] = ()
             for part in self.lease.parts:
                 lock = locks.enter_context(flock.host_lock(flock.HOST_DIRECTORY, part.uuid, exclusive=alone))
@@ -183,7 +183,7 @@ class Run:
                     held.dirty()  # nobody gets its memory before the driver has seen these go
         return self._result(leash)
 
-    def _mind(self, leash: Leash, held: Held, look: Look) -> None:
+    def _mind(self, leash: Leash, held: LeaseInUse, look: Look) -> None:
         """Until the program has ended, or cannot be ended. Never waits for Redis."""
         began, next_compare = False, 0.0
         watch = self._watchdog(leash, look)
@@ -212,7 +212,7 @@ class Run:
 
     def _watchdog(self, leash: Leash, look: Look) -> Watchdog | None:
         """None for whole devices: what is never leased there is free for their one program too."""
-        if self.lease.need.mode is Mode.EXCLUSIVE:
+        if self.lease.need.mode is LeaseMode.EXCLUSIVE:
             return None
         return Watchdog(
             leash.pids,
@@ -232,7 +232,7 @@ class Run:
                 self.warned = True
                 _note(self.console, verdict.why)
 
-    def _give_back(self, leash: Leash, held: Held, left_s: float | None) -> None:
+    def _give_back(self, leash: Leash, held: LeaseInUse, left_s: float | None) -> None:
         """A preemptible program is asked to end at once, any other as late as its grace allows."""
         if left_s is None:
             return

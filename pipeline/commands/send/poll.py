@@ -13,7 +13,7 @@ from pipeline.ledger.batches import Accepted, Full
 from pipeline.logs import set_up
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
-from pipeline.redis.leases import SOURCE, Held, Lease, Leases, Mode, Refused
+from pipeline.redis.leases import SOURCE, HeldLease, Lease, Leases, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import Polled, poll_once
 from pipeline.units import plural
@@ -48,7 +48,7 @@ def _lease(leases: Leases, settings: Settings) -> Lease:
     deadline = (
         time.monotonic() + settings.lease_ttl_ms / 1000 + 2.0
     )  # a poller that died holds it for so long
-    while isinstance(answer := leases.request(SOURCE, Mode.EXCLUSIVE, holder, quarantine=True), Refused):
+    while isinstance(answer := leases.request(SOURCE, holder, quarantine=True), Refused):
         if time.monotonic() > deadline:
             raise BadInput(
                 "another process polls OpenSearch for this pipeline; `logweir status` shows a worker source, stop it first"
@@ -57,7 +57,7 @@ def _lease(leases: Leases, settings: Settings) -> Lease:
     return answer
 
 
-def _once(args: argparse.Namespace, producer: Producer, settings: Settings, held: Held) -> int:
+def _once(args: argparse.Namespace, producer: Producer, settings: Settings, held: HeldLease) -> int:
     with err().status(f"reading {args.opensearch}"):
         polled = _poll(producer, settings, held, args.backfill)
     if args.json:
@@ -73,7 +73,7 @@ def _once(args: argparse.Namespace, producer: Producer, settings: Settings, held
     return 0
 
 
-def _poll(producer: Producer, settings: Settings, held: Held, backfill: bool | None) -> Polled:
+def _poll(producer: Producer, settings: Settings, held: HeldLease, backfill: bool | None) -> Polled:
     """Everything new. Raises LeaseRefused when another poller has taken over."""
     polled = poll_once(
         settings,
@@ -94,7 +94,7 @@ def _accept(producer: Producer, backfill: bool | None, batch: Batch, **cursor: s
     return answer
 
 
-def _for_ever(producer: Producer, settings: Settings, held: Held, backfill: bool | None) -> int:
+def _for_ever(producer: Producer, settings: Settings, held: HeldLease, backfill: bool | None) -> int:
     console = err()
     console.print(f"polling {settings.opensearch_source}; Ctrl-C stops", markup=False, soft_wrap=True)
     trouble = ""

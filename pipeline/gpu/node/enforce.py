@@ -19,8 +19,7 @@ from pipeline.errors import BadInput
 from pipeline.gpu.node import mps as mps_limits
 from pipeline.gpu.node.cuda import fraction
 from pipeline.gpu.node.mps import Daemon
-from pipeline.gpu.values import Device, LeasePart, PoolLease
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import Device, LeaseMode, LeasePart, PoolLease
 from pipeline.settings import Settings
 
 __all__ = ["VARIABLES", "environment", "fraction", "here"]
@@ -81,7 +80,7 @@ def environment(
         "ALIYUN_COM_GPU_MEM_CONTAINER": str(memory_mib),
         "ALIYUN_COM_GPU_MEM_DEV": str(min(device.total_mib for _, device in pairs)),
     }
-    exclusive = lease.need.mode is Mode.EXCLUSIVE
+    exclusive = lease.need.mode is LeaseMode.EXCLUSIVE
     if mps is not None and exclusive:
         # Where the daemon runs, the device may be open to its clients only.
         env |= mps_limits.reach(mps)

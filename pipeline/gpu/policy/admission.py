@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pipeline.gpu.policy.fairness import is_name
-from pipeline.gpu.values import WHOLE, Device, Need, Tenant
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import WHOLE, Device, LeaseMode, Need, Tenant
 from pipeline.units import listed
 
 PRIORITIES: Final = range(-1000, 1001)
@@ -31,7 +30,7 @@ def _bad_value(need: Need) -> str:
         return f"{need.devices} devices is no size of a need; ask for 1 or more"
     if need.memory_mib < 0:
         return f"{need.memory_mib:,} MiB is no size of memory; ask for 1 MiB or more"
-    if need.memory_mib == 0 and need.mode is Mode.SHARED:
+    if need.memory_mib == 0 and need.mode is LeaseMode.SHARED:
         return "a shared lease needs memory, and 0 MiB were asked for; name what the process takes, as in --memory 4GiB"
     if not 0 <= need.compute_percent <= WHOLE:
         return f"{need.compute_percent} % is no share of a GPU; ask for 0 to {WHOLE}"
@@ -86,7 +85,7 @@ def _quota(need: Need, devices: Sequence[Device], tenants: Mapping[str, Tenant])
     if quota is None:
         return ""
     least = need.memory_mib * need.devices
-    if need.mode is Mode.EXCLUSIVE:
+    if need.mode is LeaseMode.EXCLUSIVE:
         sizes = (
             device.schedulable_mib
             for device in devices

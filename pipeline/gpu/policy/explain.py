@@ -7,8 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.gpu.policy import packing as fitting
-from pipeline.gpu.values import WHOLE, Device, Need, Orphan, PoolLease, PoolRequest, Reservation, Snapshot
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import (
+    WHOLE,
+    Device,
+    LeaseMode,
+    Need,
+    Orphan,
+    PoolLease,
+    PoolRequest,
+    Reservation,
+    Snapshot,
+)
 from pipeline.units import listed, plural, seconds, size
 
 
@@ -103,7 +112,7 @@ def _no_room(s: Snapshot, request: PoolRequest, usable: Sequence[Room]) -> str:
     what = wanted(need)
     if len(free) < need.devices:
         if need.devices > 1:
-            alone = need.mode is Mode.EXCLUSIVE
+            alone = need.mode is LeaseMode.EXCLUSIVE
             return f"needs {what}; free now: {len(free)}{_when_gone(usable) if alone else ''}"
         return f"needs {what}; {_most(need.mode, usable)}"
     if sum(room.device.uuid not in kept for room in free) < need.devices and s.reservation is not None:
@@ -115,15 +124,15 @@ def _no_room(s: Snapshot, request: PoolRequest, usable: Sequence[Room]) -> str:
 
 def wanted(need: Need) -> str:
     """A need in words: `1 whole device`, `4.0 GiB and 25 %`."""
-    if need.mode is Mode.EXCLUSIVE:
+    if need.mode is LeaseMode.EXCLUSIVE:
         return "1 whole device" if need.devices == 1 else f"{need.devices} whole devices"
     percent = f" and {need.compute_percent} %" if need.compute_percent else ""
     each = "" if need.devices == 1 else f" on each of {need.devices} devices"
     return f"{size(need.memory_mib)}{percent}{each}"
 
 
-def _most(mode: Mode, usable: Sequence[Room]) -> str:
-    if mode is Mode.EXCLUSIVE:
+def _most(mode: LeaseMode, usable: Sequence[Room]) -> str:
+    if mode is LeaseMode.EXCLUSIVE:
         return f"none is free{_when_gone(usable)}"
     best = max((r for r in usable if not r.closed), key=lambda r: r.free_mib, default=None)
     if best is None:

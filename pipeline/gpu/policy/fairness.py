@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.errors import BadSetting
-from pipeline.gpu.values import TENANT, WHOLE, Need, PoolLease, Snapshot, Tenant, Usage
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import TENANT, WHOLE, LeaseMode, Need, PoolLease, Snapshot, Tenant, Usage
 from pipeline.units import mib
 
 # Seconds of its share that a lease is charged at the grant, settled when it ends: whoever submits many short needs at once pays
@@ -164,7 +163,7 @@ def standings(snapshot: Snapshot) -> dict[str, float]:
 
 def size(need: Need) -> tuple[int, int]:
     """(MiB, percent) over all its devices; an exclusive need has more where its devices are larger."""
-    percent = WHOLE if need.mode is Mode.EXCLUSIVE else need.compute_percent
+    percent = WHOLE if need.mode is LeaseMode.EXCLUSIVE else need.compute_percent
     return need.memory_mib * need.devices, percent * need.devices
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from pipeline.gpu.values import WHOLE, Device, Need, PoolLease, Snapshot
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import WHOLE, Device, LeaseMode, Need, PoolLease, Snapshot
 
 Entry = tuple[PoolLease, int, int]  # a lease and the (MiB, percent) that it has on one device
 
@@ -32,7 +31,7 @@ class Room:
     kept: bool = False  # for the reservation
 
     def fits(self, need: Need) -> bool:
-        if need.mode is Mode.EXCLUSIVE:
+        if need.mode is LeaseMode.EXCLUSIVE:
             return self.empty and not self.closed and self.memory_mib >= need.memory_mib
         return (
             not self.closed
@@ -50,7 +49,7 @@ class Room:
 
     def take(self, need: Need) -> tuple[int, int]:
         """Count a new lease; the (MiB, percent) that it has here."""
-        exclusive = need.mode is Mode.EXCLUSIVE
+        exclusive = need.mode is LeaseMode.EXCLUSIVE
         memory, compute = (
             (self.device.schedulable_mib, WHOLE) if exclusive else (need.memory_mib, need.compute_percent)
         )
@@ -130,7 +129,7 @@ class Rooms:
                 room.memory_mib -= part.memory_mib
                 room.compute_percent -= part.compute_percent
                 room.empty = False
-                room.closed |= lease.need.mode is Mode.EXCLUSIVE
+                room.closed |= lease.need.mode is LeaseMode.EXCLUSIVE
         for left in snapshot.orphans:
             room = self.by_uuid.get(left.uuid)
             if room is not None:
@@ -160,7 +159,7 @@ class Rooms:
                 if not room.kept and room.could(need) and room.fits(need)
             ]
             return sorted(fitting, key=lambda room: (room.empty, room.memory_mib, room.order))[: need.devices]
-        exclusive = need.mode is Mode.EXCLUSIVE
+        exclusive = need.mode is LeaseMode.EXCLUSIVE
         memory, compute = need.memory_mib, WHOLE if exclusive else need.compute_percent
         indexes = (self._empty,) if exclusive else (self._used, self._empty)
         found: list[Room] = []

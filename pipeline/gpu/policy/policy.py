@@ -19,6 +19,7 @@ from pipeline.gpu.policy.reservation import Choice, Kept, MayAsk, choose, kept, 
 from pipeline.gpu.values import (
     Backfill,
     Grant,
+    LeaseMode,
     LeasePart,
     LeaseState,
     Need,
@@ -29,7 +30,6 @@ from pipeline.gpu.values import (
     Snapshot,
     Yield,
 )
-from pipeline.redis.leases import Mode
 
 __all__ = ["ENTRY_S", "YIELD_MS", "open_to_shared", "plan", "refusal", "standings", "tenants"]
 
@@ -45,7 +45,7 @@ def plan(snapshot: Snapshot, *, backfill: Backfill = Backfill.EASY, yield_ms: in
 
 def open_to_shared(snapshot: Snapshot, need: Need) -> bool:
     """Whether some device outside the reservation would take this shared need now."""
-    if snapshot.quarantine_ms > 0 or need.mode is Mode.EXCLUSIVE or need.devices < 1:
+    if snapshot.quarantine_ms > 0 or need.mode is LeaseMode.EXCLUSIVE or need.devices < 1:
         return False
     rooms = Rooms(snapshot)
     if snapshot.reservation is not None:
@@ -146,7 +146,7 @@ class _Round:
         need = request.need
         short = self.kept is not None and self.kept.ends_before(need)
         # Room within a quota is another one for every tenant: what an exclusive need takes depends on its devices.
-        whose = need.tenant if need.mode is Mode.EXCLUSIVE else ""
+        whose = need.tenant if need.mode is LeaseMode.EXCLUSIVE else ""
         shape = (need.memory_mib, need.compute_percent, need.devices, need.node, need.device, short, whose)
         if shape in self.unfit or not self._within_quota(need):
             return False
@@ -172,7 +172,9 @@ class _Round:
         if choice.by_yields:
             return False
         most = (
-            size(need) if need.mode is Mode.SHARED else (self.shares.memory_mib, self.shares.compute_percent)
+            size(need)
+            if need.mode is LeaseMode.SHARED
+            else (self.shares.memory_mib, self.shares.compute_percent)
         )
         given: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for room in choice.rooms:
@@ -202,12 +204,13 @@ class _Round:
 
     def _may_reserve(self, request: PoolRequest, queue: Sequence[PoolRequest]) -> bool:
         """A shared need leaves the reservation to an exclusive one of its tenant that others make room for: the door."""
-        if request.need.mode is Mode.EXCLUSIVE:
+        if request.need.mode is LeaseMode.EXCLUSIVE:
             return True
         if self.backfill is Backfill.FREE:
             return False
         door = next(
-            (r for r in queue if r.need.mode is Mode.EXCLUSIVE and r.request_id not in self.granted), None
+            (r for r in queue if r.need.mode is LeaseMode.EXCLUSIVE and r.request_id not in self.granted),
+            None,
         )
         if door is None or not self._within_quota(door.need):
             return True
@@ -274,7 +277,7 @@ class _Round:
             rooms = (rooms + self.kept.admitted(need))[: need.devices]
         if len(rooms) < need.devices:
             return False
-        if need.mode is Mode.EXCLUSIVE:
+        if need.mode is LeaseMode.EXCLUSIVE:
             left = self.shares.quota_left_mib(need.tenant)
             if left is not None and sum(room.device.schedulable_mib for room in rooms) > left:
                 return False
@@ -315,5 +318,5 @@ class _Round:
 
 
 def _why(need: Need, uuids: Sequence[str]) -> str:
-    what = "the whole of" if need.mode is Mode.EXCLUSIVE else f"{need.memory_mib:,} MiB of"
+    what = "the whole of" if need.mode is LeaseMode.EXCLUSIVE else f"{need.memory_mib:,} MiB of"
     return f"{need.tenant} waits for {what} {', '.join(uuids)}"

@@ -13,8 +13,7 @@ from typing import Final
 from pipeline.gpu.policy.fairness import Shares, size, taken
 from pipeline.gpu.policy.packing import Room
 from pipeline.gpu.policy.reservation import going
-from pipeline.gpu.values import WHOLE, Need, PoolLease
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import WHOLE, LeaseMode, Need, PoolLease
 
 # A lease is left alone for so long after its grant: loading a model and CUDA takes about as long. The door within one tenant
 # does not wait for it, for training shall start when the longest batch is over.
@@ -34,10 +33,14 @@ class Asking:
         need, other = self.need, lease.need
         if not other.preemptible or other.priority > need.priority or going(lease):
             return False
-        upward = need.mode is Mode.SHARED and other.mode is Mode.EXCLUSIVE
+        upward = need.mode is LeaseMode.SHARED and other.mode is LeaseMode.EXCLUSIVE
         if other.priority == need.priority and upward:
             return False
-        if other.tenant == need.tenant and need.mode is Mode.EXCLUSIVE and other.mode is Mode.SHARED:
+        if (
+            other.tenant == need.tenant
+            and need.mode is LeaseMode.EXCLUSIVE
+            and other.mode is LeaseMode.SHARED
+        ):
             return True
         if self.now_ms - lease.granted_ms < MIN_RUNTIME_MS:
             return False
@@ -77,7 +80,7 @@ class Asking:
         need = self.need
         for room in rooms:
             stay = [e for e in room.held if not going(e[0]) and e[0].lease_id not in asked]
-            if need.mode is Mode.EXCLUSIVE:
+            if need.mode is LeaseMode.EXCLUSIVE:
                 if stay or room.left:
                     return False
                 continue
@@ -91,7 +94,7 @@ class Asking:
     def _fair(self, rooms: Sequence[Room], found: Sequence[PoolLease]) -> bool:
         """The rule between tenants for all victims together."""
         need = self.need
-        exclusive = need.mode is Mode.EXCLUSIVE
+        exclusive = need.mode is LeaseMode.EXCLUSIVE
         cost = (
             (sum(room.device.schedulable_mib for room in rooms), WHOLE * len(rooms))
             if exclusive

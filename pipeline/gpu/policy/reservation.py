@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.gpu.policy.packing import Entry, Room, Rooms
-from pipeline.gpu.values import WHOLE, Need, PoolLease, PoolRequest, Reservation
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import WHOLE, LeaseMode, Need, PoolLease, PoolRequest, Reservation
 
 MayAsk = Callable[[PoolLease], bool]
 # A lease that ran over its time is still expected for so long, or for a tenth of its time; after that nobody knows its end.
@@ -101,7 +100,7 @@ def outlook(room: Room, need: Need, may_ask: MayAsk, now_ms: int) -> Outlook:
             memory, compute = memory + entry[1], compute + entry[2]
         else:
             (askable if may_ask(entry[0]) else others).append(entry)
-    if need.mode is Mode.EXCLUSIVE:
+    if need.mode is LeaseMode.EXCLUSIVE:
         return _alone(room, askable, others, now_ms)
     if memory >= need.memory_mib and compute >= need.compute_percent:
         return Outlook(room=room)
@@ -138,7 +137,7 @@ def choose(
         return None
     views = (outlook(room, need, may_ask, now_ms) for room in found)
     best = heapq.nsmallest(need.devices, views, key=lambda view: view.key)
-    if need.mode is Mode.EXCLUSIVE and most_mib is not None:
+    if need.mode is LeaseMode.EXCLUSIVE and most_mib is not None:
         if sum(view.room.device.schedulable_mib for view in best) > most_mib:
             found = heapq.nsmallest(need.devices, found, key=lambda r: (r.device.schedulable_mib, r.order))
             best = [outlook(room, need, may_ask, now_ms) for room in found]
@@ -181,7 +180,7 @@ class Kept:
     def _beyond(self, room: Room, victims: set[str]) -> tuple[int, int]:
         """(MiB, percent) that the reserved need leaves unused on the device when it starts."""
         need = self.request.need
-        if need.mode is Mode.EXCLUSIVE:
+        if need.mode is LeaseMode.EXCLUSIVE:
             return -1, -1
         memory, compute = room.memory_mib, room.compute_percent
         for lease, mib, percent in room.held:
@@ -211,8 +210,8 @@ class Kept:
 
     def _spares(self, room: Room, need: Need) -> bool:
         memory, compute = self._spare[room.order]
-        percent = WHOLE if need.mode is Mode.EXCLUSIVE else need.compute_percent
-        mib = room.device.schedulable_mib if need.mode is Mode.EXCLUSIVE else need.memory_mib
+        percent = WHOLE if need.mode is LeaseMode.EXCLUSIVE else need.compute_percent
+        mib = room.device.schedulable_mib if need.mode is LeaseMode.EXCLUSIVE else need.memory_mib
         return memory >= mib and compute >= percent
 
     def took(self, room: Room, need: Need) -> None:

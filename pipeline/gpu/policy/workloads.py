@@ -13,8 +13,7 @@ from typing import Final
 from pipeline.errors import BadInput, BadSetting
 from pipeline.gpu.policy.admission import refusal
 from pipeline.gpu.policy.simulator import Figures, Job, Waits, run
-from pipeline.gpu.values import TENANT, WHOLE, Backfill, Device, Need, Tenant
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import TENANT, WHOLE, Backfill, Device, LeaseMode, Need, Tenant
 from pipeline.units import mib
 
 __all__ = ["COLUMNS", "Figures", "Job", "Waits", "compare", "from_file", "machines", "run", "story"]
@@ -107,7 +106,7 @@ def jobs_of(rows: Iterable[Mapping[str, object]]) -> list[Job]:
 
 def _story(load: float, seed: int, gangs: int, gpus: int) -> list[Job]:
     chance = random.Random(seed)  # noqa: S311 - a simulation, no secret
-    whole = Need(mode=Mode.SHARED, memory_mib=MEMORY_MIB, compute_percent=WHOLE)
+    whole = Need(mode=LeaseMode.SHARED, memory_mib=MEMORY_MIB, compute_percent=WHOLE)
     jobs = [
         Job(
             name=f"gang{number:04}",
@@ -141,7 +140,7 @@ def _job(number: int, row: Mapping[str, object]) -> Job:
     most = _number(number, texts, "max_duration_s", math.nan)
     need = Need(
         tenant=texts.get("tenant", TENANT),
-        mode=Mode.EXCLUSIVE if alone else Mode.SHARED,
+        mode=LeaseMode.EXCLUSIVE if alone else LeaseMode.SHARED,
         memory_mib=_memory(number, texts, 0 if alone else 1024),
         compute_percent=int(_number(number, texts, "compute", 0)),
         devices=int(_number(number, texts, "devices", 1)),

@@ -13,14 +13,14 @@ from polling import wait_until
 from pool_devices import put_devices
 
 from pipeline.errors import LeaseRefused, RedisUnavailable
-from pipeline.gpu.leasing import held as module
+from pipeline.gpu.leasing import renewal as module
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import LeasePart, LeaseState, Need, PoolLease, PoolPlan, Renewed, Yield
-from pipeline.redis.leases import Mode
+from pipeline.gpu.values import LeaseMode, LeasePart, LeaseState, Need, PoolLease, PoolPlan, Renewed, Yield
+from pipeline.redis import keeper as keeper_module
 from pipeline.settings import Settings
 
-WHOLE = Need(mode=Mode.EXCLUSIVE)
+WHOLE = Need(mode=LeaseMode.EXCLUSIVE)
 
 
 @pytest.fixture
@@ -195,14 +195,15 @@ def test_a_lease_counts_from_when_its_last_renewal_was_sent(
         clock.now += answer_s * ttl_s
         return fine()
 
-    monkeypatch.setattr(module, "time", clock)
-    watched = module._Watched(Told(slow), module.Held(a_lease(ttl_ms=int(ttl_s * 1000))))
-    watched.stop = clock  # type: ignore[assignment]
+    monkeypatch.setattr(keeper_module, "time", clock)
+    using = module.LeaseInUse(a_lease(ttl_ms=int(ttl_s * 1000)))
+    keeper = module.keeper_of(Told(slow), using)
+    keeper._stop = clock  # type: ignore[assignment]
     sent = clock.now
-    assert watched._renew()
-    assert not watched.held.lost.is_set()
-    watched._watch()
-    assert watched.held.lost.is_set()
+    assert keeper.renew()
+    assert not using.lost.is_set()
+    keeper._watch()
+    assert using.lost.is_set()
     assert 0.8 * ttl_s <= clock.now - sent + 1e-9 < ttl_s
 
 
