@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import bench
+from bench._leashed import keep, leashed
 from pipeline.logs import set_up
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -62,6 +63,8 @@ def main() -> int:
     if module is None or args.name != name:
         print(f"bench: {args.name!r} is not a benchmark; they are: {', '.join(known)}", file=sys.stderr)
         return 2
+    if not leashed():
+        return keep()
     set_up("error")  # on standard error: standard output is for the figures
     values = module.measure(args.data, args) if hasattr(module, "options") else module.measure(args.data)
     if args.json:

@@ -42,7 +42,11 @@ BATCH: Final = 5_000
 ROUNDS: Final = 3
 PORT: Final = 9330
 RETRY_S: Final = 0.5
-GIVE_UP_S: Final = 300.0
+GIVE_UP_S: Final = 300.0  # without an answer, once the server is there again
+STARTER_S: Final = 110.0  # the starter gives up after 120 s; a server that ended earlier ended by itself
+RESTART_S: Final = (
+    1_800.0  # for a server that is slow to recover its documents, as long as it does not end by itself
+)
 FIELDS: Final = ["message", "level", "workload", "timestamp", "pattern_id", "template_id", "anomalous"]
 FIRST: Final = datetime(2026, 11, 18, tzinfo=UTC)
 SPAN_US: Final = 3 * 86_400 * 1_000_000  # three daily indices
@@ -121,30 +125,44 @@ class _Server:
 
     url: str
     command: list[str] = field(default_factory=list)
-    process: "subprocess.Popen[bytes] | None" = None
+    process: "subprocess.Popen[str] | None" = None
 
     def start(self) -> None:
-        """Returns when it answers."""
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert self.process.stdout is not None
-        said = b""
-        for line in self.process.stdout:
-            said += line
-            if line.startswith(b"ready "):
+        """Returns when it answers. A server that is only slow is started again: it has recovered a part meanwhile."""
+        latest = time.monotonic() + RESTART_S
+        while True:
+            began = time.monotonic()
+            if said := self._refused():
+                if time.monotonic() - began < STARTER_S or time.monotonic() > latest:
+                    raise RuntimeError(f"OpenSearch did not start: {said}")
+            else:
                 return
-        raise RuntimeError(f"OpenSearch did not start: {said.decode(errors='replace')}")
+
+    def _refused(self) -> str:
+        """What the starter said when the server did not start; empty when it answers."""
+        self.process = subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            if line.startswith("ready "):
+                return ""
+            said.append(line)
+        self.process.wait()
+        return "".join(said) or f"its starter ended with {self.process.returncode}"
 
     def kill(self) -> None:
         """kill -9 of the Java process; its starter ends by itself."""
         assert self.process is not None
         for child in psutil.Process(self.process.pid).children():
             child.kill()
-        self.process.wait(30)
+        self.process.wait(120)
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(60)
+            self.process.wait(300)
 
 
 @contextmanager
@@ -177,7 +195,7 @@ def _write(
             accident = threading.Thread(target=_accident, args=(server,), name="accident")
             accident.start()
         began = time.monotonic()
-        again = _until_stored(sink, batch_id, frame)
+        again = _until_stored(sink, batch_id, frame, accident)
         took = time.monotonic() - began
         if accident is not None:
             accident.join()
@@ -199,8 +217,10 @@ def _accident(server: _Server) -> None:
     server.start()
 
 
-def _until_stored(sink: OpenSearchSink, batch_id: str, frame: pl.DataFrame) -> int:
-    """As a worker does; returns how many tries failed."""
+def _until_stored(
+    sink: OpenSearchSink, batch_id: str, frame: pl.DataFrame, accident: threading.Thread | None
+) -> int:
+    """As a worker does; returns how many tries failed. The deadline begins when the accident is over."""
     failed = 0
     give_up = time.monotonic() + GIVE_UP_S
     while True:
@@ -208,6 +228,8 @@ def _until_stored(sink: OpenSearchSink, batch_id: str, frame: pl.DataFrame) -> i
             sink.write(batch_id, frame)
         except SinkUnavailable:
             failed += 1
+            if accident is not None and accident.is_alive():
+                give_up = time.monotonic() + GIVE_UP_S
             if time.monotonic() > give_up:
                 raise
             time.sleep(RETRY_S)

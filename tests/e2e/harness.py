@@ -98,24 +98,23 @@ class Command:
     mark: str
     cwd: Path
     extra: dict[str, str] = field(default_factory=dict)
+    program: list[str] = field(default_factory=lambda: [sys.executable, "-m", "pipeline.cli"])
 
     def __call__(
         self,
         *args: object,
         text: bytes | None = None,
-        uid: int | None = None,
         timeout: float = 200,
         **env: str,
     ) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
-            [sys.executable, "-m", "pipeline.cli", *map(str, args)],
+            [*self.program, *map(str, args)],
             input=text,
             stdin=subprocess.DEVNULL if text is None else None,
             capture_output=True,
             env=environment(self.mark, {**self.extra, **env}),
             cwd=self.cwd,
             timeout=timeout,
-            user=uid,
             check=False,
         )
         return subprocess.CompletedProcess(
@@ -129,7 +128,7 @@ class Command:
         """The same in the background; output goes to files `out` and `err` in the directory of the command."""
         with (self.cwd / "out").open("wb") as out, (self.cwd / "err").open("wb") as err:
             return subprocess.Popen(
-                [sys.executable, "-m", "pipeline.cli", *map(str, args)],
+                [*self.program, *map(str, args)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
