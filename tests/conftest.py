@@ -30,7 +30,7 @@ SHARED = ROOT.parent / "shared"
 DATA = SHARED / "data"
 
 
-# CI gives a failed test a second try, because a machine with other work may miss a bound of time (.ci/run). What these
+# CI gives a failed test a second try, because a machine with other work may miss a bound of time (scripts/test). What these
 # look for happens once in many runs: there one failure is a find, and a second try would hide it.
 ONE_TRY = re.compile(
     r".*/test_(chaos\w*|torture|invariants)\.py$"
@@ -39,14 +39,36 @@ ONE_TRY = re.compile(
 )
 
 
+# Files with the longest first (seconds alone on a quiet core), so that two processes end at about the same time.
+LONGEST = ("e2e/test_chaos.py", "test_readme.py")
+# `--quick` leaves out what starts servers of this kind.
+SERVERS = frozenset({"opensearch", "secure_opensearch", "search_settings", "trained"})
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A quick run does not even import what starts stacks."""
+    return True if config.getoption("--quick") and collection_path.name == "e2e" else None
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that several processes end at about the same time."""
-    names = ("test_chaos.py", "test_readme.py")
-    items.sort(key=lambda item: (item.path.name not in names, item.path.parent.name != "e2e"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files first; without the long tests in a quick run."""
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        name = item.path.relative_to(ROOT / "tests").as_posix() if item.path.is_relative_to(ROOT) else ""
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST), not name.startswith("e2e/")
+
+    items.sort(key=rank)
     for item in items:
         if ONE_TRY.match(item.path.as_posix()):
             item.add_marker(pytest.mark.flaky(reruns=0))
+    if config.getoption("--quick"):
+        long = [
+            i for i in items if i.get_closest_marker("long") or SERVERS & set(getattr(i, "fixturenames", ()))
+        ]
+        config.hook.pytest_deselected(items=long)
+        left_out = set(long)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -57,6 +79,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help="without stacks, OpenSearch and tests that are marked `long`"
+    )
     parser.addoption(
         "--every-crash-point",
         action="store_true",
@@ -162,7 +187,7 @@ def need_data(path: Path) -> Path:
 MAY_SKIP = re.compile(
     r"\bGPU\b|runs as root"
     + ("" if (SHARED / "opensearch").exists() else "|OpenSearch is not here")
-    + ("|promtool is not here" if os.environ.get("NO_PROMTOOL") else "")  # .ci/run has tried to get it
+    + ("|promtool is not here" if os.environ.get("NO_PROMTOOL") else "")  # scripts/test has tried to get it
     + ("" if shutil.which("strace") else "|strace is not here")
 )
 
