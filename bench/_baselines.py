@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.levels import ERROR_LEVELS
 
 # What Opni keeps out of its training data; a list that others chose, not ours (docs/detection.md).
 KEYWORDS: Final = (

@@ -4,12 +4,15 @@ import base64
 import json
 import random
 from datetime import UTC, datetime
+from typing import Any
 
 import msgpack
 import polars as pl
 
 from pipeline.ledger.batches import Meta
-from pipeline.records.batch import Purpose
+from pipeline.records.batch import Batch, Purpose
+from pipeline.records.payload import pack
+from pipeline.records.pushed import pushed
 from pipeline.records.schema import UTC_US, pack_frame, raw_frame
 from pipeline.records.verdict import Verdict
 from pipeline.sources.chunks import Cursor
@@ -198,6 +201,13 @@ def messages() -> list[bytes]:
     return [made(["b-1"]), made([]), made(["b"], expires="2026-11-20T10:00:00+00:00"), made(["b"], eta="x")]
 
 
+def _batch(items: list[Any]) -> Batch:
+    return Batch(
+        batch_id="b", workload="w", source="push", source_key="k", purpose=Purpose.SCORE, arrived=NOW, formats=(),
+        zone="UTC", records=pushed(items),
+    )  # fmt: skip
+
+
 def payloads() -> list[bytes]:
     lists = pl.DataFrame({"words": [["a"], ["bb", "a text of more than twelve"]], "score": [0.5, None]})
     known = raw_frame(["a line of text that is long", "b"]).with_columns(
@@ -208,6 +218,10 @@ def payloads() -> list[bytes]:
         pack_frame(known),
         pack_frame(lists),
         pack_frame(lists.clear()),
+        *(
+            pack(_batch(items)).blob
+            for items in (["a", "\tat b"], [{"message": "a", "timestamp": NOW, "host": "h"}])
+        ),
     ]
 
 

@@ -25,14 +25,16 @@ from pipeline.ledger.batches import Meta
 from pipeline.messages import filter as guard
 from pipeline.models.bundle import Manifest, weights_header
 from pipeline.opensearch import scan, training
-from pipeline.records.batch import LEVELS
-from pipeline.records.schema import UTC_US, unpack_frame
+from pipeline.records.levels import LEVELS
+from pipeline.records.payload import unpack
+from pipeline.records.schema import UTC_US
 from pipeline.records.verdict import Verdict
 from pipeline.sources import documents as docs
 from pipeline.sources import formats
 from pipeline.sources.chunks import Cursor
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter, decode
+from pipeline.sources.pushed import framed
 from pipeline.sources.times import read_times
 
 ZONES = ("UTC", "Europe/Berlin", "Pacific/Apia", "America/St_Johns")
@@ -186,7 +188,7 @@ def _message(data: bytes) -> None:
 
 
 def _payload(data: bytes) -> None:
-    frame = unpack_frame(data, max_bytes=MAX_PAYLOAD)
+    frame, _ = framed(unpack(data, max_bytes=MAX_PAYLOAD))
     if frame.estimated_size() > 2 * MAX_PAYLOAD:
         raise AssertionError("a payload takes more memory than is allowed")
 

@@ -18,7 +18,7 @@ import polars as pl
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.masks import shipped
 from pipeline.drain.templates import Templates
-from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import raw_frame
 from pipeline.sources import formats
 from pipeline.watching.rates.rates import Rates

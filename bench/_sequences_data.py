@@ -17,7 +17,7 @@ import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Templates
-from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.sources import formats

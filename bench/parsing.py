@@ -21,7 +21,7 @@ from drain3.template_miner_config import TemplateMinerConfig
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Templates
-from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources import formats

@@ -31,6 +31,7 @@ from pipeline.records.verdict import Verdict
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import WATCH, Leases, granted
 from pipeline.settings import Settings
+from pipeline.sources.pushed import framed
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.observation import observe
 from pipeline.watching.sessions import keys as session_keys
@@ -91,7 +92,7 @@ class Bench:
         claim = self.ledger.claim(batch.batch_id, Stage.INGEST, "bench")
         assert isinstance(claim, Claim)
         began = time.perf_counter()
-        prepared = detect.prepare(self.ledger.payload(batch.batch_id), claim.meta, self.masks)
+        prepared = detect.prepare(framed(self.ledger.payload(batch.batch_id))[0], claim.meta, self.masks)
         work = detect.distinct(prepared, "m1")
         work = detect.answer(work, {key: self.verdict(key) for key in work["key"].to_list()})
         rows = detect.results(prepared, work, claim.meta, "hdfs")

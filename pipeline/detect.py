@@ -17,8 +17,9 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger.batches import Meta
 from pipeline.models.evidence import Evidence
-from pipeline.records.batch import ERROR_LEVELS, digest
+from pipeline.records.batch import digest
 from pipeline.records.columns import lists_of_text
+from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import UNCLASSIFIED, Verdict
 from pipeline.sources import formats

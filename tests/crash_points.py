@@ -36,6 +36,7 @@ from pipeline.redis.connection import byte_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import SCRIPT_DIR, script_text
 from pipeline.settings import Settings
+from pipeline.sources.pushed import framed
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context
 
@@ -338,7 +339,9 @@ class World:
         check_sums(found)
         assert (found["batches"], found["bytes"], found["due"]) == (0, 0, 0)
         letters = self.now.ledger.dead()
-        lines = [raw for letter in letters for raw in self.now.ledger.payload(letter.batch_id)["raw"]]
+        lines = [
+            raw for letter in letters for raw in framed(self.now.ledger.payload(letter.batch_id))[0]["raw"]
+        ]
         assert sorted(lines) == sorted(dead)
         assert set(found["payloads"] or ()) == {letter.batch_id for letter in letters}, (
             "payloads that nobody deletes"

@@ -25,6 +25,7 @@ from pipeline.records.batch import Purpose
 from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.pushed import framed
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
 
@@ -60,7 +61,7 @@ def awake(producer: Producer) -> set[str]:
 
 def test_lines_are_accepted_and_a_worker_is_woken(producer: Producer) -> None:
     batch_id = id_of(producer.send(["one", "two\n", "three\r\n"], workload="shop"))
-    frame = producer.ledger.payload(batch_id)
+    frame, _ = framed(producer.ledger.payload(batch_id))
     assert frame.select("raw", "line", "lines").rows() == [("one", 1, 1), ("two", 2, 1), ("three", 3, 1)]
     assert awake(producer) == {batch_id}
     got = claim(producer, batch_id)
@@ -75,9 +76,12 @@ def test_lines_are_accepted_and_a_worker_is_woken(producer: Producer) -> None:
 def test_a_stack_trace_becomes_one_record_of_many_lines(producer: Producer) -> None:
     head = "2026-11-20 10:00:00 ERROR boom"
     trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: x'
-    frame = producer.ledger.payload(
-        id_of(producer.send([head, trace, "2026-11-20 10:00:01 INFO next"], workload="shop"))
+    frame, formats = framed(
+        producer.ledger.payload(
+            id_of(producer.send([head, trace, "2026-11-20 10:00:01 INFO next"], workload="shop"))
+        )
     )
+    assert formats == ("iso",)
     assert frame["lines"].to_list() == [4, 1]
     assert frame["line"].to_list() == [1, 5]
 
@@ -113,7 +117,7 @@ def test_records_keep_what_the_producer_knows(producer: Producer) -> None:
         {"message": "c", "timestamp": "2026-11-20T10:00:00.5Z"},
         {"message": ""},
     ]
-    frame = producer.ledger.payload(id_of(producer.send(items, workload="shop")))
+    frame, _ = framed(producer.ledger.payload(id_of(producer.send(items, workload="shop"))))
     assert dict(frame.schema) == RAW_SCHEMA
     assert frame.row(0, named=True) == {
         "raw": "a\nb", "line": 1, "lines": 2, "timestamp": NOW, "level": "error", "host": "h", "process": "p",
@@ -127,6 +131,9 @@ def test_records_keep_what_the_producer_knows(producer: Producer) -> None:
     ("items", "says"),
     [
         ("one line", "takes a list of lines"),
+        ({"message": "one record"}, "takes a list of lines"),
+        (5, "takes a list of lines"),
+        ((line for line in ["a"]), "takes a list of lines"),
         (b"one line", "takes a list of lines"),
         ([], "has no lines"),
         (["a", {"message": "b"}], "either lines .* or records"),
@@ -165,6 +172,25 @@ def test_too_many_lines_are_refused_however_they_are_packed(settings: Settings) 
         with pytest.raises(BadInput, match="4 lines; send at most 3 at once"):
             producer.send(items, workload="shop")
     id_of(producer.send(["a\nb", "c"], workload="shop"))
+
+
+def test_a_stack_trace_counts_as_one_record_however_long_it_is(settings: Settings) -> None:
+    producer = connect(replace(settings, batch_records=3))
+    trace = "Exception in thread main\n" + "\tat a.b(C.java:1)\n" * 40
+    assert claim(producer, id_of(producer.send([trace], workload="shop"))).lines == 41
+    with pytest.raises(BadInput, match="4 lines; send at most 3 at once"):
+        producer.send([trace, "a\nb", "c"], workload="shop")
+
+
+def test_records_whose_times_are_all_old_wait_behind_fresh_ones(producer: Producer) -> None:
+    old = {"message": "a", "timestamp": NOW - timedelta(days=2)}
+    for items, backfill in (
+        ([old, old], True),
+        ([old, {"message": "b"}], False),
+        ([old, {"message": "b", "timestamp": NOW}], False),
+        (["2001-01-01T00:00:00Z INFO raw lines count as fresh"], False),
+    ):
+        assert claim(producer, id_of(producer.send(items, workload="shop"))).backfill is backfill
 
 
 def test_too_many_bytes_are_refused(settings: Settings) -> None:

@@ -18,6 +18,7 @@ from pipeline.records.verdict import OURS
 from pipeline.redis.connection import text_map
 from pipeline.settings import Settings
 from pipeline.sinks import results
+from pipeline.sources.pushed import framed
 
 MARK: Final = r"mark=(\S+)#(\d+)"
 _MARKS: Final = r"mark=\S+#\d+"
@@ -147,7 +148,11 @@ def letters(ledger: Ledger) -> list[Letter]:
 
 def _marks_of(ledger: Ledger, batch_id: str) -> pl.DataFrame | None:
     try:
-        raw = ledger.payload(batch_id).select(mark=pl.col("raw").str.extract_all(_MARKS)).explode("mark")
+        raw = (
+            framed(ledger.payload(batch_id))[0]
+            .select(mark=pl.col("raw").str.extract_all(_MARKS))
+            .explode("mark")
+        )
     except (BadPayload, pl.exceptions.PolarsError):
         return None
     return raw.drop_nulls("mark").select(**_named(pl.col("mark")))

@@ -11,6 +11,7 @@ from pipeline.ledger.batches import DeadLetter
 from pipeline.ledger.ledger import Ledger
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.sources.pushed import framed
 from pipeline.units import plural
 
 
@@ -54,7 +55,7 @@ def _show(ledger: Ledger, letters: list[DeadLetter]) -> int:
     for letter in letters:
         facts: dict[str, Any] = asdict(letter)
         try:
-            facts["records"] = ledger.payload(letter.batch_id)["raw"].head(100).to_list()
+            facts["records"] = framed(ledger.payload(letter.batch_id))[0]["raw"].head(100).to_list()
         except (BadPayload, TooNew) as exc:
             facts |= {"records": [], "unreadable": str(exc)}
             fault = exc

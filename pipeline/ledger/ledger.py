@@ -8,14 +8,13 @@ What always holds: accepted = stored + in flight + dead + discarded + skipped, i
 A worker must hold a claim (number + deadline on Redis time) to move a batch; an expired claim moves nothing.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import polars as pl
 import redis
 
 from pipeline.errors import BadInput, BadPayload, ClaimLost, CursorMoved, TooNew
@@ -35,11 +34,18 @@ from pipeline.ledger.batches import (
 from pipeline.ledger.renewal import Holding
 from pipeline.logs import logger
 from pipeline.records.batch import WIRE_VERSION, Batch, digest
-from pipeline.records.schema import RAW_SCHEMA, pack_frame, unpack_frame
+from pipeline.records.payload import pack, unpack
+from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# The frame of a batch's records, and the formats that its headers have (sources/pushed.py).
+Framing = Callable[["pl.DataFrame | Pushed", tuple[str, ...]], tuple["pl.DataFrame", tuple[str, ...]]]
 
 # How long a batch of a newer build is left to that build's workers before it is offered to all again.
 NEWER_PAUSE_S: Final = 2.0
@@ -122,12 +128,13 @@ class Ledger:
             k.closed, k.dead,
         ]  # fmt: skip
         max_bytes = s.max_pending_mib * 2**20
+        packed = pack(batch)
         args = _AcceptArgs(
             batch_id=bid,
-            payload=pack_frame(batch.records),
-            content=_content(batch),
-            lines=batch.physical_lines,
-            records=batch.records.height,
+            payload=packed.blob,
+            content=packed.content,
+            lines=packed.lines,
+            records=packed.records,
             workload=batch.workload,
             meta=_meta(batch).dump(),
             stage=Stage.INGEST.value,
@@ -325,14 +332,14 @@ class Ledger:
         """Renew the claim, or raise ClaimLost: for the moment before something outside Redis is changed."""
         _held(self.renew(claim), claim)
 
-    def advance(self, claim: Claim, to: Stage, work: pl.DataFrame | None = None) -> None:
+    def advance(self, claim: Claim, to: Stage, work: "pl.DataFrame | None" = None) -> None:
         """Hand the batch to its next stage, with what was worked out so far. Raises ClaimLost."""
         k, bid = self.keys, claim.batch_id
         done = self.scripts.run(
             "ledger/advance",
             [k.batch(bid), k.due, k.counts, k.work(bid)],
             [
-                bid, claim.seq, to.value, b"" if work is None else pack_frame(work), self.settings.overdue_ms,
+                bid, claim.seq, to.value, _packed(work), self.settings.overdue_ms,
                 WIRE_VERSION,
             ],
         )  # fmt: skip
@@ -377,20 +384,33 @@ class Ledger:
             [batch_id, seq, int(delay_s * 1000), reason[:500], "1" if counted else "0"],
         )
 
-    def give_up(self, claim: Claim, reason: str, *, apart: Sequence[int] = ()) -> list[str]:
+    def give_up(
+        self,
+        claim: Claim,
+        reason: str,
+        *,
+        apart: Sequence[int] = (),
+        framing: Framing = lambda records, formats: (_frame(records), formats),
+    ) -> list[str]:
         """After the last attempt: split the batch, or bury it when it is one record or cannot be read.
 
         `apart`: rows that are known to be at fault; they are split off, and buried together when it is all of them.
+        `framing` makes records of pushed lines, which are split between records only.
         Returns the ids of the two parts, [] when it was buried.
         """
+        frame = None
         try:
-            frame = None if claim.rescore else self.payload(claim.batch_id)
+            if not claim.rescore:
+                frame, formats = framing(self.payload(claim.batch_id), claim.meta.formats)
+                claim = replace(claim, meta=replace(claim.meta, formats=formats))
         except BadPayload as exc:
-            frame, reason = None, reason if str(exc) in reason else f"{reason}; {exc}"
+            reason = reason if str(exc) in reason else f"{reason}; {exc}"
         if frame is None or frame.height < 2 or len(apart) == frame.height:
             self._bury(claim, reason)
             return []
         if apart:
+            import polars as pl
+
             numbered = frame.with_row_index("row")
             bad = pl.col("row").is_in(list(apart))
             return self._split(claim, (numbered.filter(~bad).drop("row"), numbered.filter(bad).drop("row")))
@@ -408,14 +428,15 @@ class Ledger:
             logger(batch=batch_id, workload=workload).error("batch.dead", reason=reason[:500])
         return done
 
-    def _split(self, claim: Claim, halves: tuple[pl.DataFrame, pl.DataFrame]) -> list[str]:
+    def _split(self, claim: Claim, halves: "tuple[pl.DataFrame, pl.DataFrame]") -> list[str]:
         k, s, bid = self.keys, self.settings, claim.batch_id
         ids = half_ids(bid)
         keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid)]
         args: list[Any] = [bid, claim.seq, s.keep_done_s, s.overdue_ms, s.max_attempts]
         for half_id, half in zip(ids, halves, strict=True):
             keys += [k.batch(half_id), k.payload(half_id)]
-            args += [half_id, pack_frame(half), digest(half_id), int(half["lines"].sum()), half.height]
+            args += [half_id, _packed(half), digest(half_id), int(half["lines"].sum()), half.height]
+        args.append(claim.meta.dump())
         _held(self.scripts.run("ledger/split", keys, args), claim)
         records = [half.height for half in halves]
         logger(batch=bid).warning("batch.split", records=records, reason=claim.error)
@@ -426,19 +447,25 @@ class Ledger:
         state, discarded = self._ask(self.client.hmget, self.keys.batch(batch_id), ["state", "discarded"])
         return "discarded" if discarded else _text(state or b"")
 
-    def payload(self, batch_id: str) -> pl.DataFrame:
-        """The records of an unfinished or dead batch, RAW_SCHEMA. Raises BadPayload."""
+    def payload(self, batch_id: str) -> "pl.DataFrame | Pushed":
+        """The records of an unfinished or dead batch, as they were accepted. Raises BadPayload, TooNew."""
         blob = self._ask(self.client.get, self.keys.payload(batch_id))
         if blob is None:
             raise BadPayload(f"the records of batch {batch_id} are not in Redis")
-        frame = unpack_frame(blob, max_bytes=self._frame_bytes())
-        missing = [name for name in RAW_SCHEMA if name not in frame.columns]
+        records = unpack(blob, max_bytes=self._frame_bytes())
+        if isinstance(records, PushedLines | PushedRecords):
+            return records
+        from pipeline.records.schema import RAW_SCHEMA
+
+        missing = [name for name in RAW_SCHEMA if name not in records.columns]
         if missing:
             raise BadPayload(f"the records of batch {batch_id} have no column {missing[0]!r}")
-        return frame
+        return records
 
-    def work(self, batch_id: str) -> pl.DataFrame:
+    def work(self, batch_id: str) -> "pl.DataFrame":
         """What earlier stages worked out. Raises BadPayload."""
+        from pipeline.records.schema import unpack_frame
+
         blob = self._ask(self.client.get, self.keys.work(batch_id))
         if blob is None:
             raise BadPayload(f"the work of batch {batch_id} is not in Redis")
@@ -597,8 +624,12 @@ class Ledger:
         if entry.get("state") != "dead":
             return None
         try:
-            first_line = int(self.payload(batch_id)["line"].min() or 0)  # type: ignore[arg-type]
-        except BadPayload:
+            records = self.payload(batch_id)
+            if isinstance(records, PushedLines | PushedRecords):
+                first_line = 1
+            else:
+                first_line = int(records["line"].min() or 0)  # type: ignore[arg-type] # of numbers
+        except (BadPayload, TooNew):
             first_line = 0
         try:
             source = Meta.load(entry.get("meta", "")).source
@@ -647,14 +678,16 @@ def _meta(batch: Batch) -> Meta:
     )
 
 
-def _content(batch: Batch) -> str:
-    """What makes a batch the same batch: whose it is and its records.
+def _packed(frame: "pl.DataFrame | None") -> bytes:
+    from pipeline.records.schema import pack_frame
 
-    Hashed by value: another Polars may write the same records as other Arrow bytes. Raw lines fill three columns.
-    """
-    filled = [name for name in RAW_SCHEMA if batch.records[name].null_count() < batch.records.height]
-    columns = [map(str, batch.records[name].to_list()) for name in filled]
-    return digest(batch.workload, *filled, *itertools.chain.from_iterable(columns))
+    return b"" if frame is None else pack_frame(frame)
+
+
+def _frame(records: "pl.DataFrame | Pushed") -> "pl.DataFrame":
+    if isinstance(records, PushedLines | PushedRecords):
+        raise TypeError("pushed records need a framing; give one to give_up()")
+    return records
 
 
 def _held(answer: Any, claim: Claim) -> None:

@@ -1,11 +1,9 @@
 """The only sender of messages. A message is a wake-up with ids; the ledger knows the rest."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import kombu.exceptions
 import redis
-from celery import Celery
 
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Stage
@@ -30,6 +28,9 @@ from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
 from pipeline.units import plural
 
+if TYPE_CHECKING:
+    from celery import Celery
+
 # A message that cannot be sent now is not worth waiting for: the sweeper sends what is missing.
 RETRY: Final = {"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
 # Longer names are cut where tasks are shown. Ids are whole: the ledger takes none that is longer.
@@ -49,7 +50,7 @@ class Submit:
 
     def __init__(
         self,
-        app: Celery,
+        app: "Celery",
         client: "redis.Redis",
         settings: Settings,
         *,
@@ -183,8 +184,8 @@ class Submit:
                 # Left out, they would be those of the task as it is registered here: whoever takes it has its own.
                 time_limit=None, soft_time_limit=None,
             )  # fmt: skip
-        except (kombu.exceptions.OperationalError, redis.RedisError, OSError) as exc:
-            logger(task=task, **headers).warning("message.not_sent", why=str(exc))
+        except Exception as exc:  # noqa: BLE001 - the sweeper sends it again, whatever Kombu and its connections raise
+            logger(task=task, **headers).warning("message.not_sent", why=f"{type(exc).__name__}: {exc}")
             return False
         return True
 

@@ -17,7 +17,7 @@ from pipeline.errors import BadBundle
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.severity import GRAVE_WORDS
 from pipeline.models.tails import ParetoTail, bound, conformal, tail_of
-from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.levels import ERROR_LEVELS
 
 ANOMALOUS_SCORE: Final = 0.5
 CHANCE: Final = 0.05  # of a new normal template to be flagged, where no budget asks for less

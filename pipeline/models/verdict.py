@@ -16,7 +16,7 @@ import msgspec
 from pipeline.models.bundle import KnownPatterns
 from pipeline.models.evidence import Evidence
 from pipeline.models.threshold import ANOMALOUS_SCORE, LEVEL, WORD, Calibration, Mode, level_logit, with_word
-from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason
 
 # In logits, beside those of the level and of words in threshold.py.

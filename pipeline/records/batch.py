@@ -6,15 +6,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
+
 if TYPE_CHECKING:
     import polars as pl
 
 WIRE_VERSION: Final = 1
 MAX_NAME: Final = 200  # characters of a workload or batch id: names become part of keys and file names
-
-# One spelling per severity, lowest first; formats map their own words to these.
-LEVELS: Final = ("trace", "debug", "info", "notice", "warning", "error", "critical", "fatal")
-ERROR_LEVELS: Final = frozenset({"error", "critical", "fatal"})
 
 
 class Purpose(StrEnum):
@@ -39,11 +37,13 @@ class Batch:
     arrived: datetime  # aware UTC; the time of records that carry none
     formats: tuple[str, ...]  # names of `pipeline.sources.formats`, most likely first
     zone: str  # IANA zone of header times without offset
-    records: "pl.DataFrame"  # RAW_SCHEMA
+    records: "pl.DataFrame | Pushed"  # RAW_SCHEMA, or as a producer packed them
 
     @property
     def physical_lines(self) -> int:
         """Lines as a user counts them: a stack trace is one record of many lines."""
+        if isinstance(self.records, PushedLines | PushedRecords):
+            return self.records.lines
         return int(self.records["lines"].sum())
 
 

@@ -5,7 +5,7 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | key | type | content | bound / deleter |
 |---|---|---|---|
 | batch:<id> | hash | ledger entry of one batch | TTL `keep_done_s` from commit/split; ledger/discard.lua |
-| payload:<id> | string | the records, Arrow | ledger/commit.lua, ledger/split.lua, ledger/discard.lua; bytes bounded by ledger/accept.lua |
+| payload:<id> | string | the records, Arrow or pushed lines (records/payload.py) | ledger/commit.lua, ledger/split.lua, ledger/discard.lua; bytes bounded by ledger/accept.lua |
 | work:<id> | string | distinct masked lines and their answers so far, Arrow | ledger/advance.lua replaces, ledger/commit.lua deletes |
 | due | zset id -> ms | unfinished batches, when the sweeper looks at them | commit, bury, split |
 | dead | zset id -> ms | dead letters | ledger/retry.lua, ledger/discard.lua |

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.records.batch import ERROR_LEVELS, LEVELS
+from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.verdict import Reason
 from pipeline.report.summary import summary
 from pipeline.sinks.results import readable, scan

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from pipeline.records.batch import ERROR_LEVELS, LEVELS
+from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.verdict import OURS, Reason
 from pipeline.report.findings import Finding, Sample
 from pipeline.units import listed, plural

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
+from pipeline.sources import formats
 from pipeline.sources.flush_policy import Due, Pace
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
@@ -77,6 +79,12 @@ class Chunk:
     formats: tuple[str, ...]
     cursor: Cursor
     position: int
+
+    def latest(self, *, arrived: datetime, zone: str) -> datetime | None:
+        """The time of the last record, None where it shows none."""
+        last = formats.parse(self.records.tail(1), self.formats, arrived=arrived, zone=zone)
+        moment = last["timestamp"].max()
+        return moment if isinstance(moment, datetime) else None
 
 
 class Assembly:

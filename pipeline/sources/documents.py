@@ -12,7 +12,8 @@ from typing import Any, Self
 import polars as pl
 
 from pipeline.opensearch.scan import as_text
-from pipeline.records.batch import LEVELS, MAX_NAME, digest
+from pipeline.records.batch import MAX_NAME, digest
+from pipeline.records.levels import LEVELS
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sources.formats_text import LEVEL_WORDS

@@ -1,5 +1,6 @@
 """Stage ingest: parse, mask, answer from the cache. When every line is known, this task is all there is."""
 
+from dataclasses import replace
 from typing import Final
 
 import polars as pl
@@ -8,12 +9,13 @@ from pipeline import detect
 from pipeline.controller import drift
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import BadPayload, ClaimLost
-from pipeline.ledger.batches import Claim, Stage
+from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_INGEST
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import Purpose
 from pipeline.records.schema import RAW_SCHEMA
+from pipeline.sources.pushed import framed
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
 from pipeline.watching.observation import observe
@@ -27,7 +29,8 @@ def run(context: Context, batch_id: str, *_: str) -> str | None:
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
-    prepared = detect.prepare(records_of(context, claim), claim.meta, context.masks)
+    records, meta = records_of(context, claim)
+    prepared = detect.prepare(records, meta, context.masks)
     work = detect.distinct(prepared, version_for(context, claim))
     version = work["version"][0]
     work = detect.answer(work, context.verdicts.lookup(version, work["key"].to_list()))
@@ -41,17 +44,21 @@ def step(context: Context, claim: Claim) -> Stage | None:
     return then
 
 
-def records_of(context: Context, claim: Claim) -> pl.DataFrame:
-    """The batch's records; of a rescored batch, as they were stored the first time. Raises BadPayload."""
+def records_of(context: Context, claim: Claim) -> tuple[pl.DataFrame, Meta]:
+    """The batch's records; of a rescored batch, as they were stored the first time. Raises BadPayload, TooNew.
+
+    Framing finds the formats of pushed lines, so the meta says them too.
+    """
     if not claim.rescore:
-        return context.ledger.payload(claim.batch_id)
+        records, formats = framed(context.ledger.payload(claim.batch_id), claim.meta.formats)
+        return records, replace(claim.meta, formats=formats)
     with context.at_sink(claim.meta.purpose) as sink:
         stored = sink.read(claim.batch_id, claim.workload)
     if stored is None:
         raise BadPayload(
             f"the stored results of batch {claim.batch_id} are gone; they cannot be scored again"
         )
-    return stored.select(list(RAW_SCHEMA))
+    return stored.select(list(RAW_SCHEMA)), claim.meta
 
 
 def version_for(context: Context, claim: Claim) -> str:

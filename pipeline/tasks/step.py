@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import redis
@@ -36,6 +36,7 @@ from pipeline.ledger.renewal import Holding
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.redis.connection import is_refusal
+from pipeline.sources.pushed import framed
 from pipeline.tasks.context import Context
 
 # A step says where the batch goes next; None: it is committed.
@@ -290,7 +291,7 @@ def _give_up(context: Context, claim: Claim, why: str, refused: Collection[str] 
             # A worker may have died between storing and committing; a split or dead batch must not be stored as well.
             with context.at_sink(claim.meta.purpose) as sink:
                 sink.remove(claim.batch_id, claim.workload, last=lambda: context.ledger.check(claim))
-        halves = context.ledger.give_up(claim, why, apart=apart)
+        halves = context.ledger.give_up(claim, why, apart=apart, framing=framed)
         metrics.step(claim.stage, "split" if halves else "dead")
         for half in halves:
             context.submit.wake(Stage.INGEST, half, backfill=claim.backfill, workload=claim.workload)
@@ -304,6 +305,7 @@ def _give_up(context: Context, claim: Claim, why: str, refused: Collection[str] 
 
 def rows_of(context: Context, claim: Claim, record_ids: Collection[str]) -> list[int]:
     """Where these records stand in the batch, in the order they were accepted."""
-    prepared = detect.prepare(context.ledger.payload(claim.batch_id), claim.meta, context.masks)
+    records, formats = framed(context.ledger.payload(claim.batch_id), claim.meta.formats)
+    prepared = detect.prepare(records, replace(claim.meta, formats=formats), context.masks)
     ids = detect.record_ids(prepared, claim.meta)
     return [row for row, record_id in enumerate(ids) if record_id in record_ids]

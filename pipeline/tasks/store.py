@@ -18,6 +18,7 @@ def run(context: Context, batch_id: str, *_: str) -> str | None:
 
 def step(context: Context, claim: Claim) -> Stage | None:
     work = context.ledger.work(claim.batch_id)
-    prepared = detect.prepared_again(records_of(context, claim), claim.meta, work, context.masks)
+    records, meta = records_of(context, claim)
+    prepared = detect.prepared_again(records, meta, work, context.masks)
     finish(context, claim, prepared, work)
     return None

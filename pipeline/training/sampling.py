@@ -20,7 +20,7 @@ import polars as pl
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template, Templates
 from pipeline.errors import BadPayload, SourceUnavailable
-from pipeline.records.batch import ERROR_LEVELS
+from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, SAMPLE_SCHEMA, UTC_US, of_lines
 from pipeline.records.verdict import UNCLASSIFIED

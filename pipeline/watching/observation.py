@@ -16,7 +16,8 @@ import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.ledger.batches import Claim
-from pipeline.records.batch import ERROR_LEVELS, LEVELS, Purpose
+from pipeline.records.batch import Purpose
+from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import pack_frame, unpack_frame
 from pipeline.records.verdict import UNCLASSIFIED, Reason
 

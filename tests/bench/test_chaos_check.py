@@ -28,6 +28,7 @@ from pipeline.redis.leases import DRAIN, TRAINING, Lease, Leases
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources.chunks import Cursor
+from pipeline.sources.pushed import framed
 
 AT = datetime(2026, 11, 20, 10, tzinfo=UTC)
 LINES = 10  # of every batch
@@ -96,7 +97,7 @@ class World:
         return claim
 
     def rows(self, batch_id: str, claim: Claim) -> pl.DataFrame:
-        frame = self.ledger.payload(batch_id)
+        frame, _ = framed(self.ledger.payload(batch_id))
         return frame.select(
             pl.when(name == "record_id")
             .then(f"{claim.meta.source_key}-" + pl.col("line").cast(pl.String))

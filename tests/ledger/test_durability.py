@@ -38,6 +38,7 @@ from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import resend_buffer as kept
 from pipeline.sources.chunks import Cursor
 from pipeline.sources.files import read
+from pipeline.sources.pushed import framed
 from pipeline.sources.stdin import read_stream
 from pipeline.tasks import drain, ingest, store
 from pipeline.tasks.context import Context
@@ -63,7 +64,7 @@ def lines(ledger: Ledger) -> list[str]:
     """Every line that was accepted."""
     found: list[str] = []
     for key in ledger.client.scan_iter(ledger.keys("payload", "*")):
-        found += ledger.payload(key.decode().rpartition(":")[2])["raw"].to_list()
+        found += framed(ledger.payload(key.decode().rpartition(":")[2]))[0]["raw"].to_list()
     return sorted(found)
 
 
@@ -373,7 +374,7 @@ def work_off(context: Context, *, broken: str = "") -> None:
 
     def step(stage: Stage) -> Any:
         def fails(context: Context, claim: Any) -> Any:
-            if broken and broken in context.ledger.payload(claim.batch_id)["raw"].to_list():
+            if broken and broken in framed(context.ledger.payload(claim.batch_id))[0]["raw"].to_list():
                 raise ValueError("broken")
             return steps[stage](context, claim)
 

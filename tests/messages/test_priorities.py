@@ -26,6 +26,7 @@ from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.pushed import framed
 from pipeline.tasks import periodic
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
@@ -146,7 +147,7 @@ def test_backfill_leaves_a_fifth_of_the_room_to_fresh_batches(
 def work_of(context: Context, batch_id: str) -> pl.DataFrame:
     claim = context.ledger.claim(batch_id, Stage.INGEST, "w")
     assert isinstance(claim, Claim)
-    prepared = detect.prepare(context.ledger.payload(batch_id), claim.meta, context.masks)
+    prepared = detect.prepare(framed(context.ledger.payload(batch_id))[0], claim.meta, context.masks)
     work = detect.distinct(prepared, WARMING_VERSION)
     context.ledger.release(claim, reason="", delay_s=0, counted=False)
     return work

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
-from pipeline.records.batch import LEVELS
+from pipeline.records.levels import LEVELS
 from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.sources import formats
 from pipeline.sources.files import read

@@ -32,6 +32,7 @@ from pipeline.sources import opensearch as source
 from pipeline.sources.dedup_window import Entry, Seen
 from pipeline.sources.documents import number_of, text_of, value_at
 from pipeline.sources.opensearch import Polled, Poller, deliver, poll_once
+from pipeline.sources.pushed import framed
 from pipeline.workers.source import SourceWorker
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -99,7 +100,7 @@ def stored(ledger: Ledger) -> list[dict[str, Any]]:
     for key in ledger.client.scan_iter(ledger.keys.batch("*")):
         batch_id = key.decode().rpartition(":")[2]
         workload = (ledger.client.hget(key, "workload") or b"").decode()
-        rows += [row | {"workload": workload} for row in ledger.payload(batch_id).to_dicts()]
+        rows += [row | {"workload": workload} for row in framed(ledger.payload(batch_id))[0].to_dicts()]
     return rows
 
 

@@ -40,7 +40,8 @@ def test_a_batch_that_is_split_after_it_was_stored_is_not_stored_twice(context: 
     sink = context.sink(Purpose.SCORE)
 
     def dies_between_write_and_commit(context: Context, claim: Claim) -> None:
-        prepared = detect.prepare(ingest.records_of(context, claim), claim.meta, context.masks)
+        records, meta = ingest.records_of(context, claim)
+        prepared = detect.prepare(records, meta, context.masks)
         work = context.ledger.work(claim.batch_id)
         sink.write("b", detect.results(prepared, work, claim.meta, claim.workload))
         raise ValueError("broken after the write")
@@ -243,3 +244,21 @@ def test_a_sink_that_does_not_answer_is_not_the_fault_of_its_batch(
     assert context.client.hmget(entry, "state", "owner", "attempts") == [b"store", b"", attempts]
     trouble = context.presence.trouble()
     assert (trouble is not None and "look after their disk" in trouble.reason) == (where == "sink")
+
+
+def test_halves_of_pushed_lines_keep_their_stack_traces_and_formats(context: Context) -> None:
+    head = "2026-11-20T10:00:0{n}Z ERROR boom"
+    trace = "Traceback (most recent call last):\n  File x\nValueError: no"
+    lines = [text for n in range(2) for text in (head.format(n=n), trace)]
+    Producer(context.ledger, context.submit, context.settings).send(lines, workload="shop", batch_id="b")
+    for _ in range(context.settings.max_attempts):
+        claim = context.ledger.claim("b", Stage.INGEST, "w")
+        assert isinstance(claim, Claim)
+        assert (claim.lines, claim.meta.formats) == (8, ())
+        context.ledger.release(claim, reason="it fails", delay_s=0.0, counted=True)
+    perform(context, Stage.INGEST, "b", ingest.step)
+    for number, half in enumerate(half_ids("b")):
+        part = context.ledger.claim(half, Stage.INGEST, "w")
+        assert isinstance(part, Claim)
+        assert (part.lines, part.records, part.meta.formats) == (4, 1, ("iso",))
+        assert context.ledger.payload(half).select("line", "lines").row(0) == (1 + 4 * number, 4)

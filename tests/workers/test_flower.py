@@ -245,7 +245,8 @@ def test_a_step_that_waits_says_why_through_the_pool_of_a_scoring_worker(
     send(context, "a line")
     claim = context.ledger.claim("b-1", Stage.INGEST, "the test")
     assert isinstance(claim, Claim)
-    prepared = detect.prepare(ingest.records_of(context, claim), claim.meta, context.masks)
+    records, meta = ingest.records_of(context, claim)
+    prepared = detect.prepare(records, meta, context.masks)
     context.ledger.advance(claim, Stage.INFER, detect.distinct(prepared, "20260101T000000-gone"))
     with worker(context.settings, "infer-cpu") as watcher:
         assert wait_until(lambda: bool(watcher.of("worker-online")), timeout_s=20)

@@ -1,7 +1,7 @@
 -- Replace a batch that keeps failing by its two halves, so that the bad lines end up alone.
 -- KEYS batch, due, counts, payload, work, left batch, left payload, right batch, right payload
 -- ARGV id, seq, keep s, overdue ms, max attempts,
---      left id, left payload, left hash, left lines, left records, right id, right payload, right hash, right lines, right records
+--      left id, left payload, left hash, left lines, left records, right id, right payload, right hash, right lines, right records, meta (JSON) of both
 -- returns 1, or 0 when the claim is no longer ours
 -- invariant: the halves hold exactly the lines of the parent; a half with more than one record gets one attempt
 --            before it is split again, a single record gets all of them.
@@ -22,7 +22,7 @@ for half = 0, 1 do
   redis.call('DEL', KEYS[6 + half * 2])
   redis.call('SET', KEYS[7 + half * 2], ARGV[at + 1])
   redis.call('HSET', KEYS[6 + half * 2], 'state', 'ingest', 'hash', ARGV[at + 2], 'lines', ARGV[at + 3],
-    'records', ARGV[at + 4], 'workload', batch.workload, 'meta', batch.meta, 'bytes', #ARGV[at + 1],
+    'records', ARGV[at + 4], 'workload', batch.workload, 'meta', ARGV[16], 'bytes', #ARGV[at + 1],
     'accepted_ms', batch.accepted_ms, 'attempts', attempts, 'seq', 0, 'owner', '', 'deadline', 0,
     'not_before', 0, 'kind', batch.kind, 'backfill', batch.backfill or '', 'parent', ARGV[1])
   redis.call('ZADD', KEYS[2], now + tonumber(ARGV[4]), ARGV[at])

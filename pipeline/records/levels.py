@@ -1,0 +1,7 @@
+"""The severities of log lines."""
+
+from typing import Final
+
+# One spelling per severity, lowest first; formats map their own words to these.
+LEVELS: Final = ("trace", "debug", "info", "notice", "warning", "error", "critical", "fatal")
+ERROR_LEVELS: Final = frozenset({"error", "critical", "fatal"})

@@ -1,0 +1,79 @@
+"""The records of a batch as bytes in Redis: a frame as an Arrow file, pushed lines as compressed msgpack.
+
+Only the reader and writer of frames need Polars; this module imports it with them.
+"""
+
+import itertools
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pipeline.errors import BadPayload
+from pipeline.records.batch import Batch, digest
+from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
+from pipeline.records.wire import Codec
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# Begins a pushed payload; an Arrow file begins with ARROW1.
+MAGIC: Final = b"PUSHED\x00"
+# 10,000 lines, 1 MiB: 6 ms for a quarter of the size. zstd would take 2 ms, and 22 MB on the sender's disk.
+_LEVEL: Final = 1
+_CODEC: Final[Codec[Pushed]] = Codec(Pushed, version=1, what="a pushed batch")  # type: ignore[arg-type] # msgspec reads unions
+
+
+class Packed(NamedTuple):
+    """A batch's records for the ledger. `content` tells batches of one id apart; `records` counts at most."""
+
+    blob: bytes
+    content: str
+    lines: int
+    records: int
+
+
+def pack(batch: Batch) -> Packed:
+    """Raises UnicodeEncodeError for pushed lone surrogates."""
+    records = batch.records
+    if isinstance(records, PushedLines | PushedRecords):
+        data = _CODEC.pack(records)
+        blob = MAGIC + zlib.compress(data, _LEVEL)
+        return Packed(blob, digest(batch.workload, data), records.lines, records.height)
+    from pipeline.records.schema import pack_frame
+
+    return Packed(
+        pack_frame(records), _content(batch.workload, records), batch.physical_lines, records.height
+    )
+
+
+def unpack(blob: bytes, *, max_bytes: int) -> "pl.DataFrame | Pushed":
+    """The inverse of `pack`. Raises BadPayload, also for what would take more than `max_bytes`, and TooNew."""
+    if blob.startswith(MAGIC):
+        return _unpacked(blob, max_bytes)
+    from pipeline.records.schema import unpack_frame
+
+    return unpack_frame(blob, max_bytes=max_bytes)
+
+
+def _unpacked(blob: bytes, max_bytes: int) -> Pushed:
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(blob[len(MAGIC) :], max_bytes)
+    except zlib.error as exc:
+        raise BadPayload(f"a pushed payload of {len(blob)} bytes is not readable: {exc}") from exc
+    if not stream.eof:
+        raise BadPayload(
+            f"a pushed payload of {len(blob)} bytes is cut off, or unpacks to more than {max_bytes} bytes"
+        )
+    records = _CODEC.unpack(data)
+    if isinstance(records, PushedRecords):
+        columns = (records.timestamps, records.levels, records.hosts, records.processes, records.services)
+        if any(column is not None and len(column) != records.height for column in columns):
+            raise BadPayload(f"a pushed payload of {len(blob)} bytes has columns of different lengths")
+    return records
+
+
+def _content(workload: str, records: "pl.DataFrame") -> str:
+    """Hashed by value: another Polars may write the same records as other Arrow bytes. Raw lines fill three columns."""
+    filled = [name for name in records.columns if records[name].null_count() < records.height]
+    columns = [map(str, records[name].to_list()) for name in filled]
+    return digest(workload, *filled, *itertools.chain.from_iterable(columns))

@@ -1,0 +1,161 @@
+"""Lines or records as a sender hands them over: checked, and packed without Polars or NumPy.
+
+A producer lives inside other people's services, so it only checks and packs. Stage ingest joins stack traces,
+finds the formats and builds the columns of RAW_SCHEMA (sources/pushed.py).
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from pipeline.errors import BadInput
+from pipeline.records.levels import LEVELS
+
+FIELDS: Final = ("message", "timestamp", "level", "host", "process", "service")
+TEXTS: Final = ("host", "process", "service")
+_KNOWN: Final = frozenset(FIELDS)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+# The times that a `datetime` in UTC can be, in microseconds since 1970.
+_EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+# A line that begins with a blank continues the record before it, as in a stack trace.
+_FLUSH_LEFT: Final = re.compile(r"^\S", re.MULTILINE)
+
+
+class PushedLines(msgspec.Struct, frozen=True, array_like=True, tag="lines"):
+    """Raw lines. Their records are not known yet: a stack trace becomes one record in stage ingest."""
+
+    text: str  # physical lines, joined by "\n"
+
+    @property
+    def lines(self) -> int:
+        """Physical lines."""
+        return self.text.count("\n") + 1
+
+    @property
+    def height(self) -> int:
+        """Records at most, as far as one can know without framing; longer lines than a record are cut later."""
+        return self.lines
+
+    @property
+    def size(self) -> int:
+        """Bytes of text. Raises UnicodeEncodeError for lone surrogates."""
+        return len(self.text.encode()) - self.text.count("\n")
+
+    @property
+    def latest(self) -> datetime | None:
+        """None: the times of raw lines are parsed in stage ingest."""
+        return None
+
+    def heads(self) -> int:
+        """Lines that may begin a record."""
+        return max(1, len(_FLUSH_LEFT.findall(self.text)))
+
+
+class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records"):
+    """Records by column. A column that no record has is None, not a list."""
+
+    messages: list[str]
+    # Microseconds since 1970, UTC.
+    timestamps: list[Annotated[int, msgspec.Meta(ge=_EARLIEST, le=_LATEST)] | None] | None = None
+    levels: list[str | None] | None = None
+    hosts: list[str | None] | None = None
+    processes: list[str | None] | None = None
+    services: list[str | None] | None = None
+
+    @property
+    def lines(self) -> int:
+        """Physical lines."""
+        return "\n".join(self.messages).count("\n") + 1
+
+    @property
+    def height(self) -> int:
+        """Records."""
+        return len(self.messages)
+
+    @property
+    def size(self) -> int:
+        """Bytes of text. Raises UnicodeEncodeError for lone surrogates."""
+        return len("".join(self.messages).encode())
+
+    @property
+    def latest(self) -> datetime | None:
+        """The newest timestamp; None where a record has none."""
+        times = [time for time in self.timestamps or (None,) if time is not None]
+        complete = len(times) == len(self.messages)
+        return _EPOCH + max(times) * _MICROSECOND if complete else None
+
+    def heads(self) -> int:
+        return self.height
+
+
+Pushed = PushedLines | PushedRecords
+
+
+def pushed(items: Collection[str] | Collection[Mapping[str, Any]]) -> Pushed:
+    """`items` of Producer.send, not empty. Raises BadInput with the number of the item at fault."""
+    if all(isinstance(item, str) for item in items):
+        return PushedLines("\n".join(str(item).rstrip("\r\n") for item in items))
+    if not all(isinstance(item, Mapping) for item in items):
+        raise BadInput("a batch holds either lines (str) or records (mappings), not both and nothing else")
+    rows = [_row(item, n) for n, item in enumerate(items, start=1) if isinstance(item, Mapping)]
+    messages, *others = map(list, zip(*rows, strict=True))
+    return PushedRecords(messages, *(None if set(column) == {None} else column for column in others))
+
+
+def not_text(items: Collection[Any]) -> BadInput:
+    """The error about the first item with a lone surrogate, which UTF-8 cannot carry."""
+    number, item = next((n, item) for n, item in enumerate(items, start=1) if not _is_text(item))
+    noun = "line" if isinstance(item, str) else "record"
+    return BadInput(f"{noun} {number} holds a character that is not text; decode bytes with errors='replace'")
+
+
+def _is_text(item: object) -> bool:
+    values = item.values() if isinstance(item, Mapping) else [item]
+    try:
+        "".join(value for value in values if isinstance(value, str)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _row(item: Mapping[str, Any], number: int) -> Sequence[Any]:
+    """One record in the order of FIELDS."""
+    if not item.keys() <= _KNOWN:
+        unknown = sorted(set(map(str, item)) - _KNOWN)
+        raise BadInput(
+            f"record {number} has the unknown field {unknown[0]!r}; the fields are: {', '.join(FIELDS)}"
+        )
+    message, level = item.get("message"), item.get("level")
+    if not isinstance(message, str):
+        raise BadInput(f"record {number} has no text in 'message'")
+    if level is not None and level not in LEVELS:
+        raise BadInput(f"record {number} has the level {level!r}; the levels are: {', '.join(LEVELS)}")
+    row = [str(message), _microseconds(item.get("timestamp"), number), level and str(level)]
+    for name in TEXTS:
+        value = item.get(name)
+        if value is not None and not isinstance(value, str):
+            raise BadInput(f"record {number} has {name} = {value!r}; it must be text")
+        row.append(value if value is None else str(value))
+    return row
+
+
+def _microseconds(value: object, number: int) -> int | None:
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if isinstance(moment, datetime) and moment.utcoffset() is not None:
+            since = (moment - _EPOCH) // _MICROSECOND
+            if _EARLIEST <= since <= _LATEST:
+                return since
+    except (ValueError, OverflowError):  # no time, or none that UTC has a year for
+        pass
+    raise BadInput(
+        f"record {number} has timestamp {value!r}; give an aware datetime or ISO 8601 with an offset, "
+        "such as 2026-11-20T10:00:00Z"
+    )
