@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from bench import _sequences_data as sets
 from bench._sequences_data import Labelled, Session
-from pipeline.watching.sessions.model import Sequences
+from pipeline.watching.sessions.model import SessionModel
 
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -41,7 +41,7 @@ def hdfs(data: Path, seeds: int = 5) -> dict[str, Any]:
     wrong = np.array([row.anomalous for row in test])
     times = np.array([row.times for row in test], dtype=np.float64)
     everything = list(train.elements())
-    model = Sequences.fit(everything)
+    model = SessionModel.fit(everything)
     flags = _anomalous(model, sessions)
     scores = _ratios(model, sessions)
     drawn = []
@@ -49,7 +49,7 @@ def hdfs(data: Path, seeds: int = 5) -> dict[str, Any]:
         chosen = np.random.default_rng(seed).choice(
             len(everything), int(_SHARE * len(everything)), replace=False
         )
-        part = _anomalous(Sequences.fit([everything[i] for i in chosen]), sessions)
+        part = _anomalous(SessionModel.fit([everything[i] for i in chosen]), sessions)
         drawn.append((f1_of(part, wrong, times)["f1"], f1_of(part, wrong)["f1"]))
     weighted, distinct = f1_of(flags, wrong, times), f1_of(flags, wrong)
     return {
@@ -93,7 +93,7 @@ def _raw(data: Path, seeds: int) -> dict[str, dict[str, float]]:
             ("f1_unlabelled_all_believed", True, False),
         ):
             taught = [row.session for row in train if not (normal and row.anomalous)]
-            model = Sequences.fit(taught, trusted=trusted)
+            model = SessionModel.fit(taught, trusted=trusted)
             found[name].append(f1_of(_anomalous(model, [row.session for row in test]), wrong)["f1"])
     return {name: _spread(values) for name, values in found.items()}
 
@@ -110,17 +110,21 @@ def _silent(data: Path, seeds: int) -> dict[str, dict[str, dict[str, float]]]:
         train = [row for row, taught in zip(rows, half, strict=True) if taught and not row.anomalous]
         test = [row for row, taught in zip(rows, half, strict=True) if not taught or row.anomalous]
         for name, model, view in (
-            ("whole", Sequences.fit(row.session for row in train), lambda row: [row.session]),
-            ("parts", Sequences.fit(part for row in train for part in row.parts), lambda row: row.parts),
-            ("states", Sequences.of_parts(row.parts for row in train), lambda row: accumulate(row.parts)),
+            ("whole", SessionModel.fit(row.session for row in train), lambda row: [row.session]),
+            ("parts", SessionModel.fit(part for row in train for part in row.parts), lambda row: row.parts),
+            (
+                "states",
+                SessionModel.fit_segments(row.parts for row in train),
+                lambda row: accumulate(row.parts),
+            ),
             (
                 "whole_unlabelled",
-                Sequences.fit((row.session for row in test), trusted=False),
+                SessionModel.fit((row.session for row in test), trusted=False),
                 lambda row: [row.session],
             ),
             (
                 "states_unlabelled",
-                Sequences.of_parts((row.parts for row in test), trusted=False),
+                SessionModel.fit_segments((row.parts for row in test), trusted=False),
                 lambda row: accumulate(row.parts),
             ),
         ):
@@ -146,7 +150,7 @@ def trainticket(data: Path, seeds: int = 5) -> dict[str, Any]:
         order = draw.permutation(len(normal))
         cut = int(_HELD_OUT * len(normal))
         train, held_out = [normal[i] for i in order[cut:]], [normal[i] for i in order[:cut]]
-        model, plain = Sequences.fit(train), Plain(train)
+        model, plain = SessionModel.fit(train), Plain(train)
         tampered = [
             (how, _tampered(held_out[i], how, draw)) for i, how in enumerate(_TAMPERED * cut) if i < cut
         ]
@@ -260,11 +264,11 @@ def _tampered(session: Session, how: str, draw: np.random.Generator) -> Session 
     return changed if changed and changed != session else None
 
 
-def _anomalous(model: Sequences, sessions: Sequence[Session]) -> Flags:
+def _anomalous(model: SessionModel, sessions: Sequence[Session]) -> Flags:
     return np.array([verdict.anomalous for verdict in model.judge(sessions)])
 
 
-def _ratios(model: Sequences, sessions: Sequence[Session]) -> Floats:
+def _ratios(model: SessionModel, sessions: Sequence[Session]) -> Floats:
     return np.array([verdict.score for verdict in model.judge(sessions)])
 
 
@@ -301,7 +305,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _speed(model: Sequences, test: Sequence[Labelled]) -> int:
+def _speed(model: SessionModel, test: Sequence[Labelled]) -> int:
     """Sessions per second, repeated as they are in the log."""
     stream = [row.session for row in test for _ in range(row.times)]
     began = perf_counter()

@@ -35,8 +35,8 @@ from pipeline.sources.pushed import framed
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.observation import observe
 from pipeline.watching.sessions import keys as session_keys
-from pipeline.watching.sessions.history import Past
-from pipeline.watching.sessions.model import Sequences
+from pipeline.watching.sessions.history import SessionHistory
+from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.state import WatcherState
 from pipeline.watching.watcher import Watcher
 from pipeline.workers.stack.private_redis import PrivateRedis
@@ -145,7 +145,7 @@ def measure(data: Path) -> dict[str, Any]:
 
 def fold(bench: Bench, settings: Settings) -> dict[str, Any]:
     """Everything that was observed, by one watcher, and the end of all sessions."""
-    rules = Sequences.fit(list(bench.sessions.values()))
+    rules = SessionModel.fit(list(bench.sessions.values()))
     client = connect(settings)
     watcher = Watcher(
         WatcherState(client, settings),
@@ -174,19 +174,19 @@ def fold(bench: Bench, settings: Settings) -> dict[str, Any]:
         "fold_lines_per_s": round(total / (folded - began)),
         "open_sessions": is_open,
         "bytes_per_open_session": round(held / max(1, is_open)),
-        "bytes_per_past": past_bytes(client, bench),
+        "bytes_per_history": history_bytes(client, bench),
         "judged": judged,
         "judged_per_s": round(judged / (ended - folded)),
     }
 
 
-def past_bytes(client: "redis.Redis", bench: Bench) -> int:
-    """In Redis for each session, had all of them fallen silent: what came of it, and when that is forgotten."""
+def history_bytes(client: "redis.Redis", bench: Bench) -> int:
+    """In Redis for each session, had all of them a gap: its history, and when the history expires."""
     for key, templates in bench.sessions.items():
-        past = Past(
-            source="hdfs.log", line=100_000, began_ms=NOW_MS, until_ms=NOW_MS, left_out=0, templates=tuple(templates)
+        history = SessionHistory(
+            source="hdfs.log", line=100_000, began_ms=NOW_MS, until_ms=NOW_MS, dropped=0, templates=tuple(templates)
         )  # fmt: skip
-        client.hset("pasts", f"hdfs\0{key}", past.pack())
+        client.hset("pasts", f"hdfs\0{key}", history.pack())
         client.zadd("past_due", {f"hdfs\0{key}": NOW_MS})
     held = sum(int(client.memory_usage(name, samples=0) or 0) for name in ("pasts", "past_due"))
     return round(held / max(1, len(bench.sessions)))

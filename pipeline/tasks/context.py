@@ -52,8 +52,8 @@ from pipeline.sinks.sink import Sink
 from pipeline.tasks.share import Share
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.sessions import keys as session_keys
-from pipeline.watching.sessions import model as sequences
-from pipeline.watching.sessions.model import Sequences
+from pipeline.watching.sessions.model import SessionModel
+from pipeline.watching.sessions.model import load as load_session_models
 from pipeline.watching.state import WatcherState
 from pipeline.watching.watcher import Watcher
 
@@ -64,14 +64,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def read_sequences(path: Path) -> dict[str | None, Sequences]:
-    """Of a bundle, by workload, and under None what holds for those that it does not name; none where none can be read."""
+def read_session_models(path: Path) -> dict[str | None, SessionModel]:
+    """The session models of a bundle by workload, and under None the one for all other workloads; none if unreadable."""
     try:
         manifest = bundle.load_manifest(path)
         blob = bundle.optional(path, bundle.SEQUENCES)
-        known: dict[str | None, Sequences] = {}
-        for workload, rules in ({} if blob is None else sequences.load(blob)).items():
-            known[workload] = rules
+        known: dict[str | None, SessionModel] = {}
+        for workload, model in ({} if blob is None else load_session_models(blob)).items():
+            known[workload] = model
         # A baseline often has another name than what is judged by it: `logweir run new.log --baseline old.log`. Where a
         # model has learnt from several workloads, the sessions of one say nothing of those of another.
         if len(known) == 1 and len(manifest.workloads) <= 1:
@@ -114,7 +114,7 @@ class Context:
         self._placed: OrderedDict[str, LineModel] = OrderedDict()  # copies on the leased device
         self._place = "cpu"
         self._known: OrderedDict[str, Knowledge] = OrderedDict()
-        self._sequences: OrderedDict[str, dict[str | None, Sequences]] = OrderedDict()
+        self._session_models: OrderedDict[str, dict[str | None, SessionModel]] = OrderedDict()
         self._lock = threading.RLock()  # the reloader loads what the worker asks for next
         self._in_sink = False
         self.apart: OrderedDict[str, None] = OrderedDict()  # batches that one pass with others failed for
@@ -164,9 +164,9 @@ class Context:
         return MaskSet.load(extra=self.settings.masks)
 
     @functools.cached_property
-    def session_kinds(self) -> tuple[session_keys.Kind, ...]:
+    def session_patterns(self) -> tuple[session_keys.KeyPattern, ...]:
         """What names sessions here, besides what is recognised anyway."""
-        return session_keys.own(self.settings.session_keys)
+        return session_keys.user_patterns(self.settings.session_keys)
 
     @functools.cached_property
     def verdicts(self) -> Verdicts:
@@ -251,20 +251,24 @@ class Context:
 
     @functools.cached_property
     def watcher(self) -> Watcher:
-        callbacks = Callbacks(session_model=self.sequences, store=self._store_found, normal=self.marks.normal)
+        callbacks = Callbacks(
+            session_model=self.session_model, store=self._store_found, normal=self.marks.normal
+        )
         return Watcher(WatcherState(self.client, self.settings), self.settings, callbacks)
 
-    def sequences(self, workload: str) -> "tuple[str, Sequences] | None":
-        """What normal sessions of a workload look like, and the version that says so; None where no model says it."""
+    def session_model(self, workload: str) -> "tuple[str, SessionModel] | None":
+        """(version, session model) of the live version; None without one."""
         try:
             version = self.version(workload)
         except ModelUnavailable:  # status shows the fault; its lines wait, its sessions are not judged
             return None
         if version is None:
             return None
-        known = self._kept(self._sequences, version, lambda: read_sequences(self.registry.path(version)))
-        rules = known.get(workload, known.get(None))
-        return None if rules is None else (version, rules)
+        known = self._kept(
+            self._session_models, version, lambda: read_session_models(self.registry.path(version))
+        )
+        model = known.get(workload, known.get(None))
+        return None if model is None else (version, model)
 
     def _store_found(self, batch_id: str, workload: str, rows: pl.DataFrame) -> None:
         """Into every sink. The rows have this id for good, so writing them again changes nothing."""

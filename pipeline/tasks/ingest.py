@@ -116,7 +116,7 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
 def _observed(context: Context, claim: Claim, prepared: pl.DataFrame, rows: pl.DataFrame) -> bytes:
     """What the watcher is told of the batch, b"" for nothing. Whatever is wrong with that, its lines are stored."""
     try:
-        seen = observe(claim, rows, session_keys.extract(prepared, context.session_kinds))
+        seen = observe(claim, rows, session_keys.extract(prepared, context.session_patterns))
         return b"" if seen is None else seen.pack()
     except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - an odd key must not make a dead letter of good lines
         logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")

@@ -34,7 +34,8 @@ from pipeline.settings import Settings
 from pipeline.sinks.choose import kind_of, root_of
 from pipeline.training import judging, sampling
 from pipeline.watching.sessions import keys as session_keys
-from pipeline.watching.sessions import model as sequences
+from pipeline.watching.sessions.model import SessionModel
+from pipeline.watching.sessions.model import dump as dump_session_models
 from pipeline.watching.sessions.sampling import SessionSampler
 
 # How the percents of a training are shared out: reading, fitting, judging.
@@ -183,9 +184,7 @@ class _Training:
     began: float = field(default_factory=time.monotonic)
     known_normal: frozenset[int] = frozenset()
     marked: int = 0  # patterns of the sample that somebody marked
-    learnt: Mapping[str, sequences.Sequences] = field(
-        default_factory=dict
-    )  # of each workload that has sessions
+    learnt: Mapping[str, SessionModel] = field(default_factory=dict)  # of each workload that has sessions
 
     @property
     def mode(self) -> Mode:
@@ -208,7 +207,7 @@ class _Training:
         sessions = SessionSampler(
             timeout_s=self.settings.session_timeout_s,
             spotless=self.mode is not Mode.BASELINE,
-            kinds=session_keys.own(self.settings.session_keys),
+            patterns=session_keys.user_patterns(self.settings.session_keys),
         )
         for read in _fed(sampler, self.lines, sessions):
             yield self.at(lines=read.lines, percent=round(_READ * read.share, 1))
@@ -254,7 +253,7 @@ class _Training:
             model=self.request.model,
             workloads=tuple(sorted(sample.workloads)),
             query=self.lines.query.to_json() | {"purpose": self.lines.purpose.value, "marked": self.marked},
-            extra={bundle.SEQUENCES: sequences.dump(self.learnt)} if self.learnt else {},
+            extra={bundle.SEQUENCES: dump_session_models(self.learnt)} if self.learnt else {},
         ):
             yield self.at(
                 percent=round(_READ + (_FIT - _READ) * step.percent / 100.0, 1),

@@ -25,8 +25,8 @@ class SessionJudge(Protocol):
         """Templates with which a session ends."""
 
     @property
-    def carried(self) -> bool:
-        """Whether a session goes on after a gap and is judged with everything before the gap."""
+    def stateful(self) -> bool:
+        """Whether a session after a gap is judged with everything before the gap."""
 
     def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
         """One verdict for each session."""

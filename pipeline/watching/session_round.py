@@ -13,9 +13,15 @@ from typing import Final
 from pipeline.logs import logger
 from pipeline.settings import Settings
 from pipeline.watching.callbacks import ANY_FAILURE, TRANSIENT, Callbacks, SessionJudge
-from pipeline.watching.sessions.history import KEEP_MS, Past
+from pipeline.watching.sessions.history import KEEP_MS, SessionHistory
 from pipeline.watching.sessions.model import SessionVerdict
-from pipeline.watching.sessions.open_sessions import GRACE_S, Part, Session, gathered, names_of
+from pipeline.watching.sessions.open_sessions import (
+    GRACE_S,
+    OpenSession,
+    Segment,
+    events_by_session,
+    split_name,
+)
 from pipeline.watching.state import LANES, WatcherState
 from pipeline.watching.time_budget import AdaptiveBudget
 from pipeline.watching.verdicts import holds_unfinished, named_in, of_session
@@ -69,25 +75,25 @@ class SessionRound:
         self._forget_histories(histories)
         return self.changes
 
-    def _add_events(self) -> dict[str, Session]:
+    def _add_events(self) -> dict[str, OpenSession]:
         """Add this round's events to their sessions; returns these sessions by name."""
-        pieces = gathered(self.view.observed)
+        pieces = events_by_session(self.view.observed)
         touched = self.state.sessions(list(pieces))
         self.open = self.view.open + len(pieces) - len(touched)
         self.events = self.view.events
         ends: dict[str, frozenset[int]] = {}
         for name, of_batches in pieces.items():
-            workload, key = names_of(name)
+            workload, key = split_name(name)
             if workload not in ends:
                 model = self.callbacks.session_model(workload)
                 ends[workload] = frozenset() if model is None else model[1].ends
-            session = touched.setdefault(name, Session(workload=workload, key=key))
+            session = touched.setdefault(name, OpenSession(workload=workload, key=key))
             for piece in of_batches:
                 self.events += session.add(piece)
             session.ended = session.ends_with(ends[workload])
         return touched
 
-    def _close(self, touched: Mapping[str, Session]) -> dict[str, Session]:
+    def _close(self, touched: Mapping[str, OpenSession]) -> dict[str, OpenSession]:
         """The sessions that close in this round, by name."""
         changes, limits = self.changes, self.limits
         most = self.budget.of(MAX_CLOSED)
@@ -119,10 +125,10 @@ class SessionRound:
         return self.state.due({lane: min(self.view.now_ms, in_flight[lane]) for lane in LANES}, most)
 
     def _within_budget(
-        self, closed: Mapping[str, Session], histories: Mapping[str, Past]
-    ) -> dict[str, Session]:
+        self, closed: Mapping[str, OpenSession], histories: Mapping[str, SessionHistory]
+    ) -> dict[str, OpenSession]:
         """The sessions that one round can judge, at least the first; the others stay open for the next round."""
-        changes, taken = self.changes, dict[str, Session]()
+        changes, taken = self.changes, dict[str, OpenSession]()
         room = self.budget.of(MAX_JUDGED)
         for name, session in closed.items():
             before = len(histories[name].templates) if name in histories else 0
@@ -137,14 +143,14 @@ class SessionRound:
             changes.more = True
         return taken
 
-    def _judge_all(self, closed: Mapping[str, Session], histories: Mapping[str, Past]) -> None:
+    def _judge_all(self, closed: Mapping[str, OpenSession], histories: Mapping[str, SessionHistory]) -> None:
         """Judge each workload's sessions by its live model. A failure costs the verdicts of one workload."""
-        by_workload: dict[str, dict[str, Session]] = {}
+        by_workload: dict[str, dict[str, OpenSession]] = {}
         for name, session in closed.items():
             by_workload.setdefault(session.workload, {})[name] = session
         for workload, sessions in by_workload.items():
             live = self.callbacks.session_model(workload)
-            if live is None or not live[1].carried:
+            if live is None or not live[1].stateful:
                 self.changes.numbers[LOST + workload] = self.view.now_ms
             if live is None:
                 continue
@@ -160,18 +166,18 @@ class SessionRound:
         workload: str,
         version: str,
         model: SessionJudge,
-        sessions: Mapping[str, Session],
-        histories: Mapping[str, Past],
+        sessions: Mapping[str, OpenSession],
+        histories: Mapping[str, SessionHistory],
     ) -> Changes:
         """The findings of one workload's sessions, and the histories of the sessions that may go on."""
-        changes, wrong = Changes(), list[tuple[Part, SessionVerdict]]()
+        changes, wrong = Changes(), list[tuple[Segment, SessionVerdict]]()
         lost_ms = self.view.lost_ms.get(workload, -KEEP_MS) + KEEP_MS
         cut = [
             list(
-                session.parts(
+                session.segments(
                     self.limits.timeout_ms,
-                    carried=model.carried,
-                    past=histories.get(name),
+                    stateful=model.stateful,
+                    history=histories.get(name),
                     lost=session.accepted_ms <= lost_ms,
                 )
             )
@@ -179,26 +185,26 @@ class SessionRound:
         ]
         complete_ms = self._complete_ms(workload)
         verdicts = _verdicts(model, chain.from_iterable(cut))
-        for (name, session), parts in zip(sessions.items(), cut, strict=True):
+        for (name, session), segments in zip(sessions.items(), cut, strict=True):
             # A session that is judged several times reports each cause once.
-            reported = histories[name].told if name in histories else ()
-            for part in parts:
-                reported = reported if part.past else ()
+            reported = histories[name].reported if name in histories else ()
+            for segment in segments:
+                reported = reported if segment.history else ()
                 verdict = next(verdicts)
                 if not verdict.anomalous or verdict.cause in reported:
                     continue
-                whole = not part.partial and part.at_ms[-1] <= complete_ms
+                whole = not segment.partial and segment.at_ms[-1] <= complete_ms
                 if whole or holds_unfinished(verdict):
-                    wrong.append((part, verdict))
+                    wrong.append((segment, verdict))
                     reported += (verdict.cause,)
-            if parts and model.carried and not (self.end or session.ended):
+            if segments and model.stateful and not (self.end or session.ended):
                 expires_ms = session.due_ms(self.limits.open_ms) + KEEP_MS
-                changes.histories[name] = parts[-1].then(reported), expires_ms
+                changes.histories[name] = segments[-1].next_history(reported), expires_ms
             elif name in histories:
                 changes.forgotten_histories.add(name)
         changes.judged = sum(map(len, cut))
-        texts = self.state.texts(x for part, verdict in wrong for x in named_in(part, verdict))
-        changes.found = [of_session(part, verdict, version, texts) for part, verdict in wrong]
+        texts = self.state.texts(x for segment, verdict in wrong for x in named_in(segment, verdict))
+        changes.found = [of_session(segment, verdict, version, texts) for segment, verdict in wrong]
         return changes
 
     def _complete_ms(self, workload: str) -> float:
@@ -207,7 +213,7 @@ class SessionRound:
         end_ms = None if counts is None else counts.end_ms(self.limits.timeout_ms)
         return math.inf if end_ms is None else end_ms
 
-    def _forget_histories(self, known: Mapping[str, Past]) -> None:
+    def _forget_histories(self, known: Mapping[str, SessionHistory]) -> None:
         """Forget the histories that have expired, and the oldest ones past the limits."""
         view, changes = self.view, self.changes
         changed = {*changes.histories, *changes.forgotten_histories}
@@ -226,23 +232,23 @@ class SessionRound:
         if surplus > len(names):
             oldest = [name for name in self.state.oldest_histories(surplus) if name not in changed]
             lost = set(oldest) - set(names)
-            changes.numbers |= {LOST + names_of(name)[0]: view.now_ms for name in lost}
+            changes.numbers |= {LOST + split_name(name)[0]: view.now_ms for name in lost}
             names = list(dict.fromkeys(names + oldest))
         changes.forgotten_histories |= set(names)
         events -= _events(self.state.histories(names).values())
         changes.numbers["past_events"] = max(0, events) if count > len(names) else 0
 
 
-def _events(histories: Iterable[Past]) -> int:
+def _events(histories: Iterable[SessionHistory]) -> int:
     return sum(len(history.templates) for history in histories)
 
 
-def _verdicts(model: SessionJudge, parts: Iterable[Part]) -> Iterator[SessionVerdict]:
-    """One verdict for each part, from calls of bounded size."""
+def _verdicts(model: SessionJudge, segments: Iterable[Segment]) -> Iterator[SessionVerdict]:
+    """One verdict for each segment, from calls of bounded size."""
     batch: list[tuple[int, ...]] = []
     events = 0
-    for part in parts:
-        batch.append(part.whole)
+    for segment in segments:
+        batch.append(segment.prefix)
         events += len(batch[-1])
         if events >= MAX_PER_CALL:
             yield from model.judge(batch)

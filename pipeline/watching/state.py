@@ -25,8 +25,8 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
-from pipeline.watching.sessions.history import Past
-from pipeline.watching.sessions.open_sessions import Session, names_of
+from pipeline.watching.sessions.history import SessionHistory
+from pipeline.watching.sessions.open_sessions import OpenSession, split_name
 from pipeline.watching.view import LOST, Changes, View
 
 T = TypeVar("T")
@@ -111,9 +111,9 @@ class WatcherState:
             oldest[Lane.RESCORED] = min(oldest[Lane.RESCORED], int(warming[0][1]))
         return oldest
 
-    def sessions(self, names: Sequence[str]) -> dict[str, Session]:
+    def sessions(self, names: Sequence[str]) -> dict[str, OpenSession]:
         """Those of these that are open; a damaged one is as if it were not. Raises RedisUnavailable."""
-        return self._read("sessions", names, lambda name, blob: Session.unpack(*names_of(name), blob))
+        return self._read("sessions", names, lambda name, blob: OpenSession.unpack(*split_name(name), blob))
 
     def due(self, until_ms: Mapping[Lane, int], most: int) -> list[str]:
         """Sessions that close by then, per lane; those due first. Raises RedisUnavailable."""
@@ -135,9 +135,9 @@ class WatcherState:
         by_time = sorted((at, name) for names in found for name, at in names)
         return [name.decode() for _, name in by_time[:most]]
 
-    def histories(self, names: Sequence[str]) -> dict[str, Past]:
+    def histories(self, names: Sequence[str]) -> dict[str, SessionHistory]:
         """Those of these that are kept; a damaged one is as if it were not. Raises RedisUnavailable."""
-        return self._read("pasts", names, lambda _, blob: Past.unpack(blob))
+        return self._read("pasts", names, lambda _, blob: SessionHistory.unpack(blob))
 
     def _read(self, what: str, names: Sequence[str], unpack: Callable[[str, bytes], T]) -> dict[str, T]:
         """Those of these that a hash has and that can be read. Raises RedisUnavailable."""

@@ -9,8 +9,8 @@ import polars as pl
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
 from pipeline.watching.rows import Found
-from pipeline.watching.sessions.history import Past
-from pipeline.watching.sessions.open_sessions import Session
+from pipeline.watching.sessions.history import SessionHistory
+from pipeline.watching.sessions.open_sessions import OpenSession
 
 LOST: Final = "lost "  # prefix of fields of `watching`: when histories of a workload were last dropped
 
@@ -52,9 +52,13 @@ class Changes:
     head: int = 0
     newest: str = ""  # `newest` and `round` of the view
     after: str = ""
-    sessions: dict[str, tuple[Session, int]] = field(default_factory=dict)  # name -> (session, closes at ms)
+    sessions: dict[str, tuple[OpenSession, int]] = field(
+        default_factory=dict
+    )  # name -> (session, closes at ms)
     over: set[str] = field(default_factory=set)  # names of sessions that closed
-    histories: dict[str, tuple[Past, int]] = field(default_factory=dict)  # name -> (history, expires at ms)
+    histories: dict[str, tuple[SessionHistory, int]] = field(
+        default_factory=dict
+    )  # name -> (history, expires at ms)
     forgotten_histories: set[str] = field(default_factory=set)  # names
     minute_counts: dict[str, MinuteCounts] = field(default_factory=dict)
     rates: dict[str, bytes] = field(default_factory=dict)

@@ -17,9 +17,9 @@ from pipeline.models import bundle as bundles
 from pipeline.models.bundle import BundleFile, KnownPatterns, Manifest, TrainingStats
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.threshold import Mode, calibrate
-from pipeline.tasks.context import read_sequences
-from pipeline.watching.sessions import model as sequences
-from pipeline.watching.sessions.model import Sequences
+from pipeline.tasks.context import read_session_models
+from pipeline.watching.sessions.model import SessionModel
+from pipeline.watching.sessions.model import dump as dump_session_models
 
 STATS = TrainingStats(
     lines=30,
@@ -276,14 +276,14 @@ def test_a_parent_version_is_kept() -> None:
 def test_sessions_of_one_of_several_workloads_say_nothing_of_another(
     tmp_path: Path, trained_on: list[str], others: bool
 ) -> None:
-    rules = Sequences.fit([(1, 2, 3)] * 60)
-    write(tmp_path / "v1", {bundles.SEQUENCES: sequences.dump({"shop": rules})})
+    rules = SessionModel.fit([(1, 2, 3)] * 60)
+    write(tmp_path / "v1", {bundles.SEQUENCES: dump_session_models({"shop": rules})})
     edit(tmp_path / "v1", lambda manifest: manifest.update(workloads=trained_on))
-    known = read_sequences(tmp_path / "v1")
+    known = read_session_models(tmp_path / "v1")
     assert "shop" in known and (None in known) is others
 
 
 def test_a_bundle_that_is_damaged_has_no_rules_for_sessions(tmp_path: Path) -> None:
     write(tmp_path / "v1", {bundles.SEQUENCES: b"sessions"})
     (tmp_path / "v1" / bundles.SEQUENCES).write_bytes(b"other")
-    assert read_sequences(tmp_path / "v1") == read_sequences(tmp_path / "none") == {}
+    assert read_session_models(tmp_path / "v1") == read_session_models(tmp_path / "none") == {}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadBundle
-from pipeline.watching.sessions.model import LEVEL, NORMAL, Sequences, SessionVerdict, dump, load
-from pipeline.watching.sessions.prefixes import Silent, chosen, most_frequent
+from pipeline.watching.sessions.model import LEVEL, NORMAL, SessionModel, SessionVerdict, dump, load
+from pipeline.watching.sessions.prefixes import SessionWithGaps, most_frequent, thin_out
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -28,7 +28,11 @@ NORMALS = [READ] * 400 + [TWICE] * 300 + [WRITE] * 200 + [BOTH] * 100
 
 
 def judged(session: Session, normals: Sequence[Session] = NORMALS) -> SessionVerdict:
-    return Sequences.fit(normals).judge([session])[0]
+    return SessionModel.fit(normals).judge([session])[0]
+
+
+def reread(model: SessionModel) -> SessionModel:
+    return load(dump({"shop": model}))["shop"]
 
 
 def names(verdict: SessionVerdict) -> list[str]:
@@ -36,7 +40,7 @@ def names(verdict: SessionVerdict) -> list[str]:
 
 
 def test_a_session_of_training_is_normal() -> None:
-    model = Sequences.fit(NORMALS)
+    model = SessionModel.fit(NORMALS)
     assert model.judge([READ, TWICE, WRITE, BOTH]) == [NORMAL] * 4
 
 
@@ -76,7 +80,7 @@ def test_known_numbers_in_an_unknown_order_are_named() -> None:
 
 def test_numbers_that_vary_in_training_are_forgiven_and_those_that_never_do_are_not() -> None:
     normals = [(1, *(2,) * n, 9) for n in range(3, 400) if n % 7]
-    model = Sequences.fit(normals)
+    model = SessionModel.fit(normals)
     varied, fixed = model.judge([(1, *(2,) * 210, 9), (1, *(2,) * 5, 9, 9, 9)])
     assert not varied.anomalous
     assert fixed.anomalous
@@ -86,7 +90,7 @@ def test_numbers_that_vary_in_training_are_forgiven_and_those_that_never_do_are_
 def test_events_that_come_in_any_order_have_no_wrong_one() -> None:
     draw = random.Random(3)
     shuffled = [(1, *draw.sample(range(2, 12), 10), 99) for _ in range(2_000)]
-    model = Sequences.fit(shuffled[:1_500])
+    model = SessionModel.fit(shuffled[:1_500])
     assert not any(verdict.anomalous for verdict in model.judge(shuffled[1_500:]))
 
 
@@ -99,7 +103,7 @@ def test_more_anomalous_scores_higher_and_is_less_likely() -> None:
 
 def test_a_score_is_above_a_half_exactly_when_it_is_anomalous() -> None:
     draw = random.Random(5)
-    model = Sequences.fit(NORMALS)
+    model = SessionModel.fit(NORMALS)
     tried = [tuple(draw.choices((1, 2, 3, 4, 5, 9, 77), k=draw.randint(1, 20))) for _ in range(300)]
     assert all((v.score > 0.5) == v.anomalous for v in model.judge([*tried, *NORMALS]))
     assert all(bool(v.reasons) == v.anomalous for v in model.judge(tried))
@@ -112,13 +116,13 @@ def test_normal_sessions_never_seen_are_rarely_anomalous() -> None:
     def one() -> Session:
         return (1, *(2, 3) * draw.randint(1, 12), *(4,) * draw.randint(0, 6), *draw.sample((5, 6, 7), 3), 9)
 
-    model = Sequences.fit([one() for _ in range(3_000)])
+    model = SessionModel.fit([one() for _ in range(3_000)])
     false = sum(verdict.anomalous for verdict in model.judge([one() for _ in range(3_000)]))
     assert false <= 3_000 * LEVEL * 10
 
 
 def test_where_no_kind_of_session_is_rare_every_new_one_is_anomalous() -> None:
-    model = Sequences.fit([(1, *(2,) * n, 9) for n in range(3, 40)] * 30)
+    model = SessionModel.fit([(1, *(2,) * n, 9) for n in range(3, 40)] * 30)
     assert model.judge([(1, *(2,) * 41, 9)])[0].anomalous
 
 
@@ -128,22 +132,22 @@ FAULT = (1, 50, 51, 52, 53)
 
 
 def test_a_fault_among_sessions_that_nobody_calls_normal_is_not_learnt() -> None:
-    model = Sequences.fit([*UNNAMED, *[FAULT] * 10], trusted=False)
+    model = SessionModel.fit([*UNNAMED, *[FAULT] * 10], trusted=False)
     assert model.judge([FAULT])[0].anomalous
     assert not any(verdict.anomalous for verdict in model.judge(UNNAMED))
-    assert not Sequences.fit([*UNNAMED, *[FAULT] * 10]).judge([FAULT])[0].anomalous
+    assert not SessionModel.fit([*UNNAMED, *[FAULT] * 10]).judge([FAULT])[0].anomalous
 
 
 def test_of_unlabelled_sessions_one_with_an_event_that_no_common_one_has_is_not_learnt_however_near() -> None:
     near = (1, *(2, 3) * 7, 50, 9)
     rare = (1, *(2, 3) * 7, 3, 9)
-    model = Sequences.fit([*UNNAMED, *[near] * 60, *[rare] * 2], trusted=False)
+    model = SessionModel.fit([*UNNAMED, *[near] * 60, *[rare] * 2], trusted=False)
     assert [verdict.anomalous for verdict in model.judge([near, rare])] == [True, False]
     assert model.judge([near])[0].cause == "session-event:50"
 
 
 def test_what_is_more_than_a_few_sessions_is_learnt_whoever_vouches_for_it() -> None:
-    model = Sequences.fit([*UNNAMED, *[FAULT] * 90], trusted=False)
+    model = SessionModel.fit([*UNNAMED, *[FAULT] * 90], trusted=False)
     assert not model.judge([FAULT])[0].anomalous
 
 
@@ -155,7 +159,7 @@ def test_flows_with_nothing_in_common_do_not_make_everything_normal() -> None:
         return (21, *(22, 23) * draw.randint(1, 6), *draw.sample((25, 26, 27), draw.randint(0, 3)), 29)
 
     third = [one() for _ in range(200)]
-    model = Sequences.fit([*[first] * 900, *[second] * 900, *third])
+    model = SessionModel.fit([*[first] * 900, *[second] * 900, *third])
     wrong = [(1, 2, 3, 99, 4, 5, 6), (11, 12, 13, 14, 15), (1, 2, 3, 14, 15, 16)]
     assert all(verdict.anomalous for verdict in model.judge(wrong))
     assert sum(verdict.anomalous for verdict in model.judge([one() for _ in range(200)])) <= 2
@@ -164,12 +168,12 @@ def test_flows_with_nothing_in_common_do_not_make_everything_normal() -> None:
 def test_unlabelled_flows_with_nothing_in_common_are_learnt_but_for_what_has_other_events() -> None:
     flows = [tuple(range(10 * n, 10 * n + 6)) for n in range(1, 8)]
     longer = (*flows[0], flows[0][-1])
-    model = Sequences.fit([*flows * 100, *[longer] * 5, *[(*flows[0], 99)] * 5], trusted=False)
+    model = SessionModel.fit([*flows * 100, *[longer] * 5, *[(*flows[0], 99)] * 5], trusted=False)
     assert [verdict.anomalous for verdict in model.judge([longer, (*flows[0], 99)])] == [False, True]
 
 
 def test_where_few_kinds_are_common_nothing_is_left_out() -> None:
-    model = Sequences.fit([*[READ] * 200, FAULT], trusted=False)
+    model = SessionModel.fit([*[READ] * 200, FAULT], trusted=False)
     assert not model.judge([FAULT])[0].anomalous
 
 
@@ -179,31 +183,33 @@ BLOCKS = [BLOCK[:1]] * 200 + [(BLOCK[0], BLOCK[3])] * 300 + [BLOCK] * 100 + [BLO
 
 
 def test_a_session_is_normal_at_every_silence_at_which_normal_ones_were_and_wrong_at_others() -> None:
-    model = Sequences.of_parts(BLOCKS)
-    assert model.carried and not Sequences.fit(NORMALS).carried
+    model = SessionModel.fit_segments(BLOCKS)
+    assert model.stateful and not SessionModel.fit(NORMALS).stateful
     states = [(1, 2, 2, 2), (1, 2, 2, 2, 8), (1, 2, 2, 2, 8, 8, 8), (1, 2, 2, 2, 8, 8, 8, 9, 9, 9)]
     assert model.judge(states) == [NORMAL] * 4
     short, alone = model.judge([(1, 2), (9, 9, 9)])
     assert short.anomalous, "no normal session was silent with so little"
     assert alone.anomalous, "a part by itself is no session"
-    assert Sequences.from_bytes(model.to_bytes()).judge(states) == [NORMAL] * 4
-    assert Sequences.from_bytes(model.to_bytes()).carried
-    always = Sequences.from_bytes(Sequences.of_parts([BLOCK] * 60).to_bytes())
+    assert reread(model).judge(states) == [NORMAL] * 4
+    assert reread(model).stateful
+    always = reread(SessionModel.fit_segments([BLOCK] * 60))
     assert always.judge(states) == [NORMAL] * 4, "no session ended with what others were silent after"
 
 
-def test_where_silences_are_nowhere_a_model_is_as_it_was_and_older_builds_read_it() -> None:
-    model = Sequences.of_parts([session] for session in NORMALS)
-    assert model.to_bytes() == Sequences.fit(NORMALS).to_bytes()
-    assert msgpack.unpackb(model.to_bytes())["version"] == 1
-    assert msgpack.unpackb(Sequences.of_parts(BLOCKS).to_bytes())["version"] == 2
+def test_segments_without_gaps_are_whole_sessions_and_a_newer_version_is_refused() -> None:
+    model = SessionModel.fit_segments([session] for session in NORMALS)
+    blob = dump({"": model})
+    assert blob == dump({"": SessionModel.fit(NORMALS)})
+    version, models = msgpack.unpackb(blob)
+    with pytest.raises(BadBundle, match=f"version {version + 1}"):
+        load(msgpack.packb([version + 1, models]))
 
 
 def test_a_key_that_is_used_again_after_silences_names_a_new_session_each_time() -> None:
     draw = random.Random(4)
     again = [tuple(draw.choices([READ, TWICE, WRITE], k=draw.randint(1, 9))) for _ in range(200)]
-    model = Sequences.of_parts(again)
-    assert not model.carried
+    model = SessionModel.fit_segments(again)
+    assert not model.stateful
     assert model.judge([READ, TWICE, WRITE]) == [NORMAL] * 3
     assert model.judge([READ + READ])[0].anomalous
 
@@ -214,16 +220,16 @@ def test_how_most_sessions_begin_says_nothing_of_how_far_they_vary() -> None:
     usual = [
         ((1, 2, 2, 2), *((8,) * draw.randint(1, 3) for _ in range(draw.randint(0, 9)))) for _ in range(900)
     ]
-    model = Sequences.of_parts([*usual, *odd])
+    model = SessionModel.fit_segments([*usual, *odd])
     assert model.judge([(1, 2, 2, 2, 99)])[0].anomalous
     assert model.limits()[0] < 1.0, "without how they begin there is nothing left but odd ones"
 
 
 def test_states_of_one_session_do_not_vouch_for_each_other() -> None:
     odd = ((1, 70), (70,), (70, 70))
-    model = Sequences.of_parts([*[((1, 2, 3), (9,))] * 300, *[((1, 2, 3, 3), (9,))] * 300, odd])
-    left_out = model.counts.values
-    usual = Sequences.fit([(1, 70), *[(1, 2, 3)] * 300, *[(1, 2, 3, 9)] * 300]).counts.values
+    model = SessionModel.fit_segments([*[((1, 2, 3), (9,))] * 300, *[((1, 2, 3, 3), (9,))] * 300, odd])
+    left_out = model.count_tail.values
+    usual = SessionModel.fit([(1, 70), *[(1, 2, 3)] * 300, *[(1, 2, 3, 9)] * 300]).count_tail.values
     assert left_out[-1] > 0.5 * usual[-1], "its states lie side by side, and far from all others"
 
 
@@ -235,8 +241,8 @@ def test_however_often_normal_sessions_fall_silent_few_of_them_are_anomalous() -
         parts += [(4, *(5,) * draw.randint(1, 3)) for _ in range(draw.randint(0, 6))]
         return [*parts, (9,) * draw.randint(1, 2)]
 
-    model = Sequences.of_parts([one() for _ in range(800)])
-    assert model.carried
+    model = SessionModel.fit_segments([one() for _ in range(800)])
+    assert model.stateful
     states = {
         sum(parts[:end], ()): at
         for at, parts in enumerate(one() for _ in range(800))
@@ -248,29 +254,29 @@ def test_however_often_normal_sessions_fall_silent_few_of_them_are_anomalous() -
 
 
 def test_one_kind_of_session_is_enough_to_learn_from() -> None:
-    model = Sequences.fit([READ] * 100)
+    model = SessionModel.fit([READ] * 100)
     assert model.judge([READ])[0] == NORMAL
     assert model.judge([(1, 2, 9)])[0].anomalous
 
 
 def test_ids_of_no_template_do_no_harm_and_are_one_event() -> None:
     normals = [(1, -5, 9)] * 60 + [(1, 0, 9)] * 60
-    model = Sequences.fit(normals)
+    model = SessionModel.fit(normals)
     assert model.judge([(1, -7, 9), (1, 0, 9)]) == [NORMAL, NORMAL]
-    assert model.kinds.vectors.rows == 1
+    assert model.vocabulary.vectors.rows == 1
 
 
 def test_an_event_that_ends_sessions_is_learnt_and_one_that_also_comes_earlier_is_not() -> None:
-    assert Sequences.fit(NORMALS).ends == {9}
-    assert Sequences.fit([*NORMALS, *[(1, 9, 2, 9)] * 50]).ends == set()
-    assert Sequences.fit([READ] * 5).ends == set()
+    assert SessionModel.fit(NORMALS).ends == {9}
+    assert SessionModel.fit([*NORMALS, *[(1, 9, 2, 9)] * 50]).ends == set()
+    assert SessionModel.fit([READ] * 5).ends == set()
 
 
 def test_an_empty_session_is_normal_and_no_session_at_all_is_refused() -> None:
-    assert Sequences.fit(NORMALS).judge([()])[0] == NORMAL
-    assert Sequences.fit(NORMALS).judge([]) == []
+    assert SessionModel.fit(NORMALS).judge([()])[0] == NORMAL
+    assert SessionModel.fit(NORMALS).judge([]) == []
     with pytest.raises(ValueError, match="no session"):
-        Sequences.fit([()])
+        SessionModel.fit([()])
 
 
 def test_a_very_long_session_is_looked_at_up_to_its_limit() -> None:
@@ -283,33 +289,33 @@ def test_sessions_that_fall_silent_very_often_are_learnt_as_far_as_there_is_room
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chatty = [[(50, 51), *[(n, 9)] * 39] for n in range(1, 30)]  # 40 states of 2 to 80 events: 1,640 in each
-    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_STATE_EVENTS", 5_000)
-    model = Sequences.of_parts(chatty)
-    assert (model.sessions, model.carried) == (3, True)
-    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_STATE_EVENTS", 10)
-    assert Sequences.of_parts(chatty).sessions == 1
-    assert Sequences.fit([(1, 2)]).sessions == 1
+    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_PREFIX_EVENTS", 5_000)
+    model = SessionModel.fit_segments(chatty)
+    assert (model.sessions, model.stateful) == (3, True)
+    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_PREFIX_EVENTS", 10)
+    assert SessionModel.fit_segments(chatty).sessions == 1
+    assert SessionModel.fit([(1, 2)]).sessions == 1
 
 
 def test_long_sessions_that_are_always_silent_keep_no_other_out() -> None:
     draw = random.Random(2)
     many = [[(10, *draw.choices(range(11, 30), k=20))] for _ in range(500)]
     chatty = [[(1,), *[(2 + i % n,) for i in range(1_999)]] for n in (3, 4)]
-    model = Sequences.of_parts(many + chatty)
-    assert (model.sessions, model.carried) == (502, True)
+    model = SessionModel.fit_segments(many + chatty)
+    assert (model.sessions, model.stateful) == (502, True)
 
 
 def test_one_for_which_there_is_no_room_keeps_out_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_STATE_EVENTS", 1_000)
-    times = Counter[Silent]({((1, 2), (2,)): 9, ((5,) * 1_500, (1_500,)): 8, ((1, 3), (2,)): 7})
+    monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_PREFIX_EVENTS", 1_000)
+    times = Counter[SessionWithGaps]({((1, 2), (2,)): 9, ((5,) * 1_500, (1_500,)): 8, ((1, 3), (2,)): 7})
     assert [session for (session, _), _ in most_frequent(times)] == [(1, 2), (1, 3)]
 
 
 def test_states_that_are_looked_at_are_evenly_chosen_and_the_last_is_one() -> None:
-    assert chosen(ends := tuple(range(1, 150))) == ends
-    some = chosen(range(1, 2_001))
+    assert thin_out(ends := tuple(range(1, 150))) == ends
+    some = thin_out(range(1, 2_001))
     assert (len(some), some[0], some[-1]) == (10, 200, 2_000)
-    assert list(chosen([19_999, 20_001])) == [20_001]
+    assert list(thin_out([19_999, 20_001])) == [20_001]
 
 
 def _unlike(draw: random.Random) -> Session:
@@ -335,7 +341,7 @@ def test_where_too_few_are_alike_to_say_how_far_normal_ones_vary_none_is_far(
     one: Callable[[random.Random], Session],
 ) -> None:
     draw = random.Random(1)
-    model = Sequences.fit([one(draw) for _ in range(1_000)])
+    model = SessionModel.fit([one(draw) for _ in range(1_000)])
     wrong = [v for v in model.judge([one(draw) for _ in range(1_000)]) if v.anomalous]
     assert len(wrong) <= 8
     assert all(v.p_value <= 3 / 1_001 for v in wrong)
@@ -343,15 +349,15 @@ def test_where_too_few_are_alike_to_say_how_far_normal_ones_vary_none_is_far(
 
 def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.watching.sessions.prefixes.MAX_DISTINCT", 50)
-    monkeypatch.setattr("pipeline.watching.sessions.model.MAX_KINDS", 20)
+    monkeypatch.setattr("pipeline.watching.sessions.model.MAX_VECTORS", 20)
     monkeypatch.setattr("pipeline.watching.sessions.model.MAX_TRANSITIONS", 30)
     draw = random.Random(1)
     many = [tuple(draw.choices(range(1, 40), k=12)) for _ in range(500)]
-    model = Sequences.fit([*many, *NORMALS])
-    assert model.kinds.vectors.rows <= 20
+    model = SessionModel.fit([*many, *NORMALS])
+    assert model.vocabulary.vectors.rows <= 20
     assert model.transitions is None
     assert not model.judge([READ])[0].anomalous, "the most frequent ones are kept"
-    assert Sequences.from_bytes(model.to_bytes()).judge(many) == model.judge(many)
+    assert reread(model).judge(many) == model.judge(many)
 
 
 SESSIONS = st.lists(
@@ -366,14 +372,14 @@ def test_the_order_of_training_sessions_changes_nothing(
 ) -> None:
     shuffled = list(train)
     draw.shuffle(shuffled)
-    one, other = Sequences.fit(train), Sequences.fit(shuffled)
+    one, other = SessionModel.fit(train), SessionModel.fit(shuffled)
     assert one.judge(others) == other.judge(others)
-    assert one.to_bytes() == other.to_bytes()
+    assert dump({"": one}) == dump({"": other})
     several = [[session[:3], session[3:]] for session in train]
     draw.shuffle(several)
-    silent = Sequences.of_parts([session[:3], session[3:]] for session in train)
-    assert Sequences.of_parts(several).to_bytes() == silent.to_bytes()
-    if silent.carried:
+    silent = SessionModel.fit_segments([session[:3], session[3:]] for session in train)
+    assert dump({"": SessionModel.fit_segments(several)}) == dump({"": silent})
+    if silent.stateful:
         assert all(verdict == NORMAL for verdict in silent.judge([*train, *(s[:3] for s in train)]))
 
 
@@ -382,17 +388,17 @@ def test_the_order_of_training_sessions_changes_nothing(
 def test_training_is_normal_verdicts_are_sane_and_bytes_bring_them_back(
     train: list[Session], others: list[Session]
 ) -> None:
-    model = Sequences.fit(train)
+    model = SessionModel.fit(train)
     assert all(verdict == NORMAL for verdict in model.judge(train))
     verdicts = model.judge(others)
     assert all(0 <= v.score < 1 and 0 < v.p_value <= 1 for v in verdicts)
-    assert Sequences.from_bytes(model.to_bytes()).judge(others) == verdicts
+    assert reread(model).judge(others) == verdicts
     alone = [model.judge([session])[0] for session in others]
     assert alone == verdicts, "a verdict does not depend on the sessions judged with it"
 
 
 def test_the_file_of_a_bundle_holds_each_workload_apart() -> None:
-    models = {"shop": Sequences.fit(NORMALS), "": Sequences.fit([(4, 5)] * 60)}
+    models = {"shop": SessionModel.fit(NORMALS), "": SessionModel.fit([(4, 5)] * 60)}
     back = load(dump(models))
     assert sorted(back) == ["", "shop"]
     assert back["shop"].judge([READ, (4, 5)]) == models["shop"].judge([READ, (4, 5)])
@@ -401,7 +407,7 @@ def test_the_file_of_a_bundle_holds_each_workload_apart() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_refused_or_read_but_never_anything_else(data: st.DataObject) -> None:
-    blob = bytearray(Sequences.fit(NORMALS).to_bytes())
+    blob = bytearray(dump({"shop": SessionModel.fit(NORMALS)}))
     at = data.draw(st.integers(0, len(blob) - 1))
     how = data.draw(st.sampled_from(["cut", "flip", "blank"]))
     if how == "cut":
@@ -411,20 +417,19 @@ def test_damaged_bytes_are_refused_or_read_but_never_anything_else(data: st.Data
     else:
         blob[at : at + 8] = b"\xff" * 8
     try:
-        model = Sequences.from_bytes(bytes(blob))
+        models = load(bytes(blob))
     except BadBundle:
         return
-    for verdict in model.judge([READ, (1, 2, 77), (9, 3, 2, 1)]):
-        assert 0 <= verdict.score <= 1
+    for model in models.values():
+        for verdict in model.judge([READ, (1, 2, 77), (9, 3, 2, 1)]):
+            assert 0 <= verdict.score <= 1
 
 
 @pytest.mark.parametrize(
     "blob",
-    [b"", b"\xc1", b"\x00", msgpack.packb({}), msgpack.packb({"version": 99}), msgpack.packb([1, 2]), b"\x81" * 2_000],
+    [b"", b"\xc1", b"\x00", msgpack.packb({}), msgpack.packb([99, {}]), msgpack.packb([1, 2]), msgpack.packb([1, {"": 7}]), b"\x81" * 2_000],
 )  # fmt: skip
 def test_bytes_of_something_else_are_refused(blob: bytes) -> None:
-    with pytest.raises(BadBundle):
-        Sequences.from_bytes(blob)
     with pytest.raises(BadBundle):
         load(blob)
 
@@ -433,22 +438,24 @@ def test_bytes_of_something_else_are_refused(blob: bytes) -> None:
     ("field", "value"),
     [
         ("rows", 10**9), ("rows", -1), ("rows", True), ("lengths", [0, 4]), ("lengths", [5, 4]), ("level", 0.0), ("level", float("nan")),
-        ("counts", [b"", b"x" * 8, 1, 1.0]), ("decays", [[0.5, float("inf")], [0.5, 1.0]]), ("decays", [[2.0, 1.0], [0.5, 1.0]]),
-        ("ends", [-4]), ("sessions", "many"), ("arrays", {}),
+        ("count_tail", [b"", b"x" * 8, 1, 1.0]), ("length_tail", [0.5, float("inf")]), ("order_tail", [2.0, 1.0]),
+        ("ends", [-4]), ("sessions", "many"), ("weights", None),
     ],
 )  # fmt: skip
 def test_fields_that_cannot_be_are_refused(field: str, value: object) -> None:
-    data = msgpack.unpackb(Sequences.fit(NORMALS).to_bytes())
-    with pytest.raises(BadBundle, match="publish the bundle again"):
-        Sequences.from_bytes(msgpack.packb(data | {field: value}))
+    version, models = msgpack.unpackb(dump({"shop": SessionModel.fit(NORMALS)}))
+    assert field in models["shop"]
+    models["shop"][field] = value
+    with pytest.raises(BadBundle, match="publish it again"):
+        load(msgpack.packb([version, models]))
 
 
 @pytest.mark.parametrize("name", ["row", "event", "n", "events", "weights", "pairs", "times"])
 def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
-    data = msgpack.unpackb(Sequences.fit(NORMALS).to_bytes())
-    data["arrays"][name] = np.full(3, -1, dtype="<i8").tobytes()
+    version, models = msgpack.unpackb(dump({"shop": SessionModel.fit(NORMALS)}))
+    models["shop"][name] = np.full(3, -1, dtype="<i8").tobytes()
     with pytest.raises(BadBundle):
-        Sequences.from_bytes(msgpack.packb(data))
+        load(msgpack.packb([version, models]))
 
 
 @pytest.mark.skipif(not (DATA / "hdfs").is_dir(), reason="the labelled HDFS sessions are not on this machine")
@@ -457,7 +464,7 @@ def test_on_hdfs_the_rules_hold_what_was_measured() -> None:
     from bench._sequences_data import hdfs
 
     train, test = hdfs(DATA)
-    verdicts = Sequences.fit(train.elements()).judge([row.session for row in test])
+    verdicts = SessionModel.fit(train.elements()).judge([row.session for row in test])
     flags = np.array([verdict.anomalous for verdict in verdicts])
     wrong = np.array([row.anomalous for row in test])
     times = np.array([row.times for row in test], dtype=np.float64)

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
-from pipeline.watching.sessions.keys import MAX_KEY, extract, own
+from pipeline.watching.sessions.keys import MAX_KEY, extract, user_patterns
 
 UUID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
 HEX32 = "121f3fe08fca4050ada25791f255b1cc"
 
 
 def key(raw: str, *patterns: str) -> str | None:
-    found: str | None = extract(pl.DataFrame({"raw": [raw]}), own(patterns))[0]
+    found: str | None = extract(pl.DataFrame({"raw": [raw]}), user_patterns(patterns))[0]
     return found
 
 
@@ -65,7 +65,7 @@ def test_patterns_of_the_user_come_before_all() -> None:
 )  # fmt: skip
 def test_a_bad_pattern_is_refused_with_what_is_wrong(pattern: str, says: str) -> None:
     with pytest.raises(BadSetting, match=says):
-        own([pattern])
+        user_patterns([pattern])
 
 
 def test_a_header_is_searched_and_a_record_without_raw_text_by_its_message() -> None:

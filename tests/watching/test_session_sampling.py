@@ -19,7 +19,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.training.training import StoredLines, _Training
 from pipeline.watching.sessions.model import NORMAL
-from pipeline.watching.sessions.sampling import KEEP_S, LEAST_SESSIONS, Sessions, SessionSampler
+from pipeline.watching.sessions.sampling import KEEP_S, MIN_SESSIONS, SampledSessions, SessionSampler
 
 BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -47,9 +47,9 @@ def flow(
     return [record(str(number), at_s + i, template, **more) for i, template in enumerate(templates)]
 
 
-def wholes(found: Sessions) -> list[tuple[int, ...]]:
+def wholes(found: SampledSessions) -> list[tuple[int, ...]]:
     """Sessions without silences."""
-    return [parts[0] for parts in found.parts if len(parts) == 1]
+    return [parts[0] for parts in found.segments if len(parts) == 1]
 
 
 def many(n: int = 100) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def test_events_of_a_session_are_put_in_order_of_time_whichever_page_they_came_i
     for begin in range(0, len(rows), 17):
         taken.add(page(rows[begin : begin + 17]))
     found = taken.sessions()["shop"]
-    assert set(found.parts) == {((1, 2, 3),)}
+    assert set(found.segments) == {((1, 2, 3),)}
 
 
 def test_events_of_the_same_time_stay_in_the_order_they_were_read() -> None:
@@ -78,7 +78,7 @@ def test_what_comes_after_a_silence_is_a_part_of_the_session_and_after_a_day_ano
     taken.add(
         page([*many(), *flow(7, 300, (8, 8)), *flow(7, 300 + KEEP_S + 60, (4, 4)), *flow(0, 10 * KEEP_S)])
     )
-    found = taken.sessions()["shop"].parts
+    found = taken.sessions()["shop"].segments
     assert ((1, 2, 3), (8, 8)) in found
     assert ((4, 4),) in found
 
@@ -86,8 +86,8 @@ def test_what_comes_after_a_silence_is_a_part_of_the_session_and_after_a_day_ano
 def test_of_a_session_that_may_go_on_what_came_before_its_last_silence_is_learnt() -> None:
     taken = sampler(timeout_s=60)
     taken.add(page([*many(), *flow(0, 992, (8, 8))]))
-    assert ((1, 2, 3),) in taken.sessions()["shop"].parts
-    assert not any((8, 8) in parts for parts in taken.sessions()["shop"].parts)
+    assert ((1, 2, 3),) in taken.sessions()["shop"].segments
+    assert not any((8, 8) in parts for parts in taken.sessions()["shop"].segments)
 
 
 def test_sessions_that_may_go_on_are_left_out_unless_that_is_most_of_them() -> None:
@@ -95,10 +95,10 @@ def test_sessions_that_may_go_on_are_left_out_unless_that_is_most_of_them() -> N
     taken.add(page(many(100)))
     found = taken.sessions()["shop"]
     assert found.unfinished == 3
-    assert len(found.parts) == 97
+    assert len(found.segments) == 97
     short = sampler(timeout_s=3_600)
     short.add(page(many(100)))
-    assert len(short.sessions()["shop"].parts) == 100
+    assert len(short.sessions()["shop"].segments) == 100
 
 
 def test_sessions_with_an_anomalous_line_are_left_out_of_results_and_kept_in_a_baseline() -> None:
@@ -131,7 +131,7 @@ def test_records_without_key_or_time_and_templates_nobody_knows_do_no_harm() -> 
     assert learnt.judge([(1, 0, 3), (0, 0)]) == [NORMAL, NORMAL]
 
 
-@pytest.mark.parametrize("rows", [[], many(LEAST_SESSIONS - 1), [record(str(n), n, 1) for n in range(500)]])
+@pytest.mark.parametrize("rows", [[], many(MIN_SESSIONS - 1), [record(str(n), n, 1) for n in range(500)]])
 def test_too_few_sessions_or_sessions_of_one_line_teach_nothing(rows: list[dict[str, Any]]) -> None:
     taken = sampler()
     taken.add(page(rows))

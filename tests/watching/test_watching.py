@@ -57,7 +57,7 @@ class Faults:
     """A session with a fault is wrong; CLOSE ends one."""
 
     ends = frozenset({CLOSE})
-    carried = False
+    stateful = False
 
     def __init__(self) -> None:
         self.judged: list[tuple[int, ...]] = []

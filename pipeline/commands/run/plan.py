@@ -108,7 +108,7 @@ def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
     began = time.monotonic()
     # What can be refused is refused before the results of an earlier run are removed.
     MaskSet.load(extra=settings.masks)
-    session_keys.own(settings.session_keys)
+    session_keys.user_patterns(settings.session_keys)
     if settings.redis_url is None:
         find_server()
     else:

@@ -1,85 +1,93 @@
-"""Sessions that go wrong although each of their lines is known: what normal sessions of one workload look like.
+"""The session model: finds sessions that go wrong although each of their lines is known. One model per workload.
 
-    session = template ids in order --> count vector, length, transitions --rule by rule--> one verdict
+    session = template ids in order --> count vector, length, transitions --a p-value each--> one verdict
 
-Three rules, each a number that is 0 for a session like those of training, each with its own tail from leave-one-out:
+Each of three rules gives a score, 0 for a session like those of training, and a leave-one-out p-value:
 
-* counts: distance per event to the nearest count vector of training (`count_vectors.py`), events never seen included;
-* length: how far outside the lengths of training, in powers of two (`session_lengths.py`);
-* order: transitions that training never saw (`transitions.py`), less those that the differing counts explain.
+* counts: distance per event to the nearest count vector of training (`count_vectors.py`);
+* length: powers of two outside the range of lengths in training (`lengths.py`);
+* order: weight of unseen transitions (`transitions.py`), less those that differing counts explain.
 
-A rule's p-value is the share of normal sessions that would score as high, from sessions of training when all equal
-ones are left out: the chance of anything to score (by Good and Turing: a count vector, a length or a transition never
-seen) times a tail. For counts that is the share of left-out count vectors as far away, of those that have half in
-common with another; for length and order it is exponential, because only a handful of left-out sessions score at all.
-The p-value of the session is that of its least likely rule, times three for having asked three times; it is anomalous
-at or below `level`. Where training is too small to tell that apart, counts decide at 1/(sessions + 1).
+A p-value is the share of normal sessions that would score at least as high. It comes from sessions of training, scored
+with all equal ones left out: the chance of a positive score (Good-Turing: a vector, length or transition never seen)
+times a tail. The tail is empirical for counts, over left-out vectors that share half of their events with another. It
+is exponential for length and order, because only a handful of left-out sessions score at all. The session's p-value is
+the smallest of the three times 3 (Bonferroni); the session is anomalous at or below `level`. If training is too small
+for this level, counts decide at 1/(sessions + 1).
 
-A session that falls silent is judged as it is then, with all that came of it before, and again when more has come. So
-what is learnt are the states in which normal sessions were silent (`distinct_sessions.States`). What is left out at a time
-are all sessions that were ever in a state of one kind, unless that is most of them; chances are those of sessions, however
-many states each had.
+Example. 1,000 sessions of training: 400 times 1 2 3 9, 300 times 1 2 3 2 3 9, 200 times 1 2 3 4 5 9 and 100 times
+1 2 3 2 3 4 5 9. The session 1 2 3 4 4 4 5 9 is judged:
 
-Pure: learning and judging mutate nothing, need numpy only, and give the same whatever the order of sessions.
+    counts  the nearest vector has 4 once. Event 4 is constant in training, so it weighs 1.79:
+            score 1.79 x |log2(1 + 3) - log2(1 + 1)| / 7 events = 0.256
+            left-out scores are 0.153 (300 sessions) and 0.214 (700): no one of 1,000 is above 0.256
+            chance of an unknown vector (0 + 1) / (1,000 + 1), so p = 1/1,001 x 1/1,001 = 0.000001
+    length  8 events are inside 4 to 8: score 0, p = 1
+    order   "4 after 4" is unseen, but two more of 4 explain up to four unseen transitions: score 0, p = 1
+    verdict p = 3 x 0.000001 <= 0.0005: anomalous, because of `session-counts:4 3/1`
+
+A session may go on after a gap. It is then judged with everything before the gap, so a stateful model is trained on the
+*prefixes* of sessions (`prefixes.py`). Leaving out a vector leaves out all sessions with a prefix of this vector, unless
+those are most sessions. Chances count sessions, however many prefixes each has.
+
+Pure: learning and judging mutate nothing, need numpy only, and do not depend on the order of sessions.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Annotated, Final, Self
 
-import msgpack
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import BadBundle
+from pipeline.errors import BadBundle, BadPayload
 from pipeline.records.verdict import Reason, reason
-from pipeline.watching.sessions import lengths as session_lengths
-from pipeline.watching.sessions.count_vectors import Counts, Kinds, within
-from pipeline.watching.sessions.leave_one_out import NEVER, Decay, Tail
+from pipeline.records.wire import Codec
+from pipeline.watching.sessions.count_vectors import CountVectors, VectorVocabulary, leave_out_mask
+from pipeline.watching.sessions.leave_one_out import ISOLATED, EmpiricalTail, ExponentialTail, TailWire
+from pipeline.watching.sessions.lengths import fit_length_tail, length_excess
 from pipeline.watching.sessions.prefixes import (
     MAX_EVENTS,
-    Silent,
-    States,
-    apart,
-    begin_anew,
-    cleaned,
-    ending,
-    first_of_each,
-    joined,
+    Prefixes,
+    SessionWithGaps,
+    concatenate,
+    end_events,
+    factorize,
     most_frequent,
-    pairs_once,
-    silent,
+    normalise,
+    reset_at_gaps,
+    separate,
+    unique_pairs,
+    with_gaps,
 )
-from pipeline.watching.sessions.transitions import END, START, Transitions, explained
+from pipeline.watching.sessions.transitions import END, START, Transitions, explained_by_counts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 LEVEL: Final = 0.0005  # of normal sessions: one in 2,000
-MAX_KINDS: Final = 1_000  # count vectors; a table of 1,000 x 1,000 distances takes a fifth of a second
-MAX_TRANSITIONS: Final = 200_000  # past it every order is normal: nothing can be told from them
-_VERSION: Final = 1
-# Of states: a build that knows version 1 alone would take each part of a session for a whole one.
-_CARRIED_VERSION: Final = 2
+MAX_VECTORS: Final = 1_000  # a table of 1,000 x 1,000 distances takes a fifth of a second
+MAX_TRANSITIONS: Final = (
+    200_000  # with more, no transition can be told from normal ones, so every order is normal
+)
 _RULES: Final = 3
-# Without anybody's word: the kinds that make up so much of all sessions are normal, if they are some, and one session in
-# ten may be odd. With 0.9 the result hung on which kind came last among the common ones.
+# Unlabelled sessions: the most frequent vectors are normal up to this share of sessions, if there are a few of them, and
+# one session in ten may be odd. At 0.9 the result hung on the last one of the common vectors.
 _COMMON_SHARE: Final = 0.85
-_COMMON_LEAST: Final = 5
+_MIN_COMMON: Final = 5
 _ODD_SHARE: Final = 0.1
-_ARRAYS: Final = {
-    "row": "<i8", "event": "<i8", "n": "<i8", "events": "<i8", "weights": "<f8", "pairs": "<i8", "times": "<i8",
-}  # fmt: skip
+_NUMBER: Final = msgspec.Meta(ge=0, lt=1 << 62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionVerdict:
     """The answer for one session. `score` 0..1, above 0.5 when anomalous; `p_value` in (0, 1].
 
-    `reasons` say which rule and what of it, most telling first: `session-event:17` (template 17 is in no session of
-    training), `session-counts:17 2/3` (twice, where the nearest count vector has it three times),
-    `session-length:43/13-42`, `session-order:17 after 9`. `cause` is short and the same for the same fault.
+    `reasons`, heaviest first: `session-event:17` (template 17 is in no session of training), `session-counts:17 2/3`
+    (twice, where the nearest count vector has it three times), `session-length:43/13-42`, `session-order:17 after 9`.
+    `cause` is short and equal for equal faults.
     """
 
     anomalous: bool
@@ -92,127 +100,161 @@ class SessionVerdict:
 NORMAL: Final = SessionVerdict(anomalous=False, score=0.0, p_value=1.0, reasons=(), cause="")
 
 
+class _ModelWire(msgspec.Struct, frozen=True, kw_only=True):
+    """Wire form of a SessionModel; arrays are little-endian."""
+
+    sessions: Annotated[int, _NUMBER]
+    level: float
+    lengths: tuple[int, int]
+    any_order: bool
+    stateful: bool
+    ends: list[Annotated[int, _NUMBER]]
+    rows: Annotated[int, msgspec.Meta(gt=0, le=MAX_VECTORS)]
+    row: bytes
+    event: bytes
+    n: bytes
+    events: bytes
+    weights: bytes
+    pairs: bytes
+    times: bytes
+    count_tail: TailWire
+    length_tail: ExponentialTail
+    order_tail: ExponentialTail
+
+
+_MODELS: Final = Codec(dict[str, _ModelWire], version=1, what="the file of session models", newer=BadBundle)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """What the rules found in some sessions: scores (sessions, 3), count vectors, and the nearest kind of each."""
+class _Scored:
+    """The scores (sessions, 3) of some sessions, their count vectors, and the nearest vector of each."""
 
     scores: Floats
-    vectors: Counts
+    vectors: CountVectors
     nearest: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sequences:
-    """What training taught of one workload's sessions. Bounded by the limits above. Immutable."""
+class SessionModel:
+    """One workload's normal sessions, bounded by the limits above. Immutable."""
 
     sessions: int
-    kinds: Kinds
-    counts: Tail
+    vocabulary: VectorVocabulary
+    count_tail: EmpiricalTail
     lengths: tuple[int, int]  # shortest and longest
-    length: Decay
-    transitions: Transitions | None  # None: too many to tell new ones
-    order: Decay
+    length_tail: ExponentialTail
+    transitions: Transitions | None  # None: too many to tell unseen ones
+    order_tail: ExponentialTail
     ends: frozenset[int]  # template ids that end a session
     level: float = LEVEL
-    carried: bool = False  # learnt from states: what comes after a silence is judged with all before it
+    stateful: bool = (
+        False  # trained on prefixes: a session after a gap is judged with everything before the gap
+    )
 
     @classmethod
     def fit(cls, sessions: Iterable[Sequence[int]], *, trusted: bool = True, level: float = LEVEL) -> Self:
-        """From normal sessions, template ids in order; equal ones may come often. Raises ValueError without any.
+        """From normal sessions without gaps, template ids in order; equal ones may repeat. Raises ValueError without any.
 
-        Not `trusted`, when nobody said that they are normal: what is unlike the common ones is not learnt.
+        `trusted=False`: no user vouches that these are normal, so sessions unlike the common ones are not learnt.
         """
-        return cls.of_parts(([session] for session in sessions), trusted=trusted, level=level)
+        return cls.fit_segments(([session] for session in sessions), trusted=trusted, level=level)
 
     @classmethod
-    def of_parts(
+    def fit_segments(
         cls, sessions: Iterable[Sequence[Sequence[int]]], *, trusted: bool = True, level: float = LEVEL
     ) -> Self:
-        """The same from sessions that fell silent on their way: each is what came before, between and after its
-        silences. Where most of them begin anew after one, each part is a session of its own."""
-        times = Counter(map(silent, sessions))
-        seen = most_frequent(apart(times) if begin_anew(times) else times)
+        """As `fit`, from sessions given as their segments between gaps. If most sessions reset at gaps, each segment is a
+        session of its own."""
+        counted = Counter(map(with_gaps, sessions))
+        seen = most_frequent(separate(counted) if reset_at_gaps(counted) else counted)
         if not seen:
             raise ValueError("there is no session to learn from")
-        return cls._of(States.of(seen if trusted else _believed(seen)), level)
+        return cls._fit(Prefixes.of(seen if trusted else _without_odd(seen)), level)
 
     @classmethod
-    def _of(cls, seen: States, level: float) -> Self:
-        lengths = np.array([len(state) for state in seen.states], dtype=np.int64)
-        vectors = Counts.of(lengths, joined(seen.states))
-        kinds, counts, lost = _learn_kinds(seen, vectors)
+    def _fit(cls, seen: Prefixes, level: float) -> Self:
+        lengths = seen.lengths()
+        vectors = CountVectors.of(lengths, concatenate(seen.prefixes))
+        vocabulary, count_tail, nearest = _fit_counts(seen, vectors)
         total = int(seen.times.sum())
-        steps, new = Transitions.fit(seen)
-        ordered = len(steps.times) <= MAX_TRANSITIONS
+        transitions, unseen = Transitions.fit(seen)
+        ordered = len(transitions.times) <= MAX_TRANSITIONS
         order = np.zeros(len(seen.sessions))
         if ordered:
-            order = seen.most(new.unexplained(explained(kinds, vectors, lost, new)))
+            explained = explained_by_counts(vocabulary, vectors, nearest, unseen)
+            order = seen.session_max(unseen.unexplained(explained))
         return cls(
             sessions=total,
-            kinds=kinds,
-            counts=counts,
+            vocabulary=vocabulary,
+            count_tail=count_tail,
             lengths=(int(lengths.min()), int(lengths.max())),
-            length=session_lengths.left_out(seen),
-            transitions=steps if ordered else None,
-            order=Decay.of(
+            length_tail=fit_length_tail(seen),
+            transitions=transitions if ordered else None,
+            order_tail=ExponentialTail.of(
                 order,
                 int(seen.times[order > 0].sum()),
                 total=total,
                 prior=float(np.log(len(seen.sessions) + 1)),
             ),
-            ends=frozenset(ending(zip(seen.sessions, seen.times.tolist(), strict=True))),
+            ends=frozenset(end_events(zip(seen.sessions, seen.times.tolist(), strict=True))),
             level=level,
-            carried=len(seen.state) > len(seen.sessions),
+            stateful=len(seen.prefix) > len(seen.sessions),
         )
 
     def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
-        """A verdict for each; equal sessions are looked at once. An empty session is normal."""
+        """A verdict for each; equal sessions are scored once. An empty session is normal."""
         distinct: dict[tuple[int, ...], int] = {}
         at = [distinct.setdefault(tuple(session), len(distinct)) for session in sessions]
-        verdicts = self._judge([cleaned(session) for session in distinct]) if distinct else []
+        verdicts = self._judge([normalise(session) for session in distinct]) if distinct else []
         return [verdicts[i] for i in at]
 
     def limits(self) -> tuple[float, float, float]:
         """The highest normal score of each rule: counts, length, order."""
         level = self.level / _RULES
-        counts = self.counts.limit(max(level, 1.0 / (self.sessions + 1.0)))
-        return counts, self.length.limit(level), self.order.limit(level)
+        counts = self.count_tail.limit(max(level, 1.0 / (self.sessions + 1.0)))
+        return counts, self.length_tail.limit(level), self.order_tail.limit(level)
 
     def scores(self, sessions: Sequence[Sequence[int]]) -> Floats:
-        """(sessions, 3): what each rule finds, in the order of `limits`."""
-        return self._look([cleaned(session) for session in sessions]).scores
+        """(sessions, 3): the score of each rule, in the order of `limits`."""
+        return self._score([normalise(session) for session in sessions]).scores
 
-    def _look(self, sessions: list[tuple[int, ...]]) -> _Look:
+    def _score(self, sessions: list[tuple[int, ...]]) -> _Scored:
         lengths = np.array([len(session) for session in sessions], dtype=np.int64)
-        vectors = Counts.of(lengths, joined(sessions))
-        first, kind_of = first_of_each(vectors.keys())
-        distances, nearest = self.kinds.nearest(vectors.take(first))
-        nearest = nearest[kind_of]
-        found = np.zeros((len(sessions), _RULES))
-        found[:, 0] = distances[kind_of]
-        found[:, 1] = session_lengths.outside(lengths, self.lengths)
+        vectors = CountVectors.of(lengths, concatenate(sessions))
+        first, vector_of = factorize(vectors.keys())
+        distances, nearest = self.vocabulary.nearest(vectors.take(first))
+        nearest = nearest[vector_of]
+        scores = np.zeros((len(sessions), _RULES))
+        scores[:, 0] = distances[vector_of]
+        scores[:, 1] = length_excess(lengths, self.lengths)
         if self.transitions is not None:
-            new = self.transitions.new(sessions)
-            found[:, 2] = new.unexplained(explained(self.kinds, vectors, nearest, new))
-        found[lengths == 0] = 0.0
-        return _Look(scores=found, vectors=vectors, nearest=nearest)
+            unseen = self.transitions.unseen(sessions)
+            scores[:, 2] = unseen.unexplained(explained_by_counts(self.vocabulary, vectors, nearest, unseen))
+        scores[lengths == 0] = 0.0
+        return _Scored(scores=scores, vectors=vectors, nearest=nearest)
 
     def _judge(self, sessions: list[tuple[int, ...]]) -> list[SessionVerdict]:
-        look = self._look(sessions)
+        scored = self._score(sessions)
         limits = np.array(self.limits())
-        tails: tuple[Tail | Decay, ...] = (self.counts, self.length, self.order)
-        p = np.stack([tail.p_values(look.scores[:, i]) for i, tail in enumerate(tails)], axis=1)
+        tails: tuple[EmpiricalTail | ExponentialTail, ...] = (
+            self.count_tail,
+            self.length_tail,
+            self.order_tail,
+        )
+        p = np.stack([tail.p_values(scored.scores[:, i]) for i, tail in enumerate(tails)], axis=1)
         p_value = np.minimum(1.0, _RULES * p.min(axis=1))
-        # 1 at the limit of a rule; where a rule has none, everything above 0 is anomalous.
-        above = np.where(look.scores > 0, 1.0 + look.scores, 0.0)
-        ratio = np.where(limits > 0, look.scores / np.where(limits > 0, limits, 1.0), above).max(axis=1)
-        wrong = look.scores > limits
+        # 1 at the limit of a rule. If the limit is 0, every positive score is anomalous.
+        above = np.where(scored.scores > 0, 1.0 + scored.scores, 0.0)
+        ratio = np.where(limits > 0, scored.scores / np.where(limits > 0, limits, 1.0), above).max(axis=1)
+        broken = scored.scores > limits
         verdicts = []
         for i, session in enumerate(sessions):
             if ratio[i] == 0.0:
                 verdicts.append(NORMAL)
                 continue
-            reasons, cause = self._why(session, look, i, wrong[i].tolist()) if wrong[i].any() else ((), "")
+            reasons, cause = (
+                self._explain(session, scored, i, broken[i].tolist()) if broken[i].any() else ((), "")
+            )
             verdicts.append(
                 SessionVerdict(
                     anomalous=bool(reasons),
@@ -224,182 +266,153 @@ class Sequences:
             )
         return verdicts
 
-    def _why(
-        self, session: tuple[int, ...], look: _Look, row: int, wrong: list[bool]
+    def _explain(
+        self, session: tuple[int, ...], scored: _Scored, row: int, broken: list[bool]
     ) -> tuple[tuple[str, ...], str]:
-        """Reasons and cause of an anomalous session; `wrong` says which rules it breaks."""
-        told: list[tuple[Reason, str, str]] = []  # reason, its data, its cause
-        if wrong[0]:
-            told += self._counted(look, row)
-        if wrong[1]:
+        """Reasons and cause of a session that breaks some rules."""
+        found: list[tuple[Reason, str, str]] = []  # reason, its data, its cause
+        if broken[0]:
+            found += self._explain_counts(scored, row)
+        if broken[1]:
             shortest, longest = self.lengths
             data = f"{len(session)}/{shortest}-{longest}"
-            told.append((Reason.SESSION_LENGTH, data, "long" if len(session) > longest else "short"))
-        if wrong[2] and self.transitions is not None:
-            a, b = self.transitions.strangest(session)
+            found.append((Reason.SESSION_LENGTH, data, "long" if len(session) > longest else "short"))
+        if broken[2] and self.transitions is not None:
+            a, b = self.transitions.heaviest(session)
             data = f"{b} first" if a == START else f"{a} last" if b == END else f"{b} after {a}"
-            told.append((Reason.SESSION_ORDER, data, data.replace(" ", "-")))
-        reasons = tuple(reason(name, data) for name, data, _ in told)
-        return reasons, reason(told[0][0], told[0][2])
+            found.append((Reason.SESSION_ORDER, data, data.replace(" ", "-")))
+        reasons = tuple(reason(name, data) for name, data, _ in found)
+        return reasons, reason(found[0][0], found[0][2])
 
-    def _counted(self, look: _Look, row: int) -> list[tuple[Reason, str, str]]:
-        """The events behind a distance: those never seen, those in other numbers, the heavier ones first."""
-        apart = self.kinds.apart(look.vectors, row, int(look.nearest[row]))
-        known = self.kinds.known(np.array([event for event, *_ in apart])).tolist()
+    def _explain_counts(self, scored: _Scored, row: int) -> list[tuple[Reason, str, str]]:
+        """The events behind a distance: unknown ones, and known ones with other counts; the heavier group first."""
+        differences = self.vocabulary.differences(scored.vectors, row, int(scored.nearest[row]))
+        known = self.vocabulary.known(np.array([event for event, *_ in differences])).tolist()
         found = []
-        for name, seen in ((Reason.SESSION_EVENT, False), (Reason.SESSION_COUNTS, True)):
-            part = [a for a, is_known in zip(apart, known, strict=True) if is_known is seen]
-            if part:
-                event, here, usual, _ = part[0]
-                data = f"{event} {here}/{usual}" if seen else str(event)
-                found.append((sum(weight for *_, weight in part), name, data, str(event)))
+        for name, is_known in ((Reason.SESSION_EVENT, False), (Reason.SESSION_COUNTS, True)):
+            group = [d for d, k in zip(differences, known, strict=True) if k is is_known]
+            if group:
+                event, n, usual, _ = group[0]
+                data = f"{event} {n}/{usual}" if is_known else str(event)
+                found.append((sum(weight for *_, weight in group), name, data, str(event)))
         found.sort(key=lambda f: -f[0])
-        # The lighter half is worth a word when it weighs at least half as much.
+        # The lighter group counts as a reason if it weighs at least half as much.
         return [(name, data, cause) for weight, name, data, cause in found if 2 * weight >= found[0][0]]
 
-    def to_bytes(self) -> bytes:
-        """msgpack of version and fields; arrays as little-endian bytes."""
-        vectors, order = self.kinds.vectors, self.transitions or Transitions.none()
-        arrays = {
-            "row": vectors.row, "event": vectors.event, "n": vectors.n, "events": self.kinds.events,
-            "weights": self.kinds.weights, "pairs": order.pairs.reshape(-1), "times": order.times,
-        }  # fmt: skip
-        return bytes(
-            msgpack.packb(
-                {
-                    "version": _CARRIED_VERSION if self.carried else _VERSION,
-                    "sessions": self.sessions,
-                    "level": self.level,
-                    "lengths": list(self.lengths),
-                    "any_order": self.transitions is None,
-                    "ends": sorted(self.ends),
-                    "rows": vectors.rows,
-                    "arrays": {name: array.astype(_ARRAYS[name]).tobytes() for name, array in arrays.items()},
-                    "counts": self.counts.pack(),
-                    "decays": [[decay.chance, decay.mean] for decay in (self.length, self.order)],
-                }
-            )
+    def _to_wire(self) -> _ModelWire:
+        vectors, order = self.vocabulary.vectors, self.transitions or Transitions.none()
+        return _ModelWire(
+            sessions=self.sessions,
+            level=self.level,
+            lengths=self.lengths,
+            any_order=self.transitions is None,
+            stateful=self.stateful,
+            ends=sorted(self.ends),
+            rows=vectors.rows,
+            row=vectors.row.astype("<i8").tobytes(),
+            event=vectors.event.astype("<i8").tobytes(),
+            n=vectors.n.astype("<i8").tobytes(),
+            events=self.vocabulary.events.astype("<i8").tobytes(),
+            weights=self.vocabulary.weights.astype("<f8").tobytes(),
+            pairs=order.pairs.astype("<i8").tobytes(),
+            times=order.times.astype("<i8").tobytes(),
+            count_tail=self.count_tail.to_wire(),
+            length_tail=self.length_tail,
+            order_tail=self.order_tail,
         )
 
     @classmethod
-    def from_bytes(cls, blob: bytes) -> Self:
-        """Raises BadBundle when the bytes are not of `to_bytes`, or say what cannot be."""
-        try:
-            return cls._read(_unpacked(blob, _CARRIED_VERSION))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
-            raise _unreadable(exc) from exc
-
-    @classmethod
-    def _read(cls, data: Mapping[str, Any]) -> Self:
-        arrays = {name: np.frombuffer(data["arrays"][name], dtype=_ARRAYS[name]) for name in _ARRAYS}
-        vectors = Counts(
-            rows=_number(data["rows"], MAX_KINDS), row=arrays["row"], event=arrays["event"], n=arrays["n"]
-        )
+    def _from_wire(cls, wire: _ModelWire) -> Self:
+        """Raises ValueError."""
+        vectors = CountVectors(rows=wire.rows, row=_ints(wire.row), event=_ints(wire.event), n=_ints(wire.n))
         vectors.check(MAX_EVENTS)
-        kinds = Kinds(vectors=vectors, events=arrays["events"], weights=arrays["weights"])
-        kinds.check()
-        order = Transitions(pairs=arrays["pairs"].reshape(-1, 2), times=arrays["times"])
+        weights = np.frombuffer(wire.weights, dtype="<f8")
+        vocabulary = VectorVocabulary(vectors=vectors, events=_ints(wire.events), weights=weights)
+        vocabulary.check()
+        order = Transitions(pairs=_ints(wire.pairs).reshape(-1, 2), times=_ints(wire.times))
         order.check(MAX_TRANSITIONS)
-        length, steps = (Decay.unpack(fields) for fields in data["decays"])
-        shortest, longest = (_number(n, MAX_EVENTS) for n in data["lengths"])
-        level = float(data["level"])
-        if not 0 < shortest <= longest or not 0 < level < 1:
-            raise ValueError("lengths or a level that cannot be")
+        if not 0 < wire.lengths[0] <= wire.lengths[1] <= MAX_EVENTS or not 0 < wire.level < 1:
+            raise ValueError("impossible lengths or an impossible level")
         return cls(
-            sessions=_number(data["sessions"], 1 << 62),
-            kinds=kinds,
-            counts=Tail.unpack(data["counts"]),
-            lengths=(shortest, longest),
-            length=length,
-            transitions=None if data["any_order"] else order,
-            order=steps,
-            ends=frozenset(_number(event, 1 << 62) for event in data["ends"]),
-            level=level,
-            carried=data["version"] == _CARRIED_VERSION,
+            sessions=wire.sessions,
+            vocabulary=vocabulary,
+            count_tail=EmpiricalTail.from_wire(wire.count_tail),
+            lengths=wire.lengths,
+            length_tail=wire.length_tail,
+            transitions=None if wire.any_order else order,
+            order_tail=wire.order_tail,
+            ends=frozenset(wire.ends),
+            level=wire.level,
+            stateful=wire.stateful,
         )
 
 
-def _learn_kinds(seen: States, vectors: Counts) -> tuple[Kinds, Tail, Ints]:
-    """The kinds of these states, the tail of their distances, and the nearest kind that is left of each state without its
-    session (-1: its own)."""
-    first, kind_of = first_of_each(vectors.keys())
-    had, by = pairs_once(kind_of[seen.state], seen.session)
+def dump(models: Mapping[str, SessionModel]) -> bytes:
+    """The file of a bundle with the session model of each workload."""
+    return _MODELS.pack({name: model._to_wire() for name, model in sorted(models.items())})
+
+
+def load(blob: bytes) -> dict[str, SessionModel]:
+    """The inverse of `dump`. Raises BadBundle."""
+    try:
+        return {name: SessionModel._from_wire(wire) for name, wire in _MODELS.unpack(blob).items()}
+    except (BadPayload, ValueError) as exc:
+        raise BadBundle(f"the session models of a bundle are not readable ({exc}); publish it again") from exc
+
+
+def _ints(blob: bytes) -> Ints:
+    return np.frombuffer(blob, dtype="<i8")
+
+
+def _fit_counts(seen: Prefixes, vectors: CountVectors) -> tuple[VectorVocabulary, EmpiricalTail, Ints]:
+    """The vocabulary of the prefixes' vectors, the tail of left-out distances, and the nearest vector of each prefix when
+    its session is left out (-1: its own)."""
+    first, vector_of = factorize(vectors.keys())
+    had, by = unique_pairs(vector_of[seen.prefix], seen.session)
     sessions = np.bincount(had, weights=seen.times[by], minlength=len(first)).astype(np.int64)
-    kept = np.sort(np.argsort(-sessions, kind="stable")[:MAX_KINDS])
+    frequent = np.sort(np.argsort(-sessions, kind="stable")[:MAX_VECTORS])
     place = np.full(len(first), -1, dtype=np.int64)
-    place[kept] = np.arange(len(kept))
+    place[frequent] = np.arange(len(frequent))
     total = int(seen.times.sum())
-    inside = within(place[had], by, len(kept))
-    # Without most sessions nothing is left that could be called normal: their kind is left out alone.
-    most = 2 * sessions[kept] > total
-    inside[most] = np.eye(len(kept), dtype=np.bool_)[most]
-    kinds = Kinds.fit(vectors.take([first[i] for i in kept]), inside)
-    left_out, others = kinds.others(inside)
-    distances = np.where(place >= 0, left_out[place], 0.0)[kind_of[seen.state]]
-    # A kind unlike all others says nothing of how far normal sessions vary: it is not one that varies by nothing.
-    weights = np.where(distances < NEVER, seen.times[seen.session], 0)
+    mask = leave_out_mask(place[had], by, len(frequent))
+    # Without most sessions no normal ones remain, so a vector of most sessions is left out alone.
+    majority = 2 * sessions[frequent] > total
+    mask[majority] = np.eye(len(frequent), dtype=np.bool_)[majority]
+    vocabulary = VectorVocabulary.fit(vectors.take([first[i] for i in frequent]), mask)
+    left_out, others = vocabulary.leave_one_out(mask)
+    distances = np.where(place >= 0, left_out[place], 0.0)[vector_of[seen.prefix]]
+    # An isolated vector gives no scale for deviations. It must not count as one that does not deviate.
+    weights = np.where(distances < ISOLATED, seen.times[seen.session], 0)
     singles = np.unique(by[sessions[had] == 1])
     chance = (float(seen.times[singles].sum()) + 1.0) / (total + 1.0)
-    counts = Tail.of(distances, weights, total=int(weights.sum()), chance=chance)
-    alone = (np.bincount(had)[kind_of] == 1) & (place[kind_of] >= 0) & (len(kept) > 1)
-    return kinds, counts, np.where(alone, others[place[kind_of]], -1)
+    tail = EmpiricalTail.of(distances, weights, total=int(weights.sum()), chance=chance)
+    single = (np.bincount(had)[vector_of] == 1) & (place[vector_of] >= 0) & (len(frequent) > 1)
+    return vocabulary, tail, np.where(single, others[place[vector_of]], -1)
 
 
-def dump(models: Mapping[str, Sequences]) -> bytes:
-    """The file of a bundle: what is known of each workload's sessions."""
-    packed = {name: model.to_bytes() for name, model in sorted(models.items())}
-    return bytes(msgpack.packb({"version": _VERSION, "workloads": packed}))
+def _without_odd(seen: list[tuple[SessionWithGaps, int]]) -> list[tuple[SessionWithGaps, int]]:
+    """Unlabelled sessions without the odd ones: an odd session has an event that no common one has, or is farther from
+    the common vectors than these are from each other. Prefixes do not count here.
 
-
-def load(blob: bytes) -> dict[str, Sequences]:
-    """What `dump` wrote, by workload. Raises BadBundle."""
-    try:
-        workloads = {
-            str(name): bytes(packed) for name, packed in _unpacked(blob, _VERSION)["workloads"].items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise _unreadable(exc) from exc
-    return {name: Sequences.from_bytes(packed) for name, packed in workloads.items()}
-
-
-def _unpacked(blob: bytes, newest: int) -> Mapping[str, Any]:
-    data = msgpack.unpackb(blob)
-    if not isinstance(data, dict) or not _VERSION <= data["version"] <= newest:
-        raise ValueError(f"it is of no version that this build reads, up to {newest}")
-    return data
-
-
-def _unreadable(exc: Exception) -> BadBundle:
-    return BadBundle(f"the sessions of a bundle are not readable: {exc!r:.300}; publish the bundle again")
-
-
-def _number(value: object, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{value!r:.40} is no number from 0 to {most}")
-    return value
-
-
-def _believed(seen: list[tuple[Silent, int]]) -> list[tuple[Silent, int]]:
-    """Of sessions that nobody vouches for: those of the commonest count vectors, and what has only their events and is no
-    farther from them than they are from each other. All, where that would leave out more than a few, or where few are
-    common or far too many. A session is looked at as a whole, whatever its states were."""
+    Returns all sessions if more than a few are odd, or if very few or far too many vectors are common.
+    """
     whole = [session for (session, _), _ in seen]
-    vectors = Counts.of(np.array([len(session) for session in whole], dtype=np.int64), joined(whole))
+    vectors = CountVectors.of(np.array([len(s) for s in whole], dtype=np.int64), concatenate(whole))
     times = np.array([n for _, n in seen], dtype=np.int64)
-    first, kind_of = first_of_each(vectors.keys())
-    of_kind = np.bincount(kind_of, weights=times, minlength=len(first))
-    order = np.argsort(-of_kind, kind="stable")
-    before = np.cumsum(of_kind[order]) - of_kind[order]
+    first, vector_of = factorize(vectors.keys())
+    with_vector = np.bincount(vector_of, weights=times, minlength=len(first))
+    order = np.argsort(-with_vector, kind="stable")
+    before = np.cumsum(with_vector[order]) - with_vector[order]
     common = np.zeros(len(first), dtype=bool)
     common[order[before < _COMMON_SHARE * times.sum()]] = True
-    if common.all() or not _COMMON_LEAST <= common.sum() <= MAX_KINDS:
+    if common.all() or not _MIN_COMMON <= common.sum() <= MAX_VECTORS:
         return seen
-    alike = Counter[Silent]()
-    for session, n in zip(whole, np.where(common[kind_of], times, 0).tolist(), strict=True):
-        alike[session, (len(session),)] += n
-    core = Sequences._of(States.of(most_frequent(+alike)), LEVEL)
-    odd = core.scores(whole)[:, 0] > max(core.counts.values, default=np.inf)
-    odd[vectors.row[~core.kinds.known(vectors.event)]] = True
+    core = Counter[SessionWithGaps]()
+    for session, n in zip(whole, np.where(common[vector_of], times, 0).tolist(), strict=True):
+        core[session, (len(session),)] += n
+    model = SessionModel._fit(Prefixes.of(most_frequent(+core)), LEVEL)
+    odd = model.scores(whole)[:, 0] > max(model.count_tail.values, default=np.inf)
+    odd[vectors.row[~model.vocabulary.known(vectors.event)]] = True
     if times[odd].sum() > _ODD_SHARE * times.sum():
         return seen
     return [item for item, is_odd in zip(seen, odd, strict=True) if not is_odd]

@@ -1,8 +1,7 @@
-"""Sessions as they are before anything is known of them: cleaned, counted, alike or not.
+"""Sessions before anything is learnt from them: normalised, counted, cut into prefixes.
 
-A session is a tuple of template ids in order. Equal sessions are one, with a count. A *state* of a session is what had
-come of it when it fell silent: its beginning up to there. The last of its states is the session itself, and one that
-never fell silent before its end has no other.
+A session is a tuple of template ids in order. A session gap is a silence longer than the session timeout. A *prefix* is
+the beginning of a session up to a gap, or the whole session: the parts of a session that the watcher judges.
 """
 
 from collections import Counter
@@ -16,158 +15,160 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-MAX_EVENTS: Final = 2_000  # of a session; as many as are kept of an open one. HDFS's longest has 298
-MAX_DISTINCT: Final = 20_000  # different states of the sessions learnt from, most frequent sessions first
-# Events in these; one that falls silent after each of 2,000 events has 2,000 states, and 2,000,000 events in them. No
-# fewer than training reads (session_sampling.MAX_HELD): where nothing falls silent this leaves nothing out.
-MAX_STATE_EVENTS: Final = 3_000_000
-# Events in the states of one session that are looked at: one of 2,000 events that is silent after each would be 1,000
-# sessions as long. The longest that stays whole has 200 events with a silence after each.
-MAX_OWN_EVENTS: Final = 20_000
-_MISSES: Final = 1_000  # sessions for which there was no room: what follows is looked at no more
-_UNKNOWN: Final = 0  # every id that is no template's: unclassified lines, ids of a sample alone
-_ENDS_SEEN: Final = 20  # sessions that have to end with an event before it is believed to end them
-_ENDS_SHARE: Final = 0.99  # of the sessions that have it
+MAX_EVENTS: Final = 2_000  # of a session, as of an open one. HDFS's longest has 298
+MAX_DISTINCT: Final = 20_000  # distinct prefixes, of the most frequent sessions first
+# Events in these: 2,000 gaps in a session of 2,000 events make prefixes of 2,000,000 events. At least as many as
+# training reads (sampling.MAX_SAMPLED), so that sessions without gaps are all learnt.
+MAX_PREFIX_EVENTS: Final = 3_000_000
+# Events in the prefixes of one session; without it 2,000 gaps cost as much as 1,000 sessions of that length. A session
+# with a gap after each of its 200 events keeps all prefixes.
+MAX_SESSION_PREFIX_EVENTS: Final = 20_000
+_MAX_MISSES: Final = 1_000  # sessions without room, after which no further session is tried
+_UNKNOWN: Final = 0  # stands for every id that is no template's: unclassified lines, ids of one sample alone
+_END_SESSIONS: Final = 20  # sessions that end with an event before the event is believed to end sessions
+_END_SHARE: Final = 0.99  # of the sessions that have the event
+
+SessionWithGaps = tuple[
+    tuple[int, ...], tuple[int, ...]
+]  # events, and the lengths of its prefixes, ascending
 
 
-def joined(sessions: Sequence[Sequence[int]]) -> Ints:
-    """The events of all, one behind the other."""
+def concatenate(sessions: Sequence[Sequence[int]]) -> Ints:
+    """The events of all sessions in one array."""
     return np.fromiter(chain.from_iterable(sessions), dtype=np.int64)
 
 
-def cleaned(session: Sequence[int]) -> tuple[int, ...]:
-    """No longer than is looked at, and with one id for everything that is no template's."""
-    kept = tuple(session[:MAX_EVENTS])
-    return tuple(max(event, _UNKNOWN) for event in kept) if kept and min(kept) < 0 else kept
+def normalise(session: Sequence[int]) -> tuple[int, ...]:
+    """The first MAX_EVENTS events, with one id for everything that is no template."""
+    events = tuple(session[:MAX_EVENTS])
+    return tuple(max(event, _UNKNOWN) for event in events) if events and min(events) < 0 else events
 
 
-def chosen(ends: Sequence[int]) -> Sequence[int]:
-    """Of the lengths of the states of a session, ascending: all, or where these have more than MAX_OWN_EVENTS events in all
-    as many as may have, evenly chosen, and always the last."""
-    if sum(ends) <= MAX_OWN_EVENTS:
-        return ends
-    count = max(1, MAX_OWN_EVENTS // ends[-1])
-    return [ends[i * len(ends) // count - 1] for i in range(1, count + 1)]
+def thin_out(lengths: Sequence[int]) -> Sequence[int]:
+    """Of ascending prefix lengths as many, evenly spaced, as have MAX_SESSION_PREFIX_EVENTS events; always the last."""
+    if sum(lengths) <= MAX_SESSION_PREFIX_EVENTS:
+        return lengths
+    count = max(1, MAX_SESSION_PREFIX_EVENTS // lengths[-1])
+    return [lengths[i * len(lengths) // count - 1] for i in range(1, count + 1)]
 
 
-# A session and the lengths of its states, ascending.
-Silent = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def silent(parts: Iterable[Sequence[int]]) -> Silent:
-    """Of what came between the silences of a session, each part in order; cleaned."""
-    several = list(map(tuple, parts))
-    ends = accumulate(map(len, several))
-    return cleaned(tuple(chain.from_iterable(several))), tuple(
-        dict.fromkeys(min(end, MAX_EVENTS) for end in ends if end)
-    )
+def with_gaps(segments: Iterable[Sequence[int]]) -> SessionWithGaps:
+    """A session from its segments between gaps, normalised."""
+    parts = list(map(tuple, segments))
+    ends = accumulate(map(len, parts))
+    lengths = dict.fromkeys(min(end, MAX_EVENTS) for end in ends if end)
+    return normalise(tuple(chain.from_iterable(parts))), tuple(lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class States:
-    """Different sessions, the different states that they were in, and which session was in which."""
+class Prefixes:
+    """Distinct sessions, their distinct prefixes, and which session has which prefix."""
 
     sessions: list[tuple[int, ...]]
-    times: Ints  # how often each of the sessions came
-    states: list[tuple[int, ...]]
-    session: Ints  # pairs, sorted by session and in the order of its states: session[i] was in state[i]
-    state: Ints
+    times: Ints  # number of each session
+    prefixes: list[tuple[int, ...]]
+    session: Ints  # pairs, sorted by session and by length: session[i] has prefix[i]
+    prefix: Ints
 
     @classmethod
-    def of(cls, seen: Iterable[tuple[Silent, int]]) -> Self:
-        """Of different sessions and how often each came."""
+    def of(cls, counted: Iterable[tuple[SessionWithGaps, int]]) -> Self:
+        """From distinct sessions with their numbers."""
         known: dict[tuple[int, ...], int] = {}
-        sessions, times, row, state = [], [], [], []
-        for at, ((events, ends), count) in enumerate(seen):
+        sessions, times, row, prefix = [], [], [], []
+        for at, ((events, lengths), count) in enumerate(counted):
             sessions.append(events)
             times.append(count)
-            for end in ends:
+            for length in lengths:
                 row.append(at)
-                state.append(known.setdefault(events[:end], len(known)))
+                prefix.append(known.setdefault(events[:length], len(known)))
         return cls(
             sessions=sessions,
             times=np.array(times, dtype=np.int64),
-            states=list(known),
+            prefixes=list(known),
             session=np.array(row, dtype=np.int64),
-            state=np.array(state, dtype=np.int64),
+            prefix=np.array(prefix, dtype=np.int64),
         )
 
-    def most(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Of each session: the greatest of the values of its states."""
+    def lengths(self) -> Ints:
+        """Of each prefix."""
+        return np.array([len(prefix) for prefix in self.prefixes], dtype=np.int64)
+
+    def session_max(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The greatest value of each session's prefixes, from the values of all prefixes."""
         found = np.full(len(self.sessions), -np.inf)
-        np.maximum.at(found, self.session, values[self.state])
+        np.maximum.at(found, self.session, values[self.prefix])
         return found
 
 
-def begin_anew(times: Mapping[Silent, int]) -> bool:
-    """Whether most of what comes after a silence is what sessions begin with, count for count: their key is used again,
-    and they do not go on."""
-    if all(len(ends) == 1 for _, ends in times):
+def reset_at_gaps(counted: Mapping[SessionWithGaps, int]) -> bool:
+    """Whether most segments after a gap have the counts of a first segment: the key is reused for a new session."""
+    if all(len(lengths) == 1 for _, lengths in counted):
         return False
-    begins: set[frozenset[tuple[int, int]]] = set()
+    first: set[frozenset[tuple[int, int]]] = set()
     later: Counter[frozenset[tuple[int, int]]] = Counter()
-    for (events, ends), count in times.items():
-        for begin, end in pairwise((0, *ends)):
-            part = frozenset(Counter(events[begin:end]).items())
+    for (events, lengths), count in counted.items():
+        for begin, end in pairwise((0, *lengths)):
+            segment = frozenset(Counter(events[begin:end]).items())
             if begin:
-                later[part] += count
+                later[segment] += count
             else:
-                begins.add(part)
-    return 2 * sum(count for part, count in later.items() if part in begins) > later.total()
+                first.add(segment)
+    return 2 * sum(count for segment, count in later.items() if segment in first) > later.total()
 
 
-def apart(times: Mapping[Silent, int]) -> Counter[Silent]:
-    """Each part as a session of its own."""
-    found: Counter[Silent] = Counter()
-    for (events, ends), count in times.items():
-        for begin, end in pairwise((0, *ends)):
+def separate(counted: Mapping[SessionWithGaps, int]) -> Counter[SessionWithGaps]:
+    """Each segment as a session of its own."""
+    found: Counter[SessionWithGaps] = Counter()
+    for (events, lengths), count in counted.items():
+        for begin, end in pairwise((0, *lengths)):
             found[events[begin:end], (end - begin,)] += count
     return found
 
 
-def pairs_once(a: Ints, b: Ints) -> tuple[Ints, Ints]:
+def most_frequent(counted: Mapping[SessionWithGaps, int]) -> list[tuple[SessionWithGaps, int]]:
+    """Non-empty sessions, most frequent first, then by their ids, within MAX_DISTINCT and MAX_PREFIX_EVENTS; at least one.
+
+    A session without room does not keep out a smaller one after it.
+    """
+    ordered = sorted(((s, n) for s, n in counted.items() if s[0]), key=lambda item: (-item[1], item[0]))
+    prefixes: set[tuple[int, ...]] = set()
+    found: list[tuple[SessionWithGaps, int]] = []
+    total = misses = 0
+    for (events, all_lengths), count in ordered:
+        lengths = tuple(thin_out(all_lengths))
+        new = {events[:length] for length in lengths} - prefixes
+        size = sum(map(len, new))
+        if not found or (len(prefixes) + len(new) <= MAX_DISTINCT and total + size <= MAX_PREFIX_EVENTS):
+            found.append(((events, lengths), count))
+            prefixes |= new
+            total += size
+        elif (misses := misses + 1) >= _MAX_MISSES or len(prefixes) >= MAX_DISTINCT:
+            break
+    return found
+
+
+def unique_pairs(a: Ints, b: Ints) -> tuple[Ints, Ints]:
     """Each pair once, sorted."""
     pairs = np.unique(np.stack([a, b], axis=1), axis=0)
     return pairs[:, 0], pairs[:, 1]
 
 
-def most_frequent(times: Mapping[Silent, int]) -> list[tuple[Silent, int]]:
-    """Sessions that are not empty, most frequent first, equally frequent ones by their ids; no more than have MAX_DISTINCT
-    different states and MAX_STATE_EVENTS events in them, but one at least. One for which there is no room keeps out no
-    other."""
-    ordered = sorted(((s, n) for s, n in times.items() if s[0]), key=lambda item: (-item[1], item[0]))
-    states: set[tuple[int, ...]] = set()
-    found: list[tuple[Silent, int]] = []
-    held = misses = 0
-    for (events, ends), count in ordered:
-        some = tuple(chosen(ends))
-        new = {events[:end] for end in some} - states
-        more = sum(map(len, new))
-        if not found or (len(states) + len(new) <= MAX_DISTINCT and held + more <= MAX_STATE_EVENTS):
-            found.append(((events, some), count))
-            states |= new
-            held += more
-        elif (misses := misses + 1) >= _MISSES or len(states) >= MAX_DISTINCT:
-            break
-    return found
-
-
-def first_of_each(keys: Sequence[bytes]) -> tuple[list[int], Ints]:
-    """Where each different key stands first, and which of them each key is."""
+def factorize(keys: Sequence[bytes]) -> tuple[list[int], Ints]:
+    """(index of the first occurrence of each distinct key, number of the distinct key of each key), as in pandas."""
     known: dict[bytes, int] = {}
-    at = np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
-    return np.unique(at, return_index=True)[1].tolist(), at
+    codes = np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+    return np.unique(codes, return_index=True)[1].tolist(), codes
 
 
-def ending(seen: Iterable[tuple[tuple[int, ...], int]]) -> Iterator[int]:
-    """Events that come last, and nowhere else, in nearly every session that has them."""
+def end_events(counted: Iterable[tuple[tuple[int, ...], int]]) -> Iterator[int]:
+    """Events that come last, and only last, in nearly every session that has them."""
     having: Counter[int] = Counter()
     ending: Counter[int] = Counter()
-    for session, times in seen:
+    for session, times in counted:
         for event in set(session):
             having[event] += times
         if session.count(session[-1]) == 1:
             ending[session[-1]] += times
     for event, times in ending.items():
-        if event != _UNKNOWN and times >= _ENDS_SEEN and times >= _ENDS_SHARE * having[event]:
+        if event != _UNKNOWN and times >= _END_SESSIONS and times >= _END_SHARE * having[event]:
             yield event

@@ -82,7 +82,7 @@ class Stack:
     def __enter__(self) -> Self:
         began = time.monotonic()
         MaskSet.load(extra=self.settings.masks)  # a bad mask is said here, not by every batch
-        session_keys.own(self.settings.session_keys)
+        session_keys.user_patterns(self.settings.session_keys)
         tenants(self.settings.gpu_tenants)
         if self._with_flower:
             flower_process.check(self.settings.flower_address, self.settings.flower_auth)
