@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench._rate_streams import Counts, Fault
-from pipeline.watching.rates.tail_bounds import tail
+from pipeline.watching.rates.tail_bounds import tail_nats
 
 BURSTS_PER_DAY: Final = 0.5  # of a workload: half of the alarms a day that are allowed
 _DAY: Final = 1440
@@ -21,7 +21,7 @@ _MOST: Final = 1000.0
 
 def nats(count: float, mean: float, dispersion: float) -> float:
     one = np.array([count]), np.array([mean]), np.array([mean / max(dispersion - 1.0, 1e-9)])
-    return float(tail(*one)[0])
+    return float(tail_nats(*one)[0])
 
 
 def asked(minutes: int, templates: int) -> float:
@@ -67,7 +67,7 @@ def bound_of(counts: Counts, fault: Fault, begin: int) -> float:
 
 def _least(seen: Any, expected: Any, usual: float, bar: float) -> float:
     dispersion = max(1.0, float(((seen - expected) ** 2).sum() / expected.sum()))
-    highest = float(tail(seen, expected, expected / max(dispersion - 1.0, 1e-9)).max())
+    highest = float(tail_nats(seen, expected, expected / max(dispersion - 1.0, 1e-9)).max())
     return least_multiple(usual, dispersion, max(bar, highest))
 
 

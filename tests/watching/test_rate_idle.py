@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.watching.rates.baseline import Sign
-from pipeline.watching.rates.profile import Profile
+from pipeline.watching.rates.detection import Detection
+from pipeline.watching.rates.detector import Detector
 from pipeline.watching.rates.rates import Alarm, Rates
-from pipeline.watching.rates.table import COLUMNS
 
 START = 28_401_120  # epoch minute of Monday 2024-01-01 00:00 UTC
-PER_DAY = 1.0
 Lines = list[tuple[int, dict[int, int]]]
 
 
@@ -39,35 +37,39 @@ def stream(seed: int, *, alike: bool, steady: bool, parts: int) -> Lines:
     return found
 
 
-def judged_by(profile: Profile, lines: Lines, *, at_once: bool, judged: bool) -> tuple[list[Sign], int]:
+def judged_by(
+    detector: Detector, lines: Lines, *, at_once: bool, judged: bool
+) -> tuple[list[Detection], int]:
     """What is told, and how many minutes were judged with others."""
     told, together = [], 0
     minute = lines[0][0] if lines else 0
     for at, counts in lines:
         while minute < at:
-            n = profile.idle(minute, at - minute, judged=judged, per_day=PER_DAY) if at_once else 0
+            n = detector.step_idle(minute, at - minute, judged=judged) if at_once else 0
             if not n:
-                told += profile.step(minute, {}, judged=judged, per_day=PER_DAY)
+                told += detector.step(minute, {}, judged=judged)
             together += n
             minute += max(1, n)
-        told += profile.step(at, counts, judged=judged, per_day=PER_DAY)
+        told += detector.step(at, counts, judged=judged)
         minute = at + 1
     return told, together
 
 
-def assert_same(one: Profile, two: Profile) -> None:
+def assert_same(one: Detector, two: Detector) -> None:
     """Equal to rounding; peaks of equal height stand in any order."""
     assert one.table.ids == two.table.ids
-    for name in COLUMNS:
-        assert two.table.c[name] == pytest.approx(one.table.c[name], rel=1e-9, abs=1e-12), name
-    assert two.table.sums == pytest.approx(one.table.sums, rel=1e-6)
-    assert two.table.minutes == pytest.approx(one.table.minutes, rel=1e-6)
-    for peaks, others in ((one.bursts, two.bursts), (one.silences, two.silences), (one.mixes, two.mixes)):
-        mine, theirs = ([(round(s, 6), m, t) for s, m, t in p.pack()] for p in (peaks, others))
-        assert sorted(mine) == sorted(theirs)
-    assert two.causes == one.causes
-    assert (two.window, two.windows, two.mix_open) == (one.window, one.windows, one.mix_open)
-    assert (two.usual, two.usual_sq) == pytest.approx((one.usual, one.usual_sq), rel=1e-9)
+    for mine, theirs in zip(one.table.parts, two.table.parts, strict=True):
+        for name in mine.columns():
+            assert getattr(theirs, name) == pytest.approx(getattr(mine, name), rel=1e-9, abs=1e-12), name
+    assert two.season.sums == pytest.approx(one.season.sums, rel=1e-6)
+    assert two.season.minutes == pytest.approx(one.season.minutes, rel=1e-6)
+    for owner, other in ((one.bursts, two.bursts), (one.gaps, two.gaps), (one.composition, two.composition)):
+        here, there = ([(round(s, 6), m, a) for s, m, a in part.peaks.scores] for part in (owner, other))
+        assert sorted(here) == sorted(there)
+    assert two.backoff.causes == one.backoff.causes
+    a, b = one.composition, two.composition
+    assert (b.window, b.windows, b.shift_age) == (a.window, a.windows, a.shift_age)
+    assert (b.mean, b.square_mean) == pytest.approx((a.mean, a.square_mean), rel=1e-9)
 
 
 @settings(max_examples=12, deadline=None)
@@ -81,7 +83,7 @@ def test_empty_minutes_at_once_are_what_they_are_one_by_one(
     seed: int, *, alike: bool, steady: bool, judged: bool
 ) -> None:
     lines = stream(seed, alike=alike, steady=steady, parts=6)
-    one, two = Profile(), Profile()
+    one, two = Detector(), Detector()
     told, _ = judged_by(one, lines, at_once=False, judged=judged)
     again, _ = judged_by(two, lines, at_once=True, judged=judged)
     assert [(s.kind, s.template_id, s.began, s.minute) for s in again] == [
@@ -94,7 +96,7 @@ def test_a_silence_within_them_is_found_in_its_minute() -> None:
     """A heartbeat of every minute for half a day; then nothing for an hour."""
     lines: Lines = [(START + i, {1: 1, 2: 3}) for i in range(720)]
     lines.append((START + 800, {1: 1}))
-    one, two = Profile(), Profile()
+    one, two = Detector(), Detector()
     told, _ = judged_by(one, lines, at_once=False, judged=True)
     again, together = judged_by(two, lines, at_once=True, judged=True)
     assert [s.minute for s in told] == [s.minute for s in again] != []
@@ -105,11 +107,11 @@ def test_a_silence_within_them_is_found_in_its_minute() -> None:
 def test_a_season_that_comes_to_be_known_within_them_is_known_from_that_minute_on() -> None:
     lines: Lines = [(START + i, {1: 2}) for i in range(2850)]
     lines.append((START + 2909, {1: 1}))
-    one, two = Profile(), Profile()
+    one, two = Detector(), Detector()
     judged_by(one, lines, at_once=False, judged=False)
     _, together = judged_by(two, lines, at_once=True, judged=False)
     assert together > 40
-    assert one.table.minutes[0].sum() > 2880
+    assert one.season.minutes[0].sum() > 2880
     assert_same(one, two)
 
 
@@ -155,4 +157,4 @@ def test_a_look_that_runs_out_of_time_is_gone_on_with_and_comes_to_the_same(seed
     again, two, more = read(Rates(), lines, steps=steps)
     assert [(a.cause, a.began, a.at) for a in again] == [(a.cause, a.began, a.at) for a in told]
     assert more > 0
-    assert_same(one._profile, two._profile)
+    assert_same(one.detector, two.detector)

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadPayload
 from pipeline.records.verdict import Reason
+from pipeline.watching.rates.columns import ROWS
 from pipeline.watching.rates.rates import MAX_PACKED, Alarm, Rates
-from pipeline.watching.rates.table import ROWS, slot_of
-from pipeline.watching.rates.tail_bounds import Peaks, common_factor, deviance, evidence, gamma_tail, tail
+from pipeline.watching.rates.season import slot_of
+from pipeline.watching.rates.tail_bounds import (
+    common_factor,
+    deviance,
+    gamma_tail,
+    log_likelihood_ratio,
+    tail_nats,
+)
+from pipeline.watching.rates.thresholds import PeaksOverThreshold
 
 START = 28_401_120  # epoch minute of Monday 2024-01-01 00:00 UTC
 LEVELS = np.array([0.05, 0.4, 2.0, 6.0, 15.0, 40.0])
@@ -230,9 +238,8 @@ def test_an_ongoing_burst_is_not_normal_within_minutes(learnt: bytes) -> None:
     counts = traffic(120, seed=11)
     counts[:, 3] *= 5
     play(rates, counts, START + 1440)
-    c = rates._profile.table.c
-    row = rates._profile.table.rows[4]
-    assert c["events"][row] / c["exposure"][row] < 1.2 * LEVELS[3]
+    row = rates.detector.table.rows[4]
+    assert rates.detector.baseline.slow()[row] < 1.2 * LEVELS[3]
 
 
 def test_what_flaps_is_told_ever_more_rarely(learnt: bytes) -> None:
@@ -275,7 +282,7 @@ def test_lines_from_the_far_future_and_past_do_not_stop_it(learnt: bytes) -> Non
     counts[40:60, 3] *= 10
     told = play(rates, counts, START + 1440)
     assert [a.cause for a in told] == ["rate-burst:4"]
-    assert rates.stray > 0
+    assert rates.out_of_range > 0
     assert len(rates.pack()) < MAX_PACKED
 
 
@@ -302,7 +309,7 @@ def test_lines_that_come_a_minute_late_are_counted_in_their_minute() -> None:
         before = halves[1]
         two.close(START + row + 1)
     assert two.late == 0
-    events = [r._profile.table.c["events"][0] for r in (one, two)]
+    events = [r.detector.baseline.slow_lines[0] for r in (one, two)]
     assert events[1] == pytest.approx(events[0], rel=0.1)
 
 
@@ -372,7 +379,7 @@ def test_a_flood_of_templates_stays_within_the_bound() -> None:
             blob = rates.pack()
             assert len(blob) <= MAX_PACKED
             assert Rates.unpack(blob).pack() == blob
-    assert len(rates._profile.table) <= ROWS
+    assert len(rates.detector.table) <= ROWS
 
 
 @settings(max_examples=40, deadline=None)
@@ -440,14 +447,14 @@ def test_the_tail_bound_never_claims_more_than_the_exact_tail(mean: float, size:
     steps = np.log((k[:-1] + size) * (1 - p) / (k[:-1] + 1))
     logs = size * np.log(p) + np.concatenate([[0.0], np.cumsum(steps)])
     exact = float(np.exp(logs[n:]).sum())
-    nats = float(tail(np.array([float(n)]), np.array([mean]), np.array([size]))[0])
+    nats = float(tail_nats(np.array([float(n)]), np.array([mean]), np.array([size]))[0])
     assert np.exp(-nats) >= exact * (1 - 1e-6) - 1e-12
 
 
-def test_evidence_averages_below_one_when_nothing_changed() -> None:
+def test_the_likelihood_ratio_averages_below_one_when_nothing_changed() -> None:
     rng = np.random.default_rng(0)
     counts = rng.negative_binomial(3.0, 3.0 / (3.0 + 2.0), size=200_000).astype(float)
-    ratios = np.exp(evidence(counts, np.full(200_000, 2.0), np.full(200_000, 3.0), 2.0))
+    ratios = np.exp(log_likelihood_ratio(counts, np.full(200_000, 2.0), np.full(200_000, 3.0), 2.0))
     assert ratios.mean() == pytest.approx(1.0, abs=0.05)
 
 
@@ -466,7 +473,7 @@ def test_deviance_is_the_tail_bound_above_and_the_like_below_the_mean(
 ) -> None:
     one = np.array([float(n)]), np.array([mean]), np.array([size])
     if n >= mean:
-        assert deviance(*one)[0] == pytest.approx(tail(*one)[0], abs=1e-6)
+        assert deviance(*one)[0] == pytest.approx(tail_nats(*one)[0], abs=1e-6)
     none = float(deviance(np.zeros(1), np.array([mean]), np.array([size]))[0])
     assert none == pytest.approx(size * np.log1p(mean / size), rel=1e-6)  # exactly that of no line at all
     assert deviance(*one)[0] >= 0
@@ -486,13 +493,12 @@ def test_what_scatters_says_less_of_the_common_factor() -> None:
     assert common_factor(count, mean, 1.0, scatter) == 0.5
 
 
-def test_the_bar_is_what_history_exceeded_as_often_as_allowed() -> None:
-    peaks = Peaks()
+def test_the_threshold_is_what_history_exceeded_as_often_as_allowed() -> None:
+    peaks = PeaksOverThreshold(Reason.RATE_BURST)
     for i in range(200):
-        peaks.add(3.0 + i / 10, i, told=False)
-    assert peaks.bar(1.0, 10 * 1440) == pytest.approx(3.0 + 18.9)
-    assert peaks.bar(0.5, 1440) > 3.0 + 19.9
-    assert Peaks.unpack(peaks.pack()).bar(1.0, 14_400) == peaks.bar(1.0, 14_400)
+        peaks.add(3.0 + i / 10, i, alerted=False)
+    assert peaks.level(1.0, 10 * 1440) == pytest.approx(3.0 + 18.9)
+    assert peaks.level(0.5, 1440) > 3.0 + 19.9
 
 
 def test_slots_begin_on_monday() -> None:

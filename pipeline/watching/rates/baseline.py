@@ -1,222 +1,168 @@
-"""What all that watches rates shares: the past of one workload, how high a score has to be, and what may be told again.
+"""The EWMA baseline: the level of each template over two days, over two hours, and over the last ten minutes.
 
-Every threshold is the higher of two: the nats that a perfect model would need to keep within the alarms a day that are
-allowed, over all templates and minutes; and the score that the workload's own past exceeded just that often (`Peaks`).
+A level is a decayed sum of lines over the equally decayed sum of seasonal factors (exposure), so the season does not
+move it. A slow swell is followed, so that a morning is no burst before the season is known. The fast sums have two
+stages: the last minutes count little yet, so a burst does not make itself expected.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
-from pipeline.records.verdict import Reason
-from pipeline.watching.rates.table import TOTAL, Table
-from pipeline.watching.rates.tail_bounds import Floats, Peaks
+from pipeline.watching.rates.columns import HEAD, Columns
+from pipeline.watching.rates.tail_bounds import Bools, Floats, common_factor
 
-# The part of the allowed alarms a day that each kind may use.
-_SHARES: Final = {Reason.RATE_BURST: 0.5, Reason.RATE_SILENCE: 0.3, Reason.RATE_MIX: 0.2}
-
-SLOW: Final = 1 / 2880  # per minute: a level is what two days say
-DAYS_28: Final = 1 / (28 * 1440)
+SLOW: Final = 1 / 2880  # forgetting per minute: two days
+FAST: Final = 1 / 60  # of each of two stages; together two hours
+RECENT: Final = 1 / 10
 YOUNG: Final = 60.0  # minutes of history before anything is judged
-PATIENCE: Final = 240.0  # minutes of history before anything is waited for
-FEW_GAPS: Final = 20.0  # returns before a template counts as one that keeps coming
-# A slow swell is followed, so that a morning is no burst before the season is known. Two stages: what came in the last
-# minutes counts little yet, so a burst does not make itself expected.
-FAST: Final = 1 / 60  # of each stage; together two hours
-_FEW: Final = 5.0  # lines, times the dispersion, of the slow level in the fast one
-NEAR: Final = 1 / 10  # per minute: what comes and goes with all others
-NEAR_LEAST: Final = 3.0  # lines expected of a template before it says so
-FEW_TIMES: Final = 3.0  # minutes with a line before more lines can be a burst
-LASTING: Final = 360.0  # minutes after which what goes on is learnt as the new level
-TOGETHER: Final = 3  # bursts or silences in one minute past which they are one thing
-OVER: Final = 2.0  # nats that an alarm past the budget adds to what the next one of the workload needs
+LASTING: Final = 360.0  # minutes after which a deviation becomes the new level
 NOTHING: Final = 1e-9  # lines a minute; keeps ratios finite
-SEASONS: Final = ("no", "24", "168")
-_FORGET_TO: Final = 60.0  # minutes' worth of the old level that is kept past LASTING
-_SHORT: Final = 360.0  # minutes of history with which twice the nats are asked: its tail is not known yet
-_PRIOR_DISPERSION: Final = (
-    2.0  # variance over mean of counts of which little is known: log lines come in clumps
-)
-_PRIOR_EVENTS: Final = 10.0  # expected lines that outweigh it
-# Relative variance of a level that nothing tells better: 25 % without season, 20 % with hours, 14 % with weekdays.
-_UNSURE_OF: Final = np.array((0.0625, 0.04, 0.02))
-_CAUSES: Final = 512
+_RECENT_LEAST: Final = 3.0  # lines expected of a template before it counts for the common factor
+_FEW: Final = 5.0  # lines, times the dispersion, of the slow level in the fast one
+_FORGET_TO: Final = 60.0  # minutes' worth of the old level that is left past LASTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
-    """Something out of the ordinary in one minute. `template_id` None: of the workload as a whole."""
+class Levels:
+    """The sums before each minute: (minutes, rows)."""
 
-    kind: Reason
-    template_id: int | None
-    began: int  # epoch minutes
-    minute: int
-    expected: float  # lines since it began
-    seen: float
-    nats: float  # minus the logarithm of the bound on its probability
-    bar: float  # what was needed
-    others: tuple[int, ...] = ()  # templates that take part
-    season: str = "no"  # "no", "24" or "168" slots stand behind `expected`
+    lines: Floats
+    slow: Floats
+    fast_lines: Floats
+    fast_exposure: Floats
+
+    def fast(self, part: slice, dispersion: Floats) -> Floats:
+        return _shrunk(self.fast_lines[part], self.fast_exposure[part], self.slow[part], dispersion)
 
 
-class Past:
-    """The state of one workload's rates. It changes in place: a minute has hundreds of templates."""
+class Baseline(Columns):
+    age: Floats  # minutes
+    slow_lines: Floats
+    slow_exposure: Floats
+    lag_lines: Floats  # first stage of the fast sums
+    lag_exposure: Floats
+    fast_lines: Floats
+    fast_exposure: Floats
+    recent_lines: Floats
+    recent_expected: Floats
 
-    def __init__(self) -> None:
-        self.table = Table()
-        self.bursts = Peaks()
-        self.silences = Peaks()
-        self.mixes = Peaks()
-        self.causes: dict[str, list[float]] = {}  # cause -> repeats, quiet until, last told
-        self.window = -1  # epoch quarter of an hour of the running mix window
-        self.windows = 0.0  # mix windows behind `usual`
-        self.usual = 0.0  # mean deviance of the templates of a window, nats, and its square
-        self.usual_sq = 0.0
-        self.mix_open = 0.0  # minutes since a changed mix began
+    def slow(self) -> Floats:
+        """Lines a minute over two days, at a seasonal factor of 1."""
+        return self.slow_lines / np.maximum(self.slow_exposure, 1.0)
 
-    def turn(self, minute: int) -> None:
-        """Bring season and history to the hour of this minute."""
-        if minute // 60 != self.table.hour:
-            self.table.turn(minute, self.dispersion("10"))
-            for peaks in (self.bursts, self.silences, self.mixes):
-                peaks.forget(minute)
+    def fast(self, slow: Floats, dispersion: Floats) -> Floats:
+        """Lines a minute over two hours, shrunk to the slow level where lines are few."""
+        return _shrunk(self.fast_lines, self.fast_exposure, slow, dispersion)
 
-    # ---- how counts scatter ------------------------------------------------------------------------
+    def common_factor(self) -> float:
+        """The factor by which all templates together deviated in the last ten minutes."""
+        return common_factor(self.recent_lines[HEAD:], self.recent_expected[HEAD:], _RECENT_LEAST)
 
-    def dispersion(self, scale: str) -> Floats:
-        """Variance over mean of the counts of one minute ("1"), ten ("10"), or a window's share ("15"), at least 1."""
-        c = self.table.c
-        known = c["var" + scale] + _PRIOR_DISPERSION * _PRIOR_EVENTS
-        return np.maximum(1.0, known / (c["exp" + scale] + _PRIOR_EVENTS))
+    def advance(self, counts: Floats, usual: Floats, factor: Floats, learn: Bools) -> None:
+        """Learn one minute: `counts` where the slow level expects `usual`. Levels change in the rows of `learn` only."""
+        for name, weight in (("slow", SLOW), ("lag", FAST)):
+            for column_name, values in ((f"{name}_lines", counts), (f"{name}_exposure", factor)):
+                old = getattr(self, column_name)
+                setattr(self, column_name, np.where(learn, old * (1.0 - weight) + values, old))
+        self.fast_lines = _follow(self.fast_lines, self.lag_lines, learn)
+        self.fast_exposure = _follow(self.fast_exposure, self.lag_exposure, learn)
+        self.recent_lines = self.recent_lines * (1.0 - RECENT) + counts
+        self.recent_expected = self.recent_expected * (1.0 - RECENT) + usual
+        self.age += 1.0
 
-    def unsure(self) -> Floats:
-        """Relative variance of each level, by what is known of its season."""
-        return np.asarray(_UNSURE_OF[self.table.regimes()])
+    def advance_idle(self, usual: Floats, factor: Floats, learn: Bools) -> None:
+        """Minutes without any line in which the slow level expects `usual`: (minutes, rows)."""
+        n = len(usual)
+        self.decay(n, factor, learn)
+        left = (1.0 - RECENT) ** np.arange(n - 1, -1, -1)
+        self.recent_lines *= (1.0 - RECENT) ** n
+        self.recent_expected = self.recent_expected * (1.0 - RECENT) ** n + left @ usual
+        self.age += n
 
-    def add_error(self, scale: str, rows: Any, seen: Floats, usual: tuple[Floats, Floats]) -> None:
-        """What lies outside of what two days, two hours and the workload as a whole let expect, the least and the most."""
-        c = self.table.c
-        var, exp = "var" + scale, "exp" + scale
-        keep = 1.0 - SLOW * int(scale)
-        c[var] = np.where(rows, c[var] * keep + (seen - np.clip(seen, *usual)) ** 2, c[var])
-        c[exp] = np.where(rows, c[exp] * keep + usual[1], c[exp])
+    def decay(self, n: int, factor: Floats, learn: Bools) -> None:
+        """Let the levels forget `n` minutes without lines."""
+        k = np.array([[n]])
+        self.slow_lines, self.slow_exposure, *fast = (
+            values[0].copy()
+            for values in (*self._slow_after(k, factor, learn), *self._fast_after(k, factor, learn))
+        )
+        self.fast_lines, self.fast_exposure, self.lag_lines, self.lag_exposure = fast
 
-    def learn_mix(self, rows: Any, error: Floats, expected: Floats, far: Floats) -> None:
-        """Take in the squared errors and the deviances of a window."""
-        c = self.table.c
-        more = (("var15", error), ("exp15", expected), ("far15", far), ("seen15", np.ones(len(error))))
-        for name, values in more:
-            c[name] = np.where(rows, c[name] * (1.0 - 15 * SLOW) + values, c[name])
+    def levels(self, n: int, factor: Floats, learn: Bools) -> Levels:
+        """The levels before each of `n` minutes without lines."""
+        k = np.arange(n)[:, None]
+        lines, exposure = self._slow_after(k, factor, learn)
+        fast_lines, fast_exposure, *_ = self._fast_after(k, factor, learn)
+        slow = lines / np.maximum(exposure, 1.0)
+        return Levels(lines=lines, slow=slow, fast_lines=fast_lines, fast_exposure=fast_exposure)
 
-    def discount(self, rows: Any) -> None:
-        """Keep an hour's weight of what these rows were."""
-        c = self.table.c
-        keep = np.minimum(1.0, _FORGET_TO / np.maximum(c["exposure"], 1.0))
-        for name in ("events", "exposure"):
-            c[name] = np.where(rows, c[name] * keep, c[name])
-        for name in ("fast_events", "fast_exposure", "lag_events", "lag_exposure"):
-            c[name][rows] = 0.0
+    def _slow_after(self, k: Any, factor: Floats, learn: Bools) -> tuple[Floats, Floats]:
+        """Slow lines and exposure after `k` minutes (m, 1): (m, rows)."""
+        left, ones = _where(learn, *geometric(k, SLOW))
+        return self.slow_lines * left, self.slow_exposure * left + factor * ones
 
-    # ---- thresholds and causes ---------------------------------------------------------------------
+    def _fast_after(self, k: Any, factor: Floats, learn: Bools) -> tuple[Floats, Floats, Floats, Floats]:
+        """Fast lines and exposure, lag lines and exposure after `k` minutes (m, 1): (m, rows)."""
+        left, _ = _where(learn, *geometric(k, FAST))
+        steps = np.where(learn, k, 0) * FAST
+        full = factor / FAST
+        return (
+            left * (self.fast_lines + steps * self.lag_lines),
+            full + left * (self.fast_exposure - full + steps * (self.lag_exposure - full)),
+            left * self.lag_lines,
+            full + left * (self.lag_exposure - full),
+        )
 
-    def least(self, kind: Reason, per_day: float) -> float:
-        """What a bar of a kind is never below, -inf where that is not known."""
-        tests = 3 * 1440 if kind is Reason.RATE_BURST else 10
-        nats = math.log(tests / (per_day * _SHARES[kind]))
-        return nats if nats > 0 else -math.inf  # below 0 a short history makes it less
+    def common_falls(self, usual: Floats) -> Floats | None:
+        """The common factor before each minute without lines, at most 1; None if there is none in any of them."""
+        lines, expected = self.recent_lines[HEAD:], self.recent_expected[HEAD:]
+        # The expectation falls from minute to minute.
+        most = np.maximum(expected, usual[0, HEAD:] / RECENT)
+        if np.count_nonzero(most >= _RECENT_LEAST - 1e-6) < 5:
+            return None
+        falls = np.ones(len(usual))
+        for k, more in enumerate(usual[:, HEAD:]):
+            falls[k] = min(1.0, common_factor(lines, expected, _RECENT_LEAST))
+            lines, expected = lines * (1.0 - RECENT), expected * (1.0 - RECENT) + more
+        return falls
 
-    def silence_bar(self, a_day: float, minutes: float, per_day: float) -> float:
-        """That of silences, of a past of `minutes` in which what is waited for came `a_day` times a day."""
-        allowed = per_day * _SHARES[Reason.RATE_SILENCE]
-        short = 1.0 + _SHORT / max(minutes, 1.0)
-        return max(math.log(max(a_day, 10.0) / allowed) * short, self.silences.bar(allowed, minutes))
+    def discount(self, rows: Bools) -> None:
+        """Leave an hour's weight of the levels of these rows."""
+        left = np.minimum(1.0, _FORGET_TO / np.maximum(self.slow_exposure, 1.0))
+        self.slow_lines = np.where(rows, self.slow_lines * left, self.slow_lines)
+        self.slow_exposure = np.where(rows, self.slow_exposure * left, self.slow_exposure)
+        self.clear(rows, "fast_lines", "fast_exposure", "lag_lines", "lag_exposure")
 
-    def bar(self, kind: Reason, per_day: float) -> float:
-        """What a score has to reach: see the module's docstring."""
-        c = self.table.c
-        allowed = per_day * _SHARES[kind]
-        minutes = float(c["age"][TOTAL])
-        short = 1.0 + _SHORT / max(minutes, 1.0)
-        if kind is Reason.RATE_MIX:
-            return max(math.log(96 / allowed) * short, self.mixes.bar(allowed, minutes))
-        if kind is Reason.RATE_BURST:
-            watched = np.count_nonzero((c["age"] >= YOUNG) & (c["gaps"] >= FEW_TIMES)) + 1
-            tests = 3 * 1440 * watched  # a single minute and two sums
-            return max(math.log(tests / allowed) * short, self.bursts.bar(allowed, minutes))
-        regular = c["gaps"] >= FEW_GAPS
-        a_day = 1440 * float((c["active"] / np.maximum(c["lively"], 1.0))[regular].sum())
-        return self.silence_bar(a_day, minutes, per_day)
+    def scale(self, rows: Bools, ratio: Floats) -> None:
+        self.slow_lines[rows] *= ratio[rows]
 
-    def tell(self, cause: str, minute: int) -> bool:
-        """Whether this cause may be told now. Each time makes the pause after it twice as long; quiet days shorten it."""
-        repeats, until, last = self.causes.get(cause, [0.0, 0.0, float(minute)])
-        if minute < until:
-            return False
-        repeats = max(0.0, repeats - max(0.0, minute - last) / 1440) + 1.0
-        self.causes[cause] = [repeats, 0.0, float(minute)]
-        if len(self.causes) > _CAUSES:
-            for old in sorted(self.causes, key=lambda k: (self.causes[k][2], k))[: _CAUSES // 8]:
-                del self.causes[old]
-        return True
+    def fold(self, rows: Any, into: int) -> None:
+        """Add the lines of rows that will be forgotten."""
+        self.slow_lines[into] += self.slow_lines[rows].sum()
 
-    def ended(self, cause: str, minute: int) -> None:
-        """The next one of this cause has to wait."""
-        if cause in self.causes:
-            repeats, until, last = self.causes[cause]
-            if until == 0.0 or until < last:
-                pause = min(1440.0, 30.0 * 2.0 ** (repeats - 1.0))
-                self.causes[cause] = [repeats, float(minute) + pause, last]
-
-    # ---- wire --------------------------------------------------------------------------------------
-
-    def pack(self) -> list[Any]:
-        """For msgpack."""
-        return [
-            self.table.pack(), self.bursts.pack(), self.silences.pack(), self.mixes.pack(), self.causes,
-            self.window, self.mix_open, self.windows, self.usual, self.usual_sq,
-        ]  # fmt: skip
-
-    @classmethod
-    def unpack(cls, data: Any) -> Self:
-        """Raises ValueError or TypeError when it is not what `pack` gives."""
-        table, bursts, silences, mixes, causes, window, *numbers = data
-        made = cls()
-        made.table = Table.unpack(table)
-        made.bursts, made.silences, made.mixes = map(Peaks.unpack, (bursts, silences, mixes))
-        if not isinstance(causes, dict) or len(causes) > _CAUSES:
-            raise ValueError("its causes are no map, or too many")
-        for cause, values in causes.items():
-            if not isinstance(cause, str) or len(cause) > 40 or len(values) != 3:
-                raise TypeError("a cause is not readable")
-            made.causes[cause] = [_number(v) for v in values]
-        if not isinstance(window, int):
-            raise TypeError("its window is not a number")
-        made.window = window
-        made.mix_open, made.windows, made.usual, made.usual_sq = (_number(v) for v in numbers)
-        return made
+    def pause(self) -> None:
+        self.clear(slice(None), "recent_lines", "recent_expected")
 
 
-def fast_level(events: Floats, exposure: Floats, slow: Floats, dispersion: Floats) -> Floats:
-    """The level of about two hours that ended before the last minutes, shrunk to the slow one where lines are few."""
+def geometric(k: Any, weight: float) -> tuple[Any, Any]:
+    """The rest of a sum that forgets after `k` minutes, and the decayed sum of `k` ones."""
+    left = (1.0 - weight) ** k
+    return left, (1.0 - left) / weight
+
+
+def _where(learn: Bools, left: Any, ones: Any) -> tuple[Any, Any]:
+    """The same for the rows of `learn`; the others stay."""
+    if learn.all():
+        return left, ones
+    return np.where(learn, left, 1.0), np.where(learn, ones, 0.0)
+
+
+def _follow(fast: Floats, lag: Floats, learn: Bools) -> Floats:
+    return np.where(learn, fast + FAST * (lag - fast), fast)
+
+
+def _shrunk(lines: Floats, exposure: Floats, slow: Floats, dispersion: Floats) -> Floats:
     strength = _FEW * dispersion
-    return (events + strength) / (exposure + strength / np.maximum(slow, NOTHING))
-
-
-def size_of(mean: Floats, events: Floats, unsure: Floats, dispersion: Floats) -> Floats:
-    """Size of the negative binomial: clumps, a level that is not known better, and few lines behind it."""
-    spread = dispersion - 1.0 + mean * (unsure + 1.0 / (events + 1.0))
-    size: Floats = mean / np.maximum(spread, 1e-9)
-    return size
-
-
-def cause_of(sign: Sign) -> str:
-    """The short stable name under which equal signs group: the kind, and the template where there is one."""
-    return sign.kind.value if sign.template_id is None else f"{sign.kind.value}:{sign.template_id}"
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
-        raise TypeError(f"{value!r} is not a number at least 0")
-    return float(value)
+    return (lines + strength) / (exposure + strength / np.maximum(slow, NOTHING))

@@ -1,153 +1,198 @@
-"""Bursts: more lines than the past explains, in one minute or little by little, and what of them is told and learnt."""
+"""Bursts: more lines than the baseline explains, in one minute or little by little (CUSUM)."""
 
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
 from pipeline.records.verdict import Reason
-from pipeline.watching.rates.baseline import (
-    DAYS_28,
-    FEW_TIMES,
-    LASTING,
-    NOTHING,
-    OVER,
-    SEASONS,
-    TOGETHER,
-    YOUNG,
-    Past,
-    Sign,
-    cause_of,
-    size_of,
-)
-from pipeline.watching.rates.table import LEARNT, OTHER, TOLD, TOTAL, UNTOLD
-from pipeline.watching.rates.tail_bounds import Floats, evidence, tail
+from pipeline.watching.rates.baseline import LASTING, NOTHING, YOUNG
+from pipeline.watching.rates.columns import OTHER, TOTAL, Columns
+from pipeline.watching.rates.cusum import Cusum
+from pipeline.watching.rates.detection import TOGETHER, Context, Detection, cause_of_row
+from pipeline.watching.rates.tail_bounds import Bools, Floats, tail_nats
+from pipeline.watching.rates.thresholds import DAYS_28, OVER, PeaksOverThreshold
 
-_CALM: Final = 15.0  # quiet minutes in a row that end a burst
-RATIOS: Final = 2.0, 8.0  # that the cumulative sums look for; between them 16 is found by single minutes
+# Values of `alert_state`.
+PENDING: Final = 0.0
+ALERTED: Final = 1.0
+LEARNT: Final = 2.0  # an episode of a baseline or of a young template: it only calibrates
+
+FEW_TIMES: Final = 3.0  # minutes with a line before more lines can be a burst
+_QUIET: Final = 15.0  # quiet minutes in a row that end a burst
 _AGAIN: Final = 5.0  # nats that a burst adds to what the next one of the same template needs
-CAPPED: Final = 4 * _AGAIN  # nats past what is needed; more of a cumulative sum says nothing
+_CAPPED: Final = 4 * _AGAIN  # nats past the threshold at which a CUSUM statistic is cut
+_TESTS: Final = 3 * 1440  # of a template a day: each minute, and two CUSUM statistics
 
 
-def bursts(past: Past, minute: int, x: Floats, mean: Floats, *, judged: bool, per_day: float) -> list[Sign]:
-    """Judge one minute: `x` lines where `mean` were expected, by row. Returns what is to be told."""
-    c = past.table.c
-    events, unsure = c["events"], past.unsure()
-    size1 = size_of(mean, events, unsure, past.dispersion("1"))
-    size10 = size_of(mean, events, unsure, past.dispersion("10"))
-    now = tail(x, mean, size1)
-    rises = np.maximum(c["low"], c["high"]) >= 1.0
-    c["low"] = np.maximum(0.0, c["low"] + evidence(x, mean, size10, RATIOS[0]))
-    c["high"] = np.maximum(0.0, c["high"] + evidence(x, mean, size10, RATIOS[1]))
-    sums = np.maximum(c["low"], c["high"])
-    c["since"] = np.where(rises, c["since"], float(minute))
-    c["run"] = np.where(rises, c["run"], 0.0) + x
-    c["run_exp"] = np.where(rises, c["run_exp"], 0.0) + mean
-    score = np.maximum(now, sums)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scores:
+    """One minute by row: nats of the minute alone, of the CUSUM, and beyond normal scores."""
 
-    grown = (c["age"] >= YOUNG) & (c["gaps"] >= FEW_TIMES)
-    grown[TOTAL] = c["age"][TOTAL] >= YOUNG
-    grown[OTHER] = False
-    bar = past.bar(Reason.RATE_BURST, per_day)
-    excess = score - c["record"]
-    new = grown & (c["hot"] == 0) & (excess >= bar) & (x > mean)
-    signs: list[Sign] = []
-    c["told"][new] = UNTOLD if judged else LEARNT
-    c["hot"][c["hot"] > 0] += 1.0
-    c["hot"][new] = 1.0
-    c["top"] = np.where(grown, np.maximum(c["top"], score), 0.0)
-    c["peak"] = np.where(c["hot"] > 0, np.maximum(c["peak"], x), 0.0)
-    # A sum that has said enough stays where it is, so that what it learns or ends is not measured by its length.
-    for name in ("low", "high"):
-        c[name] = np.minimum(c[name], c["record"] + bar + CAPPED)
-    if judged:
-        signs = _told_bursts(past, minute, x, mean, now=now, sums=sums, excess=excess, bar=bar)
-    _settle(past, minute, now=now, sums=sums, mean=mean, size=size1, bar=bar)
-    return signs
+    now: Floats
+    sums: Floats
+    excess: Floats
+    threshold: float
+    counts: Floats
+    mean: Floats
+    size: Floats
 
 
-def _told_bursts(
-    past: Past, minute: int, x: Floats, mean: Floats, *, now: Floats, sums: Floats, excess: Floats, bar: float
-) -> list[Sign]:
-    """The signs of bursts that go on and have not been told; many at once are one of the workload."""
-    c, t = past.table.c, past.table
-    rows = np.flatnonzero((c["hot"] > 0) & (c["told"] == UNTOLD) & (excess >= bar) & (x > mean))
-    made: list[tuple[int, Sign]] = []
-    for row in rows.tolist():
-        sudden = now[row] > sums[row]
-        sign = Sign(
-            kind=Reason.RATE_BURST,
-            template_id=None if row == TOTAL else t.ids[row],
-            began=minute if sudden else int(c["since"][row]),
-            minute=minute,
-            expected=float(mean[row] if sudden else c["run_exp"][row]),
-            seen=float(x[row] if sudden else c["run"][row]),
-            nats=float(excess[row]),
-            bar=bar,
-            season=SEASONS[t.regimes()[row]],
+class Bursts(Columns):
+    """An episode is a score that rose; a burst is an episode above the threshold."""
+
+    burst_age: Floats  # minutes since a burst began
+    quiet_run: Floats  # quiet minutes of it in a row
+    alert_state: Floats
+    max_normal_score: Floats
+    episode_score: Floats  # highest of the episode under way
+    episode_count: Floats
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peaks = PeaksOverThreshold(Reason.RATE_BURST)
+
+    def advance(
+        self, at: Context, counts: Floats, mean: Floats, cusum: Cusum, sizes: tuple[Floats, Floats]
+    ) -> list[Detection]:
+        """Judge one minute: `counts` where `mean` is expected; `sizes` of minutes and of blocks."""
+        now = tail_nats(counts, mean, sizes[0])
+        sums = cusum.advance(at.minute, counts, mean, sizes[1])
+        score = np.maximum(now, sums)
+        grown = (at.baseline.age >= YOUNG) & (at.returns >= FEW_TIMES)
+        watched = int(np.count_nonzero(grown)) + 1
+        threshold = self.peaks.threshold(_TESTS * watched, float(at.baseline.age[TOTAL]))
+        grown[TOTAL] = at.baseline.age[TOTAL] >= YOUNG
+        grown[OTHER] = False
+        excess = score - self.max_normal_score
+        new = grown & (self.burst_age == 0) & (excess >= threshold) & (counts > mean)
+        self.alert_state[new] = PENDING if at.judged else LEARNT
+        self.burst_age[self.burst_age > 0] += 1.0
+        self.burst_age[new] = 1.0
+        self.episode_score = np.where(grown, np.maximum(self.episode_score, score), 0.0)
+        self.episode_count = np.where(self.burst_age > 0, np.maximum(self.episode_count, counts), 0.0)
+        cusum.cap(self.max_normal_score + threshold + _CAPPED)
+        scores = _Scores(
+            now=now, sums=sums, excess=excess, threshold=threshold, counts=counts, mean=mean, size=sizes[0]
         )
-        made.append((row, sign))
-    if c["told"][TOTAL] == TOLD:  # the workload's burst has been told; these are part of it
-        c["told"][rows] = TOLD
-        return []
-    if len(made) > TOGETHER:
-        made.sort(key=lambda m: (-m[1].nats, m[0]))
-        first = made[0][1]
-        one = Sign(
-            kind=Reason.RATE_BURST, template_id=None, minute=minute, bar=bar, nats=first.nats,
-            began=min(sign.began for _, sign in made), season=first.season,
-            expected=sum(sign.expected for row, sign in made if row != TOTAL),
-            seen=sum(sign.seen for row, sign in made if row != TOTAL),
-            others=tuple(t.ids[row] for row, _ in made if row != TOTAL)[:TOGETHER],
-        )  # fmt: skip
-        told = past.tell(cause_of(one), minute)
-        c["told"][rows] = TOLD
-        return [one] if told else []
-    signs = []
-    for row, sign in made:
-        if past.tell(cause_of(sign), minute):
-            c["told"][row] = TOLD
-            signs.append(sign)
-    return signs
+        detections = self._alerts(at, scores, cusum) if at.judged else []
+        self._settle(at, scores, cusum)
+        return detections
 
+    def advance_idle(self, at: Context, sums: Floats, live: Any) -> None:
+        """Minutes without lines and without a burst: `sums` of the CUSUM (minutes, rows of `live`)."""
+        scores = np.zeros_like(self.episode_score)
+        scores[live] = self._idle_scores(at, sums, live)
+        self.episode_score = scores
+        self.clear(slice(None), "episode_count", "quiet_run")
+        self.max_normal_score *= (1.0 - DAYS_28) ** len(sums)
 
-def _settle(
-    past: Past, minute: int, *, now: Floats, sums: Floats, mean: Floats, size: Floats, bar: float
-) -> None:
-    """End bursts that are over, and keep the height of what was normal."""
-    c, t = past.table.c, past.table
-    c["record"] *= 1.0 - DAYS_28
-    hot = c["hot"] > 0
-    if hot.any():
-        wide = 1.5 * c["near_exp"] + 3.0 * np.sqrt(c["near_exp"] * past.dispersion("1")) + 1e-9
-        calm = (now < 2.0) & (c["near"] <= wide)
-        c["calm"] = np.where(hot & calm, c["calm"] + 1.0, 0.0)
-    else:
-        c["calm"][:] = 0.0
-    over = hot & (c["calm"] >= _CALM)
-    again = tail(c["peak"], mean, size) if over.any() else now
-    small = ~hot & (c["top"] > 0) & (sums < 1.0)
-    for row in np.flatnonzero(over | (small & (c["top"] >= 3.0))).tolist():
-        told = bool(over[row]) and c["told"][row] != LEARNT
-        top, record = float(c["top"][row]), float(c["record"][row])
-        if over[row]:
-            cause = "rate-burst" if row == TOTAL else f"rate-burst:{t.ids[row]}"
-            past.ended(cause, minute)
-            # As high as it would score now that its clumps are known.
-            height = min(top, max(bar, float(again[row])))
-            # What comes back again and again belongs to the workload; twice may be one fault, not repaired.
-            habit = not told or past.causes.get(cause, [0.0])[0] >= 3
-            c["record"][row] = max(record, height) if habit else record + _AGAIN
-            top = min(top, record + bar + OVER) if told else height
-        past.bursts.add(top - record, minute, told=told)
-    c["top"][over | small] = 0.0
-    if not hot.any():
-        return
-    for name in ("low", "high", "hot", "calm", "told"):
-        c[name][over] = 0.0
-    # What lasts is the new level, with an hour's weight, so that it is soon put right.
-    lasting = (c["hot"] == LASTING) & (c["told"] != LEARNT)
-    past.discount(lasting)
-    grown = np.maximum(c["run"], 0.0) / np.maximum(c["run_exp"], NOTHING)
-    c["events"][lasting] *= grown[lasting]
-    late = c["hot"] >= LASTING
-    c["low"][late] = c["high"][late] = 0.0
+    def _idle_scores(self, at: Context, sums: Floats, live: Any) -> Floats:
+        """The scores of the episodes that go on; those of the ended ones become peaks."""
+        n = len(sums)
+        often = (at.returns[live] >= FEW_TIMES) | (live == TOTAL)
+        # The minute from which on there is history enough to judge.
+        grown = np.where(often & (live != OTHER), np.clip(YOUNG - at.baseline.age[live], 0, n), n)
+        grown = grown.astype(np.int64)
+        first = sums[np.minimum(grown, n - 1), np.arange(len(live))]
+        score = np.where(
+            grown == 0, np.maximum(self.episode_score[live], sums[0]), np.where(grown < n, first, 0.0)
+        )
+        over = sums < 1.0
+        after = over.argmax(axis=0)
+        peaks = over[-1] & (after >= grown) & (score >= 3.0)
+        for i in np.flatnonzero(peaks).tolist():
+            normal = self.max_normal_score[live[i]] * (1.0 - DAYS_28) ** (after[i] + 1)
+            self.peaks.add(float(score[i] - normal), at.minute + int(after[i]), alerted=False)
+        return np.where(over[-1], 0.0, score)
+
+    def idle_allowed(self, cusum: Cusum) -> bool:
+        """False in a burst, and while a CUSUM statistic may be cut, as the cut moves with the threshold."""
+        if bool((self.burst_age > 0).any()):
+            return False
+        return not float(cusum.highest().max()) > self.peaks.floor(_TESTS) + _CAPPED
+
+    def _alerts(self, at: Context, of: _Scores, cusum: Cusum) -> list[Detection]:
+        """Detections of bursts that go on and have not alerted; many at once are one of the workload."""
+        open_ = (self.burst_age > 0) & (self.alert_state == PENDING)
+        rows = np.flatnonzero(open_ & (of.excess >= of.threshold) & (of.counts > of.mean))
+        found: list[tuple[int, Detection]] = []
+        for row in rows.tolist():
+            sudden = of.now[row] > of.sums[row]
+            found.append((row, at.detection(
+                Reason.RATE_BURST, row,
+                began=at.minute if sudden else int(cusum.began[row]),
+                expected=float(of.mean[row] if sudden else cusum.expected[row]),
+                seen=float(of.counts[row] if sudden else cusum.lines[row]),
+                nats=float(of.excess[row]), threshold=of.threshold,
+            )))  # fmt: skip
+        if self.alert_state[TOTAL] == ALERTED:  # these bursts are part of the workload's
+            self.alert_state[rows] = ALERTED
+            return []
+        if len(found) > TOGETHER:
+            found.sort(key=lambda pair: (-pair[1].nats, pair[0]))
+            templates = [detection for row, detection in found if row != TOTAL]
+            one = replace(
+                found[0][1],
+                template_id=None,
+                began=min(detection.began for _, detection in found),
+                expected=sum(detection.expected for detection in templates),
+                seen=sum(detection.seen for detection in templates),
+                others=tuple(d.template_id for d in templates if d.template_id is not None)[:TOGETHER],
+            )
+            self.alert_state[rows] = ALERTED
+            return [one] if at.backoff.admit(one.cause, at.minute) else []
+        admitted = [(row, d) for row, d in found if at.backoff.admit(d.cause, at.minute)]
+        for row, _ in admitted:
+            self.alert_state[row] = ALERTED
+        return [detection for _, detection in admitted]
+
+    def _settle(self, at: Context, of: _Scores, cusum: Cusum) -> None:
+        """End bursts that are over, and learn the scores of episodes that were normal."""
+        self.max_normal_score *= 1.0 - DAYS_28
+        active = self.burst_age > 0
+        if active.any():
+            expected = at.baseline.recent_expected
+            wide = 1.5 * expected + 3.0 * np.sqrt(expected * at.dispersion) + 1e-9
+            quiet = (of.now < 2.0) & (at.baseline.recent_lines <= wide)
+            self.quiet_run = np.where(active & quiet, self.quiet_run + 1.0, 0.0)
+        else:
+            self.quiet_run[:] = 0.0
+        over = active & (self.quiet_run >= _QUIET)
+        again = tail_nats(self.episode_count, of.mean, of.size) if over.any() else of.now
+        small = ~active & (self.episode_score > 0) & (of.sums < 1.0)
+        for row in np.flatnonzero(over | (small & (self.episode_score >= 3.0))).tolist():
+            self._end_episode(at, row, of.threshold, float(again[row]), burst=bool(over[row]))
+        self.episode_score[over | small] = 0.0
+        if not active.any():
+            return
+        cusum.end(over)
+        self.clear(over, "burst_age", "quiet_run", "alert_state")
+        # A burst that lasts is the new level, with an hour's weight, so that errors of it are soon put right.
+        lasting = (self.burst_age == LASTING) & (self.alert_state != LEARNT)
+        at.baseline.discount(lasting)
+        at.baseline.scale(lasting, np.maximum(cusum.lines, 0.0) / np.maximum(cusum.expected, NOTHING))
+        cusum.end(self.burst_age >= LASTING)
+
+    def _end_episode(self, at: Context, row: int, threshold: float, again: float, *, burst: bool) -> None:
+        alerted = burst and bool(self.alert_state[row] != LEARNT)
+        score, normal = float(self.episode_score[row]), float(self.max_normal_score[row])
+        if burst:
+            cause = cause_of_row(Reason.RATE_BURST, row, at.ids)
+            at.backoff.ended(cause, at.minute)
+            # `again`: the score it would have now that its clumps are known.
+            height = min(score, max(threshold, again))
+            # A burst that comes again and again belongs to the workload; two may be one fault, not repaired.
+            habit = not alerted or at.backoff.repeats(cause) >= 3
+            self.max_normal_score[row] = max(normal, height) if habit else normal + _AGAIN
+            score = min(score, normal + threshold + OVER) if alerted else height
+        self.peaks.add(score - normal, at.minute, alerted=alerted)
+
+    def unlearnt(self) -> Bools:
+        """Rows whose level is not learnt, because a burst goes on."""
+        return np.asarray((self.burst_age > 0) & (self.alert_state != LEARNT) & (self.burst_age < LASTING))
+
+    def pause(self, at: Context) -> None:
+        for row in np.flatnonzero(self.burst_age > 0).tolist():
+            at.backoff.ended(cause_of_row(Reason.RATE_BURST, row, at.ids), at.minute)
+        self.clear(slice(None), "episode_score", "burst_age", "quiet_run", "alert_state")

@@ -1,0 +1,131 @@
+"""A detection, the back-off that keeps one cause from alerting again and again, and the context of a judged minute."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta
+
+from pipeline.records.verdict import Reason
+from pipeline.watching.rates.baseline import Baseline
+from pipeline.watching.rates.columns import TOTAL
+from pipeline.watching.rates.season import KINDS, Season
+from pipeline.watching.rates.tail_bounds import Floats
+
+LAST_MINUTE: Final = 253_402_300_799 // 60  # of the year 9999
+TOGETHER: Final = 3  # detections of one kind in one minute; more become one of the workload
+_CAUSES: Final = 512
+_PAUSE: Final = 30.0  # minutes of the first pause; each repeat doubles it, up to a day
+
+EpochMinute = Annotated[int, Meta(ge=0, le=LAST_MINUTE)]
+TemplateId = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Finite = Annotated[float, Meta(gt=-1e300, lt=1e300)]
+Positive = Annotated[float, Meta(ge=0.0, lt=1e18)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detection:
+    """One minute out of the ordinary. `template_id` None: of the workload as a whole."""
+
+    kind: Reason
+    template_id: TemplateId | None
+    began: EpochMinute
+    minute: EpochMinute
+    expected: Finite  # lines since it began
+    seen: Finite
+    nats: Finite  # minus the logarithm of the bound on its probability
+    threshold: Finite
+    others: tuple[TemplateId, ...] = ()  # templates that take part
+    season: str = "no"  # seasonality kind behind `expected`: "no", "24" or "168" slots
+
+    @property
+    def cause(self) -> str:
+        """The short stable name under which equal detections group."""
+        return cause_name(self.kind, self.template_id)
+
+
+def cause_name(kind: Reason, template_id: int | None) -> str:
+    return kind.value if template_id is None else f"{kind.value}:{template_id}"
+
+
+def cause_of_row(kind: Reason, row: int, ids: Sequence[int]) -> str:
+    return cause_name(kind, None if row == TOTAL else ids[row])
+
+
+class Repeat(NamedTuple):
+    repeats: Positive
+    quiet_until: Positive  # epoch minute
+    alerted: Positive  # epoch minute
+
+
+PackedCauses = Annotated[dict[Annotated[str, Meta(max_length=40)], Repeat], Meta(max_length=_CAUSES)]
+
+
+class Backoff:
+    """Exponential back-off by cause: each alert doubles the pause after it, quiet days shorten the pause."""
+
+    def __init__(self) -> None:
+        self.causes: dict[str, Repeat] = {}
+
+    def admit(self, cause: str, minute: int) -> bool:
+        """Whether this cause may alert now; if so, the alert counts."""
+        repeats, until, last = self.causes.get(cause, Repeat(0.0, 0.0, float(minute)))
+        if minute < until:
+            return False
+        repeats = max(0.0, repeats - max(0.0, minute - last) / 1440) + 1.0
+        self.causes[cause] = Repeat(repeats, 0.0, float(minute))
+        if len(self.causes) > _CAUSES:
+            for old in sorted(self.causes, key=lambda k: (self.causes[k].alerted, k))[: _CAUSES // 8]:
+                del self.causes[old]
+        return True
+
+    def ended(self, cause: str, minute: int) -> None:
+        """Begin the pause of a cause that is over."""
+        if cause in self.causes:
+            repeats, until, last = self.causes[cause]
+            if until == 0.0 or until < last:
+                pause = min(1440.0, _PAUSE * 2.0 ** (repeats - 1.0))
+                self.causes[cause] = Repeat(repeats, float(minute) + pause, last)
+
+    def repeats(self, cause: str) -> float:
+        return self.causes[cause].repeats if cause in self.causes else 0.0
+
+    def quiet_until(self, cause: str) -> float:
+        return self.causes[cause].quiet_until if cause in self.causes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Facts that every detector reads of the minute it judges, or of the first of many idle minutes."""
+
+    minute: int
+    judged: bool  # False: only learnt
+    ids: Sequence[int]  # template by row
+    season: Season
+    baseline: Baseline
+    returns: Floats  # minutes with a line of each template that ended a gap
+    dispersion: Floats  # of single minutes
+    backoff: Backoff
+
+    def detection(
+        self,
+        kind: Reason,
+        row: int,
+        *,
+        began: int,
+        expected: float,
+        seen: float,
+        nats: float,
+        threshold: float,
+    ) -> Detection:
+        return Detection(
+            kind=kind,
+            template_id=None if row == TOTAL else self.ids[row],
+            began=began,
+            minute=self.minute,
+            expected=expected,
+            seen=seen,
+            nats=nats,
+            threshold=threshold,
+            season=KINDS[self.season.kinds()[row]],
+        )

@@ -1,0 +1,262 @@
+"""Gaps between the lines of a template, and silences: gaps that outgrow those of the past.
+
+A gap is measured in minutes in which a line was to be expected, so a night is short. Templates are waited for only in
+minutes in which something else came: a stream that is down is one silence of the workload.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from pipeline.records.verdict import Reason
+from pipeline.watching.rates.baseline import LASTING, SLOW, geometric
+from pipeline.watching.rates.columns import HEAD, OTHER, TOTAL, Columns
+from pipeline.watching.rates.detection import TOGETHER, Context, Detection, cause_of_row
+from pipeline.watching.rates.tail_bounds import Bools, Floats
+from pipeline.watching.rates.thresholds import DAYS_28, OVER, PeaksOverThreshold
+
+_REGULAR: Final = 20.0  # returns after which a template counts as one that keeps coming
+_PATIENCE: Final = 240.0  # minutes of history before anything is waited for
+_GIVEN_UP: Final = 2880.0  # minutes after which a silent template is no longer waited for
+_STEADY: Final = 0.35  # least scale of the tail of gaps, in usual gaps: the clocks of heartbeats drift
+_MISSED: Final = 2.0  # lines expected in the gap: a template that hardly comes any more is not missed
+_EMPTY: Final = 3.0  # minutes without a line before a silence can be
+_LEAST_TESTS: Final = 10.0  # a day
+_MOST_RETURNS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleActivity:
+    """Activity of rows TOTAL and OTHER before each minute without lines: (minutes, 2)."""
+
+    ratio: Floats  # active minutes per minute of exposure
+    due: Floats  # chance of a line in the minute
+    learn: Bools  # (2,)
+
+
+class Gaps(Columns):
+    active_minutes: Floats  # decayed minutes with a line, of those that could have one
+    active_exposure: Floats
+    elapsed: Floats  # running gap
+    returns: Floats  # closed gaps: number, sum, sum of squares, longest
+    gap_sum: Floats
+    gap_square_sum: Floats
+    gap_max: Floats
+    last_minute: Floats  # epoch minute of the last line
+    silence_age: Floats  # minutes since a silence was found
+    alerted: Floats
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peaks = PeaksOverThreshold(Reason.RATE_SILENCE)
+
+    def advance(self, at: Context, counts: Floats, fall: float) -> list[Detection]:
+        """Judge one minute. `fall`: the factor, at most 1, by which all templates together fell short lately."""
+        came = counts > 0
+        due = self._due(at, fall)
+        if not came[TOTAL]:
+            due[HEAD:] = 0.0
+        self.elapsed += due
+        score = self._score()
+        threshold = self.peaks.threshold(self._tests(self.activity()), float(at.baseline.age[TOTAL]))
+        self._close(at, came, score, threshold)
+        patient = (self.returns >= _REGULAR) & (at.baseline.age >= _PATIENCE)
+        patient[OTHER] = False
+        patient &= self._missed(at, at.minute)
+        silent = patient & ~came & (due > 0) & (score >= threshold) & (at.minute - self.last_minute >= _EMPTY)
+        detections: list[Detection] = []
+        if at.judged:
+            self.silence_age[self.silence_age > 0] += 1.0
+            self.silence_age[silent & (self.silence_age == 0)] = 1.0
+            detections = self._alerts(at, silent, score, threshold)
+        given_up = self.silence_age >= _GIVEN_UP
+        if given_up.any():
+            self.clear(given_up, "returns", "gap_sum", "gap_square_sum", "gap_max", "silence_age", "alerted", "elapsed")  # fmt: skip
+        return detections
+
+    def learn(self, counts: Floats, learn: Bools) -> None:
+        """Learn how often each row is active, in the rows of `learn` that are not silent."""
+        waited = learn & (self.silence_age == 0)
+        if not counts[TOTAL] > 0:
+            waited[HEAD:] = False
+        active, exposure = self.active_minutes, self.active_exposure
+        self.active_minutes = np.where(waited, active * (1.0 - SLOW) + (counts > 0), active)
+        self.active_exposure = np.where(waited, exposure * (1.0 - SLOW) + 1.0, exposure)
+
+    def advance_idle(self, n: int, activity: IdleActivity, *, judged: bool) -> None:
+        """`n` minutes without lines, in which no silence begins or changes its state."""
+        self.elapsed[:HEAD] += activity.due[:n].sum(axis=0)
+        if judged:
+            self.silence_age[self.silence_age > 0] += n
+        some = np.flatnonzero(activity.learn)
+        left, ones = geometric(n, SLOW)
+        self.active_minutes[some] *= left
+        self.active_exposure[some] = self.active_exposure[some] * left + ones
+
+    def idle_activity(self, n: int, factor: Floats, learn: Bools) -> IdleActivity:
+        learn = learn[:HEAD] & (self.silence_age[:HEAD] == 0)
+        left, ones = geometric(np.arange(n)[:, None], SLOW)
+        active = self.active_minutes[:HEAD] * np.where(learn, left, 1.0)
+        exposure = self.active_exposure[:HEAD] * np.where(learn, left, 1.0) + np.where(learn, ones, 0.0)
+        ratio = active / np.maximum(exposure, 1.0)
+        return IdleActivity(ratio=ratio, due=np.minimum(1.0, ratio * factor[:HEAD]), learn=learn)
+
+    def idle_limit(self, *, judged: bool) -> float:
+        """Minutes until a silence that goes on changes its state."""
+        limit = math.inf
+        for end in (LASTING, _GIVEN_UP) if judged else ():
+            before = self.silence_age[(self.silence_age > 0) & (self.silence_age < end)]
+            if len(before):
+                limit = min(limit, int(end - 1 - before.max()))
+        return limit
+
+    def idle_until_silent(self, at: Context, activity: IdleActivity, slow: Floats) -> int:
+        """Minutes before the one in which the silence of the workload is found or alerts; `slow` is its level in each."""
+        n, age = len(activity.due), float(at.baseline.age[TOTAL])
+        if not at.judged or self.returns[TOTAL] < _REGULAR or age + n - 1 < _PATIENCE:
+            return n
+        until = 0.0
+        if self.silence_age[TOTAL] > 0:
+            if self.alerted[TOTAL] > 0:
+                return n
+            until = at.backoff.quiet_until(Reason.RATE_SILENCE.value)
+        k = np.arange(n)
+        beyond = self.elapsed[TOTAL] + np.cumsum(activity.due[:, TOTAL]) - self.gap_max[TOTAL]
+        if beyond[-1] <= 0:
+            return n
+        known = math.log(max(self.returns[TOTAL], 1.0))
+        score = np.where(beyond > 0, known + beyond / self._scale()[TOTAL], 0.0)
+        empty = at.minute + k - self.last_minute[TOTAL]
+        expected = slow * at.season.factor[TOTAL] * empty
+        silent = (activity.due[:, TOTAL] > 0) & (empty >= _EMPTY) & (expected >= _MISSED)
+        silent &= (age + k >= _PATIENCE) & (at.minute + k >= until)
+        silent &= score >= self.peaks.floor(_LEAST_TESTS)
+        for minute in np.flatnonzero(silent).tolist():
+            ratio = self.activity()
+            ratio[:HEAD] = activity.ratio[minute]
+            if score[minute] >= self.peaks.threshold(self._tests(ratio), age + minute):
+                return int(minute)
+        return n
+
+    def skip(self, at: Context, n: int) -> list[Detection]:
+        """`n` minutes of one hour without lines, roughly: only the silence of the workload is looked for, at their end."""
+        self.elapsed[TOTAL] += n * self._due(at, 1.0)[TOTAL]
+        score = float(self._score()[TOTAL])
+        patient = self.returns[TOTAL] >= _REGULAR and at.baseline.age[TOTAL] >= _PATIENCE
+        detections = []
+        if at.judged and patient and score >= self.peaks.floor(_LEAST_TESTS):
+            threshold = self.peaks.threshold(self._tests(self.activity()), float(at.baseline.age[TOTAL]))
+            last = replace(at, minute=at.minute + n - 1)
+            if score >= threshold and self._missed(at, last.minute)[TOTAL]:
+                self.silence_age[TOTAL] = max(1.0, self.silence_age[TOTAL])
+                found = self._silence(last, TOTAL, score, threshold)
+                if self.alerted[TOTAL] == 0 and at.backoff.admit(found.cause, at.minute):
+                    self.alerted[TOTAL] = 1.0
+                    detections.append(found)
+        if self.silence_age[TOTAL] > 0:
+            self.silence_age[TOTAL] += n
+        else:
+            left, ones = geometric(n, SLOW)
+            self.active_minutes[TOTAL] *= left
+            self.active_exposure[TOTAL] = self.active_exposure[TOTAL] * left + ones
+        return detections
+
+    def unlearnt(self) -> Bools:
+        """Rows whose level is not learnt, because a silence goes on."""
+        return np.asarray((self.silence_age > 0) & (self.silence_age < LASTING))
+
+    def activity(self) -> Floats:
+        """Minutes with a line per minute that could have one."""
+        return self.active_minutes / np.maximum(self.active_exposure, 1.0)
+
+    def _tests(self, activity: Floats) -> float:
+        """Gaps a day of the templates that keep coming."""
+        return max(1440 * float(activity[self.returns >= _REGULAR].sum()), _LEAST_TESTS)
+
+    def _due(self, at: Context, fall: float) -> Floats:
+        """The chance of a line in this minute, by row."""
+        due = np.minimum(1.0, self.activity() * at.season.factor)
+        due[HEAD:] *= fall
+        return due
+
+    def _missed(self, at: Context, minute: int) -> Bools:
+        """Rows whose level expects enough lines in the running gap."""
+        expected = at.baseline.slow() * at.season.factor * (minute - self.last_minute)
+        return np.asarray(expected >= _MISSED)
+
+    def _score(self) -> Floats:
+        """Nats by which the running gap is longer than the gaps of the past.
+
+        n gaps, none longer than the longest, bound the chance of a longer one by 1/n. Beyond, the tail is exponential.
+        """
+        beyond = self.elapsed - self.gap_max
+        return np.where(beyond > 0, np.log(np.maximum(self.returns, 1.0)) + beyond / self._scale(), 0.0)
+
+    def _scale(self) -> Floats:
+        """Scale of the tail beyond the longest gap, from the gaps' spread and their maximum."""
+        n = np.maximum(self.returns, 1.0)
+        mean = self.gap_sum / n
+        spread = np.sqrt(np.maximum(self.gap_square_sum / n - mean**2, 0.0))
+        return np.maximum(np.maximum(_STEADY, spread), (self.gap_max - mean) / np.log(n + 1.0))
+
+    def _close(self, at: Context, came: Bools, score: Floats, threshold: float) -> None:
+        """Close and learn the gaps of the rows that came."""
+        if not came.any():
+            return
+        for row in np.flatnonzero(came & (self.silence_age > 0)).tolist():
+            at.backoff.ended(cause_of_row(Reason.RATE_SILENCE, row, at.ids), at.minute)
+        for row in np.flatnonzero(came & (score >= 3.0) & (self.returns >= _REGULAR)).tolist():
+            alerted, height = bool(self.alerted[row] > 0), float(score[row])
+            self.peaks.add(min(height, threshold + OVER) if alerted else height, at.minute, alerted=alerted)
+        # A silence that ended by itself counts as a gap just long enough to alert. So a template that pauses now and
+        # then is learnt, and a long outage does not make the detector deaf. A first line has no gap before it.
+        learn = came & (self.last_minute > 0)
+        known = np.log(np.maximum(self.returns, 1.0))
+        most = self.gap_max + self._scale() * np.maximum(threshold - known, 1.0)
+        gap = np.where(self.alerted > 0, np.minimum(self.elapsed, most), self.elapsed)
+        self.gap_max = np.where(learn, np.maximum(self.gap_max * (1.0 - DAYS_28), gap), self.gap_max)
+        self.gap_sum[learn] += gap[learn]
+        self.gap_square_sum[learn] += gap[learn] ** 2
+        self.returns[learn] += 1.0
+        many = self.returns > _MOST_RETURNS
+        if many.any():
+            for values in (self.returns, self.gap_sum, self.gap_square_sum):
+                values[many] *= 0.5
+        self.clear(came, "elapsed", "silence_age", "alerted")
+        self.last_minute[came] = float(at.minute)
+
+    def _alerts(self, at: Context, silent: Bools, score: Floats, threshold: float) -> list[Detection]:
+        """Detections of silences that have not alerted; many at once are one of the workload."""
+        rows = np.flatnonzero((self.silence_age > 0) & (self.alerted == 0) & silent).tolist()
+        found = []
+        for row in rows[:1] if TOTAL in rows else rows:
+            detection = self._silence(at, row, float(score[row]), threshold)
+            if at.backoff.admit(detection.cause, at.minute):
+                self.alerted[row] = 1.0
+                found.append(detection)
+        if len(found) <= TOGETHER:
+            return found
+        one = replace(
+            found[0],
+            template_id=None,
+            began=min(d.began for d in found),
+            expected=sum(d.expected for d in found),
+            nats=max(d.nats for d in found),
+            others=tuple(d.template_id for d in found if d.template_id is not None)[:TOGETHER],
+        )
+        return [one] if at.backoff.admit(one.cause, at.minute) else []
+
+    def _silence(self, at: Context, row: int, score: float, threshold: float) -> Detection:
+        began = int(self.last_minute[row]) + 1
+        expected = float(at.baseline.slow()[row] * at.season.factor[row] * (at.minute + 1 - began))
+        return at.detection(
+            Reason.RATE_SILENCE,
+            row,
+            began=began,
+            expected=expected,
+            seen=0.0,
+            nats=score,
+            threshold=threshold,
+        )

@@ -1,0 +1,155 @@
+"""The season of each template: lines by hour of the week, and the factor of the current hour.
+
+A template has no season at first, 24 hours after two days, and the 168 hours of the week after two weeks.
+"""
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from pipeline.watching.rates.columns import HEAD, OTHER, TOTAL, Columns
+from pipeline.watching.rates.tail_bounds import Bools, Floats
+
+SEASONS: Final = 128
+SLOTS: Final = 168  # hours of a week, UTC, from Monday 00:00
+KINDS: Final = ("no", "24", "168")  # seasonality kinds by number: slots that the factor rests on
+_DAYS: Final = (2.0, 14.0)  # of history for 24 slots, and for 168
+_PSEUDO: Final = 20.0  # lines' worth of the overall mean in each slot, times the dispersion
+_SLOT_CAP: Final = 360.0  # minutes of a slot, six weeks of it; then its sums halve
+# Relative variance of a level by seasonality kind: 25 % without a season, 20 % with hours, 14 % with weekdays.
+_UNSURE: Final = np.array((0.0625, 0.04, 0.02))
+
+
+def slot_of(minute: int) -> int:
+    """The hour of the week of an epoch minute; 1970-01-01 was a Thursday."""
+    return (minute // 60 + 72) % SLOTS
+
+
+class Season(Columns):
+    """`sums` and `minutes` have the shape (seasons, SLOTS); `place` is each row's index in them, -1 without a season."""
+
+    factor: Floats  # seasonal factor of the hour
+    factor_kind: Floats  # seasonality kind that the factor rests on
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor += 1.0
+        self.place = np.array([0, -1], dtype=np.int64)
+        self.sums = np.zeros((1, SLOTS), dtype=np.float32)
+        self.minutes = np.zeros((1, SLOTS), dtype=np.float32)
+        self.hour = -1  # epoch hour of the factors
+
+    def turn(self, minute: int, worth: Bools, dispersion: Floats) -> Bools:
+        """Set the factors of this hour. Rows `worth` a season get one. Returns the rows whose kind changed."""
+        self.hour = minute // 60
+        fresh = worth & (self.place < 0)
+        fresh[OTHER] = False
+        chosen = np.flatnonzero(fresh)[: SEASONS - len(self.sums)]
+        if len(chosen):
+            self.place[chosen] = len(self.sums) + np.arange(len(chosen))
+            empty = np.zeros((len(chosen), SLOTS), dtype=np.float32)
+            self.sums = np.concatenate([self.sums, empty])
+            self.minutes = np.concatenate([self.minutes, empty])
+        kinds = self.kinds()
+        changed: Bools = kinds != self.factor_kind
+        self.factor_kind[:] = kinds
+        self.factor[:] = 1.0
+        rows = np.flatnonzero(self.place >= 0)
+        self.factor[rows] = self._factors(self.place[rows], slot_of(minute), dispersion[rows])
+        return changed
+
+    def _factors(self, places: Any, slot: int, dispersion: Floats) -> Floats:
+        """The factors of one slot for these seasons.
+
+        A slot shrinks to the mean of its hour, an hour to the overall mean, by pseudo-counts that grow with the
+        dispersion: clumps need more lines before an hour differs from chance.
+        """
+        sums = self.sums[places].astype(np.float64)
+        minutes = self.minutes[places].astype(np.float64)
+        total = minutes.sum(axis=1)
+        mean = sums.sum(axis=1) / np.maximum(total, 1.0)
+        strength = _PSEUDO * dispersion
+        hour_sum = sums.reshape(-1, 7, 24)[:, :, slot % 24].sum(axis=1)
+        hour_minutes = minutes.reshape(-1, 7, 24).sum(axis=1)
+        by_hour = (hour_sum + strength) / (mean * hour_minutes[:, slot % 24] + strength)
+        by_slot = (sums[:, slot] + strength * by_hour) / (mean * minutes[:, slot] + strength)
+        hours = (total >= _DAYS[0] * 1440) & (hour_minutes.min(axis=1) > 0)
+        week = (total >= _DAYS[1] * 1440) & (minutes.min(axis=1) > 0)
+        return np.where(week, by_slot, np.where(hours, by_hour, 1.0))
+
+    def kinds(self) -> Any:
+        """The seasonality kind of each row: an index of KINDS."""
+        days = self.minutes.sum(axis=1, dtype=np.float64) / 1440
+        kinds = (days >= _DAYS[0]).astype(np.int64) + (days >= _DAYS[1])
+        return np.where(self.place >= 0, kinds[self.place], 0)
+
+    def unsure(self) -> Floats:
+        """Relative variance of each level."""
+        return np.asarray(_UNSURE[self.kinds()])
+
+    def advance(self, minute: int, counts: Floats, learn: Bools, n: float = 1.0) -> None:
+        """Add `n` minutes with these counts each to the slot of this one, for the rows of `learn`."""
+        rows = np.flatnonzero((self.place >= 0) & learn)
+        places, slot = self.place[rows], slot_of(minute)
+        self.sums[places, slot] += (counts[rows] * n).astype(np.float32)
+        self.minutes[places, slot] += np.float32(n)
+        full = self.minutes[:, slot] > _SLOT_CAP
+        if full.any():
+            self.sums[full, slot] *= np.float32(0.5)
+            self.minutes[full, slot] *= np.float32(0.5)
+
+    def advance_idle(self, minute: int, n: int, learn: Bools) -> None:
+        """`n` minutes of one hour without any line."""
+        self.advance(minute, np.zeros(len(self.place)), learn, n)
+
+    def idle_limit(self, minute: int, learn: Bools) -> float:
+        """Minutes until a slot is full or a kind changes: `advance_idle` is exact up to there."""
+        places = self.place[(self.place >= 0) & learn]
+        if not len(places):
+            return math.inf
+        limit = int(_SLOT_CAP - self.minutes[places, slot_of(minute)].max()) + 1
+        known = self.minutes.sum(axis=1, dtype=np.float64)[places]
+        for days in _DAYS:
+            before = known[known < days * 1440]
+            if len(before):
+                limit = min(limit, math.ceil(days * 1440 - before.max()))
+        return limit
+
+    def grow(self, n: int) -> None:
+        super().grow(n)
+        self.factor[-n:] = 1.0
+        self.place = np.concatenate([self.place, np.full(n, -1, dtype=np.int64)])
+
+    def compact(self, keep: Bools) -> None:
+        super().compact(keep)
+        used = self.place[keep]
+        seasons = np.sort(used[used >= 0])
+        places = np.full(len(self.sums) + 1, -1, dtype=np.int64)
+        places[seasons] = np.arange(len(seasons))
+        self.place = places[used]  # -1 picks the last, which stays -1
+        self.sums, self.minutes = self.sums[seasons], self.minutes[seasons]
+
+    def pack(self) -> tuple[bytes, bytes, bytes]:
+        """place (int64), sums and minutes (float32), little-endian."""
+        arrays = self.place.astype("<i8"), self.sums.astype("<f4"), self.minutes.astype("<f4")
+        return arrays[0].tobytes(), arrays[1].tobytes(), arrays[2].tobytes()
+
+    def unpack(self, place: bytes, sums: bytes, minutes: bytes) -> None:
+        """The inverse of `pack`, after that of the columns. Raises ValueError."""
+        self.place = np.frombuffer(place, dtype="<i8").astype(np.int64)
+        self.sums, self.minutes = (
+            np.frombuffer(data, dtype="<f4").reshape(-1, SLOTS).astype(np.float32) for data in (sums, minutes)
+        )
+        used = sorted(self.place[self.place >= 0].tolist())
+        if (
+            len(self.place) != len(self.factor)
+            or len(self.place) < HEAD
+            or used != list(range(len(self.sums)))
+            or not 1 <= len(used) <= SEASONS
+            or self.place[TOTAL] != 0
+            or self.minutes.shape != self.sums.shape
+        ):
+            raise ValueError("its seasons do not fit its rows")
+        if not all(np.isfinite(a).all() and (a >= 0).all() for a in (self.sums, self.minutes)):
+            raise ValueError("a season is negative or not finite")
