@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.gpu.policy.packing import Rooms
-from pipeline.gpu.policy.policy import plan
-from pipeline.gpu.policy.workloads import compare, machines
+from pipeline.gpu.policy.packing import Capacities
+from pipeline.gpu.policy.policy import make_plan
+from pipeline.gpu.policy.workloads import compare_rules, machines
 from pipeline.gpu.values import (
     WHOLE,
     Backfill,
@@ -98,7 +98,7 @@ def timed(before: Snapshot, backfill: Backfill, times: int = 3) -> tuple[PoolPla
     spans = []
     for _ in range(times):
         start = time.process_time()
-        made = plan(before, backfill=backfill)
+        made = make_plan(before, backfill=backfill)
         spans.append(time.process_time() - start)
     return made, min(spans)
 
@@ -108,12 +108,14 @@ def broken(before: Snapshot, made: PoolPlan) -> dict[str, int]:
     needs = {r.request_id: r.need for r in before.waiting}
     partial = sum(len({p.uuid for p in g.parts}) != needs[g.request_id].devices for g in made.grants)
     then = done(before, made)
-    rooms = Rooms(then)
-    over = sum(min(room.memory_mib, room.compute_percent) < 0 for room in rooms.rooms)
+    capacities = Capacities(then)
+    over = sum(min(one.memory_mib, one.compute_percent) < 0 for one in capacities.devices)
     if made.reservation is not None:
-        rooms.keep([rooms.by_uuid[uuid] for uuid in made.reservation.uuids])
+        capacities.reserve([capacities.by_uuid[uuid] for uuid in made.reservation.uuids])
     head = made.reservation.request_id if made.reservation is not None else ""
-    wasted = sum(rooms.find(r.need) is not None for r in then.waiting if r.request_id != head)
+    wasted = sum(
+        len(capacities.best_fit(r.need)) == r.need.devices for r in then.waiting if r.request_id != head
+    )
     return {"gang_partial": partial, "overcommitted": over, "nonwasteful_violations": wasted}
 
 
@@ -170,7 +172,7 @@ def fairness(worlds: int = 200) -> dict[str, int]:
             tenants={kind.tenant: Tenant(name=kind.tenant) for kind in kinds},
         )
         for backfill in (Backfill.EASY, Backfill.FREE):
-            made = plan(before, backfill=backfill)
+            made = make_plan(before, backfill=backfill)
             found["worlds"] += 1
             found["ef1_violations"] += envy(before, made)
             found["nonwasteful_violations"] += broken(before, made)["nonwasteful_violations"]
@@ -180,7 +182,7 @@ def fairness(worlds: int = 200) -> dict[str, int]:
 def turnover(before: Snapshot, plans: int = 30, ending: int = 20, seed: int = 0) -> dict[str, float]:
     """A full pool where `ending` leases end before each plan."""
     chance = random.Random(seed)
-    now = done(before, plan(before))
+    now = done(before, make_plan(before))
     grants, spans = 0, []
     for _ in range(plans):
         gone = set(chance.sample(range(len(now.leases)), ending))
@@ -188,7 +190,7 @@ def turnover(before: Snapshot, plans: int = 30, ending: int = 20, seed: int = 0)
             now, now_ms=now.now_ms + 1000, leases=tuple(x for n, x in enumerate(now.leases) if n not in gone)
         )
         start = time.process_time()
-        made = plan(now)
+        made = make_plan(now)
         spans.append(time.process_time() - start)
         grants += len(made.grants)
         now = done(now, made)
@@ -210,7 +212,7 @@ def full(devices: Sequence[Device], queued: int) -> Snapshot:
         waiting=tuple(request(f"r{n:06}", need, n) for n in range(len(devices) + queued)),
         tenants={need.tenant: Tenant(name=need.tenant)},
     )
-    return done(before, plan(before))
+    return done(before, make_plan(before))
 
 
 def measure(_data: Path) -> dict[str, Any]:
@@ -240,7 +242,7 @@ def measure(_data: Path) -> dict[str, Any]:
             }
         )
     fair = fairness()
-    stories = {rule.value: asdict(figures) for rule, figures in compare(0.95).items()}
+    stories = {rule.value: asdict(figures) for rule, figures in compare_rules(0.95).items()}
     main = sizes[1]
     return {
         "devices": main["devices"],

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
-from pipeline.gpu.policy.fairness import tenants
+from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.settings import Settings, describe
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS
 from pipeline.values import masked_url
@@ -249,7 +249,7 @@ def test_an_empty_address_is_refused(name: str) -> None:
 def test_a_quota_of_a_tenant_without_a_unit_is_refused_with_the_name_of_the_setting(text: str) -> None:
     says = f"gpu_tenants: the memory of 'a' is '{text[4:]}'; write it with its unit, as in a=1:4GiB"
     with pytest.raises(BadSetting, match=says):
-        tenants([text])
+        parse_tenants([text])
 
 
 def test_every_number_has_a_least_and_a_most() -> None:

@@ -1,7 +1,8 @@
 """Keeps one lease alive while its holder works, and says when the holder must stop.
 
-Two threads: one renews, the other only compares the clock. A renewal can hang in a dead connection for longer than a
-lease lives; the clock still runs out in time, measured from before the last confirmed renewal was sent.
+Two threads: one renews, the other only compares the clock. A renewal can hang in a dead connection for longer
+than a lease lives; the clock still runs out in time, measured from before the last confirmed renewal was
+sent.
 """
 
 import threading
@@ -21,7 +22,10 @@ class Keeper:
     def __init__(
         self, renew: Callable[[], str], *, ttl_ms: int, beat_s: float, log: Any, event: tuple[str, str]
     ) -> None:
-        """`renew` answers "" or why the lease has ended. `event`: the log events of a loss and of a failed renewal."""
+        """`renew` answers "" or why the lease has ended.
+
+        `event`: the log events of a loss and of a failed renewal.
+        """
         self.lost = threading.Event()
         self.why = ""
         self.confirmed = time.monotonic()  # when the last confirmed renewal was sent

@@ -17,7 +17,7 @@ from typing import Any, Final
 from celery import signals
 from celery.beat import Scheduler
 
-from pipeline.gpu.policy.fairness import tenants
+from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.logs import set_up
 from pipeline.messages import filter as guard
 from pipeline.messages import routing
@@ -48,7 +48,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     if shard:
         role = replace(role, queues=routing.both(of_shard(routing.QUEUE_DRAIN, shard)))
     set_up(settings.log_level)
-    tenants(settings.gpu_tenants)  # a mistake there is said here, not by every batch
+    parse_tenants(settings.gpu_tenants)  # a mistake there is said here, not by every batch
     guard.install({module.NAME for module in role.tasks})
     app = make_app(settings)
     context = Context(

@@ -29,7 +29,7 @@ from pipeline.commands.gpu.facts import facts, leases, tenants
 from pipeline.commands.gpu.top import EMPTY, cropped, picture
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy import policy
-from pipeline.gpu.policy.explain import open_door, rooms_of, short, why_it_waits
+from pipeline.gpu.policy.explain import device_views, open_door, short, why_it_waits
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import (
     Device,
@@ -223,7 +223,7 @@ def test_what_is_shown_as_free_is_what_a_plan_would_grant(
             held.append(leased(f"job{number}", on, mib, share, mode=mode))
     door = Reservation(request_id="r", uuids=(on.uuid,)) if kept else None
     s = snapshot(on, leases=tuple(held), orphans=tuple(gone), reservation=door)
-    [room] = rooms_of(s)
+    [room] = device_views(s)
     fits = memory_mib <= room.free_mib and percent <= room.free_percent
     need = Need(memory_mib=memory_mib, compute_percent=percent)
     assert (open_door(s, room) and fits) == policy.open_to_shared(s, need)
@@ -267,7 +267,7 @@ def test_an_endless_name_does_not_fill_the_picture() -> None:
 def test_a_need_that_waits_for_devices_out_of_order_names_their_reasons(need: Any, why: str) -> None:
     request = waits("w", **need)
     s = snapshot(device(0, why="lost"), device(1, why="lost"), waiting=(request,))
-    assert why_it_waits(s, request, rooms_of(s)) == why
+    assert why_it_waits(s, request, device_views(s)) == why
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -275,7 +275,7 @@ def test_a_whole_device_that_only_an_ended_lease_keeps_back_names_the_remedy(kep
     on, request = device(0), waits("w", mode=LeaseMode.EXCLUSIVE)
     door = Reservation(request_id="w", uuids=(on.uuid,)) if kept else None
     s = snapshot(on, orphans=(left_of(on),), waiting=(request,), reservation=door)
-    why = why_it_waits(s, request, rooms_of(s))
+    why = why_it_waits(s, request, device_views(s))
     assert "process 123 of lease old" in why and "`logweir gpu clear GPU-0aaaaaaa`" in why
 
 
@@ -302,7 +302,7 @@ def test_a_need_that_waits_says_what_it_waits_for(need: Any, changes: Any, why: 
     on = device(0)
     request = waits("w", **need)
     s = snapshot(on, leases=(leased("job", on),), **{"waiting": (request,), **changes})
-    assert re.search(why, why_it_waits(s, request, rooms_of(s)))
+    assert re.search(why, why_it_waits(s, request, device_views(s)))
 
 
 def test_use_is_unknown_where_the_driver_does_not_say() -> None:

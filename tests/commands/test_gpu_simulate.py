@@ -7,9 +7,9 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from pipeline.errors import BadInput
-from pipeline.gpu.policy import workloads as simulate
+from pipeline.gpu.policy import workloads
 from pipeline.gpu.policy.fairness import ENTRY_S
-from pipeline.gpu.policy.simulator import Job, run
+from pipeline.gpu.policy.simulator import Job, SimulationResult, simulate
 from pipeline.gpu.values import Backfill, Need, Tenant
 
 
@@ -21,12 +21,12 @@ def job(name: str, arrival_s: float, duration_s: float, need: Need) -> Job:
 
 
 @pytest.fixture(scope="module")
-def story() -> dict[Backfill, simulate.Figures]:
-    return simulate.compare(0.95, seed=3, gangs=6)
+def story() -> dict[Backfill, SimulationResult]:
+    return workloads.compare_rules(0.95, seed=3, gangs=6)
 
 
 def test_under_easy_the_gang_waits_at_most_as_long_as_behind_a_strict_queue(
-    story: dict[Backfill, simulate.Figures],
+    story: dict[Backfill, SimulationResult],
 ) -> None:
     easy, strict = story[Backfill.EASY], story[Backfill.STRICT]
     assert easy.gangs.mean_s <= strict.gangs.mean_s
@@ -35,7 +35,7 @@ def test_under_easy_the_gang_waits_at_most_as_long_as_behind_a_strict_queue(
 
 
 def test_with_a_reservation_no_gang_starves_and_without_one_they_do(
-    story: dict[Backfill, simulate.Figures],
+    story: dict[Backfill, SimulationResult],
 ) -> None:
     assert (story[Backfill.EASY].starved, story[Backfill.EASY].gangs.pending) == (0, 0)
     assert story[Backfill.STRICT].starved == 0
@@ -44,14 +44,14 @@ def test_with_a_reservation_no_gang_starves_and_without_one_they_do(
 
 
 def test_the_same_seed_tells_the_same_story_and_another_one_another() -> None:
-    once, again, other = (simulate.story(0.5, seed=seed, gangs=1, gpus=3) for seed in (1, 1, 2))
+    once, again, other = (workloads.story(0.5, seed=seed, gangs=1, gpus=3) for seed in (1, 1, 2))
     assert once == again != other
 
 
 @pytest.mark.parametrize("load", [0.0, 0.05, 1.0, -1.0, float("nan")])
 def test_a_load_that_no_pool_can_carry_is_refused(load: float) -> None:
     with pytest.raises(BadInput, match="load"):
-        simulate.story(load)
+        workloads.story(load)
 
 
 # ---- the clock
@@ -60,7 +60,7 @@ def test_a_load_that_no_pool_can_carry_is_refused(load: float) -> None:
 def test_one_job_waits_for_the_other_and_the_figures_say_so() -> None:
     on = devices(1)
     jobs = [job("a", 0, 10, shared(8 * GIB)), job("b", 4, 10, shared(8 * GIB))]
-    figures = run(jobs, on)
+    figures = simulate(jobs, on)
     assert (figures.small.count, figures.small.pending, figures.small.max_s) == (2, 0, 6.0)
     assert (figures.grants, figures.yields, figures.starved, figures.end_s) == (2, 0, 0, 20.0)
     assert figures.utilisation == 1.0
@@ -72,7 +72,7 @@ def test_training_gets_the_device_within_the_time_to_yield_and_inference_does_th
         job("inference", 0, 100, shared(2 * GIB, preemptible=True)),
         job("training", 10, 50, exclusive()),
     ]
-    figures = run(jobs, on)
+    figures = simulate(jobs, on)
     assert figures.yields == 1
     assert figures.small.max_s == 50.0  # inference, while training had the device
     assert figures.end_s == 150.0
@@ -85,13 +85,13 @@ def test_another_tenant_is_asked_once_its_first_seconds_are_over() -> None:
         job("a", 0, 1000, shared(8 * GIB, tenant="a", preemptible=True)),
         job("b", 1, 5, shared(2 * GIB, tenant="b")),
     ]
-    figures = run(jobs, devices(1), tenants=known)
+    figures = simulate(jobs, devices(1), tenants=known)
     assert figures.yields == 1
     assert figures.end_s < 1030
 
 
 def test_whoever_can_never_start_is_starved_at_the_end() -> None:
-    figures = run([job("big", 0, 1, shared(9 * GIB))], devices(1))
+    figures = simulate([job("big", 0, 1, shared(9 * GIB))], devices(1))
     assert (figures.starved, figures.small.pending, figures.grants) == (1, 1, 0)
 
 
@@ -103,12 +103,12 @@ def test_two_tenants_with_endless_work_get_the_same_over_a_long_time() -> None:
         for tenant, lasts_s in (("a", 7), ("b", 20))
         for n in range(300)
     ]
-    figures = run(jobs, devices(1), tenants=known, end_s=4000)
+    figures = simulate(jobs, devices(1), tenants=known, end_s=4000)
     assert figures.utilisation == 1.0
     # What is charged at a grant, and settled at its end, keeps them one such charge apart.
     assert abs(figures.shares["a"] - figures.shares["b"]) < 2 * ENTRY_S / 4000
     known["b"] = Tenant(name="b", weight=2.0)
-    heavier = run(jobs, devices(1), tenants=known, end_s=4000)
+    heavier = simulate(jobs, devices(1), tenants=known, end_s=4000)
     assert heavier.shares["b"] / heavier.shares["a"] == pytest.approx(2.0, rel=0.1)
 
 
@@ -116,7 +116,7 @@ def test_two_tenants_with_endless_work_get_the_same_over_a_long_time() -> None:
 
 
 def test_a_users_rows_are_played_as_they_are_written() -> None:
-    figures = simulate.from_file(
+    figures = workloads.from_file(
         [
             {"arrival_s": "0", "duration_s": "10", "memory": "4GiB", "compute": "25", "tenant": "a"},
             {"arrival_s": 1, "duration_s": 2.5, "exclusive": True, "devices": 8, "name": "training"},
@@ -136,13 +136,13 @@ def test_a_users_rows_are_played_as_they_are_written() -> None:
 
 def test_rows_of_one_name_are_different_needs() -> None:
     row = {"arrival_s": "0", "duration_s": "1", "name": "same"}
-    assert simulate.from_file([row, row, row]).grants == 3
+    assert workloads.from_file([row, row, row]).grants == 3
 
 
 def test_a_users_own_devices_and_quotas_count() -> None:
     known = {"a": Tenant(name="a", quota_mib=2 * GIB)}
     row = {"arrival_s": "0", "duration_s": "10", "memory": "2GiB", "tenant": "a"}
-    figures = simulate.from_file([row, row], devices=[device()], tenants=known)
+    figures = workloads.from_file([row, row], devices=[device()], tenants=known)
     assert (figures.small.max_s, figures.end_s) == (10.0, 20.0)
 
 
@@ -168,13 +168,13 @@ def test_a_users_own_devices_and_quotas_count() -> None:
 )
 def test_a_row_that_cannot_be_played_is_refused_with_its_number(row: dict[str, object], words: str) -> None:
     with pytest.raises(BadInput) as refused:
-        simulate.from_file([row])
+        workloads.from_file([row])
     assert words in str(refused.value)
 
 
 def test_a_workload_without_rows_is_refused() -> None:
     with pytest.raises(BadInput, match="empty"):
-        simulate.from_file([])
+        workloads.from_file([])
 
 
 @given(
@@ -200,6 +200,6 @@ def test_a_workload_without_rows_is_refused() -> None:
 def test_every_workload_that_is_not_refused_is_done_in_the_end(
     rows: list[dict[str, object]], rule: Backfill
 ) -> None:
-    figures = simulate.from_file(rows, devices=simulate.machines(3, 20 * GIB), backfill=rule)
+    figures = workloads.from_file(rows, devices=workloads.machines(3, 20 * GIB), backfill=rule)
     assert figures.starved == figures.gangs.pending == figures.small.pending == 0
     assert figures.gangs.count + figures.small.count == len(rows)

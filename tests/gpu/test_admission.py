@@ -8,12 +8,13 @@ from gpu_worlds import GIB, device, devices, exclusive, request, shared, snapsho
 from hypothesis import given
 from hypothesis import settings as effort
 
-from pipeline.gpu.policy.fairness import tenants
-from pipeline.gpu.policy.policy import plan, refusal
+from pipeline.gpu.policy.admission import refusal
+from pipeline.gpu.policy.fairness import parse_tenants
+from pipeline.gpu.policy.policy import make_plan
 from pipeline.gpu.values import Device, Need, Snapshot, Tenant
 
 POOL = (device(0, 20_000), device(1, 8 * GIB), device(0, 16 * GIB, node="n1"))
-KNOWN = tenants(["research=2:24GiB", "web"])
+KNOWN = parse_tenants(["research=2:24GiB", "web"])
 
 
 def why(need: Need, on: tuple[Device, ...] = POOL) -> str:
@@ -117,4 +118,4 @@ def test_what_is_not_refused_starts_on_a_pool_that_has_nothing_else_to_do(world:
         known = {**world.tenants, "c": Tenant(name="c")}
         alone = snapshot(well, waiting=[request("r", asked.need)], tenants=known)
         refused = refusal(asked.need, well, known)
-        assert bool(plan(alone).grants) == (refused == ""), refused
+        assert bool(make_plan(alone).grants) == (refused == ""), refused

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bench.gpu_policy import broken, envy
 from pipeline.errors import BadSetting
-from pipeline.gpu.policy.fairness import ENTRY_S, accrued, decayed, standings, tenants
-from pipeline.gpu.policy.policy import plan
+from pipeline.gpu.policy.fairness import ENTRY_S, accrued, decayed, parse_tenants, standings
+from pipeline.gpu.policy.policy import make_plan
 from pipeline.gpu.values import WHOLE, Backfill, Device, Need, Snapshot, Tenant, Usage
 
 HOUR_S = 3600.0
@@ -27,7 +27,7 @@ lives = st.floats(1, 1e7)
 
 
 def test_tenants_are_read_with_weights_and_quotas() -> None:
-    assert tenants(["research=2:40GiB", "web", "night=0", "tiny=0.5"]) == {
+    assert parse_tenants(["research=2:40GiB", "web", "night=0", "tiny=0.5"]) == {
         "logweir": Tenant(name="logweir"),
         "research": Tenant(name="research", weight=2.0, quota_mib=40 * GIB),
         "web": Tenant(name="web"),
@@ -37,7 +37,9 @@ def test_tenants_are_read_with_weights_and_quotas() -> None:
 
 
 def test_our_own_workers_keep_what_the_settings_say_of_them() -> None:
-    assert tenants(["logweir=3:8GiB"]) == {"logweir": Tenant(name="logweir", weight=3.0, quota_mib=8 * GIB)}
+    assert parse_tenants(["logweir=3:8GiB"]) == {
+        "logweir": Tenant(name="logweir", weight=3.0, quota_mib=8 * GIB)
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,12 +64,12 @@ def test_our_own_workers_keep_what_the_settings_say_of_them() -> None:
 )
 def test_a_tenant_that_cannot_be_read_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadSetting):
-        tenants([text])
+        parse_tenants([text])
 
 
 def test_a_tenant_named_twice_is_refused() -> None:
     with pytest.raises(BadSetting, match="twice"):
-        tenants(["a", "a=2"])
+        parse_tenants(["a", "a=2"])
 
 
 # ---- the half-life
@@ -137,7 +139,7 @@ def test_weight_nothing_stands_last_without_dividing_by_it() -> None:
     world = snapshot(on, tenants=known, leases=[lease("l", shared(6 * GIB, tenant="b"), on)])
     assert standings(world)["a"] == math.inf
     both = [request("a", shared(2 * GIB, tenant="a"), since_ms=0), request("b", shared(2 * GIB, tenant="b"))]
-    assert [g.request_id for g in plan(replace(world, waiting=tuple(both))).grants] == ["b"]
+    assert [g.request_id for g in make_plan(replace(world, waiting=tuple(both))).grants] == ["b"]
 
 
 def test_a_tenant_that_left_the_settings_still_counts_with_weight_one() -> None:
@@ -156,7 +158,7 @@ def test_past_use_is_an_average_so_a_full_half_life_of_all_counts_a_half() -> No
 
 def test_a_lease_is_charged_at_the_grant_and_not_again_before_that_is_used_up() -> None:
     on = devices(1)
-    (grant,) = plan(snapshot(on, waiting=[request("r", shared(4 * GIB, tenant="a"))])).grants
+    (grant,) = make_plan(snapshot(on, waiting=[request("r", shared(4 * GIB, tenant="a"))])).grants
     assert (grant.share, grant.prepaid) == (0.5, 0.5 * ENTRY_S)
     held = replace(lease("r", shared(4 * GIB, tenant="a"), on, age_s=0), share=0.5, prepaid=0.5 * ENTRY_S)
     world = snapshot(on, leases=[held], usage={"a": Usage(value=grant.prepaid, at_ms=NOW_MS)})
@@ -169,7 +171,7 @@ def test_a_lease_is_charged_at_the_grant_and_not_again_before_that_is_used_up() 
 def test_a_burst_of_needs_gets_no_more_than_its_share() -> None:
     many = [request(f"a{n:03}", shared(tenant="a"), since_ms=n) for n in range(100)]
     few = [request(f"b{n}", shared(tenant="b"), since_ms=1000 + n) for n in range(8)]
-    made = plan(snapshot(devices(2), waiting=many + few))
+    made = make_plan(snapshot(devices(2), waiting=many + few))
     assert Counter(g.request_id[0] for g in made.grants) == {"a": 8, "b": 8}
 
 
@@ -181,7 +183,7 @@ def test_a_burst_of_submissions_cannot_beat_the_entry_penalty() -> None:
     for n in range(40):
         one = request(f"b{n:03}", shared(8 * GIB, tenant="b"))
         usage = {name: Usage(value=value, at_ms=NOW_MS) for name, value in used.items()}
-        (grant,) = plan(snapshot(on, waiting=[*burst, one], usage=usage)).grants
+        (grant,) = make_plan(snapshot(on, waiting=[*burst, one], usage=usage)).grants
         assert grant.prepaid == grant.share * ENTRY_S > 0
         tenant = grant.request_id[0]
         used[tenant] += grant.prepaid
@@ -202,7 +204,7 @@ def test_a_lease_of_this_moment_stands_no_better_than_one_that_has_run_for_less_
     stands = standings(world)
     assert stands["b"] < stands["a"] < stands["b"] * 1.001
     waiting = tuple(request(name, shared(4 * GIB, tenant=name)) for name in "ab")
-    assert [g.request_id for g in plan(replace(world, waiting=waiting)).grants] == ["b"]
+    assert [g.request_id for g in make_plan(replace(world, waiting=waiting)).grants] == ["b"]
 
 
 def test_whoever_used_the_pool_before_goes_behind_whoever_did_not() -> None:
@@ -212,8 +214,8 @@ def test_whoever_used_the_pool_before_goes_behind_whoever_did_not() -> None:
         request("b", shared(8 * GIB, tenant="b")),
     ]
     used = {"a": Usage(value=1000.0, at_ms=NOW_MS)}
-    assert [g.request_id for g in plan(snapshot(on, waiting=waiting, usage=used)).grants] == ["b"]
-    assert [g.request_id for g in plan(snapshot(on, waiting=waiting)).grants] == ["a"]
+    assert [g.request_id for g in make_plan(snapshot(on, waiting=waiting, usage=used)).grants] == ["b"]
+    assert [g.request_id for g in make_plan(snapshot(on, waiting=waiting)).grants] == ["a"]
 
 
 @given(
@@ -228,7 +230,7 @@ def test_weights_count_in_proportion_and_their_scale_does_not(weights: list[floa
 
     def counts(factor: float) -> Counter[str]:
         known = {n: Tenant(name=n, weight=w * factor) for n, w in zip(names, weights, strict=True)}
-        made = plan(snapshot(devices(1, 256 * 48), waiting=backlog, tenants=known))
+        made = make_plan(snapshot(devices(1, 256 * 48), waiting=backlog, tenants=known))
         return Counter(g.request_id.split("-")[0] for g in made.grants)
 
     got = counts(1.0)
@@ -244,7 +246,7 @@ def test_splitting_work_into_more_needs_gains_nothing(pieces: int, gpus: int) ->
     split = [
         request(f"b{n:03}", shared(2 * GIB // pieces, tenant="b"), since_ms=n) for n in range(60 * pieces)
     ]
-    made = plan(snapshot(devices(gpus), waiting=whole + split))
+    made = make_plan(snapshot(devices(gpus), waiting=whole + split))
     held: Counter[str] = Counter()
     for grant in made.grants:
         held[grant.request_id[0]] += grant.parts[0].memory_mib
@@ -339,7 +341,7 @@ def test_the_example_of_the_paper_gives_three_and_two() -> None:
     gpu = devices(1, 18 * GIB)  # 9 CPUs are 99 percent of it
     a = [request(f"a{n}", shared(4 * GIB, tenant="a", compute_percent=11), since_ms=n) for n in range(9)]
     b = [request(f"b{n}", shared(1 * GIB, tenant="b", compute_percent=33), since_ms=n) for n in range(9)]
-    made = plan(snapshot(gpu, waiting=a + b))
+    made = make_plan(snapshot(gpu, waiting=a + b))
     assert Counter(g.request_id[0] for g in made.grants) == {"a": 3, "b": 2}
 
 
@@ -362,7 +364,7 @@ def backlogs(draw: st.DrawFn) -> Snapshot:
 @given(backlogs(), st.sampled_from([Backfill.EASY, Backfill.FREE]))
 @effort(max_examples=60, deadline=None)
 def test_nobody_envies_another_by_more_than_one_need(world: Snapshot, backfill: Backfill) -> None:
-    assert envy(world, plan(world, backfill=backfill)) == 0
+    assert envy(world, make_plan(world, backfill=backfill)) == 0
 
 
 @given(backlogs(), st.sampled_from([Backfill.EASY, Backfill.FREE]))
@@ -370,7 +372,7 @@ def test_nobody_envies_another_by_more_than_one_need(world: Snapshot, backfill: 
 def test_nothing_that_fits_outside_the_reservation_is_left_waiting(
     world: Snapshot, backfill: Backfill
 ) -> None:
-    assert broken(world, plan(world, backfill=backfill))["nonwasteful_violations"] == 0
+    assert broken(world, make_plan(world, backfill=backfill))["nonwasteful_violations"] == 0
 
 
 @given(backlogs())
@@ -380,7 +382,7 @@ def test_every_grant_went_to_the_lowest_share_that_could_fit(world: Snapshot) ->
     total = [sum(free[0] for free in on.values()), WHOLE * len(on)]
     held: dict[str, list[int]] = {name: [0, 0] for name in world.tenants}
     kinds = {r.need.tenant: r.need for r in world.waiting}
-    for grant in plan(world, backfill=Backfill.FREE).grants:
+    for grant in make_plan(world, backfill=Backfill.FREE).grants:
         tenant = grant.request_id.split("-")[0]
         shares = {name: max(h / t for h, t in zip(held[name], total, strict=True)) for name in held}
         could = [

@@ -26,7 +26,7 @@ from hypothesis import assume, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from pipeline.gpu.policy.policy import open_to_shared, plan, served
+from pipeline.gpu.policy.policy import make_plan, open_to_shared, served
 from pipeline.gpu.values import (
     WHOLE,
     Backfill,
@@ -76,10 +76,10 @@ def inference(
 def test_every_plan_keeps_to_capacity_whole_gangs_closed_doors_and_quotas(
     world: Snapshot, rule: Backfill
 ) -> None:
-    made = plan(world, backfill=rule)
+    made = make_plan(world, backfill=rule)
     obeys(world, made)
     later = after(world, made, obey=False)
-    obeys(later, plan(later, backfill=rule))
+    obeys(later, make_plan(later, backfill=rule))
 
 
 @given(snapshots(), RULES, st.randoms(use_true_random=False))
@@ -98,7 +98,9 @@ def test_the_order_in_which_a_snapshot_lists_its_parts_changes_nothing(
         orphans=mixed(world.orphans),
         tenants=dict(mixed(list(world.tenants.items()))),
     )
-    assert plan(other, backfill=rule) == plan(world, backfill=rule) == plan(world, backfill=rule)
+    assert (
+        make_plan(other, backfill=rule) == make_plan(world, backfill=rule) == make_plan(world, backfill=rule)
+    )
 
 
 @given(snapshots(), RULES)
@@ -106,65 +108,67 @@ def test_the_order_in_which_a_snapshot_lists_its_parts_changes_nothing(
 def test_a_plan_that_was_done_has_no_second_reservation_in_it(world: Snapshot, rule: Backfill) -> None:
     """Planning again with nothing changed settles: no grants, the same reservation, so that nothing is written."""
     for _ in range(3):
-        made = plan(world, backfill=rule)
+        made = make_plan(world, backfill=rule)
         world = after(world, made, obey=False)
-    again = plan(world, backfill=rule)
+    again = make_plan(world, backfill=rule)
     assert (again.grants, again.yields, again.reservation) == ((), (), world.reservation)
 
 
 def test_in_a_quarantine_nothing_is_granted_and_the_reservation_stays() -> None:
     kept = Reservation(request_id="r", uuids=(ONE.uuid,))
     world = snapshot([ONE], waiting=[request("r", shared())], quarantine_ms=500, reservation=kept)
-    assert plan(world) == PoolPlan(reservation=kept)
+    assert make_plan(world) == PoolPlan(reservation=kept)
     assert not open_to_shared(world, shared())
 
 
 def test_an_empty_pool_plans_nothing() -> None:
-    assert plan(snapshot((), waiting=[request("r", shared()), request("x", exclusive())])) == PoolPlan()
+    assert make_plan(snapshot((), waiting=[request("r", shared()), request("x", exclusive())])) == PoolPlan()
 
 
 # ---- fit
 
 
 def test_an_exact_fit_is_accepted_to_the_last_mib_and_percent() -> None:
-    made = plan(snapshot([ONE], waiting=[request("r", shared(8 * GIB, compute_percent=100))]))
+    made = make_plan(snapshot([ONE], waiting=[request("r", shared(8 * GIB, compute_percent=100))]))
     assert granted(made) == ["r"]
-    assert granted(plan(snapshot([ONE], waiting=[request("r", shared(8 * GIB + 1))]))) == []
+    assert granted(make_plan(snapshot([ONE], waiting=[request("r", shared(8 * GIB + 1))]))) == []
 
 
 def test_the_fullest_device_that_still_fits_is_taken_and_whole_ones_survive() -> None:
     held = [lease("a", shared(2 * GIB), [TWO]), lease("b", shared(5 * GIB), [THREE])]
     world = snapshot([ONE, TWO, THREE], leases=held, waiting=[request("r", shared(3 * GIB))])
-    assert places(plan(world)) == {"r": [THREE.uuid]}
+    assert places(make_plan(world)) == {"r": [THREE.uuid]}
     world = snapshot([ONE, TWO, THREE], leases=held, waiting=[request("r", shared(4 * GIB))])
-    assert places(plan(world)) == {"r": [TWO.uuid]}
+    assert places(make_plan(world)) == {"r": [TWO.uuid]}
 
 
 def test_compute_bounds_a_device_and_no_claim_on_it_needs_none() -> None:
     held = [lease("a", shared(GIB, compute_percent=80), [ONE])]
     waiting = [request("big", shared(compute_percent=21)), request("free", shared(compute_percent=0))]
-    assert granted(plan(snapshot([ONE], leases=held, waiting=waiting), backfill=Backfill.FREE)) == ["free"]
+    assert granted(make_plan(snapshot([ONE], leases=held, waiting=waiting), backfill=Backfill.FREE)) == [
+        "free"
+    ]
 
 
 def test_an_exclusive_need_takes_the_smallest_empty_device_whole() -> None:
     large = device(9, 16 * GIB)
     world = snapshot([large, ONE], waiting=[request("r", exclusive(4 * GIB))])
-    (grant,) = plan(world).grants
+    (grant,) = make_plan(world).grants
     (part,) = grant.parts
     assert (part.uuid, part.memory_mib, part.compute_percent) == (ONE.uuid, 8 * GIB, WHOLE)
 
 
 def test_what_a_dead_holder_left_counts_as_taken_and_keeps_exclusive_needs_out() -> None:
     world = snapshot([ONE], orphans=(orphan(ONE, 6 * GIB),))
-    assert granted(plan(replace(world, waiting=(request("r", shared(2 * GIB)),)))) == ["r"]
-    assert granted(plan(replace(world, waiting=(request("r", shared(3 * GIB)),)))) == []
-    assert granted(plan(replace(world, waiting=(request("r", exclusive()),)))) == []
+    assert granted(make_plan(replace(world, waiting=(request("r", shared(2 * GIB)),)))) == ["r"]
+    assert granted(make_plan(replace(world, waiting=(request("r", shared(3 * GIB)),)))) == []
+    assert granted(make_plan(replace(world, waiting=(request("r", exclusive()),)))) == []
     alone = snapshot([ONE], orphans=(orphan(ONE, 0, alone=True),), waiting=[request("r", shared(1))])
-    assert granted(plan(alone)) == []
+    assert granted(make_plan(alone)) == []
 
 
 def test_a_device_that_is_out_of_order_gets_nothing_and_no_reservation() -> None:
-    made = plan(
+    made = make_plan(
         snapshot([device(0, why="XID 79")], waiting=[request("r", shared()), request("x", exclusive())])
     )
     assert made == PoolPlan()
@@ -173,13 +177,13 @@ def test_a_device_that_is_out_of_order_gets_nothing_and_no_reservation() -> None
 def test_a_device_that_shrank_below_its_leases_is_full_and_not_endless() -> None:
     small = replace(ONE, schedulable_mib=GIB)
     world = snapshot([small], leases=[lease("a", shared(4 * GIB), [ONE])], waiting=[request("r", shared(1))])
-    assert granted(plan(world)) == []
+    assert granted(make_plan(world)) == []
 
 
 def test_a_need_goes_where_it_says() -> None:
     far = device(0, node="n1")
     waiting = [request("node", shared(node="n1")), request("device", shared(device=TWO.uuid))]
-    assert places(plan(snapshot([ONE, TWO, far], waiting=waiting))) == {
+    assert places(make_plan(snapshot([ONE, TWO, far], waiting=waiting))) == {
         "node": [far.uuid],
         "device": [TWO.uuid],
     }
@@ -188,10 +192,10 @@ def test_a_need_goes_where_it_says() -> None:
 def test_a_gang_gets_all_of_its_devices_over_nodes_or_none() -> None:
     far = device(0, node="n1")
     world = snapshot([ONE, far], waiting=[request("gang", shared(8 * GIB, devices=2))])
-    assert places(plan(world)) == {"gang": [ONE.uuid, far.uuid]}
-    assert granted(plan(replace(world, leases=(lease("a", shared(1), [far]),)))) == []
+    assert places(make_plan(world)) == {"gang": [ONE.uuid, far.uuid]}
+    assert granted(make_plan(replace(world, leases=(lease("a", shared(1), [far]),)))) == []
     near = replace(world, waiting=(request("gang", shared(GIB, devices=2, node="n0")),))
-    assert plan(near) == PoolPlan()
+    assert make_plan(near) == PoolPlan()
 
 
 # ---- order and quota
@@ -203,13 +207,13 @@ def test_higher_priority_goes_first_then_age() -> None:
         request("new", shared(8 * GIB), since_ms=2),
         request("high", shared(8 * GIB, priority=1), since_ms=3),
     ]
-    assert granted(plan(snapshot([ONE], waiting=waiting))) == ["high"]
-    assert granted(plan(snapshot([ONE, TWO], waiting=waiting))) == ["high", "old"]
+    assert granted(make_plan(snapshot([ONE], waiting=waiting))) == ["high"]
+    assert granted(make_plan(snapshot([ONE, TWO], waiting=waiting))) == ["high", "old"]
 
 
 def test_of_one_moment_the_smaller_id_goes_first() -> None:
     waiting = [request(name, shared(8 * GIB)) for name in ("b", "a", "c")]
-    assert granted(plan(snapshot([ONE, TWO], waiting=waiting))) == ["a", "b"]
+    assert granted(make_plan(snapshot([ONE, TWO], waiting=waiting))) == ["a", "b"]
 
 
 def test_whoever_is_at_its_quota_waits_while_others_overtake_and_nothing_is_reserved_for_it() -> None:
@@ -220,7 +224,7 @@ def test_whoever_is_at_its_quota_waits_while_others_overtake_and_nothing_is_rese
         request("a3", shared(1 * GIB, tenant="a"), since_ms=3),
         request("b1", shared(4 * GIB, tenant="b"), since_ms=4),
     ]
-    made = plan(snapshot([ONE], waiting=waiting, tenants=known), backfill=Backfill.STRICT)
+    made = make_plan(snapshot([ONE], waiting=waiting, tenants=known), backfill=Backfill.STRICT)
     assert sorted(granted(made)) == ["a1", "a3", "b1"]
     assert made.reservation is None
 
@@ -229,9 +233,9 @@ def test_an_exclusive_need_is_charged_to_the_quota_with_all_of_its_device() -> N
     known = {"a": Tenant(name="a", quota_mib=8 * GIB)}
     large = device(9, 16 * GIB)
     waiting = [request("x", exclusive(GIB, tenant="a"))]
-    assert plan(snapshot([large], waiting=waiting, tenants=known)) == PoolPlan()
+    assert make_plan(snapshot([large], waiting=waiting, tenants=known)) == PoolPlan()
     held = [lease("l", shared(GIB, max_duration_s=600), [ONE])]
-    made = plan(snapshot([large, ONE], leases=held, waiting=waiting, tenants=known))
+    made = make_plan(snapshot([large, ONE], leases=held, waiting=waiting, tenants=known))
     assert (granted(made), reserved(made)) == ([], ("x", {ONE.uuid}))
 
 
@@ -250,7 +254,7 @@ def gang(**values: object) -> PoolRequest:
 
 def test_the_first_need_that_does_not_fit_gets_the_one_reservation() -> None:
     waiting = [gang(), request("gang2", shared(8 * GIB, devices=2), since_ms=2)]
-    made = plan(snapshot([ONE, TWO], leases=busy(100), waiting=waiting))
+    made = make_plan(snapshot([ONE, TWO], leases=busy(100), waiting=waiting))
     assert made.reservation == Reservation(
         request_id="gang", uuids=(ONE.uuid, TWO.uuid), start_ms=NOW_MS + 100_000, made_ms=NOW_MS
     )
@@ -270,19 +274,19 @@ def test_a_later_need_starts_only_where_it_ends_before_the_reserved_one_can(
     lasts: float | None, rule: Backfill, starts: bool
 ) -> None:
     small = request("small", shared(GIB, max_duration_s=lasts), since_ms=2)
-    made = plan(snapshot([ONE, TWO], leases=busy(100), waiting=[gang(), small]), backfill=rule)
+    made = make_plan(snapshot([ONE, TWO], leases=busy(100), waiting=[gang(), small]), backfill=rule)
     assert granted(made) == (["small"] if starts else [])
 
 
 def test_where_nobody_knows_when_the_reserved_need_starts_nothing_ends_before_it() -> None:
     small = request("small", shared(GIB, max_duration_s=0.1), since_ms=2)
-    assert granted(plan(snapshot([ONE, TWO], leases=busy(None), waiting=[gang(), small]))) == []
+    assert granted(make_plan(snapshot([ONE, TWO], leases=busy(None), waiting=[gang(), small]))) == []
 
 
 def test_what_the_reserved_need_leaves_over_may_be_had_by_others_once() -> None:
     head = request("head", shared(5 * GIB, devices=2), since_ms=1)
     small = [request(f"s{n}", shared(2 * GIB), since_ms=2 + n) for n in range(3)]
-    made = plan(snapshot([ONE, TWO], leases=busy(100), waiting=[head, *small]))
+    made = make_plan(snapshot([ONE, TWO], leases=busy(100), waiting=[head, *small]))
     assert places(made) == {"s0": [TWO.uuid]}  # 8 - 5 GiB are spare there, and 2 of them are gone then
 
 
@@ -292,7 +296,7 @@ def test_devices_outside_the_reservation_are_free_to_all() -> None:
         request("s", shared(8 * GIB)),
     ]
     far = device(0, node="n1")
-    made = plan(snapshot([ONE, TWO, far], leases=busy(100), waiting=waiting))
+    made = make_plan(snapshot([ONE, TWO, far], leases=busy(100), waiting=waiting))
     assert (places(made), reserved(made)) == ({"s": [far.uuid]}, ("gang", {ONE.uuid, TWO.uuid}))
 
 
@@ -301,7 +305,7 @@ def test_the_devices_that_become_free_first_are_reserved() -> None:
         lease(f"l{n}", shared(8 * GIB, max_duration_s=600 - 100 * n), [d])
         for n, d in enumerate((ONE, TWO, THREE))
     ]
-    made = plan(snapshot([ONE, TWO, THREE], leases=held, waiting=[gang()]))
+    made = make_plan(snapshot([ONE, TWO, THREE], leases=held, waiting=[gang()]))
     assert reserved(made) == ("gang", {TWO.uuid, THREE.uuid})
 
 
@@ -310,14 +314,14 @@ def test_a_reservation_stays_with_its_need_and_its_devices_while_they_can_serve_
     kept = Reservation(request_id="gang", uuids=(TWO.uuid, THREE.uuid), start_ms=NOW_MS + 540_000, made_ms=7)
     older = request("older", shared(8 * GIB, devices=2, tenant="b"), since_ms=0)
     world = snapshot([ONE, TWO, THREE], leases=held, waiting=[older, gang()], reservation=kept)
-    assert plan(world) == PoolPlan(reservation=kept)
+    assert make_plan(world) == PoolPlan(reservation=kept)
 
 
 def test_a_reservation_moves_where_it_starts_sooner() -> None:
     held = [lease(f"l{n}", shared(8 * GIB, max_duration_s=600), [d]) for n, d in enumerate((TWO, THREE))]
     soon = [lease(f"s{n}", shared(8 * GIB, max_duration_s=100), [d]) for n, d in enumerate((ONE, FOUR))]
     kept = Reservation(request_id="gang", uuids=(TWO.uuid, THREE.uuid), start_ms=NOW_MS + 540_000, made_ms=7)
-    made = plan(snapshot(devices(4), leases=held + soon, waiting=[gang()], reservation=kept))
+    made = make_plan(snapshot(devices(4), leases=held + soon, waiting=[gang()], reservation=kept))
     assert reserved(made) == ("gang", {ONE.uuid, FOUR.uuid})
 
 
@@ -328,13 +332,13 @@ def test_a_reservation_that_cannot_be_served_any_more_is_given_up(gone: str) -> 
     known = {"logweir": Tenant(name="logweir", quota_mib=8 * GIB)} if gone == "quota" else {}
     waiting = [] if gone == "request" else [gang()]
     world = snapshot(on, leases=busy(100), waiting=waiting, reservation=kept, tenants=known)
-    assert plan(world).reservation is None
+    assert make_plan(world).reservation is None
 
 
 def test_a_higher_priority_takes_the_reservation_over() -> None:
     kept = Reservation(request_id="gang", uuids=(ONE.uuid, TWO.uuid), made_ms=7)
     high = request("high", shared(8 * GIB, devices=2, priority=1), since_ms=9)
-    made = plan(snapshot([ONE, TWO], leases=busy(100), waiting=[gang(), high], reservation=kept))
+    made = make_plan(snapshot([ONE, TWO], leases=busy(100), waiting=[gang(), high], reservation=kept))
     assert reserved(made) == ("high", {ONE.uuid, TWO.uuid})
 
 
@@ -342,7 +346,7 @@ def test_the_reserved_need_starts_as_soon_as_it_fits_wherever_that_is() -> None:
     kept = Reservation(request_id="gang", uuids=(ONE.uuid, TWO.uuid), made_ms=7)
     others = [request(f"o{n}", shared(8 * GIB, tenant="b"), since_ms=0) for n in range(4)]
     world = snapshot(devices(3), leases=busy(100), waiting=[*others, gang()], reservation=kept)
-    made = plan(world)
+    made = make_plan(world)
     assert places(made) == {"gang": [TWO.uuid, THREE.uuid]}
 
 
@@ -351,11 +355,11 @@ def test_a_lease_that_overran_is_expected_for_a_while_and_then_has_no_end() -> N
     long_over = [lease("busy", shared(8 * GIB, max_duration_s=40), [ONE], age_s=60)]
     later = [lease("later", shared(8 * GIB, max_duration_s=600), [TWO])]
     head = [request("head", shared(8 * GIB))]
-    assert reserved(plan(snapshot([ONE, TWO], leases=just_over + later, waiting=head))) == (
+    assert reserved(make_plan(snapshot([ONE, TWO], leases=just_over + later, waiting=head))) == (
         "head",
         {ONE.uuid},
     )
-    assert reserved(plan(snapshot([ONE, TWO], leases=long_over + later, waiting=head))) == (
+    assert reserved(make_plan(snapshot([ONE, TWO], leases=long_over + later, waiting=head))) == (
         "head",
         {TWO.uuid},
     )
@@ -368,8 +372,11 @@ def test_who_waits_for_a_device_is_compared_with_its_holder_as_if_that_had_given
         request("b", exclusive(tenant="b"), since_ms=2),
     ]
     used = {"b": Usage(value=100.0, at_ms=NOW_MS)}
-    assert reserved(plan(snapshot([ONE], leases=held, waiting=waiting))) == ("b", {ONE.uuid})
-    assert reserved(plan(snapshot([ONE], leases=held, waiting=waiting, usage=used))) == ("a2", {ONE.uuid})
+    assert reserved(make_plan(snapshot([ONE], leases=held, waiting=waiting))) == ("b", {ONE.uuid})
+    assert reserved(make_plan(snapshot([ONE], leases=held, waiting=waiting, usage=used))) == (
+        "a2",
+        {ONE.uuid},
+    )
 
 
 # ---- the door of training
@@ -382,7 +389,7 @@ def training(**values: object) -> PoolRequest:
 def test_training_closes_the_door_and_inference_is_asked_to_yield_even_when_granted_just_before() -> None:
     held = [inference("i1", age_s=0.1), inference("i2", age_s=300)]
     world = snapshot([ONE], leases=held, waiting=[training()])
-    made = plan(world, yield_ms=2500)
+    made = make_plan(world, yield_ms=2500)
     assert granted(made) == []
     assert asked(made) == {"i1", "i2"}
     assert {one.by_ms for one in made.yields} == {NOW_MS + 2500}
@@ -390,29 +397,29 @@ def test_training_closes_the_door_and_inference_is_asked_to_yield_even_when_gran
     assert reserved(made) == ("train", {ONE.uuid})
     again = request("again", held[0].need, since_ms=NOW_MS + 1)
     closed = after(replace(world, waiting=(*world.waiting, again)), made, obey=False)
-    assert plan(closed) == PoolPlan(reservation=made.reservation)
+    assert make_plan(closed) == PoolPlan(reservation=made.reservation)
     assert not open_to_shared(closed, held[0].need)
 
 
 def test_training_starts_when_they_are_gone_and_inference_returns_after_it() -> None:
     world = snapshot([ONE], leases=[inference()], waiting=[training()])
-    world = after(world, plan(world))
-    made = plan(world)
+    world = after(world, make_plan(world))
+    made = make_plan(world)
     assert granted(made) == ["train"]
     world = after(world, made, later_ms=20_000)
-    made = plan(world)
+    made = make_plan(world)
     assert (granted(made), asked(made)) == ([], set())  # inference waits and displaces nobody
     world = replace(after(world, made), leases=())
-    assert granted(plan(world)) == ["infer'"]
+    assert granted(make_plan(world)) == ["infer'"]
 
 
 def test_inference_that_waited_before_training_does_not_hold_the_reservation_against_it() -> None:
     full = [inference(f"i{n}", mib=2 * GIB) for n in range(4)]
     older = request("older", full[0].need, since_ms=NOW_MS - 5000)
     world = snapshot([ONE], leases=full, waiting=[older])
-    first = plan(world)
+    first = make_plan(world)
     assert reserved(first) == ("older", {ONE.uuid})
-    made = plan(replace(after(world, first), waiting=(older, training())))
+    made = make_plan(replace(after(world, first), waiting=(older, training())))
     assert reserved(made) == ("train", {ONE.uuid})
     assert asked(made) == {"i0", "i1", "i2", "i3"}
 
@@ -420,7 +427,7 @@ def test_inference_that_waited_before_training_does_not_hold_the_reservation_aga
 def test_training_that_starts_now_keeps_no_door_for_itself() -> None:
     far = lease("far", shared(8 * GIB, preemptible=True), [TWO])
     waiting = [training(), request("big", shared(8 * GIB), since_ms=NOW_MS + 1)]
-    made = plan(snapshot([ONE, TWO], leases=[far], waiting=waiting))
+    made = make_plan(snapshot([ONE, TWO], leases=[far], waiting=waiting))
     assert granted(made) == ["train"]
     assert made.reservation is not None
     assert made.reservation.request_id == "big"
@@ -430,7 +437,7 @@ def test_training_that_starts_now_keeps_no_door_for_itself() -> None:
     "need", [shared(-1), shared(compute_percent=-1), shared(devices=0), shared(devices=-1)]
 )
 def test_a_need_of_impossible_size_gets_nothing_even_if_nobody_refused_it(need: Need) -> None:
-    assert granted(plan(snapshot([ONE], waiting=[request("r", need)]))) == []
+    assert granted(make_plan(snapshot([ONE], waiting=[request("r", need)]))) == []
 
 
 def test_of_two_devices_the_one_with_fewer_holders_is_emptied() -> None:
@@ -439,13 +446,13 @@ def test_of_two_devices_the_one_with_fewer_holders_is_emptied() -> None:
         inference("i2"),
         replace(inference("i3"), parts=(replace(inference().parts[0], uuid=TWO.uuid),)),
     ]
-    made = plan(snapshot([ONE, TWO], leases=held, waiting=[training()]))
+    made = make_plan(snapshot([ONE, TWO], leases=held, waiting=[training()]))
     assert (asked(made), reserved(made)) == ({"i3"}, ("train", {TWO.uuid}))
 
 
 def test_nobody_is_asked_in_vain_where_another_holder_stays() -> None:
     stays = lease("stays", shared(GIB), [ONE])
-    made = plan(snapshot([ONE], leases=[inference(), stays], waiting=[training()]))
+    made = make_plan(snapshot([ONE], leases=[inference(), stays], waiting=[training()]))
     assert (asked(made), reserved(made)) == (set(), ("train", {ONE.uuid}))
 
 
@@ -454,13 +461,13 @@ def test_leases_that_were_asked_already_count_as_going_and_nobody_else_is_asked(
         inference("i1", yield_by_ms=NOW_MS + 5000),
         replace(inference("i2"), parts=(replace(inference().parts[0], uuid=TWO.uuid),)),
     ]
-    made = plan(snapshot([ONE, TWO], leases=held, waiting=[training()]))
+    made = make_plan(snapshot([ONE, TWO], leases=held, waiting=[training()]))
     assert (asked(made), reserved(made)) == (set(), ("train", {ONE.uuid}))
 
 
 def test_a_lease_that_does_not_say_preemptible_is_never_asked() -> None:
     stays = lease("stays", shared(GIB, priority=-5), [ONE])
-    made = plan(snapshot([ONE], leases=[stays], waiting=[training(priority=9)]))
+    made = make_plan(snapshot([ONE], leases=[stays], waiting=[training(priority=9)]))
     assert asked(made) == set()
 
 
@@ -468,7 +475,7 @@ def test_even_where_all_may_overtake_an_exclusive_need_closes_its_door() -> None
     world = snapshot(
         [ONE], leases=[inference()], waiting=[training(), request("s", shared(), since_ms=NOW_MS + 1)]
     )
-    made = plan(world, backfill=Backfill.FREE)
+    made = make_plan(world, backfill=Backfill.FREE)
     assert (granted(made), reserved(made), asked(made)) == ([], ("train", {ONE.uuid}), {"infer"})
 
 
@@ -476,7 +483,8 @@ def test_a_shared_need_does_not_displace_an_exclusive_lease_of_its_priority() ->
     held = [lease("train", exclusive(preemptible=True, tenant="a"), [ONE])]
     for tenant in ("a", "b"):
         assert (
-            asked(plan(snapshot([ONE], leases=held, waiting=[request("r", shared(tenant=tenant))]))) == set()
+            asked(make_plan(snapshot([ONE], leases=held, waiting=[request("r", shared(tenant=tenant))])))
+            == set()
         )
 
 
@@ -493,36 +501,42 @@ def theirs(
 
 def test_whoever_has_less_displaces_who_has_more_but_only_as_much_as_it_needs() -> None:
     held = [theirs("a1", 2 * GIB, age_s=90), theirs("a2", 4 * GIB, age_s=60), theirs("a3", 2 * GIB, age_s=30)]
-    made = plan(snapshot([ONE], leases=held, waiting=[request("b", shared(2 * GIB, tenant="b"))]))
+    made = make_plan(snapshot([ONE], leases=held, waiting=[request("b", shared(2 * GIB, tenant="b"))]))
     assert asked(made) == {"a3"}  # the newest
 
 
 def test_the_winner_must_stay_below_what_the_victim_would_have_with_that_lease_back() -> None:
     held = [theirs("a1"), theirs("b1", tenant="b")]
-    assert asked(plan(snapshot([ONE], leases=held, waiting=[request("b2", shared(tenant="b"))]))) == set()
     assert (
-        asked(plan(snapshot([ONE], leases=held, waiting=[request("c", shared(4 * GIB, tenant="c"))])))
+        asked(make_plan(snapshot([ONE], leases=held, waiting=[request("b2", shared(tenant="b"))]))) == set()
+    )
+    assert (
+        asked(make_plan(snapshot([ONE], leases=held, waiting=[request("c", shared(4 * GIB, tenant="c"))])))
         == set()
     )
-    assert asked(plan(snapshot([ONE], leases=held, waiting=[request("c", shared(3 * GIB, tenant="c"))]))) == {
-        "a1"
-    }
+    assert asked(
+        make_plan(snapshot([ONE], leases=held, waiting=[request("c", shared(3 * GIB, tenant="c"))]))
+    ) == {"a1"}
 
 
 def test_a_lease_is_left_alone_by_other_tenants_for_its_first_seconds() -> None:
     waiting = [request("b", shared(2 * GIB, tenant="b"))]
-    assert asked(plan(snapshot([ONE], leases=[theirs("a", 8 * GIB, age_s=9.9)], waiting=waiting))) == set()
-    assert asked(plan(snapshot([ONE], leases=[theirs("a", 8 * GIB, age_s=10)], waiting=waiting))) == {"a"}
+    assert (
+        asked(make_plan(snapshot([ONE], leases=[theirs("a", 8 * GIB, age_s=9.9)], waiting=waiting))) == set()
+    )
+    assert asked(make_plan(snapshot([ONE], leases=[theirs("a", 8 * GIB, age_s=10)], waiting=waiting))) == {
+        "a"
+    }
 
 
 def test_within_a_tenant_only_a_lower_priority_is_displaced() -> None:
     held = [theirs("low", priority=-1), theirs("same")]
     waiting = [request("r", shared(4 * GIB, tenant="a"))]
-    assert asked(plan(snapshot([ONE], leases=held, waiting=waiting))) == {"low"}
+    assert asked(make_plan(snapshot([ONE], leases=held, waiting=waiting))) == {"low"}
 
 
 def test_a_higher_priority_is_never_displaced_whatever_its_share() -> None:
-    made = plan(
+    made = make_plan(
         snapshot([ONE], leases=[theirs("a", 8 * GIB, priority=1)], waiting=[request("b", shared(tenant="b"))])
     )
     assert asked(made) == set()
@@ -537,24 +551,26 @@ def test_the_lowest_priority_goes_first_then_who_has_most_then_the_newest() -> N
     ]
     for size, victims in ((1, {"c2"}), (2, {"c2"})):
         waiting = [request("b", shared(size * GIB, tenant="b"))]
-        assert asked(plan(snapshot([ONE], leases=held, waiting=waiting))) == victims
+        assert asked(make_plan(snapshot([ONE], leases=held, waiting=waiting))) == victims
     held[3] = theirs("a3", 2 * GIB, age_s=12)
-    assert asked(plan(snapshot([ONE], leases=held, waiting=[request("b", shared(tenant="b"))]))) == {"a3"}
+    assert asked(make_plan(snapshot([ONE], leases=held, waiting=[request("b", shared(tenant="b"))]))) == {
+        "a3"
+    }
 
 
 def test_a_gang_is_displaced_whole() -> None:
     both = lease("gang", shared(8 * GIB, tenant="a", devices=2, preemptible=True), [ONE, TWO])
     world = snapshot([ONE, TWO], leases=[both], waiting=[request("b", shared(tenant="b"))])
-    world = after(world, plan(world))
+    world = after(world, make_plan(world))
     assert world.leases == ()
-    assert granted(plan(world)) == ["b"]
+    assert granted(make_plan(world)) == ["b"]
 
 
 @given(st.integers(0, 10**6))
 @effort(max_examples=80, deadline=None)
 def test_no_victim_could_have_stayed(seed: int) -> None:
     world = _crowd(random.Random(seed))
-    made = plan(world)
+    made = make_plan(world)
     assume(made.reservation is not None and made.yields)
     assert made.reservation is not None
     head = next(r for r in world.waiting if r.request_id == made.reservation.request_id)
@@ -565,7 +581,7 @@ def test_no_victim_could_have_stayed(seed: int) -> None:
     def starts(without: set[str]) -> bool:
         left_over = tuple(one for one in alone.leases if one.lease_id not in without)
         there = tuple(d for d in alone.devices if made.reservation and d.uuid in made.reservation.uuids)
-        return bool(plan(replace(alone, leases=left_over, devices=there)).grants)
+        return bool(make_plan(replace(alone, leases=left_over, devices=there)).grants)
 
     assert starts(gone)
     assert not any(starts(gone - {one}) for one in gone)
@@ -580,7 +596,7 @@ def test_displacing_comes_to_rest_and_never_goes_in_turns(seed: int) -> None:
     for arrivals in ((), more):
         world = replace(world, waiting=world.waiting + arrivals)
         for _ in range(40):
-            made = plan(world)
+            made = make_plan(world)
             obeys(world, made)
             if not made.grants and not made.yields and made.reservation == world.reservation:
                 break
@@ -623,7 +639,7 @@ def _crowd(chance: random.Random) -> Snapshot:
         for n in range(chance.randint(4 * len(on), 8 * len(on)))
     ]
     world = snapshot(on, waiting=first, tenants=known)
-    world = after(world, plan(world), later_ms=60_000)
+    world = after(world, make_plan(world), later_ms=60_000)
     late = tuple(
         request(f"n{n}", _need(chance, len(on), tenants="abcc", sizes=SIZES_MIB[1:]), since_ms=NOW_MS + n)
         for n in range(3)
@@ -650,7 +666,7 @@ def lives(chance: random.Random, *, tenants: str, rule: Backfill) -> Iterator[tu
         arrivals = arrivals[len(come) :]
         stay = tuple(one for one in world.leases if _end_ms(one) > now_ms)
         world = replace(world, now_ms=now_ms, leases=stay, waiting=(*world.waiting, *come))
-        made = plan(world, backfill=rule)
+        made = make_plan(world, backfill=rule)
         yield world, made
         world = after(world, made)
 
@@ -714,7 +730,7 @@ def test_open_to_shared_says_whether_the_need_would_be_granted_now() -> None:
 def test_open_to_shared_agrees_with_a_plan_for_that_need_alone(world: Snapshot, need: Need) -> None:
     need = replace(need, mode=LeaseMode.SHARED, tenant="c")
     world = replace(world, waiting=(request("r", need),), reservation=None)
-    assert open_to_shared(world, need) == (granted(plan(world)) == ["r"])
+    assert open_to_shared(world, need) == (granted(make_plan(world)) == ["r"])
 
 
 def test_a_device_that_our_own_workers_fill_is_open_to_their_batches_until_they_are_asked_to_yield() -> None:

@@ -401,7 +401,7 @@ def test_a_fault_in_planning_does_not_stop_who_gives_back(
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(policy, "plan", broken)
+    monkeypatch.setattr(policy, "make_plan", broken)
     assert pool.release(first)
     assert isinstance(second.failed(), ZeroDivisionError)
     assert pool.client.get(pool.planner.slot) is None

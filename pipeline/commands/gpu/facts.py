@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from pipeline.gpu.node import watchdog
 from pipeline.gpu.policy.explain import (
-    Room,
+    DeviceView,
+    device_views,
     held_mib,
     open_door,
     outside_mib,
-    rooms_of,
-    state,
+    state_of,
     until,
     why_it_waits,
 )
@@ -25,18 +25,18 @@ CLOCK_WRONG_MS: Final = 60_000  # above what a report may have been under way, a
 
 def facts(s: Snapshot) -> dict[str, Any]:
     """Everything `gpu top` shows, JSON-ready. Sizes in MiB, times in seconds of the Redis clock."""
-    rooms = rooms_of(s)
-    usable = [room for room in rooms if room.device.usable]
+    views = device_views(s)
+    usable = [view for view in views if view.device.usable]
     return {
         "at_ms": s.now_ms,
         "epoch": s.epoch,
         "quarantine_s": s.quarantine_ms / 1000,
         "summary": {
-            "devices": len(rooms),
+            "devices": len(views),
             "usable": len(usable),
-            "nodes": len({room.device.node for room in rooms}),
-            "schedulable_mib": sum(room.device.schedulable_mib for room in usable),
-            "free_mib": sum(max(0, room.free_mib) for room in usable if open_door(s, room)),
+            "nodes": len({view.device.node for view in views}),
+            "schedulable_mib": sum(view.device.schedulable_mib for view in usable),
+            "free_mib": sum(max(0, view.free_mib) for view in usable if open_door(s, view)),
             "leases": len(s.leases),
             "waiting": len(s.waiting),
         },
@@ -47,9 +47,9 @@ def facts(s: Snapshot) -> dict[str, Any]:
             "devices": list(s.reservation.uuids),
             "starts_in_s": until(s, s.reservation.start_ms),
         },
-        "devices": [_device(s, room) for room in rooms],
+        "devices": [_device(s, view) for view in views],
         "leases": leases(s),
-        "waiting": [_waits(s, request, rooms) for request in in_order(s)],
+        "waiting": [_waits(s, request, views) for request in in_order(s)],
         "left": [_left(s, x) for x in s.orphans],
         "nodes": [
             {
@@ -140,8 +140,8 @@ def in_order(s: Snapshot) -> list[PoolRequest]:
     )
 
 
-def _device(s: Snapshot, room: Room) -> dict[str, Any]:
-    device = room.device
+def _device(s: Snapshot, view: DeviceView) -> dict[str, Any]:
+    device = view.device
     return {
         "device": device.uuid,
         "node": device.node,
@@ -150,23 +150,23 @@ def _device(s: Snapshot, room: Room) -> dict[str, Any]:
         "parent": device.parent,
         "total_mib": device.total_mib,
         "schedulable_mib": device.schedulable_mib,
-        "leased_mib": room.leased_mib,
-        "leased_percent": room.leased_percent,
-        "free_mib": room.free_mib,
+        "leased_mib": view.leased_mib,
+        "leased_percent": view.leased_percent,
+        "free_mib": view.free_mib,
         "used_mib": device.used_mib,
-        "outside_mib": outside_mib(room),
+        "outside_mib": outside_mib(view),
         "utilisation_percent": device.utilisation_percent,
         "temperature_c": device.temperature_c,
         "usable": device.usable,
         "door_closed_for": s.reservation.request_id
         if s.reservation is not None and device.uuid in s.reservation.uuids
         else None,
-        "state": state(s, room),
-        "leases": [lease.lease_id for lease in room.leases],
+        "state": state_of(s, view),
+        "leases": [lease.lease_id for lease in view.leases],
     }
 
 
-def _waits(s: Snapshot, request: PoolRequest, rooms: Sequence[Room]) -> dict[str, Any]:
+def _waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView]) -> dict[str, Any]:
     need = request.need
     return {
         "request": request.request_id,
@@ -180,7 +180,7 @@ def _waits(s: Snapshot, request: PoolRequest, rooms: Sequence[Room]) -> dict[str
         "node": need.node,
         "device": need.device,
         "waits_s": (s.now_ms - request.since_ms) / 1000,
-        "why": why_it_waits(s, request, rooms),
+        "why": why_it_waits(s, request, views),
     }
 
 

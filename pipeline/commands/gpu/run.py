@@ -37,7 +37,7 @@ from pipeline.gpu.node import host_lock as flock
 from pipeline.gpu.node import mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.node.watchdog import GRACE_S, Watchdog, Word
-from pipeline.gpu.policy.explain import rooms_of, short, why_it_waits
+from pipeline.gpu.policy.explain import device_views, short, why_it_waits
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import LeaseMode, PoolLease
 from pipeline.logs import set_up
@@ -103,7 +103,7 @@ class Waits:
         with suppress(RedisUnavailable):
             snapshot = self.pool.snapshot()
             mine = next((r for r in snapshot.waiting if r.request_id == self.request_id), None)
-            why = "" if mine is None else why_it_waits(snapshot, mine, rooms_of(snapshot))
+            why = "" if mine is None else why_it_waits(snapshot, mine, device_views(snapshot))
             if why and _gist(why) != self._said:
                 self._said, self.told = _gist(why), True
                 _note(self.console, f"{self.request_id} waits: {why}")

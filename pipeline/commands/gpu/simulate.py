@@ -12,9 +12,9 @@ from rich.table import Table
 
 from pipeline.commands.common import err, out, print_json, printable, settings_of
 from pipeline.errors import BadInput
-from pipeline.gpu.policy import workloads as simulate
-from pipeline.gpu.policy.fairness import tenants
-from pipeline.gpu.policy.simulator import PATIENCE_S
+from pipeline.gpu.policy import workloads
+from pipeline.gpu.policy.fairness import parse_tenants
+from pipeline.gpu.policy.simulator import PATIENCE_S, SimulationResult
 from pipeline.gpu.values import Backfill
 from pipeline.settings import Settings
 from pipeline.units import plural, seconds
@@ -30,9 +30,9 @@ def main(args: argparse.Namespace) -> int:
     rules = list(Backfill) if args.backfill == "all" else [Backfill(args.backfill)]
     rows = None if args.file is None else list(_rows(Path(args.file)))
     if rows is None:
-        simulate.check_story(args.load)
+        workloads.check_story(args.load)
     else:
-        simulate.jobs_of(rows)
+        workloads.jobs_of(rows)
     found = {}
     for rule in rules:
         err().print(f"simulating {rule.value} ...", markup=False)
@@ -51,10 +51,10 @@ def main(args: argparse.Namespace) -> int:
 
 def _figures(
     args: argparse.Namespace, settings: Settings, rule: Backfill, rows: list[Mapping[str, object]] | None
-) -> simulate.Figures:
+) -> SimulationResult:
     if rows is None:
-        return simulate.story(args.load, rule, args.seed)
-    return simulate.from_file(rows, tenants=tenants(settings.gpu_tenants), backfill=rule)
+        return workloads.story(args.load, rule, args.seed)
+    return workloads.from_file(rows, tenants=parse_tenants(settings.gpu_tenants), backfill=rule)
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, object]]:
@@ -91,16 +91,16 @@ def _rows(path: Path) -> Iterator[Mapping[str, object]]:
         yield row
 
 
-def _about(args: argparse.Namespace, one: simulate.Figures) -> str:
+def _about(args: argparse.Namespace, one: SimulationResult) -> str:
     if args.file is not None:
         return f"{plural(one.gangs.count + one.small.count, 'need')} of {printable(args.file)} on 8 GPUs, until all were done"
     return (
-        f"8 GPUs asked for {args.load * 100:g} % of their time: {one.small.count:,} needs for one GPU ({simulate.SMALL_S:.0f} s on average) and "
-        f"{one.gangs.count} for all 8 ({simulate.GANG_S} s each, one every {simulate.PERIOD_S} s)"
+        f"8 GPUs asked for {args.load * 100:g} % of their time: {one.small.count:,} needs for one GPU ({workloads.SMALL_S:.0f} s on average) and "
+        f"{one.gangs.count} for all 8 ({workloads.GANG_S} s each, one every {workloads.PERIOD_S} s)"
     )
 
 
-def _table(found: Mapping[Backfill, simulate.Figures]) -> Table:
+def _table(found: Mapping[Backfill, SimulationResult]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("backfill")
     for name in ("gangs begun", "gang wait", "longest", "small wait", "p99", "busy", "starved"):

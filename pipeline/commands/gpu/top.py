@@ -18,7 +18,7 @@ from rich.text import Text
 from pipeline.commands.common import cell, out, print_json, printable
 from pipeline.commands.gpu.facts import facts
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.gpu.policy.explain import cut, short
+from pipeline.gpu.policy.explain import short, shorten
 from pipeline.gpu.values import Snapshot
 from pipeline.units import listed, plural, seconds, size, span
 
@@ -189,12 +189,14 @@ def _remarks(shown: Mapping[str, Any]) -> list[str]:
         if node["silent"]:
             ago = seconds(node["heard_s_ago"])
             said.append(
-                f"{cut(node['node'])} has been silent for {ago}: no new leases there; look after its agent"
+                f"{shorten(node['node'])} has been silent for {ago}: no new leases there; look after its agent"
             )
         if node["clock_wrong"]:
             off = node["clock_ahead_s"]
             word = "ahead of" if off > 0 else "behind"
-            said.append(f"the clock of {cut(node['node'])} is {seconds(abs(off))} {word} the one of Redis")
+            said.append(
+                f"the clock of {shorten(node['node'])} is {seconds(abs(off))} {word} the one of Redis"
+            )
     for left in shown["left"]:
         pids = ", ".join(map(str, left["pids"])) or "unknown"
         clear = f"`logweir gpu clear {short(left['device'])}`"
@@ -243,7 +245,7 @@ def _style(device: Mapping[str, Any]) -> str:
 
 def _device(device: Mapping[str, Any], wide: bool) -> list[Text]:
     leased = f"{device['leased_mib'] / 1024:.1f}/{device['total_mib'] / 1024:.1f}"
-    name = cut(device["name"].removeprefix("NVIDIA "))
+    name = shorten(device["name"].removeprefix("NVIDIA "))
     row = [_place(device, wide), *([name] if wide else [])]
     row += [leased, f"{device['leased_percent']}%"] if wide else [leased]
     row += [_gib(device["used_mib"]), _percent(device["utilisation_percent"])]
@@ -252,12 +254,12 @@ def _device(device: Mapping[str, Any], wide: bool) -> list[Text]:
 
 
 def _place(device: Mapping[str, Any], wide: bool) -> str:
-    return f"{cut(device['node'])}:{device['index']}{'  ' if wide else ' '}{short(device['device'])}"
+    return f"{shorten(device['node'])}:{device['index']}{'  ' if wide else ' '}{short(device['device'])}"
 
 
 def _lease(lease: Mapping[str, Any], uuid: str, wide: bool) -> list[Text]:
     part = next(part for part in lease["parts"] if part["device"] == uuid)
-    name, holder, tenant = (cut(lease[key]) for key in ("lease", "holder", "tenant"))
+    name, holder, tenant = (shorten(lease[key]) for key in ("lease", "holder", "tenant"))
     whose = f"{holder}, {tenant}, {lease['mode']}"
     row = [f"  {name}", whose] if wide else [f"  {name}"]
     row += [f"{part['memory_mib'] / 1024:.1f}"]
@@ -281,7 +283,7 @@ def _waiting(shown: Mapping[str, Any], width: int) -> Table:
         table.add_column(name, no_wrap=name == "for", overflow="fold")
     table.add_column("because", overflow="fold", ratio=1)
     for w in shown["waiting"]:
-        who = [cut(w[key]) for key in ("request", *(("tenant", "holder") if wide else ()))]
+        who = [shorten(w[key]) for key in ("request", *(("tenant", "holder") if wide else ()))]
         row = [*who, seconds(w["waits_s"]), w["why"]]
         table.add_row(*map(cell, row))
     return table

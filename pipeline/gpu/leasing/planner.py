@@ -37,7 +37,7 @@ class Planner:
         self.lease_ttl_ms = settings.lease_ttl_ms
         self.backfill = Backfill(settings.gpu_backfill)
         self.yield_ms = round(settings.gpu_yield_s * 1000)
-        self.tenants = fairness.tenants(settings.gpu_tenants)
+        self.tenants = fairness.parse_tenants(settings.gpu_tenants)
         self.slot = keys.gpu("planning")
         self.recent = keys.gpu("planned")
         self.waiting = keys.gpu("waiting")
@@ -127,7 +127,7 @@ class Planner:
         return self.plan() if changed else self.poll()
 
     def _planned(self, snapshot: Snapshot) -> PoolPlan:
-        return policy.plan(snapshot, backfill=self.backfill, yield_ms=self.yield_ms)
+        return policy.make_plan(snapshot, backfill=self.backfill, yield_ms=self.yield_ms)
 
     def _commit(self, only: str = "") -> tuple[PoolLease, ...]:
         why = ""

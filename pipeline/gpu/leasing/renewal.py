@@ -21,7 +21,8 @@ BEAT_S: Final = 0.25  # a renewal's answer carries the request to yield: waiting
 class LeaseInUse:
     """A lease that its holder works under.
 
-    `lost`: stop at once. `asked`: another need waits for the device; give it back until `yield_by_ms` (Redis time).
+    `lost`: stop at once. `asked`: another need waits for the device; give it back until `yield_by_ms` (Redis
+    time).
     """
 
     lease: PoolLease
@@ -37,7 +38,9 @@ class LeaseInUse:
         return (self.keeper.why if self.keeper is not None else "") or self.yield_why
 
     def dirty(self) -> None:
-        """The holder will still be on the device when the body ends: its part stays taken until its processes end."""
+        """The holder will still be on the device when the body ends: its part stays taken until its processes
+        end.
+        """
         self.clean = False
 
 
@@ -75,8 +78,8 @@ def keeper_of(pool: LeaseStore, using: LeaseInUse) -> Keeper:
 def holding(pool: LeaseStore, lease: PoolLease, *, clean: bool = True) -> Iterator[LeaseInUse]:
     """Renew while the body works; give back at the end, also when the body raises.
 
-    A lost lease is not given back: it may be another holder's. Raises LeaseRefused when it had ended before this began,
-    RedisUnavailable when that cannot be known.
+    A lost lease is not given back: it may be another holder's. Raises LeaseRefused when it had ended before
+    this began, RedisUnavailable when that cannot be known.
     """
     using = LeaseInUse(lease, clean)
     keeper = keeper_of(pool, using)

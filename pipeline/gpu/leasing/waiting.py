@@ -12,7 +12,7 @@ from typing import Final
 from pipeline.errors import LeaseRefused, RedisUnavailable
 from pipeline.gpu.leasing.planner import Planner
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
-from pipeline.gpu.policy.explain import rooms_of, why_it_waits
+from pipeline.gpu.policy.explain import device_views, why_it_waits
 from pipeline.gpu.values import PoolLease, PoolPlan, PoolRequest, Snapshot
 from pipeline.logs import logger
 
@@ -150,5 +150,5 @@ class _Turn:
 def reason(snapshot: Snapshot, request: PoolRequest, timeout_s: float) -> str:
     """Why a need was not granted in time, in one sentence: what `logweir gpu top` says of those who wait."""
     within = f"within {timeout_s:g} s" if timeout_s else "now"
-    why = why_it_waits(snapshot, request, rooms_of(snapshot))
+    why = why_it_waits(snapshot, request, device_views(snapshot))
     return f"no GPU {within}: {why}; ask again later, `logweir gpu top` shows who has what"

@@ -1,6 +1,7 @@
-"""Why a need can never be granted, said when it is asked for and not after a day of waiting.
+"""Admission check: a need that can never be granted is refused when it is asked for, not after a day of
+waiting.
 
-A device that is out of order, or held by others, may come back: that is no reason here. Only sizes, places and rules are.
+A device that is broken or held by others may come back, so only sizes, places and rules are reasons here.
 """
 
 import heapq
@@ -16,7 +17,7 @@ PRIORITIES: Final = range(-1000, 1001)
 
 
 def refusal(need: Need, devices: Sequence[Device], tenants: Mapping[str, Tenant]) -> str:
-    """One sentence why the pool can never grant it, with its remedy; "" when it can."""
+    """The reason why the pool can never grant the need, with its remedy; "" when it can."""
     return (
         _bad_value(need)
         or _bad_tenant(need, tenants)
@@ -35,7 +36,10 @@ def _bad_value(need: Need) -> str:
     if not 0 <= need.compute_percent <= WHOLE:
         return f"{need.compute_percent} % is no share of a GPU; ask for 0 to {WHOLE}"
     if need.max_duration_s is not None and not 0 < need.max_duration_s < math.inf:
-        return f"a duration of {need.max_duration_s:g} s cannot be planned with; name more than 0 s, or none if nobody knows"
+        return (
+            f"a duration of {need.max_duration_s:g} s cannot be planned with; "
+            "name more than 0 s, or none if nobody knows"
+        )
     if need.priority not in PRIORITIES:
         return f"priority {need.priority} is out of range; use {PRIORITIES[0]} to {PRIORITIES[-1]}"
     return ""
@@ -43,7 +47,10 @@ def _bad_value(need: Need) -> str:
 
 def _bad_tenant(need: Need, tenants: Mapping[str, Tenant]) -> str:
     if not is_name(need.tenant):
-        return f"{need.tenant!r} is not a name of a tenant; use letters, digits, dots, dashes and underscores, at most 63"
+        return (
+            f"{need.tenant!r} is not a name of a tenant; "
+            "use letters, digits, dots, dashes and underscores, at most 63"
+        )
     if need.tenant in tenants:
         return ""
     known = ", ".join(sorted(tenants)) or "none"
@@ -52,7 +59,10 @@ def _bad_tenant(need: Need, tenants: Mapping[str, Tenant]) -> str:
 
 def _no_room(need: Need, devices: Sequence[Device]) -> str:
     if not devices:
-        return "this pool has no GPU; start `logweir up` on a machine with an NVIDIA GPU and its driver, or work on the CPU"
+        return (
+            "this pool has no GPU; start `logweir up` on a machine with an NVIDIA GPU and its driver, "
+            "or work on the CPU"
+        )
     here = [device for device in devices if need.node in ("", device.node)]
     if not here:
         return f"no node {need.node!r} has a GPU; known are {listed(sorted({d.node for d in devices}))}"
@@ -64,7 +74,8 @@ def _no_room(need: Need, devices: Sequence[Device]) -> str:
         asked = f"one need cannot have {need.devices} devices"
         if need.device:
             return f"{asked} and name one of them; ask for 1, or leave the device open"
-        return f"{asked}: the pool{f' has {len(named)} on node {need.node}' if need.node else f' has {len(named)}'}; ask for fewer"
+        there = f" on node {need.node}" if need.node else ""
+        return f"{asked}: the pool has {len(named)}{there}; ask for fewer"
     large = [device for device in named if device.schedulable_mib >= need.memory_mib]
     if len(large) >= need.devices:
         return ""
@@ -76,7 +87,10 @@ def _no_room(need: Need, devices: Sequence[Device]) -> str:
         ]
     )
     if large:
-        return f"{amount(need.memory_mib)} fit on {len(large)} of the {need.devices} devices asked for: {reasons}; ask for less memory or fewer devices"
+        return (
+            f"{amount(need.memory_mib)} fit on {len(large)} of the {need.devices} devices asked for: {reasons}; "
+            "ask for less memory or fewer devices"
+        )
     return f"{amount(need.memory_mib)} fit on no device{place}: {reasons}; ask for less memory"
 
 

@@ -1,12 +1,13 @@
-"""The pool in words: how a device stands, why a need waits, sizes and times as people say them. Pure.
+"""The pool in words: how a device stands, why a need waits, sizes and times for people. Pure.
 
-What is free is what the policy counts with (fitting.py), so that no picture promises or denies what a plan would not.
+Free capacity is what the policy counts with (packing.py), so no picture promises or denies what a plan would
+not.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.gpu.policy import packing as fitting
+from pipeline.gpu.policy.packing import Capacities, Capacity
 from pipeline.gpu.values import (
     WHOLE,
     Device,
@@ -22,25 +23,28 @@ from pipeline.units import listed, plural, seconds, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """One device, usable or not, with who is there. Signed: one that shrank may have less than nothing free."""
+class DeviceView:
+    """One device, usable or not, with its leases.
+
+    Signed: a device that shrank may have less than nothing free.
+    """
 
     device: Device
-    counted: fitting.Room
+    capacity: Capacity
     leases: tuple[PoolLease, ...]
-    left: tuple[Orphan, ...]
+    orphans: tuple[Orphan, ...]
 
     @property
     def free_mib(self) -> int:
-        return min(0, self.counted.memory_mib) if self.closed else self.counted.memory_mib
+        return min(0, self.capacity.memory_mib) if self.closed else self.capacity.memory_mib
 
     @property
     def free_percent(self) -> int:
-        return min(0, self.counted.compute_percent) if self.closed else self.counted.compute_percent
+        return min(0, self.capacity.compute_percent) if self.closed else self.capacity.compute_percent
 
     @property
     def leased_mib(self) -> int:
-        """Held by leases, or still taken by what is left of ended ones."""
+        """Held by leases, or still taken by orphaned allocations."""
         return self.device.schedulable_mib - self.free_mib
 
     @property
@@ -49,77 +53,77 @@ class Room:
 
     @property
     def closed(self) -> bool:
-        """Somebody has all of it, or had and may still be there."""
-        return self.counted.closed
+        """An exclusive holder has all of it, or had and may still be there."""
+        return self.capacity.closed
 
 
-def rooms_of(s: Snapshot) -> list[Room]:
-    """Every device with who is there, by node and index."""
-    # Devices out of order are counted like the others: what is leased there is leased all the same.
-    counted = fitting.Rooms(replace(s, devices=tuple(replace(device, why="") for device in s.devices)))
-    known = {device.uuid: device for device in s.devices}
-    left: dict[str, list[Orphan]] = {}
-    for x in s.orphans:
-        left.setdefault(x.uuid, []).append(x)
+def device_views(s: Snapshot) -> list[DeviceView]:
+    """Every device with its leases, by node and index."""
+    # Unusable devices are counted like the others: their leases exist all the same.
+    capacities = Capacities(replace(s, devices=tuple(replace(device, why="") for device in s.devices)))
+    devices = {device.uuid: device for device in s.devices}
+    orphans: dict[str, list[Orphan]] = {}
+    for orphan in s.orphans:
+        orphans.setdefault(orphan.uuid, []).append(orphan)
     return [
-        Room(
-            device=known[room.device.uuid],
-            counted=room,
-            leases=tuple(lease for lease, _, _ in room.held),
-            left=tuple(left.get(room.device.uuid, ())),
+        DeviceView(
+            device=devices[capacity.device.uuid],
+            capacity=capacity,
+            leases=tuple(lease for lease, _, _ in capacity.entries),
+            orphans=tuple(orphans.get(capacity.device.uuid, ())),
         )
-        for room in counted.rooms
+        for capacity in capacities.devices
     ]
 
 
-def why_it_waits(s: Snapshot, request: PoolRequest, rooms: Sequence[Room]) -> str:
-    """What stands between this need and its lease, in words."""
+def why_it_waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView]) -> str:
+    """The obstacle between this need and its lease, in words."""
     need = request.need
     if s.quarantine_ms > 0:
         return f"Redis was restarted, so nothing is granted for {seconds(s.quarantine_ms / 1000)} more"
-    near = [room for room in rooms if need.node in ("", room.device.node)]
-    near = [room for room in near if need.device in ("", room.device.uuid)]
-    where = cut(need.device or need.node)
+    near = [view for view in views if need.node in ("", view.device.node)]
+    near = [view for view in near if need.device in ("", view.device.uuid)]
+    where = shorten(need.device or need.node)
     if not near:
         return f"there is no GPU {where} in the pool now" if where else "there is no GPU in the pool now"
-    usable = [room for room in near if room.device.usable]
+    usable = [view for view in near if view.device.usable]
     if len(usable) < need.devices:
         return _unusable(need, near, len(usable))
     quota = _over_quota(s, request)
     if quota:
         return quota
     if s.reservation is not None and s.reservation.request_id == request.request_id:
-        return _kept(s, s.reservation, request, rooms)
+        return _reserved(s, s.reservation, request, views)
     return _no_room(s, request, usable)
 
 
-def _unusable(need: Need, near: Sequence[Room], usable: int) -> str:
-    """Too few of the devices that the need may have can be used at all."""
-    bad = [f"{short(room.device.uuid)}: {room.device.why}" for room in near if not room.device.usable]
+def _unusable(need: Need, near: Sequence[DeviceView], usable: int) -> str:
+    """Too few of the devices that the need may have are usable at all."""
+    bad = [f"{short(view.device.uuid)}: {view.device.why}" for view in near if not view.device.usable]
     if need.device:
         return f"needs the GPU {', '.join(bad)}"
-    there = f" of {cut(need.node)}" if need.node else ""
+    there = f" of {shorten(need.node)}" if need.node else ""
     count = f"{need.devices} GPU{'' if need.devices == 1 else 's'}{there}"
     whose = f"its {len(near)}" if need.node else f"{len(near)}"
     why = f": {listed(bad, 2)}" if bad else ""
     return f"needs {count}; {usable or 'none'} of {whose} can be used{why}"
 
 
-def _no_room(s: Snapshot, request: PoolRequest, usable: Sequence[Room]) -> str:
+def _no_room(s: Snapshot, request: PoolRequest, usable: Sequence[DeviceView]) -> str:
     need = request.need
-    kept = () if s.reservation is None else s.reservation.uuids
-    free = [room for room in usable if room.counted.fits(need)]
-    what = wanted(need)
+    reserved = () if s.reservation is None else s.reservation.uuids
+    free = [view for view in usable if view.capacity.fits(need)]
+    wish = wanted(need)
     if len(free) < need.devices:
         if need.devices > 1:
             alone = need.mode is LeaseMode.EXCLUSIVE
-            return f"needs {what}; free now: {len(free)}{_when_gone(usable) if alone else ''}"
-        return f"needs {what}; {_most(need.mode, usable)}"
-    if sum(room.device.uuid not in kept for room in free) < need.devices and s.reservation is not None:
-        return f"needs {what}; what is free is kept for {s.reservation.request_id}"
+            return f"needs {wish}; free now: {len(free)}{_obstacle(usable) if alone else ''}"
+        return f"needs {wish}; {_most(need.mode, usable)}"
+    if sum(view.device.uuid not in reserved for view in free) < need.devices and s.reservation is not None:
+        return f"needs {wish}; what is free is kept for {s.reservation.request_id}"
     if any(other.request_id != request.request_id for other in s.waiting):
         return "others come first, by priority or by what their tenant has used lately"
-    return f"needs {what}; that has just become free"
+    return f"needs {wish}; that has just become free"
 
 
 def wanted(need: Need) -> str:
@@ -131,57 +135,58 @@ def wanted(need: Need) -> str:
     return f"{size(need.memory_mib)}{percent}{each}"
 
 
-def _most(mode: LeaseMode, usable: Sequence[Room]) -> str:
+def _most(mode: LeaseMode, usable: Sequence[DeviceView]) -> str:
     if mode is LeaseMode.EXCLUSIVE:
-        return f"none is free{_when_gone(usable)}"
+        return f"none is free{_obstacle(usable)}"
     best = max((r for r in usable if not r.closed), key=lambda r: r.free_mib, default=None)
     if best is None:
         return "every device is taken whole"
     free = f"{size(max(0, best.free_mib))} and {max(0, best.free_percent)} %"
-    return f"the most that is free on one is {free} ({short(best.device.uuid)}{_still(best)})"
+    return f"the most that is free on one is {free} ({short(best.device.uuid)}{_still_taken(best)})"
 
 
-def _when_gone(usable: Iterable[Room]) -> str:
-    """What stands in the way of a whole device where only parts of ended leases do, and the remedy."""
-    waits = next((room for room in usable if room.left and not room.leases), None)
+def _obstacle(usable: Iterable[DeviceView]) -> str:
+    """The obstacle and its remedy where only orphaned allocations keep a whole device from being free."""
+    waits = next((view for view in usable if view.orphans and not view.leases), None)
     if waits is None:
         return ""
     uuid = short(waits.device.uuid)
-    return f": {uuid} is when {_who(waits.left[0])} has gone, or after `logweir gpu clear {uuid}`"
+    return f": {uuid} is when {_who(waits.orphans[0])} has gone, or after `logweir gpu clear {uuid}`"
 
 
-def _kept(s: Snapshot, reservation: Reservation, request: PoolRequest, rooms: Sequence[Room]) -> str:
-    """For the one need that devices are kept free for."""
-    kept = [room for room in rooms if room.device.uuid in reservation.uuids]
-    holders = {lease.lease_id: lease for room in kept for lease in room.leases}
+def _reserved(
+    s: Snapshot, reservation: Reservation, request: PoolRequest, views: Sequence[DeviceView]
+) -> str:
+    """The reason for the need that has the reservation."""
+    reserved = [view for view in views if view.device.uuid in reservation.uuids]
+    holders = {lease.lease_id: lease for view in reserved for lease in view.leases}
     asked = [lease for lease in holders.values() if lease.yield_by_ms is not None]
-    said = f"needs {wanted(request.need)}; {', '.join(short(u) for u in reservation.uuids)} "
-    said += "is kept for it" if len(reservation.uuids) == 1 else "are kept for it"
+    words = f"needs {wanted(request.need)}; {', '.join(short(u) for u in reservation.uuids)} "
+    words += "is kept for it" if len(reservation.uuids) == 1 else "are kept for it"
     if asked:
         latest = max(lease.yield_by_ms or 0 for lease in asked) - s.now_ms
-        said += f", {_people(len(asked))} asked to give back within {seconds(max(0, latest) / 1000)}"
+        words += (
+            f", {plural(len(asked), 'holder')} asked to give back within {seconds(max(0, latest) / 1000)}"
+        )
     elif holders:
         start = until(s, reservation.start_ms)
         when = "" if start is None else f", by what they said in {seconds(max(0.0, start))}"
-        said += f", {_people(len(holders))} still there{when}"
-    gone = [left for room in kept for left in room.left]
-    if gone:
-        said += f", {_who(gone[0])} may still be there; if not, say `logweir gpu clear {short(gone[0].uuid)}`"
-    return said
-
-
-def _people(count: int) -> str:
-    return plural(count, "holder")
+        words += f", {plural(len(holders), 'holder')} still there{when}"
+    orphans = [orphan for view in reserved for orphan in view.orphans]
+    if orphans:
+        words += f", {_who(orphans[0])} may still be there"
+        words += f"; if not, say `logweir gpu clear {short(orphans[0].uuid)}`"
+    return words
 
 
 def _over_quota(s: Snapshot, request: PoolRequest) -> str:
     tenant = s.tenants.get(request.need.tenant)
     if tenant is None or tenant.quota_mib is None:
         return ""
-    held = held_mib(s).get(tenant.name, 0)
-    if held + request.need.memory_mib * request.need.devices <= tenant.quota_mib:
+    used_mib = held_mib(s).get(tenant.name, 0)
+    if used_mib + request.need.memory_mib * request.need.devices <= tenant.quota_mib:
         return ""
-    return f"its tenant {tenant.name} holds {size(held)} of its quota of {size(tenant.quota_mib)}"
+    return f"its tenant {tenant.name} holds {size(used_mib)} of its quota of {size(tenant.quota_mib)}"
 
 
 def held_mib(s: Snapshot) -> dict[str, int]:
@@ -193,52 +198,52 @@ def held_mib(s: Snapshot) -> dict[str, int]:
     return held
 
 
-def open_door(s: Snapshot, room: Room) -> bool:
+def open_door(s: Snapshot, view: DeviceView) -> bool:
     """New shared leases may be granted there, if they fit."""
-    kept = () if s.reservation is None else s.reservation.uuids
-    return room.device.usable and not room.closed and room.device.uuid not in kept
+    reserved = () if s.reservation is None else s.reservation.uuids
+    return view.device.usable and not view.closed and view.device.uuid not in reserved
 
 
-def state(s: Snapshot, room: Room) -> str:
+def state_of(s: Snapshot, view: DeviceView) -> str:
     """How a device stands, in words."""
-    device = room.device
+    device = view.device
     if not device.usable:
         return f"no new leases: {device.why}"
-    alone_left = [x for x in room.left if x.exclusive]
-    if alone_left:
-        return f"closed: {_who(alone_left[0])} may still be there"
+    exclusive = [x for x in view.orphans if x.exclusive]
+    if exclusive:
+        return f"closed: {_who(exclusive[0])} may still be there"
     if s.reservation is not None and device.uuid in s.reservation.uuids:
-        return f"door closed: kept for {s.reservation.request_id}{_still(room)}"
-    if room.closed:
-        return f"taken whole{_still(room)}"
-    outside = outside_mib(room)
-    also = f"{_still(room)}, {size(outside)} used outside the pool" if outside else _still(room)
-    if not room.leases and not room.left:
+        return f"door closed: kept for {s.reservation.request_id}{_still_taken(view)}"
+    if view.closed:
+        return f"taken whole{_still_taken(view)}"
+    outside = outside_mib(view)
+    also = f"{_still_taken(view)}, {size(outside)} used outside the pool" if outside else _still_taken(view)
+    if not view.leases and not view.orphans:
         return f"free{also}"
-    return f"open, {size(max(0, room.free_mib))} free{also}"
+    return f"open, {size(max(0, view.free_mib))} free{also}"
 
 
-def _still(room: Room) -> str:
-    """What ended leases may still have of a shared device."""
-    if not room.left:
+def _still_taken(view: DeviceView) -> str:
+    """The memory that ended leases may still have of a shared device."""
+    if not view.orphans:
         return ""
-    more = len(room.left) - 1
-    who = _who(room.left[0]) + (f" and {more} more" if more else "")
-    return f", {size(sum(x.memory_mib for x in room.left))} still taken by {who}"
+    more = len(view.orphans) - 1
+    who = _who(view.orphans[0]) + (f" and {more} more" if more else "")
+    return f", {size(sum(x.memory_mib for x in view.orphans))} still taken by {who}"
 
 
-def _who(left: Orphan) -> str:
+def _who(orphan: Orphan) -> str:
     """`process 123 of lease old`."""
-    return f"{f'process {left.pids[0]} of' if left.pids else 'whoever used'} lease {left.lease_id}"
+    return f"{f'process {orphan.pids[0]} of' if orphan.pids else 'whoever used'} lease {orphan.lease_id}"
 
 
-def outside_mib(room: Room) -> int | None:
-    """What processes that no lease names use there; None where the driver does not say."""
-    device = room.device
+def outside_mib(view: DeviceView) -> int | None:
+    """Memory of processes that no lease names; None where the driver does not say."""
+    device = view.device
     if device.processes is None:
         return None
-    known = {pid for lease in room.leases if lease.host == device.node for pid in lease.pids}
-    known |= {pid for x in room.left for pid in x.pids}
+    known = {pid for lease in view.leases if lease.host == device.node for pid in lease.pids}
+    known |= {pid for x in view.orphans for pid in x.pids}
     return sum(process.used_mib or 0 for process in device.processes if process.pid not in known)
 
 
@@ -248,11 +253,11 @@ def until(s: Snapshot, at_ms: int | None) -> float | None:
 
 
 def short(uuid: str) -> str:
-    """The beginning of a UUID: enough to tell devices apart, and `gpu clear` takes it."""
+    """The beginning of a UUID: it tells devices apart, and `gpu clear` takes it."""
     kind, mark, rest = uuid.partition("-")
     return f"{kind}-{rest[:8]}" if mark and kind in ("GPU", "MIG") else uuid[:12]
 
 
-def cut(name: str, most: int = 64) -> str:
-    """A name from elsewhere, not longer than it is worth a line."""
+def shorten(name: str, most: int = 64) -> str:
+    """A foreign name, cut to `most` characters."""
     return name if len(name) <= most else name[: most - 3] + "..."

@@ -1,7 +1,8 @@
-"""Who is served next: dominant shares by tenant, with weights and a half-life.
+"""Dominant resource fairness: which tenant is served next, by weighted shares and decayed past use.
 
-Dominant resource fairness after Ghodsi et al. (NSDI 2011), per tenant and never per job, so that splitting work into more jobs gains
-nothing. Past use fades with a half-life, in closed form from one (value, time) pair. Without a history this is plain discrete DRF.
+After Ghodsi et al. (NSDI 2011). Shares count per tenant, never per job, so splitting work into more jobs
+gains nothing. Past use decays with a half-life, in closed form from one (value, time) pair. Without a history
+this is plain discrete DRF.
 """
 
 import math
@@ -14,8 +15,9 @@ from pipeline.errors import BadSetting
 from pipeline.gpu.values import TENANT, WHOLE, LeaseMode, Need, PoolLease, Snapshot, Tenant, Usage
 from pipeline.units import mib
 
-# Seconds of its share that a lease is charged at the grant, settled when it ends: whoever submits many short needs at once pays
-# for each before the first has run. One minute: below it, starting a process that loads CUDA costs as much as the work.
+# Seconds of its share that a lease prepays at the grant and settles at its end. A tenant that submits many
+# short needs at once so pays for each before the first has run. Below one minute, starting CUDA costs as much
+# as the work.
 ENTRY_S: Final = 60.0
 _LN2: Final = math.log(2)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -23,39 +25,37 @@ _WEIGHT: Final = re.compile(r"\d{1,6}(\.\d{1,6})?")
 
 
 def is_name(text: str) -> bool:
-    """Whether a tenant may be called so: it becomes part of messages and of hash fields, not of Redis keys."""
+    """Whether a tenant may have this name: it stands in messages and hash fields, not in Redis keys."""
     return _NAME.fullmatch(text) is not None
 
 
-def tenants(texts: Sequence[str]) -> dict[str, Tenant]:
-    """`name`, `name=WEIGHT` or `name=WEIGHT:MEMORY` as tenants. Our own workers are always among them.
-
-    Raises BadSetting.
-    """
-    found: dict[str, Tenant] = {}
+def parse_tenants(texts: Sequence[str]) -> dict[str, Tenant]:
+    """Tenants from `name`, `name=WEIGHT` or `name=WEIGHT:MEMORY`; always with our own. Raises BadSetting."""
+    parsed: dict[str, Tenant] = {}
     for text in texts:
-        name, has_weight, rest = (part.strip() for part in text.partition("="))
-        weight, has_quota, quota = (part.strip() for part in rest.partition(":"))
+        name, has_weight, amounts = (part.strip() for part in text.partition("="))
+        weight, has_quota, quota = (part.strip() for part in amounts.partition(":"))
         if not is_name(name):
             raise BadSetting(
-                f"gpu_tenants: {name!r} is not a name of a tenant; use letters, digits, dots, dashes and underscores, at most 63"
+                f"gpu_tenants: {name!r} is not a name of a tenant; use letters, digits, dots, dashes and"
+                " underscores, at most 63"
             )
-        if name in found:
+        if name in parsed:
             raise BadSetting(f"gpu_tenants names {name!r} twice; name it once")
         if has_weight and not _WEIGHT.fullmatch(weight):
             raise BadSetting(
                 f"gpu_tenants: the weight of {name!r} is {weight!r}; write a number from 0 up, as in {name}=2"
             )
-        found[name] = Tenant(
+        parsed[name] = Tenant(
             name=name,
             weight=float(weight) if has_weight else 1.0,
             quota_mib=_quota(name, quota) if has_quota else None,
         )
-    return {TENANT: Tenant(name=TENANT)} | found
+    return {TENANT: Tenant(name=TENANT)} | parsed
 
 
 def _quota(name: str, text: str) -> int:
-    """In MiB. A number without its unit is refused: nobody means 4 MiB of a GPU."""
+    """In MiB. A number without a unit is refused: 4 MiB of a GPU is never meant."""
     try:
         if not text.isdigit():
             return mib(text)
@@ -67,19 +67,19 @@ def _quota(name: str, text: str) -> int:
 
 
 def decayed(usage: Usage, now_ms: int, half_life_s: float) -> Usage:
-    """The same use as it counts at `now_ms`. A clock that stepped back changes nothing."""
+    """The use as it counts at `now_ms`. A clock that stepped back changes nothing."""
     if now_ms <= usage.at_ms:
         return usage
-    kept = 2.0 ** (-(now_ms - usage.at_ms) / 1000 / half_life_s)
-    return Usage(value=usage.value * kept, at_ms=now_ms)
+    factor = 2.0 ** (-(now_ms - usage.at_ms) / 1000 / half_life_s)
+    return Usage(value=usage.value * factor, at_ms=now_ms)
 
 
 def accrued(share: float, seconds: float, half_life_s: float) -> float:
-    """Share-seconds, decayed to their end, of holding `share` for so long: r * (h / ln 2) * (1 - 2^(-d/h))."""
+    """Share-seconds of holding `share` for a time, decayed to its end: r * (h / ln 2) * (1 - 2^(-d/h))."""
     return share * half_life_s / _LN2 * -math.expm1(-max(0.0, seconds) * _LN2 / half_life_s)
 
 
-def taken(lease: PoolLease) -> tuple[int, int]:
+def lease_size(lease: PoolLease) -> tuple[int, int]:
     """(MiB, percent) of a lease over all its devices."""
     memory = compute = 0
     for part in lease.parts:
@@ -89,7 +89,7 @@ def taken(lease: PoolLease) -> tuple[int, int]:
 
 
 class Shares:
-    """What every tenant holds now, what it held before, and the order that follows. Grants of a plan are added to it."""
+    """The share of every tenant now and in the past, and the order that follows. A plan adds its grants."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         usable = [device for device in snapshot.devices if device.usable]
@@ -99,11 +99,11 @@ class Shares:
         self._held: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         past: dict[str, list[float]] = defaultdict(list)
         for lease in snapshot.leases:
-            self.add(lease.need.tenant, *taken(lease))
+            self.add(lease.need.tenant, *lease_size(lease))
             past[lease.need.tenant].append(_unpaid(lease, snapshot.now_ms, snapshot.half_life_s))
         for name, usage in snapshot.usage.items():
             past[name].append(decayed(usage, snapshot.now_ms, snapshot.half_life_s).value)
-        # The average share over the time that counts. fsum: the same whatever the order of the leases.
+        # The average share over the window of the decay. fsum: independent of the order of the leases.
         window_s = snapshot.half_life_s / _LN2
         self._past = {name: math.fsum(values) / window_s for name, values in past.items()}
 
@@ -112,7 +112,7 @@ class Shares:
         return {*self.tenants, *self._held, *self._past}
 
     def weight(self, tenant: str) -> float:
-        """1 for a tenant that is not named in the settings any more."""
+        """1 for a tenant that the settings no longer name."""
         known = self.tenants.get(tenant)
         return 1.0 if known is None else known.weight
 
@@ -137,14 +137,14 @@ class Shares:
         )
 
     def weighted(self, tenant: str, memory_mib: int = 0, compute_percent: int = 0) -> float:
-        """Dominant share now, with so much more (or less), over the weight; infinite at weight 0."""
+        """Dominant share with this much more (or less), over the weight; infinite at weight 0."""
         held = self._held.get(tenant, (0, 0))
         weight = self.weight(tenant)
         share = self.dominant(held[0] + memory_mib, held[1] + compute_percent)
         return share / weight if weight > 0 else math.inf
 
     def order(self, tenant: str, less: tuple[int, int] = (0, 0)) -> tuple[float, float, str]:
-        """Smaller goes first. Those of weight 0 come last, in the order of what they use among themselves.
+        """The tenant with the smaller key is served first; tenants of weight 0 come last, by use.
 
         `less`: (MiB, percent) that it will have given back by then.
         """
@@ -155,20 +155,20 @@ class Shares:
 
 
 def standings(snapshot: Snapshot) -> dict[str, float]:
-    """What orders tenants: (share now + decayed average share before) / weight; smaller goes first."""
+    """(share now + decayed average share before) / weight of every tenant; smaller goes first."""
     shares = Shares(snapshot)
     names = shares.names() | {request.need.tenant for request in snapshot.waiting}
     return {name: shares.order(name)[0] for name in sorted(names)}
 
 
-def size(need: Need) -> tuple[int, int]:
-    """(MiB, percent) over all its devices; an exclusive need has more where its devices are larger."""
+def need_size(need: Need) -> tuple[int, int]:
+    """(MiB, percent) over all its devices; an exclusive need gets more where its devices are larger."""
     percent = WHOLE if need.mode is LeaseMode.EXCLUSIVE else need.compute_percent
     return need.memory_mib * need.devices, percent * need.devices
 
 
 def _unpaid(lease: PoolLease, now_ms: int, half_life_s: float) -> float:
-    """What a running lease has used beyond what was charged at its grant, both decayed to now: `accrued` less `decayed`, in one."""
+    """Use of a running lease beyond its prepayment, both decayed to now: `accrued` less `decayed`, in one."""
     if now_ms <= lease.granted_ms:
         return 0.0
     faded = -math.expm1((lease.granted_ms - now_ms) * _LN2 / 1000 / half_life_s)  # 1 - 2^(-d/h)

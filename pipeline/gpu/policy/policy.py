@@ -1,21 +1,29 @@
-"""What the pool does next, as a pure function of a snapshot: grants, the one reservation, and who is asked to yield.
+"""The scheduling policy as a pure function: a snapshot gives grants, the one reservation and requests to
+yield.
 
-Order: priority, then the tenant that used least (fairness.py), then age. All or none of a gang. The first need that does not fit is
-reserved on concrete devices (reserving.py); behind it only that starts which does not delay it. For the reserved need, and only for
-it, others may be asked to yield (preempting.py). The same snapshot gives the same plan, in whatever order its parts are listed.
+Needs come by priority, then fair share (fairness.py), then age. A gang gets all of its devices or none. The
+first need that does not fit reserves concrete devices (reservation.py); later ones are backfilled if they do
+not delay it. Only for the reserved need are leases preempted (preemption.py). The same snapshot gives the
+same plan, however its parts are ordered.
 """
 
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pipeline.gpu.policy.admission import refusal
-from pipeline.gpu.policy.fairness import ENTRY_S, Shares, size, standings, tenants
-from pipeline.gpu.policy.packing import Room, Rooms
-from pipeline.gpu.policy.preemption import Asking
-from pipeline.gpu.policy.reservation import Choice, Kept, MayAsk, choose, kept, nobody
+from pipeline.gpu.policy.fairness import ENTRY_S, Shares, need_size
+from pipeline.gpu.policy.packing import Capacities, Capacity
+from pipeline.gpu.policy.preemption import Preemption
+from pipeline.gpu.policy.reservation import (
+    Candidate,
+    MayPreempt,
+    ReservedCapacity,
+    best_candidate,
+    no_preemption,
+    same_candidate,
+)
 from pipeline.gpu.values import (
     Backfill,
     Grant,
@@ -31,33 +39,49 @@ from pipeline.gpu.values import (
     Yield,
 )
 
-__all__ = ["ENTRY_S", "YIELD_MS", "open_to_shared", "plan", "refusal", "standings", "tenants"]
-
 YIELD_MS: Final = 150_000  # the default of the setting gpu_yield_s
 
+Queues = Mapping[str, Sequence[PoolRequest]]  # the waiting needs of one priority by tenant, oldest first
 
-def plan(snapshot: Snapshot, *, backfill: Backfill = Backfill.EASY, yield_ms: int = YIELD_MS) -> PoolPlan:
-    """What to do now. Whoever is asked to yield has `yield_ms` for it."""
+
+def make_plan(
+    snapshot: Snapshot, *, backfill: Backfill = Backfill.EASY, yield_ms: int = YIELD_MS
+) -> PoolPlan:
+    """The plan for now. A lease that is asked to yield has `yield_ms` for it."""
+    before = snapshot.reservation
     if snapshot.quarantine_ms > 0:
-        return PoolPlan(reservation=snapshot.reservation)
-    return _Round(snapshot, backfill, yield_ms).run()
+        return PoolPlan(reservation=before)
+    draft = Draft(snapshot=snapshot, backfill=backfill, yield_by_ms=snapshot.now_ms + yield_ms)
+    levels: dict[int, dict[str, list[PoolRequest]]] = defaultdict(lambda: defaultdict(list))
+    for request in sorted(snapshot.waiting, key=lambda r: (r.since_ms, r.request_id)):
+        levels[request.need.priority][request.need.tenant].append(request)
+    head = next((r for r in snapshot.waiting if before and r.request_id == before.request_id), None)
+    for priority in sorted(levels, reverse=True):
+        settled = ""
+        if head is not None and head.need.priority == priority and draft.reserved is None:
+            settled = head.request_id if _reserve_head(draft, head, levels[priority]) else ""
+        if not _fair_share(draft, levels[priority], settled):
+            break
+    return PoolPlan(grants=tuple(draft.grants), yields=tuple(draft.yields), reservation=draft.reservation)
 
 
 def open_to_shared(snapshot: Snapshot, need: Need) -> bool:
     """Whether some device outside the reservation would take this shared need now."""
     if snapshot.quarantine_ms > 0 or need.mode is LeaseMode.EXCLUSIVE or need.devices < 1:
         return False
-    rooms = Rooms(snapshot)
+    capacities = Capacities(snapshot)
     if snapshot.reservation is not None:
-        named = (rooms.by_uuid.get(uuid) for uuid in dict.fromkeys(snapshot.reservation.uuids))
-        rooms.keep([room for room in named if room is not None])
-    return rooms.find(need) is not None
+        named = (capacities.by_uuid.get(uuid) for uuid in dict.fromkeys(snapshot.reservation.uuids))
+        capacities.reserve([one for one in named if one is not None])
+    return len(capacities.best_fit(need)) == need.devices
 
 
 def served(snapshot: Snapshot, need: Need) -> bool:
-    """Whether a lease like this need is held and stays: a device that our own workers fill is open to their batches."""
-    closed = set() if snapshot.reservation is None else set(snapshot.reservation.uuids)
-    usable = {device.uuid for device in snapshot.devices if device.usable} - closed
+    """Whether a lease like this need is held and stays: a device full of our own workers is open to their
+    batches.
+    """
+    reserved = set() if snapshot.reservation is None else set(snapshot.reservation.uuids)
+    usable = {device.uuid for device in snapshot.devices if device.usable} - reserved
     return any(
         lease.yield_by_ms is None
         and lease.deadline_ms > snapshot.now_ms
@@ -67,256 +91,262 @@ def served(snapshot: Snapshot, need: Need) -> bool:
     )
 
 
-class _Round:
-    """One planning. Room only shrinks while it lasts, so a shape that did not fit once is not tried again."""
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A plan in the making: grants, yields, the reservation, and the capacity that is left for the next need.
 
-    def __init__(self, snapshot: Snapshot, backfill: Backfill, yield_ms: int) -> None:
-        self.snapshot = snapshot
-        self.backfill = backfill
-        self.yield_by_ms = snapshot.now_ms + yield_ms
-        self.shares = Shares(snapshot)
-        self.rooms = Rooms(snapshot)
-        self.grants: list[Grant] = []
-        self.yields: list[Yield] = []
-        self.reservation: Reservation | None = None
-        self.kept: Kept | None = None
-        self.unfit: set[tuple[object, ...]] = set()
-        self.granted: set[str] = set()
-        self.fresh: list[
-            tuple[PoolRequest, list[Room], tuple[LeasePart, ...]]
-        ] = []  # grants that no room lists yet
-        self.alike: dict[tuple[str, float | None], PoolLease] = {}
+    Only `grant` and `reserve` change it. Capacity only shrinks, so a shape in `rejected` is not tried again.
+    """
 
-    def run(self) -> PoolPlan:
-        before = self.snapshot.reservation
-        levels: dict[int, dict[str, list[PoolRequest]]] = defaultdict(lambda: defaultdict(list))
-        head: PoolRequest | None = None
-        for request in self.snapshot.waiting:
-            if before is not None and request.request_id == before.request_id:
-                head = request
-            levels[request.need.priority][request.need.tenant].append(request)
-        for priority in sorted(levels, reverse=True):
-            for queue in levels[priority].values():
-                queue.sort(key=lambda r: (r.since_ms, r.request_id))
-            settled = ""
-            if head is not None and head.need.priority == priority and self.kept is None:
-                queue = levels[priority][head.need.tenant]
-                settled = head.request_id if self._honour(head, queue) else ""
-            if not self._level(levels[priority], settled):
-                break
-        return PoolPlan(grants=tuple(self.grants), yields=tuple(self.yields), reservation=self.reservation)
+    snapshot: Snapshot
+    backfill: Backfill
+    yield_by_ms: int
+    shares: Shares = field(init=False)
+    capacities: Capacities = field(init=False)
+    grants: list[Grant] = field(default_factory=list)
+    yields: list[Yield] = field(default_factory=list)
+    reservation: Reservation | None = None
+    reserved: ReservedCapacity | None = None
+    granted: set[str] = field(default_factory=set)
+    rejected: set[tuple[object, ...]] = field(default_factory=set)
+    stand_ins: dict[tuple[str, float | None], PoolLease] = field(default_factory=dict)
 
-    def _honour(self, head: PoolRequest, queue: Sequence[PoolRequest]) -> bool:
-        """The need that has the reservation comes first among its priority, as long as its start is in sight.
+    def __post_init__(self) -> None:
+        self.shares = Shares(self.snapshot)
+        self.capacities = Capacities(self.snapshot)
 
-        False when it has to stand in line again.
-        """
-        if not self._within_quota(head.need):
-            return False
-        if self._grant(head):
-            return True
-        if not self._may_reserve(head, queue):
-            return False
-        asking = Asking(head.need, self.shares, self.snapshot.now_ms)
-        choice = self._choice(head, asking)
-        if choice is None or choice.unknown:
-            return False
-        self._reserve(head, choice, asking)
-        return True
-
-    def _level(self, queues: Mapping[str, list[PoolRequest]], settled: str) -> bool:
-        """All needs of one priority. False when nothing after them may start."""
-        waiting = {tenant: iter(requests) for tenant, requests in queues.items()}
-        heap = [self.shares.order(tenant) for tenant in waiting]
-        heapq.heapify(heap)
-        while heap:
-            tenant = heap[0][2]
-            for request in waiting[tenant]:
-                if self.kept is not None and self.backfill is Backfill.STRICT:
-                    return False
-                if request.request_id != settled and self._next(request, queues):
-                    heapq.heapreplace(heap, self.shares.order(tenant))
-                    break
-            else:
-                heapq.heappop(heap)
-        return self.kept is None or self.backfill is not Backfill.STRICT
-
-    def _next(self, request: PoolRequest, queues: Mapping[str, list[PoolRequest]]) -> bool:
-        """Grant it if it fits; reserve for it if it is the first that does not."""
-        need = request.need
-        short = self.kept is not None and self.kept.ends_before(need)
-        # Room within a quota is another one for every tenant: what an exclusive need takes depends on its devices.
-        whose = need.tenant if need.mode is LeaseMode.EXCLUSIVE else ""
-        shape = (need.memory_mib, need.compute_percent, need.devices, need.node, need.device, short, whose)
-        if shape in self.unfit or not self._within_quota(need):
-            return False
-        if self._grant(request):
-            return True
-        self.unfit.add(shape)
-        if self.kept is None and self._may_reserve(request, queues[need.tenant]):
-            asking = Asking(need, self.shares, self.snapshot.now_ms)
-            choice = self._choice(request, asking)
-            if choice is not None and not self._hand_over(request, choice, queues):
-                self._reserve(request, choice, asking)
-        return False
-
-    def _hand_over(
-        self, request: PoolRequest, choice: Choice, queues: Mapping[str, list[PoolRequest]]
-    ) -> bool:
-        """Reserve for a tenant that has these devices now, if it stood before this one without what it gives back there.
-
-        Who holds a device has more than who waits for it, whatever their weights and their past: without this, two tenants with
-        whole needs on one device would take turns.
-        """
-        need = request.need
-        if choice.by_yields:
-            return False
-        most = (
-            size(need)
-            if need.mode is LeaseMode.SHARED
-            else (self.shares.memory_mib, self.shares.compute_percent)
-        )
-        given: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for room in choice.rooms:
-            for lease, memory, compute in room.held:
-                sums = given[lease.need.tenant]
-                sums[0], sums[1] = min(most[0], sums[0] + memory), min(most[1], sums[1] + compute)
-
-        def standing(tenant: str) -> tuple[float, float]:
-            memory, compute = given.get(tenant, (0, 0))
-            return self.shares.order(tenant, (memory, compute))[:2]
-
-        before = [t for t in given if t in queues and standing(t) < standing(need.tenant)]
-        for tenant in sorted(before, key=lambda t: (standing(t), t)):
-            other = next((r for r in queues[tenant] if r.request_id not in self.granted), None)
-            if other is None or not self._within_quota(other.need):
-                continue
-            if len(self.rooms.some(other.need)) == other.need.devices:
-                continue  # it starts when it is its turn
-            if not self._may_reserve(other, queues[tenant]):
-                continue
-            asking = Asking(other.need, self.shares, self.snapshot.now_ms)
-            theirs = self._choice(other, asking)
-            if theirs is not None:
-                self._reserve(other, theirs, asking)
-                return True
-        return False
-
-    def _may_reserve(self, request: PoolRequest, queue: Sequence[PoolRequest]) -> bool:
-        """A shared need leaves the reservation to an exclusive one of its tenant that others make room for: the door."""
-        if request.need.mode is LeaseMode.EXCLUSIVE:
-            return True
-        if self.backfill is Backfill.FREE:
-            return False
-        door = next(
-            (r for r in queue if r.need.mode is LeaseMode.EXCLUSIVE and r.request_id not in self.granted),
-            None,
-        )
-        if door is None or not self._within_quota(door.need):
-            return True
-        choice = self._choice(door, Asking(door.need, self.shares, self.snapshot.now_ms))
-        return choice is None or not choice.by_yields
-
-    def _choice(self, request: PoolRequest, asking: Asking) -> Choice | None:
-        """Where to reserve. An earlier choice stands unless another is plainly better; so it never goes to and fro."""
-        self._list_fresh()
-        new = self._at_best(asking, lambda may_ask: self._anew(request.need, may_ask))
-        before = self.snapshot.reservation
-        if before is None or before.request_id != request.request_id:
-            return new
-        now_ms = self.snapshot.now_ms
-        old = self._at_best(
-            asking, lambda may_ask: kept(before, self.rooms, request.need, may_ask, now_ms=now_ms)
-        )
-        return new if old is None or (new is not None and new.quality < old.quality) else old
-
-    def _list_fresh(self) -> None:
-        """Enter the grants of this plan where reserving looks for holders: they have ends, but nobody asks them to yield yet.
-
-        One lease stands for all that are alike in what is looked at there: whose it is and when it ends.
-        """
-        for request, rooms, parts in self.fresh:
-            need = request.need
-            alike = (need.tenant, need.max_duration_s)
-            if alike not in self.alike:
-                self.alike[alike] = PoolLease(
-                    lease_id="",
-                    holder="",
-                    need=replace(need, preemptible=False),
-                    parts=(),
-                    state=LeaseState.GRANTED,
-                    granted_ms=self.snapshot.now_ms,
-                    deadline_ms=self.snapshot.now_ms,
-                    ttl_ms=0,
-                )
-            for room, part in zip(rooms, parts, strict=True):
-                room.held.append((self.alike[alike], part.memory_mib, part.compute_percent))
-        self.fresh.clear()
-
-    def _anew(self, need: Need, may_ask: MayAsk) -> Choice | None:
-        left = self.shares.quota_left_mib(need.tenant)
-        return choose(self.rooms, need, may_ask, now_ms=self.snapshot.now_ms, most_mib=left)
-
-    @staticmethod
-    def _at_best(asking: Asking, look: Callable[[MayAsk], Choice | None]) -> Choice | None:
-        """Count on yields only where they may be asked for all together."""
-        choice = look(asking.may_ask)
-        hollow = choice is not None and choice.by_yields and not asking.victims(choice.rooms)
-        return look(nobody) if hollow else choice
-
-    def _within_quota(self, need: Need) -> bool:
-        left = self.shares.quota_left_mib(need.tenant)
-        return left is None or size(need)[0] <= left
-
-    def _grant(self, request: PoolRequest) -> bool:
-        need = request.need
-        if need.devices < 1 or need.memory_mib < 0 or need.compute_percent < 0:
-            return False  # refusing.py says so to whoever asks; a plan does not trust what it reads
-        rooms = self.rooms.some(need)
-        if self.kept is not None and len(rooms) < need.devices:
-            rooms = (rooms + self.kept.admitted(need))[: need.devices]
-        if len(rooms) < need.devices:
-            return False
-        if need.mode is LeaseMode.EXCLUSIVE:
-            left = self.shares.quota_left_mib(need.tenant)
-            if left is not None and sum(room.device.schedulable_mib for room in rooms) > left:
-                return False
-        parts = tuple(self._part(room, need) for room in rooms)
+    def grant(self, request: PoolRequest, devices: Sequence[Capacity]) -> None:
+        """Give the need these devices, and charge its tenant."""
+        need, stand_in = request.need, self._stand_in(request.need)
+        parts = []
+        for one in devices:
+            if self.reserved is not None and one.reserved:
+                self.reserved.take(one, need)
+            memory, compute = self.capacities.take(one, need)
+            one.entries.append((stand_in, memory, compute))
+            parts.append(LeasePart(uuid=one.device.uuid, memory_mib=memory, compute_percent=compute))
         memory, compute = sum(p.memory_mib for p in parts), sum(p.compute_percent for p in parts)
         share = self.shares.dominant(memory, compute)
         self.shares.add(need.tenant, memory, compute)
-        self.fresh.append((request, rooms, parts))
         self.granted.add(request.request_id)
         self.grants.append(
-            Grant(request_id=request.request_id, parts=parts, share=share, prepaid=share * ENTRY_S)
+            Grant(request_id=request.request_id, parts=tuple(parts), share=share, prepaid=share * ENTRY_S)
         )
-        return True
 
-    def _part(self, room: Room, need: Need) -> LeasePart:
-        if self.kept is not None and room.kept:
-            self.kept.took(room, need)
-        memory, compute = self.rooms.take(room, need)
-        return LeasePart(uuid=room.device.uuid, memory_mib=memory, compute_percent=compute)
+    def _stand_in(self, need: Need) -> PoolLease:
+        """A lease that stands for the grants of this plan: it has an end, and it is not preempted.
 
-    def _reserve(self, request: PoolRequest, choice: Choice, asking: Asking) -> None:
-        """Close the door of these devices and ask whoever stands in the way, if that is all that is missing."""
-        victims = asking.victims(choice.rooms)
-        uuids = tuple(room.device.uuid for room in choice.rooms)
+        Reservations look at its tenant and its end only, so one stand-in serves all grants that agree in
+        both.
+        """
+        key, now_ms = (need.tenant, need.max_duration_s), self.snapshot.now_ms
+        if key not in self.stand_ins:
+            self.stand_ins[key] = PoolLease(
+                lease_id="",
+                holder="",
+                need=replace(need, preemptible=False),
+                parts=(),
+                state=LeaseState.GRANTED,
+                granted_ms=now_ms,
+                deadline_ms=now_ms,
+                ttl_ms=0,
+            )
+        return self.stand_ins[key]
+
+    def reserve(self, request: PoolRequest, candidate: Candidate, victims: Sequence[PoolLease]) -> None:
+        """Close the door of these devices and ask the victims to yield."""
+        uuids = tuple(one.device.uuid for one in candidate.devices)
         for lease in victims:
             why = _why(request.need, [part.uuid for part in lease.parts if part.uuid in uuids])
             self.yields.append(Yield(lease_id=lease.lease_id, by_ms=self.yield_by_ms, why=why))
         before, now_ms = self.snapshot.reservation, self.snapshot.now_ms
         same = before is not None and (before.request_id, before.uuids) == (request.request_id, uuids)
-        self.kept = Kept(request, choice, {lease.lease_id for lease in victims}, now_ms=now_ms)
+        ids = {lease.lease_id for lease in victims}
+        self.reserved = ReservedCapacity(request, candidate, ids, now_ms=now_ms)
         self.reservation = Reservation(
             request_id=request.request_id,
             uuids=uuids,
-            start_ms=choice.start_ms,
+            start_ms=candidate.start_ms,
             made_ms=before.made_ms if same and before is not None else now_ms,
         )
-        self.rooms.keep(list(choice.rooms))
+        self.capacities.reserve(candidate.devices)
+
+
+def _reserve_head(draft: Draft, head: PoolRequest, queues: Queues) -> bool:
+    """The need that has the reservation comes first within its priority while its start is in sight.
+
+    False when it has to queue again.
+    """
+    if not _within_quota(draft, head.need):
+        return False
+    devices = _startable(draft, head.need)
+    if devices:
+        draft.grant(head, devices)
+        return True
+    if not _may_reserve(draft, head, queues):
+        return False
+    candidate = _candidate(draft, head)
+    if candidate is None or candidate.unknown:
+        return False
+    _preempt_and_reserve(draft, head, candidate)
+    return True
+
+
+def _fair_share(draft: Draft, queues: Queues, settled: str) -> bool:
+    """Serve the needs of one priority, the tenant with the smallest share first.
+
+    False when no later need may start.
+    """
+    waiting = {tenant: iter(requests) for tenant, requests in queues.items()}
+    heap = [draft.shares.order(tenant) for tenant in waiting]
+    heapq.heapify(heap)
+    while heap:
+        tenant = heap[0][2]
+        for request in waiting[tenant]:
+            if draft.reserved is not None and draft.backfill is Backfill.STRICT:
+                return False
+            if request.request_id != settled and _grant_or_reserve(draft, request, queues):
+                heapq.heapreplace(heap, draft.shares.order(tenant))
+                break
+        else:
+            heapq.heappop(heap)
+    return draft.reserved is None or draft.backfill is not Backfill.STRICT
+
+
+def _grant_or_reserve(draft: Draft, request: PoolRequest, queues: Queues) -> bool:
+    """Grant the need if it fits; reserve for it if it is the first that does not. True when granted."""
+    need = request.need
+    short = draft.reserved is not None and draft.reserved.ends_before(need)
+    # An exclusive need takes what its devices have, so its tenant's quota decides too.
+    tenant = need.tenant if need.mode is LeaseMode.EXCLUSIVE else ""
+    shape = (need.memory_mib, need.compute_percent, need.devices, need.node, need.device, short, tenant)
+    if shape in draft.rejected or not _within_quota(draft, need):
+        return False
+    devices = _startable(draft, need)
+    if devices:
+        draft.grant(request, devices)
+        return True
+    draft.rejected.add(shape)
+    if draft.reserved is None and _may_reserve(draft, request, queues):
+        candidate = _candidate(draft, request)
+        if candidate is not None:
+            pair = _incumbent(draft, request, candidate, queues) or (request, candidate)
+            _preempt_and_reserve(draft, *pair)
+    return False
+
+
+def _startable(draft: Draft, need: Need) -> list[Capacity]:
+    """The devices on which the need can start now, backfilled ones last; none when it cannot."""
+    if need.devices < 1 or need.memory_mib < 0 or need.compute_percent < 0:
+        return []  # admission.py refuses it in words; a plan does not trust what it reads
+    devices = draft.capacities.best_fit(need)
+    if draft.reserved is not None and len(devices) < need.devices:
+        devices = (devices + draft.reserved.backfill(need))[: need.devices]
+    if len(devices) < need.devices:
+        return []
+    if need.mode is LeaseMode.EXCLUSIVE:
+        quota_mib = draft.shares.quota_left_mib(need.tenant)
+        if quota_mib is not None and sum(one.device.schedulable_mib for one in devices) > quota_mib:
+            return []
+    return devices
+
+
+def _within_quota(draft: Draft, need: Need) -> bool:
+    quota_mib = draft.shares.quota_left_mib(need.tenant)
+    return quota_mib is None or need_size(need)[0] <= quota_mib
+
+
+def _may_reserve(draft: Draft, request: PoolRequest, queues: Queues) -> bool:
+    """A shared need leaves the reservation to an exclusive need of its tenant for which leases can be
+    preempted.
+    """
+    if request.need.mode is LeaseMode.EXCLUSIVE:
+        return True
+    if draft.backfill is Backfill.FREE:
+        return False
+    exclusive = next(
+        (
+            r
+            for r in queues[request.need.tenant]
+            if r.need.mode is LeaseMode.EXCLUSIVE and r.request_id not in draft.granted
+        ),
+        None,
+    )
+    if exclusive is None or not _within_quota(draft, exclusive.need):
+        return True
+    candidate = _candidate(draft, exclusive)
+    return candidate is None or not candidate.needs_only_yields
+
+
+def _candidate(draft: Draft, request: PoolRequest) -> Candidate | None:
+    """The devices to reserve. An earlier choice stands unless another is strictly better: no oscillation."""
+    need, before, now_ms = request.need, draft.snapshot.reservation, draft.snapshot.now_ms
+    quota_mib = draft.shares.quota_left_mib(need.tenant)
+    new = _realistic(
+        draft,
+        need,
+        lambda may: best_candidate(draft.capacities, need, may, now_ms=now_ms, most_mib=quota_mib),
+    )
+    if before is None or before.request_id != request.request_id:
+        return new
+    old = _realistic(
+        draft, need, lambda may: same_candidate(before, draft.capacities, need, may, now_ms=now_ms)
+    )
+    return new if old is None or (new is not None and new.quality < old.quality) else old
+
+
+def _realistic(draft: Draft, need: Need, find: Callable[[MayPreempt], Candidate | None]) -> Candidate | None:
+    """Count on preemption only where all its victims together may be asked."""
+    rule = Preemption(need, draft.shares, draft.snapshot.now_ms)
+    candidate = find(rule.may_preempt)
+    hollow = candidate is not None and candidate.needs_only_yields and not rule.victims(candidate.devices)
+    return find(no_preemption) if hollow else candidate
+
+
+def _preempt_and_reserve(draft: Draft, request: PoolRequest, candidate: Candidate) -> None:
+    rule = Preemption(request.need, draft.shares, draft.snapshot.now_ms)
+    draft.reserve(request, candidate, rule.victims(candidate.devices))
+
+
+def _incumbent(
+    draft: Draft, request: PoolRequest, candidate: Candidate, queues: Queues
+) -> tuple[PoolRequest, Candidate] | None:
+    """A waiting need of a tenant that holds these devices, if without them that tenant would come before this
+    one.
+
+    A tenant that holds a device has the larger share of the two, whatever their weights and their past.
+    Without this rule two tenants with whole needs would take turns on one device.
+    """
+    need = request.need
+    if candidate.needs_only_yields:
+        return None
+    most = draft.shares.memory_mib, draft.shares.compute_percent
+    if need.mode is LeaseMode.SHARED:
+        most = need_size(need)
+    returned: dict[str, tuple[int, int]] = {}
+    for one in candidate.devices:
+        for lease, memory, compute in one.entries:
+            mib, percent = returned.get(lease.need.tenant, (0, 0))
+            returned[lease.need.tenant] = min(most[0], mib + memory), min(most[1], percent + compute)
+
+    def standing(tenant: str) -> tuple[float, float]:
+        return draft.shares.order(tenant, returned.get(tenant, (0, 0)))[:2]
+
+    before = [t for t in returned if t in queues and standing(t) < standing(need.tenant)]
+    for tenant in sorted(before, key=lambda t: (standing(t), t)):
+        other = next((r for r in queues[tenant] if r.request_id not in draft.granted), None)
+        if other is None or not _within_quota(draft, other.need):
+            continue
+        if len(draft.capacities.best_fit(other.need)) == other.need.devices:
+            continue  # it starts when it is its turn
+        if not _may_reserve(draft, other, queues):
+            continue
+        theirs = _candidate(draft, other)
+        if theirs is not None:
+            return other, theirs
+    return None
 
 
 def _why(need: Need, uuids: Sequence[str]) -> str:
-    what = "the whole of" if need.mode is LeaseMode.EXCLUSIVE else f"{need.memory_mib:,} MiB of"
-    return f"{need.tenant} waits for {what} {', '.join(uuids)}"
+    amount = "the whole of" if need.mode is LeaseMode.EXCLUSIVE else f"{need.memory_mib:,} MiB of"
+    return f"{need.tenant} waits for {amount} {', '.join(uuids)}"

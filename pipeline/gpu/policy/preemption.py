@@ -1,57 +1,57 @@
-"""Who is asked to yield for the reserved need: as few as possible, whole leases, and never in turns.
+"""Preemption for the reserved need: the fewest leases, whole leases, and never back and forth.
 
-Between tenants the winner's new share must stay below the share that each victim's tenant would have if it got that one lease back
-(after Kueue's rule S2-b, made stricter for several victims): then no victim can displace the winner in return. Within a tenant a
-higher priority displaces a lower one, and an exclusive need displaces shared leases of its own priority (the door of training); a
-shared need never displaces an exclusive lease of its own priority, so this cannot turn round either.
+Between tenants, the winner's new share must stay below the share that each victim's tenant would have with
+that one lease back (Kueue's rule S2-b, stricter for several victims). So no victim can displace the winner in
+return. Within a tenant a higher priority displaces a lower one, and an exclusive need displaces shared leases
+of its own priority: training closes the door. A shared need never displaces an exclusive lease of its own
+priority.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.gpu.policy.fairness import Shares, size, taken
-from pipeline.gpu.policy.packing import Room
-from pipeline.gpu.policy.reservation import going
+from pipeline.gpu.policy.fairness import Shares, lease_size, need_size
+from pipeline.gpu.policy.packing import Capacity
+from pipeline.gpu.policy.reservation import is_yielding
 from pipeline.gpu.values import WHOLE, LeaseMode, Need, PoolLease
 
-# A lease is left alone for so long after its grant: loading a model and CUDA takes about as long. The door within one tenant
-# does not wait for it, for training shall start when the longest batch is over.
+# A new lease is safe for this long: loading a model and CUDA takes about as long. Training does not wait for
+# it within its own tenant, because it shall start when the longest batch has ended.
 MIN_RUNTIME_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """The rule for one need that waits, over the shares of now."""
+class Preemption:
+    """The rule for one waiting need, over the shares of now."""
 
     need: Need
     shares: Shares
     now_ms: int
 
-    def may_ask(self, lease: PoolLease) -> bool:
-        """Whether this lease alone may be asked to yield for the need."""
+    def may_preempt(self, lease: PoolLease) -> bool:
+        """Whether this lease alone may be asked to yield to the need."""
         need, other = self.need, lease.need
-        if not other.preemptible or other.priority > need.priority or going(lease):
+        if not other.preemptible or other.priority > need.priority or is_yielding(lease):
             return False
         upward = need.mode is LeaseMode.SHARED and other.mode is LeaseMode.EXCLUSIVE
         if other.priority == need.priority and upward:
             return False
-        if (
-            other.tenant == need.tenant
-            and need.mode is LeaseMode.EXCLUSIVE
-            and other.mode is LeaseMode.SHARED
-        ):
+        downward = need.mode is LeaseMode.EXCLUSIVE and other.mode is LeaseMode.SHARED
+        if other.tenant == need.tenant and downward:
             return True
         if self.now_ms - lease.granted_ms < MIN_RUNTIME_MS:
             return False
         if other.tenant == need.tenant:
             return other.priority < need.priority
-        return self._new_share(size(need)) < self.shares.weighted(other.tenant)
+        return self._new_share(need_size(need)) < self.shares.weighted(other.tenant)
 
-    def victims(self, rooms: Sequence[Room]) -> list[PoolLease]:
-        """The fewest leases that, gone, let the need start on all these devices; none where asking does not help."""
+    def victims(self, devices: Sequence[Capacity]) -> list[PoolLease]:
+        """The fewest leases whose end lets the need start on all these devices; none where preemption does
+        not help.
+        """
         offered = {
-            lease.lease_id: lease for room in rooms for lease, _, _ in room.held if self.may_ask(lease)
+            lease.lease_id: lease for one in devices for lease, _, _ in one.entries if self.may_preempt(lease)
         }
         ordered = sorted(
             offered.values(),
@@ -62,56 +62,52 @@ class Asking:
                 lease.lease_id,
             ),
         )
-        asked: dict[str, PoolLease] = {}
+        chosen: dict[str, PoolLease] = {}
         for lease in ordered:
-            if self._enough(rooms, asked):
+            if self._enough(devices, chosen):
                 break
-            asked[lease.lease_id] = lease
-        if not self._enough(rooms, asked):
+            chosen[lease.lease_id] = lease
+        if not self._enough(devices, chosen):
             return []
-        for lease in reversed(list(asked.values())):
-            fewer = {key: other for key, other in asked.items() if key != lease.lease_id}
-            if self._enough(rooms, fewer):
-                asked = fewer
-        found = list(asked.values())
-        return found if self._fair(rooms, found) else []
+        for lease in reversed(list(chosen.values())):
+            fewer = {key: other for key, other in chosen.items() if key != lease.lease_id}
+            if self._enough(devices, fewer):
+                chosen = fewer
+        victims = list(chosen.values())
+        return victims if self._fair(devices, victims) else []
 
-    def _enough(self, rooms: Sequence[Room], asked: dict[str, PoolLease]) -> bool:
+    def _enough(self, devices: Sequence[Capacity], chosen: dict[str, PoolLease]) -> bool:
         need = self.need
-        for room in rooms:
-            stay = [e for e in room.held if not going(e[0]) and e[0].lease_id not in asked]
+        for one in devices:
+            ending = [e for e in one.entries if is_yielding(e[0]) or e[0].lease_id in chosen]
             if need.mode is LeaseMode.EXCLUSIVE:
-                if stay or room.left:
+                if len(ending) < len(one.entries) or one.orphaned:
                     return False
                 continue
-            gone = [e for e in room.held if going(e[0]) or e[0].lease_id in asked]
-            if room.memory_mib + sum(e[1] for e in gone) < need.memory_mib:
+            if one.memory_mib + sum(e[1] for e in ending) < need.memory_mib:
                 return False
-            if room.compute_percent + sum(e[2] for e in gone) < need.compute_percent:
+            if one.compute_percent + sum(e[2] for e in ending) < need.compute_percent:
                 return False
         return True
 
-    def _fair(self, rooms: Sequence[Room], found: Sequence[PoolLease]) -> bool:
-        """The rule between tenants for all victims together."""
+    def _fair(self, devices: Sequence[Capacity], victims: Sequence[PoolLease]) -> bool:
+        """The rule between tenants, for all victims together."""
         need = self.need
-        exclusive = need.mode is LeaseMode.EXCLUSIVE
-        cost = (
-            (sum(room.device.schedulable_mib for room in rooms), WHOLE * len(rooms))
-            if exclusive
-            else size(need)
-        )
-        new = self._new_share(cost)
-        lost: dict[str, list[int]] = {}
-        others = [lease for lease in found if lease.need.tenant != need.tenant]
+        cost = need_size(need)
+        if need.mode is LeaseMode.EXCLUSIVE:
+            cost = sum(one.device.schedulable_mib for one in devices), WHOLE * len(devices)
+        new_share = self._new_share(cost)
+        losses: dict[str, list[int]] = {}
+        others = [lease for lease in victims if lease.need.tenant != need.tenant]
         for lease in others:
-            memory, compute = taken(lease)
-            sums = lost.setdefault(lease.need.tenant, [0, 0])
+            memory, compute = lease_size(lease)
+            sums = losses.setdefault(lease.need.tenant, [0, 0])
             sums[0] += memory
             sums[1] += compute
         for lease in others:
-            memory, compute = taken(lease)
-            sums = lost[lease.need.tenant]
-            if not new < self.shares.weighted(lease.need.tenant, memory - sums[0], compute - sums[1]):
+            memory, compute = lease_size(lease)
+            sums = losses[lease.need.tenant]
+            if not new_share < self.shares.weighted(lease.need.tenant, memory - sums[0], compute - sums[1]):
                 return False
         return True
 

@@ -1,8 +1,9 @@
-"""The one reservation: which devices are kept for the need that waits first, and what may still start there.
+"""The one reservation: which devices wait for the head of the queue, and which needs may be backfilled there.
 
-EASY backfill after Lifka (1995): a later need may start where it ends before the reserved one can begin, or fits into what is spare
-beyond it. Ends are what holders said (`max_duration_s`); one that overran, or said nothing, never ends. A lease that was asked to
-yield goes at any moment, so nothing counts on its place.
+EASY backfill after Lifka (1995): a later need may start on a reserved device under one of two conditions. It
+ends before the reserved start (the shadow time), or it fits into the capacity that the reserved need leaves
+over. Ends are those that holders announced (`max_duration_s`); a lease that overran or announced nothing
+never ends. A lease that was asked to yield may go at any moment.
 """
 
 import heapq
@@ -10,17 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.gpu.policy.packing import Entry, Room, Rooms
+from pipeline.gpu.policy.packing import Capacities, Capacity, Entry
 from pipeline.gpu.values import WHOLE, LeaseMode, Need, PoolLease, PoolRequest, Reservation
 
-MayAsk = Callable[[PoolLease], bool]
-# A lease that ran over its time is still expected for so long, or for a tenth of its time; after that nobody knows its end.
-# Otherwise giving back a second late would move the reservation elsewhere.
+MayPreempt = Callable[[PoolLease], bool]
+# A lease that overran is still expected to end for this long, or for a tenth of its announced time if that is
+# longer. Without the grace, giving back a second late would move the reservation elsewhere.
 GRACE_MS: Final = 10_000
 
 
 def end_ms(lease: PoolLease, now_ms: int) -> int | None:
-    """When it ends by what its holder said, perhaps just before now; None where nobody knows."""
+    """The announced end of a lease, perhaps just before now; None where it is unknown."""
     if lease.need.max_duration_s is None:
         return None
     lasts = int(lease.need.max_duration_s * 1000)
@@ -28,51 +29,43 @@ def end_ms(lease: PoolLease, now_ms: int) -> int | None:
     return end if now_ms < end + max(GRACE_MS, lasts // 10) else None
 
 
-def nobody(_lease: PoolLease) -> bool:
-    """For what stands when nobody is asked to yield."""
+def no_preemption(_lease: PoolLease) -> bool:
+    """The rule under which no lease may be asked to yield."""
     return False
 
 
-def going(lease: PoolLease) -> bool:
+def is_yielding(lease: PoolLease) -> bool:
     return lease.yield_by_ms is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """When a device can serve its part of a need. `ready_ms` is 0 where only yields, or nothing, stand between.
+class Availability:
+    """When one device can serve its part of a need (EASY's availability profile, for one need).
 
-    `blocked_mib` is held by leases of which nobody knows when they end; then the device is `unknown`.
+    `ready_ms` is 0 where only yields, or nothing, stand in the way. `yields`: leases that would have to be
+    asked. `blocked_mib`: memory of leases with unknown ends; the device is `unknown` then.
     """
 
-    room: Room
+    capacity: Capacity
     unknown: bool = False
     ready_ms: int = 0
-    asks: int = 0
+    yields: int = 0
     blocked_mib: int = 0
 
     @property
     def key(self) -> tuple[bool, int, int, int, bool, int, int]:
-        """The best device first; among equals the one that a best fit takes."""
-        room = self.room
-        return (
-            self.unknown,
-            self.ready_ms,
-            self.asks,
-            self.blocked_mib,
-            room.empty,
-            room.memory_mib,
-            room.order,
-        )
+        """The best device first; among equals the best fit."""
+        return (self.unknown, self.ready_ms, self.yields, self.blocked_mib, *self.capacity.best_fit_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The devices of a reservation. `unknown` of them may never become free by themselves."""
+class Candidate:
+    """Devices that could be reserved. `unknown` of them may never become free by themselves."""
 
-    rooms: tuple[Room, ...]
+    devices: tuple[Capacity, ...]
     unknown: int
     ready_ms: int
-    asks: int
+    yields: int
 
     @property
     def quality(self) -> tuple[int, int]:
@@ -83,139 +76,146 @@ class Choice:
         return self.ready_ms if not self.unknown and self.ready_ms else None
 
     @property
-    def by_yields(self) -> bool:
-        """Asking others is all that is missing."""
-        return self.asks > 0 and self.quality == (0, 0)
+    def needs_only_yields(self) -> bool:
+        return self.yields > 0 and self.quality == (0, 0)
 
 
-def outlook(room: Room, need: Need, may_ask: MayAsk, now_ms: int) -> Outlook:
-    """What the device promises to the need. It is large enough for it."""
-    if room.fits(need):
-        return Outlook(room=room)
-    askable: list[Entry] = []
-    others: list[Entry] = []
-    memory, compute = room.memory_mib, room.compute_percent
-    for entry in room.held:
-        if going(entry[0]):
+def availability(one: Capacity, need: Need, may_preempt: MayPreempt, now_ms: int) -> Availability:
+    """When this device, which is large enough, can serve the need."""
+    if one.fits(need):
+        return Availability(capacity=one)
+    preemptible: list[Entry] = []
+    staying: list[Entry] = []
+    memory, compute = one.memory_mib, one.compute_percent
+    for entry in one.entries:
+        if is_yielding(entry[0]):
             memory, compute = memory + entry[1], compute + entry[2]
         else:
-            (askable if may_ask(entry[0]) else others).append(entry)
+            (preemptible if may_preempt(entry[0]) else staying).append(entry)
     if need.mode is LeaseMode.EXCLUSIVE:
-        return _alone(room, askable, others, now_ms)
+        return _availability_alone(one, preemptible, staying, now_ms)
     if memory >= need.memory_mib and compute >= need.compute_percent:
-        return Outlook(room=room)
-    for asks, (_, mib, percent) in enumerate(askable, 1):
+        return Availability(capacity=one)
+    for yields, (_, mib, percent) in enumerate(preemptible, 1):
         memory, compute = memory + mib, compute + percent
         if memory >= need.memory_mib and compute >= need.compute_percent:
-            return Outlook(room=room, asks=asks)
-    known = [(end, entry) for entry in others if (end := end_ms(entry[0], now_ms)) is not None]
-    for end, (_, mib, percent) in sorted(known, key=lambda pair: pair[0]):
+            return Availability(capacity=one, yields=yields)
+    ends = [(end, entry) for entry in staying if (end := end_ms(entry[0], now_ms)) is not None]
+    for end, (_, mib, percent) in sorted(ends, key=lambda pair: pair[0]):
         memory, compute = memory + mib, compute + percent
         if memory >= need.memory_mib and compute >= need.compute_percent:
-            return Outlook(room=room, asks=len(askable), ready_ms=end)
-    return Outlook(room=room, unknown=True, asks=len(askable), blocked_mib=need.memory_mib - memory)
+            return Availability(capacity=one, yields=len(preemptible), ready_ms=end)
+    blocked_mib = need.memory_mib - memory
+    return Availability(capacity=one, unknown=True, yields=len(preemptible), blocked_mib=blocked_mib)
 
 
-def _alone(room: Room, askable: list[Entry], others: list[Entry], now_ms: int) -> Outlook:
-    """The same for an exclusive need: everybody has to go."""
-    ends = [end_ms(lease, now_ms) for lease, _, _ in others]
-    return Outlook(
-        room=room,
-        unknown=room.left or None in ends,
+def _availability_alone(
+    one: Capacity, preemptible: list[Entry], staying: list[Entry], now_ms: int
+) -> Availability:
+    """The same for an exclusive need: every lease has to end."""
+    ends = [end_ms(lease, now_ms) for lease, _, _ in staying]
+    return Availability(
+        capacity=one,
+        unknown=one.orphaned or None in ends,
         ready_ms=max((end for end in ends if end is not None), default=0),
-        asks=len(askable),
-        blocked_mib=sum(mib for (_, mib, _), end in zip(others, ends, strict=True) if end is None),
+        yields=len(preemptible),
+        blocked_mib=sum(mib for (_, mib, _), end in zip(staying, ends, strict=True) if end is None),
     )
 
 
-def choose(
-    rooms: Rooms, need: Need, may_ask: MayAsk, *, now_ms: int, most_mib: int | None = None
-) -> Choice | None:
-    """The devices that serve the need first, or None where the pool cannot serve it, within `most_mib` for an exclusive one."""
-    found = [room for room in rooms.candidates(need) if room.could(need)]
-    if need.devices < 1 or len(found) < need.devices:
+def best_candidate(
+    capacities: Capacities, need: Need, may_preempt: MayPreempt, *, now_ms: int, most_mib: int | None = None
+) -> Candidate | None:
+    """The devices that serve the need first; None where the pool cannot serve it.
+
+    `most_mib`: the tenant's quota, for an exclusive need whose memory depends on its devices.
+    """
+    matching = [one for one in capacities.candidates(need) if one.matches(need)]
+    if need.devices < 1 or len(matching) < need.devices:
         return None
-    views = (outlook(room, need, may_ask, now_ms) for room in found)
+    views = (availability(one, need, may_preempt, now_ms) for one in matching)
     best = heapq.nsmallest(need.devices, views, key=lambda view: view.key)
     if need.mode is LeaseMode.EXCLUSIVE and most_mib is not None:
-        if sum(view.room.device.schedulable_mib for view in best) > most_mib:
-            found = heapq.nsmallest(need.devices, found, key=lambda r: (r.device.schedulable_mib, r.order))
-            best = [outlook(room, need, may_ask, now_ms) for room in found]
-        if sum(view.room.device.schedulable_mib for view in best) > most_mib:
+        if sum(view.capacity.device.schedulable_mib for view in best) > most_mib:
+            smallest = heapq.nsmallest(
+                need.devices, matching, key=lambda one: (one.device.schedulable_mib, one.order)
+            )
+            best = [availability(one, need, may_preempt, now_ms) for one in smallest]
+        if sum(view.capacity.device.schedulable_mib for view in best) > most_mib:
             return None
-    return _choice(best)
+    return _candidate(best)
 
 
-def kept(
-    reservation: Reservation, rooms: Rooms, need: Need, may_ask: MayAsk, *, now_ms: int
-) -> Choice | None:
-    """The devices of an earlier reservation as they look now; None where they cannot serve the need any more."""
-    found = [rooms.by_uuid.get(uuid) for uuid in reservation.uuids]
-    still = [room for room in found if room is not None and room.could(need)]
-    if len(still) != need.devices or len(set(reservation.uuids)) != need.devices:
+def same_candidate(
+    before: Reservation, capacities: Capacities, need: Need, may_preempt: MayPreempt, *, now_ms: int
+) -> Candidate | None:
+    """The devices of an earlier reservation as they are now; None where they can no longer serve the need."""
+    named = [capacities.by_uuid.get(uuid) for uuid in before.uuids]
+    matching = [one for one in named if one is not None and one.matches(need)]
+    if len(matching) != need.devices or len(set(before.uuids)) != need.devices:
         return None
-    return _choice([outlook(room, need, may_ask, now_ms) for room in still])
+    return _candidate([availability(one, need, may_preempt, now_ms) for one in matching])
 
 
-def _choice(views: list[Outlook]) -> Choice:
-    ordered = sorted(views, key=lambda view: view.room.order)
-    return Choice(
-        rooms=tuple(view.room for view in ordered),
+def _candidate(views: list[Availability]) -> Candidate:
+    ordered = sorted(views, key=lambda view: view.capacity.order)
+    return Candidate(
+        devices=tuple(view.capacity for view in ordered),
         unknown=sum(view.unknown for view in views),
         ready_ms=max(view.ready_ms for view in views),
-        asks=sum(view.asks for view in views),
+        yields=sum(view.yields for view in views),
     )
 
 
-class Kept:
-    """The reservation in force, and the door of its devices."""
+class ReservedCapacity:
+    """The reservation in force, and the admission of backfilled needs to its devices."""
 
-    def __init__(self, request: PoolRequest, choice: Choice, victims: set[str], *, now_ms: int) -> None:
+    def __init__(self, request: PoolRequest, candidate: Candidate, victims: set[str], *, now_ms: int) -> None:
         self.request = request
-        self.rooms = choice.rooms
-        self.start_ms = choice.start_ms
+        self.devices = candidate.devices
+        self.start_ms = candidate.start_ms
         self._now_ms = now_ms
-        self._spare = {room.order: self._beyond(room, victims) for room in choice.rooms}
+        self._spare = {one.order: self._left_over(one, victims) for one in candidate.devices}
 
-    def _beyond(self, room: Room, victims: set[str]) -> tuple[int, int]:
+    def _left_over(self, one: Capacity, victims: set[str]) -> tuple[int, int]:
         """(MiB, percent) that the reserved need leaves unused on the device when it starts."""
         need = self.request.need
         if need.mode is LeaseMode.EXCLUSIVE:
             return -1, -1
-        memory, compute = room.memory_mib, room.compute_percent
-        for lease, mib, percent in room.held:
+        memory, compute = one.memory_mib, one.compute_percent
+        for lease, mib, percent in one.entries:
             end = end_ms(lease, self._now_ms)
             ended = self.start_ms is not None and end is not None and end <= self.start_ms
-            if going(lease) or lease.lease_id in victims or ended:
+            if is_yielding(lease) or lease.lease_id in victims or ended:
                 memory, compute = memory + mib, compute + percent
         return memory - need.memory_mib, compute - need.compute_percent
 
     def ends_before(self, need: Need) -> bool:
-        """Whether the need, started now, is over when the reserved one can begin."""
+        """Whether the need, started now, ends before the reserved start."""
         return (
             self.start_ms is not None
             and need.max_duration_s is not None
             and self._now_ms + int(need.max_duration_s * 1000) <= self.start_ms
         )
 
-    def admitted(self, need: Need) -> list[Room]:
-        """Kept devices where the need may start now, the best fit first."""
-        before = self.ends_before(need)
-        found = [
-            room
-            for room in self.rooms
-            if room.could(need) and room.fits(need) and (before or self._spares(room, need))
+    def backfill(self, need: Need) -> list[Capacity]:
+        """Reserved devices where the need may start now, the best fit first."""
+        short = self.ends_before(need)
+        fitting = [
+            one
+            for one in self.devices
+            if one.matches(need) and one.fits(need) and (short or self._spares(one, need))
         ]
-        return sorted(found, key=lambda room: (room.empty, room.memory_mib, room.order))
+        return sorted(fitting, key=lambda one: one.best_fit_key)
 
-    def _spares(self, room: Room, need: Need) -> bool:
-        memory, compute = self._spare[room.order]
-        percent = WHOLE if need.mode is LeaseMode.EXCLUSIVE else need.compute_percent
-        mib = room.device.schedulable_mib if need.mode is LeaseMode.EXCLUSIVE else need.memory_mib
-        return memory >= mib and compute >= percent
+    def _spares(self, one: Capacity, need: Need) -> bool:
+        memory, compute = self._spare[one.order]
+        if need.mode is LeaseMode.EXCLUSIVE:
+            return memory >= one.device.schedulable_mib and compute >= WHOLE
+        return memory >= need.memory_mib and compute >= need.compute_percent
 
-    def took(self, room: Room, need: Need) -> None:
-        """A need was let in. One that ends before leaves what is spare as it is."""
-        if room.order in self._spare and not self.ends_before(need):
-            memory, compute = self._spare[room.order]
-            self._spare[room.order] = memory - need.memory_mib, compute - need.compute_percent
+    def take(self, one: Capacity, need: Need) -> None:
+        """A need was backfilled. One that ends before the reserved start uses no spare capacity."""
+        if one.order in self._spare and not self.ends_before(need):
+            memory, compute = self._spare[one.order]
+            self._spare[one.order] = memory - need.memory_mib, compute - need.compute_percent

@@ -1,6 +1,7 @@
-"""One run of a made-up workload over the real `plan()`: discrete events, and what came of them.
+"""A discrete-event simulation of a workload over the real `make_plan()`.
 
-Nobody here overruns or dies; whoever is asked to yield gives back after YIELD_S and stands in line again with the rest of its work.
+No simulated job overruns or dies. A job that is asked to yield gives back after YIELD_S and waits again with
+its remaining work.
 """
 
 import heapq
@@ -9,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
-from pipeline.gpu.policy.fairness import Shares, accrued, decayed, taken
-from pipeline.gpu.policy.policy import plan
+from pipeline.gpu.policy.fairness import Shares, accrued, decayed, lease_size
+from pipeline.gpu.policy.policy import make_plan
 from pipeline.gpu.policy.preemption import MIN_RUNTIME_MS
 from pipeline.gpu.values import (
     Backfill,
@@ -28,13 +29,13 @@ from pipeline.gpu.values import (
     Yield,
 )
 
-PATIENCE_S: Final = 1_800.0  # who still waits at the end after so long is starved
+PATIENCE_S: Final = 1_800.0  # a job that still waits at the end after so long is starved
 YIELD_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A need that comes at `arrival_s` and works for `duration_s`, whatever it says of itself."""
+    """A need that comes at `arrival_s` and really works for `duration_s`."""
 
     name: str
     arrival_s: float
@@ -43,8 +44,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
-    """How long needs waited, in seconds. Those that still wait count with what they have waited so far."""
+class WaitTimes:
+    """Waiting times in seconds. Jobs that still wait count with their wait so far."""
 
     count: int = 0
     pending: int = 0
@@ -54,12 +55,14 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What came of a workload. `utilisation` is the mean dominant share that was leased, from the beginning to `end_s`; `shares`
-    is the same of every tenant."""
+class SimulationResult:
+    """The result of a simulation.
 
-    gangs: Waits
-    small: Waits
+    `utilisation`: mean dominant share leased until `end_s`; `shares`: by tenant.
+    """
+
+    gangs: WaitTimes
+    small: WaitTimes
     utilisation: float
     shares: Mapping[str, float]
     starved: int
@@ -68,7 +71,7 @@ class Figures:
     end_s: float
 
 
-def run(
+def simulate(
     jobs: Sequence[Job],
     devices: Sequence[Device],
     *,
@@ -76,31 +79,33 @@ def run(
     backfill: Backfill = Backfill.EASY,
     half_life_s: float = 86_400.0,
     end_s: float | None = None,
-) -> Figures:
-    """Work through the jobs until `end_s`, or until nothing happens any more."""
-    known = (
-        tenants if tenants is not None else {job.need.tenant: Tenant(name=job.need.tenant) for job in jobs}
-    )
-    world = Snapshot(epoch=0, now_ms=0, devices=tuple(devices), tenants=known, half_life_s=half_life_s)
-    day = _Day(world, jobs, backfill, Shares(world))
-    day.work(math.inf if end_s is None else int(end_s * 1000))
-    return day.figures(jobs)
+) -> SimulationResult:
+    """Work through the jobs until `end_s`, or until no event is left."""
+    if tenants is None:
+        tenants = {job.need.tenant: Tenant(name=job.need.tenant) for job in jobs}
+    world = Snapshot(epoch=0, now_ms=0, devices=tuple(devices), tenants=tenants, half_life_s=half_life_s)
+    simulation = _Simulation(world, jobs, backfill, Shares(world))
+    simulation.work(math.inf if end_s is None else int(end_s * 1000))
+    return simulation.result(jobs)
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """What is left of a job to do, and how long it has waited."""
+class _Progress:
+    """The remaining work of a job and its time in the queue."""
 
     job: Job
-    left_ms: int
+    remaining_ms: int
     since_ms: int = 0
     waited_ms: int = 0
     started: bool = False
 
 
 @dataclass(slots=True)
-class _Day:
-    """State and clock of one run. Events are (ms, kind, number, name); an end comes before an arrival at the same time."""
+class _Simulation:
+    """State and clock of one run.
+
+    Events are (ms, kind, number, name); ends come before arrivals of the same moment.
+    """
 
     world: Snapshot
     jobs: Sequence[Job]
@@ -111,7 +116,7 @@ class _Day:
     waiting: dict[str, PoolRequest] = field(default_factory=dict)
     usage: dict[str, Usage] = field(default_factory=dict)
     reservation: Reservation | None = None
-    works: dict[str, _Waiting] = field(default_factory=dict)
+    works: dict[str, _Progress] = field(default_factory=dict)
     now_ms: int = 0
     held_ms: dict[str, float] = field(default_factory=dict)  # dominant share x time, by tenant; "" of all
     grants: int = 0
@@ -121,12 +126,12 @@ class _Day:
     END: ClassVar = 0
     GAVE_BACK: ClassVar = 1
     ARRIVAL: ClassVar = 2
-    LOOK: ClassVar = 3  # somebody may be asked to yield now who could not before
+    POLL: ClassVar = 3  # a lease is old enough now to be preempted
 
     def work(self, until_ms: float) -> None:
         for job in self.jobs:
-            self.works[job.name] = _Waiting(job=job, left_ms=int(job.duration_s * 1000))
-            self._at(int(job.arrival_s * 1000), _Day.ARRIVAL, job.name)
+            self.works[job.name] = _Progress(job=job, remaining_ms=int(job.duration_s * 1000))
+            self._at(int(job.arrival_s * 1000), _Simulation.ARRIVAL, job.name)
         while self.events and self.events[0][0] < until_ms:
             self._pass(self.events[0][0])
             while self.events and self.events[0][0] == self.now_ms:
@@ -142,11 +147,11 @@ class _Day:
         return self.numbers
 
     def _pass(self, now_ms: int) -> None:
-        held: dict[str, list[tuple[int, int]]] = {}
+        amounts_of: dict[str, list[tuple[int, int]]] = {}
         for lease in self.leases.values():
             for whose in ("", lease.need.tenant):
-                held.setdefault(whose, []).append(taken(lease))
-        for whose, amounts in held.items():
+                amounts_of.setdefault(whose, []).append(lease_size(lease))
+        for whose, amounts in amounts_of.items():
             share = self.shares.dominant(
                 sum(mib for mib, _ in amounts), sum(percent for _, percent in amounts)
             )
@@ -157,18 +162,20 @@ class _Day:
         work = self.works.get(name)
         if work is None:
             return
-        if kind == _Day.ARRIVAL:
+        if kind == _Simulation.ARRIVAL:
             self._wait(work)
-        elif kind in (_Day.END, _Day.GAVE_BACK) and (lease := self.leases.get(name)) is not None:
-            if kind == _Day.END and lease.deadline_ms != self.now_ms:
+        elif (
+            kind in (_Simulation.END, _Simulation.GAVE_BACK) and (lease := self.leases.get(name)) is not None
+        ):
+            if kind == _Simulation.END and lease.deadline_ms != self.now_ms:
                 return  # of an earlier lease of this job, which gave back before
             del self.leases[name]
             self._settle(lease)
-            work.left_ms -= self.now_ms - lease.granted_ms
-            if kind == _Day.GAVE_BACK and work.left_ms > 0:
+            work.remaining_ms -= self.now_ms - lease.granted_ms
+            if kind == _Simulation.GAVE_BACK and work.remaining_ms > 0:
                 self._wait(work)
 
-    def _wait(self, work: _Waiting) -> None:
+    def _wait(self, work: _Progress) -> None:
         work.since_ms = self.now_ms
         self.waiting[work.job.name] = PoolRequest(
             request_id=work.job.name,
@@ -181,16 +188,20 @@ class _Day:
 
     def _plan(self) -> None:
         while self.waiting:
-            made = plan(self._snapshot(), backfill=self.backfill, yield_ms=int(YIELD_S * 1000))
-            same = made.reservation == self.reservation
-            self._do(made)
-            if not made.grants and not made.yields and same:
+            plan = make_plan(self._snapshot(), backfill=self.backfill, yield_ms=int(YIELD_S * 1000))
+            same = plan.reservation == self.reservation
+            self._do(plan)
+            if not plan.grants and not plan.yields and same:
                 break
         else:
             self.reservation = None
-        asked = any(lease.need.preemptible for lease in self.leases.values())
-        if self.reservation is not None and asked and not any(e[1] == _Day.LOOK for e in self.events):
-            self._at(self.now_ms + MIN_RUNTIME_MS, _Day.LOOK, "")
+        preemptible = any(lease.need.preemptible for lease in self.leases.values())
+        if (
+            self.reservation is not None
+            and preemptible
+            and not any(e[1] == _Simulation.POLL for e in self.events)
+        ):
+            self._at(self.now_ms + MIN_RUNTIME_MS, _Simulation.POLL, "")
 
     def _snapshot(self) -> Snapshot:
         return replace(
@@ -202,12 +213,12 @@ class _Day:
             reservation=self.reservation,
         )
 
-    def _do(self, made: PoolPlan) -> None:
-        self.reservation = made.reservation
-        for grant in made.grants:
+    def _do(self, plan: PoolPlan) -> None:
+        self.reservation = plan.reservation
+        for grant in plan.grants:
             self._begin(grant)
-        for asked in made.yields:
-            self._ask(asked)
+        for request in plan.yields:
+            self._ask(request)
 
     def _begin(self, grant: Grant) -> None:
         name = grant.request_id
@@ -215,7 +226,7 @@ class _Day:
         work.waited_ms += self.now_ms - work.since_ms
         work.started = True
         self.grants += 1
-        end_ms = self.now_ms + max(1, work.left_ms)
+        end_ms = self.now_ms + max(1, work.remaining_ms)
         self.leases[name] = PoolLease(
             lease_id=name,
             holder=name,
@@ -228,29 +239,29 @@ class _Day:
             share=grant.share,
             prepaid=grant.prepaid,
         )
-        self._at(end_ms, _Day.END, name)
+        self._at(end_ms, _Simulation.END, name)
         self._charge(request.need.tenant, grant.prepaid)
 
-    def _ask(self, asked: Yield) -> None:
-        lease = self.leases[asked.lease_id]
-        self.leases[lease.lease_id] = replace(lease, yield_by_ms=asked.by_ms, yield_why=asked.why)
+    def _ask(self, request: Yield) -> None:
+        lease = self.leases[request.lease_id]
+        self.leases[lease.lease_id] = replace(lease, yield_by_ms=request.by_ms, yield_why=request.why)
         self.yields += 1
-        self._at(min(asked.by_ms, lease.deadline_ms), _Day.GAVE_BACK, lease.lease_id)
+        self._at(min(request.by_ms, lease.deadline_ms), _Simulation.GAVE_BACK, lease.lease_id)
 
     def _charge(self, tenant: str, amount: float) -> None:
         before = decayed(self.usage.get(tenant, Usage()), self.now_ms, self.world.half_life_s)
         self.usage = self.usage | {tenant: Usage(value=max(0.0, before.value + amount), at_ms=self.now_ms)}
 
     def _settle(self, lease: PoolLease) -> None:
-        """Charge what was used instead of what was prepaid."""
+        """Charge the real use instead of the prepayment."""
         half_life_s = self.world.half_life_s
         paid = decayed(Usage(value=lease.prepaid, at_ms=lease.granted_ms), self.now_ms, half_life_s).value
         used = accrued(lease.share, (self.now_ms - lease.granted_ms) / 1000, half_life_s)
         self._charge(lease.need.tenant, used - paid)
 
-    def figures(self, jobs: Sequence[Job]) -> Figures:
-        gangs: list[_Waiting] = []
-        small: list[_Waiting] = []
+    def result(self, jobs: Sequence[Job]) -> SimulationResult:
+        gangs: list[_Progress] = []
+        small: list[_Progress] = []
         for job in jobs:
             work = self.works[job.name]
             if job.name in self.waiting:
@@ -260,7 +271,7 @@ class _Day:
         starved = [
             name for name in self.waiting if self.works[name].waited_ms > PATIENCE_S * 1000 or not self.events
         ]
-        return Figures(
+        return SimulationResult(
             gangs=self._waits(gangs),
             small=self._waits(small),
             utilisation=self._mean_share(""),
@@ -274,11 +285,11 @@ class _Day:
     def _mean_share(self, whose: str) -> float:
         return round(self.held_ms.get(whose, 0.0) / self.now_ms, 4) if self.now_ms else 0.0
 
-    def _waits(self, works: Sequence[_Waiting]) -> Waits:
+    def _waits(self, works: Sequence[_Progress]) -> WaitTimes:
         if not works:
-            return Waits()
+            return WaitTimes()
         waits = sorted(work.waited_ms / 1000 for work in works)
-        return Waits(
+        return WaitTimes(
             count=len(waits),
             pending=sum(work.job.name in self.waiting for work in works),
             mean_s=round(math.fsum(waits) / len(waits), 3),

@@ -1,7 +1,8 @@
-"""The policy on a made-up day: discrete events over the real `plan()`, so that a rule can be judged before anybody waits under it.
+"""Workloads for the simulator: made-up ones, and those of a user's file.
 
-The story of the gang: 8 GPUs, a stream of work for one GPU each, and every 400 s one need for all 8 for 20 s. Where everybody may
-overtake, the gang waits for hours; behind a strict queue the small ones do; EASY backfill serves both.
+The story of the gang: 8 GPUs, a stream of jobs for one GPU each, and every 400 s one need for all 8 for 20 s.
+With free backfill the gang waits for hours, behind a strict queue the small jobs do; EASY backfill serves
+both.
 """
 
 import math
@@ -12,17 +13,16 @@ from typing import Final
 
 from pipeline.errors import BadInput, BadSetting
 from pipeline.gpu.policy.admission import refusal
-from pipeline.gpu.policy.simulator import Figures, Job, Waits, run
+from pipeline.gpu.policy.simulator import Job, SimulationResult, simulate
 from pipeline.gpu.values import TENANT, WHOLE, Backfill, Device, LeaseMode, Need, Tenant
 from pipeline.units import mib
 
-__all__ = ["COLUMNS", "Figures", "Job", "Waits", "compare", "from_file", "machines", "run", "story"]
+MEMORY_MIB: Final = 81_920  # per GPU
+PERIOD_S: Final = 400  # between two gangs
+GANG_S: Final = 20  # duration of a gang
+SMALL_S: Final = 12.0  # mean duration of small jobs: exponential, cut at five times the mean
 
-MEMORY_MIB: Final = 81_920  # of a made-up GPU
-PERIOD_S: Final = 400  # one gang each
-GANG_S: Final = 20  # it works so long
-SMALL_S: Final = 12.0  # mean of the small ones, exponential, cut at five times this
-# Column -> what it holds, for messages; those with a default may be left out.
+# The columns of a file and their meaning, for messages. Columns with a default are optional.
 COLUMNS: Final = {
     "arrival_s": "seconds from the beginning",
     "duration_s": "seconds that it works",
@@ -39,24 +39,26 @@ COLUMNS: Final = {
 
 def story(
     load: float = 0.95, backfill: Backfill = Backfill.EASY, seed: int = 0, *, gangs: int = 49, gpus: int = 8
-) -> Figures:
-    """The story of the gang under one rule. `load` is the part of the GPUs' time that is asked for. Raises BadInput."""
+) -> SimulationResult:
+    """The story of the gang under one rule. `load`: demanded part of the GPUs' time. Raises BadInput."""
     check_story(load)
     if gangs < 1 or gpus < 2:
         raise BadInput(f"{gangs} gangs on {gpus} GPUs make no story; use 1 gang and 2 GPUs or more")
     end_s = float(gangs * PERIOD_S)
-    return run(_story(load, seed, gangs, gpus), machines(gpus), backfill=backfill, end_s=end_s)
+    return simulate(_story(load, seed, gangs, gpus), machines(gpus), backfill=backfill, end_s=end_s)
 
 
 def check_story(load: float) -> None:
-    """Raises BadInput for a load that the gangs alone would exceed, or that no pool can carry."""
+    """Raises BadInput for a load that the gangs alone exceed, or that no pool can carry."""
     if not GANG_S / PERIOD_S < load < 1:
         raise BadInput(
             f"a load of {load:g} makes no story; use more than {GANG_S / PERIOD_S:g} and less than 1"
         )
 
 
-def compare(load: float = 0.95, seed: int = 0, *, gangs: int = 49, gpus: int = 8) -> dict[Backfill, Figures]:
+def compare_rules(
+    load: float = 0.95, seed: int = 0, *, gangs: int = 49, gpus: int = 8
+) -> dict[Backfill, SimulationResult]:
     """The same story under every rule."""
     return {rule: story(load, rule, seed, gangs=gangs, gpus=gpus) for rule in Backfill}
 
@@ -82,22 +84,22 @@ def from_file(
     devices: Sequence[Device] | None = None,
     tenants: Mapping[str, Tenant] | None = None,
     backfill: Backfill = Backfill.EASY,
-) -> Figures:
-    """A user's own workload until all of it is done: one row each, with the columns of COLUMNS. Raises BadInput.
+) -> SimulationResult:
+    """A user's workload until all jobs have ended, one row with the columns of COLUMNS each. Raises BadInput.
 
-    Without `devices` on 8 GPUs of 80 GiB. Tenants that are not named have weight 1 and no quota.
+    The default `devices` are 8 GPUs of 80 GiB. Tenants without an entry have weight 1 and no quota.
     """
     jobs = jobs_of(rows)
     on = machines(8) if devices is None else devices
-    known = {job.need.tenant: Tenant(name=job.need.tenant) for job in jobs} | dict(tenants or {})
+    everyone = {job.need.tenant: Tenant(name=job.need.tenant) for job in jobs} | dict(tenants or {})
     for number, job in enumerate(jobs, 1):
-        if why := refusal(job.need, on, known):
+        if why := refusal(job.need, on, everyone):
             raise BadInput(f"row {number} of the workload can never run: {why}")
-    return run(jobs, on, tenants=known, backfill=backfill)
+    return simulate(jobs, on, tenants=everyone, backfill=backfill)
 
 
 def jobs_of(rows: Iterable[Mapping[str, object]]) -> list[Job]:
-    """What the rows say. Raises BadInput for a row that says nothing, and when there is none."""
+    """The jobs of the rows. Raises BadInput for an unreadable row, and when there is none."""
     jobs = [_job(number, row) for number, row in enumerate(rows, 1)]
     if not jobs:
         raise BadInput("the workload is empty; give one row per need, with arrival_s and duration_s at least")
@@ -134,7 +136,8 @@ def _job(number: int, row: Mapping[str, object]) -> Job:
     unknown = sorted(set(texts) - set(COLUMNS) - {"name"})
     if unknown:
         raise BadInput(
-            f"row {number} of the workload has the column {unknown[0]!r}; known are name, {', '.join(COLUMNS)}"
+            f"row {number} of the workload has the column {unknown[0]!r}; "
+            f"known are name, {', '.join(COLUMNS)}"
         )
     alone = _truth(number, texts, "exclusive")
     most = _number(number, texts, "max_duration_s", math.nan)
@@ -151,9 +154,10 @@ def _job(number: int, row: Mapping[str, object]) -> Job:
     arrival_s, duration_s = _number(number, texts, "arrival_s"), _number(number, texts, "duration_s")
     if arrival_s < 0 or duration_s <= 0:
         raise BadInput(
-            f"row {number} of the workload comes at {arrival_s:g} s for {duration_s:g} s; use 0 or later, and more than 0 s"
+            f"row {number} of the workload comes at {arrival_s:g} s for {duration_s:g} s; "
+            "use 0 or later, and more than 0 s"
         )
-    # The number keeps names apart: a user's own may repeat.
+    # The number keeps names apart: a user's names may repeat.
     return Job(
         name=f"{number:07} {texts.get('name', '')}".strip(),
         arrival_s=arrival_s,

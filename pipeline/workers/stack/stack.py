@@ -23,7 +23,7 @@ import redis
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import RedisUnavailable, StackFailed
 from pipeline.gpu.node.probe import has_devices
-from pipeline.gpu.policy.fairness import tenants
+from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.logs import logger
 from pipeline.observe.presence import Presence
 from pipeline.redis.attach import state_file
@@ -83,7 +83,7 @@ class Stack:
         began = time.monotonic()
         MaskSet.load(extra=self.settings.masks)  # a bad mask is said here, not by every batch
         session_keys.user_patterns(self.settings.session_keys)
-        tenants(self.settings.gpu_tenants)
+        parse_tenants(self.settings.gpu_tenants)
         if self._with_flower:
             flower_process.check(self.settings.flower_address, self.settings.flower_auth)
         self._lock = lock(self.settings.data_dir)
