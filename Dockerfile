@@ -5,7 +5,8 @@ WORKDIR /opt/logweir
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY pipeline pipeline
 COPY config config
-RUN pip install --no-cache-dir --no-compile --constraint constraints.txt . \
+# Compiled here: the user of the image may not write there, and each process would compile all that it imports.
+RUN pip install --no-cache-dir --constraint constraints.txt . \
     && useradd --system --create-home --uid 10001 logweir \
     && mkdir /data && chown logweir /data
 USER logweir

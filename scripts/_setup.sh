@@ -38,4 +38,6 @@ install() {
     touch "$stamp"
   fi
   export PATH="$PWD/.venv/bin:$PATH"
+  # A stack is a dozen processes. Without compiled modules on disk each compiles all that it imports, 2 s of processor time.
+  unset PYTHONDONTWRITEBYTECODE
 }

@@ -19,6 +19,8 @@ import structlog
 from command_line import Verb, command_line
 from opensearch_node import Node, Secure, forget
 from polling import Clock, wait_until
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from pipeline.ledger.ledger import Ledger
 from pipeline.redis.connection import connect
@@ -39,8 +41,26 @@ ONE_TRY = re.compile(
 )
 
 
-# Files with the longest first (seconds alone on a quiet core), so that two processes end at about the same time.
-LONGEST = ("e2e/test_chaos.py", "test_readme.py")
+# Files with the longest first (minutes on quiet cores), so that two processes end at about the same time.
+LONGEST = ("e2e/test_chaos.py", "e2e/test_signals.py", "e2e/test_training.py", "test_readme.py")
+# These files share one trained stack, so one process runs them all.
+TRAINED = frozenset(f"tests/e2e/test_{name}.py" for name in ("stack", "send", "latency", "bad_input"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """For `--dist loadfile`: a file stays in one process, and so do the files that share a stack."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+
+    class ByStack(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "trained" if file in TRAINED else file
+
+    return ByStack(config, log)
+
+
 # `--quick` leaves out what starts servers of this kind.
 SERVERS = frozenset({"opensearch", "secure_opensearch", "search_settings", "trained"})
 

@@ -203,6 +203,15 @@ class Up:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it was killed for its silence
                     process.resume()
 
+    def listeners(self) -> set[int]:
+        """TCP ports that processes of this stack listen on."""
+        found = set()
+        for process in marked(self.mark):
+            with contextlib.suppress(psutil.Error):
+                connections = process.net_connections("inet")
+                found |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+        return found
+
     def status(self) -> dict[str, Any]:
         done = self.logweir("status", "--json")
         assert done.returncode == 0, done.stderr

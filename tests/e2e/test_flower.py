@@ -1,7 +1,6 @@
 """Flower beside a real stack: what an operator sees, where it listens, and that the stack does not depend on it."""
 
 import base64
-import contextlib
 import json
 import os
 import signal
@@ -43,15 +42,6 @@ def tasks(up: Up) -> dict[str, dict[str, Any]]:
     """What Flower knows of tasks; empty while it starts."""
     code, body = get(f"{up.facts['flower']}/api/tasks?limit=200")
     return dict(json.loads(body)) if code == 200 else {}
-
-
-def listeners(up: Up) -> set[int]:
-    """TCP ports that processes of this stack listen on."""
-    found = set()
-    for process in marked(up.mark):
-        with contextlib.suppress(psutil.Error):
-            found |= {c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +141,7 @@ def test_a_second_stack_gets_a_port_of_its_own_and_goes_on_when_flower_keeps_dyi
             until(lambda last=last: now()["flower_pids"] != last, what="its death was seen")  # type: ignore[misc]
         assert up.status()["flower"] is None
         assert up.err().count("worker.given_up") == 1
-        assert listeners(up) == set()
+        assert up.listeners() == set()
         up.send(ordinary(20), "after")  # the stack goes on
         assert up.stop() == 0
 
@@ -160,12 +150,6 @@ def test_an_open_door_off_loopback_is_refused_before_anything_starts(logweir: Co
     done = logweir("up", "--data-dir", "d", LOGWEIR_FLOWER="yes", LOGWEIR_FLOWER_ADDRESS="0.0.0.0")
     assert "needs authentication" in sentence(done)
     assert not (logweir.cwd / "d").exists()
-
-
-def test_without_flower_nothing_listens(trained: Up) -> None:
-    assert trained.facts["flower"] is None and trained.status()["flower"] is None
-    assert not any("pipeline.workers.flower" in p.cmdline() for p in marked(trained.mark))
-    assert listeners(trained) == set()
 
 
 def test_flower_ends_with_a_supervisor_that_was_killed() -> None:

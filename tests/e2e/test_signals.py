@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -160,9 +159,3 @@ def test_a_worker_that_keeps_dying_ends_the_stack_with_its_name_and_no_orphan() 
         last = up.err().strip().splitlines()[-1]
         assert last.startswith("logweir: beat died 5 times"), up.err()
         assert "Traceback" not in up.err()
-
-
-def test_the_state_of_a_stack_is_readable_by_nobody_else(trained: Up) -> None:
-    path = Path(trained.data / "stack.json")
-    assert path.stat().st_mode & 0o077 == 0
-    assert json.loads(path.read_text())["pid"] == trained.process.pid

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import redis
 
@@ -119,3 +120,15 @@ def test_every_process_of_a_stack_is_found_by_what_looks_for_orphans(trained: Up
     names = " ".join(" ".join(p.cmdline()) for p in marked(trained.mark))
     for word in ("redis-server", "ingest-1", "infer-cpu", "drain", "store", "train", "beat"):
         assert word in names
+
+
+def test_without_flower_nothing_listens(trained: Up) -> None:
+    assert trained.facts["flower"] is None and trained.status()["flower"] is None
+    assert not any("pipeline.workers.flower" in p.cmdline() for p in marked(trained.mark))
+    assert trained.listeners() == set()
+
+
+def test_the_state_of_a_stack_is_readable_by_nobody_else(trained: Up) -> None:
+    path = Path(trained.data / "stack.json")
+    assert path.stat().st_mode & 0o077 == 0
+    assert json.loads(path.read_text())["pid"] == trained.process.pid
