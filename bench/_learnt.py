@@ -13,7 +13,7 @@ from pipeline.models.evidence import Evidence
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel
 from pipeline.models.threshold import Mode
-from pipeline.models.trainer import fit
+from pipeline.models.trainer import FitRequest, fit
 from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.verdict import Verdict
 
@@ -30,13 +30,15 @@ def learn_and_score(
         out = Path(scratch) / "bundle"
         for _ in fit(
             sample,
-            tokens=masks.tokens,
-            mask_version=masks.version,
-            config=TrainConfig(),
-            seed=seed,
-            out=out,
-            mode=mode,
-            version="m000001-00000000",
+            FitRequest(
+                tokens=masks.tokens,
+                mask_version=masks.version,
+                config=TrainConfig(),
+                seed=seed,
+                out=out,
+                mode=mode,
+                version="m000001-00000000",
+            ),
         ):
             pass
         calibration = bundle.load_manifest(out).calibration

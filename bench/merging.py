@@ -33,7 +33,7 @@ from pipeline.messages.routing import QUEUE_CPU
 from pipeline.models.evidence import Evidence
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.threshold import Mode
-from pipeline.models.trainer import fit
+from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.batch import Batch, Purpose, utc_now
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict
@@ -87,10 +87,8 @@ def measure(data: Path) -> dict[str, Any]:
     frame = sample(masks, messages(data))
     with scratch() as folder, stack(folder) as settings:
         context = counting(settings)
-        for _ in fit(
-            frame, tokens=masks.tokens, mask_version=masks.version, config=TrainConfig(), seed=1,
-            out=context.registry.path(VERSION), mode=Mode.BASELINE, version=VERSION,
-        ):  # fmt: skip
+        for _ in fit(frame, FitRequest(tokens=masks.tokens, mask_version=masks.version, config=TrainConfig(), seed=1,
+            out=context.registry.path(VERSION), mode=Mode.BASELINE, version=VERSION)):  # fmt: skip
             pass
         source = Source(context, frame["masked"].to_list())
         taken_along = merging.ALONG

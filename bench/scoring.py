@@ -35,7 +35,7 @@ from pipeline.models import prior
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.line import LineModel
 from pipeline.models.threshold import Mode
-from pipeline.models.trainer import fit
+from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.schema import LEARN_SCHEMA
 from pipeline.training.sampling import Sampler
 
@@ -156,15 +156,17 @@ def measure(data: Path) -> dict[str, Any]:
     with scratch() as folder:
         for _ in fit(
             frame,
-            tokens=masks.tokens,
-            mask_version=masks.version,
-            config=TrainConfig(),
-            seed=1,
-            out=folder / "v1",
-            mode=Mode.BASELINE,
-            version="v1",
+            FitRequest(
+                tokens=masks.tokens,
+                mask_version=masks.version,
+                config=TrainConfig(),
+                seed=1,
+                out=folder / "v1",
+                mode=Mode.BASELINE,
+                version="v1",
+            ),
         ):
-            pass  # fmt: skip
+            pass
         peer = NuLog().fit(lines, frame["count"].to_list(), seed=1, budget_s=PEER_SECONDS)
         (folder / "peer").write_bytes(pickle.dumps(peer))
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork

@@ -44,7 +44,7 @@ from pipeline.models import verdict
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.registry import Registry
 from pipeline.models.threshold import Mode
-from pipeline.models.trainer import fit
+from pipeline.models.trainer import FitRequest, fit
 from pipeline.observe.presence import Presence
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import raw_frame
@@ -322,10 +322,8 @@ def trained(settings: Settings, data: Path, masks: MaskSet) -> None:
     frame = sample(masks, messages(data))
     out = Registry(connect(settings), settings).path(VERSION)
     out.parent.mkdir(parents=True, exist_ok=True)
-    for _ in fit(
-        frame, tokens=masks.tokens, mask_version=masks.version, config=TrainConfig(), seed=0, out=out,
-        mode=Mode.SELF, version=VERSION, time_budget_s=2.0,
-    ):  # fmt: skip
+    for _ in fit(frame, FitRequest(tokens=masks.tokens, mask_version=masks.version, config=TrainConfig(), seed=0, out=out,
+        mode=Mode.SELF, version=VERSION, time_budget_s=2.0)):  # fmt: skip
         pass
 
 

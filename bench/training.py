@@ -93,19 +93,19 @@ def measure(data: Path, *, lines: int = LINES) -> dict[str, Any]:
         entered: dict[State, float] = {}
         began = time.perf_counter()
         with leases.holding(lease) as held:
-            for status in training.train(
-                Request(),
-                Status(request_id="bench"),
-                training.lines_for(
-                    Query(workloads=tuple(f"shop/api-{n}" for n in range(WORKLOADS))), settings
-                ),
+            query = Query(workloads=tuple(f"shop/api-{n}" for n in range(WORKLOADS)))
+            work = training.Training(
+                request=Request(),
+                status=Status(request_id="bench"),
+                lines=training.lines_for(query, settings),
                 masks=masks,
                 templates=(),
                 registry=Registry(client, settings),
                 settings=settings,
                 held=held,
-            ):
-                entered.setdefault(status.state, time.perf_counter() - began)  # fmt: skip
+            )
+            for status in work.run():
+                entered.setdefault(status.state, time.perf_counter() - began)
         seconds = time.perf_counter() - began
         manifest = Registry(client, settings).manifest(status.version)
     if not status.published:

@@ -1,32 +1,24 @@
-"""What the line model says of lines, before a threshold makes verdicts of it."""
+"""The line model's evidence about lines, before a threshold turns it into verdicts."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the model saw in one masked line.
+    """The measurements of one masked line."""
 
-    `surprisal` is the mean NLL in nats of the worst tokens (0 for a line of mask tokens only);
-    `words` are whole words of the masked line, most surprising first; `unseen` are words that no
-    training line holds; `tokens` counts the scored tokens; `severity` is the error word found by
-    `severity_words`; `novelty` is the share of trigrams that no training line holds (models/novelty.py);
-    `prior` is the logit that a line of such words is an error (models/prior.py). Both are 0 under a
-    model that was made without them.
-    """
-
-    surprisal: float
-    words: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
-    tokens: int = 0
-    severity: str | None = None
-    novelty: float = 0.0
-    prior: float = 0.0
+    surprisal: float  # mean NLL in nats of the worst words; 0 for a line of mask tokens only
+    words: tuple[str, ...] = ()  # whole words of the masked line, highest surprisal first
+    unseen: tuple[str, ...] = ()  # words that no training line holds
+    tokens: int = 0  # scored pieces
+    severity: str | None = None  # the error word found by `severity_words`
+    novelty: float = 0.0  # share of trigrams that no training line holds (models/novelty.py)
+    prior: float = 0.0  # logit that a line of these words is an error (models/prior.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normal:
-    """A normal line of a held-out template, as it would be seen if it came for the first time."""
+    """A normal line of a held-out template, measured as on its first appearance."""
 
     evidence: Evidence
     severe: bool = False  # at an error-like level

@@ -1,8 +1,7 @@
 """One fit: a tokenizer and a network learnt from distinct masked lines, step by step.
 
-EncodedLines are drawn by the square root of their count, so that a line seen a million times does not
-drown one seen a hundred times. A fit may begin with the weights of an earlier version: what both know is
-copied, piece by piece, and fewer steps follow.
+Lines are drawn by the square root of their count: a line seen a million times must not drown one seen a hundred
+times. A warm start copies the weights of an earlier version, piece by piece, and takes fewer steps.
 """
 
 import math
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from pipeline.errors import BadBundle, TrainingFailed
 from pipeline.logs import logger
 from pipeline.models import bundle as bundles
-from pipeline.models.causal import CausalNetwork, begin_with, finite
+from pipeline.models.causal import CausalNetwork, finite, set_bias
 from pipeline.models.config import ModelConfig, NetworkKind, model_config
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.line import loaded
@@ -38,9 +37,7 @@ class TrainConfig:
     epochs: int = 40  # upper bound by data ...
     min_steps: int = 200  # ... a handful of lines still needs this many steps to be learnt
     max_steps: int = 800  # ... and a huge sample is seen in part, most frequent lines first
-    least_steps: int = (
-        120  # where the budget affords fewer, as far as the grace goes; with 20 nothing is learnt
-    )
+    least_steps: int = 120  # past the budget, as far as the grace allows; 20 steps learn nothing
     warm_share: float = 0.5  # of the steps of a cold start; reaches its loss (docs/LOG.md)
     max_distinct: int = 20_000  # lines encoded in memory, about 1 KiB each; more than max_steps can draw
     tokenizer_lines: int = 5_000  # the most frequent; merges hardly change after that, time does
@@ -52,7 +49,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitStep:
-    """Where one fit stands."""
+    """Progress of one fit."""
 
     step: int
     steps: int
@@ -62,7 +59,7 @@ class FitStep:
 
 @dataclass(slots=True)
 class Fitted:
-    """What `fit_network` leaves behind; filled when its iterator ends."""
+    """The result of `fit_network`; filled when its iterator ends."""
 
     network: Any = None
     tokenizer: LineTokenizer | None = None
@@ -74,7 +71,7 @@ class Fitted:
 
 def fit_network(
     lines: pl.DataFrame,
-    made: Fitted,
+    fitted: Fitted,
     *,
     tokens: Sequence[str],
     config: TrainConfig,
@@ -84,13 +81,13 @@ def fit_network(
     grace_s: float = 0.0,
     warm: Path | None = None,
 ) -> Iterator[FitStep]:
-    """Fits a fresh tokenizer and a network on the lines into `made`; yields every tenth step.
+    """Fits a fresh tokenizer and a network on the lines into `fitted`; yields every tenth step.
 
-    `grace_s`: past the budget, for the least steps. `warm`: the bundle to begin with; where it cannot be used the start
-    is cold, and the log says why. Every line must hold text beside mask tokens. Raises TrainingFailed when the loss is
+    `grace_s`: seconds past the budget for the least steps. `warm`: the bundle to begin with; the start is cold where
+    that bundle cannot be used. Every line must hold text beside mask tokens. Raises TrainingFailed when the loss is
     not finite.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     texts = lines["masked"].to_list()
     tokenizer = LineTokenizer.train(
         texts[: config.tokenizer_lines],
@@ -103,34 +100,29 @@ def fit_network(
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     network = CausalNetwork(config.model, tokenizer.vocab_size)
-    begin_with(network, _frequency(encoded, weights / weights.mean(), tokenizer.vocab_size))
-    made.warm = warm is not None and _warmed(network, tokenizer, config.model, warm)
+    set_bias(network, _piece_frequency(encoded, weights / weights.mean(), tokenizer.vocab_size))
+    fitted.warm = warm is not None and _copy_weights(network, tokenizer, config.model, warm)
     network = network.to(device).train()
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=config.learning_rate, weight_decay=0.01, fused=True
     )
     steps = max(config.min_steps, min(config.max_steps, config.epochs * len(texts) // config.batch))
-    if made.warm:
+    if fitted.warm:
         steps = max(1, round(config.warm_share * steps))
     first = time.monotonic()
-    loss_mean, step, seen = math.nan, 0, 0
+    loss_mean, step, drawn = math.nan, 0, 0
     for batch in _batches(encoded, weights, config, rng):
         if step == 10 and budget_s is not None:
-            # The steps the budget affords, from the first ten: the schedule then still ends at zero.
+            # Ten steps tell how many the budget affords; the learning rate then still ends at zero.
             now = time.monotonic()
-            steps = afforded(
-                steps,
-                step,
-                took_s=now - first,
-                left_s=budget_s - (now - begun),
-                grace_s=grace_s,
-                least=config.least_steps,
+            left_s = budget_s - (now - began)
+            steps = affordable_steps(
+                steps, step, took_s=now - first, left_s=left_s, grace_s=grace_s, least=config.least_steps
             )
         if step >= steps:
             break
-        rate = min(1.0, (step + 1) / (0.1 * steps)) * (1.0 - step / steps)  # warm up a tenth, then fall
         for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * rate
+            group["lr"] = config.learning_rate * _rate(step, steps)
         optimizer.zero_grad(set_to_none=True)
         loss, nll = network.loss(torch.from_numpy(batch).to(device))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -138,17 +130,24 @@ def fit_network(
         optimizer.step()
         value = nll.item()
         loss_mean = value if math.isnan(loss_mean) else 0.95 * loss_mean + 0.05 * value
-        step, seen = step + 1, seen + len(batch)
+        step, drawn = step + 1, drawn + len(batch)
         if step % 10 == 0 or step == steps:
-            yield FitStep(step=step, steps=steps, epoch=seen / len(texts), loss=loss_mean)
+            yield FitStep(step=step, steps=steps, epoch=drawn / len(texts), loss=loss_mean)
     if not math.isfinite(loss_mean):
         raise TrainingFailed(f"the loss is {loss_mean} after {step} steps; lower the learning rate")
-    made.network, made.tokenizer = network.eval(), tokenizer
-    made.steps, made.epochs, made.loss = step, seen / len(texts), loss_mean
+    fitted.network, fitted.tokenizer = network.eval(), tokenizer
+    fitted.steps, fitted.epochs, fitted.loss = step, drawn / len(texts), loss_mean
 
 
-def afforded(steps: int, done: int, *, took_s: float, left_s: float, grace_s: float, least: int) -> int:
-    """How many of `steps` there is time for, when `done` of them took `took_s`."""
+def _rate(step: int, steps: int) -> float:
+    """Share of the learning rate: linear warm-up over a tenth of the steps, linear decay to zero."""
+    return min(1.0, (step + 1) / (0.1 * steps)) * (1.0 - step / steps)
+
+
+def affordable_steps(
+    steps: int, done: int, *, took_s: float, left_s: float, grace_s: float, least: int
+) -> int:
+    """How many of `steps` there is time for, when `done` of them took `took_s`; at least 20."""
     each_s = max(took_s, 1e-6) / done
     in_time = done + int(left_s / each_s)
     late = min(least, done + int((max(0.0, left_s) + grace_s) / each_s))
@@ -180,28 +179,26 @@ def _batches(
             yield batch
 
 
-def _frequency(lines: EncodedLines, weights: Any, vocab_size: int) -> npt.NDArray[np.float64]:
-    """How often each piece stands in the lines, (V,); [SEP] ends each of them."""
+def _piece_frequency(lines: EncodedLines, weights: Any, vocab_size: int) -> npt.NDArray[np.float64]:
+    """Weighted occurrences of each piece, (V,); [SEP] ends each line."""
     each = np.repeat(weights, np.diff(lines.start))
-    found = np.bincount(lines.ids, weights=each, minlength=vocab_size).astype(np.float64)
-    found[SEP_ID] += weights.sum()
-    return found
+    frequency = np.bincount(lines.ids, weights=each, minlength=vocab_size).astype(np.float64)
+    frequency[SEP_ID] += weights.sum()
+    return frequency
 
 
-def _warmed(network: CausalNetwork, tokenizer: LineTokenizer, config: ModelConfig, parent: Path) -> bool:
-    """Copy what an earlier version knows: the rows of pieces that both have, and all other layers.
+def _copy_weights(
+    network: CausalNetwork, tokenizer: LineTokenizer, config: ModelConfig, parent: Path
+) -> bool:
+    """Copies the weights of an earlier version: the rows of pieces that both know, and all other layers.
 
-    False, and told in the log, when it cannot be used; the network is then as it was.
+    False where the parent cannot be used; the log then says why, and the network is unchanged.
     """
     try:
         manifest = bundles.load_manifest(parent)
         theirs = model_config(manifest.config)
-        shape = (theirs.hidden, theirs.layers, theirs.heads, theirs.feed_forward, theirs.max_tokens)
-        ours = (config.hidden, config.layers, config.heads, config.feed_forward, config.max_tokens)
-        if theirs.kind is not NetworkKind.CAUSAL or shape != ours:
-            raise BadBundle(
-                f"its network is {theirs.kind.value} {shape}, this one {config.kind.value} {ours}"
-            )
+        if _shape(theirs) != _shape(config):
+            raise BadBundle(f"its network is {_shape(theirs)}, this one {_shape(config)}")
         old = LineTokenizer.from_file(
             parent / bundles.TOKENIZER, tokens=manifest.tokens, max_tokens=theirs.max_tokens
         )
@@ -215,26 +212,32 @@ def _warmed(network: CausalNetwork, tokenizer: LineTokenizer, config: ModelConfi
     ids, old_ids = tokenizer.vocabulary(), old.vocabulary()
     both = [(i, old_ids[piece]) for piece, i in ids.items() if piece in old_ids]
     here, there = (torch.tensor(side) for side in zip(*both, strict=True))
-    state = {k: v for k, v in known.state_dict().items() if k not in ("pieces.weight", "bias")}
+    state = {k: v for k, v in known.state_dict().items() if k not in ("token_embedding.weight", "bias")}
     with torch.no_grad():
         network.load_state_dict(state, strict=False)
-        network.pieces.weight[here] = known.pieces.weight[there]
+        network.token_embedding.weight[here] = known.token_embedding.weight[there]
         network.bias[here] = known.bias[there]
     logger(parent=parent.name).info("fit.warm", pieces=len(ids), shared=len(both))
     return True
 
 
+def _shape(config: ModelConfig) -> tuple[NetworkKind, int, int, int, int, int]:
+    return config.kind, config.hidden, config.layers, config.heads, config.feed_forward, config.max_tokens
+
+
 def learnt_by(parent: Path, frame: pl.DataFrame, held_out: frozenset[int]) -> frozenset[int]:
-    """Which of the patterns held out of a training the weights of its parent have seen, or seen the like of: of a
-    template of which no line is learnt now, any other line. None where the parent cannot be read; it then teaches nothing.
+    """The held-out patterns whose like the weights of the parent have seen.
+
+    These are the pattern itself, or any line of its template where the whole template is held out now. Empty where
+    the parent cannot be read: an unreadable parent teaches nothing.
     """
     try:
-        mine = frozenset(bundles.load_manifest(parent).held_out)
-        known = bundles.load_known(parent).without(mine, frozenset())
+        parents = frozenset(bundles.load_manifest(parent).held_out)
+        known = bundles.load_known(parent).without(parents, frozenset())
     except (BadBundle, OSError):
         return frozenset()
-    held = pl.col("pattern_id").is_in(sorted(held_out))
-    rows = frame.with_columns(held=held, whole=held.all().over("template_id")).filter("held")
+    out = pl.col("pattern_id").is_in(sorted(held_out))
+    rows = frame.with_columns(out=out, whole=out.all().over("template_id")).filter("out")
     return frozenset(
         pattern
         for pattern, template, whole in rows.select("pattern_id", "template_id", "whole").iter_rows()

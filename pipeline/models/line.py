@@ -1,8 +1,8 @@
-"""The line model: how surprising a masked line is, and which of its words say so.
+"""The line model: the surprisal of a masked line, and the words that cause it.
 
 A line's surprisal is the mean over its worst words, each by its most unlikely piece under a small causal transformer
-(models/causal.py) that was trained from scratch on the distinct lines of the sample. Mean of the worst words rather
-than of all: one wrong word in a familiar sentence must not be averaged away.
+(models/causal.py) that was trained from scratch on the distinct lines of the sample. The mean of the worst words
+rather than of all: one wrong word in a familiar sentence must not be averaged away.
 """
 
 import copy
@@ -33,20 +33,16 @@ _UNSEEN_SHOWN: Final = 4 * _WORDS_SHOWN
 _WORD_CHARS: Final = 64  # of a shown word; longer ones are blobs
 _LETTER: Final = re.compile(r"[^\W_]")  # or digit
 _PUNCTUATION: Final = "\"'`.,:;!?()[]{}=|#*"
-# What the lexicon keeps of a word.
-_SAYS, _UNSEEN, _SEVERE = 1, 2, 4
+_SAYS, _UNSEEN, _SEVERE = 1, 2, 4  # flags of a word in the lexicon
 
 Reading = tuple[float, int, Sequence[str]]  # surprisal in nats, scored pieces, words worst first
-# Of each line:
-Looks = tuple[Iterable[Reading], list[float]]  # reading, novelty
-Signs = tuple[list[str | None], list[float]]  # severity word, prior
 
 
 def build_network(config: ModelConfig, vocab_size: int) -> Any:
     """A fresh network, initialised from torch's global generator."""
     if config.kind is NetworkKind.CAUSAL:
         return CausalNetwork(config, vocab_size)
-    from pipeline.models import masked  # transformers takes seconds to import, and only old versions need it
+    from pipeline.models import masked  # importing transformers takes seconds
 
     return masked.build_masked(config, vocab_size)
 
@@ -86,7 +82,7 @@ def _normal(word: str) -> str:
 
 
 class LineModel:
-    """A loaded model version. Scoring mutates nothing that shows."""
+    """A loaded model version. Scoring mutates nothing but caches."""
 
     def __init__(
         self,
@@ -96,8 +92,8 @@ class LineModel:
         words: Iterable[str],
         device: str,
         *,
-        novelty: Novelty | None = None,  # None, like prior: of a bundle that an older build made
-        prior: SeverityPrior | None = None,
+        novelty: Novelty,
+        prior: SeverityPrior,
     ) -> None:
         self.device = torch.device(device)
         self.network = network.to(self.device).eval()
@@ -125,8 +121,8 @@ class LineModel:
         try:
             network = loaded(config, tokenizer.vocab_size, bundle_dir / bundles.WEIGHTS)
             words = pl.read_parquet(bundle_dir / bundles.WORDS)["word"].to_list()
-            novelty = bundles.optional(bundle_dir, bundles.NOVELTY)
-            prior = bundles.optional(bundle_dir, bundles.PRIOR)
+            novelty = Novelty.from_bytes((bundle_dir / bundles.NOVELTY).read_bytes())
+            prior = SeverityPrior.from_bytes((bundle_dir / bundles.PRIOR).read_bytes())
             if not finite(network):
                 raise BadBundle(f"{bundle_dir} has weights that are no numbers; train again")
         except BadBundle:
@@ -134,20 +130,13 @@ class LineModel:
         # safetensors, torch and Polars raise unrelated classes on damage, and panics are no Exceptions.
         except (Exception, pl.exceptions.PanicException) as exc:
             raise BadBundle(f"{bundle_dir} cannot be loaded: {exc}; train again") from exc
-        return cls(
-            network,
-            tokenizer,
-            config,
-            words,
-            device,
-            novelty=None if novelty is None else Novelty.from_bytes(novelty),
-            prior=None if prior is None else SeverityPrior.from_bytes(prior),
-        )
+        return cls(network, tokenizer, config, words, device, novelty=novelty, prior=prior)
 
     def on(self, device: str) -> "LineModel":
         """The same model with weights of its own on another device."""
+        network = copy.deepcopy(self.network)
         return LineModel(
-            copy.deepcopy(self.network),
+            network,
             self.tokenizer,
             self.config,
             self._words,
@@ -162,29 +151,39 @@ class LineModel:
         for at in range(0, len(masked), _AT_ONCE):
             part = masked[at : at + _AT_ONCE]
             lines = self._lexicon.encode(part)
-            out += _evidence(lines, self._look(part, lines), self._signs(part, lines))
+            # Severity words may stand in the middle of a line that is too long to be read as a whole.
+            severe = set(lines.line[lines.flags & _SEVERE > 0].tolist())
+            severe |= {i for i, line in enumerate(part) if len(line) > READ_CHARS}
+            severities = [severity_words(line) if i in severe else None for i, line in enumerate(part)]
+            readings, unseen = (
+                self._readings(part, lines),
+                _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN)),
+            )
+            novelties, priors = self._novelty.score(part), self._prior.score(part, severities)
+            rows = zip(readings, severities, novelties, priors, strict=True)
+            for i, ((surprisal, tokens, words), severity, novelty, prior) in enumerate(rows):
+                out.append(
+                    Evidence(
+                        surprisal=round(surprisal, 4),
+                        words=tuple(dict.fromkeys(w[:_WORD_CHARS] for w in words))[:_WORDS_SHOWN],
+                        unseen=_unseen(unseen[i]) if i in unseen else (),
+                        tokens=tokens,
+                        severity=severity,
+                        novelty=novelty,
+                        prior=prior,
+                    )
+                )
         return out
 
-    def _look(self, masked: Sequence[str], lines: EncodedLines) -> Looks:
-        """Surprise and novelty: numbers made of arrays. Novelty is 0 under a model that was made without it."""
-        novelty = self._novelty.score(masked) if self._novelty else [0.0] * len(masked)
+    def _readings(self, masked: Sequence[str], lines: EncodedLines) -> Iterator[Reading]:
         if self.config.kind is NetworkKind.CAUSAL:
-            return _readings(lines, piece_surprisals(self.network, lines, self.device), self.config), novelty
+            return _readings(lines, piece_surprisals(self.network, lines, self.device), self.config)
         from pipeline.models.masked import readings
 
-        says = self._says
-        return readings(self.network, self.tokenizer, self.config, masked, self.device, says=says), novelty
-
-    def _signs(self, masked: Sequence[str], lines: EncodedLines) -> Signs:
-        """The severity word and the prior: what the interpreter reads. The prior is 0 under a model without one."""
-        # Of a line that is too long to be read as a whole nobody knows what its middle says.
-        severe = set(lines.line[lines.flags & _SEVERE > 0].tolist())
-        severe |= {i for i, line in enumerate(masked) if len(line) > READ_CHARS}
-        named = [severity_words(line) if i in severe else None for i, line in enumerate(masked)]
-        return named, self._prior.score(masked, named) if self._prior else [0.0] * len(masked)
+        return readings(self.network, self.tokenizer, self.config, masked, self.device, says=self._says)
 
     def _describe(self, word: str) -> int:
-        """The flags of a word, once."""
+        """The flags of a word; the lexicon asks once per word."""
         says = self._says(word)
         unseen = says and _normal(word) not in self._words
         return _SAYS * says | _UNSEEN * unseen | _SEVERE * may_be_severe(word)
@@ -195,24 +194,8 @@ class LineModel:
         return _LETTER.search(said) is not None
 
 
-def _evidence(lines: EncodedLines, looks: Looks, signs: Signs) -> Iterator[Evidence]:
-    unseen = _by_line(lines, np.flatnonzero(lines.flags & _UNSEEN))
-    for i, ((surprisal, tokens, words), novelty, severity, prior) in enumerate(
-        zip(*looks, *signs, strict=True)
-    ):
-        yield Evidence(
-            surprisal=round(surprisal, 4),
-            words=tuple(dict.fromkeys(w[:_WORD_CHARS] for w in words))[:_WORDS_SHOWN],
-            unseen=_unseen(unseen[i]) if i in unseen else (),
-            tokens=tokens,
-            severity=severity,
-            novelty=novelty,
-            prior=prior,
-        )
-
-
 def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Iterator[Reading]:
-    """One per line: the mean of its worst words in nats, its scored pieces, and its words near the worst."""
+    """Per line: the mean of its worst words in nats, its scored pieces, and its words near the worst."""
     count = len(lines.start) - 1
     place, value = lines.place[lines.scored], surprisals[lines.scored].astype(np.float64)
     begins = np.flatnonzero(np.diff(place, prepend=-1))
@@ -239,8 +222,8 @@ def _unseen(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _by_line(lines: EncodedLines, chosen: Any) -> dict[int, list[str]]:
-    """The chosen words (numbers, line after line) of each line that has one."""
-    found: dict[int, list[str]] = {}
+    """The chosen words (numbers in the order of lines) of each line that has one."""
+    words: dict[int, list[str]] = {}
     for i, word in zip(lines.line[chosen].tolist(), chosen.tolist(), strict=True):
-        found.setdefault(i, []).append(lines.words[word])
-    return found
+        words.setdefault(i, []).append(lines.words[word])
+    return words

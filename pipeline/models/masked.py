@@ -1,7 +1,6 @@
-"""The line model of the first edition: a small BERT that predicts masked words, read in K strided passes.
+"""A masked language model of lines: a small BERT that predicts masked words, read in K strided passes.
 
-Only loaded, never trained: a registry may hold such versions, and a rollback to one must read lines as it did. Its
-successor is models/causal.py; docs/LOG.md has the comparison.
+Loaded, never trained. Its successor is models/causal.py; docs/LOG.md compares both.
 """
 
 import math
@@ -45,7 +44,7 @@ def build_masked(config: ModelConfig, vocab_size: int) -> Any:
 
 
 def restore_buffers(network: Any, config: ModelConfig) -> None:
-    """What is not part of the weights: buffers and the tied output matrix."""
+    """Fills the buffers and ties the output matrix; neither is stored with the weights."""
     embeddings = network.roberta_prelayernorm.embeddings
     embeddings.position_ids = torch.arange(config.max_tokens + 1).expand((1, -1))
     embeddings.token_type_ids = torch.zeros((1, config.max_tokens + 1), dtype=torch.long)
@@ -91,8 +90,8 @@ def token_surprisals(
 ) -> list[list[float]]:
     """NLL in nats of every id of every line, NaN where it is not scored (specials, mask tokens).
 
-    Each is predicted while its whole word piece is masked; pieces are masked in `groups` strided groups, so a line
-    costs that many forwards whatever its length. Memory is bounded by `batch_tokens` ids per forward.
+    Each id is predicted while its whole word piece is masked. Pieces are masked in `groups` strided groups, so a line
+    of any length costs that many forwards. `batch_tokens` ids per forward bound memory.
     """
     out = [[math.nan] * len(e.ids) for e in encoded]
     # (line, group): one forward row each; sorted by length so that a batch pads little.

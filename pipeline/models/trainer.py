@@ -1,17 +1,17 @@
 """Learning a line model: one straight loop that yields its progress.
 
-First the threshold, then the weights. For the threshold, templates are held out, a model (with its
-own tokenizer, trigrams and severity prior, so that held-out words are as strange as words of a real
-new template) is fitted without them, and what it says of them is what a normal line of an unseen
-shape looks like. Then the model that is kept is fitted on everything. When the sample is the very
-log to be scored (Mode.SELF), rare and error-like templates stay out of both, so that a fault cannot
-teach the model that it is normal; of the severity prior they are the other class.
+The threshold comes first, the weights second. For the threshold some templates are held out, and a calibration model
+is fitted without them, with its own tokenizer, trigrams and severity prior, so that held-out words are as unusual as
+words of a real new template. Its scores of held-out lines show how a normal line of an unseen shape scores. The
+published model is then fitted on everything. Of an unlabelled log (Mode.SELF) neither learns rare and error-like
+templates, so that a fault cannot pass for normal; the severity prior learns them as its other class.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,16 +28,48 @@ from pipeline.models.line import LineModel, normal_words, stored_state
 from pipeline.models.novelty import Novelty
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Mode, calibrate
+from pipeline.models.threshold import Calibration, Mode, calibrate
 from pipeline.records.batch import utc_now
-from pipeline.records.schema import SAMPLE_SCHEMA
 
-_KNOWN_WORDS: Final = 200_000  # kept for "unseen words"; most frequent first
+_KNOWN_WORDS: Final = 200_000  # stored for "unseen words"; most frequent first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitRequest:
+    """The order for one training."""
+
+    version: str
+    out: Path  # the bundle directory to write
+    mode: Mode
+    config: TrainConfig
+    seed: int  # of the weights, the batches and the held-out templates
+    tokens: tuple[str, ...]  # mask tokens
+    mask_version: str
+    device: str = "cpu"
+    time_budget_s: float | None = None  # of all fits together; None: as many steps as `config` says
+    alerts_per_day: float = (
+        math.inf
+    )  # false alarms that a workload may raise; needs `first_seen` in the sample
+    # Patterns that neither the weights nor the calibration see. The bundle knows them like all others: the judge
+    # shows them to the model, and once the model is published they are not news.
+    held_out: frozenset[int] = frozenset()
+    known_normal: frozenset[int] = (
+        frozenset()
+    )  # marked as normal: learnt however rare or error-like they look
+    # The bundle whose weights the published model begins with. Calibration starts from fresh weights, because the
+    # parent has trained on the held-out templates.
+    warm: Path | None = None
+    extra: Mapping[str, bytes] = field(default_factory=dict)  # further files of the bundle
+    # Only for the manifest:
+    parent: str | None = None  # the version that this one continues
+    model: str = "shared"
+    workloads: tuple[str, ...] = ()  # of the training lines
+    query: Mapping[str, Any] = field(default_factory=dict)  # that read the sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitProgress:
-    """Where a training stands. `percent` 0..100 of the whole, times in seconds."""
+    """Progress of a training. `percent` 0..100 of the whole, times in seconds."""
 
     stage: str  # "prepare", "calibrate", "fit", "write"
     percent: float
@@ -48,8 +80,37 @@ class FitProgress:
     lines: int  # distinct lines the stage learns from
 
 
-class _Clock:
-    """Percent, elapsed and remaining over all fits of a training."""
+def fit(sample: pl.DataFrame, request: FitRequest) -> Iterator[FitProgress]:
+    """Trains on distinct masked lines (SAMPLE_SCHEMA); when the iterator ends, `request.out` is a bundle.
+
+    The same sample and request give the same weights on a CPU, unless `time_budget_s` cuts the number of steps. Seeds
+    torch's global generator. Raises TrainingFailed when the sample is too small or not of the schema, BadBundle when
+    `out` exists.
+    """
+    if request.config.threads:
+        torch.set_num_threads(request.config.threads)
+    chosen = _select(sample, request)
+    budget = _TrainingBudget(len(chosen.folds) + 1, request.time_budget_s)
+    yield budget.progress("prepare", 0, None, chosen.fitted.height)
+    normal = yield from _hold_out(chosen, request, budget)
+    chance = chance_within(request.alerts_per_day, chosen.novel_per_day)
+    calibration = calibrate(normal, mode=request.mode, total=chosen.total, chance=chance)
+    fitted, learnt = yield from _fit_published(chosen, request, budget)
+    stats = _stats(chosen, fitted, normal, calibration, budget, device=request.device)
+    _write(chosen, request, fitted, calibration, stats, held_out=request.held_out - learnt)
+    yield FitProgress(
+        stage="write",
+        percent=100.0,
+        elapsed_s=round(budget.elapsed(), 2),
+        remaining_s=0.0,
+        epoch=stats.epochs,
+        loss=stats.loss,
+        lines=chosen.fitted.height,
+    )
+
+
+class _TrainingBudget:
+    """The time budget of a training, shared out over its fits; percent, elapsed and remaining time."""
 
     def __init__(self, fits: int, budget_s: float | None) -> None:
         self.start = time.monotonic()
@@ -60,182 +121,73 @@ class _Clock:
         return time.monotonic() - self.start
 
     def share_s(self, fit: int) -> float | None:
-        """Seconds the fit with this index may still take; a tenth is kept for scoring and writing, half of the rest
-        for the last fit, whose model stays."""
+        """Seconds left to the fit with this index.
+
+        A tenth is reserved for scoring and writing, half of the remainder for the last fit, which is published.
+        """
         if self.budget_s is None:
             return None
         left, last = 0.9 * self.budget_s - self.elapsed(), self.fits - 1
         return max(0.0, left if fit == last else (left - 0.45 * self.budget_s) / (last - fit))
 
     def grace_s(self) -> float:
-        """Seconds each fit may take beyond that for its least steps: all together the budget once more."""
+        """Seconds that each fit may exceed its share for its least steps: together the budget once more."""
         return (self.budget_s or 0.0) / self.fits
 
     def progress(self, stage: str, fit: int, step: FitStep | None, lines: int) -> FitProgress:
-        done = (fit + (step.step / step.steps if step else 0.0)) / self.fits
-        percent = round(2.0 + 96.0 * done, 1)
+        share = (fit + (step.step / step.steps if step else 0.0)) / self.fits
+        percent = round(2.0 + 96.0 * share, 1)
         elapsed = self.elapsed()
         return FitProgress(
             stage=stage,
             percent=percent,
             elapsed_s=round(elapsed, 2),
-            remaining_s=round(elapsed * (100.0 - percent) / percent, 1) if done > 0 else None,
+            remaining_s=round(elapsed * (100.0 - percent) / percent, 1) if share > 0 else None,
             epoch=round(step.epoch, 2) if step else 0.0,
             loss=round(step.loss, 4) if step else None,
             lines=lines,
         )
 
 
-def fit(
-    sample: pl.DataFrame,
-    *,
-    tokens: tuple[str, ...],
-    mask_version: str,
-    config: TrainConfig,
-    seed: int,
-    out: Path,
-    mode: Mode,
-    version: str,
-    device: str = "cpu",
-    time_budget_s: float | None = None,
-    parent: str | None = None,
-    model: str = "shared",
-    workloads: tuple[str, ...] = (),
-    query: Mapping[str, Any] | None = None,
-    held_out: frozenset[int] = frozenset(),
-    known_normal: frozenset[int] = frozenset(),
-    alerts_per_day: float = math.inf,
-    extra: Mapping[str, bytes] | None = None,
-    warm: Path | None = None,
-) -> Iterator[FitProgress]:
-    """Trains on distinct masked lines (SAMPLE_SCHEMA); when the iterator ends, `out` is a bundle.
-
-    Same sample, configuration and seed give the same weights on a CPU, unless `time_budget_s`
-    cuts the number of steps. Seeds torch's global generator. The patterns in `held_out` reach neither
-    the weights nor the calibration, but the bundle knows them like all others: the judge shows them to
-    the model, and once it is published they are not news. Those in `known_normal` are learnt however rare or
-    error-like they look, because somebody said that they are normal. `alerts_per_day`: false alarms that a workload
-    may raise, where the sample has times (`first_seen`) that tell how often new templates come. `extra`: further
-    files of the bundle. `warm`: the bundle whose weights the kept model begins with; the threshold is found without
-    it, as it has seen what is held out; what it has seen of `held_out` the manifest does not call held out, and where that
-    is more than half the start is cold. `model`, `workloads` and `query` only go into the manifest.
-
-    Raises TrainingFailed when the sample is too small or not of the schema, BadBundle when `out` exists.
-    """
-    frame = selection.checked(sample, config)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    total = int(frame["count"].sum())
-    fitted = selection.with_text(selection.learnable(frame, mode, total, known_normal), tokens)
-    left_out = frame.height - fitted.height
-    fitted = selection.without(fitted, held_out)
-    fitted = selection.cap(fitted, config.max_distinct, seed)
-    pattern = pl.col("pattern_id")
-    said = frame.with_columns(severe=pl.col("severe") & ~pattern.is_in(sorted(known_normal)))
-    taught = selection.taught(selection.without(said, held_out), fitted, config.max_distinct, seed)
-    novel = _novel(sample, frame, workloads)
-    folds, hold_out = selection.folds(fitted, seed)
-    clock = _Clock(len(folds) + 1, time_budget_s)
-    yield clock.progress("prepare", 0, None, fitted.height)
-    common: dict[str, Any] = {
-        "tokens": tokens,
-        "config": config,
-        "device": device,
-        "grace_s": clock.grace_s(),
-    }
-
-    normal: list[Normal] = []
-    for index, held in enumerate(folds):
-        inside = fitted.filter(~pl.col("template_id").is_in(held))
-        outside = fitted.filter(pl.col("template_id").is_in(held))
-        made = Fitted()
-        budget = clock.share_s(index)
-        for step in fit_network(inside, made, seed=seed + 1 + index, budget_s=budget, **common):
-            yield clock.progress("calibrate", index, step, inside.height)
-        signs = _Signs.of(inside, taught.filter(~pl.col("template_id").is_in(held)))
-        normal += _held_out(outside, made, signs, config, device)
-    calibration = calibrate(normal, mode=mode, total=total, chance=chance_within(alerts_per_day, novel))
-
-    made = Fitted()
-    last = len(folds)
-    seen: frozenset[int] = frozenset()
-    if warm is not None:
-        seen = learnt_by(warm, frame, held_out)
-        # A log that grows holds out a few more each time; the judge has to have the better part left.
-        common["warm"] = warm if 2 * len(seen) <= len(held_out) else None
-    for step in fit_network(fitted, made, seed=seed, budget_s=clock.share_s(last), **common):
-        yield clock.progress("fit", last, step, fitted.height)
-    signs = _Signs.of(fitted, taught)
-
-    calm = [calibration.normalised_score(n.evidence) for n in normal if n.calm]
-    above = sum(s > calibration.threshold for s in calm) / max(1, len(calm))
-    stats = bundles.TrainingStats(
-        lines=total,
-        distinct=frame.height,
-        fitted=fitted.height,
-        templates=frame["template_id"].n_unique(),
-        held_out_templates=len(normal),
-        left_out=left_out,
-        hold_out=hold_out,
-        seconds=round(clock.elapsed(), 2),
-        epochs=round(made.epochs, 2),
-        steps=made.steps,
-        loss=round(made.loss, 4),
-        held_out_above=round(above, 4),
-        parameters=sum(p.numel() for p in made.network.parameters()),
-        device=device,
-        novel_per_day=novel,
-    )
-    _write(
-        out,
-        made,
-        frame,
-        {bundles.NOVELTY: signs.novelty.to_bytes(), bundles.PRIOR: signs.prior.to_bytes()}
-        | dict(extra or {}),
-        version=version,
-        created=utc_now(),
-        mode=mode,
-        mask_version=mask_version,
-        tokens=tuple(sorted(set(tokens))),
-        config=asdict(config),
-        calibration=calibration,
-        stats=stats,
-        seed=seed,
-        template_watermark=max(0, int(frame["template_id"].max() or 0)),  # type: ignore[arg-type]
-        parent=parent,
-        model=model,
-        workloads=workloads,
-        query=dict(query or {}),
-        held_out=tuple(sorted((held_out - seen if made.warm else held_out) & set(frame["pattern_id"]))),
-    )
-    yield FitProgress(
-        stage="write",
-        percent=100.0,
-        elapsed_s=round(clock.elapsed(), 2),
-        remaining_s=0.0,
-        epoch=stats.epochs,
-        loss=stats.loss,
-        lines=fitted.height,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Signs:
-    """What stands beside the network: cheap signs that a line is strange or bad."""
+class _Selected:
+    """The parts of a sample that a training uses."""
 
-    novelty: Novelty
-    prior: SeverityPrior
+    frame: pl.DataFrame  # the whole sample
+    fitted: pl.DataFrame  # that the weights learn
+    taught: pl.DataFrame  # that the severity prior learns
+    left_out: int  # distinct lines excluded as rare, error-like or without text
+    novel_per_day: float | None
+    folds: list[list[int]]  # templates held out together for calibration
+    hold_out: str  # how, in words
 
-    @classmethod
-    def of(cls, fitted: pl.DataFrame, taught: pl.DataFrame) -> "_Signs":
-        return cls(
-            novelty=Novelty.fit(fitted["masked"].to_list(), fitted["count"].to_list()),
-            prior=SeverityPrior.fit(*(taught[n].to_list() for n in ("masked", "severe", "count"))),
-        )
+    @property
+    def total(self) -> int:
+        return int(self.frame["count"].sum())
 
 
-def _novel(sample: pl.DataFrame, frame: pl.DataFrame, workloads: Sequence[str]) -> float | None:
-    """New calm templates a day of a workload."""
+def _select(sample: pl.DataFrame, request: FitRequest) -> _Selected:
+    most, seed = request.config.max_distinct, request.seed
+    frame = selection.checked(sample, request.config)
+    learnable = selection.learnable(frame, request.mode, int(frame["count"].sum()), request.known_normal)
+    learnable = selection.with_text(learnable, request.tokens)
+    fitted = selection.cap(selection.without(learnable, request.held_out), most, seed)
+    marked = pl.col("pattern_id").is_in(sorted(request.known_normal))
+    levels = selection.without(frame.with_columns(severe=pl.col("severe") & ~marked), request.held_out)
+    folds, hold_out = selection.folds(fitted, seed)
+    return _Selected(
+        frame=frame,
+        fitted=fitted,
+        taught=selection.taught(levels, fitted, most, seed),
+        left_out=frame.height - learnable.height,
+        novel_per_day=_novel_per_day(sample, frame, request.workloads),
+        folds=folds,
+        hold_out=hold_out,
+    )
+
+
+def _novel_per_day(sample: pl.DataFrame, frame: pl.DataFrame, workloads: Sequence[str]) -> float | None:
+    """New calm templates of a workload a day."""
     if "first_seen" not in sample.columns:
         return None
     normal = frame.filter(~pl.col("severe"))
@@ -243,59 +195,166 @@ def _novel(sample: pl.DataFrame, frame: pl.DataFrame, workloads: Sequence[str]) 
     return novel_per_day(sample.join(normal, on="pattern_id", how="semi"), workloads=len(workloads))
 
 
-def _held_out(
-    lines: pl.DataFrame, made: Fitted, signs: _Signs, config: TrainConfig, device: str
-) -> list[Normal]:
-    """The most frequent line of each template, as a model sees it that has not learnt the template."""
-    head = lines.unique("template_id", keep="first", maintain_order=True)
-    masked = head["masked"].to_list()
-    assert made.tokenizer is not None  # noqa: S101 - narrows the type; fit_network has filled it
-    scored = LineModel(made.network, made.tokenizer, config.model, (), device).score(masked)
-    rows = zip(scored, signs.novelty.score(masked), signs.prior.score(masked), head["severe"], strict=True)
-    return [
-        Normal(evidence=replace(e, novelty=novelty, prior=prior), severe=severe)
-        for e, novelty, prior, severe in rows
-        if e.tokens > 0
-    ]
+def _hold_out(
+    chosen: _Selected, request: FitRequest, budget: _TrainingBudget
+) -> Generator[FitProgress, None, list[Normal]]:
+    """Fits a model without each fold; the fold's lines as that model scores them."""
+    normal: list[Normal] = []
+    for index, templates in enumerate(chosen.folds):
+        held = pl.col("template_id").is_in(templates)
+        inside = chosen.fitted.filter(~held)
+        fitted = Fitted()
+        yield from _fit(inside, fitted, request, budget, index=index, seed=request.seed + 1 + index)
+        novelty, prior = _signs(inside, chosen.taught.filter(~held))
+        # The most frequent line of each template stands for it.
+        lines = chosen.fitted.filter(held).unique("template_id", keep="first", maintain_order=True)
+        assert fitted.tokenizer is not None  # noqa: S101 - narrows the type
+        model = LineModel(
+            fitted.network,
+            fitted.tokenizer,
+            request.config.model,
+            (),
+            request.device,
+            novelty=novelty,
+            prior=prior,
+        )
+        rows = zip(model.score(lines["masked"].to_list()), lines["severe"], strict=True)
+        normal += [Normal(evidence=e, severe=severe) for e, severe in rows if e.tokens > 0]
+    return normal
+
+
+def _fit_published(
+    chosen: _Selected, request: FitRequest, budget: _TrainingBudget
+) -> Generator[FitProgress, None, tuple[Fitted, frozenset[int]]]:
+    """Fits the model to publish; also the held-out patterns that its weights know from a warm start."""
+    learnt: frozenset[int] = frozenset()
+    warm = request.warm
+    if warm is not None:
+        learnt = learnt_by(warm, chosen.frame, request.held_out)
+        # A growing log holds out a few more each time; most of them must remain unseen for the judge.
+        warm = warm if 2 * len(learnt) <= len(request.held_out) else None
+    fitted = Fitted()
+    last = len(chosen.folds)
+    yield from _fit(chosen.fitted, fitted, request, budget, index=last, seed=request.seed, warm=warm)
+    return fitted, learnt if fitted.warm else frozenset()
+
+
+def _fit(
+    lines: pl.DataFrame,
+    fitted: Fitted,
+    request: FitRequest,
+    budget: _TrainingBudget,
+    *,
+    index: int,
+    seed: int,
+    warm: Path | None = None,
+) -> Iterator[FitProgress]:
+    stage = "fit" if index == budget.fits - 1 else "calibrate"
+    for step in fit_network(
+        lines,
+        fitted,
+        tokens=request.tokens,
+        config=request.config,
+        seed=seed,
+        device=request.device,
+        budget_s=budget.share_s(index),
+        grace_s=budget.grace_s(),
+        warm=warm,
+    ):
+        yield budget.progress(stage, index, step, lines.height)
+
+
+def _signs(fitted: pl.DataFrame, taught: pl.DataFrame) -> tuple[Novelty, SeverityPrior]:
+    """The cheap measurements beside the network."""
+    novelty = Novelty.fit(fitted["masked"].to_list(), fitted["count"].to_list())
+    return novelty, SeverityPrior.fit(*(taught[n].to_list() for n in ("masked", "severe", "count")))
+
+
+def _stats(
+    chosen: _Selected,
+    fitted: Fitted,
+    normal: Sequence[Normal],
+    calibration: Calibration,
+    budget: _TrainingBudget,
+    *,
+    device: str,
+) -> bundles.TrainingStats:
+    calm = [calibration.normalised_score(n.evidence) for n in normal if n.calm]
+    above = sum(score > calibration.threshold for score in calm) / max(1, len(calm))
+    return bundles.TrainingStats(
+        lines=chosen.total,
+        distinct=chosen.frame.height,
+        fitted=chosen.fitted.height,
+        templates=chosen.frame["template_id"].n_unique(),
+        held_out_templates=len(normal),
+        left_out=chosen.left_out,
+        hold_out=chosen.hold_out,
+        seconds=round(budget.elapsed(), 2),
+        epochs=round(fitted.epochs, 2),
+        steps=fitted.steps,
+        loss=round(fitted.loss, 4),
+        held_out_above=round(above, 4),
+        parameters=sum(p.numel() for p in fitted.network.parameters()),
+        device=device,
+        novel_per_day=chosen.novel_per_day,
+    )
 
 
 def _write(
-    out: Path, made: Fitted, frame: pl.DataFrame, more: Mapping[str, bytes], **facts: Any
-) -> bundles.Manifest:
-    tokenizer, state = made.tokenizer, stored_state(made.network)
+    chosen: _Selected,
+    request: FitRequest,
+    fitted: Fitted,
+    calibration: Calibration,
+    stats: bundles.TrainingStats,
+    *,
+    held_out: frozenset[int],
+) -> None:
+    frame, tokenizer = chosen.frame, fitted.tokenizer
     assert tokenizer is not None  # noqa: S101 - narrows the type
-    text = tokenizer.to_json()
-    known = frame.select(list(bundles.KNOWN_SCHEMA))
     words: dict[str, int] = {}
     for masked, count in frame.select("masked", "count").iter_rows():
         for word in normal_words(masked):
             words[word] = words.get(word, 0) + count
-    kept = sorted(words, key=lambda w: (-words[w], w))[:_KNOWN_WORDS]
-    return bundles.write_bundle(
-        out,
-        writers={name: _holding(content) for name, content in more.items()}
-        | {
-            bundles.WEIGHTS: lambda p: save_file(state, p),
-            bundles.TOKENIZER: lambda p: _text(p, text),
-            bundles.KNOWN: known.write_parquet,
-            bundles.WORDS: lambda p: pl.DataFrame({"word": kept}, schema={"word": pl.String}).write_parquet(
-                p
-            ),
-        },
-        manifest=lambda files: bundles.Manifest(files=files, **facts),
+    frequent = sorted(words, key=lambda w: (-words[w], w))[:_KNOWN_WORDS]
+    novelty, prior = _signs(chosen.fitted, chosen.taught)
+    contents = {
+        bundles.NOVELTY: novelty.to_bytes(),
+        bundles.PRIOR: prior.to_bytes(),
+        bundles.TOKENIZER: tokenizer.to_json().encode(),
+        **request.extra,
+    }
+    writers: dict[str, Callable[[Path], Any]] = {
+        bundles.WEIGHTS: partial(save_file, stored_state(fitted.network)),
+        bundles.KNOWN: frame.select(list(bundles.KNOWN_SCHEMA)).write_parquet,
+        bundles.WORDS: pl.DataFrame({"word": frequent}, schema={"word": pl.String}).write_parquet,
+        **{name: partial(_write_bytes, content) for name, content in contents.items()},
+    }
+    bundles.write_bundle(
+        request.out,
+        writers=writers,
+        manifest=lambda files: bundles.Manifest(
+            files=files,
+            version=request.version,
+            created=utc_now(),
+            mode=request.mode,
+            mask_version=request.mask_version,
+            tokens=tuple(sorted(set(request.tokens))),
+            config=asdict(request.config),
+            calibration=calibration,
+            stats=stats,
+            seed=request.seed,
+            template_watermark=max(0, int(frame["template_id"].max() or 0)),  # type: ignore[arg-type]
+            parent=request.parent,
+            model=request.model,
+            workloads=request.workloads,
+            query=request.query,
+            held_out=tuple(sorted(held_out & set(frame["pattern_id"]))),
+        ),
     )
 
 
-def _holding(content: bytes) -> Callable[[Path], None]:
-    return lambda path: _bytes(path, content)
-
-
-def _bytes(path: Path, content: bytes) -> None:
+def _write_bytes(content: bytes, path: Path) -> None:
     path.write_bytes(content)
 
 
-def _text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-__all__ = ["SAMPLE_SCHEMA", "FitProgress", "TrainConfig", "fit"]
+__all__ = ["FitProgress", "FitRequest", "TrainConfig", "fit"]

@@ -17,7 +17,7 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | forgotten:<purpose> | hash file -> "", `` -> run id | result files of batches that Redis forgot, and the start of Redis they were looked for (sinks/forgotten.py) | 10,000 per start; TTL 30 days |
 | cursors | hash source -> cursor | where each source goes on reading | one per source |
 | verdicts:<version>:young, :old | hash key -> verdict | answers of one model version | drain/learn.lua rotates young to old; TTL a day |
-| evidence:young, :old | hash version NUL pattern -> msgpack, or who scores it now | what was scored and no verdict is known of yet (models/in_flight.py) | evidence_*.lua rotate young to old; 20,000 lines; TTL a minute |
+| evidence:young, :old | hash version NUL pattern -> msgpack, or who scores it now | what was scored and no verdict is known of yet (models/single_flight.py) | evidence_*.lua rotate young to old; 20,000 lines; TTL a minute |
 | templates | hash id -> msgpack | every template | bounded per workload by the learner |
 | templates_untold | hash id -> changes | templates that the OpenSearch index does not hold yet | as templates; drain/told.lua |
 | template_changes | zset id -> n | templates in the order of their last change, where several shards learn (drain/learner.py) | as templates |

@@ -34,9 +34,9 @@ from pipeline.marks.store import Marks
 from pipeline.messages.submit import Submit
 from pipeline.models import bundle
 from pipeline.models.bundle import load_known
-from pipeline.models.in_flight import InFlight
 from pipeline.models.registry import Registry
 from pipeline.models.serving import Serving
+from pipeline.models.single_flight import SingleFlight
 from pipeline.models.verdict import Knowledge
 from pipeline.observe import counters as metrics
 from pipeline.observe.presence import Presence
@@ -173,8 +173,8 @@ class Context:
         return Verdicts(self.client, self.settings)
 
     @functools.cached_property
-    def in_flight(self) -> InFlight:
-        return InFlight(self.client, self.settings, self.owner)
+    def single_flight(self) -> SingleFlight:
+        return SingleFlight(self.client, self.settings, self.owner)
 
     @functools.cached_property
     def marks(self) -> Marks:

@@ -1,5 +1,5 @@
 """Stage infer: score the distinct unknown masked lines with the version their batches began with, those of many batches
-in one pass (merging.py), and each of them once (models/in_flight.py).
+in one pass (merging.py), and each of them once (models/single_flight.py).
 
 A process of the GPU queue scores under its share of the pool; without one it hands the batch to the CPU queue at once.
 """
@@ -54,7 +54,7 @@ def answered(context: Context, version: str, works: list[pl.DataFrame]) -> list[
     if not rows.is_empty():
         lines = dict(zip(rows["pattern_id"].to_list(), rows["masked"].to_list(), strict=True))
         score = functools.partial(_score, context, version)
-        work = detect.with_evidence(work, context.in_flight.evidence(version, lines, score))
+        work = detect.with_evidence(work, context.single_flight.evidence(version, lines, score))
     ends = [0]
     for each in works:
         ends.append(ends[-1] + each.height)

@@ -164,10 +164,10 @@ def _steps(context: Context, held: HeldLease, status: Status, request: Request) 
         with suppress(RedisUnavailable):
             context.trainings.show(status, held.lease)
 
-    yield from training.train(
-        request,
-        status,
-        lines,
+    yield from training.Training(
+        request=request,
+        status=status,
+        lines=lines,
         stream=stream,
         masks=context.masks,
         templates=read_templates(context.client, context.ledger.keys),
@@ -176,7 +176,7 @@ def _steps(context: Context, held: HeldLease, status: Status, request: Request) 
         held=held,
         marks=context.marks.look().holding,
         alone=lambda: _device(context, go_on),
-    )
+    ).run()
 
 
 @contextmanager

@@ -1,66 +1,64 @@
-"""Whether a trained model may take the live one's place.
+"""Whether a trained model may replace the live one.
 
     sample --split--> held out of the fit --fit--> candidate
     candidate and live, both shown the same lines --judge--> Judgement: passed or not, with the figures
 
-Both models answer as the pipeline does: evidence, then verdict. For held-out lines their shape is hidden from both, as
-it is for a line that nobody has seen yet; lines of the current stream meet what each model really knows. A candidate
-fails only where it is worse than the live model by more than a margin *and* more than chance explains, or where it is
-of no use at all. No labels are needed.
+Both models answer as the pipeline does: evidence, then verdict. The shape of held-out lines is hidden from both, as on
+its first appearance; lines of the current stream meet everything that each model knows. A candidate fails only where
+it is worse than the live model by more than a margin *and* by more than chance explains, or where it is unusable. No
+labels are needed.
 """
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import polars as pl
 
-from pipeline.errors import BadPayload
 from pipeline.models import bundle as bundles
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
-from pipeline.models.threshold import Calibration, Mode
+from pipeline.models.threshold import Mode
 from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.schema import SAMPLE_SCHEMA
-from pipeline.records.verdict import Verdict, pattern_ids
+from pipeline.records.verdict import pattern_ids
 from pipeline.training.comparison import auc, auc_falls, auc_upper, more_often, spearman, wilson_lower
-from pipeline.training.holdout import LEARNT, SPLIT_LEAST, HeldOut, calm, split
-from pipeline.training.injection import Injected, injected
-
-__all__ = ["Examinee", "HeldOut", "Injected", "Judgement", "ModelFigures", "injected", "judge", "split"]
+from pipeline.training.holdout import LEARNT, SPLIT_LEAST, HeldOut, calm
+from pipeline.training.injection import injected
 
 _RECENT_HEAD: Final = 90  # distinct lines of the stream, most frequent first ...
-_RECENT_TAIL: Final = 50  # ... and some of the rest
+_RECENT_TAIL: Final = 50  # ... and some of the others
 _NEW_SHAPE: Final = -1  # a template id that no model knows
-# Split conformal thresholds from 20 templates, the fewest that get one, let through a share of normal lines that is
-# Beta(1, 20) distributed: above 0.15 in one of 26 sound models. What lies below is no fault of a model.
+# A split conformal threshold from 20 templates, the fewest possible, lets through a share of normal lines that is
+# Beta(1, 20) distributed: above 0.15 in one of 26 sound models. A share below is no fault of a model.
 _TOLERATED: Final = 0.15
-_MAJORITY: Final = 0.5  # alerts on more lines than not: what it says is not read any more
+_MAJORITY: Final = 0.5  # a model that alerts on most lines is ignored by people
 _RECENT_MARGIN: Final = 0.05  # of the records: as much again as the nominal rate of new shapes
-# Of recall. Thresholds from some twenty templates differ so much that models which differ only by seed were seen 0.3
-# apart (docs/LOG.md). Ranks do not depend on thresholds, so the AUC is the finer measure.
+# Of recall. Thresholds from some twenty templates vary: models that differ only by seed were seen 0.3 apart
+# (docs/LOG.md). Ranks do not depend on thresholds, so the AUC is the finer measure.
 _RECALL_MARGIN: Final = 0.3
-_BELOW_ALL: Final = -math.inf
 _AUC_MARGIN: Final = 0.1
 _AUC_LEAST: Final = 0.6  # 0.5 is a coin
 # Ranks of unrelated models lie around 0; sound ones, trained on different parts of a log, were seen at 0.3.
 _AGREEMENT_LEAST: Final = 0.1
 
+_NORMAL, _RECENT, _INJECTED = (pl.col("part") == part for part in ("normal", "recent", "injected"))
+_SILENT: Final = _INJECTED & ~pl.col("error_word")  # in the others the error word decides, not the model
+
 
 class Scorer(Protocol):
-    """What `LineModel` does."""
+    """The part of `LineModel` that a judge needs."""
 
     def score(self, masked: Sequence[str]) -> list[Evidence]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examinee:
-    """A model version as the judge asks it."""
+    """A model version as the judge sees it."""
 
     version: str
     scorer: Scorer
@@ -81,16 +79,14 @@ class Examinee:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigures:
-    """What one model did. Shares are 0..1; None where there was no line to ask."""
+    """The figures of one model. Shares are 0..1; None where there was no line to ask."""
 
     version: str
     alert_rate_time: float | None  # of normal lines first seen in the newest part of the range
     alert_rate_template: float | None  # of normal lines of held-out templates
     alert_rate_recent: float | None  # of the calm records of the current stream, weighted by their counts
     injected_recall: float | None  # of all injected anomalies
-    injected_auc: (
-        float | None
-    )  # of those without an error word, against lines of the stream, all as of unseen shape
+    injected_auc: float | None  # of those without an error word, against lines of the stream, all as unseen
     calibration: float | None  # held-out normal lines above the threshold; nominally 0.05
     time_lines: int
     template_lines: int
@@ -100,7 +96,7 @@ class ModelFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The answer, with everything it rests on. `reason` is for people."""
+    """The decision and all its grounds. `reason` is for people."""
 
     passed: bool
     reason: str
@@ -112,45 +108,25 @@ class Judgement:
     seconds: float
     seed: int
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Raises BadPayload when the text is not a judgement."""
-        try:
-            data = json.loads(text)
-            values = {f.name: data[f.name] for f in fields(cls)}
-            values["candidate"] = _figures(values["candidate"])
-            values["live"] = None if values["live"] is None else _figures(values["live"])
-            return cls(**values)
-        except (KeyError, TypeError, ValueError) as exc:
-            raise BadPayload(f"a stored judgement is not readable: {exc!r}; judge the model again") from exc
-
-
-def _figures(data: Any) -> ModelFigures:
-    return ModelFigures(**{f.name: data[f.name] for f in fields(ModelFigures)})
-
 
 def judge(candidate: Examinee, live: Examinee | None, held: HeldOut, recent: pl.DataFrame) -> Judgement:
     """Compares the candidate with the live model on the same lines.
 
-    `recent` is the current stream: distinct masked lines with counts (SAMPLE_SCHEMA; may be empty). All lines are masked
-    by the masks of today: a live model of older masks is asked about them as the pipeline asks it from now on.
+    `recent` is the current stream: distinct masked lines with counts (SAMPLE_SCHEMA; may be empty). Today's masks apply
+    to all lines, also for a live model of older masks: the pipeline asks that model the same from now on.
     Deterministic but for `seconds`; shows each model at most about 400 distinct lines.
     """
-    begun = time.monotonic()
-    shown = _shown(held, recent)
-    texts = list(dict.fromkeys([*shown.normal["masked"], *shown.usual, *(i.masked for i in shown.injected)]))
-    answers = _ask(candidate, held, shown, texts)
-    other = _ask(live, held, shown, texts) if live else None
+    began = time.monotonic()
+    lines, usual = _shown(held, recent)
+    answers = _ask(candidate, held, lines, usual)
+    other = _ask(live, held, lines, usual) if live else None
     fault = _useless(answers)
     note = ""
     if other and (unusable := _useless(other)):
         note, other = f"; the live model {other.figures.version} was no measure: it {unusable}", None
     agreement = None
     if fault is None and other:
-        agreement = spearman(answers.ranking, other.ranking)
+        agreement = spearman(answers.lines["score"].to_list(), other.lines["score"].to_list())
         firm = live is not None and all(
             e.knowledge.calibration.method in {"conformal", "pot"} for e in (candidate, live)
         )
@@ -164,207 +140,207 @@ def judge(candidate: Examinee, live: Examinee | None, held: HeldOut, recent: pl.
         live=other.figures if other else None,
         rank_agreement=None if agreement is None else round(agreement, 4),
         held=held.how,
-        lines=len(texts),
-        seconds=round(time.monotonic() - begun, 3),
+        lines=len(answers.surprisals),
+        seconds=round(time.monotonic() - began, 3),
         seed=held.seed,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """What both models are asked."""
-
-    normal: pl.DataFrame  # held-out lines: _LINES_SCHEMA and `late`
-    recent: pl.DataFrame  # calm lines of the stream: masked, pattern_id, template_id, weight
-    usual: list[str]  # calm lines of the stream and, where those are few, of the sample
-    injected: list[Injected]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
+    """The answers of one model."""
+
     figures: ModelFigures
-    finite: bool
-    surprisals: list[float]
-    flagged_normal: list[bool]  # per held-out line
-    whole: list[bool]  # per held-out line: of a template held out by choice
-    fair: list[bool]  # per held-out line: the weights have not seen its like
-    flagged_recent: list[bool]
-    found: list[bool]  # per injected line without an error word: with one, the word decides
-    silent: list[float]  # how strange the injected lines without an error word are
-    usual: list[float]  # and of lines of the stream
-    ranking: list[float]  # scores of everything shown
+    lines: pl.DataFrame  # of `_shown`, with the columns that `_ask` adds
+    usual: list[float]  # normalised scores of calm lines of the stream
+    surprisals: list[float]  # of all distinct lines
+
+    def flags(self, which: pl.Expr | pl.Series) -> list[bool]:
+        return self.lines.filter(which)["anomalous"].to_list()
+
+    @property
+    def silent(self) -> list[float]:
+        return self.lines.filter(_SILENT)["rank"].to_list()
 
 
-def _shown(held: HeldOut, recent: pl.DataFrame) -> _Shown:
-    late = held.by_time.with_columns(late=True)
-    normal = pl.concat([late, held.by_template.with_columns(late=False)])
+def _shown(held: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """The lines that both models are asked about, and the calm lines that injected anomalies are ranked against.
+
+    Columns: `part` ("normal": held out, "recent": calm lines of the stream, "injected"), masked, pattern_id,
+    template_id, `whole` (the whole template is held out), `late` (held out by time), `weight`, `error_word`.
+    """
+    normal = pl.concat([held.by_time.with_columns(late=True), held.by_template.with_columns(late=False)])
+    normal = normal.with_columns(part=pl.lit("normal"), weight=pl.lit(1.0))
     stream = recent.select(list(SAMPLE_SCHEMA)).with_columns(pl.col("template_id").fill_null(_NEW_SHAPE))
     stream = stream.drop_nulls().filter(~pl.col("severe"))
     stream = stream.unique("pattern_id", keep="first").sort("count", "pattern_id", descending=[True, False])
-    # The most frequent lines carry most of the weight; of the others some stand for all.
+    # The most frequent lines carry most of the weight; a sample stands for the others.
     head, tail = stream.head(_RECENT_HEAD), stream.slice(_RECENT_HEAD)
     rng = np.random.default_rng(held.seed)
-    chosen = tail[np.sort(rng.permutation(tail.height)[:_RECENT_TAIL])]
-    scale = tail.height / max(1, chosen.height)
-    stream = pl.concat([head.with_columns(scale=pl.lit(1.0)), chosen.with_columns(scale=pl.lit(scale))])
-    stream = stream.with_columns(weight=pl.col("count") * pl.col("scale"))
-    quiet = stream.filter(pl.Series([calm(m) for m in stream["masked"]], dtype=pl.Boolean))
-    quiet = quiet.select("masked", "pattern_id", "template_id", "weight")
-    usual = quiet["masked"].to_list()
-    usual = list(dict.fromkeys([*usual, *held.learnt[: max(0, LEARNT - len(usual))]]))
-    made = injected([*normal["masked"], *usual], seed=held.seed)
-    return _Shown(normal=normal, recent=quiet, usual=usual, injected=made)
+    drawn = tail[np.sort(rng.permutation(tail.height)[:_RECENT_TAIL])]
+    scale = tail.height / max(1, drawn.height)
+    stream = pl.concat([head.with_columns(scale=pl.lit(1.0)), drawn.with_columns(scale=pl.lit(scale))])
+    stream = stream.filter(pl.Series([calm(m) for m in stream["masked"]], dtype=pl.Boolean))
+    stream = stream.with_columns(
+        part=pl.lit("recent"),
+        weight=pl.col("count") * pl.col("scale"),
+        whole=pl.lit(value=False),
+        late=pl.lit(value=False),
+    )
+    frequent = stream["masked"].to_list()
+    usual = list(dict.fromkeys([*frequent, *held.learnt[: max(0, LEARNT - len(frequent))]]))
+    anomalies = [i.masked for i in injected([*normal["masked"], *usual], seed=held.seed)]
+    made = pl.DataFrame(
+        {
+            "part": "injected",
+            "masked": anomalies,
+            "pattern_id": pl.Series(pattern_ids(anomalies), dtype=pl.UInt64),
+            "template_id": pl.Series([_NEW_SHAPE] * len(anomalies), dtype=pl.Int64),
+            "whole": False,
+            "late": False,
+            "weight": 1.0,
+        }
+    )
+    lines = pl.concat([frame.select(made.columns) for frame in (normal, stream, made)])
+    words = [severity_words(m) is not None for m in lines["masked"]]
+    return lines.with_columns(error_word=pl.Series(words, dtype=pl.Boolean)), usual
 
 
-def _ask(model: Examinee, held: HeldOut, shown: _Shown, texts: Sequence[str]) -> _Answers:
+def _ask(model: Examinee, held: HeldOut, shown: pl.DataFrame, usual: Sequence[str]) -> _Answers:
+    """Adds a model's answers to the lines.
+
+    `anomalous` and `score` of the verdict; `rank`: the normalised score; `above`: whether that exceeds the threshold;
+    `fair`: the weights have not seen the like of a held-out line.
+    """
+    texts = list(dict.fromkeys([*shown["masked"], *usual]))
     evidence = dict(zip(texts, model.scorer.score(texts), strict=True))
-    known = model.knowledge.known
-    hiding = replace(model.knowledge, known=known.without(held.patterns, held.templates))
-
-    def verdicts(lines: Iterable[tuple[str, int, int]], knowledge: Knowledge) -> list[Verdict]:
-        """Of (masked, pattern, template), at no error level."""
-        found = []
-        for masked, pattern, template in lines:
-            row = {**asdict(evidence[masked]), "pattern_id": pattern, "severe": False, "level": None}
-            found.append(verdict_of(row, template, knowledge))
-        return found
-
-    names = ("masked", "pattern_id", "template_id")
-    normal = verdicts(shown.normal.select(names).iter_rows(), hiding)
-    stream = verdicts(shown.recent.select(names).iter_rows(), model.knowledge)
-    masked = [i.masked for i in shown.injected]
-    made = [
-        (m, p, known.template_of(p) or _NEW_SHAPE) for m, p in zip(masked, pattern_ids(masked), strict=True)
-    ]
-    anomalies = verdicts(made, model.knowledge)
-    # Where what was learnt alone decides, against usual lines: held-out ones are news themselves. A line of its baseline is
-    # never flagged, so it ranks below all others.
-    strange = {m: _strange(e, model.knowledge.calibration) for m, e in evidence.items()}
-    usual = [strange[m] for m in shown.usual]
-    baseline = model.knowledge.calibration.mode is Mode.BASELINE
-    silent = [
-        _BELOW_ALL if baseline and known.count(p) else strange[m]
-        for m, p, _ in made
-        if severity_words(m) is None
-    ]
-    found_silent = [
-        bool(v.anomalous) for v, (m, _, _) in zip(anomalies, made, strict=True) if severity_words(m) is None
-    ]
-    flagged = [bool(v.anomalous) for v in normal]
-    calibration = model.knowledge.calibration
-    learnt = known.without(model.held_out, frozenset())
-    fair = [
-        learnt.count(p) == 0 and (not whole or learnt.template_count(t) == 0)
-        for p, t, whole in shown.normal.select("pattern_id", "template_id", "whole").iter_rows()
-    ]
-    above = [
-        calibration.normalised_score(evidence[m]) > calibration.threshold
-        for m, unseen in zip(shown.normal["masked"], fair, strict=True)
-        if unseen
-    ]
-    late = shown.normal["late"].to_list()
-    weights = shown.recent["weight"].to_list()
-    flagged_recent = [bool(v.anomalous) for v in stream]
-    found = [bool(v.anomalous) for v in anomalies]
-    scaled = model.knowledge.calibration.method != "none"
-    surprisals = [evidence[m].surprisal for m in texts]
+    knowledge, calibration = model.knowledge, model.knowledge.calibration
+    known, learnt = knowledge.known, knowledge.known.without(model.held_out, frozenset())
+    hiding = replace(knowledge, known=known.without(held.patterns, held.templates))
+    ranks = {masked: calibration.normalised_score(e) for masked, e in evidence.items()}
+    answers: list[tuple[bool, float, float, bool, bool]] = []
+    for row in shown.iter_rows(named=True):
+        masked, pattern, template = row["masked"], row["pattern_id"], row["template_id"]
+        if row["part"] == "injected":
+            template = known.template_of(pattern) or _NEW_SHAPE
+        asked = {**asdict(evidence[masked]), "pattern_id": pattern, "severe": False, "level": None}
+        verdict = verdict_of(asked, template, hiding if row["part"] == "normal" else knowledge)
+        # A line of its baseline is never flagged, so it ranks below all others.
+        never = row["part"] == "injected" and calibration.mode is Mode.BASELINE and known.count(pattern) > 0
+        unseen = not learnt.count(pattern) and not (row["whole"] and learnt.template_count(template))
+        answers.append(
+            (
+                bool(verdict.anomalous),
+                -1.0 if verdict.score is None else verdict.score,
+                -math.inf if never else ranks[masked],
+                ranks[masked] > calibration.threshold,
+                row["part"] == "normal" and unseen,
+            )
+        )
+    columns = {
+        "anomalous": pl.Boolean,
+        "score": pl.Float64,
+        "rank": pl.Float64,
+        "above": pl.Boolean,
+        "fair": pl.Boolean,
+    }
+    lines = shown.hstack(pl.DataFrame(answers, schema=columns, orient="row"))
+    usual_ranks = [ranks[masked] for masked in usual]
+    silent = lines.filter(_SILENT)["rank"].to_list()
     figures = ModelFigures(
         version=model.version,
-        alert_rate_time=_share([f for f, is_late in zip(flagged, late, strict=True) if is_late]),
-        alert_rate_template=_share([f for f, is_late in zip(flagged, late, strict=True) if not is_late]),
-        alert_rate_recent=_share(flagged_recent, weights),
-        injected_recall=_share(found),
-        injected_auc=round(auc(silent, usual), 4) if usual else None,
-        calibration=_share(above) if scaled else None,
-        time_lines=sum(late),
-        template_lines=len(late) - sum(late),
-        recent_lines=len(stream),
-        injected_lines=len(found),
+        injected_auc=round(auc(silent, usual_ranks), 4) if usual else None,
+        **_figures(lines, scaled=calibration.method != "none"),
     )
     return _Answers(
-        figures=figures,
-        finite=all(map(math.isfinite, surprisals)),
-        surprisals=surprisals,
-        flagged_normal=flagged,
-        whole=[not is_late for is_late in late],
-        fair=fair,
-        flagged_recent=flagged_recent,
-        found=found_silent,
-        silent=silent,
-        usual=usual,
-        ranking=[_score(v) for v in (*normal, *stream, *anomalies)],
+        figures=figures, lines=lines, usual=usual_ranks, surprisals=[e.surprisal for e in evidence.values()]
     )
 
 
-def _strange(evidence: Evidence, calibration: Calibration) -> float:
-    """What a calm line of an unseen shape is ranked by; of an older model, whose scale ends, what it rests on."""
-    return evidence.surprisal if calibration.novelty is None else calibration.normalised_score(evidence)
+def _figures(lines: pl.DataFrame, *, scaled: bool) -> dict[str, Any]:
+    flagged, late, weight = pl.col("anomalous"), pl.col("late"), pl.col("weight").filter(_RECENT)
+    shares = lines.select(
+        alert_rate_time=flagged.filter(_NORMAL & late).mean(),
+        alert_rate_template=flagged.filter(_NORMAL & ~late).mean(),
+        alert_rate_recent=weight.filter(flagged.filter(_RECENT)).sum() / weight.sum(),
+        injected_recall=flagged.filter(_INJECTED).mean(),
+        calibration=pl.col("above").filter(pl.col("fair")).mean() if scaled else pl.lit(None),
+    )
+    counts = lines.select(
+        time_lines=(_NORMAL & late).sum(),
+        template_lines=(_NORMAL & ~late).sum(),
+        recent_lines=_RECENT.sum(),
+        injected_lines=_INJECTED.sum(),
+    )
+    rounded = {
+        name: None if share is None or math.isnan(share) else round(share, 4)
+        for name, share in shares.row(0, named=True).items()
+    }
+    return rounded | counts.row(0, named=True)
 
 
-def _score(verdict: Verdict) -> float:
-    return -1.0 if verdict.score is None else verdict.score
-
-
-def _share(hits: Sequence[bool], weights: Sequence[float] | None = None) -> float | None:
-    if not hits:
-        return None
-    heavy = weights or [1.0] * len(hits)
-    return round(sum(w for h, w in zip(hits, heavy, strict=True) if h) / sum(heavy), 4)
+def _share(hits: Sequence[bool]) -> float | None:
+    return round(sum(hits) / len(hits), 4) if hits else None
 
 
 def _useless(answers: _Answers) -> str | None:
-    """What makes a model unfit whatever stands beside it."""
-    mine = answers.figures
-    if not answers.finite:
+    """Why a model is unfit by itself, without a comparison; None for a usable one."""
+    figures = answers.figures
+    if not all(map(math.isfinite, answers.surprisals)):
         return "gives scores that are not finite numbers"
     if len(set(answers.surprisals)) < 2:
         return f"gives all {len(answers.surprisals)} lines the same surprisal"
-    if answers.usual and auc_upper(answers.silent, answers.usual) < _AUC_LEAST:
+    silent = answers.silent
+    if answers.usual and auc_upper(silent, answers.usual) < _AUC_LEAST:
         return (
             f"cannot tell faults from normal lines: it ranks an injected anomaly above a normal line in "
-            f"{_percent(mine.injected_auc)} of {len(answers.silent)} x {len(answers.usual)} pairs"
+            f"{_percent(figures.injected_auc)} of {len(silent)} x {len(answers.usual)} pairs"
         )
-    flagged = answers.flagged_recent
-    if (mine.alert_rate_recent or 0.0) > _MAJORITY and wilson_lower(sum(flagged), len(flagged)) > _MAJORITY:
-        return f"alerts on {_percent(mine.alert_rate_recent)} of the current stream's calm records"
-    # Drawn from the very sample: a change in the log is no excuse here, as it is for lines held out by time.
-    # What the weights have seen of it by way of a parent can only make a model look better.
-    rows = list(zip(answers.flagged_normal, answers.whole, answers.fair, strict=True))
-    for flagged in ([f for f, whole, _ in rows if whole], [f for f, *counts in rows if all(counts)]):
+    flagged = answers.flags(_RECENT)
+    if (figures.alert_rate_recent or 0.0) > _MAJORITY and wilson_lower(
+        sum(flagged), len(flagged)
+    ) > _MAJORITY:
+        return f"alerts on {_percent(figures.alert_rate_recent)} of the current stream's calm records"
+    # Lines held out by template come from the very sample: unlike those held out by time, no change in the log
+    # excuses an alert on them. Lines that the weights know through a parent can only make a model look better.
+    by_template = _NORMAL & ~pl.col("late")
+    for which in (by_template, by_template & pl.col("fair")):
+        flagged = answers.flags(which)
         if wilson_lower(sum(flagged), len(flagged)) > _MAJORITY:
             return f"alerts on {_percent(_share(flagged))} of {len(flagged)} held-out normal lines"
     return None
 
 
 def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: bool) -> str | None:
-    """In what the candidate is worse than the live model, by more than the margins and more than chance.
+    """Where the candidate is worse than the live model by more than the margins and more than chance.
 
     `firm`: both thresholds are quantiles of enough held-out templates. From fewer, a threshold is a small-sample bound
     that moves with the seed alone (recall 0 % and 36 % of the same log); ranks still tell such models apart.
     """
     a, b = mine.figures, live.figures
     faults: list[str] = []
-    # Only lines that neither has learnt: one that the live model has seen is easier for it.
-    fair = [i for i, (x, y) in enumerate(zip(mine.fair, live.fair, strict=True)) if x and y]
-    ours, theirs = [mine.flagged_normal[i] for i in fair], [live.flagged_normal[i] for i in fair]
+    # Only lines that neither has learnt: a line that the live model has seen is easier for it.
+    fair = mine.lines["fair"] & live.lines["fair"]
+    ours, theirs = mine.flags(fair), live.flags(fair)
     if more_often(ours, theirs) and wilson_lower(sum(ours), len(ours)) > _TOLERATED:
         faults.append(
-            f"alerts on {_percent(_share(ours))} of {len(fair)} held-out normal lines, "
+            f"alerts on {_percent(_share(ours))} of {len(ours)} held-out normal lines, "
             f"the live model {b.version} on {_percent(_share(theirs))}"
         )
     more = (a.alert_rate_recent or 0.0) - (b.alert_rate_recent or 0.0)
-    if more > _RECENT_MARGIN and more_often(mine.flagged_recent, live.flagged_recent):
+    if more > _RECENT_MARGIN and more_often(mine.flags(_RECENT), live.flags(_RECENT)):
         faults.append(
             f"alerts on {_percent(a.alert_rate_recent)} of the current stream's calm records, "
             f"the live model {b.version} on {_percent(b.alert_rate_recent)}"
         )
-    # Whoever alerts on more normal lines also finds more; what the candidate gave up there is no loss (Youden's index).
-    gave_up = max(0.0, (_share(theirs) or 0.0) - (_share(ours) or 0.0), -more)
-    fewer = (_share(live.found) or 0.0) - (_share(mine.found) or 0.0) - gave_up
-    if firm and fewer > _RECALL_MARGIN and more_often(live.found, mine.found):
+    # A model that alerts on more normal lines also finds more, so that part of the recall is no merit (Youden's index).
+    no_merit = max(0.0, (_share(theirs) or 0.0) - (_share(ours) or 0.0), -more)
+    found, found_live = mine.flags(_SILENT), live.flags(_SILENT)
+    fewer = (_share(found_live) or 0.0) - (_share(found) or 0.0) - no_merit
+    if firm and fewer > _RECALL_MARGIN and more_often(found_live, found):
         faults.append(
-            f"finds {_percent(_share(mine.found))} of {len(mine.found)} injected anomalies without an error word, "
-            f"the live model {b.version} {_percent(_share(live.found))}"
+            f"finds {_percent(_share(found))} of {len(found)} injected anomalies without an error word, "
+            f"the live model {b.version} {_percent(_share(found_live))}"
         )
     if (
         a.injected_auc is not None
@@ -376,9 +352,10 @@ def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: boo
             f"ranks injected anomalies above normal lines in {_percent(a.injected_auc)} of pairs, "
             f"the live model {b.version} in {_percent(b.injected_auc)}"
         )
-    if agreement is not None and agreement < _AGREEMENT_LEAST and len(mine.ranking) >= SPLIT_LEAST:
+    if agreement is not None and agreement < _AGREEMENT_LEAST and mine.lines.height >= SPLIT_LEAST:
         faults.append(
-            f"orders the lines unlike the live model {b.version}: rank agreement {agreement:.2f}, at least {_AGREEMENT_LEAST} is wanted"
+            f"orders the lines unlike the live model {b.version}: rank agreement {agreement:.2f}, "
+            f"at least {_AGREEMENT_LEAST} is wanted"
         )
     return "; ".join(faults) or None
 

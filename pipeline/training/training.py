@@ -2,11 +2,10 @@
 
 stored results --pages--> sample --split--> fit --> bundle --judge against the live model--> publish(fence) or keep
 
-Where the lines come from is told by the query, which becomes part of the bundle's manifest. What was sent as a
-baseline is learnt from instead of the results, where there is any.
+The query that selects the lines becomes part of the bundle's manifest. Lines sent as a baseline replace the results
+as the source, where each workload has some.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from pipeline.controller.trainings import Request, State, Status
@@ -33,20 +33,21 @@ from pipeline.redis.leases import HeldLease
 from pipeline.settings import Settings
 from pipeline.sinks.choose import kind_of, root_of
 from pipeline.training import judging, sampling
+from pipeline.training.holdout import HeldOut, split
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.sessions.model import dump as dump_session_models
 from pipeline.watching.sessions.sampling import SessionSampler
 
-# How the percents of a training are shared out: reading, fitting, judging.
+# Percent after reading, and after fitting.
 _READ, _FIT = 10.0, 85.0
-_SHOW_S = 0.3
+_SHOW_S = 0.3  # between two reports
 _STREAM_PATTERNS = 2_000  # the judge shows some hundreds of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLines:
-    """What a training reads: a query to one purpose's store."""
+    """The source of a training: a query to the store of one purpose."""
 
     query: Query
     purpose: Purpose
@@ -56,44 +57,40 @@ class StoredLines:
         """LEARN_SCHEMA. Raises SourceUnavailable, BadPayload."""
         if self.query.store == "parquet":
             return sampling.read_parquet(root_of(self.settings, self.purpose), self.query)
-        from pipeline.opensearch import client, documents, training
+        from pipeline.opensearch import client, training
 
         return training.learn_pages(
-            client.connect(self.settings),
-            self.settings,
-            self.query,
-            index=documents.indices(self.settings, kind_of(self.purpose)),
+            client.connect(self.settings), self.settings, self.query, index=self._index()
         )
 
     def total(self) -> int:
-        """How many records there are about, 0 when nobody knows without reading."""
+        """Roughly how many records there are; 0 where only reading could tell."""
         if self.query.store == "parquet":
             return 0
-        from pipeline.opensearch import client, documents, training
+        from pipeline.opensearch import client, training
 
-        connection = client.connect(self.settings)
-        return training.count(
-            connection,
-            self.settings,
-            self.query,
-            index=documents.indices(self.settings, kind_of(self.purpose)),
-        )
+        return training.count(client.connect(self.settings), self.settings, self.query, index=self._index())
+
+    def _index(self) -> str:
+        from pipeline.opensearch import documents
+
+        return documents.indices(self.settings, kind_of(self.purpose))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """Where a model is fitted, as torch names it, and an event that says when the right to be there is gone."""
+    """The device that a model is fitted on."""
 
-    device: str = "cpu"
-    lost: threading.Event | None = None
+    device: str = "cpu"  # as torch names it
+    lost: threading.Event | None = None  # set when the lease on the device is lost
 
 
 def chosen_workloads(
     request: Request, seen: Sequence[str], watched: Sequence[str], own: Sequence[str]
 ) -> tuple[str, ...]:
-    """The workloads that a request means, of those seen. Own models learn from their workload alone.
+    """The seen workloads that a request means. Own models learn from their workload alone.
 
-    Without names: what is watched, or everything where nothing is; never what has a model of its own.
+    Without names: the watched workloads, or all where none is watched, without those that have an own model.
     """
     if request.workloads or request.patterns:
         named = set(request.workloads) | {w for w in seen if covers(request.patterns, w)}
@@ -105,7 +102,7 @@ def chosen_workloads(
 
 
 def none_chosen(request: Request, watched: Sequence[str]) -> str:
-    """What to say when a request means none of the workloads seen."""
+    """The reason for people why a request means none of the workloads seen."""
     patterns = request.patterns or tuple(watched)
     if not patterns:
         return "every workload has a model of its own (own_models), so none is left for the shared one; name one to train"
@@ -117,7 +114,7 @@ def none_chosen(request: Request, watched: Sequence[str]) -> str:
 
 
 def lines_for(query: Query, settings: Settings) -> StoredLines:
-    """The baseline of these workloads where each of them has one, else the results of all: nothing is left out."""
+    """The baseline of these workloads where each of them has one, else the results of all."""
     baseline = StoredLines(
         query=replace(query, since=None, until=None), purpose=Purpose.BASELINE, settings=settings
     )
@@ -129,69 +126,50 @@ def lines_for(query: Query, settings: Settings) -> StoredLines:
     return StoredLines(query=query, purpose=Purpose.SCORE, settings=settings)
 
 
-def train(
-    request: Request,
-    status: Status,
-    lines: StoredLines,
-    *,
-    stream: StoredLines | None = None,
-    masks: MaskSet,
-    templates: Sequence[Template],
-    registry: Registry,
-    settings: Settings,
-    held: HeldLease,
-    marks: Sequence[Mark] = (),
-    alone: Callable[[], AbstractContextManager[Workplace]] = lambda: nullcontext(Workplace()),
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> Iterator[Status]:
-    """Read, fit, judge, publish; yields what to show. The last status is COMPLETED, with the version.
-
-    `stream`: all that the model will answer, where that is more than it learns from; a model that knows less than the
-    live one about the rest is not to replace it unseen. `marks`: what people say of the lines now. `alone` gives us a
-    device from the fit on: reading needs none.
-
-    Raises TrainingFailed (no or too few lines), StaleToken (the lease was lost: nothing was published),
-    SourceUnavailable (the store does not answer).
-    """
-    work = _Training(
-        request=request, lines=lines, stream=stream, masks=masks, templates=templates, registry=registry,
-        settings=settings, held=held, marks=marks, clock=clock, status=status,
-    )  # fmt: skip
-    sample = yield from work.read()
-    held_out = judging.split(sample.frame, seed=settings.seed, mode=work.mode)
-    recent = yield from work.answered(sample)
-    with alone() as work.place:
-        yield from work.fit(sample, held_out)
-        yield from work.judge_and_publish(held_out, recent)
-
-
 @dataclass(slots=True, kw_only=True)
-class _Training:
-    """One training on its way; `status` is what was shown last."""
+class Training:
+    """One training."""
 
     request: Request
+    status: Status  # that was reported last
     lines: StoredLines
-    stream: StoredLines | None
+    # All lines that the model will answer, where these are more than it learns from: a model that knows less of them
+    # than the live one must not replace it unseen.
+    stream: StoredLines | None = None
     masks: MaskSet
     templates: Sequence[Template]
     registry: Registry
     settings: Settings
-    held: HeldLease
-    marks: Sequence[Mark]
-    clock: Callable[[], datetime]
-    status: Status
+    held: HeldLease  # the training lease
+    marks: Sequence[Mark] = ()  # of the patterns, as of now
+    # Lends a device from the fit on: reading needs none.
+    alone: Callable[[], AbstractContextManager[Workplace]] = lambda: nullcontext(Workplace())
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     place: Workplace = field(default_factory=Workplace)
     began: float = field(default_factory=time.monotonic)
     known_normal: frozenset[int] = frozenset()
-    marked: int = 0  # patterns of the sample that somebody marked
-    learnt: Mapping[str, SessionModel] = field(default_factory=dict)  # of each workload that has sessions
+    marked: int = 0  # patterns of the sample that have a mark
+    session_models: Mapping[str, SessionModel] = field(default_factory=dict)  # by workload
+
+    def run(self) -> Iterator[Status]:
+        """Reads, fits, judges, publishes; yields each status to report. The last one is COMPLETED, with the version.
+
+        Raises TrainingFailed (no or too few lines), StaleToken (the lease was lost: nothing was published),
+        SourceUnavailable (the store does not answer).
+        """
+        sample = yield from self.read()
+        held_out = split(sample.frame, seed=self.settings.seed, mode=self.mode)
+        recent = yield from self.answered(sample)
+        with self.alone() as self.place:
+            yield from self.fit(sample, held_out)
+            yield from self.judge_and_publish(held_out, recent)
 
     @property
     def mode(self) -> Mode:
         return Mode.BASELINE if self.lines.purpose is Purpose.BASELINE else Mode.SELF
 
     def at(self, **changes: object) -> Status:
-        """The next status to show. Raises StaleToken when the lease is lost."""
+        """The next status to report. Raises StaleToken when the lease is lost."""
         if self.held.lost.is_set():
             token = self.held.lease.token
             raise StaleToken(f"the training lease (token {token}) was lost; nothing is published")
@@ -213,14 +191,14 @@ class _Training:
             yield self.at(lines=read.lines, percent=round(_READ * read.share, 1))
         sample = sampler.sample()
         if sample.lines == 0:
-            raise TrainingFailed(_nothing(self.lines.query, self.clock()))
-        self.learnt = sessions.learn()
+            raise TrainingFailed(_no_lines(self.lines.query, self.clock()))
+        self.session_models = sessions.learn()
         taught = lesson(sample.frame, self.marks, sample.workloads)
         self.known_normal, self.marked = taught.known_normal, taught.marks
         return replace(sample, frame=taught.frame, left_out=sample.left_out + taught.left_out)
 
-    def fit(self, sample: sampling.TrainingSample, held_out: judging.HeldOut) -> Iterator[Status]:
-        """Fit and write the bundle; afterwards `status.version` names it."""
+    def fit(self, sample: sampling.TrainingSample, held_out: HeldOut) -> Iterator[Status]:
+        """Fits and writes the bundle; afterwards `status.version` names it."""
         from pipeline.models import trainer  # torch
 
         yield self.at(
@@ -234,8 +212,7 @@ class _Training:
         name = digest(self.status.request_id, str(sample.lines), self.masks.version)
         version = self.registry.name(self.held.lease.token, name)
         live = self.registry.current(self.request.model)
-        for step in trainer.fit(
-            sample.frame,
+        request = trainer.FitRequest(
             tokens=self.masks.tokens,
             mask_version=self.masks.version,
             config=trainer.TrainConfig(),
@@ -253,8 +230,11 @@ class _Training:
             model=self.request.model,
             workloads=tuple(sorted(sample.workloads)),
             query=self.lines.query.to_json() | {"purpose": self.lines.purpose.value, "marked": self.marked},
-            extra={bundle.SEQUENCES: dump_session_models(self.learnt)} if self.learnt else {},
-        ):
+            extra=(
+                {bundle.SEQUENCES: dump_session_models(self.session_models)} if self.session_models else {}
+            ),
+        )
+        for step in trainer.fit(sample.frame, request):
             yield self.at(
                 percent=round(_READ + (_FIT - _READ) * step.percent / 100.0, 1),
                 remaining_s=step.remaining_s or 0.0,
@@ -266,24 +246,26 @@ class _Training:
         yield self.at(state=State.JUDGING, percent=_FIT, version=version, remaining_s=0.0)
 
     def answered(self, sample: sampling.TrainingSample) -> Generator[Status, None, pl.DataFrame]:
-        """What the model will answer, for the judge: the sample itself, or more where it learnt from less."""
+        """The lines that the model will answer, for the judge: the sample, or `stream` where there is one."""
         if self.stream is None:
             return sample.frame
         sampler = self._sampler(_STREAM_PATTERNS)
         for _ in _fed(sampler, self.stream):
             yield self.at()
-        # What a mark answers is no matter of the model.
+        # Marks answer their patterns before the model is asked.
         return lesson(sampler.sample().frame, self.marks, sample.workloads).frame
 
-    def judge_and_publish(self, held_out: judging.HeldOut, recent: pl.DataFrame) -> Iterator[Status]:
-        """Judge against what is live now, and publish against that alone: when somebody moves the pointer meanwhile
-        (a rollback, say), the question is another one."""
+    def judge_and_publish(self, held_out: HeldOut, recent: pl.DataFrame) -> Iterator[Status]:
+        """Judges against the live version, then publishes by compare-and-set.
+
+        A pointer that moved meanwhile (a rollback, say) means another live version: the candidate is judged again.
+        """
         version = self.status.version
         candidate = judging.Examinee.load(self.registry.path(version), **self._where)
         while True:
             live = self.registry.current(self.request.model)
             judgement = judging.judge(candidate, self._examinee(live), held_out, recent)
-            figures = json.loads(judgement.to_json())
+            figures = msgspec.to_builtins(judgement)
             if not judgement.passed:
                 at = self.clock().isoformat()
                 note = Note(state="candidate", reason=judgement.reason, at=at, judgement=figures)
@@ -318,12 +300,11 @@ class _Training:
         )
 
     def _examinee(self, live: Live | None) -> judging.Examinee | None:
-        """The live model; one that cannot be read is no reason to keep a new one back."""
+        """The live model; None where it cannot be read, because a damaged version must not block its successor."""
         if live is None:
             return None
         try:
-            path = self.registry.path(live.version)
-            return judging.Examinee.load(path, **self._where)
+            return judging.Examinee.load(self.registry.path(live.version), **self._where)
         except BadBundle:
             return None
 
@@ -331,24 +312,24 @@ class _Training:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
     lines: int
-    share: float  # 0..1 of what there is to read, 0 when unknown
+    share: float  # 0..1 of all lines, 0 when unknown
 
 
 def _fed(
     sampler: sampling.Sampler, lines: StoredLines, sessions: SessionSampler | None = None
 ) -> Iterator[_Read]:
-    total, count, said = lines.total(), 0, 0.0
+    total, count, reported = lines.total(), 0, 0.0
     for page in lines.pages():
         sampler.add(page)
         if sessions is not None:
             sessions.add(page)
         count += page.height
-        if time.monotonic() - said > _SHOW_S:
-            said = time.monotonic()
+        if time.monotonic() - reported > _SHOW_S:
+            reported = time.monotonic()
             yield _Read(lines=count, share=min(1.0, count / total) if total else 0.0)
 
 
-def _nothing(query: Query, now: datetime) -> str:
+def _no_lines(query: Query, now: datetime) -> str:
     names = ", ".join(query.workloads[:5]) or "any workload"
     if len(query.workloads) > 5:
         names += f" and {len(query.workloads) - 5} more"

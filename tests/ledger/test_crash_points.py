@@ -54,9 +54,9 @@ def _poison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def _trained_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit that writes a bundle and a judge that lets it pass; reading, publishing and ending are the real ones."""
 
-    def fit(*_: Any, out: Path, version: str, model: str, **__: Any) -> Iterator[Any]:
+    def fit(_: Any, request: trainer.FitRequest) -> Iterator[Any]:
         yield SimpleNamespace(percent=1.0, remaining_s=1.0, epoch=1.0, loss=1.0)
-        written(SimpleNamespace(path=lambda _: out), version, model=model)
+        written(SimpleNamespace(path=lambda _: request.out), request.version, model=request.model)
 
     figures = ModelFigures(**{field.name: 0 for field in fields(ModelFigures)})
     verdict = Judgement(

@@ -74,6 +74,8 @@ def write(out: Path, more: Mapping[str, bytes] | None = None) -> Manifest:
             bundles.TOKENIZER: lambda p: _bytes(p, b"{}"),
             bundles.KNOWN: KNOWN.write_parquet,
             bundles.WORDS: lambda p: _bytes(p, b"words"),
+            bundles.NOVELTY: lambda p: _bytes(p, b"grams"),
+            bundles.PRIOR: lambda p: _bytes(p, b"weights of words"),
             **{name: partial(_bytes, data=data) for name, data in (more or {}).items()},
         },
         manifest=manifest_of,
@@ -117,40 +119,31 @@ def test_a_version_is_never_written_twice(tmp_path: Path) -> None:
 
 
 def test_a_bundle_may_hold_further_files_which_are_verified_like_the_others(tmp_path: Path) -> None:
-    write(tmp_path / "v1", {bundles.NOVELTY: b"grams", bundles.SEQUENCES: b"sessions"})
-    made = bundles.load_manifest(tmp_path / "v1")
-    assert {bundles.NOVELTY, bundles.SEQUENCES} < set(made.files) and bundles.PRIOR not in made.files
-    assert bundles.optional(tmp_path / "v1", bundles.NOVELTY) == b"grams"
-    assert bundles.optional(tmp_path / "v1", bundles.PRIOR) is None
-    (tmp_path / "v1" / bundles.NOVELTY).write_bytes(b"grain")
-    with pytest.raises(BadBundle, match=r"novelty\.msgpack does not match"):
+    write(tmp_path / "v1", {bundles.SEQUENCES: b"sessions"})
+    write(tmp_path / "v2")
+    assert bundles.SEQUENCES in bundles.load_manifest(tmp_path / "v1").files
+    assert bundles.optional(tmp_path / "v1", bundles.SEQUENCES) == b"sessions"
+    assert bundles.optional(tmp_path / "v2", bundles.SEQUENCES) is None
+    (tmp_path / "v1" / bundles.SEQUENCES).write_bytes(b"sessionz")
+    with pytest.raises(BadBundle, match=r"sequences\.msgpack does not match"):
         bundles.load_manifest(tmp_path / "v1")
 
 
 def test_an_optional_file_that_the_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "v1")
-    (tmp_path / "v1" / bundles.PRIOR).write_bytes(b"slipped in")
-    with pytest.raises(BadBundle, match=r"does not name.*prior\.msgpack"):
+    (tmp_path / "v1" / bundles.SEQUENCES).write_bytes(b"slipped in")
+    with pytest.raises(BadBundle, match=r"does not name.*sequences\.msgpack"):
         bundles.load_manifest(tmp_path / "v1")
 
 
-def test_a_manifest_of_the_build_before_loads(tmp_path: Path) -> None:
+def test_an_earlier_format_names_the_remedy(tmp_path: Path) -> None:
     write(tmp_path / "v1")
-
-    def older(data: dict[str, Any]) -> None:
-        data["format"] = 1
-        del data["stats"]["novel_per_day"]
-        data["calibration"] = {
-            "mode": "baseline", "method": "student", "median": 2.0, "threshold": 5.4, "held_out": 3, "total": 30,
-            "quantiles": [1.0, 2.0, 3.0],
-        }  # fmt: skip
-
-    edit(tmp_path / "v1", older)
-    made = bundles.load_manifest(tmp_path / "v1")
-    assert made.stats.novel_per_day is None and made.calibration.novelty is None
+    edit(tmp_path / "v1", lambda d: d.update(format=bundles.BUNDLE_FORMAT - 1))
+    with pytest.raises(BadBundle, match="train again"):
+        bundles.load_manifest(tmp_path / "v1")
 
 
-@pytest.mark.parametrize("name", [bundles.WEIGHTS, bundles.TOKENIZER, bundles.KNOWN, bundles.WORDS])
+@pytest.mark.parametrize("name", sorted(bundles.FILE_CAPS))
 def test_an_altered_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
     write(tmp_path / "v1")
     path = tmp_path / "v1" / name

@@ -72,7 +72,7 @@ def read_alone(network: CausalNetwork, lines: EncodedLines) -> npt.NDArray[np.fl
                 continue
             truth = torch.from_numpy(lines.ids[begin:end])
             ids = torch.cat([torch.tensor([CLS_ID]), truth[:-1]])[None]
-            logits = network(ids)[0] @ network.pieces.weight.T + network.bias  # (T, V)
+            logits = network(ids)[0] @ network.token_embedding.weight.T + network.bias  # (T, V)
             nats = (-logits.gather(1, truth[:, None])[:, 0]).clamp_min(0.0).numpy()
             out[begin:end] = np.where(lines.scored[begin:end], nats, 0.0)
     return out
@@ -113,7 +113,7 @@ def test_two_places_are_one_where_the_lines_are_the_same_up_to_there() -> None:
     start = np.cumsum([0, *map(len, texts)])
     flat = [(column, piece) for text in texts for column, piece in enumerate(text)]
     pairs, pair = np.unique([column << 32 | piece for column, piece in flat], return_inverse=True)
-    found = causal._beginnings(pairs, pair, start).tolist()
+    found = causal._prefix_hashes(pairs, pair, start).tolist()
     beginnings = [tuple(text[: i + 1]) for text in texts for i in range(len(text))]
     numbers = dict(zip(beginnings, found, strict=True))
     assert found == [numbers[b] for b in beginnings]
@@ -124,7 +124,7 @@ def test_what_follows_a_beginning_is_asked_for_once_and_masks_never(
     network: CausalNetwork, lexicon: Lexicon
 ) -> None:
     asked: list[int] = []
-    hook = network.norm.register_forward_pre_hook(lambda _module, args: asked.append(len(args[0])))
+    hook = network.ln_f.register_forward_pre_hook(lambda _module, args: asked.append(len(args[0])))
     lines = lexicon.encode(["worker <NUM> started"])
     try:
         piece_surprisals(network, lines, CPU)

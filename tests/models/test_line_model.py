@@ -5,7 +5,7 @@ import math
 import resource
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from pipeline.models.lexicon import rectangles
 from pipeline.models.line import LineModel, build_network
 from pipeline.models.threshold import Mode
 from pipeline.models.tokenizer import LineTokenizer
-from pipeline.models.trainer import fit
+from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.verdict import pattern_ids
 
 TOKENS = ("<IP>", "<NUM>")
@@ -53,13 +53,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = TrainConfig(model=ModelConfig(hidden=32, feed_forward=64), min_steps=200, max_steps=200)
     for _ in fit(
         sample,
-        tokens=TOKENS,
-        mask_version="m",
-        config=config,
-        seed=3,
-        out=out,
-        mode=Mode.BASELINE,
-        version="v1",
+        FitRequest(
+            tokens=TOKENS, mask_version="m", config=config, seed=3, out=out, mode=Mode.BASELINE, version="v1"
+        ),
     ):
         pass
     return out
@@ -139,7 +135,7 @@ def test_a_batch_of_lines_is_read_in_one_forward(model: LineModel) -> None:
         nonlocal reads
         reads += 1
 
-    hook = model.network.norm.register_forward_pre_hook(count)
+    hook = model.network.ln_f.register_forward_pre_hook(count)
     try:
         model.score(["one two three four five six seven eight nine ten eleven twelve", NORMAL[0], NORMAL[1]])
     finally:
@@ -163,7 +159,7 @@ def test_training_makes_the_logits_log_shares_of_their_own_accord(model: LineMod
     truth = torch.from_numpy(encoded.ids[at])
     ids = torch.cat([torch.ones(len(truth), 1, dtype=torch.long), truth[:, :-1]], dim=1)
     with torch.inference_mode():
-        logits = model.network(ids) @ model.network.pieces.weight.T + model.network.bias
+        logits = model.network(ids) @ model.network.token_embedding.weight.T + model.network.bias
     assert float(logits.logsumexp(-1)[torch.from_numpy(known)].abs().mean()) < 0.7
 
 
@@ -270,8 +266,8 @@ def test_a_configuration_that_does_not_fit_the_weights_is_a_bad_bundle(
 
 
 @pytest.fixture
-def first_edition(bundle: Path, tmp_path: Path) -> Path:
-    """A bundle as the build before wrote it: a masked network, no kind in the manifest, no optional files."""
+def masked_bundle(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle of a masked network."""
     out = tmp_path / "old"
     shutil.copytree(bundle, out)
     tokenizer = LineTokenizer.from_file(out / bundles.TOKENIZER, tokens=TOKENS, max_tokens=128)
@@ -281,18 +277,13 @@ def first_edition(bundle: Path, tmp_path: Path) -> Path:
     state = {k: v.contiguous() for k, v in network.state_dict().items() if k not in masked.TIED}
     reseal(out, bundles.WEIGHTS, lambda p: save_file(state, p))
     manifest = json.loads((out / bundles.MANIFEST).read_text(encoding="utf-8"))
-    model = manifest["config"]["model"] | shape
-    del model["kind"]
-    manifest["config"]["model"], manifest["format"] = model, 1
-    for name in (bundles.NOVELTY, bundles.PRIOR):
-        (out / name).unlink()
-        del manifest["files"][name]
+    manifest["config"]["model"] |= {"kind": "masked", **shape}
     (out / bundles.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     return out
 
 
-def test_a_version_of_the_first_edition_is_loaded_and_read_in_groups(first_edition: Path) -> None:
-    model = LineModel.load(first_edition)
+def test_a_masked_network_is_loaded_and_read_in_groups(masked_bundle: Path) -> None:
+    model = LineModel.load(masked_bundle)
     assert model.config.kind is NetworkKind.MASKED
     rows = 0
 
@@ -306,12 +297,15 @@ def test_a_version_of_the_first_edition_is_loaded_and_read_in_groups(first_editi
     finally:
         hook.remove()
     assert rows == 4
-    assert found.surprisal > 0 and found.tokens > 0 and found.words and found.novelty == 0.0
+    assert found.surprisal > 0 and found.tokens > 0 and found.words
     embedding = model.network.roberta_prelayernorm.embeddings.word_embeddings.weight
     assert model.network.lm_head.decoder.weight.data_ptr() == embedding.data_ptr()
 
 
-def test_a_configuration_without_a_kind_is_of_the_first_edition() -> None:
-    told = {"model": {k: v for k, v in asdict(ModelConfig()).items() if k != "kind"}}
-    assert model_config(told).kind is NetworkKind.MASKED
-    assert model_config({"model": asdict(ModelConfig())}) == ModelConfig()
+@pytest.mark.parametrize("name", [field.name for field in fields(ModelConfig)])
+def test_a_configuration_without_a_field_is_a_bad_bundle(name: str) -> None:
+    model = asdict(ModelConfig())
+    assert model_config({"model": model}) == ModelConfig()
+    del model[name]
+    with pytest.raises(BadBundle, match=name):
+        model_config({"model": model})

@@ -17,11 +17,11 @@ from pipeline.models import bundle as bundles
 from pipeline.models import trainer
 from pipeline.models.budget import chance_within, novel_per_day
 from pipeline.models.config import ModelConfig
-from pipeline.models.fitting import Fitted, TrainConfig, afforded, fit_network, learnt_by
+from pipeline.models.fitting import Fitted, TrainConfig, affordable_steps, fit_network, learnt_by
 from pipeline.models.line import LineModel
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.threshold import CHANCE, Mode
-from pipeline.models.trainer import FitProgress, fit
+from pipeline.models.trainer import FitProgress, FitRequest, fit
 from pipeline.records.verdict import pattern_ids
 
 TINY = TrainConfig(model=ModelConfig(hidden=32, feed_forward=64, layers=1), min_steps=20, max_steps=20)
@@ -62,16 +62,18 @@ def run(
     seen = list(
         fit(
             frame,
-            tokens=("<IP>", "<NUM>"),
-            mask_version="m1",
-            config=config,
-            seed=seed,
-            out=out,
-            mode=mode,
-            version=out.name,
-            time_budget_s=budget,
-            known_normal=known_normal,
-            **more,
+            FitRequest(
+                tokens=("<IP>", "<NUM>"),
+                mask_version="m1",
+                config=config,
+                seed=seed,
+                out=out,
+                mode=mode,
+                version=out.name,
+                time_budget_s=budget,
+                known_normal=known_normal,
+                **more,
+            ),
         )
     )
     return seen, bundles.load_manifest(out)
@@ -89,13 +91,15 @@ def test_progress_rises_to_one_hundred_through_the_stages(tmp_path: Path) -> Non
 def test_the_bundle_appears_only_when_the_training_has_ended(tmp_path: Path) -> None:
     steps = fit(
         sample(sentences(6)),
-        tokens=("<IP>",),
-        mask_version="m1",
-        config=TINY,
-        seed=1,
-        out=tmp_path / "v1",
-        mode=Mode.BASELINE,
-        version="v1",
+        FitRequest(
+            tokens=("<IP>",),
+            mask_version="m1",
+            config=TINY,
+            seed=1,
+            out=tmp_path / "v1",
+            mode=Mode.BASELINE,
+            version="v1",
+        ),
     )
     for progress in steps:
         assert (tmp_path / "v1").exists() == (progress.percent == 100.0)
@@ -104,13 +108,15 @@ def test_the_bundle_appears_only_when_the_training_has_ended(tmp_path: Path) -> 
 def test_a_training_that_is_dropped_midway_leaves_nothing_behind(tmp_path: Path) -> None:
     steps = fit(
         sample(sentences(6)),
-        tokens=("<IP>",),
-        mask_version="m1",
-        config=TINY,
-        seed=1,
-        out=tmp_path / "v1",
-        mode=Mode.BASELINE,
-        version="v1",
+        FitRequest(
+            tokens=("<IP>",),
+            mask_version="m1",
+            config=TINY,
+            seed=1,
+            out=tmp_path / "v1",
+            mode=Mode.BASELINE,
+            version="v1",
+        ),
     )
     for _ in range(3):
         next(steps)
@@ -248,7 +254,7 @@ def test_half_of_the_budget_is_kept_for_the_fit_that_stays(monkeypatch: pytest.M
 def test_a_fit_without_time_takes_the_least_steps_as_far_as_the_grace_goes(
     took_s: float, left_s: float, grace_s: float, steps: int
 ) -> None:
-    assert afforded(800, 10, took_s=took_s, left_s=left_s, grace_s=grace_s, least=120) == steps
+    assert affordable_steps(800, 10, took_s=took_s, left_s=left_s, grace_s=grace_s, least=120) == steps
 
 
 def test_the_model_that_stays_is_fitted_though_the_calibration_used_the_budget_up(

@@ -168,7 +168,7 @@ def test_what_people_said_of_lines_is_used_in_the_next_training(
     trusted: list[frozenset[int]] = []
     fit = trainer.fit
     monkeypatch.setattr(
-        trainer, "fit", lambda *a, **more: (trusted.append(more["known_normal"]), fit(*a, **more))[1]
+        trainer, "fit", lambda frame, request: (trusted.append(request.known_normal), fit(frame, request))[1]
     )
     while len(context.marks.look().holding) > 2:  # a millisecond
         pass

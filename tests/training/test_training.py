@@ -14,7 +14,7 @@ from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.redis.keys import SHARED
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.training.training import StoredLines, _nothing, chosen_workloads, lines_for, none_chosen
+from pipeline.training.training import StoredLines, _no_lines, chosen_workloads, lines_for, none_chosen
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 SEEN = ("dev/a", "prod/a", "prod/own/x")
@@ -89,15 +89,15 @@ def test_the_usual_query_follows_the_settings() -> None:
 
 def test_nothing_to_learn_from_says_where_was_looked_and_what_helps() -> None:
     names = Query(workloads=tuple(f"w{n}" for n in range(7)))
-    assert _nothing(names, NOW).startswith(
+    assert _no_lines(names, NOW).startswith(
         "no line of w0, w1, w2, w3, w4 and 2 more is stored; send logs first"
     )
     span = Query(since=NOW - timedelta(hours=1), until=NOW)
     assert (
         "no line of any workload is stored since 2026-11-19T23:00:00+00:00 before 2026-11-20T00"
-        in _nothing(span, NOW)
+        in _no_lines(span, NOW)
     )
-    future = _nothing(Query(since=NOW + timedelta(days=1)), NOW)
+    future = _no_lines(Query(since=NOW + timedelta(days=1)), NOW)
     assert "2026-11-21T00:00:00+00:00" in future and "in the future" in future
 
 

@@ -17,7 +17,7 @@ from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.training.training import StoredLines, _Training
+from pipeline.training.training import StoredLines, Training
 from pipeline.watching.sessions.model import NORMAL
 from pipeline.watching.sessions.sampling import KEEP_S, MIN_SESSIONS, SampledSessions, SessionSampler
 
@@ -172,12 +172,12 @@ def test_a_training_learns_the_sessions_of_what_it_reads(
         for n, row in enumerate(many(200) + flow(500, 20, (1, 66, 3), anomalous=True))
     ]
     sink.write("b1", pl.DataFrame(rows, schema=RESULT_SCHEMA))
-    work = _Training(
+    work = Training(
         request=Request(), lines=StoredLines(query=Query(), purpose=purpose, settings=settings), stream=None,
         masks=MaskSet.load(), templates=(), registry=None, settings=settings, marks=(),  # type: ignore[arg-type]
         held=SimpleNamespace(lost=threading.Event()), clock=lambda: BEGAN, status=Status(request_id="r", model="shared"),  # type: ignore[arg-type]
     )  # fmt: skip
     for _ in work.read():
         pass
-    verdicts = work.learnt["shop"].judge([(1, 2, 3), (1, 66, 3)])
+    verdicts = work.session_models["shop"].judge([(1, 2, 3), (1, 66, 3)])
     assert [verdict.anomalous for verdict in verdicts] == [False, not knows]

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pytest
 import redis
+from cachetools import LRUCache
 from polling import wait_until
 
 from pipeline.errors import BadPayload
-from pipeline.models import in_flight as module
+from pipeline.models import single_flight as module
 from pipeline.models.evidence import Evidence
-from pipeline.models.in_flight import InFlight, pack, unpack
+from pipeline.models.single_flight import SingleFlight, pack_evidence, unpack_evidence
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
@@ -46,17 +47,17 @@ def quick(settings: Settings) -> Settings:
     return replace(settings, claim_ttl_ms=1_500)  # waits half a second
 
 
-def process(settings: Settings, owner: str) -> InFlight:
-    return InFlight(connect(settings), settings, owner)
+def process(settings: Settings, owner: str) -> SingleFlight:
+    return SingleFlight(connect(settings), settings, owner)
 
 
 @pytest.fixture
-def first(quick: Settings) -> InFlight:
+def first(quick: Settings) -> SingleFlight:
     return process(quick, "first")
 
 
 @pytest.fixture
-def second(quick: Settings) -> InFlight:
+def second(quick: Settings) -> SingleFlight:
     return process(quick, "second")
 
 
@@ -70,7 +71,9 @@ def whole(found: dict[int, Evidence]) -> bool:
     return found == {n: said(line) for n, line in LINES.items()}
 
 
-def test_a_line_is_scored_by_the_first_process_that_brings_it(first: InFlight, second: InFlight) -> None:
+def test_a_line_is_scored_by_the_first_process_that_brings_it(
+    first: SingleFlight, second: SingleFlight
+) -> None:
     scorer, other = Scorer(), Scorer()
     assert whole(first.evidence("m1", LINES, scorer))
     assert whole(second.evidence("m1", LINES, other))
@@ -81,7 +84,7 @@ def test_a_line_is_scored_by_the_first_process_that_brings_it(first: InFlight, s
 
 
 def test_what_this_process_has_scored_it_knows_without_asking(
-    first: InFlight, client: "redis.Redis", halves: list[str]
+    first: SingleFlight, client: "redis.Redis", halves: list[str]
 ) -> None:
     scorer = Scorer()
     first.evidence("m1", LINES, scorer)
@@ -92,7 +95,7 @@ def test_what_this_process_has_scored_it_knows_without_asking(
 
 
 def test_two_at_the_same_time_score_their_own_part_and_wait_for_the_other(
-    first: InFlight, second: InFlight
+    first: SingleFlight, second: SingleFlight
 ) -> None:
     began, found, theirs = threading.Event(), {}, Scorer()
 
@@ -113,7 +116,7 @@ def test_two_at_the_same_time_score_their_own_part_and_wait_for_the_other(
     assert sorted(mine.lines + theirs.lines) == sorted(LINES.values())
 
 
-def test_whoever_fails_at_a_line_keeps_nobody_waiting(first: InFlight, second: InFlight) -> None:
+def test_whoever_fails_at_a_line_keeps_nobody_waiting(first: SingleFlight, second: SingleFlight) -> None:
     def fails(lines: list[str]) -> Sequence[Evidence]:
         raise ValueError("it cannot be scored")
 
@@ -127,13 +130,13 @@ def test_whoever_fails_at_a_line_keeps_nobody_waiting(first: InFlight, second: I
 
 PEER = """
 import sys, time
-from pipeline.models.in_flight import InFlight
+from pipeline.models.single_flight import SingleFlight
 from pipeline.redis.connection import connect
 from pipeline.models.threshold import Evidence
 from pipeline.settings import Settings
 
 settings = Settings.load()
-flight = InFlight(connect(settings), settings, sys.argv[1])
+flight = SingleFlight(connect(settings), settings, sys.argv[1])
 flight.wait_s = 20.0
 scored = 0
 
@@ -178,7 +181,7 @@ def test_two_processes_with_the_same_lines_score_each_once_together(quick: Setti
     assert sum(scored) == 440, scored
 
 
-def test_a_peer_that_is_killed_costs_one_short_wait(first: InFlight, quick: Settings) -> None:
+def test_a_peer_that_is_killed_costs_one_short_wait(first: SingleFlight, quick: Settings) -> None:
     dies = peer(quick, "dies", 60.0)
     assert dies.stdin is not None and dies.stdout is not None
     dies.stdin.write("go\n")
@@ -198,18 +201,18 @@ def test_a_peer_that_is_killed_costs_one_short_wait(first: InFlight, quick: Sett
 
 
 def test_what_was_left_to_a_process_for_too_long_is_given_to_the_next(
-    first: InFlight, second: InFlight, monkeypatch: pytest.MonkeyPatch
+    first: SingleFlight, second: SingleFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEFT_MS", 50)
-    assert second._ask("m1", [1, 2]) == ({}, [1, 2], [])
-    assert first._ask("m1", [1])[2] == [1]
-    assert wait_until(lambda: first._ask("m1", [1, 2]) == ({}, [1, 2], []), timeout_s=10)
-    assert second._ask("m1", [1, 2]) == ({}, [], [1, 2])
+    monkeypatch.setattr(module, "CLAIM_MS", 50)
+    assert second._claim("m1", [1, 2]) == ({}, [1, 2], [])
+    assert first._claim("m1", [1])[2] == [1]
+    assert wait_until(lambda: first._claim("m1", [1, 2]) == ({}, [1, 2], []), timeout_s=10)
+    assert second._claim("m1", [1, 2]) == ({}, [], [1, 2])
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_redis_that_forgets_costs_nothing_but_work(
-    first: InFlight, second: InFlight, client: "redis.Redis", halves: list[str], when: str
+    first: SingleFlight, second: SingleFlight, client: "redis.Redis", halves: list[str], when: str
 ) -> None:
     scorer = Scorer()
 
@@ -228,7 +231,7 @@ def test_a_redis_that_forgets_costs_nothing_but_work(
 def test_without_redis_every_line_is_scored_here(settings: Settings) -> None:
     away = redis.Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
     scorer = Scorer()
-    assert whole(InFlight(away, settings, "alone").evidence("m1", LINES, scorer))
+    assert whole(SingleFlight(away, settings, "alone").evidence("m1", LINES, scorer))
     assert scorer.passes == 1
 
 
@@ -236,16 +239,16 @@ def test_without_redis_every_line_is_scored_here(settings: Settings) -> None:
     "blob", [b"\x00", b"\xc1", b"\x91\x09", b"\x98\x02" + b"\x00" * 7, b"\x98\x01" + b"\xc0" * 7, b"\x93abc"]
 )
 def test_evidence_that_cannot_be_read_is_worked_out_again(
-    first: InFlight, client: "redis.Redis", halves: list[str], blob: bytes
+    first: SingleFlight, client: "redis.Redis", halves: list[str], blob: bytes
 ) -> None:
     with pytest.raises(BadPayload):
-        unpack(blob)
+        unpack_evidence(blob)
     client.hset(halves[0], mapping={module._field("m1", n): blob for n in LINES})
     scorer = Scorer()
     assert whole(first.evidence("m1", LINES, scorer))
     assert scorer.passes == 1
     assert all(
-        unpack(kept) == said(LINES[n])
+        unpack_evidence(kept) == said(LINES[n])
         for n in LINES
         for kept in [client.hget(halves[0], module._field("m1", n))]
     )  # type: ignore[arg-type]
@@ -257,14 +260,14 @@ def test_evidence_is_the_same_after_a_way_through_redis() -> None:
         Evidence(surprisal=0.1 + 0.2, novelty=1 / 3, prior=-2.5),
         Evidence(surprisal=0.0),
     ):
-        assert unpack(pack(evidence)) == evidence
+        assert unpack_evidence(pack_evidence(evidence)) == evidence
 
 
 def test_what_is_kept_is_bounded_in_number_size_and_time(
-    first: InFlight, client: "redis.Redis", halves: list[str], monkeypatch: pytest.MonkeyPatch
+    first: SingleFlight, client: "redis.Redis", halves: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HALF_LIMIT", 50)
-    monkeypatch.setattr(module, "NEAR_LIMIT", 30)
+    first._near = LRUCache(30)
     scorer = Scorer()
     for at in range(0, 1_000, 70):
         first.evidence("m1", {n: f"line {n}" for n in range(at, at + 70)}, scorer)
@@ -285,6 +288,6 @@ def test_what_is_kept_is_bounded_in_number_size_and_time(
 def test_longest_evidence_of_ordinary_words_is_kept() -> None:
     words = tuple(f"{n:02d}" + "w" * 62 for n in range(20))
     assert (
-        len(pack(Evidence(surprisal=1.0, words=words[:5], unseen=words, severity="failed")))
+        len(pack_evidence(Evidence(surprisal=1.0, words=words[:5], unseen=words, severity="failed")))
         < module.BLOB_LIMIT
     )

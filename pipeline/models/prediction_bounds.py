@@ -1,8 +1,8 @@
-"""How far the largest of a few values may lie: bounds and tails of small samples. Pure arithmetic.
+"""Upper prediction bounds: how far the next of a few values may lie. Pure arithmetic.
 
-Three ways to bound the next value, by how much is known: a rank among those seen (split conformal; Vovk et al.
-2005) where there are enough of them, a Pareto tail fitted to the largest (peaks over threshold; Siffer et al., KDD
-2017) where there are at least 200 but the wanted chance lies beyond them, and a normal prediction bound otherwise.
+Three methods, by how much is known. Split conformal (Vovk et al. 2005): a rank among the values, where there are
+enough of them. Peaks over threshold (extreme value theory; Siffer et al., KDD 2017): a generalised Pareto tail, where
+there are at least 200 but the wanted chance lies beyond them. Otherwise Student's prediction bound for normal values.
 """
 
 import math
@@ -10,22 +10,27 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Final, Self
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 TAIL_LEAST: Final = 200  # values; a tenth of fewer says nothing about the shape of a tail
 _TAIL_SHARE: Final = 0.1  # the largest of them are the tail
-# Shapes below 0 end somewhere: from twenty excesses that end is too near too often. Above 0.5 there is no variance.
-_SHAPES: Final = (0.0, 0.5)
+# Below 0 the tail ends, and from twenty excesses that end is often too near. Above 0.5 the variance is infinite.
+_SHAPE_MOST: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoTail:
-    """A generalised Pareto tail: P(X > x) = share * (1 + shape * (x - start) / scale) ** (-1 / shape)."""
+    """A generalised Pareto tail: P(X > x) = share * (1 + shape * (x - start) / scale) ** (-1 / shape).
 
-    start: float
-    share: float  # of all values that lie above `start`
-    scale: float
-    shape: float
+    (Pickands 1975; Coles 2001, equation 4.10). As shape -> 0: share * exp(-(x - start) / scale).
+    """
+
+    start: Annotated[float, Meta(ge=-1e300, le=1e300)]
+    share: Annotated[float, Meta(gt=0, le=1)]  # of all values that lie above `start`
+    scale: Annotated[float, Meta(gt=0, le=1e300)]
+    shape: Annotated[float, Meta(ge=0, le=_SHAPE_MOST)]
 
     def chance(self, x: float) -> float:
         """P(X > x) for x at or above the start."""
@@ -34,31 +39,20 @@ class ParetoTail:
             return self.share * math.exp(-y)
         return float(self.share * (1.0 + self.shape * y) ** (-1.0 / self.shape))
 
-    def bound(self, chance: float) -> float:
+    def quantile(self, chance: float) -> float:
         """The x that is exceeded with this chance, for a chance below `share`."""
         ratio = self.share / chance
         if self.shape == 0.0:
             return self.start + self.scale * math.log(ratio)
         return float(self.start + self.scale * (ratio**self.shape - 1.0) / self.shape)
 
-    def to_json(self) -> list[float]:
-        return [self.start, self.share, self.scale, self.shape]
 
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """Raises ValueError or TypeError when these are not the numbers of a tail."""
-        start, share, scale, shape = (float(v) for v in data)
-        if not (
-            math.isfinite(start) and 0 < share <= 1 and 0 < scale < math.inf and 0 <= shape <= _SHAPES[1]
-        ):
-            raise ValueError(f"{data!r} is no tail")
-        return cls(start=start, share=share, scale=scale, shape=shape)
+def fit_pareto(ordered: Sequence[float]) -> ParetoTail | None:
+    """The tail of ascending values by probability-weighted moments (Hosking and Wallis, Technometrics 1987).
 
-
-def tail_of(ordered: Sequence[float]) -> ParetoTail | None:
-    """The tail of ascending values by probability-weighted moments (Hosking and Wallis 1987).
-
-    None for fewer than 200 values, or where the largest tenth of them does not differ.
+    For the i-th smallest of m excesses y: a0 = mean(y), a1 = mean((1 - (i - 0.35) / m) * y), then
+    shape = 2 - a0 / (a0 - 2 * a1) and scale = a0 * (1 - shape). None for fewer than 200 values, or where the largest
+    tenth does not differ.
     """
     n = len(ordered)
     if n < TAIL_LEAST:
@@ -72,32 +66,31 @@ def tail_of(ordered: Sequence[float]) -> ParetoTail | None:
     weighted = sum((1.0 - (i + 0.65) / m) * y for i, y in enumerate(excesses)) / m
     if mean <= 2.0 * weighted:  # no shape below 1 has such moments
         return None
-    shape = 2.0 - mean / (mean - 2.0 * weighted)
-    bounded = min(max(shape, _SHAPES[0]), _SHAPES[1])
-    # With the shape moved, the scale that keeps the mean of the excesses.
-    scale = mean * (1.0 - bounded)
-    return ParetoTail(start=start, share=(1 + m) / (1 + n), scale=scale, shape=bounded) if scale > 0 else None
+    shape = min(max(2.0 - mean / (mean - 2.0 * weighted), 0.0), _SHAPE_MOST)
+    scale = mean * (1.0 - shape)  # also for a bounded shape: the mean of the excesses stays
+    return ParetoTail(start=start, share=(1 + m) / (1 + n), scale=scale, shape=shape) if scale > 0 else None
 
 
-def bound(ordered: Sequence[float], chance: float) -> tuple[float, str]:
-    """A value that the next one exceeds with at most about this chance, and the way it was found.
+def upper_bound(
+    ordered: Sequence[float], chance: float
+) -> tuple[float, Literal["conformal", "pot", "student"]]:
+    """A value that the next one exceeds with at most about this chance, and the method used.
 
-    `ordered`: at least two ascending values. "conformal", "pot" or "student".
+    `ordered`: at least two ascending values.
     """
     n = len(ordered)
     rank = math.ceil((n + 1) * (1.0 - chance))
     if rank <= n:
-        # Split conformal: the rank-th smallest bounds the next one.
         return ordered[rank - 1], "conformal"
-    if tail := tail_of(ordered):
-        return max(ordered[-1], tail.bound(chance)), "pot"
+    if tail := fit_pareto(ordered):
+        return max(ordered[-1], tail.quantile(chance)), "pot"
     mean = sum(ordered) / n
     sd = math.sqrt(sum((v - mean) ** 2 for v in ordered) / (n - 1))
     return mean + student(1.0 - chance, n - 1) * sd * math.sqrt(1 + 1 / n), "student"
 
 
 def conformal(ordered: Sequence[float], x: float) -> float:
-    """The chance that one more value is at least x, from ascending values: never below 1 / (n + 1)."""
+    """The conformal p-value of x among ascending values: never below 1 / (n + 1)."""
     n = len(ordered)
     return (1 + n - bisect_left(ordered, x)) / (1 + n)
 
