@@ -96,15 +96,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Examinee]:
     return [train(SAMPLE, folder / f"m{seed:06d}-0000000{seed}", seed=seed) for seed in range(3)]
 
 
+class Silent:
+    """Trigrams or a severity prior that say nothing of any line."""
+
+    def score(self, masked: Sequence[str], _named: Any = None) -> list[float]:
+        return [0.0] * len(masked)
+
+
 def untrained(model: Examinee, seed: int = 0) -> Examinee:
     """The same with random weights."""
     scorer = model.scorer
     assert isinstance(scorer, LineModel)
     torch.manual_seed(seed)
     network = build_network(scorer.config, scorer.tokenizer.vocab_size)
-    made = LineModel(
-        network, scorer.tokenizer, scorer.config, [], "cpu", novelty=scorer._novelty, prior=scorer._prior
-    )
+    made = LineModel(network, scorer.tokenizer, scorer.config, [], "cpu", novelty=Silent(), prior=Silent())
     return replace(model, version="damaged", scorer=made)
 
 
