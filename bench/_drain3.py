@@ -70,7 +70,7 @@ def _closing(pattern: str, start: int) -> int:
 def instructions(masks: MaskSet) -> list[Substitution]:
     """The passes of a mask set in their order, and the one that shows kept digits again."""
     made = []
-    for step in masks.passes:
+    for step in masks.plan.passes:
         put = _hide if step.keep else _GROUP.sub(r"\\g<\1>", step.replacement)
         made.append(Substitution(in_python(step.pattern), put))
     return [*made, Substitution(_SHOW.pattern, _show)]

@@ -19,7 +19,6 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -33,7 +32,6 @@ from bench._drain3 import miner
 from bench._varied import varied
 from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.masking.memo import Memo
 from pipeline.drain.masking.multiline import cleaned
 from pipeline.drain.templates import Templates
 from pipeline.drain.verdicts import Verdicts
@@ -115,7 +113,7 @@ def compare(text: bytes, masks: MaskSet, settings: Settings) -> dict[str, Any]:
     laps: list[dict[str, float]] = []
     for _ in range(ROUNDS):
         for spent, fresh in (
-            (cold_s, replace(masks, memo=Memo())),
+            (cold_s, masks.without_memory()),
             (warm_s, warmed(copy_of_it, framer, masks)),
         ):
             seconds, lines = timed(lambda fresh=fresh: answer_all(text, framer, fresh, verdicts))  # type: ignore[misc]
@@ -143,7 +141,7 @@ def seen_before(text: bytes) -> bytes:
 
 def warmed(text: bytes, framer: Framer, masks: MaskSet) -> MaskSet:
     """The masks as a process has them that has worked on this."""
-    fresh = replace(masks, memo=Memo())
+    fresh = masks.without_memory()
     for chunk in chunks(text, framer):
         detect.prepare(chunk.records, meta_of(chunk), fresh)
     return fresh

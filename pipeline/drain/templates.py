@@ -1,13 +1,12 @@
-"""The template tree: Drain3 learns masked lines and gives each a template id that never changes.
+"""The template tree: Drain3 groups masked lines and gives each group a template id that never changes.
 
-Drain (He et al., ICWS 2017; implementation: drain3) groups lines of equal token count by their first tokens and
-by the share of equal tokens. Two additions: severe and ordinary lines live in separate subtrees, because a
-tree that merges "succeeded" with "failed" hides what we look for; and exact repeats are answered from a dict,
-because drain3 searches one-token lines slowly (logpai/Drain3 issue 37).
+Drain (He et al., ICWS 2017; implementation: drain3) groups lines of equal token count by their first tokens
+and by the share of equal tokens. Two additions: severe and ordinary lines live in separate subtrees, because
+a template that covers "succeeded" and "failed" hides the failure. A dict answers exact repeats, because
+drain3 searches one-token lines slowly (logpai/Drain3 issue 37).
 
-Where several shards learn, the tree of each holds the templates of all. It makes and widens its own; one of another
-shard is taken for a line that it covers as it stands.
-"""
+With several shards, the tree of each shard holds the templates of all shards. A shard creates and widens its
+own templates only; a template of another shard covers a line as the template stands, or not at all."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from typing import Final
 from drain3.drain import LogCluster
 
 from pipeline.drain.tree import Tree
+from pipeline.records.batch import WIRE_VERSION
 from pipeline.records.verdict import UNCLASSIFIED
+from pipeline.records.wire import Codec
 from pipeline.redis.shards import ids_of
 
 _EXACT_LIMIT: Final = 200_000
@@ -26,7 +27,7 @@ _PLAIN: Final = "plain"
 
 
 class Change(StrEnum):
-    """What learning a line did to its template."""
+    """The effect of a line on its template."""
 
     NONE = "none"
     CREATED = "created"
@@ -43,10 +44,24 @@ class Template:
     workload: str  # the workload that created it
 
 
-class Templates:
-    """What one shard learns, beside what it knows of the others. Not thread-safe: there is one writer.
+_WIRE: Final = Codec(tuple[str, bool, str], version=WIRE_VERSION, what="a stored template")
 
-    `ids`: those that may be given. `own`: whether the templates of a workload are this shard's.
+
+def pack_template(template: Template) -> bytes:
+    """A template as Redis stores it, under its id."""
+    return _WIRE.pack((template.text, template.severe, template.workload))
+
+
+def unpack_template(template_id: int, blob: bytes) -> Template:
+    """Raises BadPayload, TooNew."""
+    text, severe, workload = _WIRE.unpack(blob, what=f"stored template {template_id}")
+    return Template(template_id=template_id, text=text, severe=severe, workload=workload)
+
+
+class Templates:
+    """The tree of one shard. Not thread-safe: a shard has one writer.
+
+    `ids`: the ids this shard may give. `is_ours`: whether this shard owns the templates of a workload.
     """
 
     def __init__(
@@ -56,11 +71,11 @@ class Templates:
         depth: int,
         per_workload: int,
         ids: range = ids_of(0),
-        own: Callable[[str], bool] = lambda _: True,
+        is_ours: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.per_workload = per_workload
         self._ids = ids
-        self._own = own
+        self._is_ours = is_ours
         self._drain = Tree(
             sim_th=similarity,
             depth=depth + 1,  # the marker takes a level of its own
@@ -77,73 +92,74 @@ class Templates:
 
     @property
     def newest_id(self) -> int:
-        """The highest of our ids that is known; the one before the first when there is none."""
+        """The highest id of this shard; the id before its first one when it has none."""
         return int(self._drain.clusters_counter)
 
     def restore(self, templates: Iterable[Template]) -> None:
-        """Take in templates as they are stored: all of them into an empty instance, or what other shards changed since."""
+        """Adds stored templates: all of them to an empty instance, or the changes of other shards."""
         for template in sorted(templates, key=lambda t: t.template_id):
             self._take_in(template)
-        # What was answered before may be covered by one of them now, as it will be after the next start.
+        # One of them may cover a line that was answered before, as it would after a restart.
         self._exact.clear()
 
     def is_own(self, template_id: int) -> bool:
-        """Whether this is a known template that this shard alone changes."""
+        """Whether this shard has the template and may change it."""
         return template_id in self._workload and template_id not in self._drain.fixed
 
     def _take_in(self, template: Template) -> None:
         tokens = self._tokens(template.text, severe=template.severe)
-        known = self._drain.id_to_cluster.get(template.template_id)
-        if known is not None:
-            self._drain.rewrite(known, tokens)
+        cluster = self._drain.id_to_cluster.get(template.template_id)
+        if cluster is not None:
+            self._drain.rewrite(cluster, tokens)
             return
         cluster = LogCluster(tokens, template.template_id)
         self._drain.id_to_cluster[template.template_id] = cluster
         self._drain.add_seq_to_prefix_tree(self._drain.root_node, cluster)
         if template.template_id in self._ids:
             self.skip_ids(template.template_id)
-        if not self._own(template.workload):
+        if not self._is_ours(template.workload):
             self._drain.fixed.add(template.template_id)
         self._note(template.template_id, template.workload)
 
     def skip_ids(self, newest: int) -> None:
-        """Give no id up to `newest` again."""
+        """Gives no id up to `newest` again."""
         self._drain.clusters_counter = max(self._drain.clusters_counter, newest)
 
     def learn(self, masked: str, *, severe: bool, workload: str) -> tuple[Template | None, Change]:
-        """`place`, and the template itself; None when the line is unclassified."""
+        """`place` with the template instead of its id; None when the line is unclassified."""
         template_id, change = self.place(masked, severe=severe, workload=workload)
         return (None if template_id == UNCLASSIFIED else self.template(template_id)), change
 
     def place(self, masked: str, *, severe: bool, workload: str) -> tuple[int, Change]:
-        """Put one masked line into its template, creating it when needed; the template's id.
+        """Puts a masked line into its template, a new one if necessary; returns the id of the template.
 
         UNCLASSIFIED when the workload has used up its templates.
         """
-        known = self._exact.get((severe, masked))
-        if known is not None:
-            return known, Change.NONE
+        template_id = self._exact.get((severe, masked))
+        if template_id is not None:
+            return template_id, Change.NONE
         tokens = self._tokens(masked, severe=severe)
-        found = self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)
-        if found is None and self._created.get(workload, 0) >= self.per_workload:
+        cluster = self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)
+        if cluster is None and self._created.get(workload, 0) >= self.per_workload:
             return UNCLASSIFIED, Change.NONE
         if len(self._exact) >= _EXACT_LIMIT:
             self._exact.clear()
-        cluster, change = (
-            (self._create(tokens), Change.CREATED) if found is None else self._widen(found, tokens)
-        )
-        if change is Change.CREATED:
+        if cluster is None:
+            cluster, change = self._create(tokens), Change.CREATED
             self._note(cluster.cluster_id, workload)
-            if not self._own(workload):  # done here all the same: whose it is changes it from now on
+            if not self._is_ours(workload):  # created here all the same; from now on its own shard changes it
                 self._drain.fixed.add(cluster.cluster_id)
+        else:
+            change = self._widen(cluster, tokens)
         self._exact[(severe, masked)] = cluster.cluster_id
         return int(cluster.cluster_id), change
 
     def match(self, masked: str, *, severe: bool) -> int | None:
-        """The id of the template this line would be put into now; None when it would make one. Changes nothing."""
+        """The id of the template that covers this line; None when the line needs a new one. Changes
+        nothing."""
         tokens = self._tokens(masked, severe=severe)
-        found = self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)
-        return None if found is None else int(found.cluster_id)
+        cluster = self._drain.tree_search(self._drain.root_node, tokens, self._drain.sim_th, False)
+        return None if cluster is None else int(cluster.cluster_id)
 
     # The two halves of drain3's add_log_message, which would search the tree a second time.
 
@@ -154,15 +170,15 @@ class Templates:
         self._drain.add_seq_to_prefix_tree(self._drain.root_node, cluster)
         return cluster
 
-    def _widen(self, cluster: LogCluster, tokens: tuple[str, ...]) -> tuple[LogCluster, Change]:
+    def _widen(self, cluster: LogCluster, tokens: tuple[str, ...]) -> Change:
         wider = tuple(self._drain.create_template(tokens, cluster.log_template_tokens))
         if wider == tuple(cluster.log_template_tokens):
-            return cluster, Change.NONE
+            return Change.NONE
         self._drain.rewrite(cluster, wider)
-        return cluster, Change.CHANGED
+        return Change.CHANGED
 
     def template(self, template_id: int) -> Template:
-        """A template as it is now. Raises KeyError when there is none of that id."""
+        """The current template of this id. Raises KeyError."""
         marker, *words = self._drain.id_to_cluster[template_id].log_template_tokens
         return Template(
             template_id=template_id,
@@ -175,10 +191,7 @@ class Templates:
         self._workload[template_id] = workload
         self._created[workload] = self._created.get(workload, 0) + 1
 
-    @staticmethod
-    def _content(masked: str, *, severe: bool) -> str:
-        # The marker is the first token, so it picks the subtree; it is not part of the template's text.
-        return f"{_SEVERE if severe else _PLAIN} {masked}"
-
     def _tokens(self, masked: str, *, severe: bool) -> tuple[str, ...]:
-        return tuple(self._drain.get_content_as_tokens(self._content(masked, severe=severe)))
+        # The marker is the first token, so it picks the subtree; it is not part of the template's text.
+        marker = _SEVERE if severe else _PLAIN
+        return tuple(self._drain.get_content_as_tokens(f"{marker} {masked}"))

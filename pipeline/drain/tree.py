@@ -1,8 +1,7 @@
-"""Drain3's tree with two things of ours: what counts as alike, and leaves in which a search does not go from template to template.
+"""Drain3's tree with two changes: the measure of similarity, and leaves with an index.
 
-drain3 compares a line with every template of its leaf, word by word, and goes through the leaf for every template that
-it puts there. Where every line is new, the leaf of a workload holds thousands: 4 ms a line.
-"""
+drain3 compares a line with every template of its leaf, word by word, and walks the leaf for every template it
+adds. Where every line is new, the leaf of a workload holds thousands of templates: 4 ms a line."""
 
 import math
 from collections.abc import Sequence
@@ -13,24 +12,24 @@ from drain3.drain import Drain, LogCluster, Node
 from numpy.typing import NDArray
 
 WILDCARD: Final = "<*>"
-_FEW: Final = 32  # as many are compared one by one as fast
-_CELLS: Final = 1 << 20  # of columns compared at once
+_FEW: Final = 32  # up to so many clusters, comparing one by one is as fast as the index
+_CELLS: Final = 1 << 20  # cells of the index compared at once; bounds memory
 _NO_WORD: Final = -1
 
 
 class Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
-    """Drain3 without the first word, the marker, in its measure of likeness: only the words of the lines count.
+    """Drain3 whose similarity leaves out the first word, the marker: only words of the line count.
 
-    A candidate is dropped at the word that makes it too unlike.
+    A search drops a candidate at the first word that makes it too dissimilar.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, param_str=WILDCARD)
-        self.fixed: set[int] = set()  # clusters that are not ours to widen
+        self.fixed: set[int] = set()  # clusters of other shards, which this tree must not widen
         self._rewritten = 0
 
     def add_seq_to_prefix_tree(self, root_node: Node, cluster: LogCluster) -> None:
-        """Put a cluster into the leaf of its first words, as drain3 does, without going through the leaf."""
+        """Adds a cluster to the leaf of its first words, as drain3 does, without walking the leaf."""
         tokens = cluster.log_template_tokens
         node = root_node.key_to_child_node.setdefault(str(len(tokens)), Node())
         for token in tokens[: min(self.max_node_depth, len(tokens)) - 1]:
@@ -48,7 +47,8 @@ class Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
         return children.setdefault(token, Node())
 
     def rewrite(self, cluster: LogCluster, tokens: tuple[str, ...]) -> None:
-        """Give a cluster another text. Raises ValueError unless it has as many words: no line would find it."""
+        """Gives a cluster another text. Raises ValueError for another number of words: no line would find
+        it."""
         if len(tokens) != len(cluster.log_template_tokens):
             raise ValueError(
                 f"template {cluster.cluster_id} has {len(tokens) - 1} words; it had another number"
@@ -62,7 +62,7 @@ class Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
     def fast_match(
         self, cluster_ids: Sequence[int], tokens: Sequence[str], sim_th: float, include_params: bool
     ) -> LogCluster | None:
-        words = len(tokens) - 1  # the marker is equal wherever two lines are compared
+        words = len(tokens) - 1  # the marker of both lines is equal
         allowed = words - math.ceil(sim_th * words)
         if isinstance(cluster_ids, _Leaf) and not include_params:
             cluster_ids = cluster_ids.sharing(tokens, words - allowed, self.id_to_cluster, self._rewritten)
@@ -71,30 +71,28 @@ class Tree(Drain):  # type: ignore[misc] # drain3 publishes no types
         for cluster_id in cluster_ids:
             cluster = self.id_to_cluster[cluster_id]
             misses = wild = 0
-            step = (
-                words + 1 if cluster_id in self.fixed else 1
-            )  # a cluster that is fixed fits as it is or not at all
-            for own, other in zip(cluster.log_template_tokens, tokens, strict=True):
-                if own == WILDCARD:
+            # A fixed cluster covers the line as it stands, or not at all.
+            step = words + 1 if cluster_id in self.fixed else 1
+            for token, other in zip(cluster.log_template_tokens, tokens, strict=True):
+                if token == WILDCARD:
                     wild += 1
                     misses += not include_params
-                elif own != other:
+                elif token != other:
                     misses += step
                 if misses > allowed:
                     break
-            # As drain3: the most alike, of equals the one with more wildcards. Then the lowest id: twins of two shards
-            # lie in every tree, each in the order in which it came to know them.
+            # As drain3: the most similar; on a tie the one with more wildcards. Then the lowest id, because
+            # trees of different shards hold twins in different orders.
             if misses <= allowed and (misses, -wild, cluster_id) < (fewest, -most_wild, lowest):
                 best, fewest, most_wild, lowest = cluster, misses, wild, cluster_id
         return best
 
 
 class _Leaf(list[int]):
-    """The clusters of a leaf in order of arrival; beside many of them, the hashes of their words in a column per place.
+    """The clusters of a leaf in order of arrival, with an index of word hashes, one column per cluster.
 
-    Hashes tell which clusters can share enough words with a line: never one too few, seldom one too many. A wildcard that
-    a cluster got after its hashes were noted makes no more of it than one too many.
-    """
+    The index selects the clusters that may share enough words with a line: never one too few, seldom one too
+    many. A wildcard that a cluster gains after it was indexed makes at most one too many."""
 
     __slots__ = ("_columns", "_noted", "_rewritten")
 
@@ -104,12 +102,12 @@ class _Leaf(list[int]):
         self._noted = self._rewritten = 0
 
     def sharing(
-        self, tokens: Sequence[str], least: int, clusters: dict[int, LogCluster], rewritten: int
+        self, tokens: Sequence[str], minimum: int, clusters: dict[int, LogCluster], rewritten: int
     ) -> Sequence[int]:
-        """The clusters that may have `least` words where this line has them.
+        """The clusters that may share at least `minimum` words with this line.
 
-        `rewritten`: counts the clusters anywhere that got other words since the start.
-        """
+        `rewritten`: how many clusters of the tree got other words since the start; a change rebuilds the
+        index."""
         if len(self) <= _FEW:
             return self
         if rewritten != self._rewritten:
@@ -121,7 +119,7 @@ class _Leaf(list[int]):
         for start in range(0, len(line), step):
             equal = self._columns[start : start + step, : len(self)] == line[start : start + step]
             shared += equal.sum(axis=0, dtype=np.uint32)
-        return [self[place] for place in np.flatnonzero(shared >= least)]
+        return [self[place] for place in np.flatnonzero(shared >= minimum)]
 
     def _note(self, words: int, clusters: dict[int, LogCluster]) -> None:
         if self._columns.shape[1] < len(self):
@@ -132,7 +130,7 @@ class _Leaf(list[int]):
 
 
 def _hashes(tokens: Sequence[str]) -> NDArray[np.int32]:
-    """One of 31 bits for every word behind the marker; a wildcard has that of no word."""
+    """A hash of 31 bits for every word behind the marker; -1 for a wildcard."""
     return np.fromiter(
         (_NO_WORD if token == WILDCARD else hash(token) & 0x7FFF_FFFF for token in tokens[1:]),
         np.int32,

@@ -1,8 +1,7 @@
 """The shared verdict cache: masked line -> verdict, keyed by model version.
 
-An answer of an old model can never be given for a new one, so a model swap needs no reset and cannot race.
-Two generations of a Redis hash bound it (drain/learn.lua rotates them); a bounded dict in front saves round trips.
-"""
+The key holds the version, so a model swap needs no reset and cannot race. Two generations of a Redis hash
+bound the cache (drain/learn.lua rotates them). A bounded LRU dict in front saves round trips."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,14 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 CACHE_TTL_S: Final = 86_400
-NEAR_LIMIT: Final = 100_000  # verdicts of one version in a process
-NEAR_VERSIONS: Final = 4
-# The version under which templates are known while there is no model yet.
+LOCAL_VERDICTS: Final = 100_000  # of one version in a process
+LOCAL_VERSIONS: Final = 4
+# The version of verdicts before the first model.
 WARMING_VERSION: Final = "warming"
 
 
 class Verdicts:
-    """Look-ups and writes of one process."""
+    """Reads and writes of one process."""
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
@@ -34,20 +33,20 @@ class Verdicts:
         self.scripts = Scripts(client)
         self.limit = settings.verdict_cache_entries
         self.tell = "opensearch" in settings.sinks  # the templates index follows (tasks/tick.py)
-        self.shards = settings.drain_shards  # where there are several, their learners follow each other
-        self._near: OrderedDict[str, OrderedDict[int, Verdict]] = OrderedDict()
+        self.shards = settings.drain_shards  # learners of several shards follow each other
+        self._local: OrderedDict[str, OrderedDict[int, Verdict]] = OrderedDict()
 
     def lookup(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:
-        """The verdicts that are known under this version; absent keys are unknown."""
-        near = self._near_of(version)
-        found = {key: near[key] for key in keys if key in near}
+        """The cached verdicts of this version; unknown keys are absent."""
+        local = self._local_of(version)
+        found = {key: local[key] for key in keys if key in local}
         for key in found:
-            near.move_to_end(key)
+            local.move_to_end(key)
         missing = [key for key in keys if key not in found]
         if missing:
-            far = self._from_redis(version, missing)
-            found.update(far)
-            self._remember(near, far)
+            shared = self._from_redis(version, missing)
+            found.update(shared)
+            self._remember(local, shared)
         return found
 
     def learn(
@@ -59,9 +58,9 @@ class Verdicts:
         token: str = "",
         lease: str = "drain",
     ) -> bool:
-        """Write verdicts and templates `(id, packed, workload to count it for or "")` in one fenced step.
+        """Writes verdicts and templates `(id, packed, workload that counts it or "")` in one fenced step.
 
-        False when `token` is no longer that of the holder of `lease`: nothing was written.
+        False when `token` is no longer the token of the holder of `lease`; then nothing was written.
         """
         args: list[Any] = [
             token,
@@ -76,14 +75,19 @@ class Verdicts:
         for key, verdict in verdicts.items():
             args += [_field(key), verdict.pack()]
         k = self.keys
+        generations = [k.verdicts(version, "young"), k.verdicts(version, "old")]
         keys = [
-            k.lease(lease), k.templates, k.template_counts, k.verdicts(version, "young"), k.verdicts(version, "old"),
-            k.templates_untold, k.template_changes,
-        ]  # fmt: skip
+            k.lease(lease),
+            k.templates,
+            k.template_counts,
+            *generations,
+            k.templates_untold,
+            k.template_changes,
+        ]
         if not self.scripts.run("drain/learn", keys, args):
             return False
-        if version in self._near:
-            self._remember(self._near[version], verdicts)
+        if version in self._local:
+            self._remember(self._local[version], verdicts)
         return True
 
     def _from_redis(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:
@@ -104,23 +108,23 @@ class Verdicts:
             self.learn(version, promote)
         return found
 
-    def _near_of(self, version: str) -> OrderedDict[int, Verdict]:
-        """The dict of a version; of models that serve side by side the least recently asked one goes first."""
-        near = self._near.setdefault(version, OrderedDict())
-        self._near.move_to_end(version)
-        while len(self._near) > NEAR_VERSIONS:
-            self._near.popitem(last=False)
-        return near
+    def _local_of(self, version: str) -> OrderedDict[int, Verdict]:
+        """The dict of a version; the least recently used version is dropped first."""
+        local = self._local.setdefault(version, OrderedDict())
+        self._local.move_to_end(version)
+        while len(self._local) > LOCAL_VERSIONS:
+            self._local.popitem(last=False)
+        return local
 
     @staticmethod
-    def _remember(near: OrderedDict[int, Verdict], verdicts: Mapping[int, Verdict]) -> None:
-        near.update(verdicts)
-        while len(near) > NEAR_LIMIT:
-            near.popitem(last=False)
+    def _remember(local: OrderedDict[int, Verdict], verdicts: Mapping[int, Verdict]) -> None:
+        local.update(verdicts)
+        while len(local) > LOCAL_VERDICTS:
+            local.popitem(last=False)
 
 
 def _readable(blob: bytes | None) -> Verdict | None:
-    """A cached answer that cannot be read, damaged or of a newer build, is worked out again: it must not kill a batch."""
+    """None for a verdict that is damaged or newer: it is computed again, and must not kill a batch."""
     if blob is None:
         return None
     try:

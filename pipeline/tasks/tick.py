@@ -7,7 +7,7 @@ from typing import Final, cast
 import redis
 
 from pipeline.controller.schedule import Slots
-from pipeline.drain.learner import unpack
+from pipeline.drain.templates import unpack_template
 from pipeline.errors import BadPayload, RedisUnavailable, Rejected, SinkUnavailable, TooNew
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TICK
@@ -57,7 +57,7 @@ def tell_templates(context: Context) -> int:
     for template_id, blob in zip(ids, cast("list[bytes | None]", stored), strict=True):
         with suppress(BadPayload, TooNew):  # a newer build tells of its own
             if blob is not None:
-                templates.append(unpack(int(template_id), blob))
+                templates.append(unpack_template(int(template_id), blob))
     try:
         told = write_templates(connect(context.settings), context.settings, templates) if templates else 0
     except (SinkUnavailable, Rejected) as exc:

@@ -14,7 +14,7 @@ import msgpack
 import polars as pl
 import redis
 
-from pipeline.drain.learner import unpack as unpack_template
+from pipeline.drain.templates import unpack_template
 from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
 from pipeline.records.schema import pack_frame, unpack_frame

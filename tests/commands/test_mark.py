@@ -12,9 +12,8 @@ import redis
 from command_line import Said, Verb
 
 from pipeline.cli import parser
-from pipeline.drain.learner import pack
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import Template
+from pipeline.drain.templates import Template, pack_template
 from pipeline.drain.verdicts import WARMING_VERSION, Verdicts
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import Kind, State, Target
@@ -53,7 +52,7 @@ def store(settings: Settings, *messages: str, template: int = 3, workload: str =
 def known(client: "redis.Redis", settings: Settings, number: int, text: str) -> None:
     """A template as the learner has stored it."""
     template = Template(template_id=number, text=text, severe=False, workload="shop")
-    client.hset(Keys(settings.key_prefix).templates, str(number), pack(template))
+    client.hset(Keys(settings.key_prefix).templates, str(number), pack_template(template))
 
 
 def one(said: Said) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from bench import _drain3, frontend, parsing
 from pipeline import detect
-from pipeline.drain.masking import mask_set as masking
-from pipeline.drain.masking.digits import alternatives, digits_alike, widened, with_equal_digits
+from pipeline.drain.masking import plan as masking
+from pipeline.drain.masking.digits import alternatives, is_digit_invariant, normalise_digits, widened
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.masks import Mask
 from pipeline.drain.masking.memo import MAX_CHARS, Memo
 from pipeline.drain.masking.multiline import cleaned
-from pipeline.drain.masking.passes import over_ones
+from pipeline.drain.masking.passes import run_on_shapes
+from pipeline.drain.masking.plan import one_round
 from pipeline.records.columns import PARALLEL_ROWS, kinds, per_distinct, spread
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
@@ -104,9 +105,9 @@ def test_of_a_few_lines_only_those_of_new_shapes_are_looked_at(monkeypatch: pyte
 
     def watched(steps: object, lines: pl.Series) -> tuple[pl.Series, pl.Series]:
         looked_at.extend(lines)
-        return over_ones(steps, lines)  # type: ignore[arg-type]
+        return run_on_shapes(steps, lines)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(masking, "over_ones", watched)
+    monkeypatch.setattr(masking, "run_on_shapes", watched)
     assert masked(own, ["took 99 ms for 20.3.4.1", *known[1:]]) == first
     assert not looked_at
     assert masked(own, ["one more kind", *known])[1:] == first
@@ -114,9 +115,9 @@ def test_of_a_few_lines_only_those_of_new_shapes_are_looked_at(monkeypatch: pyte
 
 
 def test_the_shipped_masks_run_over_lines_of_ones() -> None:
-    assert MASKS.steps
-    run = [step for behind in MASKS.steps for step in behind.passes]
-    assert [step for step in MASKS.passes if not step.all_by_digits] == run
+    assert MASKS.plan.shape_steps
+    run = [step for behind in MASKS.plan.shape_steps for step in behind.passes]
+    assert [step for step in MASKS.plan.passes if not step.all_by_digits] == run
 
 
 @pytest.mark.parametrize(
@@ -143,8 +144,10 @@ def test_a_shape_that_spares_digits_is_not_taken_for_a_line_of_ones() -> None:
 
 
 def test_the_shipped_masks_end_in_passes_that_see_no_digit() -> None:
-    assert MASKS.blind
-    assert [step for leg in MASKS.legs for step in leg.passes] + list(MASKS.blind) == list(MASKS.passes)
+    assert MASKS.plan.digit_invariant
+    assert [step for stage in MASKS.plan.stages for step in stage.passes] + list(
+        MASKS.plan.digit_invariant
+    ) == list(MASKS.plan.passes)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_the_shipped_masks_end_in_passes_that_see_no_digit() -> None:
     ["[0-9]+", r"\d{3}", "[A-Za-z0-9_.-]", "[^0-9]x", r"(?-u:\b{start-half})a{2,7}", "(?i)x|(?:y)", "(?P<n1>a)", r"\w\.[+-~]", "µs"],
 )  # fmt: skip
 def test_a_pattern_that_holds_all_digits_or_none_sees_no_difference(pattern: str) -> None:
-    assert digits_alike(pattern)
+    assert is_digit_invariant(pattern)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_a_pattern_that_holds_all_digits_or_none_sees_no_difference(pattern: str
     ["1", "[1-9]", "[0-35-9]", "[0-8]", "x{1}2", "[!-0-9]", "[a-0-9]", "[0-9--5]", "[0-9&&[^5]]", r"\x31", r"\p{Nd}", "[[:digit:]]", "[0-9[a]]", "(?x)a", r"[\d5]", "0-9", r"a\{1\}", "[]0]", "[^]{3}]", "[^](?P<a1>x)]"],
 )  # fmt: skip
 def test_a_pattern_that_may_tell_digits_apart_is_not_trusted(pattern: str) -> None:
-    assert not digits_alike(pattern)
+    assert not is_digit_invariant(pattern)
 
 
 @given(
@@ -178,7 +181,7 @@ def test_a_pattern_that_may_tell_digits_apart_is_not_trusted(pattern: str) -> No
 def test_a_trusted_pattern_matches_the_same_places_whatever_the_digits(
     pattern: str, lines: list[str], data: st.DataObject
 ) -> None:
-    if not digits_alike(pattern):
+    if not is_digit_invariant(pattern):
         return
     changed = [
         "".join(data.draw(st.sampled_from("0123456789")) if c.isdigit() else c for c in line)
@@ -247,7 +250,7 @@ def test_a_pattern_with_no_outermost_bar_or_one_not_understood_stays_whole(patte
 @given(st.lists(LINES.map(lambda line: line.replace("\n", " ")), max_size=6))
 def test_equal_digits_are_ones(lines: list[str]) -> None:
     column = pl.Series("x", lines, dtype=pl.String)
-    assert with_equal_digits(column).to_list() == column.str.replace_all("[0-9]", "1").to_list()
+    assert normalise_digits(column).to_list() == column.str.replace_all("[0-9]", "1").to_list()
 
 
 def test_a_memory_is_bounded_keeps_what_is_asked_for_and_refuses_long_texts() -> None:
@@ -281,7 +284,7 @@ def test_seldom_masks_that_are_too_large_for_one_expression_are_looked_for_one_b
         for c in "ABCD"
     ]
     found = MaskSet.of([*large, Mask(name="KEPT", pattern=r"k\d", example="k1", keep=True)])
-    assert [leg.gate for leg in found.legs if leg.passes[0].seldom] == [""]
+    assert [stage.gate for stage in found.plan.stages if stage.passes[0].seldom] == [""]
     assert masked(found, ["hello 12", large[2].example + " k1"]) == ["hello 12", "<LC> k1"]
 
 
@@ -408,7 +411,9 @@ def samples() -> Iterator[tuple[str, list[str]]]:
 def test_masks_in_python_give_what_ours_give() -> None:
     python = LogMasker(_drain3.instructions(MASKS), "<", ">")
     examples = [mask.example for mask in MASKS.masks]
-    assert [python.mask(line) for line in examples] == MASKS._mask_lines(pl.Series("x", examples)).to_list()
+    assert [python.mask(line) for line in examples] == one_round(
+        MASKS.plan, pl.Series("x", examples)
+    ).to_list()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
@@ -418,7 +423,7 @@ def test_masks_in_python_give_what_ours_give_on_public_logs() -> None:
         lines = cleaned(pl.Series("x", messages[:400]))
         lines = lines.filter(lines != "")
         got = pl.Series("x", [python.mask(line) for line in lines])
-        ours = MASKS._mask_lines(lines)
+        ours = one_round(MASKS.plan, lines)
         assert got.filter(got != ours).to_list() == [], system
 
 
@@ -426,7 +431,7 @@ def test_masks_in_python_give_what_ours_give_on_public_logs() -> None:
 def test_public_logs_are_masked_as_line_by_line() -> None:
     for system, messages in samples():
         column = pl.Series(messages)
-        plain = MASKS._masked(column, MASKS._settled)
+        plain = MASKS.mask_exactly(column)
         assert MASKS.mask(column).equals(plain), system
         assert MASKS.mask(column).equals(plain), system  # and with everything remembered
 

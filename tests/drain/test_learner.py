@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from pipeline.drain.learner import Learner, pack, read_templates, unpack
-from pipeline.drain.templates import Template
+from pipeline.drain.learner import Learner, read_templates
+from pipeline.drain.templates import Template, pack_template, unpack_template
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadPayload, LeaseRefused, RedisUnavailable, TooNew
 from pipeline.records.verdict import UNCLASSIFIED, Verdict
@@ -149,11 +149,13 @@ def test_past_its_limit_a_workload_is_unclassified_and_others_go_on(
 
 def test_a_stored_template_comes_back_unchanged() -> None:
     template = Template(template_id=3, text="a <*> ü", severe=True, workload="shop/x")
-    assert unpack(3, pack(template)) == template
+    assert unpack_template(3, pack_template(template)) == template
 
 
 @pytest.mark.parametrize(
-    "blob", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x63\xa1a\xc2\xa1w", b"\x92\x63\x00"], ids=repr
+    "blob",
+    [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x92\x01\x93\xa1a\x05\xa1w", b"\x92\x63\x93\xa1a\xc2\xa1w"],
+    ids=repr,
 )
 def test_a_template_that_cannot_be_read_is_named(
     client: "redis.Redis", settings: Settings, blob: bytes

@@ -207,7 +207,7 @@ def test_a_search_of_many_templates_finds_what_going_through_all_of_them_finds(
         with monkeypatch.context() as patched:
             patched.setattr("pipeline.drain.templates.Tree", make)
             return Templates(
-                similarity=similarity, depth=depth, per_workload=10_000, own=lambda name: name != "far"
+                similarity=similarity, depth=depth, per_workload=10_000, is_ours=lambda name: name != "far"
             )
 
     ours, plain = grown(Tree), grown(Plain)

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from pipeline.drain import verdicts
-from pipeline.drain.verdicts import NEAR_VERSIONS, Verdicts
+from pipeline.drain.verdicts import LOCAL_VERSIONS, Verdicts
 from pipeline.errors import RedisUnavailable
 from pipeline.records.verdict import Verdict
 from pipeline.settings import Settings
@@ -55,7 +55,7 @@ def test_an_answer_of_one_version_is_never_given_for_another(cache: Verdicts) ->
 
 
 def test_the_near_cache_answers_without_redis_for_versions_that_serve_side_by_side(cache: Verdicts) -> None:
-    names = [f"m{n}" for n in range(NEAR_VERSIONS)]
+    names = [f"m{n}" for n in range(LOCAL_VERSIONS)]
     for n, name in enumerate(names):
         cache.learn(name, {1: verdict(n)})
         cache.lookup(name, [1])
@@ -63,11 +63,11 @@ def test_the_near_cache_answers_without_redis_for_versions_that_serve_side_by_si
             cache.client.delete(cache.keys.verdicts(name, half))
     for n, name in enumerate(names):
         assert cache.lookup(name, [1]) == {1: verdict(n)}
-    assert len(cache._near) == NEAR_VERSIONS
+    assert len(cache._local) == LOCAL_VERSIONS
 
 
 def test_the_version_that_was_asked_least_recently_is_forgotten_near_first(cache: Verdicts) -> None:
-    names = [f"m{n}" for n in range(NEAR_VERSIONS)]
+    names = [f"m{n}" for n in range(LOCAL_VERSIONS)]
     for name in names:
         cache.learn(name, {1: verdict(7)})
         cache.lookup(name, [1])
@@ -76,14 +76,14 @@ def test_the_version_that_was_asked_least_recently_is_forgotten_near_first(cache
     cache.lookup("one more", [])
     assert cache.lookup(names[0], [1]) == {1: verdict(7)}
     assert cache.lookup(names[1], [1]) == {}, "it was not near any more, and Redis does not know it"
-    assert len(cache._near) == NEAR_VERSIONS
+    assert len(cache._local) == LOCAL_VERSIONS
 
 
 def test_the_near_cache_of_one_version_is_bounded(cache: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "NEAR_LIMIT", 10)
+    monkeypatch.setattr(verdicts, "LOCAL_VERDICTS", 10)
     cache.lookup("m1", [])
     cache.learn("m1", {k: verdict(k) for k in range(25)})
-    assert list(cache._near["m1"]) == list(range(15, 25))
+    assert list(cache._local["m1"]) == list(range(15, 25))
 
 
 def test_the_cache_never_holds_more_than_its_limit(cache: Verdicts) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from pipeline.drain.learner import Learner, pack, read_templates
-from pipeline.drain.templates import Template
+from pipeline.drain.learner import Learner, read_templates
+from pipeline.drain.templates import Template, pack_template
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import BadSetting, LeaseRefused
 from pipeline.records.verdict import Verdict
@@ -189,7 +189,7 @@ def test_an_id_that_was_given_meanwhile_is_given_to_no_other_template(
     writer = Writer(client, two)
     (newest,) = writer.learn("alpha beta gamma delta")
     foreign = Template(template_id=newest + 1, text="zulu yankee xray", severe=False, workload="elsewhere")
-    client.hset(Keys(two.key_prefix).templates, str(newest + 1), pack(foreign))
+    client.hset(Keys(two.key_prefix).templates, str(newest + 1), pack_template(foreign))
     with pytest.raises(LeaseRefused):
         writer.learn("one two three four five")
     assert writer.learn("one two three four five") == [newest + 2]

@@ -12,8 +12,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from pipeline.commands import drain
-from pipeline.drain.learner import pack
-from pipeline.drain.templates import Template
+from pipeline.drain.templates import Template, pack_template
 from pipeline.errors import LeaseRefused, SinkUnavailable
 from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
@@ -521,7 +520,7 @@ def test_at_the_end_of_a_long_stream_a_session_that_may_go_on_is_not_blamed_for_
 
     monkeypatch.setattr(world.rules, "judge", judge)
     world.stored(("a", 0, OPEN), ("b", 700, OPEN), ("c", 701, OPEN), ("c", 702, CLOSE))
-    closing = pack(Template(template_id=CLOSE, text="closed by <*>", severe=False, workload="shop"))
+    closing = pack_template(Template(template_id=CLOSE, text="closed by <*>", severe=False, workload="shop"))
     world.client.hset(world.keys.templates, str(CLOSE), closing)
     world.round(end=True)
     (row,) = world.sink.rows().to_dicts()

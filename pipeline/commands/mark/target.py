@@ -13,9 +13,9 @@ import polars as pl
 import redis
 
 from pipeline.commands.common import err, standard_input
-from pipeline.drain.learner import read_templates, unpack
+from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import Template
+from pipeline.drain.templates import Template, unpack_template
 from pipeline.drain.tree import WILDCARD
 from pipeline.drain.verdicts import WARMING_VERSION, Verdicts
 from pipeline.errors import BadBundle, BadInput, BadPayload, SourceUnavailable, TooNew
@@ -199,7 +199,7 @@ class Finder:
         if blob is None:
             return None
         try:
-            return unpack(number, blob)  # type: ignore[arg-type]  # redis-py cannot tell bytes from text
+            return unpack_template(number, blob)  # type: ignore[arg-type]  # redis-py cannot tell bytes from text
         except (BadPayload, TooNew):
             return Template(template_id=number, text="", severe=False, workload="")
 

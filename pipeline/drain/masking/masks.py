@@ -1,6 +1,6 @@
-"""One mask, and the files that masks are written in (`config/masks.toml` and those of the user).
+"""One mask, and the files that hold masks (`config/masks.toml` and files of the user).
 
-Every entry is checked by itself here; what masks do together is looked at where they are a set (masking.py).
+This file checks every entry alone; `mask_set.py` checks how masks work together.
 """
 
 import re
@@ -21,9 +21,9 @@ _NAME: Final = re.compile(r"[A-Z0-9_]+")
 _GROUP: Final = re.compile(r"\$\{(\d+)\}")
 _SWITCHES: Final = frozenset({"enabled", "keep", "seldom"})
 
-# The longest of ours has 593. What a pattern compiles to is bounded by Polars, at 10 MiB.
+# The longest shipped pattern has about 600 characters. Polars bounds a compiled pattern at 10 MiB.
 _MAX_PATTERN: Final = 5_000
-_MAX_EXAMPLE: Final = 1_000  # a line end is tried at every place of it
+_MAX_EXAMPLE: Final = 1_000  # `check` tries a line end at every place of it
 _SHOWN_PATTERN: Final = 120
 
 
@@ -38,22 +38,23 @@ class Mask:
     replace: str = ""  # empty: `<NAME>`
     enabled: bool = True
     keep: bool = False
-    seldom: bool = False  # for speed alone
+    seldom: bool = False  # a hint for speed
 
     @property
     def replacement(self) -> str:
-        """What stands where the pattern matched; `${1}` is its first group."""
+        """The text that replaces a match; `${1}` is the first group."""
         return self.replace or f"<{self.name}>"
 
     def check(self) -> None:
-        """Raises BadMask when the entry cannot be used, whatever stands around it."""
+        """Raises BadMask when the entry cannot be used on its own."""
         if not _NAME.fullmatch(self.name):
             raise BadMask(f"mask {self.name!r}: a name has only A-Z, 0-9 and _; rename it")
         if not self.example or "\n" in self.example:
             raise self._bad("needs an example of one line that it matches")
         if len(self.pattern) > _MAX_PATTERN or len(self.example) > _MAX_EXAMPLE:
             raise self._bad(
-                f"is longer than {_MAX_PATTERN:,} characters, or its example than {_MAX_EXAMPLE:,}; make several masks of it"
+                f"is longer than {_MAX_PATTERN:,} characters, or its example than {_MAX_EXAMPLE:,}; make "
+                "several masks of it"
             )
         try:
             found = self._matches([self.example, "", " ", "x", "0", "."])
@@ -79,16 +80,16 @@ class Mask:
         self._check_groups()
 
     def _check_groups(self) -> None:
-        # The first empty alternative makes the count independent of what the example fills.
+        # With an empty first alternative the number of groups does not depend on the match.
         groups = pl.select(pl.lit("").str.extract_groups(f"(?:)|(?:{self.pattern})")).to_series()
-        known = len(groups.struct.fields)
+        count = len(groups.struct.fields)
         for number in _GROUP.findall(self.replace):
-            if int(number) > known:
-                raise self._bad(f"has {known} groups, but `replace` names ${{{number}}}; correct one of them")
-        rest = _GROUP.sub("", self.replace)
-        if "$" in rest:
+            if int(number) > count:
+                raise self._bad(f"has {count} groups, but `replace` names ${{{number}}}; correct one of them")
+        literal = _GROUP.sub("", self.replace)
+        if "$" in literal:
             raise self._bad("has a `replace` with a bare $; write groups as ${1}")
-        if self.replace and rest == self.replace and not TOKEN.search(rest):
+        if self.replace and literal == self.replace and not TOKEN.search(literal):
             raise self._bad("has a `replace` without a token; write one such as <NUM>")
 
     def _matches(self, texts: list[str]) -> list[list[str]]:
@@ -101,10 +102,8 @@ class Mask:
 
 
 def shipped() -> Path:
-    """The masks file that belongs to this code: of the checkout, else of the installation.
-
-    Raises BadMask when neither is there.
-    """
+    """The shipped masks file: of the checkout, else of the installation. Raises BadMask when both are
+    missing."""
     places = [
         Path(__file__).parents[3] / "config",
         Path(sysconfig.get_path("data")) / "share" / "logweir",
@@ -120,7 +119,7 @@ def shipped() -> Path:
 
 
 def read(path: Path) -> tuple[list[Mask], dict[str, bool]]:
-    """Masks of a file, and what it switches on or off."""
+    """The masks of a file, and its switches: mask name -> enabled. Raises BadMask."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
@@ -141,10 +140,10 @@ def read(path: Path) -> tuple[list[Mask], dict[str, bool]]:
 
 def _mask(path: Path, entry: dict[str, Any]) -> Mask:
     name = entry.get("name", "without a name")
-    known = [field.name for field in fields(Mask)]
+    names = [field.name for field in fields(Mask)]
     for key, value in entry.items():
-        if key not in known:
-            raise BadMask(f"mask {name} in {path}: unknown key {key!r}; known are {', '.join(known)}")
+        if key not in names:
+            raise BadMask(f"mask {name} in {path}: unknown key {key!r}; known are {', '.join(names)}")
         if not isinstance(value, bool if key in _SWITCHES else str):
             kind = "true or false" if key in _SWITCHES else "text in quotes"
             raise BadMask(f"mask {name} in {path}: `{key}` has to be {kind}, not {value!r}")
@@ -155,7 +154,7 @@ def _mask(path: Path, entry: dict[str, Any]) -> Mask:
 
 
 def with_switches(masks: Sequence[Mask], switches: dict[str, bool]) -> list[Mask]:
-    """The masks with the switches applied; every name stands once."""
+    """The masks with the switches applied. Raises BadMask for a name that is unknown or stands twice."""
     names = [mask.name for mask in masks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadMask(f"mask {twice[0]}: two entries have this name; rename one of them")

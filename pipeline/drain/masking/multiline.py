@@ -1,8 +1,8 @@
-"""A record's lines as they are masked: which of them count, cleaned, and joined to one masked line again.
+"""Messages of several lines: selects the lines that count, cleans them, and joins their masked forms to one
+line.
 
-A stack trace differs in its frames from call to call, so the digest is the head line and those of the following
-lines that are no frames: the exception, its causes, a hint.
-"""
+The frames of a stack trace differ from call to call. So the head line counts and those following lines that
+are no frames: the exception, its causes, a hint."""
 
 from typing import Final
 
@@ -12,18 +12,18 @@ from pipeline.records.columns import spread
 
 EMPTY: Final = "<EMPTY>"
 LINE_END: Final = "<NL>"
-MAX_FOLLOWING: Final = 8  # lines kept after the head line: exception, its causes, a hint
-MAX_MASKED_CHARS: Final = 4096  # longer than any line a person reads; bounds caches and tokens
-MAX_LINE_CHARS: Final = 16384  # read of one line: bounds the work on a hostile one, four times the result
+MAX_FOLLOWING: Final = 8  # lines after the head line: exception, its causes, a hint
+MAX_MASKED_CHARS: Final = 4096  # longer than a person reads; bounds caches and tokens
+MAX_LINE_CHARS: Final = 16384  # four times the result; bounds the work on a hostile line
 
 # Escape sequences of terminals: colours and cursor moves, titles.
 _ANSI: Final = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])"
-# Noncharacters go too: masking uses some of them as marks of its own.
+# Noncharacters are removed too: masking uses some of them as marks.
 _BLANK: Final = r"[\s\x00-\x1f\x7f-\x9f\x{FDD0}-\x{FDEF}]"
 _UNCLEAN: Final = r"[^\S ]|  |[\x00-\x1f\x7f-\x9f\x{FDD0}-\x{FDEF}]|^ | $"
 
-# One line of a stack on its own: Java, .NET, Node, Rust (at ...), PHP and gdb (#0), Ruby (from),
-# kernels (symbol+0x1/0x2), Rust (3: core::panicking::panic), Java's counts of what it left out.
+# One line of a stack: Java, .NET, Node, Rust (at ...), PHP and gdb (#0), Ruby (from), kernels
+# (symbol+0x1/0x2), Rust (3: core::panicking::panic), Java's counts of omitted frames.
 _FRAME: Final = (
     r"^\s*(?:at (?:[^ ]*\(.*|.*\(.*\).*|[^ ]+:[0-9]+.*|[^ ]+\.[^ ]+)"
     r"|\.\.\. [0-9]+ (?:more|common frames omitted).*"
@@ -42,35 +42,33 @@ _GO_CALL: Final = r"^[^ ]+\(.*\)\s*$"
 
 
 def lines_of(messages: pl.DataFrame) -> pl.DataFrame:
-    """The lines that count of distinct messages (column `message`).
-
-    Columns `message`, `at` (0 is the head line) and `line`, in order within a message.
-    """
+    """The lines that count of distinct messages: columns `message`, `at` (0: head line) and `line`, in
+    order."""
     many = pl.col("message").str.contains("\n", literal=True)
     at = pl.lit(0, dtype=pl.UInt32).alias("at")
     single = messages.filter(~many).select("message", at, pl.col("message").alias("line"))
-    rest = messages.filter(many)
-    if rest.is_empty():
+    several = messages.filter(many)
+    if several.is_empty():
         return single
-    # A blank first line is no head line.
-    split = rest.with_columns(pl.col("message").str.strip_chars().str.split("\n").alias("line"))
+    # A blank first line is not the head line.
+    split = several.with_columns(pl.col("message").str.strip_chars().str.split("\n").alias("line"))
     rows = split.explode("line").with_columns(
         pl.int_range(pl.len(), dtype=pl.UInt32).over("message").alias("at")
     )
     text = pl.col("line")
     before, after = text.shift(1).over("message"), text.shift(-1).over("message")
-    # The source line under a Python frame, and the call above a Go place, belong to the frame.
+    # The source line below a Python frame and the call above a Go position belong to the frame.
     source = before.str.contains(_PYTHON_FRAME).fill_null(False) & text.str.contains(r"^\s")
     call = text.str.contains(_GO_CALL) & after.str.contains(_GO_PLACE).fill_null(False)
     frame = text.str.contains(_FRAME) | text.str.contains(_GO_PLACE) | source | call
     blank = text.str.strip_chars() == ""
-    kept = rows.filter((pl.col("at") == 0) | ~(frame | blank))
-    kept = kept.filter(pl.int_range(pl.len()).over("message") <= MAX_FOLLOWING)
-    return pl.concat([single, kept.select("message", "at", "line")])
+    counting = rows.filter((pl.col("at") == 0) | ~(frame | blank))
+    counting = counting.filter(pl.int_range(pl.len()).over("message") <= MAX_FOLLOWING)
+    return pl.concat([single, counting.select("message", "at", "line")])
 
 
 def cleaned(lines: pl.Series) -> pl.Series:
-    """Without terminal escapes and control characters, blanks collapsed to one space, trimmed, cut."""
+    """Lines without terminal escapes and control characters; blanks collapsed to one space, trimmed, cut."""
     if lines.is_empty():
         return lines
     text = pl.col(lines.name)
@@ -85,14 +83,17 @@ def cleaned(lines: pl.Series) -> pl.Series:
 
 
 def fold(parts: pl.DataFrame) -> pl.DataFrame:
-    """`message` and `masked` from the masked lines of messages (columns `message`, `at`, `part`)."""
+    """Columns `message` and `masked`, joined from the masked lines of messages (columns `message`, `at`,
+    `part`)."""
     many = pl.col("message").str.contains("\n", literal=True)
     single = parts.filter(~many).select("message", pl.col("part").alias("masked"))
-    rest = parts.filter(many & (pl.col("part") != EMPTY))
+    several = parts.filter(many & (pl.col("part") != EMPTY))
     if parts.height == single.height:
         return single
     joined = (
-        rest.sort("at").group_by("message", maintain_order=True).agg(pl.col("part").str.join(f" {LINE_END} "))
+        several.sort("at")
+        .group_by("message", maintain_order=True)
+        .agg(pl.col("part").str.join(f" {LINE_END} "))
     )
     lost = parts.filter(many).select(pl.col("message").unique()).join(joined, on="message", how="left")
     folded = lost.select("message", pl.col("part").fill_null(EMPTY).alias("masked"))
@@ -100,7 +101,8 @@ def fold(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def limit(masked: pl.Series) -> pl.Series:
-    """At most MAX_MASKED_CHARS, cut at a space where there is one, so that no token is halved; never empty."""
+    """Masked lines of at most MAX_MASKED_CHARS, never empty; cut at a space if possible, so that no token is
+    halved."""
     if masked.is_empty():
         return masked
     text = pl.col(masked.name)
