@@ -6,7 +6,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY pipeline pipeline
 COPY config config
 # Compiled here: the user of the image may not write there, and each process would compile all that it imports.
-RUN pip install --no-cache-dir --constraint constraints.txt . \
+RUN pip install --no-cache-dir --constraint constraints.txt '.[all]' \
     && useradd --system --create-home --uid 10001 logweir \
     && mkdir /data && chown logweir /data
 USER logweir

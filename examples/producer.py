@@ -3,9 +3,8 @@
 import sys
 from pathlib import Path
 
+from pipeline import Producer, Settings
 from pipeline.ledger.batches import Full
-from pipeline.producer import Producer
-from pipeline.settings import Settings
 
 producer = Producer.connect(Settings.load(flags={"data_dir": Path(sys.argv[1])}))
 answer = producer.send(["GET /cart 200", "payment refused"], workload="shop/web", batch_id="web-000017")

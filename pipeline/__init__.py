@@ -1,3 +1,36 @@
-"""Logweir: finds the lines that matter in a river of logs."""
+"""Logweir: finds the lines that matter in a river of logs.
+
+    from pipeline import Need, Pool, Producer, Settings
+
+These names are imported when they are first used, so that a service pays only for the part that it needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pipeline.gpu.pool import Pool
+    from pipeline.gpu.values import Need
+    from pipeline.producer import Producer
+    from pipeline.settings import Settings
 
 __version__ = "0.1.0"
+__all__ = ["Need", "Pool", "Producer", "Settings", "__version__"]
+
+_HOMES: Final = {
+    "Need": "pipeline.gpu.values",
+    "Pool": "pipeline.gpu.pool",
+    "Producer": "pipeline.producer",
+    "Settings": "pipeline.settings",
+}
+
+if not TYPE_CHECKING:  # a type checker would take every name of the package for Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})

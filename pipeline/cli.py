@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.commands import extras
 from pipeline.commands.gpu import flags as gpu_flags
 from pipeline.errors import BadInput, LogweirError
 from pipeline.settings import limit_polars
@@ -264,6 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # ignored under nohup, and then it stays so
             signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
         args = parser().parse_args(argv)
+        extras.check(args.verb)
         if args.command == "send.verb":
             from pipeline.commands.common import settings_of
 
@@ -276,6 +278,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(exc, 2)
     except LogweirError as exc:
         return _say(exc, 1)
+    except ModuleNotFoundError as exc:
+        remedy = extras.explained(exc)
+        if remedy is None:
+            raise
+        return _say(remedy, 2)
     except KeyboardInterrupt as exc:
         return _say(str(exc) or "stopped", 130)
     except Terminated as exc:

@@ -16,11 +16,11 @@ find_python() {
   return 2
 }
 
-# install EXTRA: EXTRA is empty for running, "dev" for testing.
+# install EXTRA: "all" for running, "dev" for testing.
 install() {
   local extra=$1 python version stamp
   version=$(cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
-  stamp=".venv/.installed-${extra:-run}-$version"
+  stamp=".venv/.installed-$extra-$version"
   # What tests need includes what running needs.
   if [ ! -e "$stamp" ] && [ ! -e ".venv/.installed-dev-$version" ]; then
     if [ ! -x .venv/bin/python ]; then
@@ -33,8 +33,8 @@ install() {
     echo "setting up .venv (once) ..." >&2
     # Byte-compiling thousands of files that are never imported would take longer than everything else.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --use-pep517 \
-      --constraint constraints.txt --editable ".${extra:+[$extra]}" >&2 || exit 1
-    rm -f .venv/.installed-"${extra:-run}"-*
+      --constraint constraints.txt --editable ".[$extra]" >&2 || exit 1
+    rm -f .venv/.installed-"$extra"-*
     touch "$stamp"
   fi
   export PATH="$PWD/.venv/bin:$PATH"

