@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from pipeline.errors import BadInput
+from pipeline.units import listed
 
 # Names as they are imported; pyproject.toml names the distributions (a test compares both).
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -50,5 +51,6 @@ def explained(exc: ModuleNotFoundError) -> BadInput | None:
 
 
 def _remedy(extra: str, missing: Iterable[str]) -> BadInput:
-    names = ", ".join(missing)
-    return BadInput(f"this needs packages that are not installed ({names}): pip install 'logweir[{extra}]'")
+    return BadInput(
+        f"this needs packages that are not installed ({listed(missing)}): pip install 'logweir[{extra}]'"
+    )
