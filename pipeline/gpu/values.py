@@ -81,7 +81,7 @@ class Node:
 
     name: str
     agent: str  # which agent process speaks for it; a second one is refused while the first one lives
-    beat_ms: int
+    beat_ms: int = 0  # kept beside the node in Redis
     driver: str = ""
     clock_ahead_ms: int = 0
     silent: bool = False
@@ -129,7 +129,7 @@ class PoolLease:
     parts: tuple[LeasePart, ...]
     state: LeaseState
     granted_ms: int
-    deadline_ms: int
+    deadline_ms: int = 0  # kept beside the lease in Redis
     ttl_ms: int
     share: float = 0.0  # dominant share of the pool when granted: what its tenant is charged per second
     prepaid: float = 0.0  # share-seconds charged at the grant, settled when it ends

@@ -6,7 +6,7 @@ processes. Plans are made elsewhere (policy.py) and committed here, if they stil
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,11 +18,13 @@ from pipeline.gpu.values import (
     Committed,
     Device,
     Node,
+    Orphan,
     PoolLease,
     PoolPlan,
     PoolRequest,
     Renewed,
     Report,
+    Reservation,
     Snapshot,
     Swept,
     Usage,
@@ -79,7 +81,7 @@ class PoolLedger:
         known = self._nodes(nodes, _scores(beats), now)
         silent = {node.name for node in known if node.silent}
         requests = _waiting(waiting, now)
-        place = wire.reservation(reservation) if reservation else None
+        place = wire.decode(Reservation, reservation) if reservation else None
         if place is not None and all(request.request_id != place.request_id for request in requests):
             place = None
         ends = _scores(deadlines)
@@ -91,7 +93,7 @@ class PoolLedger:
             devices=tuple(_devices(devices, silent)),
             leases=tuple(_lease(text, ends) for text in leases),
             waiting=tuple(requests),
-            orphans=tuple(wire.orphan(text) for text in orphans),
+            orphans=tuple(wire.decode(Orphan, text) for text in orphans),
             usage=_usage(usage),
             reservation=place,
             half_life_s=self.settings.gpu_half_life_s,
@@ -114,7 +116,7 @@ class PoolLedger:
         ttl = self.settings.gpu_node_ttl_ms
         nodes = []
         for text in texts:
-            node = wire.node(text, beat_ms=0)
+            node = wire.decode(Node, text)
             beat = beats.get(node.name, 0)
             nodes.append(replace(node, beat_ms=beat, silent=beat + ttl < now))
         return sorted(nodes, key=lambda node: node.name)
@@ -146,9 +148,7 @@ class PoolLedger:
         why = answer[0].decode()
         if why == "":
             pairs = zip(answer[1::2], answer[2::2], strict=True)
-            return Committed(
-                why="", leases=tuple(wire.lease(text, deadline_ms=int(end)) for text, end in pairs)
-            )
+            return Committed(why="", leases=tuple(_lease(text, int(end)) for text, end in pairs))
         if why == "unfit":
             logger().info("gpu.plan_unfit", why=answer[1].decode("utf-8", "replace"))
         return Committed(why=why, wait_ms=int(answer[1]) if why == "quarantine" else 0)
@@ -190,7 +190,7 @@ class PoolLedger:
                 f"the request {request.request_id} belongs to {answer[1].decode('utf-8', 'replace')}; "
                 "ask under another id"
             )
-        return wire.lease(answer[1], deadline_ms=int(answer[2])) if word == "granted" else None
+        return _lease(answer[1], int(answer[2])) if word == "granted" else None
 
     def told(self, request_id: str, timeout_s: float) -> bool:
         """Block until something happened to the request: it was granted or forgotten. False: nothing within the time.
@@ -325,7 +325,7 @@ def _scores(flat: Sequence[bytes]) -> dict[str, int]:
 
 
 def _devices(texts: Sequence[bytes], silent: set[str]) -> list[Device]:
-    devices = [wire.device(text) for text in texts]
+    devices = [wire.decode(Device, text) for text in texts]
     return sorted(
         (
             replace(device, why=SILENT) if device.node in silent and device.usable else device
@@ -335,14 +335,16 @@ def _devices(texts: Sequence[bytes], silent: set[str]) -> list[Device]:
     )
 
 
-def _lease(text: bytes, deadlines: dict[str, int]) -> PoolLease:
-    lease = wire.lease(text, deadline_ms=0)
-    return replace(lease, deadline_ms=deadlines.get(lease.lease_id, 0))
+def _lease(text: bytes, deadline_ms: int | Mapping[str, int]) -> PoolLease:
+    lease = wire.decode(PoolLease, text)
+    if not isinstance(deadline_ms, int):
+        deadline_ms = deadline_ms.get(lease.lease_id, 0)
+    return replace(lease, deadline_ms=deadline_ms)
 
 
 def _waiting(texts: Sequence[bytes], now: int) -> list[PoolRequest]:
     """Oldest first. Who has not asked for too long is no longer there, swept or not: nothing could be granted to it."""
-    requests = (wire.request(text) for text in texts)
+    requests = (wire.decode(PoolRequest, text) for text in texts)
     return sorted(
         (request for request in requests if request.until_ms > now),
         key=lambda request: (request.since_ms, request.request_id),
