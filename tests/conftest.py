@@ -89,6 +89,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         left_out = set(long)
         items[:] = [item for item in items if item not in left_out]
+        give_examples(items, QUICK)
+    elif config.getoption("--hypothesis-profile") == "thorough":
+        give_examples(items, THOROUGH)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -113,7 +116,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 hypothesis.settings.register_profile(
     "logweir", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("logweir"))
 hypothesis.settings.load_profile("logweir")
+# How many of its examples each property gets, stated or not: `--hypothesis-profile thorough` is for an hour of searching.
+THOROUGH, QUICK = 20.0, 0.2
+
+
+def give_examples(items: list[pytest.Item], share: float) -> None:
+    """Multiply the number of examples of each property. Hypothesis has no public way for properties that state it."""
+    name = "_hypothesis_internal_use_settings"
+    for owner in {getattr(item, "obj", None) for item in items} | {
+        getattr(item, "cls", None) for item in items
+    }:
+        for place, attribute in ((getattr(owner, "__func__", owner), name), (owner, "settings")):
+            current = getattr(place, attribute, None)
+            if isinstance(current, hypothesis.settings):
+                many = max(5, round(current.max_examples * share))
+                setattr(place, attribute, hypothesis.settings(current, max_examples=many))
 
 
 def pytest_configure() -> None:
