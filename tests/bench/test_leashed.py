@@ -81,6 +81,7 @@ def alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("whom", ["command", "benchmark"])
 def test_a_killed_benchmark_leaves_no_process(

@@ -725,6 +725,7 @@ class Trainers(RuleBasedStateMachine):
         assert int(self.client.hlen(self.trainings.keys.training_keys)) == len(queued)
 
 
+@pytest.mark.long
 def test_trainers_and_operators_agree_with_the_model_whatever_happens(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

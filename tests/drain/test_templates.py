@@ -188,6 +188,7 @@ class Plain(Drain):  # type: ignore[misc] # drain3 publishes no types
         return max(found)[-1] if found else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_a_search_of_many_templates_finds_what_going_through_all_of_them_finds(
     seed: int, monkeypatch: pytest.MonkeyPatch

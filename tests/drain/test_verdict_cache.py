@@ -101,6 +101,7 @@ def test_a_write_larger_than_the_whole_cache_keeps_to_the_limit(cache: Verdicts)
     assert set(fresh(cache).lookup("m1", range(1000))) >= set(range(950, 1000))
 
 
+@pytest.mark.long
 def test_what_is_asked_for_survives_and_what_is_not_leaves(cache: Verdicts) -> None:
     cache.limit = 100
     cache.learn("m1", {1: verdict(1), 2: verdict(2)})

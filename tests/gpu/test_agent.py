@@ -424,6 +424,7 @@ def test_the_agent_of_a_machine_fills_the_pool_shows_as_a_worker_and_leaves_it_w
         agent.wait()
 
 
+@pytest.mark.long
 def test_the_node_of_a_killed_agent_is_silent_within_the_bound_and_the_next_agent_takes_over(
     driver: Driver, quick: Settings, client: redis.Redis
 ) -> None:

@@ -433,6 +433,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert {x.decode() for x in self.client.zrange(key("waiting_until"), 0, -1)} == set(self.waits)
 
 
+@pytest.mark.long
 def test_the_pool_agrees_with_its_model_whatever_happens(redis_url: str) -> None:
     PoolMachine.server = redis_url
     run_state_machine_as_test(

@@ -15,6 +15,7 @@ DEVICE = _evidence.devices(1)[0].uuid
 NOTHING = {"two_holders": 0, "over_capacity": 0, "stale_tokens": 0, "wrong_answers": 0}
 
 
+@pytest.mark.long
 def test_leases_hold_while_processes_are_killed_and_stopped_and_redis_is_restarted(tmp_path: Path) -> None:
     found = _torture.run(
         tmp_path, Torture(operations=400, processes=3, kills=2, stops=1, restarts=1, most_s=60)

@@ -274,6 +274,7 @@ def effects_of(app: Celery, settings: Settings, life: Life) -> int:
     return _EFFECTS[life.__name__]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
 def test_a_fault_at_any_effect_loses_and_doubles_nothing(
@@ -287,6 +288,7 @@ def test_a_fault_at_any_effect_loses_and_doubles_nothing(
         assert live(app, world_settings, life, Crash(fault, (point,)), redeliver=bool(n % 2)).struck
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
 def test_two_crashes_in_one_life_lose_and_double_nothing(
     app: Celery, world_settings: Settings, life: Life

@@ -451,6 +451,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert int(numbers.get("dropped", 0)) == int(numbers.get("head", 0)) == self.dropped
 
 
+@pytest.mark.long
 def test_the_ledger_agrees_with_its_model_whatever_happens(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
 import redis
 from crash_points import check_sums, snapshot
 
@@ -130,6 +131,7 @@ class Fire:
         time.sleep(0.005)
 
 
+@pytest.mark.long
 def test_the_sums_hold_at_every_moment_whoever_does_what_at_the_same_time(
     settings: Settings, client: "redis.Redis"
 ) -> None:

@@ -241,6 +241,7 @@ def told(log: Path, event: str) -> list[dict[str, Any]]:
     return [said for said in map(json.loads, lines) if said.get("event") == event]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("role", "stage"),
     [("ingest", Stage.INGEST), ("infer-cpu", Stage.INFER)],
@@ -269,6 +270,7 @@ def test_a_worker_takes_every_fresh_batch_before_any_backfill(
     assert order == [*names[5:], *names[:5]], "each class in the order it came, fresh ones first"
 
 
+@pytest.mark.long
 def test_a_sweep_comes_before_the_batches_that_wait_to_be_stored(context: Context, tmp_path: Path) -> None:
     ledger = context.ledger
     producer = Producer(ledger, context.submit, context.settings)

@@ -134,6 +134,7 @@ def test_what_lies_in_the_queue_of_a_shard_that_is_gone_is_sent_to_the_one_it_ha
     assert fewer.submit.waiting_ids(Stage.DRAIN) == {"b"}
 
 
+@pytest.mark.long
 def test_what_waited_for_the_one_writer_is_handed_to_the_shards_that_there_are_now(
     settings: Settings, client: "redis.Redis", tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def model(bundle: Path) -> LineModel:
     return LineModel.load(bundle)
 
 
+@pytest.mark.long
 def test_a_learnt_line_surprises_less_than_one_of_unknown_words(model: LineModel) -> None:
     learnt, unknown = model.score([NORMAL[0], "kernel panic while syncing"])
     assert learnt.surprisal < unknown.surprisal

@@ -170,6 +170,7 @@ def peer(settings: Settings, name: str, takes_s: float) -> "subprocess.Popen[str
     return made
 
 
+@pytest.mark.long
 def test_two_processes_with_the_same_lines_score_each_once_together(quick: Settings) -> None:
     both = [peer(quick, name, 0.05) for name in ("a", "b")]
     for each in both:

@@ -257,6 +257,7 @@ def test_a_fit_without_time_takes_the_least_steps_as_far_as_the_grace_goes(
     assert affordable_steps(800, 10, took_s=took_s, left_s=left_s, grace_s=grace_s, least=120) == steps
 
 
+@pytest.mark.long
 def test_the_model_that_stays_is_fitted_though_the_calibration_used_the_budget_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +360,7 @@ def test_a_budget_of_ten_alerts_a_day_asks_for_a_chance(novel: float | None, cha
     assert chance_within(10.0, novel) == pytest.approx(chance)
 
 
+@pytest.mark.long
 def test_a_warm_start_takes_fewer_steps_and_begins_where_its_parent_stopped(tmp_path: Path) -> None:
     frame = sample(sentences(12))
     _, parent = run(frame, tmp_path / "v1", config=replace(TINY, min_steps=100, max_steps=100))

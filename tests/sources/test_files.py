@@ -160,6 +160,7 @@ def test_lines_are_what_a_reader_sees_and_odd_bytes_are_escaped(
     assert records["lines"].sum() == len(lines)
 
 
+@pytest.mark.long
 def test_a_line_of_any_length_flows_in_bounded_memory(tmp_path: Path) -> None:
     size = 200 * 1024 * 1024
     path = tmp_path / "one-line.log.zst"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import redis
 from polling import wait_until
 
@@ -249,6 +250,7 @@ def worker(settings: Settings, log: Path) -> Iterator["subprocess.Popen[bytes]"]
         process.wait(20)
 
 
+@pytest.mark.long
 def test_a_worker_drops_hundreds_of_hostile_messages_and_goes_on_working(
     settings: Settings, client: "redis.Redis", tmp_path: Path
 ) -> None:

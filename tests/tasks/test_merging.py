@@ -388,6 +388,7 @@ infer.run(Worker(make_app(settings), settings), sys.argv[1])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("what", "code"), [("deadly", -signal.SIGKILL), ("endless", HUNG)])
 def test_a_line_that_kills_or_hangs_its_worker_takes_the_others_with_it_once(
     worker: Worker, what: str, code: int

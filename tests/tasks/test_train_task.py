@@ -123,6 +123,7 @@ def free(context: Context) -> bool:
     return context.leases.holder_of(TRAINING) is None
 
 
+@pytest.mark.long
 def test_a_training_makes_a_model_that_is_judged_published_and_described(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -632,6 +633,7 @@ def test_a_trainer_whose_machine_has_no_usable_gpu_trains_on_its_cpu(
     assert trainer_.pool.snapshot().leases == ()
 
 
+@pytest.mark.long
 def test_a_trainer_on_a_machine_without_a_gpu_in_the_pool_trains_on_its_cpu(
     context: Context, passing: None
 ) -> None:

@@ -131,6 +131,7 @@ class Fixed:
 # --- what passes and what fails -------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_sound_model_passes_against_itself_with_full_rank_agreement(models: list[Examinee]) -> None:
     made = judge(models[0], models[0], HELD, SAMPLE)
     assert made.passed, made.reason
@@ -181,6 +182,7 @@ def test_a_threshold_that_flags_nothing_is_refused_for_what_it_misses(models: li
     assert made.candidate.calibration == 0.0
 
 
+@pytest.mark.long
 def test_a_model_that_learnt_the_faults_as_normal_is_refused(models: list[Examinee], tmp_path: Path) -> None:
     faults = [i.masked for i in injected([], seed=SEED)]
     taught = train(sample([*sentences(), *faults]), tmp_path / "m000009-00000009")

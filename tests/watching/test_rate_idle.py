@@ -104,6 +104,7 @@ def test_a_silence_within_them_is_found_in_its_minute() -> None:
     assert_same(one, two)
 
 
+@pytest.mark.long
 def test_a_season_that_comes_to_be_known_within_them_is_known_from_that_minute_on() -> None:
     lines: Lines = [(START + i, {1: 2}) for i in range(2850)]
     lines.append((START + 2909, {1: 1}))

@@ -201,6 +201,7 @@ def test_a_baseline_is_only_learnt() -> None:
     assert [a.template_id for a in play(Rates.unpack(state), more, START + 960)] == [3]
 
 
+@pytest.mark.long
 def test_a_season_of_hours_is_learnt_and_the_night_is_no_silence() -> None:
     day = (np.arange(4 * 1440) // 60) % 24
     level = np.where((day >= 8) & (day < 20), 20.0, 0.5)
@@ -323,6 +324,7 @@ def stationary() -> Iterator[tuple[int, Any]]:
         yield seed, traffic(1440, seed=seed, levels=levels)
 
 
+@pytest.mark.long
 def test_a_stationary_stream_keeps_within_its_budget() -> None:
     told = {seed: play(Rates.unpack(None), counts) for seed, counts in stationary()}
     assert sum(map(len, told.values())) <= 3  # three days at one a day
