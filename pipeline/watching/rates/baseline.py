@@ -1,8 +1,8 @@
 """The EWMA baseline: the level of each template over two days, over two hours, and over the last ten minutes.
 
-A level is a decayed sum of lines over the equally decayed sum of seasonal factors (exposure), so the season does not
-move it. A slow swell is followed, so that a morning is no burst before the season is known. The fast sums have two
-stages: the last minutes count little yet, so a burst does not make itself expected.
+A level is a decayed sum of lines over the equally decayed sum of seasonal factors (exposure), so the season
+does not move it. A slow swell is followed, so that a morning is no burst before the season is known. The fast
+sums have two stages: the last minutes count little yet, so a burst does not make itself expected.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ LASTING: Final = 360.0  # minutes after which a deviation becomes the new level
 NOTHING: Final = 1e-9  # lines a minute; keeps ratios finite
 _RECENT_LEAST: Final = 3.0  # lines expected of a template before it counts for the common factor
 _FEW: Final = 5.0  # lines, times the dispersion, of the slow level in the fast one
-_FORGET_TO: Final = 60.0  # minutes' worth of the old level that is left past LASTING
+_FORGET_TO: Final = 60.0  # minutes' worth of the old level that is remaining past LASTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,11 @@ class Baseline(Columns):
         return common_factor(self.recent_lines[HEAD:], self.recent_expected[HEAD:], _RECENT_LEAST)
 
     def advance(self, counts: Floats, usual: Floats, factor: Floats, learn: Bools) -> None:
-        """Learn one minute: `counts` where the slow level expects `usual`. Levels change in the rows of `learn` only."""
-        for name, weight in (("slow", SLOW), ("lag", FAST)):
-            for column_name, values in ((f"{name}_lines", counts), (f"{name}_exposure", factor)):
-                old = getattr(self, column_name)
-                setattr(self, column_name, np.where(learn, old * (1.0 - weight) + values, old))
+        """Learn one minute: `counts` where the slow level expects `usual`. Levels change in `learn` only."""
+        self.slow_lines = _add(self.slow_lines, SLOW, counts, learn)
+        self.slow_exposure = _add(self.slow_exposure, SLOW, factor, learn)
+        self.lag_lines = _add(self.lag_lines, FAST, counts, learn)
+        self.lag_exposure = _add(self.lag_exposure, FAST, factor, learn)
         self.fast_lines = _follow(self.fast_lines, self.lag_lines, learn)
         self.fast_exposure = _follow(self.fast_exposure, self.lag_exposure, learn)
         self.recent_lines = self.recent_lines * (1.0 - RECENT) + counts
@@ -76,9 +76,9 @@ class Baseline(Columns):
         """Minutes without any line in which the slow level expects `usual`: (minutes, rows)."""
         n = len(usual)
         self.decay(n, factor, learn)
-        left = (1.0 - RECENT) ** np.arange(n - 1, -1, -1)
+        remaining = (1.0 - RECENT) ** np.arange(n - 1, -1, -1)
         self.recent_lines *= (1.0 - RECENT) ** n
-        self.recent_expected = self.recent_expected * (1.0 - RECENT) ** n + left @ usual
+        self.recent_expected = self.recent_expected * (1.0 - RECENT) ** n + remaining @ usual
         self.age += n
 
     def decay(self, n: int, factor: Floats, learn: Bools) -> None:
@@ -100,23 +100,23 @@ class Baseline(Columns):
 
     def _slow_after(self, k: Any, factor: Floats, learn: Bools) -> tuple[Floats, Floats]:
         """Slow lines and exposure after `k` minutes (m, 1): (m, rows)."""
-        left, ones = _where(learn, *geometric(k, SLOW))
-        return self.slow_lines * left, self.slow_exposure * left + factor * ones
+        remaining, ones = _where(learn, *geometric(k, SLOW))
+        return self.slow_lines * remaining, self.slow_exposure * remaining + factor * ones
 
     def _fast_after(self, k: Any, factor: Floats, learn: Bools) -> tuple[Floats, Floats, Floats, Floats]:
         """Fast lines and exposure, lag lines and exposure after `k` minutes (m, 1): (m, rows)."""
-        left, _ = _where(learn, *geometric(k, FAST))
+        remaining, _ = _where(learn, *geometric(k, FAST))
         steps = np.where(learn, k, 0) * FAST
         full = factor / FAST
         return (
-            left * (self.fast_lines + steps * self.lag_lines),
-            full + left * (self.fast_exposure - full + steps * (self.lag_exposure - full)),
-            left * self.lag_lines,
-            full + left * (self.lag_exposure - full),
+            remaining * (self.fast_lines + steps * self.lag_lines),
+            full + remaining * (self.fast_exposure - full + steps * (self.lag_exposure - full)),
+            remaining * self.lag_lines,
+            full + remaining * (self.lag_exposure - full),
         )
 
     def common_falls(self, usual: Floats) -> Floats | None:
-        """The common factor before each minute without lines, at most 1; None if there is none in any of them."""
+        """The common factor before each minute without lines, at most 1; None if it is 1 in all."""
         lines, expected = self.recent_lines[HEAD:], self.recent_expected[HEAD:]
         # The expectation falls from minute to minute.
         most = np.maximum(expected, usual[0, HEAD:] / RECENT)
@@ -130,9 +130,9 @@ class Baseline(Columns):
 
     def discount(self, rows: Bools) -> None:
         """Leave an hour's weight of the levels of these rows."""
-        left = np.minimum(1.0, _FORGET_TO / np.maximum(self.slow_exposure, 1.0))
-        self.slow_lines = np.where(rows, self.slow_lines * left, self.slow_lines)
-        self.slow_exposure = np.where(rows, self.slow_exposure * left, self.slow_exposure)
+        remaining = np.minimum(1.0, _FORGET_TO / np.maximum(self.slow_exposure, 1.0))
+        self.slow_lines = np.where(rows, self.slow_lines * remaining, self.slow_lines)
+        self.slow_exposure = np.where(rows, self.slow_exposure * remaining, self.slow_exposure)
         self.clear(rows, "fast_lines", "fast_exposure", "lag_lines", "lag_exposure")
 
     def scale(self, rows: Bools, ratio: Floats) -> None:
@@ -148,15 +148,19 @@ class Baseline(Columns):
 
 def geometric(k: Any, weight: float) -> tuple[Any, Any]:
     """The rest of a sum that forgets after `k` minutes, and the decayed sum of `k` ones."""
-    left = (1.0 - weight) ** k
-    return left, (1.0 - left) / weight
+    remaining = (1.0 - weight) ** k
+    return remaining, (1.0 - remaining) / weight
 
 
-def _where(learn: Bools, left: Any, ones: Any) -> tuple[Any, Any]:
+def _where(learn: Bools, remaining: Any, ones: Any) -> tuple[Any, Any]:
     """The same for the rows of `learn`; the others stay."""
     if learn.all():
-        return left, ones
-    return np.where(learn, left, 1.0), np.where(learn, ones, 0.0)
+        return remaining, ones
+    return np.where(learn, remaining, 1.0), np.where(learn, ones, 0.0)
+
+
+def _add(values: Floats, weight: float, more: Floats, learn: Bools) -> Floats:
+    return np.where(learn, values * (1.0 - weight) + more, values)
 
 
 def _follow(fast: Floats, lag: Floats, learn: Bools) -> Floats:

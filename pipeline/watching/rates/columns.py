@@ -1,7 +1,8 @@
-"""The sub-states of one workload's rates: float columns with one row per template, and the table that allots the rows.
+"""Sub-states of one workload's rates: float columns with a row per template; the table allots the rows.
 
-Row TOTAL is the workload as a whole; row OTHER is every template without a row. Every column is finite and at least 0.
-A table has at most ROWS rows: beyond, new templates take the rows of those with the fewest lines lately.
+Row TOTAL is the workload as a whole; row OTHER is every template without a row. Every column is finite and at
+least 0. A table has at most ROWS rows: beyond, new templates take the rows of those with the fewest lines
+lately.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,11 +19,11 @@ HEAD: Final = 2  # the first row of a template
 UNCOUNTED: Final = -(2**63)  # template id for the templates beyond the limit of one minute
 NEW_ROWS: Final = 128  # templates that get a row in one minute; the rest of a flood counts as OTHER
 DROP: Final = 64  # rows freed at once, so that a stream of new templates does not move the table for each
-_MOST: Final = 1e60  # of any value, against damaged bytes
+_MAX_VALUE: Final = 1e60  # of any value, against damaged bytes
 
 
 class Columns:
-    """Base of the sub-states. Each annotation `Floats` of the class is a column; only its sub-state changes it."""
+    """Base of the sub-states. Each annotation `Floats` is a column, which only its sub-state changes."""
 
     def __init__(self) -> None:
         for name in self.columns():
@@ -96,7 +97,7 @@ class Table:
         block = np.frombuffer(columns, dtype="<f8").reshape(-1, n)
         if len(block) != len(names):
             raise ValueError(f"{len(block)} columns instead of {len(names)}")
-        if not np.isfinite(block).all() or (block < 0).any() or (block > _MOST).any():
+        if not np.isfinite(block).all() or (block < 0).any() or (block > _MAX_VALUE).any():
             raise ValueError("a value is negative or not finite")
         for (part, name), values in zip(names, block, strict=True):
             setattr(part, name, values.astype(np.float64))

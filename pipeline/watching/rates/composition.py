@@ -1,9 +1,9 @@
 """Composition shift: the lines of a window divide over the templates otherwise than expected.
 
-Each count is compared with its expectation, scaled as the whole window is, under the scatter that the template's own
-windows had (a share that scatters more than multinomially: Dirichlet-multinomial in the limit of many templates). The
-mean of these deviances (G statistic) is judged as a gamma variable with the mean and variance of earlier windows:
-templates that move together make that variance wide, so they are no surprise.
+Each count is compared with its expectation, scaled as the whole window is, under the scatter that the
+template's own windows had (a share that scatters more than multinomially: Dirichlet-multinomial in the limit
+of many templates). The mean of these deviances (G statistic) is judged as a gamma variable with the mean and
+variance of earlier windows: templates that move together make that variance wide, so they are no surprise.
 """
 
 from typing import Final
@@ -22,7 +22,9 @@ WINDOW: Final = 15  # minutes
 _LINES: Final = 100.0  # of a window that is judged
 _HISTORY: Final = 24  # windows before one is judged: six hours
 _EXPECTED: Final = 5.0  # lines of a template in a window before it counts
-_MOST: Final = 8.0  # nats that one template adds at most: one that runs wild is a burst, no composition shift
+_MAX_NATS: Final = (
+    8.0  # nats that one template adds at most: one that runs wild is a burst, no composition shift
+)
 _NORMAL: Final = 0.5  # nats of a count that scatters as it should: half of a squared normal
 _LEAST_SCALE: Final = 0.1  # a window with a smaller part of its usual lines is another kind of work
 _OVER: Final = 3.0  # nats; below, the composition is as in usual windows
@@ -49,9 +51,7 @@ class Composition(Columns):
         self.shift_age = 0.0  # minutes since a composition shift began
 
     def close(self, at: Context, steady: Bools) -> list[Detection]:
-        """Judge and learn the window that ended before this minute, by templates that are in no burst or silence."""
-        if at.minute // WINDOW == self.window:
-            return []
+        """Judge and learn the window that ended before this minute, by `steady` templates."""
         steady = (at.baseline.age >= YOUNG) & steady
         steady[TOTAL] = False
         big = steady & (self.expected >= _EXPECTED)
@@ -62,7 +62,7 @@ class Composition(Columns):
             expected = np.maximum(self.expected * scale, 1e-9)
             # Errors of the levels are among those of the windows, so only a young level adds its error.
             spread = scatter - 1.0 + expected / (at.baseline.slow_lines + 1.0)
-            each = np.minimum(deviance(self.lines, expected, expected / np.maximum(spread, 1e-9)), _MOST)
+            each = np.minimum(deviance(self.lines, expected, expected / np.maximum(spread, 1e-9)), _MAX_NATS)
             usual = (self.deviances + _PRIOR * _NORMAL) / (self.judged_windows + _PRIOR)
             each_scaled = each * np.minimum(1.0, _NORMAL / usual)
             mean = float(each_scaled[big].mean())
@@ -82,7 +82,7 @@ class Composition(Columns):
             self.shift_age += 1.0
 
     def advance_idle(self, minute: int, usual: Floats) -> None:
-        """Minutes without lines, `usual` of shape (minutes, rows). A window that ends in them has too few lines to be judged."""
+        """Minutes without lines, `usual` (minutes, rows); a window that ends in them is not judged."""
         window = (minute + len(usual) - 1) // WINDOW
         begin = 0
         if window != self.window:
@@ -124,7 +124,7 @@ class Composition(Columns):
         return common_factor(lines, expected, _EXPECTED, scatter[big])
 
     def _surprise(self, mean: float, templates: int) -> float:
-        """Nats of a mean deviance this high by earlier windows; never more than independent templates allow."""
+        """Nats of a mean deviance this high; never more than independent templates allow."""
         n = min(self.windows, _TWO_DAYS)
         # A squared normal, halved, has a mean of half a nat and a variance of half a nat squared.
         usual = (n * self.mean + _PRIOR * _NORMAL) / (n + _PRIOR)

@@ -1,4 +1,4 @@
-"""A detection, the back-off that keeps one cause from alerting again and again, and the context of a judged minute."""
+"""A detection, the back-off of alerts by cause, and the context of a judged minute."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

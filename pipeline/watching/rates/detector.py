@@ -1,7 +1,8 @@
-"""The detector of one workload's rates: bursts, silences and composition shifts against the workload's own past.
+"""The detector of one workload's rates: bursts, silences and composition shifts against its own past.
 
-Each minute is compared with what the past expects for its hour, and only then learnt. A baseline and a young history
-alert nothing: their scores calibrate the thresholds. Each sub-state owns its columns; the detector orders their steps.
+Each minute is compared with what the past expects for its hour, and only then learnt. A baseline and a young
+history alert nothing: their scores calibrate the thresholds. Each sub-state owns its columns; the detector
+orders their steps.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import numpy as np
 from pipeline.watching.rates.baseline import LASTING, NOTHING, YOUNG, Baseline, Levels
 from pipeline.watching.rates.bursts import LEARNT, Bursts
 from pipeline.watching.rates.columns import DROP, HEAD, NEW_ROWS, OTHER, ROWS, TOTAL, UNCOUNTED, Table
-from pipeline.watching.rates.composition import Composition
+from pipeline.watching.rates.composition import WINDOW, Composition
 from pipeline.watching.rates.cusum import Cusum
 from pipeline.watching.rates.detection import (
     LAST_MINUTE,
@@ -48,7 +49,7 @@ class PackedDetector(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Detector:
-    """Judges and learns minutes in the order given. It changes in place: a minute has hundreds of templates."""
+    """Judges and learns minutes in the order given, in place: a minute has hundreds of templates."""
 
     def __init__(self) -> None:
         self.season = Season()
@@ -95,8 +96,9 @@ class Detector:
         blocks_size = size_of(high, self.baseline.slow_lines, unsure, blocks)
         found = self.bursts.advance(at, x, high, self.cusum, (minutes_size, blocks_size))
         found += self.gaps.advance(at, x, min(1.0, recent))
-        calm = (self.bursts.burst_age == 0) | (self.bursts.alert_state == LEARNT)
-        found += self.composition.close(at, calm & (self.gaps.silence_age == 0))
+        if minute // WINDOW != self.composition.window:
+            calm = (self.bursts.burst_age == 0) | (self.bursts.alert_state == LEARNT)
+            found += self.composition.close(at, calm & (self.gaps.silence_age == 0))
         low = np.minimum(usual, np.maximum(fast * factor, NOTHING))
         low[HEAD:] *= min(1.0, recent)
         self._learn(at, x, usual, low, high)
@@ -129,9 +131,9 @@ class Detector:
     def step_idle(self, minute: int, most: int, *, judged: bool) -> int:
         """Up to `most` minutes without lines and without a detection: `step` for each, in closed form.
 
-        Sums decay, CUSUM statistics fall and gaps grow by recurrences over minutes and rows. The stretch ends where
-        something else would happen: at the end of an hour, where a silence would be found, a window judged, or an alarm
-        changes its state. Returns the number of minutes; 0 if this minute needs `step`.
+        Sums decay, CUSUM statistics fall and gaps grow by recurrences over minutes and rows. The stretch ends
+        where something else would happen: at the end of an hour, where a silence would be found, a window
+        judged, or an alarm changes its state. Returns the number of minutes; 0 if this minute needs `step`.
         """
         if most < _LEAST_IDLE or not self.bursts.idle_allowed(self.cusum):
             return 0
@@ -191,7 +193,7 @@ class Detector:
         return low, high, size
 
     def skip(self, minute: int, n: int, *, judged: bool) -> list[Detection]:
-        """`n` minutes of one hour without lines, roughly: a long gap ends bursts, CUSUM statistics and windows."""
+        """`n` minutes of one hour without lines, roughly: a long gap ends bursts and windows."""
         if minute // 60 != self.season.hour:
             self._turn_season(minute)
         found = self.gaps.skip(self._context(minute, judged=judged), n)
@@ -237,7 +239,7 @@ class Detector:
         self.scatter.unlearn(self.season.turn(minute, worth, self.scatter.of_blocks()))
 
     def _spread(self, counts: Mapping[int, int]) -> Floats:
-        """The counts by row. New templates get rows, if need be those of the templates with the fewest lines."""
+        """The counts by row. New templates get rows, if need be those with the fewest lines."""
         rows = self.table.rows
         fresh = [t for t in sorted(counts) if t not in rows and t != UNCOUNTED][:NEW_ROWS]
         missing = len(self.table) + len(fresh) - ROWS
@@ -266,22 +268,27 @@ class Detector:
         ids, columns = self.table.pack()
         of = self.composition
         return PackedDetector(
-            ids=ids, columns=columns, season=self.season.pack(), hour=self.season.hour,
-            peaks=(self.bursts.peaks.scores, self.gaps.peaks.scores, of.peaks.scores), causes=self.backoff.causes,
-            window=of.window, composition=(of.windows, of.mean, of.square_mean, of.shift_age),
-        )  # fmt: skip
+            ids=ids,
+            columns=columns,
+            season=self.season.pack(),
+            hour=self.season.hour,
+            peaks=(self.bursts.peaks.scores, self.gaps.peaks.scores, of.peaks.scores),
+            causes=self.backoff.causes,
+            window=of.window,
+            composition=(of.windows, of.mean, of.square_mean, of.shift_age),
+        )
 
     @classmethod
     def of(cls, packed: PackedDetector) -> Self:
         """The inverse of `packed`. Raises ValueError."""
-        made = cls()
-        made.table.unpack(packed.ids, packed.columns)
-        made.season.unpack(*packed.season)
-        made.season.hour = packed.hour
-        of = made.composition
-        for peaks, scores in zip((made.bursts.peaks, made.gaps.peaks, of.peaks), packed.peaks, strict=True):
+        state = cls()
+        state.table.unpack(packed.ids, packed.columns)
+        state.season.unpack(*packed.season)
+        state.season.hour = packed.hour
+        of = state.composition
+        for peaks, scores in zip((state.bursts.peaks, state.gaps.peaks, of.peaks), packed.peaks, strict=True):
             peaks.scores = sorted(scores)
-        made.backoff.causes = packed.causes
+        state.backoff.causes = packed.causes
         of.window = packed.window
         of.windows, of.mean, of.square_mean, of.shift_age = packed.composition
-        return made
+        return state

@@ -1,7 +1,7 @@
 """Gaps between the lines of a template, and silences: gaps that outgrow those of the past.
 
-A gap is measured in minutes in which a line was to be expected, so a night is short. Templates are waited for only in
-minutes in which something else came: a stream that is down is one silence of the workload.
+A gap is measured in minutes in which a line was to be expected, so a night is short. Templates are waited for
+only in minutes in which something else came: a stream that is down is one silence of the workload.
 """
 
 import math
@@ -53,15 +53,17 @@ class Gaps(Columns):
         self.peaks = PeaksOverThreshold(Reason.RATE_SILENCE)
 
     def advance(self, at: Context, counts: Floats, fall: float) -> list[Detection]:
-        """Judge one minute. `fall`: the factor, at most 1, by which all templates together fell short lately."""
+        """Judge one minute. `fall`: the common factor of the last minutes, at most 1."""
         came = counts > 0
-        due = self._due(at, fall)
+        activity, scale = self.activity(), self._scale()
+        due = self._due(at, activity, fall)
         if not came[TOTAL]:
             due[HEAD:] = 0.0
         self.elapsed += due
-        score = self._score()
-        threshold = self.peaks.threshold(self._tests(self.activity()), float(at.baseline.age[TOTAL]))
-        self._close(at, came, score, threshold)
+        score = self._score(scale)
+        threshold = self.peaks.threshold(self._tests(activity), float(at.baseline.age[TOTAL]))
+        if came.any():
+            self._close(at, came, score, scale, threshold)
         patient = (self.returns >= _REGULAR) & (at.baseline.age >= _PATIENCE)
         patient[OTHER] = False
         patient &= self._missed(at, at.minute)
@@ -73,7 +75,8 @@ class Gaps(Columns):
             detections = self._alerts(at, silent, score, threshold)
         given_up = self.silence_age >= _GIVEN_UP
         if given_up.any():
-            self.clear(given_up, "returns", "gap_sum", "gap_square_sum", "gap_max", "silence_age", "alerted", "elapsed")  # fmt: skip
+            self.clear(given_up, "returns", "gap_sum", "gap_square_sum", "gap_max", "elapsed")
+            self.clear(given_up, "silence_age", "alerted")
         return detections
 
     def learn(self, counts: Floats, learn: Bools) -> None:
@@ -91,15 +94,15 @@ class Gaps(Columns):
         if judged:
             self.silence_age[self.silence_age > 0] += n
         some = np.flatnonzero(activity.learn)
-        left, ones = geometric(n, SLOW)
-        self.active_minutes[some] *= left
-        self.active_exposure[some] = self.active_exposure[some] * left + ones
+        remaining, ones = geometric(n, SLOW)
+        self.active_minutes[some] *= remaining
+        self.active_exposure[some] = self.active_exposure[some] * remaining + ones
 
     def idle_activity(self, n: int, factor: Floats, learn: Bools) -> IdleActivity:
         learn = learn[:HEAD] & (self.silence_age[:HEAD] == 0)
-        left, ones = geometric(np.arange(n)[:, None], SLOW)
-        active = self.active_minutes[:HEAD] * np.where(learn, left, 1.0)
-        exposure = self.active_exposure[:HEAD] * np.where(learn, left, 1.0) + np.where(learn, ones, 0.0)
+        remaining, ones = geometric(np.arange(n)[:, None], SLOW)
+        active = self.active_minutes[:HEAD] * np.where(learn, remaining, 1.0)
+        exposure = self.active_exposure[:HEAD] * np.where(learn, remaining, 1.0) + np.where(learn, ones, 0.0)
         ratio = active / np.maximum(exposure, 1.0)
         return IdleActivity(ratio=ratio, due=np.minimum(1.0, ratio * factor[:HEAD]), learn=learn)
 
@@ -113,7 +116,7 @@ class Gaps(Columns):
         return limit
 
     def idle_until_silent(self, at: Context, activity: IdleActivity, slow: Floats) -> int:
-        """Minutes before the one in which the silence of the workload is found or alerts; `slow` is its level in each."""
+        """Minutes before the workload's silence is found or alerts; `slow` is its level in each."""
         n, age = len(activity.due), float(at.baseline.age[TOTAL])
         if not at.judged or self.returns[TOTAL] < _REGULAR or age + n - 1 < _PATIENCE:
             return n
@@ -141,13 +144,14 @@ class Gaps(Columns):
         return n
 
     def skip(self, at: Context, n: int) -> list[Detection]:
-        """`n` minutes of one hour without lines, roughly: only the silence of the workload is looked for, at their end."""
-        self.elapsed[TOTAL] += n * self._due(at, 1.0)[TOTAL]
-        score = float(self._score()[TOTAL])
+        """`n` minutes of one hour without lines, roughly: only the workload can fall silent, at their end."""
+        activity = self.activity()
+        self.elapsed[TOTAL] += n * self._due(at, activity, 1.0)[TOTAL]
+        score = float(self._score(self._scale())[TOTAL])
         patient = self.returns[TOTAL] >= _REGULAR and at.baseline.age[TOTAL] >= _PATIENCE
         detections = []
         if at.judged and patient and score >= self.peaks.floor(_LEAST_TESTS):
-            threshold = self.peaks.threshold(self._tests(self.activity()), float(at.baseline.age[TOTAL]))
+            threshold = self.peaks.threshold(self._tests(activity), float(at.baseline.age[TOTAL]))
             last = replace(at, minute=at.minute + n - 1)
             if score >= threshold and self._missed(at, last.minute)[TOTAL]:
                 self.silence_age[TOTAL] = max(1.0, self.silence_age[TOTAL])
@@ -158,9 +162,9 @@ class Gaps(Columns):
         if self.silence_age[TOTAL] > 0:
             self.silence_age[TOTAL] += n
         else:
-            left, ones = geometric(n, SLOW)
-            self.active_minutes[TOTAL] *= left
-            self.active_exposure[TOTAL] = self.active_exposure[TOTAL] * left + ones
+            remaining, ones = geometric(n, SLOW)
+            self.active_minutes[TOTAL] *= remaining
+            self.active_exposure[TOTAL] = self.active_exposure[TOTAL] * remaining + ones
         return detections
 
     def unlearnt(self) -> Bools:
@@ -175,9 +179,9 @@ class Gaps(Columns):
         """Gaps a day of the templates that keep coming."""
         return max(1440 * float(activity[self.returns >= _REGULAR].sum()), _LEAST_TESTS)
 
-    def _due(self, at: Context, fall: float) -> Floats:
+    def _due(self, at: Context, activity: Floats, fall: float) -> Floats:
         """The chance of a line in this minute, by row."""
-        due = np.minimum(1.0, self.activity() * at.season.factor)
+        due = np.minimum(1.0, activity * at.season.factor)
         due[HEAD:] *= fall
         return due
 
@@ -186,13 +190,14 @@ class Gaps(Columns):
         expected = at.baseline.slow() * at.season.factor * (minute - self.last_minute)
         return np.asarray(expected >= _MISSED)
 
-    def _score(self) -> Floats:
+    def _score(self, scale: Floats) -> Floats:
         """Nats by which the running gap is longer than the gaps of the past.
 
-        n gaps, none longer than the longest, bound the chance of a longer one by 1/n. Beyond, the tail is exponential.
+        n gaps, none longer than the longest, bound the chance of a longer one by 1/n. Beyond, the tail is
+        exponential.
         """
         beyond = self.elapsed - self.gap_max
-        return np.where(beyond > 0, np.log(np.maximum(self.returns, 1.0)) + beyond / self._scale(), 0.0)
+        return np.where(beyond > 0, np.log(np.maximum(self.returns, 1.0)) + beyond / scale, 0.0)
 
     def _scale(self) -> Floats:
         """Scale of the tail beyond the longest gap, from the gaps' spread and their maximum."""
@@ -201,21 +206,20 @@ class Gaps(Columns):
         spread = np.sqrt(np.maximum(self.gap_square_sum / n - mean**2, 0.0))
         return np.maximum(np.maximum(_STEADY, spread), (self.gap_max - mean) / np.log(n + 1.0))
 
-    def _close(self, at: Context, came: Bools, score: Floats, threshold: float) -> None:
+    def _close(self, at: Context, came: Bools, score: Floats, scale: Floats, threshold: float) -> None:
         """Close and learn the gaps of the rows that came."""
-        if not came.any():
-            return
         for row in np.flatnonzero(came & (self.silence_age > 0)).tolist():
             at.backoff.ended(cause_of_row(Reason.RATE_SILENCE, row, at.ids), at.minute)
         for row in np.flatnonzero(came & (score >= 3.0) & (self.returns >= _REGULAR)).tolist():
             alerted, height = bool(self.alerted[row] > 0), float(score[row])
             self.peaks.add(min(height, threshold + OVER) if alerted else height, at.minute, alerted=alerted)
-        # A silence that ended by itself counts as a gap just long enough to alert. So a template that pauses now and
-        # then is learnt, and a long outage does not make the detector deaf. A first line has no gap before it.
+        # A silence that ended by itself counts as a gap just long enough to alert. So a template that pauses
+        # now and then is learnt, and a long outage does not make the detector deaf. A first line has no gap
+        # before it.
         learn = came & (self.last_minute > 0)
         known = np.log(np.maximum(self.returns, 1.0))
-        most = self.gap_max + self._scale() * np.maximum(threshold - known, 1.0)
-        gap = np.where(self.alerted > 0, np.minimum(self.elapsed, most), self.elapsed)
+        longest = self.gap_max + scale * np.maximum(threshold - known, 1.0)
+        gap = np.where(self.alerted > 0, np.minimum(self.elapsed, longest), self.elapsed)
         self.gap_max = np.where(learn, np.maximum(self.gap_max * (1.0 - DAYS_28), gap), self.gap_max)
         self.gap_sum[learn] += gap[learn]
         self.gap_square_sum[learn] += gap[learn] ** 2

@@ -1,10 +1,11 @@
 """Line counts of one workload by minute and template that its rate detector has not received yet.
 
-The detector's state is large and a minute is long, so counts gather here and move to the detector about once a
-minute. Counts newer than a batch that is still in flight stay here: half a minute would look like a silence.
+The detector's state is large and a minute is long, so counts gather here and move to the detector about once
+a minute. Counts newer than a batch that is still in flight stay here: half a minute would look like a
+silence.
 
-A log with one line an hour has years of minutes to judge. A round therefore ends when its time is up; the next round
-continues, and the counts that the detector has not taken wait here.
+A log with one line an hour has years of minutes to judge. A round therefore ends when its time is up; the
+next round continues, and the counts that the detector has not taken wait here.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ ENDS_PART: Final = (
     10  # a stream at least so many session gaps long has at most a tenth of itself near its end
 )
 MOST_COUNTS: Final = 2_000  # pairs of minute and template that may gather; the detector takes 4,096 at once
-# Pairs of one workload beyond which nothing is read until its detector has taken some. One batch may bring twice that.
+# Pairs of one workload beyond which nothing is read until its detector has taken some. One batch may bring
+# twice that.
 MOST_WAITING: Final = 2 * MOST_COUNTS
 MOST_AHEAD: Final = 32  # batches that wait for their predecessors; beyond, the newest two become one
 
@@ -107,8 +109,8 @@ class MinuteCounts:
     ) -> list[Alarm]:
         """Move the complete counts to the detector at this minute of Redis time, and return its alarms.
 
-        Minutes that may still miss a batch stay, unless nothing more will come (`end`) or too many counts wait.
-        Once `goes_on` says no, the next call continues at once (`behind`).
+        Minutes that may still miss a batch stay, unless nothing more will come (`end`) or too many counts
+        wait. Once `goes_on` says no, the next call continues at once (`behind`).
         """
         goes_on = goes_on or _always
         self.looked, handed = max(self.looked, minute), True
@@ -162,7 +164,8 @@ class MinuteCounts:
         return _CODEC.unpack(blob)
 
 
-# A newer version is as unreadable as a damaged one: the watcher starts anew instead of waiting for a newer worker.
+# A newer version is as unreadable as a damaged one: the watcher starts anew instead of waiting for a newer
+# worker.
 _CODEC: Final = Codec(MinuteCounts, version=1, what="the minute counts of a workload", newer=BadPayload)
 
 

@@ -1,12 +1,12 @@
 """Rates of one workload: lines by template and minute, and alarms about their number. A pure state machine.
 
-`observe` takes counts by minute of event time; `close` judges the minutes that are complete and returns alarms. Event
-time makes a replay judge a log as it would have been judged live. The caller's clock has two uses. In a live stream it
-moves the watermark: a minute is complete once the clock has passed it by the stream's usual lag. A line later than the
-clock has a wrong time.
+`observe` takes counts by minute of event time; `close` judges the minutes that are complete and returns
+alarms. Event time makes a replay judge a log as it would have been judged live. The caller's clock has two
+uses. In a live stream it moves the watermark: a minute is complete once the clock has passed it by the
+stream's usual lag. A line later than the clock has a wrong time.
 
-Memory is bounded: a state packs into at most 640 KiB. The work of one call is bounded for a caller that says when its
-time is up; the next call does the remaining work, with the same result.
+Memory is bounded: a state packs into at most 640 KiB. The work of one call is bounded for a caller that says
+when its time is up; the next call does the remaining work, with the same result.
 """
 
 import math
@@ -50,9 +50,10 @@ GoesOn = Callable[[], bool]
 class Alarm:
     """One deviation of a workload's rates, alerted once while it lasts.
 
-    `expected` and `seen` are lines from `began` to `at`, of the template or of the workload; for a composition shift
-    those of the template that moved most. `p_value` bounds the chance of it by the workload's own past, per minute and
-    template. `score` is 0.5 at the threshold and rises towards 1. `cause` is equal for equal deviations.
+    `expected` and `seen` are lines from `began` to `at`, of the template or of the workload; for a
+    composition shift those of the template that moved most. `p_value` bounds the chance of it by the
+    workload's own past, per minute and template. `score` is 0.5 at the threshold and rises towards 1. `cause`
+    is equal for equal deviations.
     """
 
     kind: Reason
@@ -82,7 +83,8 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
     detector: PackedDetector
 
 
-# A newer version is as unreadable as a damaged one: the watcher starts anew instead of waiting for a newer worker.
+# A newer version is as unreadable as a damaged one: the watcher starts anew instead of waiting for a newer
+# worker.
 _CODEC: Final = Codec(_Packed, version=VERSION, what="a state of rates", newer=BadPayload)
 
 
@@ -125,7 +127,7 @@ class Rates:
         self._relieve(self._scored if judged else self._baseline, judged, goes_on)
 
     def observe(self, counts: pl.DataFrame, *, judged: bool) -> None:
-        """Add lines (columns minute, template_id, n; any order, repeated rows add up). `judged` False: only learnt.
+        """Add lines (minute, template_id, n; any order, repeated rows add up). `judged` False: only learnt.
 
         Raises BadPayload when a column is missing or no number.
         """
@@ -169,8 +171,8 @@ class Rates:
     def close(self, now_minute: int, goes_on: GoesOn | None = None) -> list[Alarm]:
         """Judge the minutes complete at this minute of the caller's clock (the wall's, or event time itself).
 
-        `goes_on` is asked after every step of the work. Once it says no, the alarms so far are returned and `behind` is
-        true; the next call continues with the same minutes, and its own minute is ignored.
+        `goes_on` is asked after every step of the work. Once it says no, the alarms so far are returned and
+        `behind` is true; the next call continues with the same minutes, and its own minute is ignored.
         """
         buffers = ((self._baseline, False), (self._scored, True))
         if not self.behind:
@@ -200,7 +202,7 @@ class Rates:
             buffer.closed = buffer.gap = None
 
     def _go_back(self, buffer: PendingBuffer) -> None:
-        """Lines far behind, and no others for two rounds: an older log is read now, so time goes back to it."""
+        """Lines far behind, and no others for two rounds: time goes back to an older log."""
         if not buffer.out_of_range:
             return
         if buffer.pending or buffer.fresh:
@@ -235,7 +237,7 @@ class Rates:
         return last - _LATENESS_REPLAY
 
     def _advance(self, buffer: PendingBuffer, watermark: int, judged: bool, goes_on: GoesOn) -> bool:
-        """Judge the minutes up to the watermark, empty ones too; False if time ran out before the last one."""
+        """Judge the minutes up to the watermark, empty ones too; False if time ran out."""
         while buffer.pending:
             minute = min(buffer.pending)
             if minute > watermark:
@@ -284,29 +286,36 @@ class Rates:
         """At most `MAX_PACKED` bytes; `unpack` gives a state that behaves as this one."""
         return _CODEC.pack(
             _Packed(
-                late=self.late, out_of_range=self.out_of_range, now=self._now, heard=self._heard,
-                lag=self._lag, live=self._live, scored=self._scored.ordered(), baseline=self._baseline.ordered(),
-                found=self._found, detector=self.detector.packed(),
+                late=self.late,
+                out_of_range=self.out_of_range,
+                now=self._now,
+                heard=self._heard,
+                lag=self._lag,
+                live=self._live,
+                scored=self._scored.ordered(),
+                baseline=self._baseline.ordered(),
+                found=self._found,
+                detector=self.detector.packed(),
             )
-        )  # fmt: skip
+        )
 
     @classmethod
     def unpack(cls, blob: bytes | None) -> "Rates":
         """A new state for None. Raises BadPayload when the bytes are not one of `pack`."""
-        made = cls()
+        state = cls()
         if blob is None:
-            return made
+            return state
         if len(blob) > MAX_PACKED:
             raise BadPayload(f"a state of rates has {len(blob)} bytes; the most is {MAX_PACKED}")
         packed = _CODEC.unpack(blob)
         try:
-            made.detector = Detector.of(packed.detector)
+            state.detector = Detector.of(packed.detector)
         except ValueError as exc:  # of numpy, for arrays of a wrong length, and of the columns
             raise BadPayload(f"a state of rates of {len(blob)} bytes is not readable: {exc}") from exc
-        made.late, made.out_of_range = packed.late, packed.out_of_range
-        made._now, made._heard, made._lag, made._live = packed.now, packed.heard, packed.lag, packed.live
-        made._scored, made._baseline, made._found = packed.scored, packed.baseline, packed.found
-        return made
+        state.late, state.out_of_range = packed.late, packed.out_of_range
+        state._now, state._heard, state._lag, state._live = packed.now, packed.heard, packed.lag, packed.live
+        state._scored, state._baseline, state._found = packed.scored, packed.baseline, packed.found
+        return state
 
 
 def _rows(counts: pl.DataFrame) -> list[tuple[int, int, int]]:

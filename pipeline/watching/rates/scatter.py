@@ -57,7 +57,7 @@ class Scatter(Columns):
         self.expected1 = self.expected1 * old + (weight * high).sum(axis=0)
 
     def advance_idle_block(self, until: int, low: Floats, high: Floats, known: Bools) -> None:
-        """The minutes without lines of one block, up to the minute `until`: the fast level needs each block's error."""
+        """The minutes without lines of one block, up to `until`: the fast level needs each block's error."""
         self.block_low += low.sum(axis=0)
         self.block_high += high.sum(axis=0)
         if until % BLOCK == 0:

@@ -17,7 +17,8 @@ KINDS: Final = ("no", "24", "168")  # seasonality kinds by number: slots that th
 _DAYS: Final = (2.0, 14.0)  # of history for 24 slots, and for 168
 _PSEUDO: Final = 20.0  # lines' worth of the overall mean in each slot, times the dispersion
 _SLOT_CAP: Final = 360.0  # minutes of a slot, six weeks of it; then its sums halve
-# Relative variance of a level by seasonality kind: 25 % without a season, 20 % with hours, 14 % with weekdays.
+# Relative variance of a level by seasonality kind: 25 % without a season, 20 % with hours, 14 % with
+# weekdays.
 _UNSURE: Final = np.array((0.0625, 0.04, 0.02))
 
 
@@ -27,7 +28,7 @@ def slot_of(minute: int) -> int:
 
 
 class Season(Columns):
-    """`sums` and `minutes` have the shape (seasons, SLOTS); `place` is each row's index in them, -1 without a season."""
+    """`sums` and `minutes`: (seasons, SLOTS); `place`: each row's index in them, -1 without a season."""
 
     factor: Floats  # seasonal factor of the hour
     factor_kind: Floats  # seasonality kind that the factor rests on
@@ -41,7 +42,7 @@ class Season(Columns):
         self.hour = -1  # epoch hour of the factors
 
     def turn(self, minute: int, worth: Bools, dispersion: Floats) -> Bools:
-        """Set the factors of this hour. Rows `worth` a season get one. Returns the rows whose kind changed."""
+        """Set the factors of this hour. Rows `worth` a season get one. Returns rows whose kind changed."""
         self.hour = minute // 60
         fresh = worth & (self.place < 0)
         fresh[OTHER] = False
@@ -62,8 +63,8 @@ class Season(Columns):
     def _factors(self, places: Any, slot: int, dispersion: Floats) -> Floats:
         """The factors of one slot for these seasons.
 
-        A slot shrinks to the mean of its hour, an hour to the overall mean, by pseudo-counts that grow with the
-        dispersion: clumps need more lines before an hour differs from chance.
+        A slot shrinks to the mean of its hour, an hour to the overall mean, by pseudo-counts that grow with
+        the dispersion: clumps need more lines before an hour differs from chance.
         """
         sums = self.sums[places].astype(np.float64)
         minutes = self.minutes[places].astype(np.float64)

@@ -1,8 +1,8 @@
 """Tail bounds of counts: how unlikely a count is under its expectation.
 
-Counts are negative binomial with a mean and a size: variance = mean + mean²/size, Poisson for infinite size. Values are
-nats, minus the logarithm of a probability, so that nothing underflows. Chernoff bounds hold for every count: they
-claim less than the exact tail, never more.
+Counts are negative binomial with a mean and a size: variance = mean + mean²/size, Poisson for infinite size.
+Values are nats, minus the logarithm of a probability, so that nothing underflows. Chernoff bounds hold for
+every count: they claim less than the exact tail, never more.
 """
 
 import math
@@ -37,7 +37,8 @@ def log_likelihood_ratio(count: Floats, mean: Floats, size: Floats, ratio: float
 def size_of(mean: Floats, lines: Floats, unsure: Floats, dispersion: Floats) -> Floats:
     """Size of the negative binomial, from three sources of variance.
 
-    `dispersion` is that of clumps, `unsure` the relative variance of the level, `lines` the lines behind the level.
+    `dispersion` is that of clumps, `unsure` the relative variance of the level, `lines` the lines behind the
+    level.
     """
     spread = dispersion - 1.0 + mean * (unsure + 1.0 / (lines + 1.0))
     size: Floats = mean / np.maximum(spread, 1e-9)
@@ -45,10 +46,10 @@ def size_of(mean: Floats, lines: Floats, unsure: Floats, dispersion: Floats) -> 
 
 
 def common_factor(count: Floats, mean: Floats, least: float, dispersion: Floats | float = 1.0) -> float:
-    """The factor by which all moved together: the weighted median of count / mean where the mean is at least `least`.
+    """The factor by which all moved together: the weighted median of count / mean where mean >= `least`.
 
-    Weights fall with the dispersion (variance over mean). No entry weighs more than a fifth, so one that runs wild
-    does not decide. With fewer than five entries the factor is 1.
+    Weights fall with the dispersion (variance over mean). No entry weighs more than a fifth, so one that runs
+    wild does not decide. With fewer than five entries the factor is 1.
     """
     which = mean >= least
     if np.count_nonzero(which) < 5:

@@ -1,8 +1,8 @@
 """The height that a score needs to be a detection, by a budget of false alarms.
 
-A threshold is the higher of two. The first is the nats that a perfect model needs to stay within the budget over all
-its tests. The second is the score that the workload's history exceeded as often as the budget allows (peaks over
-threshold, POT): a model of counts is never quite right.
+A threshold is the higher of two. The first is the nats that a perfect model needs to stay within the budget
+over all its tests. The second is the score that the workload's history exceeded as often as the budget allows
+(peaks over threshold, POT): a model of counts is never quite right.
 """
 
 import bisect
@@ -66,7 +66,8 @@ class PeaksOverThreshold:
         """
         days = min(minutes, _HISTORY) / 1440
         allowed = max(1, int(per_day * days))
-        # An alarm within the budget does not make the next one harder; beyond, alarms are noise to be shut out.
+        # An alarm within the budget does not make the next one harder; beyond, alarms are noise to be shut
+        # out.
         beyond = self.scores[-1 - allowed][0] if allowed < len(self.scores) else -math.inf
         if per_day * days >= 1:
             return beyond
