@@ -20,7 +20,7 @@ import polars as pl
 from bench._running import scratch
 from bench.scoring import messages
 from bench.watching import own_redis
-from pipeline.controller.trainings import Request, State, Status
+from pipeline.controller.trainings import Status, TrainingRequest, TrainingState
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
@@ -90,12 +90,12 @@ def measure(data: Path, *, lines: int = LINES) -> dict[str, Any]:
         client = connect(settings)
         leases = Leases(client, settings)
         lease = granted(leases.request(TRAINING, "bench"), TRAINING)
-        entered: dict[State, float] = {}
+        entered: dict[TrainingState, float] = {}
         began = time.perf_counter()
         with leases.holding(lease) as held:
             query = Query(workloads=tuple(f"shop/api-{n}" for n in range(WORKLOADS)))
             work = training.Training(
-                request=Request(),
+                request=TrainingRequest(),
                 status=Status(request_id="bench"),
                 lines=training.lines_for(query, settings),
                 masks=masks,
@@ -113,9 +113,9 @@ def measure(data: Path, *, lines: int = LINES) -> dict[str, Any]:
     return {
         "lines": status.lines,
         "seconds": round(seconds, 1),
-        "read_seconds": round(entered[State.TRAINING], 1),
-        "fit_seconds": round(entered[State.JUDGING] - entered[State.TRAINING], 1),
-        "judge_seconds": round(entered[State.PUBLISHING] - entered[State.JUDGING], 1),
+        "read_seconds": round(entered[TrainingState.TRAINING], 1),
+        "fit_seconds": round(entered[TrainingState.JUDGING] - entered[TrainingState.TRAINING], 1),
+        "judge_seconds": round(entered[TrainingState.PUBLISHING] - entered[TrainingState.JUDGING], 1),
         "patterns": status.patterns,
         "templates": manifest.stats.templates,
         "steps": manifest.stats.steps,

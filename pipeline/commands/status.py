@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.commands.common import cell, out, print_json, printable, reached, settings_of
-from pipeline.controller.trainings import State
+from pipeline.controller.trainings import TrainingState
 from pipeline.settings import Settings
 from pipeline.units import plural
 
@@ -152,16 +152,16 @@ def _trainings(console: Console, facts: Mapping[str, Any]) -> None:
 
 def _training(status: Mapping[str, Any]) -> str:
     state = status["state"]
-    if state == State.NONE.value:
+    if state == TrainingState.NONE.value:
         return "none yet"
     whose = "" if status["model"] == "shared" else f" of {printable(status['model'])}"
-    if state == State.QUEUED.value:
+    if state == TrainingState.QUEUED.value:
         later = f" since {_moment(status['created_ms'])} UTC"
         retry = f", try {status['attempt']}" if status["attempt"] > 1 else ""
         return f"queued{whose}{later}{retry}: {printable(status['why'])}".rstrip(": ")
     if status["ended_ms"]:
         at = _moment(status["ended_ms"])
-        kept = "" if status["published"] or state != State.COMPLETED.value else " but not published"
+        kept = "" if status["published"] or state != TrainingState.COMPLETED.value else " but not published"
         lines = f", {status['lines']:,} lines" if status["lines"] else ""
         why = f": {printable(status['reason'])}" if status["reason"] else ""
         return f"{state}{kept}{whose} at {at} UTC{lines}{why}"

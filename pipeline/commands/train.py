@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
-from pipeline.controller.trainings import Request, State, Status, Trainings
-from pipeline.controller.watchlist import check_pattern, covers, model_of, silent
+from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState
+from pipeline.controller.watchlist import check_pattern, covers, model_of, unmatched
 from pipeline.errors import BadInput, Cancelled, TrainingFailed
 from pipeline.ledger.ledger import Ledger
 from pipeline.producer import Producer
@@ -40,12 +40,12 @@ def _train(args: argparse.Namespace, settings: Settings) -> int:
     if args.no_wait:
         return _say_queued(args, trainings.status(request_id))
     status = _watched(trainings, request_id)
-    if args.json and status.state is State.COMPLETED:
+    if args.json and status.state is TrainingState.COMPLETED:
         print_json(asdict(status))
         return 0 if status.published else 1
-    if status.state is State.CANCELLED:
+    if status.state is TrainingState.CANCELLED:
         raise Cancelled(f"the training was cancelled: {status.reason}")
-    if status.state is not State.COMPLETED:
+    if status.state is not TrainingState.COMPLETED:
         raise TrainingFailed(status.reason)
     learnt = f"learnt from {status.lines:,} lines ({status.patterns:,} distinct) in {status.elapsed_s:.1f} s"
     if status.published:
@@ -60,15 +60,15 @@ def _train(args: argparse.Namespace, settings: Settings) -> int:
     return 1
 
 
-def _request(args: argparse.Namespace, settings: Settings, seen: list[str]) -> Request:
+def _request(args: argparse.Namespace, settings: Settings, seen: list[str]) -> TrainingRequest:
     patterns = tuple(check_pattern(p) for p in args.workload or ())
-    nothing = silent(patterns, seen)
+    nothing = unmatched(patterns, seen)
     if nothing:
         raise BadInput(f"no workload matches {nothing[0]!r}; `logweir status` shows those that have logs")
     query = _with_span(query_of(settings, utc_now()), args)
     if args.exclude:
         query = replace(query, exclude_words=(*query.exclude_words, *args.exclude))
-    return Request(
+    return TrainingRequest(
         model=_model_of(patterns, seen, settings), patterns=patterns, query=query, why="logweir train"
     )
 
@@ -119,7 +119,7 @@ def _watched(trainings: Trainings, request_id: str) -> Status:
     """Wait for the end, showing where it stands."""
     with err().status("queued") as line:
         while not (status := trainings.followed(request_id)).ended:
-            if status.state is State.NONE:
+            if status.state is TrainingState.NONE:
                 raise TrainingFailed("Redis has forgotten this training; ask for it again")
             line.update(_progress(status))
             time.sleep(0.2)
@@ -127,11 +127,11 @@ def _watched(trainings: Trainings, request_id: str) -> Status:
 
 
 def _progress(status: Status) -> str:
-    if status.state is State.QUEUED:
+    if status.state is TrainingState.QUEUED:
         wait_s = max(0.0, status.not_before_ms / 1000 - time.time())
         later = f", begins in {wait_s:.0f} s" if wait_s > 1 else ""
         return f"queued{', try ' + str(status.attempt) if status.attempt > 1 else ''}{later}"
-    if status.state is State.FETCHING:
+    if status.state is TrainingState.FETCHING:
         return f"reading, {status.lines:,} lines so far"
     left = f", {status.remaining_s:.0f} s left" if status.remaining_s else ""
     return f"{status.state.value} {status.percent:.0f} %{left}"
@@ -172,7 +172,7 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _state(status: Status) -> str:
-    if status.state is State.COMPLETED:
+    if status.state is TrainingState.COMPLETED:
         kept = "" if status.published else ", kept as a candidate"
         return f"completed, {status.version}{kept}"
     if status.ended:

@@ -25,7 +25,7 @@ from pipeline.controller.facts import (
     REASON_CHARS,
     Facts,
     History,
-    Rules,
+    RetrainRules,
     backoff_s,
     clipped,
     iso,
@@ -63,7 +63,7 @@ class _Cause:
     text: str
 
 
-def decide(facts: Facts, rules: Rules) -> Decision:
+def decide(facts: Facts, rules: RetrainRules) -> Decision:
     """Pure: equal facts and rules give the equal decision."""
     if not facts.watching:
         why = "nothing is watched, so no model is trained; add workloads with `logweir watch add NAME`"
@@ -96,7 +96,7 @@ def decide(facts: Facts, rules: Rules) -> Decision:
     return Wait(until=min(times, default=None), why=_nothing_due(facts, rules))
 
 
-def _causes(facts: Facts, rules: Rules) -> Iterator[_Cause]:
+def _causes(facts: Facts, rules: RetrainRules) -> Iterator[_Cause]:
     """Every cause that holds, in order, whether it was answered or not."""
     last = facts.history.last
     # Attempts move this basis, so a key that holds it is outdated by the attempt that answers it.
@@ -122,7 +122,7 @@ def _causes(facts: Facts, rules: Rules) -> Iterator[_Cause]:
         yield _Cause(key=f"age:{basis}", text=text)
 
 
-def _drift_causes(drift: Drift | None, rules: Rules) -> Iterator[_Cause]:
+def _drift_causes(drift: Drift | None, rules: RetrainRules) -> Iterator[_Cause]:
     if drift is None or not drift.ready:
         return
     if drift.novelty > rules.drift_novelty:
@@ -142,7 +142,7 @@ def _drift_causes(drift: Drift | None, rules: Rules) -> Iterator[_Cause]:
         yield _Cause(key=f"drift:{drift.version}:score", text=text)
 
 
-def _old_at(facts: Facts, rules: Rules) -> datetime | None:
+def _old_at(facts: Facts, rules: RetrainRules) -> datetime | None:
     since = facts.since
     return None if since is None else since + timedelta(seconds=rules.age_s)
 
@@ -155,7 +155,7 @@ def _trained_since(facts: Facts, at: datetime) -> bool:
     )
 
 
-def _back_off(history: History, rules: Rules) -> datetime | None:
+def _back_off(history: History, rules: RetrainRules) -> datetime | None:
     if history.failures == 0 or history.failed_at is None:
         return None
     return history.failed_at + timedelta(seconds=backoff_s(history.failures, rules.backoff_s))
@@ -193,7 +193,7 @@ def _quiet(facts: Facts) -> str:
     return f"; no logs yet from {_names(names)}" if names else ""
 
 
-def _nothing_due(facts: Facts, rules: Rules) -> str:
+def _nothing_due(facts: Facts, rules: RetrainRules) -> str:
     parts = [f"{facts.new_lines:,} of {rules.volume_lines:,} new lines"]
     since = facts.since
     if since is not None:

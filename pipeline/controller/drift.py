@@ -74,7 +74,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class DriftWindow:
     """What `advance` remembers between two looks at the sums of one version. All values are sums since publication."""
 
     version: str
@@ -86,7 +86,7 @@ class Window:
         return {"version": self.version, "reference": reference, "marks": [dict(m) for m in self.marks]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Window":
+    def from_json(cls, data: Mapping[str, Any]) -> "DriftWindow":
         """Raises BadPayload when it is not what `to_json` gave."""
         try:
             return cls(
@@ -133,8 +133,8 @@ def sums(stored: Mapping[str, Any]) -> dict[str, int]:
 
 
 def advance(
-    state: Window | None, *, version: str, counters: Mapping[str, Any], drift_lines: int
-) -> tuple[Window, Drift]:
+    state: DriftWindow | None, *, version: str, counters: Mapping[str, Any], drift_lines: int
+) -> tuple[DriftWindow, Drift]:
     """One look at the sums of the live version. Pure.
 
     The first `drift_lines` lines (or however many were there when that was first seen) are the reference. The window
@@ -144,12 +144,12 @@ def advance(
     """
     now = sums(counters)
     if state is None or state.version != version or _shrunk(now, state.marks):
-        state = Window(version=version)
+        state = DriftWindow(version=version)
     if state.reference is None:
         if now["lines"] < drift_lines:
             drift = Drift(version=version, ready=False, lines=now["lines"], needed=2 * drift_lines)
             return state, drift
-        state = Window(version=version, reference=now, marks=(now,))
+        state = DriftWindow(version=version, reference=now, marks=(now,))
     reference = state.reference or now
     span = max(drift_lines, reference["lines"])
     marks = list(state.marks)
@@ -158,15 +158,15 @@ def advance(
     while len(marks) > 1 and now["lines"] - marks[1]["lines"] >= span:
         del marks[0]
     window = {name: now[name] - marks[0][name] for name in COUNTERS}
-    state = Window(version=version, reference=reference, marks=tuple(marks))
+    state = DriftWindow(version=version, reference=reference, marks=tuple(marks))
     if window["lines"] < span:
         lines = reference["lines"] + window["lines"]
         needed = reference["lines"] + span
         return state, Drift(version=version, ready=False, lines=lines, needed=needed)
-    return state, compare(reference, window, version=version)
+    return state, drift_between(reference, window, version=version)
 
 
-def compare(reference: Mapping[str, int], window: Mapping[str, int], *, version: str) -> Drift:
+def drift_between(reference: Mapping[str, int], window: Mapping[str, int], *, version: str) -> Drift:
     """The three figures of a full window against a full reference; both are differences of sums."""
     then, now = reference["lines"], window["lines"]
     words_then = max(reference["words"], then / _LINES_PER_WORD)

@@ -19,7 +19,7 @@ REASON_CHARS: Final = 300
 _SPENT_KEPT: Final = 64
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt at a training ended."""
 
     COMPLETED = "completed"  # published
@@ -34,7 +34,7 @@ class Attempt:
     """One training of this model that has ended, whoever asked for it."""
 
     at: datetime  # when it ended; aware UTC
-    outcome: Outcome
+    outcome: AttemptOutcome
     causes: tuple[str, ...]  # `Retrain.answers` of the decision; empty when an operator asked
     lines: Mapping[
         str, int
@@ -55,17 +55,17 @@ class History:
 
     def after(self, attempt: Attempt) -> "History":
         """The history once `attempt` has ended."""
-        if attempt.outcome is Outcome.FAILED:
+        if attempt.outcome is AttemptOutcome.FAILED:
             failure = clipped(attempt.reason, REASON_CHARS)
             return replace(self, failures=self.failures + 1, failed_at=attempt.at, failure=failure)
-        if attempt.outcome is Outcome.ROLLED_BACK:
+        if attempt.outcome is AttemptOutcome.ROLLED_BACK:
             # What was learnt from which lines stays as it was; only the age begins anew, or the old version that
             # serves again would be replaced at once for being old.
             last = self.last or attempt
             return replace(self, last=replace(last, at=max(last.at, attempt.at), outcome=attempt.outcome))
         # A training of some workloads says nothing about the lines of the others.
         lines = {**(self.last.lines if self.last else {}), **attempt.lines}
-        gave = attempt.outcome in (Outcome.COMPLETED, Outcome.CANDIDATE)
+        gave = attempt.outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.CANDIDATE)
         return History(
             last=replace(attempt, lines=lines),
             gave_at=attempt.at if gave else self.gave_at,
@@ -110,7 +110,7 @@ class History:
                 if last is None
                 else Attempt(
                     at=datetime.fromisoformat(last["at"]),
-                    outcome=Outcome(last["outcome"]),
+                    outcome=AttemptOutcome(last["outcome"]),
                     causes=tuple(map(str, last["causes"])),
                     lines={str(name): int(count) for name, count in last["lines"].items()},
                 ),
@@ -162,7 +162,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class RetrainRules:
     """The settings a decision follows."""
 
     min_lines: int

@@ -15,11 +15,11 @@ from typing import Any, Final
 import redis
 
 from pipeline.controller.decide import Decision, Retrain, Wait, decide, to_json
-from pipeline.controller.drift import Drift, Window, advance
-from pipeline.controller.facts import Attempt, Facts, History, Outcome, Rules, facts_to_json
+from pipeline.controller.drift import Drift, DriftWindow, advance
+from pipeline.controller.facts import Attempt, AttemptOutcome, Facts, History, RetrainRules, facts_to_json
 from pipeline.controller.schedule import last_time_of_day, next_time_of_day
-from pipeline.controller.trainings import Request, State, Status, Trainings
-from pipeline.controller.watchlist import Watched, Watchlist, model_of, silent
+from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState
+from pipeline.controller.watchlist import Watched, Watchlist, model_of, unmatched
 from pipeline.errors import BadBundle, BadPayload, TrainingsFull
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
@@ -33,7 +33,10 @@ KEEP: Final = 1_000  # decisions
 WINDOW: Final = "window"  # beside the sums of a version, in the same hash
 SAME_S: Final = 3_600.0  # an unchanged decision is written down again after so long
 
-_OUTCOMES: Final = {State.FAILED: Outcome.FAILED, State.CANCELLED: Outcome.CANCELLED}
+_OUTCOMES: Final = {
+    TrainingState.FAILED: AttemptOutcome.FAILED,
+    TrainingState.CANCELLED: AttemptOutcome.CANCELLED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ class Controller:
         self.registry = Registry(client, settings)
         self.trainings = Trainings(client, settings)
         self.watchlist = Watchlist(client, settings)
-        self.rules = Rules.of_settings(settings)
+        self.rules = RetrainRules.of_settings(settings)
         self._learnt: dict[str, frozenset[str]] = {}
 
     def tick(self) -> list[str]:
@@ -141,7 +144,7 @@ class Controller:
             model=model,
             watching=bool(seen.watched.entries),
             workloads=workloads,
-            silent=tuple(silent(seen.watched.patterns, seen.stored)) if model == SHARED else (),
+            silent=tuple(unmatched(seen.watched.patterns, seen.stored)) if model == SHARED else (),
             trained=frozenset() if live is None else self._trained(live.version),
             live_since=None if live is None else datetime.fromtimestamp(live.published_ms / 1000, UTC),
             history=memory.history,
@@ -152,8 +155,8 @@ class Controller:
         )
         return facts, memory
 
-    def _request(self, decision: Retrain, facts: Facts) -> Request:
-        return Request(
+    def _request(self, decision: Retrain, facts: Facts) -> TrainingRequest:
+        return TrainingRequest(
             model=facts.model,
             query=query_of(self.settings, facts.now),
             asked_by="controller",
@@ -181,7 +184,7 @@ class Controller:
             raw = text_map(self.client.hgetall(key))
         text = raw.pop(WINDOW, None)
         try:
-            window = None if text is None else Window.from_json(json.loads(text))
+            window = None if text is None else DriftWindow.from_json(json.loads(text))
             window, drift = advance(
                 window, version=live.version, counters=raw, drift_lines=self.settings.drift_lines
             )
@@ -261,9 +264,11 @@ def _with_ended(
         if number <= memory.counted:
             continue
         counted = max(counted, number)
-        outcome = _OUTCOMES.get(status.state, Outcome.COMPLETED if status.published else Outcome.CANDIDATE)
+        outcome = _OUTCOMES.get(
+            status.state, AttemptOutcome.COMPLETED if status.published else AttemptOutcome.CANDIDATE
+        )
         lines = dict(status.stored)
-        if outcome is Outcome.CANCELLED and not lines:
+        if outcome is AttemptOutcome.CANCELLED and not lines:
             if status.asked_by != "controller":
                 continue
             lines = dict(workloads)
@@ -280,5 +285,5 @@ def _with_ended(
     if live is not None and live.how == "rolled-back" and live.published_ms > rolled_back:
         rolled_back = live.published_ms
         at = datetime.fromtimestamp(live.published_ms / 1000, UTC)
-        history = history.after(Attempt(at=at, outcome=Outcome.ROLLED_BACK, causes=(), lines={}))
+        history = history.after(Attempt(at=at, outcome=AttemptOutcome.ROLLED_BACK, causes=(), lines={}))
     return replace(memory, history=history, counted=counted, rolled_back_ms=rolled_back)

@@ -36,7 +36,7 @@ KEEP: Final = 200  # ended trainings remembered
 MAX_WAITING: Final = 1_000
 
 
-class State(StrEnum):
+class TrainingState(StrEnum):
     """Where a training is."""
 
     NONE = "none"
@@ -50,11 +50,11 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-ENDED: Final = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+ENDED: Final = frozenset({TrainingState.COMPLETED, TrainingState.FAILED, TrainingState.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class TrainingRequest:
     """What is asked for. `workloads` are exact names, `patterns` choose more when the training begins; without either
     it is all that the model serves."""
 
@@ -77,7 +77,7 @@ class Request:
         return json.dumps(asdict(self) | {"query": self.query.to_json()})
 
     @classmethod
-    def from_json(cls, text: str) -> "Request":
+    def from_json(cls, text: str) -> "TrainingRequest":
         """Raises BadPayload."""
         try:
             data = json.loads(text)
@@ -100,7 +100,7 @@ class Request:
 class Status:
     """What a user sees of a training. Times in seconds, moments in ms of Redis time (0: not yet)."""
 
-    state: State = State.NONE
+    state: TrainingState = TrainingState.NONE
     request_id: str = ""
     model: str = SHARED
     asked_by: str = ""
@@ -133,7 +133,7 @@ class Status:
 
     @property
     def running(self) -> bool:
-        return self.state not in (State.NONE, State.QUEUED) and not self.ended
+        return self.state not in (TrainingState.NONE, TrainingState.QUEUED) and not self.ended
 
 
 class Trainings:
@@ -147,7 +147,7 @@ class Trainings:
 
     # ---- asking ----------------------------------------------------------------------------------
 
-    def request(self, request: Request) -> tuple[str, bool]:
+    def request(self, request: TrainingRequest) -> tuple[str, bool]:
         """(id, is it new): an equal request that is still queued is the same training. Raises TrainingsFull."""
         new_id = uuid.uuid4().hex
         k = self.keys
@@ -230,7 +230,7 @@ class Trainings:
         # Asked for by name: of many that wait the running one is not among the newest.
         for request_id in (running, *waiting):
             status = self.status(request_id)
-            if status.running or status.state is State.QUEUED:
+            if status.running or status.state is TrainingState.QUEUED:
                 return status
         return max(self.recent(), key=lambda s: s.ended_ms, default=Status())
 
@@ -243,7 +243,7 @@ class Trainings:
             now = int(seconds) * 1000 + int(micros) // 1000
             return int(self.client.zcount(self.keys.training_queue, "-inf", now))
 
-    def take(self, lease: Lease) -> tuple[Status, Request] | None:
+    def take(self, lease: Lease) -> tuple[Status, TrainingRequest] | None:
         """The next that may begin, for the holder of the training lease; None when none waits or the lease is lost."""
         k = self.keys
         while True:
@@ -268,9 +268,9 @@ class Trainings:
                 entry = text_map(self.client.hgetall(k.training(ids[0])))
             status = _status(ids[0], entry)
             try:
-                return status, Request.from_json(entry["request"])
+                return status, TrainingRequest.from_json(entry["request"])
             except BadPayload as exc:  # nobody will ever be able to work on it
-                self.end(replace(status, state=State.FAILED, reason=str(exc)), lease)
+                self.end(replace(status, state=TrainingState.FAILED, reason=str(exc)), lease)
 
     def show(self, status: Status, lease: Lease) -> None:
         """Report progress. Raises Cancelled when somebody asked for the end, StaleToken when it is not ours any more."""
@@ -286,7 +286,7 @@ class Trainings:
                 f"training {status.request_id} was given to another process; nothing is published"
             )
 
-    def end(self, status: Status, lease: Lease, *, retry: Request | None = None) -> bool:
+    def end(self, status: Status, lease: Lease, *, retry: TrainingRequest | None = None) -> bool:
         """Write the last status; `retry` is queued again after a pause. False when it had ended already."""
         return self._end(status, retry, token=str(lease.token)) == "ended"
 
@@ -304,11 +304,11 @@ class Trainings:
         if not status.running:
             return None
         try:
-            request = Request.from_json(entry["request"])
+            request = TrainingRequest.from_json(entry["request"])
         except BadPayload:
-            request = Request(attempt=ATTEMPTS)
+            request = TrainingRequest(attempt=ATTEMPTS)
         if status.version and published(status.version):
-            done = replace(status, state=State.COMPLETED, percent=100.0, published=True)
+            done = replace(status, state=TrainingState.COMPLETED, percent=100.0, published=True)
             return done if self._end(done, None, token="") == "ended" else None
         cancelled = bool(entry.get("cancel"))
         last = request.attempt >= ATTEMPTS
@@ -319,7 +319,7 @@ class Trainings:
         )
         ended = replace(
             status,
-            state=State.CANCELLED if cancelled else State.FAILED,
+            state=TrainingState.CANCELLED if cancelled else TrainingState.FAILED,
             reason="an operator cancelled it"
             if cancelled
             else f"the trainer died while {status.state.value}{more}",
@@ -327,7 +327,7 @@ class Trainings:
         retry = None if cancelled or last else again(request, request_id)
         return ended if self._end(ended, retry, token="") == "ended" else None
 
-    def _end(self, status: Status, retry: Request | None, *, token: str) -> str:
+    def _end(self, status: Status, retry: TrainingRequest | None, *, token: str) -> str:
         k = self.keys
         retry_id = uuid.uuid4().hex if retry else ""
         status = replace(status, retried_as=retry_id)
@@ -354,7 +354,7 @@ def _names(values: Any) -> list[str]:
     return [_text(value) for value in values]
 
 
-def again(request: Request, request_id: str) -> Request:
+def again(request: TrainingRequest, request_id: str) -> TrainingRequest:
     """The same training, once more."""
     return replace(request, attempt=request.attempt + 1, retry_of=request_id)
 
@@ -369,19 +369,19 @@ def _dump(status: Status) -> str:
     return json.dumps({n: v for n, v in kept.items() if n not in (*_OWN, *_FROM_REQUEST)})
 
 
-def _state(word: str) -> State:
+def _state(word: str) -> TrainingState:
     try:
-        return State(word)
+        return TrainingState(word)
     except ValueError:  # of a newer build
-        return State.NONE
+        return TrainingState.NONE
 
 
 def _status(request_id: str, entry: Mapping[str, str]) -> Status:
     if not entry:
         return Status(request_id=request_id)
-    request, shown = Request(), {}
+    request, shown = TrainingRequest(), {}
     with suppress(BadPayload, KeyError):  # of a newer build: what can be read is shown
-        request = Request.from_json(entry["request"])
+        request = TrainingRequest.from_json(entry["request"])
     with suppress(ValueError):
         shown = dict(json.loads(entry.get("status") or "{}"))
     known = {f.name for f in fields(Status)}

@@ -33,7 +33,7 @@ FRESH_S: Final = 1.0  # how long a producer goes by what it read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class WatchEntry:
     """One pattern and since when it is watched."""
 
     pattern: str
@@ -45,7 +45,7 @@ class Watched:
     """The watchlist at one moment. Its version grows with every change."""
 
     version: int = 0
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[WatchEntry, ...] = ()
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Watchlist:
             raw = text_map(self.client.hgetall(self.keys.watch))
         version = int(raw.pop("", "0"))
         entries = (
-            Entry(pattern=p, added=datetime.fromtimestamp(int(json.loads(text)["added_ms"]) / 1000, UTC))
+            WatchEntry(pattern=p, added=datetime.fromtimestamp(int(json.loads(text)["added_ms"]) / 1000, UTC))
             for p, text in sorted(raw.items())
         )
         return Watched(version=version, entries=tuple(entries))
@@ -129,7 +129,7 @@ def model_of(workload: str, own: Iterable[str]) -> str:
     return workload if workload != SHARED and covers(own, workload) else SHARED
 
 
-def silent(patterns: Iterable[str], workloads: Iterable[str]) -> list[str]:
+def unmatched(patterns: Iterable[str], workloads: Iterable[str]) -> list[str]:
     """The patterns that match none of these workloads."""
     known = list(workloads)
     return [p for p in patterns if not any(_compiled(p).fullmatch(w) for w in known)]

@@ -12,7 +12,7 @@ from typing import Final
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from pipeline.controller.trainings import ATTEMPTS, Request, State, Status, again
+from pipeline.controller.trainings import ATTEMPTS, Status, TrainingRequest, TrainingState, again
 from pipeline.drain.learner import read_templates
 from pipeline.errors import (
     BadInput,
@@ -76,11 +76,11 @@ def run(context: Context, *_: str) -> str | None:
     return why
 
 
-def _one(context: Context, held: HeldLease, status: Status, request: Request) -> str | None:
+def _one(context: Context, held: HeldLease, status: Status, request: TrainingRequest) -> str | None:
     """One training to its end, whatever that is; returns why it failed."""
     log = logger(request=status.request_id, model=request.model)
     log.info("training.begins", asked_by=request.asked_by, why=request.why)
-    retry: Request | None = None
+    retry: TrainingRequest | None = None
     try:
         for shown in _steps(context, held, status, request):
             status = shown
@@ -88,7 +88,7 @@ def _one(context: Context, held: HeldLease, status: Status, request: Request) ->
                 with suppress(RedisUnavailable):  # a Redis away for a moment must not cost the training
                     context.trainings.show(status, held.lease)
     except Cancelled as exc:
-        status = replace(status, state=State.CANCELLED, reason=str(exc))
+        status = replace(status, state=TrainingState.CANCELLED, reason=str(exc))
     except Exception as exc:  # noqa: BLE001 - _failed says what it was
         status, retry = _failed(context, status, request, exc)
     metrics.trained(_result(status))
@@ -106,23 +106,23 @@ def _one(context: Context, held: HeldLease, status: Status, request: Request) ->
         with suppress(RedisUnavailable):  # the next training removes them
             for version in context.registry.retire():
                 log.info("model.removed", version=version)
-    return status.reason if status.state is State.FAILED else None
+    return status.reason if status.state is TrainingState.FAILED else None
 
 
 def _result(status: Status) -> str:
     """What came of a training, as metrics name it."""
-    if status.state is State.COMPLETED:
+    if status.state is TrainingState.COMPLETED:
         return "published" if status.published else "kept"
     return status.state.value
 
 
 def _failed(
-    context: Context, status: Status, request: Request, exc: Exception
-) -> tuple[Status, Request | None]:
+    context: Context, status: Status, request: TrainingRequest, exc: Exception
+) -> tuple[Status, TrainingRequest | None]:
     """The status after a fault, and the request to be queued again where that can help."""
     if status.version and _was_live(context, status.version):
         # The answer to the publication was lost, not the publication.
-        return replace(status, state=State.COMPLETED, percent=100.0, published=True), None
+        return replace(status, state=TrainingState.COMPLETED, percent=100.0, published=True), None
     known = isinstance(exc, LogweirError)
     if not known:
         logger(request=status.request_id).exception("training.failed")
@@ -133,7 +133,7 @@ def _failed(
     retry = None
     if (heals or not known) and request.attempt < (PATIENT_ATTEMPTS if heals else ATTEMPTS):
         retry = again(request, status.request_id)
-    return replace(status, state=State.FAILED, reason=why[:1000]), retry
+    return replace(status, state=TrainingState.FAILED, reason=why[:1000]), retry
 
 
 def _was_live(context: Context, version: str) -> bool:
@@ -143,17 +143,17 @@ def _was_live(context: Context, version: str) -> bool:
         return False  # the sweep looks again
 
 
-def _steps(context: Context, held: HeldLease, status: Status, request: Request) -> Iterator[Status]:
+def _steps(context: Context, held: HeldLease, status: Status, request: TrainingRequest) -> Iterator[Status]:
     totals = context.ledger.totals()
     seen, watched, own = sorted(totals), context.watchlist.look().patterns, context.settings.own_models
     workloads = training.chosen_workloads(request, seen, watched, own)
     if not workloads and (request.patterns or watched or seen):
         # A query without workloads means all of them; that is not what was asked for.
         raise TrainingFailed(training.none_chosen(request, watched))
-    served = training.chosen_workloads(Request(model=request.model), seen, watched, own)
+    served = training.chosen_workloads(TrainingRequest(model=request.model), seen, watched, own)
     stored = {name: totals[name].get("stored", 0) for name in workloads if name in totals}
     query = replace(request.query, workloads=workloads)
-    status = replace(status, state=State.FETCHING, stored=stored)
+    status = replace(status, state=TrainingState.FETCHING, stored=stored)
     stream = None
     lines = training.lines_for(query, context.settings)
     if not set(served) <= set(workloads) or lines.purpose is Purpose.BASELINE:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from pipeline.controller.trainings import Request, State, Status
+from pipeline.controller.trainings import Status, TrainingRequest, TrainingState
 from pipeline.controller.watchlist import covers, model_of
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
@@ -86,7 +86,7 @@ class Workplace:
 
 
 def chosen_workloads(
-    request: Request, seen: Sequence[str], watched: Sequence[str], own: Sequence[str]
+    request: TrainingRequest, seen: Sequence[str], watched: Sequence[str], own: Sequence[str]
 ) -> tuple[str, ...]:
     """The seen workloads that a request means. Own models learn from their workload alone.
 
@@ -101,7 +101,7 @@ def chosen_workloads(
     return tuple(sorted(w for w in wanted if model_of(w, own) == SHARED))
 
 
-def none_chosen(request: Request, watched: Sequence[str]) -> str:
+def none_chosen(request: TrainingRequest, watched: Sequence[str]) -> str:
     """The reason for people why a request means none of the workloads seen."""
     patterns = request.patterns or tuple(watched)
     if not patterns:
@@ -130,7 +130,7 @@ def lines_for(query: Query, settings: Settings) -> StoredLines:
 class Training:
     """One training."""
 
-    request: Request
+    request: TrainingRequest
     status: Status  # that was reported last
     lines: StoredLines
     # All lines that the model will answer, where these are more than it learns from: a model that knows less of them
@@ -180,7 +180,7 @@ class Training:
 
     def read(self) -> Generator[Status, None, sampling.TrainingSample]:
         """The sample. Raises TrainingFailed when there is nothing to read."""
-        yield self.at(state=State.FETCHING)
+        yield self.at(state=TrainingState.FETCHING)
         sampler = self._sampler(self.settings.train_max_patterns)
         sessions = SessionSampler(
             timeout_s=self.settings.session_timeout_s,
@@ -202,7 +202,7 @@ class Training:
         from pipeline.models import trainer  # torch
 
         yield self.at(
-            state=State.TRAINING,
+            state=TrainingState.TRAINING,
             device=self.place.device,
             lines=sample.lines,
             patterns=sample.frame.height,
@@ -243,7 +243,7 @@ class Training:
             )
         if not self.registry.path(version).is_dir():
             raise TrainingFailed(f"the training of {version} ended without a model")
-        yield self.at(state=State.JUDGING, percent=_FIT, version=version, remaining_s=0.0)
+        yield self.at(state=TrainingState.JUDGING, percent=_FIT, version=version, remaining_s=0.0)
 
     def answered(self, sample: sampling.TrainingSample) -> Generator[Status, None, pl.DataFrame]:
         """The lines that the model will answer, for the judge: the sample, or `stream` where there is one."""
@@ -270,18 +270,18 @@ class Training:
                 at = self.clock().isoformat()
                 note = Note(state="candidate", reason=judgement.reason, at=at, judgement=figures)
                 self.registry.write_note(version, note)
-                yield self.at(state=State.COMPLETED, percent=100.0, reason=judgement.reason)
+                yield self.at(state=TrainingState.COMPLETED, percent=100.0, reason=judgement.reason)
                 return
-            yield self.at(state=State.PUBLISHING, percent=99.0)
+            yield self.at(state=TrainingState.PUBLISHING, percent=99.0)
             generation = live.generation if live else 0
             try:
                 self.registry.publish(
                     version, self.held.lease, at=self.clock(), judgement=figures, expected=generation
                 )
             except LiveChanged:
-                yield self.at(state=State.JUDGING, percent=_FIT)
+                yield self.at(state=TrainingState.JUDGING, percent=_FIT)
                 continue
-            self.status = replace(self.status, state=State.COMPLETED, percent=100.0, published=True)
+            self.status = replace(self.status, state=TrainingState.COMPLETED, percent=100.0, published=True)
             yield self.status
             return
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from pipeline.controller.decide import Retrain, Wait, decide, to_json
 from pipeline.controller.drift import Drift
-from pipeline.controller.facts import Attempt, Facts, History, Outcome, Rules, facts_to_json
+from pipeline.controller.facts import Attempt, AttemptOutcome, Facts, History, RetrainRules, facts_to_json
 from pipeline.errors import BadPayload
 from pipeline.settings import Settings
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-RULES = Rules.of_settings(Settings())
+RULES = RetrainRules.of_settings(Settings())
 NAMES = ("shop/cart", "shop/pay", "shop/web", "core/dns", "core/auth")
-SETTLED = (Outcome.COMPLETED, Outcome.CANDIDATE, Outcome.CANCELLED)
+SETTLED = (AttemptOutcome.COMPLETED, AttemptOutcome.CANDIDATE, AttemptOutcome.CANCELLED)
 modest = effort(max_examples=60, deadline=None)  # a busy machine is no fault
 
 
@@ -33,7 +33,7 @@ def drift(novelty: float = 0.0, unknown: float = 0.0, score: float = 0.0, *, rea
 def calm(**more: object) -> Facts:
     """A model of an hour ago that knows both workloads; nothing is due."""
     lines = {"shop/cart": 40_000, "shop/pay": 2_000}
-    last = Attempt(at=NOON - HOUR, outcome=Outcome.COMPLETED, causes=(), lines=lines)
+    last = Attempt(at=NOON - HOUR, outcome=AttemptOutcome.COMPLETED, causes=(), lines=lines)
     facts = Facts(
         now=NOON, model="shared", watching=True, workloads=lines, trained=frozenset(lines),
         live_since=NOON - HOUR, history=History(last=last), drift=drift(),
@@ -41,19 +41,19 @@ def calm(**more: object) -> Facts:
     return replace(facts, **more)  # type: ignore[arg-type]
 
 
-def retrain(facts: Facts, rules: Rules = RULES) -> Retrain:
+def retrain(facts: Facts, rules: RetrainRules = RULES) -> Retrain:
     decision = decide(facts, rules)
     assert isinstance(decision, Retrain), decision
     return decision
 
 
-def wait(facts: Facts, rules: Rules = RULES) -> Wait:
+def wait(facts: Facts, rules: RetrainRules = RULES) -> Wait:
     decision = decide(facts, rules)
     assert isinstance(decision, Wait), decision
     return decision
 
 
-def ended(facts: Facts, decision: Retrain, outcome: Outcome, *, after: timedelta = HOUR / 4) -> Facts:
+def ended(facts: Facts, decision: Retrain, outcome: AttemptOutcome, *, after: timedelta = HOUR / 4) -> Facts:
     """The facts when the training that was asked for has ended so, and nothing else has changed."""
     at = facts.now + after
     attempt = Attempt(
@@ -87,7 +87,7 @@ def test_an_added_workload_without_lines_asks_for_nothing_and_is_named() -> None
 
 def test_a_workload_that_comes_back_after_a_training_without_it_is_an_addition_again() -> None:
     lines = {"shop/cart": 40_000}
-    gone = Attempt(at=NOON - HOUR, outcome=Outcome.COMPLETED, causes=(), lines=lines)
+    gone = Attempt(at=NOON - HOUR, outcome=AttemptOutcome.COMPLETED, causes=(), lines=lines)
     facts = calm(history=History(last=gone), trained=frozenset(lines))
     assert retrain(facts).reason == "1 workload was added: shop/pay"
 
@@ -129,7 +129,7 @@ def test_a_time_of_day_is_a_cause_once() -> None:
     facts = calm(scheduled=NOON - HOUR / 2)
     decision = retrain(facts)
     assert decision.cause == f"schedule:{(NOON - HOUR / 2).isoformat()}"
-    wait(ended(facts, decision, Outcome.CANCELLED))
+    wait(ended(facts, decision, AttemptOutcome.CANCELLED))
 
 
 def test_a_time_of_day_that_a_training_for_another_cause_has_served_asks_for_nothing() -> None:
@@ -143,7 +143,7 @@ def test_one_training_answers_every_cause_that_holds() -> None:
     kinds = [key.partition(":")[0] for key in decision.answers]
     assert kinds == ["addition", "schedule", "drift", "drift", "drift", "volume", "age"]
     assert decision.cause == decision.answers[0]
-    wait(ended(facts, decision, Outcome.CANDIDATE))
+    wait(ended(facts, decision, AttemptOutcome.CANDIDATE))
 
 
 # Waiting
@@ -189,15 +189,15 @@ def test_calm_is_told_with_its_figures() -> None:
 def test_a_version_that_was_taken_back_is_not_replaced_for_the_age_of_the_old_one() -> None:
     facts = calm()
     old = replace(facts, live_since=NOON - 30 * DAY)
-    back = Attempt(at=NOON, outcome=Outcome.ROLLED_BACK, causes=(), lines={})
+    back = Attempt(at=NOON, outcome=AttemptOutcome.ROLLED_BACK, causes=(), lines={})
     after = replace(old, history=old.history.after(back))
     assert wait(after).until == NOON + DAY
 
 
 def test_taking_a_version_back_leaves_what_was_learnt_and_answered() -> None:
     facts = calm(drift=drift(novelty=0.5))
-    done = ended(facts, retrain(facts), Outcome.COMPLETED)
-    back = Attempt(at=NOON, outcome=Outcome.ROLLED_BACK, causes=(), lines={})  # told later than it was
+    done = ended(facts, retrain(facts), AttemptOutcome.COMPLETED)
+    back = Attempt(at=NOON, outcome=AttemptOutcome.ROLLED_BACK, causes=(), lines={})  # told later than it was
     history = done.history.after(back)
     assert (history.last.at, history.last.lines) == (done.now, facts.workloads)
     wait(replace(done, history=history))
@@ -210,7 +210,7 @@ def test_the_back_off_doubles_up_to_an_hour() -> None:
     facts = calm(now=NOON + DAY)
     waits = []
     for _ in range(12):
-        facts = ended(facts, retrain(facts), Outcome.FAILED)
+        facts = ended(facts, retrain(facts), AttemptOutcome.FAILED)
         decision = wait(facts)
         assert decision.until is not None
         assert "failed: no memory; the next try is not before" in decision.why
@@ -227,16 +227,16 @@ def test_thousands_of_failures_wait_an_hour() -> None:
 
 def test_success_ends_the_back_off() -> None:
     facts = calm(now=NOON + DAY)
-    failed = ended(facts, retrain(facts), Outcome.FAILED)
+    failed = ended(facts, retrain(facts), AttemptOutcome.FAILED)
     later = replace(failed, now=failed.now + HOUR)
-    done = ended(later, retrain(later), Outcome.COMPLETED)
+    done = ended(later, retrain(later), AttemptOutcome.COMPLETED)
     assert (done.history.failures, done.history.failure) == (0, "")
 
 
 def test_what_a_failed_training_was_for_is_asked_for_again() -> None:
     facts = calm(workloads={"shop/cart": 40_000, "core/dns": 5})
     first = retrain(facts)
-    failed = ended(facts, first, Outcome.FAILED)
+    failed = ended(facts, first, AttemptOutcome.FAILED)
     assert retrain(replace(failed, now=failed.now + HOUR)).answers == first.answers
 
 
@@ -310,7 +310,7 @@ def test_a_removal_never_asks_for_a_training(facts: Facts, removed: set[str]) ->
 
 @modest
 @given(situations(), st.sampled_from(SETTLED))
-def test_an_answered_cause_never_asks_again(facts: Facts, outcome: Outcome) -> None:
+def test_an_answered_cause_never_asks_again(facts: Facts, outcome: AttemptOutcome) -> None:
     decision = decide(facts, RULES)
     if isinstance(decision, Retrain):
         wait(ended(facts, decision, outcome))
@@ -323,7 +323,7 @@ def test_after_a_failure_nothing_is_asked_before_the_back_off_and_the_same_after
 ) -> None:
     decision = decide(facts, RULES)
     if isinstance(decision, Retrain):
-        failed = ended(facts, decision, Outcome.FAILED)
+        failed = ended(facts, decision, AttemptOutcome.FAILED)
         until = wait(failed).until
         assert until is not None
         assert wait(replace(failed, now=failed.now + part * (until - failed.now))).until == until
@@ -407,8 +407,8 @@ def test_hundreds_of_workloads_give_short_texts_and_small_records() -> None:
 
 
 def test_a_long_reason_of_a_failure_is_cut() -> None:
-    failed = ended(calm(now=NOON + DAY), retrain(calm(now=NOON + DAY)), Outcome.FAILED)
-    attempt = Attempt(at=failed.now, outcome=Outcome.FAILED, causes=(), lines={}, reason="x" * 100_000)
+    failed = ended(calm(now=NOON + DAY), retrain(calm(now=NOON + DAY)), AttemptOutcome.FAILED)
+    attempt = Attempt(at=failed.now, outcome=AttemptOutcome.FAILED, causes=(), lines={}, reason="x" * 100_000)
     assert len(wait(replace(failed, history=failed.history.after(attempt))).why) < 500
 
 
@@ -417,7 +417,7 @@ def test_what_is_remembered_of_answered_causes_is_bounded() -> None:
     for n in range(300):
         causes = (f"drift:v{n}:novelty", f"schedule:{n}", f"addition:{n}", f"age:{n}", f"volume:{n}")
         history = history.after(
-            Attempt(at=NOON + n * HOUR, outcome=Outcome.CANDIDATE, causes=causes, lines={})
+            Attempt(at=NOON + n * HOUR, outcome=AttemptOutcome.CANDIDATE, causes=causes, lines={})
         )
     assert len(history.spent) == 64
     assert [key for key in history.spent if not key.startswith("drift:")] == ["schedule:299"]
@@ -433,13 +433,13 @@ class Week:
     A training takes twenty minutes. `outcomes`: of the trainings to come, completed when there are none left.
     """
 
-    def __init__(self, rules: Rules = RULES) -> None:
+    def __init__(self, rules: RetrainRules = RULES) -> None:
         self.rules = rules
         self.begin = NOON
         self.lines = {"shop/cart": 0, "shop/pay": 0}
         self.rate = 50  # lines per tick and workload
         self.shifted = False  # the stream holds templates that the live model has not seen
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[AttemptOutcome] = []
         self.history = History()
         self.live: datetime | None = None
         self.version = 0
@@ -452,10 +452,10 @@ class Week:
     def end(self) -> None:
         assert self.running is not None
         _, decision, lines = self.running
-        outcome = self.outcomes.pop(0) if self.outcomes else Outcome.COMPLETED
+        outcome = self.outcomes.pop(0) if self.outcomes else AttemptOutcome.COMPLETED
         attempt = Attempt(at=self.now, outcome=outcome, causes=decision.answers, lines=lines, reason="killed")
         self.history = self.history.after(attempt)
-        if outcome is Outcome.COMPLETED:
+        if outcome is AttemptOutcome.COMPLETED:
             self.live, self.trained, self.version = self.now, frozenset(lines), self.version + 1
             self.shifted = False
         self.running = None
@@ -523,20 +523,20 @@ def test_a_week_of_events_trains_once_for_each() -> None:
 def test_drift_whose_training_was_not_better_asks_for_one_only() -> None:
     week = Week(replace(RULES, age_s=30 * 86_400)).go(24)
     week.shifted = True
-    week.outcomes = [Outcome.CANDIDATE]
+    week.outcomes = [AttemptOutcome.CANDIDATE]
     week.go(6 * 24)
     assert week.counts == {"addition": 1, "drift": 1}
 
 
 def test_a_training_that_was_called_off_is_not_asked_for_again() -> None:
     week = Week(replace(RULES, age_s=30 * 86_400))
-    week.outcomes = [Outcome.CANCELLED]
+    week.outcomes = [AttemptOutcome.CANCELLED]
     assert week.go(7 * 24).counts == {"addition": 1}
 
 
 def test_a_trainer_that_dies_three_times_is_tried_a_fourth() -> None:
     week = Week(replace(RULES, age_s=30 * 86_400))
-    week.outcomes = [Outcome.FAILED] * 3
+    week.outcomes = [AttemptOutcome.FAILED] * 3
     assert week.go(7 * 24).counts == {"addition": 4}
     assert week.live is not None
 
@@ -555,16 +555,18 @@ def test_a_daily_training_is_made_daily_and_a_missed_one_caught_up_once() -> Non
 
 def test_a_training_of_some_workloads_says_nothing_about_the_lines_of_the_others() -> None:
     at = datetime(2026, 11, 20, tzinfo=UTC)
-    both = History().after(Attempt(at=at, outcome=Outcome.COMPLETED, causes=(), lines={"a": 10, "b": 20}))
-    one = both.after(Attempt(at=at, outcome=Outcome.CANDIDATE, causes=(), lines={"a": 15}))
+    both = History().after(
+        Attempt(at=at, outcome=AttemptOutcome.COMPLETED, causes=(), lines={"a": 10, "b": 20})
+    )
+    one = both.after(Attempt(at=at, outcome=AttemptOutcome.CANDIDATE, causes=(), lines={"a": 15}))
     assert one.last is not None and one.last.lines == {"a": 15, "b": 20}
 
 
 def test_times_that_a_wrong_clock_left_in_the_future_count_as_now() -> None:
     now = datetime(2026, 11, 20, tzinfo=UTC)
     later = now + timedelta(days=365)
-    history = History().after(Attempt(at=later, outcome=Outcome.COMPLETED, causes=(), lines={}))
-    history = history.after(Attempt(at=later, outcome=Outcome.FAILED, causes=(), lines={}, reason="x"))
+    history = History().after(Attempt(at=later, outcome=AttemptOutcome.COMPLETED, causes=(), lines={}))
+    history = history.after(Attempt(at=later, outcome=AttemptOutcome.FAILED, causes=(), lines={}, reason="x"))
     mended = history.not_after(now)
     assert mended.last is not None and (mended.last.at, mended.failed_at) == (now, now)
     assert mended.not_after(later) == mended

@@ -16,9 +16,9 @@ from pipeline.controller.drift import (
     BINS,
     COUNTERS,
     Drift,
-    Window,
+    DriftWindow,
     advance,
-    compare,
+    drift_between,
     measure,
     stability,
     sums,
@@ -112,7 +112,7 @@ class Stream:
             "unknown": int(self.unknown[fresh].sum()) if fresh else 0,
         } | {f"bin{i}": int(n) for i, n in enumerate(counts)}
 
-    def run(self, state: Window | None, lines: int) -> tuple[Window | None, list[Drift]]:
+    def run(self, state: DriftWindow | None, lines: int) -> tuple[DriftWindow | None, list[Drift]]:
         """The stream goes on for so many lines; the controller looks after each batch."""
         seen = []
         for _ in range(lines // self.drawn):
@@ -182,7 +182,7 @@ def even(lines: int, **more: int) -> dict[str, int]:
 
 
 def test_nothing_is_told_before_reference_and_window_are_full() -> None:
-    state: Window | None = None
+    state: DriftWindow | None = None
     for lines in (0, 60, 110, 160, 209):
         state, drift = advance(state, version="v1", counters=even(lines), drift_lines=100)
         assert not drift.ready
@@ -199,7 +199,7 @@ def test_another_version_begins_anew() -> None:
     assert seen[-1].ready
     state, drift = advance(state, version="v2", counters=even(50), drift_lines=LINES)
     assert (drift.version, drift.ready, drift.lines) == ("v2", False, 50)
-    assert state == Window(version="v2")
+    assert state == DriftWindow(version="v2")
 
 
 def test_sums_that_shrink_begin_anew() -> None:
@@ -213,7 +213,7 @@ def test_sums_that_shrink_begin_anew() -> None:
 @modest
 @given(steps=st.lists(st.integers(0, 700), max_size=60), size=st.integers(100, 500))
 def test_a_window_is_as_long_as_its_reference_and_not_much_longer(steps: list[int], size: int) -> None:
-    state: Window | None = None
+    state: DriftWindow | None = None
     lines = 0
     for step in steps:
         lines += step
@@ -228,9 +228,9 @@ def test_a_window_is_as_long_as_its_reference_and_not_much_longer(steps: list[in
 def test_a_state_survives_json() -> None:
     state, _ = Stream(2).run(None, 3 * LINES)
     assert state is not None
-    assert Window.from_json(json.loads(json.dumps(state.to_json()))) == state
-    blank = Window(version="v1")
-    assert Window.from_json(json.loads(json.dumps(blank.to_json()))) == blank
+    assert DriftWindow.from_json(json.loads(json.dumps(state.to_json()))) == state
+    blank = DriftWindow(version="v1")
+    assert DriftWindow.from_json(json.loads(json.dumps(blank.to_json()))) == blank
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_state_survives_json() -> None:
 )
 def test_a_damaged_state_is_refused(text: str) -> None:
     with pytest.raises(BadPayload, match="window"):
-        Window.from_json(json.loads(text))
+        DriftWindow.from_json(json.loads(text))
 
 
 def test_counters_are_read_as_redis_gives_them() -> None:
@@ -315,14 +315,14 @@ def test_higher_scores_are_noticed_within_two_windows(seed: int) -> None:
 def test_shares_are_told_with_what_they_were() -> None:
     then = even(1_000, novel=12, words=400, unknown=4)
     now = even(1_000, novel=91, words=500, unknown=100)
-    drift = compare(then, now, version="v1")
+    drift = drift_between(then, now, version="v1")
     assert (drift.novelty_then, drift.novelty_now) == (0.012, 0.091)
     assert drift.novelty == pytest.approx(0.079)
     assert drift.unknown == pytest.approx(0.2 - 0.01)
 
 
 def test_one_odd_line_after_a_quiet_reference_is_no_rise() -> None:
-    drift = compare(even(20_000, words=12), even(20_000, words=20, unknown=10), version="v1")
+    drift = drift_between(even(20_000, words=12), even(20_000, words=20, unknown=10), version="v1")
     assert drift.unknown < UNKNOWN
 
 

@@ -11,9 +11,9 @@ import redis
 from small_bundles import AT, ONE, TWO, written
 
 from pipeline.controller import tick as module
-from pipeline.controller.facts import Outcome
+from pipeline.controller.facts import AttemptOutcome
 from pipeline.controller.tick import WINDOW, Controller, Memory, decisions
-from pipeline.controller.trainings import Request, State, Trainings
+from pipeline.controller.trainings import TrainingRequest, Trainings, TrainingState
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
@@ -61,12 +61,12 @@ def train_lease(controller: Controller) -> Lease:
 
 def trained(
     controller: Controller,
-    state: State,
+    state: TrainingState,
     *,
     version: str = "",
     published: bool = False,
     stored: dict[str, int] | None = None,
-) -> Request:
+) -> TrainingRequest:
     """The training that waits is worked on to this end; a version is published under its lease."""
     held = train_lease(controller)
     taken = controller.trainings.take(held)
@@ -109,7 +109,7 @@ def test_a_watched_workload_with_lines_is_asked_for_once(controller: Controller)
         ["quiet/*"],
     )
     status = controller.trainings.status(asked)
-    assert (status.state, status.asked_by, status.model) == (State.QUEUED, "controller", SHARED)
+    assert (status.state, status.asked_by, status.model) == (TrainingState.QUEUED, "controller", SHARED)
     assert status.why == written_down["reason"] and status.answers == tuple(written_down["answers"])
     for _ in range(3):
         assert controller.tick() == []
@@ -133,7 +133,7 @@ def test_what_a_training_answered_is_not_asked_for_again(controller: Controller)
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
-    request = trained(controller, State.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
+    request = trained(controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
     assert (request.model, request.workloads, request.patterns) == (SHARED, (), ()), (
         "what is watched when it begins"
     )
@@ -153,7 +153,9 @@ def test_an_added_workload_is_trained_and_a_removed_one_is_not(controller: Contr
     for name in ("prod/a", "prod/b", "dev/c"):
         store(controller.ledger, name, 30)
     controller.tick()
-    trained(controller, State.COMPLETED, version=ONE, published=True, stored={"prod/a": 30, "prod/b": 30})
+    trained(
+        controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 30, "prod/b": 30}
+    )
     controller.watchlist.remove("prod")
     controller.watchlist.add("prod/a")
     assert controller.tick() == []
@@ -166,13 +168,13 @@ def test_an_added_workload_is_trained_and_a_removed_one_is_not(controller: Contr
 @pytest.mark.parametrize(
     ("state", "published", "outcome"),
     [
-        (State.COMPLETED, True, Outcome.COMPLETED),
-        (State.COMPLETED, False, Outcome.CANDIDATE),
-        (State.CANCELLED, False, Outcome.CANCELLED),
+        (TrainingState.COMPLETED, True, AttemptOutcome.COMPLETED),
+        (TrainingState.COMPLETED, False, AttemptOutcome.CANDIDATE),
+        (TrainingState.CANCELLED, False, AttemptOutcome.CANCELLED),
     ],
 )
 def test_the_end_of_a_training_goes_into_the_history_once(
-    controller: Controller, state: State, published: bool, outcome: Outcome
+    controller: Controller, state: TrainingState, published: bool, outcome: AttemptOutcome
 ) -> None:
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
@@ -180,7 +182,7 @@ def test_the_end_of_a_training_goes_into_the_history_once(
     trained(
         controller,
         state,
-        version=ONE if state is State.COMPLETED else "",
+        version=ONE if state is TrainingState.COMPLETED else "",
         published=published,
         stored={"prod/a": 30},
     )
@@ -209,10 +211,10 @@ def test_an_operators_training_that_was_cancelled_before_it_began_changes_nothin
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 200)
     controller.tick()
-    trained(controller, State.COMPLETED, version=ONE, published=True, stored={"prod/a": 200})
+    trained(controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 200})
     controller.tick()
     before = controller._remembered(SHARED).history
-    asked, _ = controller.trainings.request(Request(workloads=("prod/a",)))
+    asked, _ = controller.trainings.request(TrainingRequest(workloads=("prod/a",)))
     controller.trainings.cancel(asked)
     assert controller.tick() == [], "its lines are not new again"
     assert controller._remembered(SHARED).history == before
@@ -234,7 +236,7 @@ def test_a_failure_is_counted_once_and_the_next_try_waits(controller: Controller
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
-    trained(controller, State.FAILED)
+    trained(controller, TrainingState.FAILED)
     for _ in range(3):
         assert controller.tick() == []
     memory = controller._remembered(SHARED)
@@ -251,23 +253,25 @@ def test_a_version_that_was_rolled_back_is_noticed_once_and_not_replaced_at_once
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
-    trained(controller, State.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
-    controller.trainings.request(Request(workloads=("prod/a",)))
-    trained(controller, State.COMPLETED, version=TWO, published=True, stored={"prod/a": 30})
+    trained(controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
+    controller.trainings.request(TrainingRequest(workloads=("prod/a",)))
+    trained(controller, TrainingState.COMPLETED, version=TWO, published=True, stored={"prod/a": 30})
     controller.tick()
     controller.registry.roll_back(at=AT)
     for _ in range(2):
         assert controller.tick() == []
     memory = controller._remembered(SHARED)
-    assert memory.history.last is not None and memory.history.last.outcome is Outcome.ROLLED_BACK
+    assert memory.history.last is not None and memory.history.last.outcome is AttemptOutcome.ROLLED_BACK
     live = controller.registry.current()
     assert live is not None and memory.rolled_back_ms == live.published_ms
-    controller.trainings.request(Request())
-    trained(controller, State.COMPLETED, version="m000003-0a1b2c3d", stored={"prod/a": 30})
+    controller.trainings.request(TrainingRequest())
+    trained(controller, TrainingState.COMPLETED, version="m000003-0a1b2c3d", stored={"prod/a": 30})
     for _ in range(2):
         assert controller.tick() == []
     last = controller._remembered(SHARED).history.last
-    assert last is not None and last.outcome is Outcome.CANDIDATE, "what came later is not rolled back again"
+    assert last is not None and last.outcome is AttemptOutcome.CANDIDATE, (
+        "what came later is not rolled back again"
+    )
 
 
 def test_models_of_their_own_are_decided_apart(client: "redis.Redis", settings: Settings) -> None:
@@ -282,7 +286,7 @@ def test_models_of_their_own_are_decided_apart(client: "redis.Redis", settings: 
     assert decision(controller, "prod/own/x")["workloads"] == ["prod/own/x"]
     assert controller.tick() == []
     while controller.trainings.due():
-        trained(controller, State.CANCELLED)
+        trained(controller, TrainingState.CANCELLED)
     assert controller.tick() == []
 
 
@@ -291,7 +295,7 @@ def test_drift_is_told_from_what_commits_measured(client: "redis.Redis", setting
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
-    trained(controller, State.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
+    trained(controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
     calm = {"lines": 1_000, "novel": 10, "words": 1_000, "unknown": 10, "bin0": 1_000}
     store(controller.ledger, "prod/a", 1, version=ONE, measured=calm)
     assert controller.tick() == []
@@ -300,7 +304,7 @@ def test_drift_is_told_from_what_commits_measured(client: "redis.Redis", setting
     assert len(controller.tick()) == 1
     assert decision(controller)["cause"] == f"drift:{ONE}:novelty"
     assert decision(controller)["facts"]["drift"]["novelty"] == pytest.approx(0.59)
-    trained(controller, State.COMPLETED, version=TWO, stored={"prod/a": 32})
+    trained(controller, TrainingState.COMPLETED, version=TWO, stored={"prod/a": 32})
     assert controller.tick() == [], "a candidate has answered this drift"
 
 
@@ -318,7 +322,7 @@ def test_a_drift_window_that_cannot_be_read_begins_anew(controller: Controller) 
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
-    trained(controller, State.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
+    trained(controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
     store(controller.ledger, "prod/a", 1, version=ONE, measured={"lines": 1})
     key = controller.keys.drift(ONE)
     for text in ("nonsense", "{}", "[1]", '{"version": 1, "reference": 3, "marks": 4}'):
@@ -344,7 +348,7 @@ def test_a_memory_that_cannot_be_read_is_made_anew(controller: Controller, text:
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
-    trained(controller, State.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
+    trained(controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
     controller.tick()
     good = controller._remembered(SHARED)
     controller.client.hset(controller.keys.controller, f"memory:{SHARED}", text)
@@ -356,7 +360,7 @@ def test_a_memory_comes_back_as_it_was(controller: Controller) -> None:
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
-    trained(controller, State.FAILED)
+    trained(controller, TrainingState.FAILED)
     controller.tick()
     memory = controller._remembered(SHARED)
     assert memory != Memory()
@@ -367,7 +371,7 @@ def test_a_live_version_whose_files_are_gone_does_not_stop_the_controller(contro
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
-    trained(controller, State.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
+    trained(controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
     (controller.registry.path(ONE) / "manifest.json").unlink()
     assert Controller(controller.client, controller.settings).tick() == []
     assert decision(controller)["facts"]["trained_count"] == 0

@@ -23,10 +23,10 @@ from pipeline.controller import trainings as module
 from pipeline.controller.trainings import (
     ATTEMPTS,
     KEEP_S,
-    Request,
-    State,
     Status,
+    TrainingRequest,
     Trainings,
+    TrainingState,
     again,
     backoff_s,
 )
@@ -64,9 +64,9 @@ def let_pause_pass(trainings: Trainings) -> None:
 
 
 def begun(
-    trainings: Trainings, leases: Leases, request: Request | None = None
-) -> tuple[Status, Request, Lease]:
-    trainings.request(request or Request())
+    trainings: Trainings, leases: Leases, request: TrainingRequest | None = None
+) -> tuple[Status, TrainingRequest, Lease]:
+    trainings.request(request or TrainingRequest())
     held = lease(leases)
     taken = trainings.take(held)
     assert taken is not None
@@ -82,11 +82,11 @@ def test_a_request_comes_back_from_redis_as_it_was() -> None:
         store="opensearch", workloads=("a/ü",), since=NOW, until=NOW + timedelta(days=1), exclude_words=("x",),
         exclude_anomalous=True,
     )  # fmt: skip
-    request = Request(
+    request = TrainingRequest(
         model="prod/a", workloads=("prod/a",), patterns=("p*",), query=query, asked_by="controller", why="a\nb",
         answers=("age:1",), attempt=2, retry_of="r",
     )  # fmt: skip
-    assert Request.from_json(request.to_json()) == request
+    assert TrainingRequest.from_json(request.to_json()) == request
     for text in (
         "",
         "[]",
@@ -96,21 +96,21 @@ def test_a_request_comes_back_from_redis_as_it_was() -> None:
         request.to_json().replace('"attempt": 2', '"attempt": "x"'),
     ):
         with pytest.raises(BadPayload, match="training request is not readable"):
-            Request.from_json(text)
+            TrainingRequest.from_json(text)
 
 
 def test_equal_requests_are_one_while_the_first_waits_whoever_asks(trainings: Trainings) -> None:
-    first, new = trainings.request(Request(patterns=("prod/*",), why="by hand"))
+    first, new = trainings.request(TrainingRequest(patterns=("prod/*",), why="by hand"))
     assert new
-    assert trainings.request(Request(patterns=("prod/*",), asked_by="controller", why="drift")) == (
+    assert trainings.request(TrainingRequest(patterns=("prod/*",), asked_by="controller", why="drift")) == (
         first,
         False,
     )
     for other in (
-        Request(),
-        Request(model="prod/a", patterns=("prod/*",)),
-        Request(workloads=("prod/*",)),
-        Request(patterns=("prod/*",), query=Query(exclude_anomalous=True)),
+        TrainingRequest(),
+        TrainingRequest(model="prod/a", patterns=("prod/*",)),
+        TrainingRequest(workloads=("prod/*",)),
+        TrainingRequest(patterns=("prod/*",), query=Query(exclude_anomalous=True)),
     ):
         assert trainings.request(other)[1], other
     assert trainings.due() == 5
@@ -132,9 +132,9 @@ def test_requests_of_a_moving_span_are_merged_when_they_follow_each_other(settin
 
 def test_an_equal_request_waits_beside_the_one_that_runs(trainings: Trainings, leases: Leases) -> None:
     status, _, _ = begun(trainings, leases)
-    second, new = trainings.request(Request())
+    second, new = trainings.request(TrainingRequest())
     assert new and second != status.request_id
-    assert {s.state for s in trainings.recent()} == {State.QUEUED, State.FETCHING}
+    assert {s.state for s in trainings.recent()} == {TrainingState.QUEUED, TrainingState.FETCHING}
     assert trainings.now().request_id == status.request_id
 
 
@@ -142,14 +142,14 @@ def test_a_training_goes_through_its_states_and_leaves_its_figures(
     trainings: Trainings, leases: Leases
 ) -> None:
     assert trainings.now() == Status()
-    asked, _ = trainings.request(Request(model="prod/a", why="age", answers=("age:1",)))
-    assert trainings.status(asked).state is State.QUEUED
+    asked, _ = trainings.request(TrainingRequest(model="prod/a", why="age", answers=("age:1",)))
+    assert trainings.status(asked).state is TrainingState.QUEUED
     held = lease(leases)
     taken = trainings.take(held)
     assert taken is not None
     status, request = taken
-    assert (status.state, status.running, request.model) == (State.FETCHING, True, "prod/a")
-    for state in (State.TRAINING, State.JUDGING, State.PUBLISHING):
+    assert (status.state, status.running, request.model) == (TrainingState.FETCHING, True, "prod/a")
+    for state in (TrainingState.TRAINING, TrainingState.JUDGING, TrainingState.PUBLISHING):
         status = replace(
             status, state=state, percent=50.0, elapsed_s=1.5, remaining_s=2.5, epoch=3, loss=0.5, lines=10,
             patterns=4, workloads={"prod/a": 10}, stored={"prod/a": 12}, version="m000001-0a1b2c3d", device="cpu",
@@ -159,11 +159,11 @@ def test_a_training_goes_through_its_states_and_leaves_its_figures(
         assert replace(shown, created_ms=0, started_ms=0, not_before_ms=0) == replace(
             status, created_ms=0, started_ms=0, not_before_ms=0
         )
-    done = replace(status, state=State.COMPLETED, percent=100.0, published=True)
+    done = replace(status, state=TrainingState.COMPLETED, percent=100.0, published=True)
     assert trainings.end(done, held)
     ended = trainings.now()
     assert (ended.state, ended.published, ended.answers, ended.why) == (
-        State.COMPLETED,
+        TrainingState.COMPLETED,
         True,
         ("age:1",),
         "age",
@@ -179,16 +179,16 @@ def test_a_training_goes_through_its_states_and_leaves_its_figures(
 def test_the_longest_waiting_is_taken_first_and_one_in_its_pause_not_at_all(
     trainings: Trainings, leases: Leases
 ) -> None:
-    names = [trainings.request(Request(workloads=(f"w{n}",)))[0] for n in range(3)]
+    names = [trainings.request(TrainingRequest(workloads=(f"w{n}",)))[0] for n in range(3)]
     for n, name in enumerate(reversed(names)):
         trainings.client.zadd(trainings.keys.training_queue, {name: n + 1})
     held = lease(leases)
     order = []
     while taken := trainings.take(held):
         order.append(taken[0].request_id)
-        trainings.end(replace(taken[0], state=State.CANCELLED), held)
+        trainings.end(replace(taken[0], state=TrainingState.CANCELLED), held)
     assert order == names[::-1]
-    trainings.request(Request())
+    trainings.request(TrainingRequest())
     for name in trainings.client.zrange(trainings.keys.training_queue, 0, -1):
         trainings.client.zadd(trainings.keys.training_queue, {name: 2**45})
     assert (trainings.due(), trainings.take(held)) == (0, None)
@@ -198,7 +198,7 @@ def test_the_longest_waiting_is_taken_first_and_one_in_its_pause_not_at_all(
 def test_only_the_live_holder_of_the_lease_begins_a_training(
     trainings: Trainings, leases: Leases, lost: str
 ) -> None:
-    asked, _ = trainings.request(Request())
+    asked, _ = trainings.request(TrainingRequest())
     held = lease(leases)
     if lost == "expired":
         expire(leases)
@@ -209,20 +209,20 @@ def test_only_the_live_holder_of_the_lease_begins_a_training(
     else:
         held = replace(held, token=held.token - 1)
     assert trainings.take(held) is None
-    assert trainings.status(asked).state is State.QUEUED
+    assert trainings.status(asked).state is TrainingState.QUEUED
 
 
 def test_a_trainer_that_died_is_not_forgotten_by_the_next_one(trainings: Trainings, leases: Leases) -> None:
     """The next lease holder may be quicker than the sweep."""
-    dead, _, _ = begun(trainings, leases, Request(workloads=("a",)))
+    dead, _, _ = begun(trainings, leases, TrainingRequest(workloads=("a",)))
     expire(leases)
-    waiting, _ = trainings.request(Request(workloads=("b",)))
+    waiting, _ = trainings.request(TrainingRequest(workloads=("b",)))
     second = lease(leases, "second")
     assert trainings.take(second) is None, "the one before has not been ended"
     ended = trainings.end_lost(published=never)
     assert ended is not None
     assert (ended.request_id, ended.state, ended.reason) == (
-        dead.request_id, State.FAILED, "the trainer died while fetching; it is tried again",
+        dead.request_id, TrainingState.FAILED, "the trainer died while fetching; it is tried again",
     )  # fmt: skip
     taken = trainings.take(second)
     assert taken is not None
@@ -234,7 +234,7 @@ def test_what_the_sweep_finds_alive_it_leaves_alone(trainings: Trainings, leases
     status, _, held = begun(trainings, leases)
     assert trainings.end_lost(published=never) is None
     assert trainings.status(status.request_id).running
-    trainings.end(replace(status, state=State.COMPLETED), held)
+    trainings.end(replace(status, state=TrainingState.COMPLETED), held)
     expire(leases)
     assert trainings.end_lost(published=never) is None
 
@@ -242,7 +242,7 @@ def test_what_the_sweep_finds_alive_it_leaves_alone(trainings: Trainings, leases
 def test_a_dead_trainer_is_retried_with_a_growing_pause_and_given_up_after_the_last_attempt(
     trainings: Trainings, leases: Leases
 ) -> None:
-    first, _ = trainings.request(Request(why="age"))
+    first, _ = trainings.request(TrainingRequest(why="age"))
     pauses = []
     for attempt in range(1, ATTEMPTS + 1):
         taken = trainings.take(lease(leases, f"t{attempt}"))
@@ -250,19 +250,19 @@ def test_a_dead_trainer_is_retried_with_a_growing_pause_and_given_up_after_the_l
         assert (taken[0].attempt, taken[1].why) == (attempt, "age")
         expire(leases)
         ended = trainings.end_lost(published=never)
-        assert ended is not None and ended.state is State.FAILED
+        assert ended is not None and ended.state is TrainingState.FAILED
         following = trainings.status(ended.request_id).retried_as
         if following:
             queued = trainings.status(following)
             pauses.append(queued.not_before_ms - queued.created_ms)
-            assert (queued.state, queued.retry_of) == (State.QUEUED, ended.request_id)
+            assert (queued.state, queued.retry_of) == (TrainingState.QUEUED, ended.request_id)
             assert trainings.take(lease(leases, "early")) is None
             let_pause_pass(trainings)
             expire(leases)
     assert pauses == [10_000, 20_000]
     assert trainings.due() == 0
     last = trainings.followed(first)
-    assert (last.state, last.attempt) == (State.FAILED, ATTEMPTS)
+    assert (last.state, last.attempt) == (TrainingState.FAILED, ATTEMPTS)
     assert "as 2 times before; the log of train says why" in last.reason
 
 
@@ -271,13 +271,13 @@ def test_a_trainer_that_died_after_it_published_has_done_its_work(
 ) -> None:
     status, _, held = begun(trainings, leases)
     version = "m000001-0a1b2c3d"
-    trainings.show(replace(status, state=State.PUBLISHING, version=version), held)
+    trainings.show(replace(status, state=TrainingState.PUBLISHING, version=version), held)
     expire(leases)
     ended = trainings.end_lost(published=lambda v: v == version)
     assert ended is not None
     shown = trainings.status(status.request_id)
     assert (shown.state, shown.published, shown.version, shown.retried_as) == (
-        State.COMPLETED,
+        TrainingState.COMPLETED,
         True,
         version,
         "",
@@ -287,9 +287,9 @@ def test_a_trainer_that_died_after_it_published_has_done_its_work(
 
 def test_a_retry_joins_an_equal_request_that_already_waits(trainings: Trainings, leases: Leases) -> None:
     status, request, held = begun(trainings, leases)
-    equal, _ = trainings.request(Request(asked_by="controller"))
+    equal, _ = trainings.request(TrainingRequest(asked_by="controller"))
     trainings.end(
-        replace(status, state=State.FAILED, reason="x"), held, retry=again(request, status.request_id)
+        replace(status, state=TrainingState.FAILED, reason="x"), held, retry=again(request, status.request_id)
     )
     assert trainings.status(status.request_id).retried_as == equal
     assert trainings.followed(status.request_id).request_id == equal
@@ -297,13 +297,16 @@ def test_a_retry_joins_an_equal_request_that_already_waits(trainings: Trainings,
 
 
 def test_cancelling_what_waits_ends_it_at_once(trainings: Trainings, leases: Leases) -> None:
-    asked, _ = trainings.request(Request())
+    asked, _ = trainings.request(TrainingRequest())
     assert trainings.cancel(asked) == "cancelled"
     status = trainings.status(asked)
-    assert (status.state, status.reason) == (State.CANCELLED, "an operator cancelled it before it began")
+    assert (status.state, status.reason) == (
+        TrainingState.CANCELLED,
+        "an operator cancelled it before it began",
+    )
     assert (trainings.due(), trainings.take(lease(leases))) == (0, None)
     assert int(trainings.client.ttl(trainings.keys.training(asked))) > 0
-    again_asked, new = trainings.request(Request())
+    again_asked, new = trainings.request(TrainingRequest())
     assert new and again_asked != asked, "what was cancelled does not swallow the next request"
 
 
@@ -311,9 +314,11 @@ def test_cancelling_what_runs_is_told_at_its_next_step(trainings: Trainings, lea
     status, _, held = begun(trainings, leases)
     assert trainings.cancel(status.request_id) == "asked"
     with pytest.raises(Cancelled, match="an operator cancelled it"):
-        trainings.show(replace(status, state=State.TRAINING), held)
-    assert trainings.end(replace(status, state=State.CANCELLED, reason="an operator cancelled it"), held)
-    assert trainings.status(status.request_id).state is State.CANCELLED
+        trainings.show(replace(status, state=TrainingState.TRAINING), held)
+    assert trainings.end(
+        replace(status, state=TrainingState.CANCELLED, reason="an operator cancelled it"), held
+    )
+    assert trainings.status(status.request_id).state is TrainingState.CANCELLED
 
 
 def test_a_trainer_that_dies_after_it_was_cancelled_is_not_tried_again(
@@ -323,26 +328,26 @@ def test_a_trainer_that_dies_after_it_was_cancelled_is_not_tried_again(
     trainings.cancel(status.request_id)
     expire(leases)
     ended = trainings.end_lost(published=never)
-    assert ended is not None and ended.state is State.CANCELLED
+    assert ended is not None and ended.state is TrainingState.CANCELLED
     assert trainings.due() == 0
 
 
 def test_cancelling_what_waits_for_another_try_ends_that_one(trainings: Trainings, leases: Leases) -> None:
     status, request, held = begun(trainings, leases)
-    trainings.end(replace(status, state=State.FAILED), held, retry=again(request, status.request_id))
+    trainings.end(replace(status, state=TrainingState.FAILED), held, retry=again(request, status.request_id))
     assert trainings.cancel(status.request_id) == "cancelled"
-    assert trainings.followed(status.request_id).state is State.CANCELLED
+    assert trainings.followed(status.request_id).state is TrainingState.CANCELLED
     assert trainings.active() == []
 
 
 def test_trainings_that_ended_are_numbered_in_their_order(trainings: Trainings, leases: Leases) -> None:
     held, names = lease(leases), []
     for n in range(3):
-        names.append(trainings.request(Request(workloads=(f"w{n}",)))[0])
+        names.append(trainings.request(TrainingRequest(workloads=(f"w{n}",)))[0])
         taken = trainings.take(held)
         assert taken is not None
         assert [s.request_id for s in trainings.active()] == [names[-1]]
-        trainings.end(replace(taken[0], state=State.COMPLETED), held)
+        trainings.end(replace(taken[0], state=TrainingState.COMPLETED), held)
     found = trainings.ended_after(0)
     assert [status.request_id for _, status in found] == names
     numbers = [number for number, _ in found]
@@ -353,7 +358,7 @@ def test_trainings_that_ended_are_numbered_in_their_order(trainings: Trainings, 
 
 def test_cancelling_what_has_ended_or_never_was_says_so(trainings: Trainings, leases: Leases) -> None:
     status, _, held = begun(trainings, leases)
-    trainings.end(replace(status, state=State.COMPLETED), held)
+    trainings.end(replace(status, state=TrainingState.COMPLETED), held)
     with pytest.raises(BadInput, match=r"has ended already; `logweir train --list`"):
         trainings.cancel(status.request_id)
     with pytest.raises(BadInput, match=r"'nobody' is not known; `logweir train --list`"):
@@ -371,9 +376,11 @@ def test_a_zombie_changes_nothing(trainings: Trainings, leases: Leases) -> None:
     before = trainings.recent()
     for own in (status, taken[0]):
         with pytest.raises(StaleToken, match="nothing is published"):
-            trainings.show(replace(own, state=State.PUBLISHING, percent=99.0), zombie)
+            trainings.show(replace(own, state=TrainingState.PUBLISHING, percent=99.0), zombie)
         assert not trainings.end(
-            replace(own, state=State.COMPLETED, published=True), zombie, retry=again(request, own.request_id)
+            replace(own, state=TrainingState.COMPLETED, published=True),
+            zombie,
+            retry=again(request, own.request_id),
         )
     assert trainings.recent() == before
 
@@ -400,9 +407,9 @@ def twice(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_scripts_whose_answers_were_lost_do_everything_once(
     trainings: Trainings, leases: Leases, twice: list[str]
 ) -> None:
-    first, new = trainings.request(Request(workloads=("a",)))
+    first, new = trainings.request(TrainingRequest(workloads=("a",)))
     assert new
-    second, _ = trainings.request(Request(workloads=("b",)))
+    second, _ = trainings.request(TrainingRequest(workloads=("b",)))
     assert trainings.due() == 2
     trainings.client.zadd(trainings.keys.training_queue, {first: 1, second: 2})
     held = lease(leases)
@@ -410,10 +417,10 @@ def test_scripts_whose_answers_were_lost_do_everything_once(
     assert taken is not None
     status, request = taken
     assert status.request_id == first
-    assert trainings.status(second).state is State.QUEUED, "the second run must not take another one"
-    trainings.show(replace(status, state=State.TRAINING), held)
-    trainings.end(replace(status, state=State.FAILED, reason="x"), held, retry=again(request, first))
-    assert [s.state for s in trainings.recent()].count(State.QUEUED) == 2
+    assert trainings.status(second).state is TrainingState.QUEUED, "the second run must not take another one"
+    trainings.show(replace(status, state=TrainingState.TRAINING), held)
+    trainings.end(replace(status, state=TrainingState.FAILED, reason="x"), held, retry=again(request, first))
+    assert [s.state for s in trainings.recent()].count(TrainingState.QUEUED) == 2
     assert trainings.cancel(second) == "cancelled"
     assert set(twice) == set(SCRIPTS)
 
@@ -421,13 +428,13 @@ def test_scripts_whose_answers_were_lost_do_everything_once(
 def test_a_request_that_was_taken_before_its_answer_arrived_is_not_queued_again(
     trainings: Trainings, leases: Leases
 ) -> None:
-    request, k = Request(), trainings.keys
+    request, k = TrainingRequest(), trainings.keys
     keys = [k.training("r"), k.training_queue, k.training_keys, k.trainings]
     args = ["r", request.key, request.to_json(), 1]
     trainings.scripts.run("training/request", keys, args)
     assert trainings.take(lease(leases)) is not None
     trainings.scripts.run("training/request", keys, args)
-    assert trainings.status("r").state is State.FETCHING
+    assert trainings.status("r").state is TrainingState.FETCHING
     assert trainings.due() == 0
 
 
@@ -435,46 +442,46 @@ def test_a_training_too_many_is_refused_and_an_equal_one_is_merged_all_the_same(
     trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.controller.trainings.MAX_WAITING", 2)
-    first, _ = trainings.request(Request(workloads=("a",)))
-    trainings.request(Request(workloads=("b",)))
+    first, _ = trainings.request(TrainingRequest(workloads=("a",)))
+    trainings.request(TrainingRequest(workloads=("b",)))
     with pytest.raises(TrainingsFull, match="2 trainings wait already"):
-        trainings.request(Request(workloads=("c",)))
-    assert trainings.request(Request(workloads=("a",))) == (first, False)
+        trainings.request(TrainingRequest(workloads=("c",)))
+    assert trainings.request(TrainingRequest(workloads=("a",))) == (first, False)
     trainings.cancel(first)
-    assert trainings.request(Request(workloads=("c",)))[1]
+    assert trainings.request(TrainingRequest(workloads=("c",)))[1]
 
 
 @pytest.mark.parametrize("text", ["not json", "{}", '{"model": "of a later build"}'])
 def test_a_request_that_cannot_be_read_fails_and_does_not_stop_the_others(
     trainings: Trainings, leases: Leases, text: str
 ) -> None:
-    bad, _ = trainings.request(Request(workloads=("bad",)))
-    good, _ = trainings.request(Request(workloads=("good",)))
+    bad, _ = trainings.request(TrainingRequest(workloads=("bad",)))
+    good, _ = trainings.request(TrainingRequest(workloads=("good",)))
     trainings.client.hset(trainings.keys.training(bad), "request", text)
     trainings.client.zadd(trainings.keys.training_queue, {bad: 1, good: 2})
     taken = trainings.take(lease(leases))
     assert taken is not None
     assert taken[0].request_id == good
     status = trainings.status(bad)
-    assert status.state is State.FAILED
+    assert status.state is TrainingState.FAILED
     assert status.reason.startswith("a training request is not readable")
 
 
 def test_what_a_newer_build_wrote_stops_neither_the_list_nor_the_others(trainings: Trainings) -> None:
-    asked, _ = trainings.request(Request())
-    newer, _ = trainings.request(Request(workloads=("a",)))
+    asked, _ = trainings.request(TrainingRequest())
+    newer, _ = trainings.request(TrainingRequest(workloads=("a",)))
     trainings.client.hset(
         trainings.keys.training(newer),
         mapping={"state": "pondering", "status": '{"percent": 5, "mood": "calm"}'},
     )
     found = {s.request_id: s for s in trainings.recent()}
-    assert (found[newer].state, found[newer].percent) == (State.NONE, 5)
-    assert found[asked].state is State.QUEUED
+    assert (found[newer].state, found[newer].percent) == (TrainingState.NONE, 5)
+    assert found[asked].state is TrainingState.QUEUED
 
 
 def test_an_entry_that_has_gone_does_not_stop_the_others(trainings: Trainings, leases: Leases) -> None:
     trainings.client.zadd(trainings.keys.training_queue, {"gone": 1})
-    asked, _ = trainings.request(Request())
+    asked, _ = trainings.request(TrainingRequest())
     taken = trainings.take(lease(leases))
     assert taken is not None
     assert taken[0].request_id == asked
@@ -482,26 +489,26 @@ def test_an_entry_that_has_gone_does_not_stop_the_others(trainings: Trainings, l
 
 def test_of_many_that_wait_the_one_that_runs_is_shown(trainings: Trainings, leases: Leases) -> None:
     status, _, held = begun(trainings, leases)
-    names = [trainings.request(Request(workloads=(f"w{n}",)))[0] for n in range(30)]
+    names = [trainings.request(TrainingRequest(workloads=(f"w{n}",)))[0] for n in range(30)]
     assert trainings.now().request_id == status.request_id
-    trainings.end(replace(status, state=State.COMPLETED), held)
+    trainings.end(replace(status, state=TrainingState.COMPLETED), held)
     assert trainings.now().request_id in names
-    assert trainings.now().state is State.QUEUED
+    assert trainings.now().state is TrainingState.QUEUED
 
 
 def test_ended_trainings_are_forgotten_past_a_number_and_those_that_wait_never(
     trainings: Trainings, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEEP", 3)
-    waiting, _ = trainings.request(Request(workloads=("waits",)))
+    waiting, _ = trainings.request(TrainingRequest(workloads=("waits",)))
     trainings.client.zadd(trainings.keys.training_queue, {waiting: 2**45})
     held, ended = lease(leases), []
     for n in range(4):
-        asked, _ = trainings.request(Request(workloads=(f"w{n}",)))
+        asked, _ = trainings.request(TrainingRequest(workloads=(f"w{n}",)))
         taken = trainings.take(held)
         assert taken is not None
-        trainings.end(replace(taken[0], state=State.COMPLETED), held)
-        cancelled, _ = trainings.request(Request(workloads=(f"c{n}",)))
+        trainings.end(replace(taken[0], state=TrainingState.COMPLETED), held)
+        cancelled, _ = trainings.request(TrainingRequest(workloads=(f"c{n}",)))
         trainings.cancel(cancelled)
         ended += [asked, cancelled]
     assert {s.request_id for s in trainings.recent(100)} == {waiting, *ended[-3:]}
@@ -510,9 +517,9 @@ def test_ended_trainings_are_forgotten_past_a_number_and_those_that_wait_never(
 
 def test_asking_for_what_waits_for_another_try_begins_it_now(trainings: Trainings, leases: Leases) -> None:
     status, request, held = begun(trainings, leases)
-    trainings.end(replace(status, state=State.FAILED), held, retry=again(request, status.request_id))
+    trainings.end(replace(status, state=TrainingState.FAILED), held, retry=again(request, status.request_id))
     assert (trainings.due(), trainings.take(held)) == (0, None)
-    found, new = trainings.request(Request(why="now, please"))
+    found, new = trainings.request(TrainingRequest(why="now, please"))
     assert (found, new, trainings.due()) == (trainings.status(status.request_id).retried_as, False, 1)
     taken = trainings.take(held)
     assert taken is not None and taken[1].attempt == 2
@@ -526,7 +533,7 @@ def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     away = Trainings(redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None), settings)
     held = Lease(resource=TRAINING, holder="x", token=1, ttl_ms=1)
     calls: list[Callable[[], object]] = [
-        lambda: away.request(Request()), lambda: away.cancel("x"), lambda: away.status("x"), away.recent, away.now,
+        lambda: away.request(TrainingRequest()), lambda: away.cancel("x"), lambda: away.status("x"), away.recent, away.now,
         away.due, lambda: away.take(held), lambda: away.show(Status(), held), lambda: away.end(Status(), held),
         lambda: away.end_lost(published=never),
     ]  # fmt: skip
@@ -558,8 +565,8 @@ class Trainers(RuleBasedStateMachine):
         settings = replace(Settings(), key_prefix=f"t{uuid.uuid4().hex[:12]}", retrain_backoff_s=900.0)
         self.trainings, self.leases = Trainings(self.client, settings), Leases(self.client, settings)
         self.held: dict[int, Lease] = {}  # what each trainer believes
-        self.works: dict[int, tuple[Status, Request]] = {}
-        self.states: dict[str, State] = {}  # what must be true
+        self.works: dict[int, tuple[Status, TrainingRequest]] = {}
+        self.states: dict[str, TrainingState] = {}  # what must be true
         self.requests: dict[str, str] = {}  # id -> key
         self.attempts: dict[str, int] = {}
         self.runner: tuple[str, int] | None = None  # what runs, under which token
@@ -575,15 +582,21 @@ class Trainers(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2))
     def ask(self, which: int) -> None:
-        request = Request(workloads=(f"w{which}",))
+        request = TrainingRequest(workloads=(f"w{which}",))
         waiting = [
-            i for i, key in self.requests.items() if key == request.key and self.states[i] is State.QUEUED
+            i
+            for i, key in self.requests.items()
+            if key == request.key and self.states[i] is TrainingState.QUEUED
         ]
         found, new = self.trainings.request(request)
         assert new == (not waiting)
         if new:
             assert found not in self.states
-            self.states[found], self.requests[found], self.attempts[found] = State.QUEUED, request.key, 1
+            self.states[found], self.requests[found], self.attempts[found] = (
+                TrainingState.QUEUED,
+                request.key,
+                1,
+            )
         else:
             assert [found] == waiting
 
@@ -626,15 +639,18 @@ class Trainers(RuleBasedStateMachine):
             return
         assert may
         status, request = taken
-        assert self.states[status.request_id] is State.QUEUED
+        assert self.states[status.request_id] is TrainingState.QUEUED
         assert (request.attempt, status.attempt) == (self.attempts[status.request_id],) * 2
         self.works[who] = taken
-        self.states[status.request_id] = State.FETCHING
+        self.states[status.request_id] = TrainingState.FETCHING
         self.runner = (status.request_id, held.token)
 
     @precondition(lambda self: set(self.works) & set(self.held))
-    @rule(data=st.data(), state=st.sampled_from([State.TRAINING, State.JUDGING, State.PUBLISHING]))
-    def show(self, data: st.DataObject, state: State) -> None:
+    @rule(
+        data=st.data(),
+        state=st.sampled_from([TrainingState.TRAINING, TrainingState.JUDGING, TrainingState.PUBLISHING]),
+    )
+    def show(self, data: st.DataObject, state: TrainingState) -> None:
         who = data.draw(st.sampled_from(sorted(set(self.works) & set(self.held))))
         status, held = replace(self.works[who][0], state=state), self.held[who]
         try:
@@ -655,23 +671,28 @@ class Trainers(RuleBasedStateMachine):
         while name in self.retried:
             name = self.retried[name]
         state = self.states[name]
-        if state in (State.COMPLETED, State.FAILED):
+        if state in (TrainingState.COMPLETED, TrainingState.FAILED):
             with pytest.raises(BadInput):
                 self.trainings.cancel(asked)
             return
         answer = self.trainings.cancel(asked)
-        assert answer == ("cancelled" if state in (State.QUEUED, State.CANCELLED) else "asked")
-        if state is State.QUEUED:
-            self.states[name] = State.CANCELLED
-        elif state is not State.CANCELLED:
+        assert answer == (
+            "cancelled" if state in (TrainingState.QUEUED, TrainingState.CANCELLED) else "asked"
+        )
+        if state is TrainingState.QUEUED:
+            self.states[name] = TrainingState.CANCELLED
+        elif state is not TrainingState.CANCELLED:
             self.asked_to_stop.add(name)
 
     @precondition(lambda self: set(self.works) & set(self.held))
-    @rule(data=st.data(), state=st.sampled_from([State.COMPLETED, State.FAILED, State.CANCELLED]))
-    def end(self, data: st.DataObject, state: State) -> None:
+    @rule(
+        data=st.data(),
+        state=st.sampled_from([TrainingState.COMPLETED, TrainingState.FAILED, TrainingState.CANCELLED]),
+    )
+    def end(self, data: st.DataObject, state: TrainingState) -> None:
         who = data.draw(st.sampled_from(sorted(set(self.works) & set(self.held))))
         (status, request), held = self.works[who], self.held[who]
-        retry = again(request, status.request_id) if state is State.FAILED else None
+        retry = again(request, status.request_id) if state is TrainingState.FAILED else None
         ours = self.runner == (status.request_id, held.token)
         assert self.trainings.end(replace(status, state=state), held, retry=retry) == ours
         if ours:
@@ -687,12 +708,12 @@ class Trainers(RuleBasedStateMachine):
         name = self.runner[0]
         assert ended.request_id == name
         stopped = name in self.asked_to_stop
-        assert ended.state is (State.CANCELLED if stopped else State.FAILED)
+        assert ended.state is (TrainingState.CANCELLED if stopped else TrainingState.FAILED)
         more = not stopped and self.attempts[name] < ATTEMPTS
-        retry = Request(attempt=self.attempts[name] + 1) if more else None
+        retry = TrainingRequest(attempt=self.attempts[name] + 1) if more else None
         self._ended(name, ended.state, retry)
 
-    def _ended(self, name: str, state: State, retry: Request | None) -> None:
+    def _ended(self, name: str, state: TrainingState, retry: TrainingRequest | None) -> None:
         self.states[name], self.runner = state, None
         following = self.trainings.status(name).retried_as
         assert bool(following) == (retry is not None)
@@ -701,9 +722,12 @@ class Trainers(RuleBasedStateMachine):
         assert name not in self.retried, "queued once"
         self.retried[name] = following
         if following in self.states:
-            assert self.states[following] is State.QUEUED and self.requests[following] == self.requests[name]
+            assert (
+                self.states[following] is TrainingState.QUEUED
+                and self.requests[following] == self.requests[name]
+            )
         else:
-            self.states[following], self.requests[following] = State.QUEUED, self.requests[name]
+            self.states[following], self.requests[following] = TrainingState.QUEUED, self.requests[name]
             self.attempts[following] = retry.attempt
 
     @invariant()
@@ -712,7 +736,7 @@ class Trainers(RuleBasedStateMachine):
         assert {name: s.state for name, s in found.items()} == self.states
         running = [name for name, s in found.items() if s.running]
         assert running == ([self.runner[0]] if self.runner else [])
-        queued = sorted(name for name, state in self.states.items() if state is State.QUEUED)
+        queued = sorted(name for name, state in self.states.items() if state is TrainingState.QUEUED)
         assert (
             sorted(n.decode() for n in self.client.zrange(self.trainings.keys.training_queue, 0, -1))
             == queued

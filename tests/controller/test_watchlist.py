@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pipeline.controller import watchlist as module
 from pipeline.controller.watchlist import (
     SHARED,
-    Entry,
     Watched,
+    WatchEntry,
     Watchlist,
     check_pattern,
     covers,
     model_of,
-    silent,
+    unmatched,
     unwatched,
 )
 from pipeline.errors import BadInput, RedisUnavailable
@@ -144,7 +144,7 @@ def test_a_workload_has_the_shared_model_unless_a_pattern_says_otherwise() -> No
 def test_unwatched_workloads_are_listed_by_how_much_they_send() -> None:
     now = datetime(2026, 11, 20, tzinfo=UTC)
     watched = Watched(
-        version=1, entries=(Entry(pattern="prod", added=now), Entry(pattern="quiet/*", added=now))
+        version=1, entries=(WatchEntry(pattern="prod", added=now), WatchEntry(pattern="quiet/*", added=now))
     )
     seen = {
         "prod/a": {"accepted": 9},
@@ -154,7 +154,7 @@ def test_unwatched_workloads_are_listed_by_how_much_they_send() -> None:
         "d": {},
     }
     assert unwatched(watched, seen) == ["c", "a", "b", "d"]
-    assert silent(watched.patterns, seen) == ["quiet/*"]
+    assert unmatched(watched.patterns, seen) == ["quiet/*"]
 
 
 def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:

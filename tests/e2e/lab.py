@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from e2e.harness import Up, until
-from pipeline.controller.trainings import Request, State, Status, Trainings
+from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState
 from pipeline.ledger.ledger import Ledger
 from pipeline.models import bundle
 from pipeline.models.registry import Live, Registry
@@ -29,7 +29,9 @@ from pipeline.redis.leases import TRAINING, Lease, Leases
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 
-RUNNING = frozenset({State.FETCHING, State.TRAINING, State.JUDGING, State.PUBLISHING})
+RUNNING = frozenset(
+    {TrainingState.FETCHING, TrainingState.TRAINING, TrainingState.JUDGING, TrainingState.PUBLISHING}
+)
 
 STOPS = "stops"
 # What a trainer runs besides: where it finds a file of this name, it takes it away and stops itself.
@@ -97,12 +99,12 @@ class Lab:
     def ask(self, *without: str, model: str = SHARED, workload: str = "base") -> str:
         """Ask for a training, as the command does; those with other words to leave out are other trainings."""
         query = Query(exclude_words=without)
-        request = Request(model=model, workloads=(workload,), query=query, why="a test")
+        request = TrainingRequest(model=model, workloads=(workload,), query=query, why="a test")
         request_id, _ = self.trainings.request(request)
         self.producer.submit.train(request_id)
         return request_id
 
-    def reached(self, request_id: str, *states: State) -> Status:
+    def reached(self, request_id: str, *states: TrainingState) -> Status:
         """Wait until the training is in one of these states; fails when it has ended without."""
 
         def there() -> Status | None:
@@ -187,7 +189,7 @@ class Lab:
         return found
 
     @contextlib.contextmanager
-    def stops_at(self, place: State | Literal["moved"]) -> Iterator[psutil.Process]:
+    def stops_at(self, place: TrainingState | Literal["moved"]) -> Iterator[psutil.Process]:
         """The trainer's process, which stops once it has said this state, or has moved the pointer, and goes on
         afterwards. The stack must run with `stopping()`."""
         child, sign = self.pool_child("train"), self.up.folder / STOPS / place
@@ -201,7 +203,7 @@ class Lab:
                 child.resume()
 
     @contextlib.contextmanager
-    def stopped_at(self, place: State | Literal["moved"]) -> Iterator[tuple[str, psutil.Process]]:
+    def stopped_at(self, place: TrainingState | Literal["moved"]) -> Iterator[tuple[str, psutil.Process]]:
         """Ask for a training whose process has stopped at this place; its id and the process, which goes on
         afterwards."""
         with self.stops_at(place) as child:

@@ -13,7 +13,7 @@ import pytest
 
 from e2e.harness import Up, marked, nothing_left, novel, ordinary, running, until, varied
 from e2e.lab import Lab, stopping
-from pipeline.controller.trainings import State
+from pipeline.controller.trainings import TrainingState
 
 ROLES = ("ingest-1", "infer-cpu", "drain", "store", "train", "beat", "redis")
 
@@ -75,7 +75,7 @@ def _stored(up: Up, workload: str) -> int:
 
 def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(busy: Up) -> None:
     before = busy.status()["model"]["version"]
-    with Lab(busy).stops_at(State.TRAINING) as trainer:
+    with Lab(busy).stops_at(TrainingState.TRAINING) as trainer:
         train = busy.logweir.start("train", "--json")
         until(lambda: trainer.status() == psutil.STATUS_STOPPED, what="the training works")
         kill(busy, "train")

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.harness import Up, novel, running, sentence, until, varied
 from e2e.lab import RUNNING, Lab, flip_a_byte, stopping
-from pipeline.controller.trainings import State
+from pipeline.controller.trainings import TrainingState
 from pipeline.redis.leases import TRAINING
 
 LEASE_TTL_MS = 4000
@@ -42,15 +42,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.mark.parametrize(
     ("stage", "victim"),
     [
-        (State.FETCHING, "child"),
-        (State.TRAINING, "child"),
-        (State.TRAINING, "worker"),
-        (State.JUDGING, "child"),
-        (State.PUBLISHING, "child"),
+        (TrainingState.FETCHING, "child"),
+        (TrainingState.TRAINING, "child"),
+        (TrainingState.TRAINING, "worker"),
+        (TrainingState.JUDGING, "child"),
+        (TrainingState.PUBLISHING, "child"),
     ],
 )
 def test_a_trainer_killed_at_any_stage_leaves_the_live_model_and_begins_again_by_itself(
-    lab: Lab, stage: State, victim: str
+    lab: Lab, stage: TrainingState, victim: str
 ) -> None:
     before = lab.live()
     with lab.observed() as seen:
@@ -60,11 +60,11 @@ def test_a_trainer_killed_at_any_stage_leaves_the_live_model_and_begins_again_by
         assert lab.live() == before
         assert lab.versions_of(novel(5, f"{stage}{victim}"), "meanwhile") == {before.version}
         _freed(lab, holder)
-        ended = lab.reached(request_id, State.FAILED)
+        ended = lab.reached(request_id, TrainingState.FAILED)
         last = lab.ended(request_id)
     assert f"the trainer died while {stage}" in ended.reason and "tried again" in ended.reason
-    assert (last.state, last.retry_of, last.attempt) == (State.COMPLETED, request_id, 2), last
-    assert seen.states[last.request_id][0] == State.QUEUED
+    assert (last.state, last.retry_of, last.attempt) == (TrainingState.COMPLETED, request_id, 2), last
+    assert seen.states[last.request_id][0] == TrainingState.QUEUED
     listed = json.loads(lab.up.logweir("train", "--list", "--json").stdout)
     shown = next(t for t in listed if t["request_id"] == request_id)
     assert (shown["state"], shown["reason"]) == ("failed", ended.reason)
@@ -83,19 +83,19 @@ def test_a_trainer_killed_after_the_pointer_has_moved_leaves_a_whole_model_live_
         assert lab.versions_of(novel(5, "moved"), "meanwhile") == {after.version}
         _freed(lab, holder)
         ended = lab.ended(request_id)
-    assert (ended.request_id, ended.state, ended.published) == (request_id, State.COMPLETED, True)
+    assert (ended.request_id, ended.state, ended.published) == (request_id, TrainingState.COMPLETED, True)
     assert (ended.version, lab.live()) == (after.version, after)
 
 
 def test_a_trainer_that_stood_still_past_its_lease_publishes_nothing_when_it_goes_on(lab: Lab) -> None:
     before = lab.live()
     with lab.observed():
-        with lab.stopped_at(State.PUBLISHING) as (request_id, _):
+        with lab.stopped_at(TrainingState.PUBLISHING) as (request_id, _):
             made = lab.trainings.status(request_id).version
-            lab.reached(request_id, State.FAILED)
+            lab.reached(request_id, TrainingState.FAILED)
             assert lab.live() == before
         last = lab.ended(request_id)
-    assert (last.state, last.retry_of, last.attempt) == (State.COMPLETED, request_id, 2), last
+    assert (last.state, last.retry_of, last.attempt) == (TrainingState.COMPLETED, request_id, 2), last
     chain = [t for t in lab.trainings.recent() if request_id in (t.request_id, t.retry_of)]
     assert len(chain) == 2, "it was queued again once, by the sweep"
     assert made not in lab.live().history and last.version != made
@@ -115,7 +115,7 @@ def _freed(lab: Lab, holder: str) -> None:
 
 def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
     first = lab.ask("once")
-    lab.reached(first, State.TRAINING)
+    lab.reached(first, TrainingState.TRAINING)
     second = lab.ask("twice")
     live = lab.live()
     os.kill(lab.up.process.pid, signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
     assert lab.live() == live
     with lab.observed():
         ended = [lab.ended(request_id) for request_id in (first, second)]
-    assert [status.state for status in ended] == [State.COMPLETED] * 2
+    assert [status.state for status in ended] == [TrainingState.COMPLETED] * 2
     assert ended[0].retry_of == first and "died while training" in lab.trainings.status(first).reason
     assert ended[1].request_id == second
 
@@ -135,7 +135,7 @@ def test_requests_survive_a_stack_that_is_killed_outright(lab: Lab) -> None:
 
 def test_lines_are_scored_all_the_time_while_a_model_is_trained_and_published(lab: Lab) -> None:
     before = lab.live()
-    stored: dict[State, set[int]] = {state: set() for state in RUNNING}
+    stored: dict[TrainingState, set[int]] = {state: set() for state in RUNNING}
     with lab.feeding("flow", lambda n: novel(10, "flow" + "abcdefghij"[n % 10] * (n // 10))):
         request_id = lab.ask()
         lab.reached(request_id, *RUNNING)
@@ -151,7 +151,7 @@ def test_lines_are_scored_all_the_time_while_a_model_is_trained_and_published(la
         assert done.published, done.reason
         lab.serving(done.version, "ingest-1")
         assert lab.versions_of(novel(3, "afterwards"), "flow") == {done.version}
-    assert len(stored[State.TRAINING]) > 1, stored
+    assert len(stored[TrainingState.TRAINING]) > 1, stored
     totals = lab.up.settled("flow")
     assert totals["accepted"] == totals["stored"] and not totals.get("dead")
     rows = lab.up.rows("flow")
@@ -173,12 +173,12 @@ def test_a_request_waits_while_one_runs_an_equal_one_is_merged_and_each_can_be_c
         assert (first["state"], other["state"]) == ("queued", "queued")
         assert lab.up.status()["trainings_waiting"] == 2
         assert command("--cancel", str(first["request_id"]))["answer"] == "cancelled"
-        assert lab.trainings.status(str(first["request_id"])).state is State.CANCELLED
-        assert lab.trainings.status(str(other["request_id"])).state is State.QUEUED
+        assert lab.trainings.status(str(first["request_id"])).state is TrainingState.CANCELLED
+        assert lab.trainings.status(str(other["request_id"])).state is TrainingState.QUEUED
     runs = str(other["request_id"])
-    lab.reached(runs, State.TRAINING)
+    lab.reached(runs, TrainingState.TRAINING)
     assert lab.trainings.cancel(runs) == "asked"
-    assert lab.reached(runs, State.CANCELLED).reason == "an operator cancelled it"
+    assert lab.reached(runs, TrainingState.CANCELLED).reason == "an operator cancelled it"
     assert lab.live() == live
     until(lambda: lab.leases.holder_of(TRAINING) is None, what="the lease is given back")
     assert "nothing to cancel" in sentence(lab.up.logweir("train", "--cancel"))

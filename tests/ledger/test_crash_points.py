@@ -17,7 +17,7 @@ from small_bundles import ONE, TWO, written
 
 from pipeline import detect
 from pipeline.controller.schedule import Slots
-from pipeline.controller.trainings import Request, State
+from pipeline.controller.trainings import TrainingRequest, TrainingState
 from pipeline.ledger.batches import Accepted
 from pipeline.messages.app import make_app
 from pipeline.models import trainer
@@ -181,13 +181,13 @@ def trained(world: World) -> None:
 
     def ask(world: World) -> None:
         if not world.now.trainings.recent():
-            world.now.trainings.request(Request())
+            world.now.trainings.request(TrainingRequest())
             world.now.submit.train()
 
     world.act(ask)
     world.act(World.work)
     done = world.now.trainings.recent()
-    assert [s.state for s in done if s.published] == [State.COMPLETED], done
+    assert [s.state for s in done if s.published] == [TrainingState.COMPLETED], done
     assert all(s.ended for s in done)
     live = world.now.registry.current()
     assert live is not None
@@ -221,7 +221,7 @@ def operated(world: World) -> None:
 
     def train_and_cancel(world: World) -> None:
         if not world.now.trainings.recent():
-            world.now.trainings.request(Request())
+            world.now.trainings.request(TrainingRequest())
         for status in world.now.trainings.recent():
             if not status.ended:
                 world.now.trainings.cancel(status.request_id)
@@ -235,7 +235,7 @@ def operated(world: World) -> None:
     assert (live.version, live.generation, live.history) == (TWO, 2, (ONE, TWO))
     watched = world.now.watchlist.look()
     assert (watched.patterns, watched.version) == (("shop",), 2)
-    assert [s.state for s in world.now.trainings.recent()] == [State.CANCELLED]
+    assert [s.state for s in world.now.trainings.recent()] == [TrainingState.CANCELLED]
     assert not world.now.trainings.due()
 
 

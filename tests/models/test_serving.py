@@ -10,7 +10,7 @@ import pytest
 import redis
 from small_bundles import AT, ONE, THREE, TWO, written
 
-from pipeline.controller.trainings import Request, Trainings
+from pipeline.controller.trainings import TrainingRequest, Trainings
 from pipeline.errors import BadBundle, ModelUnavailable
 from pipeline.ledger.batches import Stage
 from pipeline.messages.app import make_app
@@ -318,7 +318,7 @@ def test_a_scoring_process_reads_torch_when_a_training_is_asked_for_and_not_befo
     reloader = Reloader(scoring, "w1")
     reloader.look()
     assert reloader.imports
-    Trainings(client, settings).request(Request(asked_by="test", why="test"))
+    Trainings(client, settings).request(TrainingRequest(asked_by="test", why="test"))
     reloader.look()
     assert not reloader.imports
     assert not Reloader(context, "w2").imports, "nobody else needs it"

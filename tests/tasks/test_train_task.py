@@ -16,7 +16,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from polling import wait_until
 from pool_devices import put_devices
 
-from pipeline.controller.trainings import ATTEMPTS, Request, State, Status
+from pipeline.controller.trainings import ATTEMPTS, Status, TrainingRequest, TrainingState
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import DeviceFailed, RedisUnavailable, SourceUnavailable
 from pipeline.gpu.node.inventory import this_node
@@ -47,7 +47,7 @@ QUICK = replace(SMALL, model=ModelConfig(hidden=32, feed_forward=64, layers=1), 
 MASKS = MaskSet.load()
 SUBJECTS = ["queue", "cache", "lease", "worker", "batch", "socket", "index", "shard", "session", "cursor"]
 VERBS = ["opened", "closed", "renewed", "flushed", "moved", "merged", "listed", "read", "sorted", "packed"]
-STAGES = [State.FETCHING, State.TRAINING, State.JUDGING, State.PUBLISHING]
+STAGES = [TrainingState.FETCHING, TrainingState.TRAINING, TrainingState.JUDGING, TrainingState.PUBLISHING]
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def store(context: Context, workload: str = "prod/a", *, lines: int = 100, each:
     context.client.hset(context.ledger.keys.totals(workload), "stored", lines * each)
 
 
-def asked(context: Context, request: Request | None = None) -> str:
-    return context.trainings.request(request or Request())[0]
+def asked(context: Context, request: TrainingRequest | None = None) -> str:
+    return context.trainings.request(request or TrainingRequest())[0]
 
 
 def now_live(context: Context, model: str = "shared") -> Live:
@@ -101,7 +101,7 @@ def now_live(context: Context, model: str = "shared") -> Live:
 
 
 def before_showing(
-    context: Context, monkeypatch: pytest.MonkeyPatch, state: State, act: Callable[[Status], None]
+    context: Context, monkeypatch: pytest.MonkeyPatch, state: TrainingState, act: Callable[[Status], None]
 ) -> None:
     """Do something once, just before the trainer first says that it is in this state."""
     show, done = context.trainings.show, []
@@ -137,7 +137,7 @@ def test_a_training_makes_a_model_that_is_judged_published_and_described(
     assert task.run(context) is None
     status = context.trainings.status(request_id)
     assert (status.state, status.published, status.percent, status.reason) == (
-        State.COMPLETED,
+        TrainingState.COMPLETED,
         True,
         100.0,
         "",
@@ -186,7 +186,7 @@ def test_what_people_said_of_lines_is_used_in_the_next_training(
 def test_a_model_of_its_own_learns_from_its_workload_alone(context: Context, passing: None) -> None:
     store(context)
     store(context, "prod/own/x", lines=40)
-    asked(context, Request(model="prod/own/x"))
+    asked(context, TrainingRequest(model="prod/own/x"))
     assert task.run(context) is None
     live = now_live(context, "prod/own/x")
     assert context.registry.manifest(live.version).workloads == ("prod/own/x",)
@@ -208,7 +208,11 @@ def test_what_the_judge_turns_down_is_kept_with_the_reason_and_can_be_promoted(
     second = asked(context)
     assert task.run(context) is None
     status = context.trainings.status(second)
-    assert (status.state, status.published, status.reason) == (State.COMPLETED, False, "alerts too often")
+    assert (status.state, status.published, status.reason) == (
+        TrainingState.COMPLETED,
+        False,
+        "alerts too often",
+    )
     assert now_live(context) == before
     note = context.registry.note(status.version)
     assert note is not None
@@ -234,13 +238,13 @@ def test_what_waits_is_worked_on_one_after_the_other_each_in_a_task_of_its_own(
     context: Context, passing: None
 ) -> None:
     store(context)
-    names = [asked(context), asked(context, Request(workloads=("prod/a",)))]
+    names = [asked(context), asked(context, TrainingRequest(workloads=("prod/a",)))]
     assert task.run(context) is None
     assert context.trainings.due() == 1 and context.submit.training_waits()
     assert task.run(context) is None
     assert task.run(context) is None, "a message too many finds nothing to do"
     found = [context.trainings.status(name) for name in names]
-    assert all(s.state is State.COMPLETED for s in found)
+    assert all(s.state is TrainingState.COMPLETED for s in found)
     first, second = sorted(found, key=lambda s: s.started_ms)
     assert first.ended_ms <= second.started_ms
     assert now_live(context).history == (first.version, second.version)
@@ -264,40 +268,40 @@ def test_old_versions_are_retired_after_a_training(context: Context, passing: No
 @pytest.mark.parametrize(
     ("stored", "request_", "words"),
     [
-        ({}, Request(), "no line of any workload is stored; send logs first"),
-        ({}, Request(workloads=("gone",)), "no line of gone is stored; send logs first"),
+        ({}, TrainingRequest(), "no line of any workload is stored; send logs first"),
+        ({}, TrainingRequest(workloads=("gone",)), "no line of gone is stored; send logs first"),
         (
             {"prod/a": (3, 5)},
-            Request(),
+            TrainingRequest(),
             r"3 distinct lines in 15 records; at least 2 distinct lines and 20 records",
         ),
         (
             {"prod/a": (1, 50)},
-            Request(),
+            TrainingRequest(),
             r"1 distinct lines in 50 records; at least 2 distinct lines and 20 records",
         ),
         (
             {"prod/a": (5, 5)},
-            Request(patterns=("dev",)),
+            TrainingRequest(patterns=("dev",)),
             "no workload with logs matches dev; send logs first",
         ),
-        ({"prod/own/x": (5, 5)}, Request(), r"every workload has a model of its own \(own_models\)"),
+        ({"prod/own/x": (5, 5)}, TrainingRequest(), r"every workload has a model of its own \(own_models\)"),
         (
             {"prod/a": (5, 5)},
-            Request(query=Query(since=datetime.now(UTC) + timedelta(days=1))),
+            TrainingRequest(query=Query(since=datetime.now(UTC) + timedelta(days=1))),
             "the time range begins at .*in the future",
         ),
     ],
 )
 def test_too_little_to_learn_from_fails_at_once_and_says_what_is_needed(
-    context: Context, stored: dict[str, tuple[int, int]], request_: Request, words: str
+    context: Context, stored: dict[str, tuple[int, int]], request_: TrainingRequest, words: str
 ) -> None:
     for workload, (lines, each) in stored.items():
         store(context, workload, lines=lines, each=each)
     request_id = asked(context, request_)
     why = task.run(context)
     status = context.trainings.status(request_id)
-    assert (status.state, status.reason, status.retried_as) == (State.FAILED, why, "")
+    assert (status.state, status.reason, status.retried_as) == (TrainingState.FAILED, why, "")
     assert why is not None and re.search(words, why), why
     assert free(context) and context.registry.versions() == []
 
@@ -328,13 +332,13 @@ def test_a_store_that_is_down_is_tried_again_with_a_growing_pause_and_then_given
     for _ in range(task.PATIENT_ATTEMPTS):
         assert task.run(context) == "the store is down; it is tried again"
         latest = context.trainings.followed(first)
-        if latest.state is State.QUEUED:
+        if latest.state is TrainingState.QUEUED:
             pauses.append((latest.not_before_ms - latest.created_ms) // 1000)
             assert task.run(context) is None, "not before the pause is over"
             context.client.zadd(context.trainings.keys.training_queue, {latest.request_id: 1})
     assert pauses == [100, 200, 400, 800, 1600, 3200, 3600, 3600, 3600]
     last = context.trainings.followed(first)
-    assert (last.state, last.attempt, last.retried_as) == (State.FAILED, task.PATIENT_ATTEMPTS, "")
+    assert (last.state, last.attempt, last.retried_as) == (TrainingState.FAILED, task.PATIENT_ATTEMPTS, "")
 
 
 def test_a_fault_of_ours_is_tried_again_a_few_times(
@@ -348,7 +352,7 @@ def test_a_fault_of_ours_is_tried_again_a_few_times(
         for name in context.client.zrange(context.trainings.keys.training_queue, 0, -1):
             context.client.zadd(context.trainings.keys.training_queue, {name: 1})
     last = context.trainings.followed(first)
-    assert (last.state, last.attempt) == (State.FAILED, ATTEMPTS)
+    assert (last.state, last.attempt) == (TrainingState.FAILED, ATTEMPTS)
     assert not context.trainings.due() and free(context)
 
 
@@ -363,7 +367,7 @@ def test_a_training_goes_on_where_it_was_asked_for_again_after_the_store_came_ba
     retry = context.trainings.followed(first)
     context.client.zadd(context.trainings.keys.training_queue, {retry.request_id: 1})
     assert task.run(context) is None
-    assert context.trainings.followed(first).state is State.COMPLETED
+    assert context.trainings.followed(first).state is TrainingState.COMPLETED
 
 
 # What cuts one short
@@ -371,7 +375,7 @@ def test_a_training_goes_on_where_it_was_asked_for_again_after_the_store_came_ba
 
 @pytest.mark.parametrize("state", STAGES)
 def test_a_cancelled_training_ends_at_its_next_step_and_publishes_nothing(
-    context: Context, passing: None, monkeypatch: pytest.MonkeyPatch, state: State
+    context: Context, passing: None, monkeypatch: pytest.MonkeyPatch, state: TrainingState
 ) -> None:
     store(context)
     before_showing(context, monkeypatch, state, lambda s: context.trainings.cancel(s.request_id) and None)
@@ -379,7 +383,7 @@ def test_a_cancelled_training_ends_at_its_next_step_and_publishes_nothing(
     assert task.run(context) is None
     status = context.trainings.status(request_id)
     assert (status.state, status.reason, status.retried_as) == (
-        State.CANCELLED,
+        TrainingState.CANCELLED,
         "an operator cancelled it",
         "",
     )
@@ -388,12 +392,12 @@ def test_a_cancelled_training_ends_at_its_next_step_and_publishes_nothing(
     for version in context.registry.versions():
         note = context.registry.note(version)
         assert note is not None and note.state == "candidate"
-    assert bool(context.registry.versions()) == (state in (State.JUDGING, State.PUBLISHING))
+    assert bool(context.registry.versions()) == (state in (TrainingState.JUDGING, TrainingState.PUBLISHING))
 
 
 @pytest.mark.parametrize("state", STAGES)
 def test_a_training_that_was_given_to_another_process_changes_nothing_more(
-    context: Context, passing: None, monkeypatch: pytest.MonkeyPatch, state: State
+    context: Context, passing: None, monkeypatch: pytest.MonkeyPatch, state: TrainingState
 ) -> None:
     store(context)
 
@@ -405,9 +409,9 @@ def test_a_training_that_was_given_to_another_process_changes_nothing_more(
     request_id = asked(context)
     task.run(context)
     status = context.trainings.status(request_id)
-    assert status.state is State.FAILED and "the trainer died while" in status.reason
+    assert status.state is TrainingState.FAILED and "the trainer died while" in status.reason
     assert context.registry.current() is None
-    waiting = [s for s in context.trainings.recent() if s.state is State.QUEUED]
+    waiting = [s for s in context.trainings.recent() if s.state is TrainingState.QUEUED]
     assert [s.request_id for s in waiting] == [status.retried_as]
 
 
@@ -426,7 +430,7 @@ def test_a_lease_that_expires_just_before_publishing_publishes_nothing_and_is_tr
     why = task.run(context)
     assert why is not None and "was lost" in why and "is not published" in why
     status = context.trainings.status(request_id)
-    assert status.state is State.FAILED and status.retried_as
+    assert status.state is TrainingState.FAILED and status.retried_as
     assert context.registry.current() is None
 
 
@@ -453,7 +457,7 @@ def test_while_another_trainer_holds_the_lease_nothing_is_taken(context: Context
     request_id = asked(context)
     other = granted(Leases(context.client, settings).request(TRAINING, "other"), TRAINING)
     assert task.run(context) is None
-    assert context.trainings.status(request_id).state is State.QUEUED
+    assert context.trainings.status(request_id).state is TrainingState.QUEUED
     assert not periodic.revive(context), "the other one takes what waits when it is done"
     context.leases.release(other)
     assert periodic.revive(context)
@@ -469,12 +473,12 @@ def test_the_next_training_ends_the_one_whose_trainer_died_before_it(
     other = granted(Leases(context.client, settings).request(TRAINING, "other"), TRAINING)
     assert context.trainings.take(other) is not None
     expire(context)
-    second = asked(context, Request(workloads=("prod/a",)))
+    second = asked(context, TrainingRequest(workloads=("prod/a",)))
     assert task.run(context) is None
-    assert context.trainings.status(second).state is State.COMPLETED
+    assert context.trainings.status(second).state is TrainingState.COMPLETED
     status = context.trainings.status(dead)
-    assert status.state is State.FAILED
-    assert context.trainings.status(status.retried_as).state is State.QUEUED
+    assert status.state is TrainingState.FAILED
+    assert context.trainings.status(status.retried_as).state is TrainingState.QUEUED
     assert context.trainings.now().request_id == status.retried_as
 
 
@@ -535,7 +539,7 @@ def test_a_publication_whose_answer_was_lost_is_a_training_that_completed(
     request_id = asked(context)
     assert task.run(context) is None
     status = context.trainings.status(request_id)
-    assert (status.state, status.published, status.retried_as) == (State.COMPLETED, True, "")
+    assert (status.state, status.published, status.retried_as) == (TrainingState.COMPLETED, True, "")
     assert now_live(context).version == status.version
 
 
@@ -547,7 +551,7 @@ def test_a_training_past_its_time_limit_says_where_it_was(
     def too_long(_status: Status) -> None:
         raise SoftTimeLimitExceeded
 
-    before_showing(context, monkeypatch, State.TRAINING, too_long)
+    before_showing(context, monkeypatch, TrainingState.TRAINING, too_long)
     asked(context)
     why = task.run(context)
     assert why is not None and "longer than its time limit" in why and "training" in why
@@ -567,8 +571,13 @@ def test_a_training_has_its_gpu_for_itself_from_the_fit_until_it_has_published(
     put_devices(trainer_.pool, n=1, mib=16_000, node=this_node())
     store(trainer_)
     asked(trainer_)
-    seen: dict[State, list[PoolLease]] = {}
-    for state in (State.FETCHING, State.TRAINING, State.JUDGING, State.PUBLISHING):
+    seen: dict[TrainingState, list[PoolLease]] = {}
+    for state in (
+        TrainingState.FETCHING,
+        TrainingState.TRAINING,
+        TrainingState.JUDGING,
+        TrainingState.PUBLISHING,
+    ):
         before_showing(
             trainer_,
             monkeypatch,
@@ -576,8 +585,8 @@ def test_a_training_has_its_gpu_for_itself_from_the_fit_until_it_has_published(
             lambda s: seen.update({s.state: list(trainer_.pool.snapshot().leases)}),
         )
     assert task.run(trainer_) is None
-    assert seen[State.FETCHING] == [], "reading needs no GPU"
-    for state in (State.TRAINING, State.JUDGING, State.PUBLISHING):
+    assert seen[TrainingState.FETCHING] == [], "reading needs no GPU"
+    for state in (TrainingState.TRAINING, TrainingState.JUDGING, TrainingState.PUBLISHING):
         (lease,) = seen[state]
         assert (lease.need.mode, lease.parts[0].memory_mib) == (LeaseMode.EXCLUSIVE, 16_000)
     assert trainer_.pool.snapshot().leases == ()
@@ -608,12 +617,12 @@ def test_a_training_whose_gpu_is_taken_away_publishes_nothing_and_is_queued_agai
         trainer_.pool.revoke(lease.lease_id, "the operator needs it")
         assert wait_until(losses[0].is_set, timeout_s=10), "its renewal says so"
 
-    before_showing(trainer_, monkeypatch, State.JUDGING, take_away)
+    before_showing(trainer_, monkeypatch, TrainingState.JUDGING, take_away)
     why = task.run(trainer_)
     assert why is not None
     assert "GPU was lost" in why
     assert trainer_.registry.current() is None
-    assert [status.state for status in trainer_.trainings.active()] == [State.QUEUED]
+    assert [status.state for status in trainer_.trainings.active()] == [TrainingState.QUEUED]
 
 
 def test_a_trainer_whose_machine_has_no_usable_gpu_trains_on_its_cpu(

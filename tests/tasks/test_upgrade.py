@@ -15,7 +15,7 @@ from polling import wait_until
 
 import pipeline.ledger.batches
 import pipeline.ledger.ledger
-from pipeline.controller.trainings import State
+from pipeline.controller.trainings import TrainingState
 from pipeline.drain.learner import read_templates
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger.batches import Claim, Stage
@@ -194,9 +194,9 @@ def test_a_training_that_the_build_before_queued_is_taken_and_ended(old: Context
     taken = old.trainings.take(lease)
     assert taken is not None
     status, request = taken
-    assert (request.workloads, request.why, status.state) == ((SHOP,), "because", State.FETCHING)
-    assert old.trainings.end(replace(status, state=State.COMPLETED), lease)
-    assert old.trainings.status(status.request_id).state is State.COMPLETED
+    assert (request.workloads, request.why, status.state) == ((SHOP,), "because", TrainingState.FETCHING)
+    assert old.trainings.end(replace(status, state=TrainingState.COMPLETED), lease)
+    assert old.trainings.status(status.request_id).state is TrainingState.COMPLETED
 
 
 # What a newer build writes

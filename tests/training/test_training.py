@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline.controller.trainings import Request
+from pipeline.controller.trainings import TrainingRequest
 from pipeline.records.batch import Purpose
 from pipeline.records.query import Query, query_of, store_of
 from pipeline.records.schema import RESULT_SCHEMA
@@ -23,29 +23,29 @@ SEEN = ("dev/a", "prod/a", "prod/own/x")
 @pytest.mark.parametrize(
     ("request_", "watched", "own", "expected"),
     [
-        (Request(), (), (), SEEN),
-        (Request(), ("prod",), (), ("prod/a", "prod/own/x")),
-        (Request(), ("prod",), ("prod/own",), ("prod/a",)),
-        (Request(), (), ("prod/own",), ("dev/a", "prod/a")),
-        (Request(), ("quiet",), (), ()),
-        (Request(workloads=("gone",)), ("prod",), (), ("gone",)),
-        (Request(patterns=("*/a",)), ("prod",), (), ("dev/a", "prod/a")),
-        (Request(patterns=("quiet",)), (), (), ()),
-        (Request(workloads=("prod/a",), patterns=("dev",)), (), (), ("dev/a", "prod/a")),
-        (Request(model="prod/own/x"), ("prod",), ("prod/own",), ("prod/own/x",)),
+        (TrainingRequest(), (), (), SEEN),
+        (TrainingRequest(), ("prod",), (), ("prod/a", "prod/own/x")),
+        (TrainingRequest(), ("prod",), ("prod/own",), ("prod/a",)),
+        (TrainingRequest(), (), ("prod/own",), ("dev/a", "prod/a")),
+        (TrainingRequest(), ("quiet",), (), ()),
+        (TrainingRequest(workloads=("gone",)), ("prod",), (), ("gone",)),
+        (TrainingRequest(patterns=("*/a",)), ("prod",), (), ("dev/a", "prod/a")),
+        (TrainingRequest(patterns=("quiet",)), (), (), ()),
+        (TrainingRequest(workloads=("prod/a",), patterns=("dev",)), (), (), ("dev/a", "prod/a")),
+        (TrainingRequest(model="prod/own/x"), ("prod",), ("prod/own",), ("prod/own/x",)),
     ],
 )
 def test_a_request_means_what_it_names_or_else_what_is_watched_and_shares_its_model(
-    request_: Request, watched: tuple[str, ...], own: tuple[str, ...], expected: tuple[str, ...]
+    request_: TrainingRequest, watched: tuple[str, ...], own: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     assert chosen_workloads(request_, SEEN, watched, own) == expected
 
 
 def test_a_request_that_means_nothing_names_its_patterns_and_the_remedy() -> None:
-    text = none_chosen(Request(patterns=tuple(f"p{n}" for n in range(8))), ("prod",))
+    text = none_chosen(TrainingRequest(patterns=tuple(f"p{n}" for n in range(8))), ("prod",))
     assert "matches p0, p1, p2, p3, p4 and 3 more; send logs first" in text
-    assert "matches prod; send logs first" in none_chosen(Request(), ("prod",))
-    assert "own_models" in none_chosen(Request(), ())
+    assert "matches prod; send logs first" in none_chosen(TrainingRequest(), ("prod",))
+    assert "own_models" in none_chosen(TrainingRequest(), ())
 
 
 def result(message: str, workload: str) -> pl.DataFrame:
@@ -102,4 +102,4 @@ def test_nothing_to_learn_from_says_where_was_looked_and_what_helps() -> None:
 
 
 def test_the_name_of_the_shared_model_is_no_workloads_model() -> None:
-    assert chosen_workloads(Request(), (SHARED, "a"), (), (SHARED, "a")) == (SHARED,)
+    assert chosen_workloads(TrainingRequest(), (SHARED, "a"), (), (SHARED, "a")) == (SHARED,)

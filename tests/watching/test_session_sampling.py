@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipeline.controller.trainings import Request, Status
+from pipeline.controller.trainings import Status, TrainingRequest
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.records.batch import Purpose
 from pipeline.records.query import Query
@@ -173,7 +173,7 @@ def test_a_training_learns_the_sessions_of_what_it_reads(
     ]
     sink.write("b1", pl.DataFrame(rows, schema=RESULT_SCHEMA))
     work = Training(
-        request=Request(), lines=StoredLines(query=Query(), purpose=purpose, settings=settings), stream=None,
+        request=TrainingRequest(), lines=StoredLines(query=Query(), purpose=purpose, settings=settings), stream=None,
         masks=MaskSet.load(), templates=(), registry=None, settings=settings, marks=(),  # type: ignore[arg-type]
         held=SimpleNamespace(lost=threading.Event()), clock=lambda: BEGAN, status=Status(request_id="r", model="shared"),  # type: ignore[arg-type]
     )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Final, TypeVar, cast
 
 import redis
 
-from pipeline.controller.trainings import Request, Status, Trainings
+from pipeline.controller.trainings import Status, TrainingRequest, Trainings
 from pipeline.errors import LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed
 from pipeline.ledger.batches import Full
 from pipeline.ledger.ledger import Ledger
@@ -218,7 +218,7 @@ class Journey:
         stored = ParquetSink(learn_from)
         if stored.scan().head(1).collect().is_empty():
             return Status()
-        request = Request(asked_by="run", why="logweir run")
+        request = TrainingRequest(asked_by="run", why="logweir run")
         request_id, _ = self.asked(lambda: self.trainings.request(request))
         self.producer.submit.train(request_id)
         began = time.monotonic()
