@@ -45,8 +45,8 @@ def name_files_outside(_app: Sphinx, _page: str, source: list[str]) -> None:
     source[0] = OUTSIDE.sub(shown, source[0])
 
 
-def plain(_app: object, _what: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
-    """Docstrings are plain text with backticks: everything else that reStructuredText would read is escaped."""
+def plain(_app: object, _kind: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
+    """Docstrings are plain text with backticks: all other marks of reStructuredText are escaped."""
     lines[:] = reference_pages.plain_text("\n".join(lines)).split("\n")
 
 

@@ -15,7 +15,7 @@ CODE = re.compile(r"`+[^`]+`+")
 
 
 def write(folder: Path) -> None:
-    """Write every page whose text has changed; an unchanged file keeps its time, so a second build is quick."""
+    """Write every page whose text has changed. An unchanged file keeps its time: a second build is quick."""
     folder.mkdir(exist_ok=True)
     for name, text in (("commands.md", commands()), ("metrics.md", metrics()), ("errors.md", exceptions())):
         path = folder / name
@@ -27,8 +27,8 @@ def commands() -> str:
     """Every verb with its flags, as `--help` prints them."""
     parts = [
         "# Commands",
-        "Made from the parser of the command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 after Ctrl-C, "
-        "143 after SIGTERM. `logweir gpu run` answers with the code of its program.",
+        "Made from the parser of the command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 after "
+        "Ctrl-C, 143 after SIGTERM. `logweir gpu run` answers with the code of its program.",
         fenced(help_of(parser())),
     ]
     for one in verbs(parser()):
@@ -101,7 +101,7 @@ def exceptions() -> str:
 
 
 def plain_text(docstring: str) -> str:
-    """A docstring as reStructuredText that cannot fail: paragraphs with code spans, indented parts word for word."""
+    """A docstring as valid reStructuredText: paragraphs with code spans, indented parts word for word."""
     parts = []
     for block in re.split(r"\n\s*\n", docstring.rstrip()):
         lines = block.strip("\n").split("\n")
@@ -118,5 +118,5 @@ def escaped(text: str) -> str:
     for span in CODE.finditer(text):
         shown += [re.sub(r"([\\*_|:`<>])", r"\\\1", text[at : span.start()]), f"``{span[0].strip('`')}``\\ "]
         at = span.end()
-    rest = re.sub(r"([\\*_|:`<>])", r"\\\1", text[at:])
-    return re.sub(r"^([-+\d#(])", r"\\\1", "".join([*shown, rest]))
+    tail = re.sub(r"([\\*_|:`<>])", r"\\\1", text[at:])
+    return re.sub(r"^([-+\d#(])", r"\\\1", "".join([*shown, tail]))
