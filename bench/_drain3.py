@@ -10,6 +10,7 @@ from drain3.template_miner_config import TemplateMinerConfig
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.passes import HIDDEN, SHOWN
+from pipeline.drain.templates import DEPTH
 from pipeline.settings import Settings
 
 # Where the two dialects differ in what our masks use; anything else is written alike in both.
@@ -88,6 +89,6 @@ def miner(masks: MaskSet, settings: Settings) -> TemplateMiner:
     """Drain3 in memory, without snapshots, with our masks and the likeness and depth that ours has."""
     config = TemplateMinerConfig()
     config.masking_instructions = instructions(masks)
-    config.drain_sim_th, config.drain_depth = settings.drain_similarity, settings.drain_depth
+    config.drain_sim_th, config.drain_depth = settings.drain.similarity, DEPTH
     config.parametrize_numeric_tokens = True
     return TemplateMiner(config=config)

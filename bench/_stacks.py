@@ -28,7 +28,7 @@ LOOK_S: Final = 0.5
 
 def roots_of(settings: Settings) -> dict[str, psutil.Process]:
     """The processes of the stack of this data directory by name; "supervisor" has all others for children."""
-    state: dict[str, Any] = running(settings.data_dir) or {}
+    state: dict[str, Any] = running(settings.data.dir) or {}
     roots = {name: psutil.Process(pid) for name, pid in state["workers"].items()}
     return roots | {"redis": psutil.Process(state["redis"][0]), "supervisor": psutil.Process(state["pid"])}
 

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,12 +134,10 @@ class _Torturer:
         from pipeline.workers.stack.private_redis import PrivateRedis  # heavy; the tortured do without
 
         self.folder, self.plan = folder, plan
-        settings = replace(
-            Settings(), data_dir=folder / "data", lease_ttl_ms=plan.ttl_ms, key_prefix="torture"
-        )
+        settings = Settings(data_dir=folder / "data", lease_ttl_ms=plan.ttl_ms, key_prefix="torture")
         self.server = PrivateRedis(settings)
         self.redis = self.server.start()
-        self.settings = replace(settings, redis_url=self.server.url)
+        self.settings = settings.replace(redis_url=self.server.url)
         told = {**asdict(plan), "url": self.server.url}
         (folder / "torture.json").write_text(json.dumps(told), encoding="utf-8")
         self.evidence = Evidence(folder)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from pipeline.drain.templates import Templates
+from pipeline.drain.templates import DEPTH, Templates
 from pipeline.records.schema import SAMPLE_SCHEMA
 from pipeline.records.verdict import pattern_ids
 from pipeline.settings import Settings
@@ -38,9 +38,7 @@ def template_ids(masked: Sequence[str], severe: Sequence[bool]) -> list[int]:
 def tree_of(masked: Sequence[str], severe: Sequence[bool]) -> Templates:
     """A template tree with the product's settings that has learnt these lines."""
     settings = Settings()
-    tree = Templates(
-        similarity=settings.drain_similarity, depth=settings.drain_depth, per_workload=len(masked) + 1
-    )
+    tree = Templates(similarity=settings.drain.similarity, depth=DEPTH, per_workload=len(masked) + 1)
     for line, bad in zip(masked, severe, strict=True):
         tree.learn(line, severe=bad, workload="")
     return tree

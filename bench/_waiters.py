@@ -4,7 +4,6 @@ import json
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +20,7 @@ USE_S: Final = 0.001  # of the device by each: long enough for a second holder t
 def main(folder: Path, number: int) -> None:
     """Every thread asks once, uses what it got for a moment and gives it back; when that was goes to a file."""
     told: dict[str, Any] = json.loads((folder / "waiters.json").read_text(encoding="utf-8"))
-    settings = replace(
-        Settings(), redis_url=told["url"], key_prefix=told["prefix"], gpu_node_ttl_ms=told["node_ttl_ms"]
-    )
+    settings = Settings(redis_url=told["url"], key_prefix=told["prefix"], gpu_node_ttl_ms=told["node_ttl_ms"])
     # One process stands for many here: each of its threads blocks on a connection of its own.
     pool = Pool(redis.Redis.from_url(told["url"], max_connections=4 * told["threads"]), settings)
     uses: list[tuple[int, int, int]] = []

@@ -37,13 +37,15 @@ class _Choice:
         """The environment of a stack and of its sender."""
         return {
             "LOGWEIR_INGEST_PROCESSES": "1",
-            "LOGWEIR_BATCH_RECORDS": str(self.records),
-            "LOGWEIR_BATCH_KIB": str(self.kib),
-            "LOGWEIR_PREFETCH": str(self.prefetch),
+            "LOGWEIR_INTERNAL_BATCH_RECORDS": str(self.records),
+            "LOGWEIR_INTERNAL_BATCH_KIB": str(self.kib),
+            "LOGWEIR_INTERNAL_PREFETCH": str(self.prefetch),
         }
 
 
-SHIPPED: Final = _Choice(Settings().batch_records, Settings().batch_kib, Settings().prefetch)
+SHIPPED: Final = _Choice(
+    Settings().internal.batch_records, Settings().internal.batch_kib, Settings().internal.prefetch
+)
 SIZES: Final = (
     (500, 128),
     (1_250, 256),
@@ -112,13 +114,13 @@ def _sending(folder: Path, sources: dict[str, Path], choice: _Choice, lines: int
     made = write_cycles(sources, here, lines, first=cycle)
     with stack(folder, **choice.extra) as settings:
         settled(settings)
-        for path in list(settings.results.rglob("*.parquet")):
+        for path in list(settings.data.results.rglob("*.parquet")):
             path.unlink()
         began, clock = time.monotonic(), time.time()
         with watched(settings) as seen:
             command(folder, "send", *map(str, made), "--wait", extra=choice.extra, seen=seen)
             seconds = time.monotonic() - began
-        first = min(path.stat().st_mtime for path in settings.results.rglob("*.parquet")) - clock
+        first = min(path.stat().st_mtime for path in settings.data.results.rglob("*.parquet")) - clock
     for path in made:
         path.unlink()
     return _Seen(lines / seconds, sum(seen.cpu_s.values()) / lines * 1e6, first, seen.rss)

@@ -107,7 +107,7 @@ def _run(
         began = time.monotonic()
         probe = Probe(history, world.direct, world.pids)
         probe.start()
-        flow = Flow(history, _quick(world), world.direct.key_prefix, alone=apart)
+        flow = Flow(history, _quick(world), world.direct.redis.key_prefix, alone=apart)
         flow.start()
         poisoner = Poisoner(history, world.settings, world.direct)
         hurt = Faults(world, history, flow, poisoner, seed)
@@ -207,7 +207,7 @@ def _until(done: Callable[[], bool], within_s: float) -> bool:
 def _quick(world: World) -> "redis.Redis":
     """A client that does not wait for a Redis that is away."""
     return redis.Redis.from_url(
-        world.direct.redis_url or "", socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), 0)
+        world.direct.redis.url or "", socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), 0)
     )
 
 

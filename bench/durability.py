@@ -4,7 +4,6 @@ import shutil
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,8 +32,7 @@ def measure(_data: Path) -> dict[str, Any]:
 
 def _run(fsync: str, lines: int, senders: int) -> dict[str, float]:
     folder = Path(tempfile.mkdtemp(prefix="logweir-bench-"))
-    settings = replace(
-        Settings(),
+    settings = Settings(
         data_dir=folder,
         redis_fsync=fsync,
         max_pending_batches=10**6,
@@ -44,7 +42,7 @@ def _run(fsync: str, lines: int, senders: int) -> dict[str, float]:
     server = PrivateRedis(settings)
     process = server.start()
     try:
-        own = replace(settings, redis_url=server.url)
+        own = settings.replace(redis_url=server.url)
         took: list[float] = []
         began = time.monotonic()
         threads = [threading.Thread(target=_send, args=(own, n, lines, took)) for n in range(senders)]

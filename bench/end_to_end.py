@@ -135,7 +135,7 @@ def _round(world: "_World", settings: Settings, number: int) -> _Round:
         began = time.monotonic()
         world.command("send", *map(str, made), "--wait", seen=seen)
         seconds = time.monotonic() - began
-    rows = pl.scan_parquet(settings.results / "**/*.parquet", hive_partitioning=False).filter(
+    rows = pl.scan_parquet(settings.data.results / "**/*.parquet", hive_partitioning=False).filter(
         pl.col("source").str.starts_with(str(here))
     )
     lines, ids, records, flagged = (
@@ -148,9 +148,9 @@ def _round(world: "_World", settings: Settings, number: int) -> _Round:
         .collect(engine="streaming")
         .row(0)
     )
-    stored = sum(p.stat().st_size for p in settings.results.rglob("*.parquet"))
+    stored = sum(p.stat().st_size for p in settings.data.results.rglob("*.parquet"))
     # The next round starts as this one did.
-    for path in list(settings.results.rglob("*.parquet")):
+    for path in list(settings.data.results.rglob("*.parquet")):
         path.unlink()
     for path in made:
         path.unlink()

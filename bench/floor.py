@@ -147,7 +147,7 @@ def lines(seed: int) -> Iterator[str]:
 
 def _stored(settings: Settings) -> tuple[int, int]:
     """(lines, record ids too many)."""
-    rows = pl.scan_parquet(settings.results / "**/*.parquet", hive_partitioning=False)
+    rows = pl.scan_parquet(settings.data.results / "**/*.parquet", hive_partitioning=False)
     mine = rows.filter(pl.col("workload") == WORKLOAD)
     found = mine.select(pl.col("lines").sum(), (pl.len() - pl.col("record_id").n_unique()).alias("twice"))
     count, twice = found.collect(engine="streaming").row(0)

@@ -3,7 +3,7 @@
 The sets are raw files, headers and all; those of 2,000 lines, a fifth of a batch, are cycled with varied parameters.
 Ours is the real path from bytes on: lines cut, records joined, header split (time, level, host, ...), masked, the
 distinct masked lines hashed and looked up in the verdict cache of the process, a template id on every record; batches as
-a file source makes them, on the one thread of a worker (`polars_threads`). Its templates and the format are known, and masking has seen a copy
+a file source makes them, on the one Polars thread of a worker. Its templates and the format are known, and masking has seen a copy
 of the set in which every digit of an id or a number is another one (bench/_varied.py), as in a stream that runs; a round remembers nothing of the
 rounds before it. `cold_ratio` is that of a first batch: masking has seen nothing. Drain3 gets the messages without their headers, cleaned, and has
 learnt its templates from these very lines: what is timed is `TemplateMiner.add_log_message` alone, on one thread, as it is made.
@@ -33,7 +33,7 @@ from bench._varied import varied
 from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.multiline import cleaned
-from pipeline.drain.templates import Templates
+from pipeline.drain.templates import DEPTH, PER_WORKLOAD, Templates
 from pipeline.drain.verdicts import Verdicts
 from pipeline.ledger.batches import Meta
 from pipeline.records.batch import Purpose
@@ -67,8 +67,8 @@ class _Verdicts(Verdicts):
 
 def measure(data: Path) -> dict[str, Any]:
     masks, settings = MaskSet.load(), Settings()
-    if settings.polars_threads and pl.thread_pool_size() != settings.polars_threads:
-        return _as_a_worker(data, settings.polars_threads)
+    if pl.thread_pool_size() != 1:
+        return _as_a_worker(data, 1)
     found = {name: compare(text, masks, settings) for name, text in sets(data)}
     ratios = [values["ratio"] for values in found.values()]
     return {
@@ -204,9 +204,9 @@ def stages(text: bytes, framer: Framer, masks: MaskSet, verdicts: Verdicts) -> d
 def learn(text: bytes, framer: Framer, masks: MaskSet, settings: Settings) -> tuple[Verdicts, list[str]]:
     """The verdict cache of a process that knows every template, and the messages as Drain3 gets them."""
     templates = Templates(
-        similarity=settings.drain_similarity,
-        depth=settings.drain_depth,
-        per_workload=settings.templates_per_workload,
+        similarity=settings.drain.similarity,
+        depth=DEPTH,
+        per_workload=PER_WORKLOAD,
     )
     known: dict[int, Verdict] = {}
     messages: list[str] = []

@@ -131,7 +131,7 @@ def _judged(settings: Settings, fed: Fed, waits: list[float], log: Path) -> dict
     deadline = time.monotonic() + DRAINED_S
     while ledger.counts().get("batches", 0) and time.monotonic() < deadline:
         time.sleep(0.1)
-    files = list(settings.results.glob("date=*/workload=load*/*.parquet"))
+    files = list(settings.data.results.glob("date=*/workload=load*/*.parquet"))
     rows = pl.concat(
         pl.read_parquet(f, columns=["record_id", "lines"], hive_partitioning=False) for f in files
     )

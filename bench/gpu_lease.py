@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,11 +50,11 @@ def measure(_data: Path) -> dict[str, Any]:
 @contextmanager
 def _pool(folder: Path) -> Iterator[Pool]:
     """A pool of one made-up device on a Redis of its own, with AOF as in production."""
-    settings = replace(Settings(), data_dir=folder, key_prefix="bench", gpu_node_ttl_ms=3_600_000)
+    settings = Settings(data_dir=folder, key_prefix="bench", gpu_node_ttl_ms=3_600_000)
     server = PrivateRedis(settings)
     process = server.start()
     try:
-        settings = replace(settings, redis_url=server.url)
+        settings = settings.replace(redis_url=server.url)
         pool = Pool(connect(settings), settings)
         pool.ledger.clear_quarantine()
         pool.report(_evidence.report(1))
@@ -101,9 +100,9 @@ def _waiters(folder: Path, pool: Pool) -> dict[str, Any]:
     Each keeps it for a millisecond, which is in the time per grant. Raises RuntimeError when not all have had it.
     """
     told = {
-        "url": pool.settings.redis_url,
-        "prefix": pool.settings.key_prefix,
-        "node_ttl_ms": pool.settings.gpu_node_ttl_ms,
+        "url": pool.settings.redis.url,
+        "prefix": pool.settings.redis.key_prefix,
+        "node_ttl_ms": pool.settings.internal.gpu_node_ttl_ms,
         "threads": WAITERS // WAITER_PROCESSES,
     }
     (folder / "waiters.json").write_text(json.dumps(told), encoding="utf-8")

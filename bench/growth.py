@@ -21,7 +21,7 @@ from bench._running import scratch
 from bench._stacks import command, settled, watched
 from bench._varied import real_files, write_cycles
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import Template, Templates
+from pipeline.drain.templates import DEPTH, Template, Templates
 from pipeline.ledger.batches import Full
 from pipeline.producer import Producer
 from pipeline.records.query import Query
@@ -30,7 +30,7 @@ from pipeline.redis.connection import connect
 from pipeline.report import findings, summary
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.training.sampling import Sampler, read_parquet
+from pipeline.training.sampling import MAX_PATTERNS, Sampler, read_parquet
 
 PARTS: Final = ("workers", "templates", "workloads", "stored")
 WORKERS: Final = (1, 2, 4)
@@ -132,9 +132,7 @@ def _per_line(work: Callable[[str], object], lines: list[str]) -> float:
 
 
 def _empty(settings: Settings, count: int) -> Templates:
-    return Templates(
-        similarity=settings.drain_similarity, depth=settings.drain_depth, per_workload=count + ASKED
-    )
+    return Templates(similarity=settings.drain.similarity, depth=DEPTH, per_workload=count + ASKED)
 
 
 def _patterns(rng: random.Random, count: int) -> list[str]:
@@ -161,7 +159,7 @@ def _workloads(data: Path) -> dict[str, Any]:  # noqa: ARG001
                 _send(settings, count)
                 settled(settings)
                 seconds = time.monotonic() - began
-            time.sleep(2 * settings.watch_s)
+            time.sleep(2 * settings.internal.watch_s)
             after: Any = client.info("memory")
             found[str(count)] = {
                 "lines_per_s": round(BATCHES * BATCH_LINES / seconds),
@@ -170,7 +168,7 @@ def _workloads(data: Path) -> dict[str, Any]:  # noqa: ARG001
                 "redis_kib_per_workload": round(
                     (after["used_memory"] - before["used_memory"]) / 1024 / count, 1
                 ),
-                "folders": sum(1 for _ in settings.results.glob("date=*/workload=*")),
+                "folders": sum(1 for _ in settings.data.results.glob("date=*/workload=*")),
             }
     return found
 
@@ -254,7 +252,7 @@ def _link(file: Path, root: Path, number: int) -> None:
 
 
 def _sample(root: Path) -> None:
-    sampler = Sampler(MaskSet.load(), limit=Settings().train_max_patterns)
+    sampler = Sampler(MaskSet.load(), limit=MAX_PATTERNS)
     for page in read_parquet(root, Query()):
         sampler.add(page)
 

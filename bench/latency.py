@@ -106,7 +106,7 @@ class Bench:
         self.folder = folder
         self.settings = settings
         self.ledger = Ledger(connect(settings), settings)
-        state = running(settings.data_dir)
+        state = running(settings.data.dir)
         assert state is not None
         self.top = psutil.Process(int(str(state["pid"])))
 
@@ -280,7 +280,7 @@ class Bench:
     def _stored(self, workload: str, began: float) -> pl.DataFrame:
         """serial, file, wait_ms of every stored line; spent_s, from the first batch accepted to the last one stored."""
         frames, first, last = [], float("inf"), 0.0
-        for path in self.settings.results.glob(f"date=*/workload={workload}/*.parquet"):
+        for path in self.settings.data.results.glob(f"date=*/workload={workload}/*.parquet"):
             entry: Any = self.ledger.client.hmget(
                 self.ledger.keys.batch(unquote(path.stem)), ["accepted_ms", "done_ms"]
             )

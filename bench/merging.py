@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -147,7 +147,7 @@ def stack(folder: Path) -> Iterator[Settings]:
     server = PrivateRedis(settings)
     process = server.start()
     try:
-        yield replace(settings, redis_url=server.url)
+        yield settings.replace(redis_url=server.url)
     finally:
         process.terminate()
         process.wait(20)

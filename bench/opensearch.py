@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +35,7 @@ from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
-from pipeline.training.sampling import Sampler
+from pipeline.training.sampling import MAX_PATTERNS, Sampler
 
 DOCUMENTS: Final = 1_000_000
 BATCH: Final = 5_000
@@ -55,9 +55,7 @@ SPAN_US: Final = 3 * 86_400 * 1_000_000  # three daily indices
 def measure(data: Path) -> dict[str, Any]:
     documents = int(os.environ.get("BENCH_DOCUMENTS", DOCUMENTS))
     with scratch() as folder, _server(data, folder) as server:
-        settings = replace(
-            Settings(), opensearch_url=server.url, opensearch_prefix=f"logweir-bench{os.getpid()}"
-        )
+        settings = Settings(opensearch_url=server.url, opensearch_prefix=f"logweir-bench{os.getpid()}")
         client = connect(settings)
         try:
             written = _write(settings, server, _batches(data, documents))
@@ -70,7 +68,7 @@ def measure(data: Path) -> dict[str, Any]:
             )
             read = _read(client, settings)
         finally:
-            client.indices.delete(index=f"{settings.opensearch_prefix}-*")
+            client.indices.delete(index=f"{settings.opensearch.prefix}-*")
     return {
         "documents": documents,
         **read,
@@ -249,7 +247,7 @@ def _read(client: Any, settings: Settings) -> dict[str, Any]:
         for page in learn_pages(client, settings, Query(store="opensearch")):
             count += page.height
         pages.append(count / (time.monotonic() - began))
-        sampler = Sampler(masks, limit=settings.train_max_patterns)
+        sampler = Sampler(masks, limit=MAX_PATTERNS)
         began, count = time.monotonic(), 0
         for page in learn_pages(client, settings, Query(store="opensearch")):
             sampler.add(page)

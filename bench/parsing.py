@@ -20,7 +20,7 @@ from drain3.masking import MaskingInstruction
 from drain3.template_miner_config import TemplateMinerConfig
 
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import Templates
+from pipeline.drain.templates import DEPTH, PER_WORKLOAD, Templates
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
@@ -83,9 +83,9 @@ def ours(raw: Sequence[str], masks: MaskSet, settings: Settings) -> list[Hashabl
     """The template id of every raw line, each a record of its own."""
     parsed = formats.parse(raw_frame(raw), formats.detect(raw[:200]), arrived=datetime.now(UTC))
     templates = Templates(
-        similarity=settings.drain_similarity,
-        depth=settings.drain_depth,
-        per_workload=settings.templates_per_workload,
+        similarity=settings.drain.similarity,
+        depth=DEPTH,
+        per_workload=PER_WORKLOAD,
     )
     severe = parsed["level"].is_in(list(ERROR_LEVELS)).fill_null(False)
     found: list[Hashable] = []

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,11 +87,11 @@ def failed(values: dict[str, Any]) -> bool:
 def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
     limits = {
         "LOGWEIR_MAX_PENDING_MIB": str(PENDING_MIB),
-        "LOGWEIR_MAX_PENDING_BATCHES": str(PENDING_BATCHES),
+        "LOGWEIR_INTERNAL_MAX_PENDING_BATCHES": str(PENDING_BATCHES),
         "LOGWEIR_REDIS_MAX_MIB": str(REDIS_MIB),
     }
     with scratch() as folder, stack(folder, **limits) as found:
-        settings = replace(found, max_pending_mib=PENDING_MIB, max_pending_batches=PENDING_BATCHES)
+        settings = found.replace(max_pending_mib=PENDING_MIB, max_pending_batches=PENDING_BATCHES)
         pushed, ledger = Pushed(), Ledger(connect(settings), settings)
         with _watched(settings) as peak:
             with _pushing(settings, pushed, "alone", every_s=FRESH_EVERY_S):
@@ -106,7 +106,7 @@ def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
             began, waiting = time.monotonic(), ledger.counts().get("batches", 0)
             drained = _drained(ledger)
             drain_s = time.monotonic() - began
-        lines = _lines(settings.results)
+        lines = _lines(settings.data.results)
         accepted = sum(pushed.batches.values())
         alone, beside = (_latency(ledger, pushed, kind) for kind in ("alone", "beside"))
         drain_rate = waiting * BATCH_LINES / max(0.001, drain_s)
@@ -202,7 +202,7 @@ def _push(
 def _down(settings: Settings, pushed: Pushed, ledger: Ledger, seconds: float) -> dict[str, float]:
     """A file stands where the results directory was, while producers of both classes push on."""
     _drained(ledger)
-    results, away = settings.results, settings.results.with_name("results.away")
+    results, away = settings.data.results, settings.data.results.with_name("results.away")
     results.rename(away)
     results.write_text("not a directory\n", encoding="utf-8")
     before, refused, began = len(pushed.batches), sum(pushed.refused.values()), time.monotonic()
@@ -275,7 +275,7 @@ def _watched(settings: Settings) -> Iterator[Peak]:
 
 
 def _processes(settings: Settings) -> list[psutil.Process]:
-    state = running(settings.data_dir)
+    state = running(settings.data.dir)
     if state is None:
         return []
     with suppress(psutil.Error):
@@ -304,8 +304,8 @@ def _lines(results: Path) -> pl.Series:
 
 def _sweep(settings: Settings) -> float:
     """Seconds of one sweep over SWEPT overdue batches whose messages all wait where they should; on a prefix of its own."""
-    own = replace(
-        settings, max_pending_batches=2 * SWEPT, key_prefix=f"{settings.key_prefix}-sweep", overdue_ms=600_000
+    own = settings.replace(
+        max_pending_batches=2 * SWEPT, key_prefix=f"{settings.redis.key_prefix}-sweep", overdue_ms=600_000
     )
     app = make_app(own)
     context = Context(app, own)

@@ -158,7 +158,7 @@ def _judged(settings: Settings, fed: Fed, first: str, swaps: list[Swap], seconds
     for batch_id in fed.batches:
         pipe.hmget(ledger.keys.batch(batch_id), "accepted_ms", "state")
     entries = dict(zip(fed.batches, pipe.execute(), strict=True))
-    files = {p.stem: p for p in settings.results.glob("date=*/workload=load*/*.parquet")}
+    files = {p.stem: p for p in settings.data.results.glob("date=*/workload=load*/*.parquet")}
     wanted = ["record_id", "lines", "model_version"]
     frames = [
         pl.read_parquet(p, columns=wanted, hive_partitioning=False).with_columns(batch=pl.lit(batch_id))

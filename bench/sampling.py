@@ -22,7 +22,7 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
 from pipeline.settings import Settings
-from pipeline.training.sampling import Sampler, read_parquet
+from pipeline.training.sampling import MAX_PATTERNS, Sampler, read_parquet
 
 RECORDS = 10_000_000
 FILE_RECORDS = 5_000  # batch_records as it was when the figures of docs/benchmarks.md were made
@@ -99,7 +99,7 @@ def peak_mib() -> float:
 def once(kind: str, root: Path) -> dict[str, Any]:
     """In a process of its own."""
     settings = Settings()
-    sampler = Sampler(MaskSet.load(), limit=settings.train_max_patterns, seed=settings.seed)
+    sampler = Sampler(MaskSet.load(), limit=MAX_PATTERNS, seed=settings.train.seed)
     spent = 0.0
     if kind == "pages":
         pages = [

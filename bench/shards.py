@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -216,14 +216,14 @@ def turn(settings: Settings, load: Load, folder: Path) -> Turn:
         return not ledger.counts().get("stage:drain", 0)
 
     with ExitStack() as stack:
-        roles = stage_queues(Stage.DRAIN, settings.drain_shards)
+        roles = stage_queues(Stage.DRAIN, settings.drain.shards)
         workers = [stack.enter_context(worker(settings, role, folder)) for role in roles]
         # One batch each first: what is loaded once is not counted.
         rng = random.Random(1)
         first = []
-        for shard in range(settings.drain_shards):
+        for shard in range(settings.drain.shards):
             mine = next(
-                w for i in range(10_000) if shard_of(w := f"warm-{i}", settings.drain_shards) == shard
+                w for i in range(10_000) if shard_of(w := f"warm-{i}", settings.drain.shards) == shard
             )
             first.append((mine, work_of(varied([f"warm up of drain shard number {shard}"], 20, rng), rng)))
         for name, workload in put(settings, Load(batches=first), "first"):
@@ -333,11 +333,11 @@ def measure(data: Path) -> dict[str, Any]:
     turns: dict[int, list[Turn]] = {n: [] for n in SHARDS}
     with scratch() as folder, own_redis(folder) as settings:
         trained(settings, data, masks)
-        own = replace(settings, max_pending_batches=100_000)
-        told = parts(replace(own, key_prefix="parts"), load)
+        own = settings.replace(max_pending_batches=100_000)
+        told = parts(own.replace(key_prefix="parts"), load)
         for number in range(TURNS):
             for shards in SHARDS:
-                now = replace(own, key_prefix=f"n{shards}t{number}", drain_shards=shards)
+                now = own.replace(key_prefix=f"n{shards}t{number}", drain_shards=shards)
                 turns[shards].append(turn(now, load, folder))
                 connect(own).flushall()
     return {

@@ -56,7 +56,7 @@ def _moved(shift: int, found: "re.Match[str]") -> str:
 
 
 def store(data: Path, settings: Settings, masks: MaskSet, lines: int) -> None:
-    sink = ParquetSink(settings.results)
+    sink = ParquetSink(settings.data.results)
     begin, at = utc_now() - SPAN, 0
     for number, page in enumerate(varied(data, lines)):
         text = pl.Series("message", page, dtype=pl.String)

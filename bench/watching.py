@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -60,7 +59,7 @@ def own_redis(folder: Path) -> Iterator[Settings]:
     server = PrivateRedis(Settings(data_dir=folder))
     process = server.start()
     try:
-        yield replace(Settings(data_dir=folder), redis_url=server.url, lease_ttl_ms=3_600_000)
+        yield Settings(data_dir=folder).replace(redis_url=server.url, lease_ttl_ms=3_600_000)
     finally:
         process.terminate()
         process.wait(20)

@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     send.add_argument(
         "--backfill",
         action=argparse.BooleanOptionalAction,
-        help="these lines wait behind fresh ones, or never do; by default those do whose times are old (backfill_after_s)",
+        help="these lines wait behind fresh ones, or never do; by default those do whose times are older than an hour",
     )
     send.add_argument(
         "--baseline",
@@ -267,9 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(argv)
         extras.check(args.verb)
         if args.command == "send.verb":
-            from pipeline.commands.common import settings_of
-
-            limit_polars(settings_of(args).polars_threads)
+            limit_polars()
         module = importlib.import_module(f"pipeline.commands.{args.command}")
         code = int(module.main(args))
         sys.stdout.flush()  # here, where a closed pipe is expected

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Endings that rotation appends: app.log.1, app.log-20261120, app.log.2.gz
 ROTATED: Final = re.compile(r"(?<=.)[.-](?:\d{1,3}|\d{8}|\d{4}-\d\d-\d\d)(?=(?:\.gz|\.zst)?$)")
+# Lines older than this wait behind fresh ones: an hour, since a sender that was down for minutes is no backfill.
+BACKFILL_AFTER: Final = timedelta(hours=1)
 
 
 class Producer:
@@ -70,7 +72,7 @@ class Producer:
         A record is a mapping with `message` and, if known, timestamp (aware datetime or ISO 8601), level, host,
         process, service. The same `batch_id` twice is one batch; without one every call is a new batch.
         `backfill`: these lines wait behind fresh ones. None: records do whose timestamps are all known and old
-        (`backfill_after_s`); raw lines count as fresh, because workers parse their times.
+        (`BACKFILL_AFTER`); raw lines count as fresh, because workers parse their times.
 
         Full: nothing was taken, try again after `retry_after_s`. Raises BadInput for anything that cannot be a batch,
         RedisUnavailable when it is not known whether the batch is in: send it again under the same id.
@@ -81,18 +83,18 @@ class Producer:
         bid = check_name("batch id", batch_id if batch_id is not None else uuid.uuid4().hex)
         if not len(items):
             raise BadInput(f"batch {bid!r} has no lines; leave empty batches out")
-        if len(items) > self.settings.batch_records:
+        if len(items) > self.settings.internal.batch_records:
             raise self._too_many(bid, len(items))
         records = pushed(items)
         try:
             size = records.size
-            if records.height > self.settings.batch_records and (
-                (heads := records.heads()) > self.settings.batch_records
+            if records.height > self.settings.internal.batch_records and (
+                (heads := records.heads()) > self.settings.internal.batch_records
             ):
                 raise self._too_many(bid, heads)
-            if size > self.settings.batch_kib * 1024 * 4:
+            if size > self.settings.internal.batch_kib * 1024 * 4:
                 raise BadInput(
-                    f"batch {bid!r} has {size:,} bytes; send at most {self.settings.batch_kib * 4:,} KiB at once"
+                    f"batch {bid!r} has {size:,} bytes; send at most {self.settings.internal.batch_kib * 4:,} KiB at once"
                 )
             return self.accept(
                 Batch(
@@ -103,7 +105,7 @@ class Producer:
                     purpose=Purpose.SCORE,
                     arrived=self.clock(),
                     formats=(),
-                    zone=self.settings.time_zone,
+                    zone=self.settings.intake.time_zone,
                     records=records,
                 ),
                 backfill=backfill,
@@ -112,7 +114,7 @@ class Producer:
             raise not_text(items) from exc
 
     def _too_many(self, batch_id: str, lines: int) -> BadInput:
-        most = self.settings.batch_records
+        most = self.settings.internal.batch_records
         return BadInput(f"batch {batch_id!r} has {lines:,} lines; send at most {most:,} at once")
 
     def send_chunk(
@@ -133,7 +135,7 @@ class Producer:
         The batch id derives from source and offset, so reading the same place again gives the same batch.
         `source_key` tells a file from its successor after a rotation; `cursor_key` stays, "" keeps no cursor.
         `after`: see `accept`. `backfill`: the lines wait behind fresh ones; None: when the last one is old
-        (`backfill_after_s`).
+        (`BACKFILL_AFTER`).
         """
         check_name("workload", workload)
         batch = Batch(
@@ -144,7 +146,7 @@ class Producer:
             purpose=purpose,
             arrived=self.clock(),
             formats=chunk.formats,
-            zone=self.settings.time_zone,
+            zone=self.settings.intake.time_zone,
             records=chunk.records,
         )
         cursor = chunk.cursor.pack() if cursor_key else ""
@@ -184,12 +186,11 @@ class Producer:
         return answer
 
     def _is_past(self, moment: object) -> bool:
-        age = timedelta(seconds=self.settings.backfill_after_s)
-        return isinstance(moment, datetime) and self.clock() - moment > age
+        return isinstance(moment, datetime) and self.clock() - moment > BACKFILL_AFTER
 
     def _skips(self, batch: Batch) -> bool:
         """True for what is only counted: lines to be scored of a workload that is off the watchlist, by setting."""
-        if self.settings.unwatched == "score" or batch.purpose is not Purpose.SCORE:
+        if self.settings.watch.unwatched == "score" or batch.purpose is not Purpose.SCORE:
             return False
         return not self.watchlist.lately().covers(batch.workload)
 

@@ -1,25 +1,29 @@
 """All settings, in one place, with one precedence: defaults < config file < environment < flags.
 
-This module is the only reader of the environment. An entry point builds one `Settings` and passes it
-down; child processes get the same values through `to_environ()`.
+This module is the only reader of the environment. An entry point builds one `Settings` and passes it down; child
+processes get the same values through `to_environ()`. Users know a setting by its flat name (`gpu_yield_s`); code
+reads it in its group (`settings.gpu.yield_s`). msgspec checks types and bounds.
 """
 
-import math
-import operator
 import os
 import re
 import tomllib
+import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
-from zoneinfo import ZoneInfo, available_timezones
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from zoneinfo import ZoneInfo
+
+import msgspec
 
 from pipeline.errors import BadSetting
-from pipeline.values import as_type, check_opensearch_url, check_url, joined, masked_url
+from pipeline.values import check_opensearch_url, check_url, masked_url
 
 PREFIX: Final = "LOGWEIR_"
+# The only variables that reach `Internal`: the embedded stack sets them for its workers, tests and benches for stacks.
+PREFIX_INTERNAL: Final = "LOGWEIR_INTERNAL_"
 # Names that users know from elsewhere.
 ALIASES: Final = {
     "redis_url": "REDIS_URL",
@@ -31,430 +35,454 @@ SECRETS: Final = frozenset(
     {"redis_url", "flower_auth", "opensearch_url", "opensearch_password", "opensearch_read_password"}
 )
 SINKS: Final = ("parquet", "opensearch")
-# Settings that are one of a few words, and how a message names them.
-CHOICES: Final = {
-    "log_level": (("debug", "info", "warning", "error"), "debug, info, warning or error"),
-    "unwatched": (("score", "skip"), "score or skip"),
-    "train_source": (("results", *SINKS), "results, parquet or opensearch"),
-    "redis_fsync": (("everysec", "always"), "everysec or always"),
-    "gpu_backfill": (("easy", "strict", "free"), "easy, strict or free"),
-}
-# What every process of one GPU pool has to have alike: whoever plans by other rules grants what the others would not.
+# All processes of one GPU pool need these alike: each of them plans.
 POLICY: Final = (
-    "gpu_tenants", "gpu_half_life_s", "gpu_backfill", "gpu_yield_s", "gpu_node_ttl_ms", "gpu_beat_s", "gpu_context_mib",
-    "gpu_infer_mib", "lease_ttl_ms",
+    "gpu_tenants", "gpu_half_life_s", "gpu_backfill", "gpu_yield_s", "gpu_infer_mib", "gpu_context_mib",
+    "gpu_node_ttl_ms", "gpu_beat_s", "lease_ttl_ms",
 )  # fmt: skip
-# What everybody who sends into one pipeline has to have alike: the sender's own settings say what is full, and what is late.
-LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib", "backfill_after_s")
-# What everybody who works in one pipeline has to have alike: which queues there are, and whose batch lies in which.
+# All senders into one pipeline need these alike: each sender judges by its own settings what is full.
+LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib")
+# All workers of one pipeline need these alike: they say which queues there are.
 QUEUED: Final = ("drain_shards",)
-MAX_SHARDS: Final = 64
 ALIKE: Final = (*POLICY, *LIMITS, *QUEUED)
+MAX_SHARDS: Final = 64
+# Settings of earlier builds, each with its remedy.
+REMOVED: Final = {
+    "opensearch_time_field": "name the time field first in opensearch_fields",
+    "opensearch_message_field": "name the message field second in opensearch_fields",
+    "opensearch_level_field": "name the level field third in opensearch_fields",
+    "polars_threads": "set POLARS_MAX_THREADS instead",
+    **dict.fromkeys(
+        ("backfill_after_s", "drain_depth", "drift_lines", "drift_novelty", "drift_score", "drift_unknown",
+         "gpu_headroom_mib", "gpu_infer_percent", "keep_done_s", "keep_models", "loaded_models", "max_open_sessions",
+         "opensearch_poll_s", "reload_poll_ms", "templates_per_workload", "torch_threads",
+         "train_max_patterns", "verdict_cache_entries"),
+        "its value is fixed now; leave it out",
+    ),
+}  # fmt: skip
+
+DAY_S: Final = 86_400
+CENTURY_S: Final = 3_153_600_000  # bound of a span: a longer one is a slip
+TIB_MIB: Final = 1_048_576
 
 
-def _about(text: str, default: Any, *, least: float | None = None, most: float | None = None) -> Any:
-    return field(default=default, metadata={"about": text, "least": least, "most": most})
+def says(text: str, least: float | None = None, most: float | None = None) -> msgspec.Meta:
+    """What a setting is, for the manual, and its bounds, both included."""
+    return msgspec.Meta(description=text, ge=least, le=most)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Every value a deployment may want to change. Units stand in the names."""
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One group of settings. `rename` of a subclass gives the flat names. `__post_init__` raises ValueError."""
 
-    data_dir: Path = _about(
-        "where the embedded stack keeps its Redis, models and results", Path("logweir-data")
-    )
-    results_dir: Path | None = _about("where the Parquet results go; default <data_dir>/results", None)
-    redis_url: str | None = _about("a Redis to use; without it the embedded stack starts its own", None)
-    key_prefix: str = _about(
-        "first part of every Redis key, so that several pipelines share one Redis", "logweir"
-    )
-    time_zone: str = _about("IANA zone of header times that carry no offset", "UTC")
-    masks: tuple[Path, ...] = _about("more mask files, applied before the shipped ones", ())
 
-    batch_records: int = _about("records in one batch at most", 10_000, least=1, most=100_000)
-    batch_kib: int = _about("size of one batch at most, before compression", 2_048, least=64, most=65_536)
-    prefetch: int = _about(
-        "messages a worker holds, the one it works on among them; with more than one, fresh lines wait behind backfill",
-        1,
-        least=1,
-        most=64,
-    )
-    max_pending_mib: int = _about(
-        "payloads waiting in Redis before accept says full", 256, least=1, most=1_048_576
-    )
-    max_pending_batches: int = _about(
-        "batches waiting before accept says full", 10_000, least=1, most=10_000_000
-    )
-    max_attempts: int = _about(
-        "attempts at a batch before it is split, and at a record before it is dead", 3, least=1, most=100
-    )
-    claim_ttl_ms: int = _about(
-        "a worker that is silent for so long has lost its batch", 10_000, least=1_000, most=3_600_000
-    )
-    overdue_ms: int = _about(
-        "a batch nobody took for so long is sent again", 5_000, least=500, most=3_600_000
-    )
-    sweep_s: float = _about("how often the sweeper looks for overdue batches", 2.0, least=0.2, most=3_600)
-    step_s: float = _about(
-        "a step that has not ended after so long is given up: its process ends and the batch is tried again",
-        120.0,
-        least=1,
-        most=3_600,
-    )
-    stall_s: float = _about(
-        "a worker that takes nothing for so long although its queue has work ends, and is started again",
-        30.0,
-        least=2,
-        most=3_600,
-    )
-    backfill_after_s: float = _about(
-        "a batch whose newest line is older than this waits behind fresh ones",
-        3_600.0,
-        least=1,
-        most=3_153_600_000,
-    )
-    max_dead_mib: int = _about(
-        "payloads of dead letters; above it accept says full until some are retried or discarded",
-        256,
-        least=1,
-        most=1_048_576,
-    )
-    keep_done_s: int = _about(
-        "how long a finished batch id is remembered, so that it is not accepted twice",
-        604_800,
-        least=60,
-        most=315_360_000,
-    )
+class Data(Group, frozen=True, rename={"dir": "data_dir"}):
+    """Where files are."""
 
-    verdict_cache_entries: int = _about(
-        "cached verdicts per model version in Redis", 500_000, least=1_000, most=100_000_000
+    dir: Annotated[Path, says("where the embedded stack keeps its Redis, models and results")] = Path(
+        "logweir-data"
     )
-    templates_per_workload: int = _about(
-        "templates one workload may create; lines past it are unclassified", 5_000, least=1, most=1_000_000
+    results_dir: Annotated[Path | None, says("where the Parquet results go; default <data_dir>/results")] = (
+        None
     )
-    drain_similarity: float = _about(
-        "Drain3 sim_th: share of equal tokens that makes two lines one template", 0.7, least=0.05, most=1.0
+    sinks: Annotated[tuple[str, ...], says("where results are stored: parquet, opensearch or both")] = (
+        "parquet",
     )
-    drain_depth: int = _about("Drain3 tree depth", 4, least=3, most=16)
-
-    lease_ttl_ms: int = _about(
-        "a lease that is not renewed for so long is lost", 15_000, least=2_000, most=3_600_000
-    )
-    ingest_processes: int = _about("ingest workers of the embedded stack", 1, least=1, most=64)
-    infer_processes: int = _about("CPU scoring workers of the embedded stack", 1, least=1, most=64)
-    drain_shards: int = _about(
-        "writers of templates that work side by side, each for its part of the workloads",
-        1,
-        least=1,
-        most=MAX_SHARDS,
-    )
-    drain_processes: int = _about(
-        "drain workers of the embedded stack for each shard; one works, the others take over when it dies",
-        1,
-        least=1,
-        most=64,
-    )
-    store_processes: int = _about("store workers of the embedded stack", 1, least=1, most=64)
-    torch_threads: int = _about(
-        "torch threads of a scoring process; infer_processes is what uses more cores", 1, least=1, most=1_024
-    )
-    polars_threads: int = _about(
-        "Polars threads of `send` and of each ingest, scoring, drain and store worker; ingest_processes is what uses more cores, 0 leaves Polars' own number",
-        1,
-        least=0,
-        most=1_024,
-    )
-    train_seconds: float = _about("time the fit of a model may take", 20.0, least=1, most=86_400)
-    train_max_patterns: int = _about(
-        "distinct masked lines a training takes at most", 100_000, least=100, most=10_000_000
-    )
-    train_source: str = _about(
-        "where training data comes from: results (whatever the first sink is), parquet or opensearch",
-        "results",
-    )
-    train_span_s: float | None = _about(
-        "how far back training data reaches, by record time; without it everything",
-        None,
-        least=1,
-        most=3_153_600_000,
-    )
-    train_exclude_words: tuple[str, ...] = _about("lines with one of these words are not learnt from", ())
-    train_exclude_anomalous: bool = _about(
-        "do not learn from lines that were judged anomalous; new normal shapes are then never learnt", False
-    )
-    alerts_per_day: float = _about(
-        "false alarms over new calm lines that a workload may raise in a day, as far as its training data can tell",
-        10.0,
-        least=0.01,
-        most=10_000,
-    )
-    seed: int = _about("seed of a training", 0, least=0, most=2**31 - 1)
-
-    unwatched: str = _about(
-        "what happens to workloads off the watchlist: score (by the shared model) or skip (counted only)",
-        "score",
-    )
-    own_models: tuple[str, ...] = _about(
-        "watchlist patterns of workloads that get a model of their own; all others share one", ()
-    )
-    tick_s: float = _about("how often the controller decides about trainings", 10.0, least=0.2, most=3_600)
-    watch_s: float = _about("how often sessions, rates and incidents are looked at", 2.0, least=0.2, most=60)
-    session_timeout_s: float = _about(
-        "a session in which nothing happens for so long is judged", 60.0, least=1, most=86_400
-    )
-    session_open_s: float | None = _about(
-        "a session is held open for so long, to be judged at all its silences at once; without it session_timeout_s",
-        None,
-        least=1,
-        most=86_400,
-    )
-    session_keys: tuple[str, ...] = _about(
-        "regular expressions (Rust) of what names a session, the key in their one group; looked for before block, trace "
-        "and request ids",
-        (),
-    )
-    max_open_sessions: int = _about(
-        "sessions that are open at once; past that the longest idle one is closed first; as many pasts of silent ones "
-        "are kept",
-        100_000,
-        least=100,
-        most=10_000_000,
-    )
-    retrain_age_s: float = _about(
-        "a model older than this is trained again", 86_400.0, least=1, most=3_153_600_000
-    )
-    retrain_lines: int = _about(
-        "lines stored since the last training that are worth another one", 5_000_000, least=100, most=10**15
-    )
-    retrain_at: tuple[str, ...] = _about("times of day for a training, HH:MM in time_zone", ())
-    retrain_min_lines: int = _about(
-        "lines of watched workloads needed before the controller trains", 1_000, least=20, most=10**12
-    )
-    retrain_backoff_s: float = _about(
-        "wait after a failed training; doubled with every further failure, an hour at most",
-        30.0,
-        least=0.1,
-        most=3_600,
-    )
-    drift_lines: int = _about("lines in one window of drift measurement", 20_000, least=100, most=10**12)
-    drift_novelty: float = _about(
-        "drift: rise of the share of lines with a new template", 0.05, least=0.0, most=1.0
-    )
-    drift_unknown: float = _about("drift: rise of the share of unknown words", 0.10, least=0.0, most=1.0)
-    drift_score: float = _about(
-        "drift: population stability index of the scores; 0.25 is the usual mark of a major shift",
-        0.25,
-        least=0.0,
-        most=1_000,
-    )
-    keep_models: int = _about("model versions kept on disk besides those in use", 10, least=1, most=100_000)
-    keep_models_mib: int = _about("size of all kept model versions", 2_048, least=16, most=1_048_576)
-    loaded_models: int = _about(
-        "model versions that a process keeps in memory, some MiB each; more than `own_models` has workloads saves loading",
-        8,
-        least=2,
-        most=10_000,
-    )
-    reload_poll_ms: int = _about(
-        "how often a process at work compares the live model version, should the hint not reach it; an idle one does so once a second",
-        200,
-        least=20,
-        most=60_000,
-    )
-
-    redis_max_mib: int = _about("memory of the embedded Redis", 768, least=32, most=1_048_576)
-    redis_fsync: str = _about(
-        "appendfsync of the embedded Redis: everysec, or always (pushes survive a power cut, at the price of speed)",
-        "everysec",
-    )
-    metrics: bool = _about("serve Prometheus metrics with `logweir up`", True)
-    metrics_address: str = _about("where the metrics are served", "127.0.0.1")
-    metrics_port: int = _about(
-        "port of the metrics; when it is taken, one of the next", 9464, least=1, most=65_535
-    )
-    flower: bool = _about("start Flower with `logweir up`", True)
-    flower_address: str = _about("where Flower listens; off loopback it needs flower_auth", "127.0.0.1")
-    flower_port: int = _about("port of Flower; when it is taken, one of the next", 5555, least=1, most=65_535)
-    flower_auth: str | None = _about("user:password of Flower; it is required off loopback", None)
-
-    gpu_agent: bool = _about("`logweir up` watches and uses the GPUs of this machine", True)
-    gpu_beat_s: float = _about("how often a node agent looks at its GPUs", 1.0, least=0.05, most=60)
-    gpu_node_ttl_ms: int = _about(
-        "a node whose agent is silent for so long gets no new leases", 10_000, least=200, most=3_600_000
-    )
-    gpu_headroom_mib: int = _about("memory of a GPU that is never leased", 256, least=0, most=1_048_576)
-    gpu_context_mib: int = _about(
-        "what CUDA itself takes in a process; part of its lease, out of reach of its tensors",
-        512,
-        least=0,
-        most=1_048_576,
-    )
-    gpu_infer_mib: int = _about("memory that a scoring process leases", 2_048, least=1, most=1_048_576)
-    gpu_infer_percent: int = _about("share of a GPU that a scoring process leases", 10, least=0, most=100)
-    gpu_idle_s: float = _about(
-        "a scoring process without work for so long gives its GPU back", 60.0, least=0.1, most=86_400
-    )
-    gpu_yield_s: float = _about(
-        "how long a holder may take to give back what it was asked for; then the lease is revoked",
-        150.0,
-        least=0.1,
-        most=86_400,
-    )
-    gpu_tenants: tuple[str, ...] = _about(
-        "who may use the GPUs: name, name=WEIGHT or name=WEIGHT:MEMORY, as in research=2:40GiB", ("logweir",)
-    )
-    gpu_half_life_s: float = _about(
-        "past GPU use counts half after so long", 86_400.0, least=1, most=315_360_000
-    )
-    gpu_backfill: str = _about(
-        "what may overtake a need that waits for room: easy (what does not delay it), strict (nothing) or free",
-        "easy",
-    )
-
-    sinks: tuple[str, ...] = _about("where results are stored: parquet, opensearch or both", ("parquet",))
-    opensearch_url: str | None = _about("the OpenSearch of sink and source, https://host:9200", None)
-    opensearch_user: str | None = _about("the user who writes results", None)
-    opensearch_password: str | None = _about("the password of that user", None)
-    opensearch_read_user: str | None = _about(
-        "the user who reads log indices; without it the writing user reads too", None
-    )
-    opensearch_read_password: str | None = _about("the password of that user", None)
-    opensearch_ca: Path | None = _about("certificate authority of the server, PEM", None)
-    opensearch_prefix: str = _about("first part of the names of our indices", "logweir")
-    opensearch_source: str | None = _about("index pattern of logs that the stack polls, app-logs-*", None)
-    opensearch_time_field: str = _about("where polled documents have their time", "@timestamp")
-    opensearch_message_field: str = _about("where polled documents have their message", "message")
-    opensearch_level_field: str = _about("where polled documents have their level", "level")
-    opensearch_workload_fields: tuple[str, ...] = _about(
-        "fields whose values, joined by /, are the workload of a polled document",
-        ("cluster_id", "namespace_name", "deployment"),
-    )
-    opensearch_poll_s: float = _about(
-        "how often a source is polled once it has been read", 5.0, least=0.1, most=86_400
-    )
-    supervisor_pid: int = _about(
-        "set by the embedded stack for its workers: they end when this process has gone",
-        0,
-        least=0,
-        most=2**22,
-    )
-    log_level: str = _about("debug, info, warning or error", "info")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value, meta = getattr(self, item.name), item.metadata
-            if isinstance(value, float) and not math.isfinite(value):
-                raise BadSetting(
-                    f"{item.name} = {value} is not a number one can count with; give a finite one"
-                )
-            for bound, wrong, word in (
-                ("least", operator.lt, "at least"),
-                ("most", operator.gt, "at most"),
-            ):
-                limit = meta.get(bound)
-                if value is not None and limit is not None and wrong(value, limit):
-                    raise BadSetting(f"{item.name} = {value} is out of range; it must be {word} {limit:.15g}")
-        if self.time_zone not in available_timezones():
-            raise BadSetting(
-                f"time_zone {self.time_zone!r} is not known; use an IANA name such as Europe/Berlin"
-            )
-        if not self.key_prefix or any(c in self.key_prefix for c in "{}* \n"):
-            raise BadSetting(
-                f"key_prefix {self.key_prefix!r} is empty or has one of the characters {{ }} * or space"
-            )
-        for name, (choices, shown) in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise BadSetting(f"{name} {getattr(self, name)!r} is not known; use {shown}")
-        self._check_gpu()
         if not self.sinks or not set(self.sinks) <= set(SINKS):
-            raise BadSetting(
+            raise ValueError(
                 f"sinks {','.join(self.sinks)!r} is not usable; name {' or '.join(SINKS)}, or both"
             )
-        if self.opensearch_url is None and (
-            "opensearch" in (*self.sinks, self.train_source) or self.opensearch_source
-        ):
-            raise BadSetting(
-                "OPENSEARCH_URL is not set; name the server, such as https://search.example:9200"
-            )
-        for text in self.retrain_at:
-            if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
-                raise BadSetting(f"retrain_at {text!r} is not a time of day; write it like 02:30")
-        self._check_addresses()
 
-    def _check_addresses(self) -> None:
-        if self.redis_url is not None:
-            check_url(self.redis_url)
-        if self.opensearch_url is not None:
-            check_opensearch_url(self.opensearch_url)
-        for name in ("metrics_address", "flower_address"):
-            if not getattr(self, name).strip():
-                raise BadSetting(f"{name} is empty; give a host or an address such as 127.0.0.1")
+    @property
+    def results(self) -> Path:
+        """Where the Parquet sink writes."""
+        return self.results_dir if self.results_dir is not None else self.dir / "results"
 
-    def _check_gpu(self) -> None:
-        if self.gpu_beat_s * 2_000 > self.gpu_node_ttl_ms:
-            raise BadSetting(
-                f"gpu_beat_s = {self.gpu_beat_s:g} is more than half of gpu_node_ttl_ms = {self.gpu_node_ttl_ms}, "
-                "so every node would look silent now and then; look at the GPUs more often or raise gpu_node_ttl_ms"
+    @property
+    def baseline(self) -> Path:
+        """Where lines are stored that only trainings read, apart from the results."""
+        return self.dir / "baseline"
+
+    @property
+    def models(self) -> Path:
+        """Where model versions are."""
+        return self.dir / "models"
+
+
+class Redis(
+    Group, frozen=True, rename={"url": "redis_url", "max_mib": "redis_max_mib", "fsync": "redis_fsync"}
+):
+    """The Redis of a pipeline."""
+
+    url: Annotated[str | None, says("a Redis to use; without it the embedded stack starts its own")] = None
+    key_prefix: Annotated[
+        str, says("first part of every Redis key, so that several pipelines share one Redis")
+    ] = "logweir"
+    max_mib: Annotated[int, says("memory of the embedded Redis", 32, TIB_MIB)] = 768
+    fsync: Annotated[
+        Literal["everysec", "always"],
+        says(
+            "appendfsync of the embedded Redis; with always, pushes survive a power cut, at the price of speed"
+        ),
+    ] = "everysec"
+
+    def __post_init__(self) -> None:
+        if not self.key_prefix or any(c in self.key_prefix for c in "{}* \n"):
+            raise ValueError(
+                f"key_prefix {self.key_prefix!r} is empty or has one of the characters {{ }} * or space"
             )
-        if self.gpu_infer_mib <= self.gpu_context_mib:
-            raise BadSetting(
-                f"gpu_infer_mib = {self.gpu_infer_mib} leaves a scoring process nothing beside what CUDA takes, "
-                f"gpu_context_mib = {self.gpu_context_mib}; raise gpu_infer_mib above it"
-            )
+        if self.url is not None:
+            check_url(self.url)
+
+
+class Intake(Group, frozen=True):
+    """How lines come in, and how many may wait."""
+
+    time_zone: Annotated[str, says("IANA zone of header times that carry no offset")] = "UTC"
+    masks: Annotated[tuple[Path, ...], says("more mask files, applied before the shipped ones")] = ()
+    max_pending_mib: Annotated[
+        int, says("payloads that may wait in Redis; past it a pipeline is full and takes none", 1, TIB_MIB)
+    ] = 256
+    max_dead_mib: Annotated[
+        int,
+        says(
+            "payloads of dead letters; past it a pipeline is full until some are retried or discarded",
+            1,
+            TIB_MIB,
+        ),
+    ] = 256
+
+    def __post_init__(self) -> None:
+        try:
+            ZoneInfo(self.time_zone)
+        except (KeyError, ValueError, OSError):
+            raise ValueError(
+                f"time_zone {self.time_zone!r} is not known; use an IANA name such as Europe/Berlin"
+            ) from None
 
     @property
     def zone(self) -> ZoneInfo:
         """`time_zone` as an object."""
         return ZoneInfo(self.time_zone)
 
-    @property
-    def results(self) -> Path:
-        """Where the Parquet sink writes."""
-        return self.results_dir if self.results_dir is not None else self.data_dir / "results"
 
-    @property
-    def baseline(self) -> Path:
-        """Where lines that are only learnt from are kept, apart from the results."""
-        return self.data_dir / "baseline"
+class Drain(Group, frozen=True, rename=lambda name: f"drain_{name}"):
+    """Mining of templates."""
 
-    @property
-    def models(self) -> Path:
-        """Where model versions live."""
-        return self.data_dir / "models"
+    similarity: Annotated[
+        float, says("Drain3 sim_th: share of equal tokens that makes two lines one template", 0.05, 1)
+    ] = 0.7
+    shards: Annotated[
+        int,
+        says("writers of templates that work in parallel, each for its part of the workloads", 1, MAX_SHARDS),
+    ] = 1
+    processes: Annotated[
+        int, says("drain workers of the embedded stack for each shard: one works, the others stand by", 1, 64)
+    ] = 1
+
+
+class Stack(Group, frozen=True):
+    """The processes of the embedded stack."""
+
+    ingest_processes: Annotated[int, says("ingest workers of the embedded stack", 1, 64)] = 1
+    infer_processes: Annotated[int, says("CPU scoring workers of the embedded stack", 1, 64)] = 1
+    store_processes: Annotated[int, says("store workers of the embedded stack", 1, 64)] = 1
+    step_s: Annotated[
+        float,
+        says("limit of one step of a batch; past it the process ends and the batch is tried again", 1, 3_600),
+    ] = 120.0
+    metrics: Annotated[bool, says("serve Prometheus metrics with `logweir up`")] = True
+    metrics_address: Annotated[str, says("where the metrics are served")] = "127.0.0.1"
+    metrics_port: Annotated[int, says("port of the metrics; if it is taken, one of the next", 1, 65_535)] = (
+        9464
+    )
+    flower: Annotated[bool, says("start Flower with `logweir up`")] = True
+    flower_address: Annotated[str, says("where Flower listens; off loopback it needs flower_auth")] = (
+        "127.0.0.1"
+    )
+    flower_port: Annotated[int, says("port of Flower; if it is taken, one of the next", 1, 65_535)] = 5555
+    flower_auth: Annotated[str | None, says("user:password of Flower; it is required off loopback")] = None
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], says("what is logged")] = "info"
+
+    def __post_init__(self) -> None:
+        for name in ("metrics_address", "flower_address"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"{name} is empty; give a host or an address such as 127.0.0.1")
+
+
+_TRAIN: Final = {
+    name: f"train_{name}" for name in ("seconds", "source", "span_s", "exclude_words", "exclude_anomalous")
+}
+
+
+class Train(Group, frozen=True, rename=_TRAIN):
+    """What models learn from, and when."""
+
+    seconds: Annotated[float, says("time that the fit of a model may take", 1, DAY_S)] = 20.0
+    source: Annotated[
+        Literal["results", "parquet", "opensearch"],
+        says("where training data comes from; results is the first of the sinks"),
+    ] = "results"
+    span_s: (
+        Annotated[
+            float,
+            says("how far back training data reaches, by record time; without it everything", 1, CENTURY_S),
+        ]
+        | None
+    ) = None
+    exclude_words: Annotated[tuple[str, ...], says("trainings skip lines with one of these words")] = ()
+    exclude_anomalous: Annotated[
+        bool,
+        says("trainings skip lines that were judged anomalous; models then never learn new normal lines"),
+    ] = False
+    alerts_per_day: Annotated[
+        float,
+        says(
+            "false alarms a day that a workload may raise over new calm lines, by its training data",
+            0.01,
+            10_000,
+        ),
+    ] = 10.0
+    seed: Annotated[int, says("seed of a training", 0, 2**31 - 1)] = 0
+    own_models: Annotated[
+        tuple[str, ...],
+        says("watchlist patterns of workloads that get a model of their own; all others share one"),
+    ] = ()
+    retrain_age_s: Annotated[float, says("a model older than this is trained again", 1, CENTURY_S)] = 86_400.0
+    retrain_at: Annotated[tuple[str, ...], says("times of day for a training, HH:MM in time_zone")] = ()
+    retrain_min_lines: Annotated[
+        int, says("lines of watched workloads that the controller needs for a training", 20, 10**12)
+    ] = 1_000
+    keep_models_mib: Annotated[int, says("size of all stored model versions", 16, TIB_MIB)] = 2_048
+
+    def __post_init__(self) -> None:
+        for text in self.retrain_at:
+            if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
+                raise ValueError(f"retrain_at {text!r} is not a time of day; write it like 02:30")
+
+
+class Watch(Group, frozen=True):
+    """The watchlist and sessions."""
+
+    unwatched: Annotated[
+        Literal["score", "skip"],
+        says("workloads off the watchlist: score them by the shared model, or skip (only count) them"),
+    ] = "score"
+    session_timeout_s: Annotated[
+        float, says("a session is judged after so long without an event", 1, DAY_S)
+    ] = 60.0
+    session_keys: Annotated[
+        tuple[str, ...],
+        says(
+            "regular expressions (Rust) with one group each, the key of a session; they come before block, trace and "
+            "request ids"
+        ),
+    ] = ()
+
+
+class Gpu(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
+    """The pool of GPUs."""
+
+    agent: Annotated[bool, says("`logweir up` watches and uses the GPUs of this machine")] = True
+    infer_mib: Annotated[int, says("memory that a scoring process leases", 1, TIB_MIB)] = 2_048
+    idle_s: Annotated[
+        float, says("a scoring process returns its GPU after so long without work", 0.1, DAY_S)
+    ] = 60.0
+    yield_s: Annotated[
+        float,
+        says("time that a holder has to return a lease when asked; then the lease is revoked", 0.1, DAY_S),
+    ] = 150.0
+    tenants: Annotated[
+        tuple[str, ...],
+        says("who may use the GPUs: name, name=WEIGHT or name=WEIGHT:MEMORY, as in research=2:40GiB"),
+    ] = ("logweir",)
+    half_life_s: Annotated[float, says("past GPU use counts half after so long", 1, 315_360_000)] = 86_400.0
+    backfill: Annotated[
+        Literal["easy", "strict", "free"],
+        says(
+            "what may overtake a need that waits for room: easy (what does not delay it), strict (nothing) or free"
+        ),
+    ] = "easy"
+
+
+class OpenSearch(Group, frozen=True, rename=lambda name: f"opensearch_{name}"):
+    """The OpenSearch of sink and source."""
+
+    url: Annotated[str | None, says("the OpenSearch of sink and source, https://host:9200")] = None
+    user: Annotated[str | None, says("the user who writes results")] = None
+    password: Annotated[str | None, says("the password of that user")] = None
+    read_user: Annotated[
+        str | None, says("the user who reads log indices; without it the writing user reads too")
+    ] = None
+    read_password: Annotated[str | None, says("the password of that user")] = None
+    ca: Annotated[Path | None, says("certificate authority of the server, PEM")] = None
+    prefix: Annotated[str, says("first part of the names of our indices")] = "logweir"
+    source: Annotated[str | None, says("index pattern of logs that the stack polls, app-logs-*")] = None
+    fields: Annotated[
+        tuple[str, str, str],
+        says("fields of a polled document with its time, message and level, in this order"),
+    ] = ("@timestamp", "message", "level")
+    workload_fields: Annotated[
+        tuple[str, ...], says("fields whose values, joined by /, are the workload of a polled document")
+    ] = ("cluster_id", "namespace_name", "deployment")
+
+    def __post_init__(self) -> None:
+        if self.url is not None:
+            check_opensearch_url(self.url)
+
+
+class Internal(Group, frozen=True):
+    """No settings: constants that tests and benches shorten, or that one process hands to another.
+
+    Files, flags and `LOGWEIR_*` do not reach them; `LOGWEIR_INTERNAL_*` does. They may change in any build.
+    """
+
+    # 10,000 lines or 2 MiB: smaller batches cost throughput, larger ones latency (docs/performance.md).
+    batch_records: Annotated[int, says("records in one batch at most", 1, 100_000)] = 10_000
+    prefetch: Annotated[
+        int, says("messages a worker reserves; past one, fresh lines wait behind backfill", 1, 64)
+    ] = 1
+    batch_kib: Annotated[int, says("size of one batch at most, before compression", 64, 65_536)] = 2_048
+    # Bounds the ledger's own keys where batches are small; max_pending_mib is the bound that users meet.
+    max_pending_batches: Annotated[int, says("batches that may wait", 1, 10_000_000)] = 10_000
+    # A third try tells a bad line from a worker that died for another reason.
+    max_attempts: Annotated[
+        int, says("attempts at a batch before bisection, and at a record before it is a dead letter", 1, 100)
+    ] = 3
+    # A claim is renewed three times in its life: a pause of 3 s costs nothing.
+    claim_ttl_ms: Annotated[
+        int, says("a worker that is silent for so long loses its batch", 1_000, 3_600_000)
+    ] = 10_000
+    overdue_ms: Annotated[
+        int, says("a batch that no worker took for so long is sent again", 500, 3_600_000)
+    ] = 5_000
+    sweep_s: Annotated[float, says("period of the sweeper, which looks for overdue batches", 0.2, 3_600)] = (
+        2.0
+    )
+    # Longer than any pause of a healthy worker, and short enough that backlog does not reach its limit meanwhile.
+    stall_s: Annotated[
+        float, says("a worker that takes nothing for so long although its queue has work restarts", 2, 3_600)
+    ] = 30.0
+    # Three renewals and a hiccup of Redis fit in; a drain worker that stands by waits as long.
+    lease_ttl_ms: Annotated[
+        int, says("a lease that is not renewed for so long is lost", 2_000, 3_600_000)
+    ] = 15_000
+    tick_s: Annotated[float, says("period of the controller, which decides about trainings", 0.2, 3_600)] = (
+        10.0
+    )
+    watch_s: Annotated[float, says("period of the watcher of sessions, rates and incidents", 0.2, 60)] = 2.0
+    # `logweir run` sets a day: a session's lines may stand in two files that are read one after the other.
+    session_open_s: (
+        Annotated[float, says("how long a session stays open; without it session_timeout_s", 0.1, 31_536_000)]
+        | None
+    ) = None
+    # A day's age is what usually triggers; this is for pipelines that see new lines much faster.
+    retrain_lines: Annotated[
+        int, says("stored lines since a training that trigger the next", 100, 10**15)
+    ] = 5_000_000
+    retrain_backoff_s: Annotated[
+        float,
+        says("wait after a failed training; doubled with every further failure, an hour at most", 0.1, 3_600),
+    ] = 30.0
+    # Ten looks fit into a node's life: one that is missed costs nothing.
+    gpu_beat_s: Annotated[float, says("period of a node agent, which looks at its GPUs", 0.05, 60)] = 1.0
+    gpu_node_ttl_ms: Annotated[
+        int, says("a node whose agent is silent for so long gets no new leases", 200, 3_600_000)
+    ] = 10_000
+    # A CUDA context takes 300 to 500 MiB on the data centre GPUs of the last generations.
+    gpu_context_mib: Annotated[
+        int,
+        says(
+            "memory that CUDA itself takes in a process: part of a lease, out of reach of tensors", 0, TIB_MIB
+        ),
+    ] = 512
+    supervisor_pid: Annotated[
+        int, says("process of the embedded stack: its workers end when this process ends", 0, 2**22)
+    ] = 0
+
+    def __post_init__(self) -> None:
+        if self.gpu_beat_s * 2_000 > self.gpu_node_ttl_ms:
+            raise ValueError(
+                f"gpu_beat_s = {self.gpu_beat_s:g} is more than half of gpu_node_ttl_ms = {self.gpu_node_ttl_ms}, "
+                "so every node would look silent now and then; look at the GPUs more often or raise gpu_node_ttl_ms"
+            )
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Settings:
+    """All settings, in groups. Units stand in the names.
+
+    `Settings(seed=7, gpu_yield_s=60)` takes flat names and raises BadSetting for an unknown name, a wrong type or a
+    value out of range.
+    """
+
+    data: Data
+    redis: Redis
+    intake: Intake
+    drain: Drain
+    stack: Stack
+    train: Train
+    watch: Watch
+    gpu: Gpu
+    opensearch: OpenSearch
+    internal: Internal
+
+    def __init__(self, **values: Any) -> None:
+        grouped: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
+        for name, value in values.items():
+            item = _item(name)
+            grouped[item.group][item.field] = _converted(item, value)
+        try:
+            for group, kind in _GROUPS.items():
+                object.__setattr__(self, group, kind(**grouped[group]))
+            self._check()
+        except ValueError as exc:
+            raise BadSetting(str(exc)) from None
+
+    def _check(self) -> None:
+        """What two groups say together."""
+        if self.gpu.infer_mib <= self.internal.gpu_context_mib:
+            raise ValueError(
+                f"gpu_infer_mib = {self.gpu.infer_mib} leaves a scoring process nothing beside what CUDA takes, "
+                f"gpu_context_mib = {self.internal.gpu_context_mib}; raise gpu_infer_mib above it"
+            )
+        uses_opensearch = "opensearch" in (*self.data.sinks, self.train.source) or self.opensearch.source
+        if self.opensearch.url is None and uses_opensearch:
+            raise ValueError(
+                "OPENSEARCH_URL is not set; name the server, such as https://search.example:9200"
+            )
+
+    def flat(self) -> dict[str, Any]:
+        """Every value by its flat name."""
+        return {name: getattr(getattr(self, item.group), item.field) for name, item in ITEMS.items()}
+
+    def replace(self, **values: Any) -> Self:
+        """A copy with these values, by flat names. Raises BadSetting as the constructor does."""
+        return type(self)(**{**self._changed(), **values})
+
+    def _changed(self) -> dict[str, Any]:
+        return {name: value for name, value in self.flat().items() if value != ITEMS[name].default}
 
     def __repr__(self) -> str:
-        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = self.flat()
         for name in SECRETS:
-            value = shown[name]
-            if value is not None:
-                shown[name] = masked_url(value) if name.endswith("_url") else "***"
+            if shown[name] is not None:
+                shown[name] = masked_url(shown[name]) if name.endswith("_url") else "***"
         return f"Settings({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def policy(self) -> dict[str, Any]:
-        """The settings of ALIKE, for whoever joins later."""
-        return {name: getattr(self, name) for name in ALIKE}
+        """The settings of ALIKE, for processes that join later."""
+        flat = self.flat()
+        return {name: flat[name] for name in ALIKE}
 
     def under(self, policy: Mapping[str, Any]) -> Self:
-        """With the settings of ALIKE as another process has them; what else stands there is passed over.
-
-        Raises BadSetting for a wrong type or a value out of range.
-        """
-        hints = typing.get_type_hints(type(self))
-        return replace(
-            self,
-            **{name: as_type(name, policy[name], hints[name]) for name in ALIKE if name in policy},
-        )
+        """A copy with another process's settings of ALIKE; other names are ignored. Raises BadSetting."""
+        return self.replace(**{name: policy[name] for name in ALIKE if name in policy})
 
     def to_environ(self) -> dict[str, str]:
         """What a child process needs in its environment to build the same Settings."""
-        values: dict[str, str] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value == item.default:
-                continue
-            name = ALIASES.get(item.name, PREFIX + item.name.upper())
-            values[name] = joined(value)
-        return values
+        return {ITEMS[name].variable: _joined(value) for name, value in self._changed().items()}
 
     @classmethod
     def load(
@@ -469,50 +497,135 @@ class Settings:
         Raises BadSetting for an unknown key, a wrong type or a value out of range.
         """
         env = os.environ if environ is None else environ
-        values: dict[str, Any] = {}
         path = config or (Path(env["LOGWEIR_CONFIG"]) if env.get("LOGWEIR_CONFIG") else None)
-        if path is not None:
-            values.update(_from_file(path))
-        values.update(_from_environ(env))
-        values.update({k: v for k, v in (flags or {}).items() if v is not None})
-        known = {f.name for f in fields(cls)}
+        values = {} if path is None else _from_file(path)
+        values |= _from_environ(env)
+        values |= {k: v for k, v in (flags or {}).items() if v is not None}
         for name in values:
-            if name not in known:
-                raise BadSetting(f"{name!r} is not a setting; the settings are: {', '.join(sorted(known))}")
-        hints = typing.get_type_hints(cls)
-        return cls(
-            **{
-                name: as_type(name, value, hints[name], secret=name in SECRETS)
-                for name, value in values.items()
-            }
+            _item(name, public=True)
+        return cls(**values, **_internal(env))
+
+
+class Item(NamedTuple):
+    """One setting: its flat name, its place, and what it may be."""
+
+    name: str
+    group: str
+    field: str
+    type: Any  # with bounds, for msgspec
+    kind: Any  # without bounds and None
+    optional: bool
+    default: Any
+    meta: msgspec.Meta
+    variable: str
+
+
+def _items(group: str, kind: type[Group]) -> dict[str, Item]:
+    prefix = PREFIX_INTERNAL if kind is Internal else PREFIX
+    items = {}
+    for info in msgspec.structs.fields(kind):
+        name, parts = info.encode_name, _parts(info.type)
+        items[name] = Item(
+            name=name,
+            group=group,
+            field=info.name,
+            type=info.type,
+            kind=parts[0],
+            optional=type(None) in parts,
+            default=info.default,
+            meta=next(part for part in parts if isinstance(part, msgspec.Meta)),
+            variable=ALIASES.get(name, prefix + name.upper()),
         )
+    return items
 
 
-def visible_devices(environ: Mapping[str, str] | None = None) -> str | None:
-    """CUDA_VISIBLE_DEVICES: not ours to set, but it tells which GPU a process works on."""
-    return (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """The members of unions and of Annotated, nested ones too; the first one is the type of a value."""
+    if typing.get_origin(kind) in (Annotated, typing.Union, types.UnionType):
+        return tuple(part for arg in typing.get_args(kind) for part in _parts(arg))
+    return (kind,)
 
 
-def inherited(*names: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables of other programs, as far as they are set: not ours, but what we start gets them too."""
-    env = os.environ if environ is None else environ
-    return {name: env[name] for name in names if name in env}
+_GROUPS: Final[dict[str, type[Group]]] = typing.get_type_hints(Settings)
+ITEMS: Final = {name: item for group, kind in _GROUPS.items() for name, item in _items(group, kind).items()}
+_INTERNAL: Final = frozenset(name for name, item in ITEMS.items() if item.group == "internal")
+PUBLIC: Final = tuple(name for name in ITEMS if name not in _INTERNAL)
 
 
-def limit_polars(threads: int) -> None:
-    """Polars takes so many threads in this process and its children, 0: as many as it likes. What the environment says
-    goes first. Without effect once Polars is imported.
+def _item(name: str, *, public: bool = False) -> Item:
+    """Raises BadSetting for an unknown name, and with `public` for one of `Internal`."""
+    if name in ITEMS and not (public and name in _INTERNAL):
+        return ITEMS[name]
+    remedy = "its value is fixed now; leave it out" if name in _INTERNAL else REMOVED.get(name)
+    raise BadSetting(
+        f"{name!r} is not a setting; the settings are: {', '.join(sorted(PUBLIC))}"
+        if remedy is None
+        else f"{name!r} is not a setting any more: {remedy}"
+    )
 
-    Handing a batch of some thousand lines to a second thread costs more than that thread does (docs/performance.md).
-    """
-    if threads and not os.environ.get("POLARS_MAX_THREADS"):
-        os.environ["POLARS_MAX_THREADS"] = str(threads)
+
+def _converted(item: Item, value: Any) -> Any:
+    """The value as its setting wants it; text is parsed. Raises BadSetting."""
+    if value == "" and item.optional:
+        return None
+    shown = "***" if item.name in SECRETS else repr(value)
+    try:
+        parsed = _parsed(item.kind, value) if isinstance(value, str) else value
+        return msgspec.convert(parsed, item.type, dec_hook=_path)
+    except (msgspec.ValidationError, ValueError) as exc:
+        if choices := typing.get_args(item.kind) if typing.get_origin(item.kind) is Literal else ():
+            words = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise BadSetting(f"{item.name} {shown} is not known; use {words}") from exc
+        if bound := re.search(r" (<=|>=) (\S+)$", str(exc)):
+            word = "at least" if bound[1] == ">=" else "at most"
+            limit = f"{float(bound[2]):.15g}"
+            raise BadSetting(f"{item.name} = {value} is out of range; it must be {word} {limit}") from exc
+        wanted = _word(item.kind)
+        raise BadSetting(f"{item.name} = {shown} has the wrong type; it must be {wanted}") from exc
 
 
-def see_only(device: str) -> None:
-    """CUDA in this process and its children sees this device alone; of several MIG slices it sees no other way the
-    right one. Without effect once CUDA has started."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = device
+def _parsed(kind: Any, text: str) -> Any:
+    """Text of an environment or a flag. Paths are separated as in PATH, words by commas. Raises ValueError."""
+    if kind is bool:
+        return _WORDS.get(text.strip().lower(), text)
+    if kind in (int, float):
+        return kind(text)
+    if typing.get_origin(kind) is tuple:
+        separator = os.pathsep if Path in typing.get_args(kind) else ","
+        return [item.strip() for item in text.split(separator) if item.strip()]
+    return text
+
+
+_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+
+
+def _path(kind: Any, value: Any) -> Any:
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise ValueError(f"{value!r} is no {kind}")
+
+
+def _joined(value: Any) -> str:
+    """A value as text that `_parsed` reads back."""
+    if isinstance(value, tuple):
+        paths = any(isinstance(item, Path) for item in value)
+        return (os.pathsep if paths else ",").join(str(item) for item in value)
+    return str(value)
+
+
+def _word(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        items = typing.get_args(kind)
+        return (
+            "a list of paths"
+            if Path in items
+            else "a list of words"
+            if ... in items
+            else f"a list of {len(items)} words"
+        )
+    return "true or false" if kind is bool else str(kind.__name__)
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -525,42 +638,82 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _from_environ(env: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, alias in ALIASES.items():
-        if env.get(alias):
-            values[name] = env[alias]
+    values = {name: env[alias] for name, alias in ALIASES.items() if env.get(alias)}
     for key, value in env.items():
-        if key.startswith(PREFIX) and key != "LOGWEIR_CONFIG":
+        if key.startswith(PREFIX) and key != "LOGWEIR_CONFIG" and not key.startswith(PREFIX_INTERNAL):
             values[key.removeprefix(PREFIX).lower()] = value
     return values
 
 
+def _internal(env: Mapping[str, str]) -> dict[str, str]:
+    values = {
+        key.removeprefix(PREFIX_INTERNAL).lower(): value
+        for key, value in env.items()
+        if key.startswith(PREFIX_INTERNAL)
+    }
+    if unknown := sorted(set(values) - _INTERNAL):
+        raise BadSetting(f"{PREFIX_INTERNAL}{unknown[0].upper()} is not known; leave it out")
+    return values
+
+
+def visible_devices(environ: Mapping[str, str] | None = None) -> str | None:
+    """CUDA_VISIBLE_DEVICES: CUDA's own variable, which tells the GPU of a process."""
+    return (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+
+
+def inherited(*names: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those variables of other programs that are set, for the processes that we start."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in names if name in env}
+
+
+def limit_polars() -> None:
+    """Gives Polars one thread in this process and its children, unless POLARS_MAX_THREADS says otherwise.
+
+    More of ingest_processes is the way to use more cores: a second thread for a batch of some thousand lines costs
+    more than it saves (docs/performance.md). Without effect once Polars is imported.
+    """
+    if not os.environ.get("POLARS_MAX_THREADS"):
+        os.environ["POLARS_MAX_THREADS"] = "1"
+
+
+def see_only(device: str) -> None:
+    """Restricts CUDA in this process and its children to one device. Without effect once CUDA has started.
+
+    A process that sees several MIG slices cannot choose among them: CUDA takes the first.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = device
+
+
 def describe() -> list[tuple[str, str, str]]:
     """(name, default, what it is) of every setting, for help texts and the manual."""
-    return [(f.name, str(f.default), str(f.metadata["about"])) for f in fields(Settings)]
+    return [(name, str(ITEMS[name].default), str(ITEMS[name].meta.description)) for name in PUBLIC]
 
 
 def page() -> str:
-    """docs/settings.md: every setting, from the settings themselves (a test compares)."""
-    rows = [
-        f"| `{name}` | `{ALIASES.get(name, PREFIX + name.upper())}` | {default or '-'} | {about} |"
-        for name, default, about in describe()
+    """docs/settings.md, from the settings themselves (a test compares)."""
+    lines = [
+        "# Settings",
+        "",
+        "Precedence: defaults < configuration file (`--config FILE` or `LOGWEIR_CONFIG`, TOML with the names of the",
+        "first column) < environment < flags. An unknown name, a wrong type or a value out of range is refused.",
+        "",
+        "All processes of one GPU pool need the same rules, all senders into one pipeline the same limits, and all its workers",
+        "the same queues. A command that joins a running stack takes these settings from the stack. Where `REDIS_URL` names a",
+        "Redis instead, set them alike everywhere:",
+        f"{', '.join(f'`{name}`' for name in ALIKE if name in PUBLIC)}.",
     ]
-    return "\n".join(
-        [
-            "# Settings",
-            "",
-            "Precedence: defaults < configuration file (`--config FILE` or `LOGWEIR_CONFIG`, TOML with the names of the",
-            "first column) < environment < flags. An unknown name, a wrong type or a value out of range is refused.",
-            "",
-            "All processes of one GPU pool need the same rules, whoever sends into one pipeline the same limits, and whoever works",
-            "in it the same queues. A command that joins a running stack takes these settings from it, whatever it was given; where",
-            "`REDIS_URL` names a Redis instead, set them alike everywhere:",
-            f"{', '.join(f'`{name}`' for name in ALIKE)}.",
-            "",
-            "| setting | environment | default | what it is |",
-            "|---|---|---|---|",
-            *rows,
-            "",
+    for group, kind in _GROUPS.items():
+        rows = [
+            f"| `{name}` | `{item.variable}` | {_joined(item.default) or '-'} | {_choices(item)}{item.meta.description} |"
+            for name, item in ITEMS.items()
+            if item.group == group
         ]
-    )
+        if kind is not Internal:
+            lines += ["", f"## {kind.__doc__}".rstrip("."), ""]
+            lines += ["| setting | environment | default | what it is |", "|---|---|---|---|", *rows]
+    return "\n".join([*lines, ""])
+
+
+def _choices(item: Item) -> str:
+    return f"{', '.join(typing.get_args(item.kind))}: " if typing.get_origin(item.kind) is Literal else ""

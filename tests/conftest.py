@@ -9,7 +9,6 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
@@ -157,9 +156,7 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture
 def settings(redis_url: str, tmp_path: Path) -> Settings:
     """Settings on the session's Redis with a prefix and directories of this test alone."""
-    return replace(
-        Settings(), redis_url=redis_url, key_prefix=f"t{uuid.uuid4().hex[:12]}", data_dir=tmp_path / "data"
-    )
+    return Settings(redis_url=redis_url, key_prefix=f"t{uuid.uuid4().hex[:12]}", data_dir=tmp_path / "data")
 
 
 @pytest.fixture
@@ -274,9 +271,7 @@ def secure_opensearch() -> Iterator[Secure]:
 @pytest.fixture
 def search_settings(opensearch: str) -> Iterator[Settings]:
     """Settings on the plain server with an index prefix of this test alone; its indices go with it."""
-    own = replace(
-        Settings(), opensearch_url=opensearch, opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}"
-    )
+    own = Settings(opensearch_url=opensearch, opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}")
     yield own
     forget(own)
 

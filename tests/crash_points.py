@@ -13,7 +13,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -218,9 +218,9 @@ class World:
     def __init__(self, app: Celery, settings: Settings, crash: Crash, *, redeliver: bool) -> None:
         self.app, self.settings, self.crash = app, settings, crash
         self.redeliver = redeliver  # a message whose worker was killed comes again; else it is lost
-        self.plain = redis.Redis.from_url(str(settings.redis_url))
+        self.plain = redis.Redis.from_url(str(settings.redis.url))
         self.started = utc_now()  # a source that reads again says the same
-        self.keys = Keys(self.settings.key_prefix)
+        self.keys = Keys(self.settings.redis.key_prefix)
         self.sent: Counter[str] = Counter()
         self.send_task = send = app.send_task
 
@@ -235,17 +235,17 @@ class World:
     def _start(self) -> Process:
         process = Process(self.app, self.settings)
         process.__dict__["masks"] = MASKS  # reading them takes longer than everything else here
-        process.__dict__["client"] = crashing(str(self.settings.redis_url), self.crash)
+        process.__dict__["client"] = crashing(str(self.settings.redis.url), self.crash)
         return process
 
     def close(self) -> None:
         self.app.send_task = self.send_task
-        prefix = self.settings.key_prefix
+        prefix = self.settings.redis.key_prefix
         names = [*self.plain.keys("{" + prefix + "}*"), *self.plain.keys(prefix + "*")]
         if names:
             self.plain.delete(*names)
         self.plain.close()
-        shutil.rmtree(self.settings.data_dir, ignore_errors=True)
+        shutil.rmtree(self.settings.data.dir, ignore_errors=True)
 
     def model(self) -> None:
         """A model is live from now on."""
@@ -276,19 +276,21 @@ class World:
             periodic.run(self.now)
             if not delivered and not self.lying() and not self.waits():
                 return
-        raise AssertionError(f"it never ends: {snapshot(self.plain, self.settings.key_prefix)}")
+        raise AssertionError(f"it never ends: {snapshot(self.plain, self.settings.redis.key_prefix)}")
 
     def waits(self) -> int:
         return int(self.plain.zcard(self.keys.due)) + int(self.plain.zcard(self.keys.training_queue))
 
     def lying(self) -> int:
-        return sum(int(self.plain.llen(f"{self.settings.key_prefix}:{queue}")) for queue in all_queues(1))
+        return sum(
+            int(self.plain.llen(f"{self.settings.redis.key_prefix}:{queue}")) for queue in all_queues(1)
+        )
 
     def deliver(self) -> int:
         """Give every message that lies in a queue to the process, as a Celery worker would."""
         count = 0
         for queue in all_queues(1):
-            key = f"{self.settings.key_prefix}:{queue}"
+            key = f"{self.settings.redis.key_prefix}:{queue}"
             for _ in range(int(self.plain.llen(key))):
                 raw = self.plain.rpop(key)
                 message = json.loads(raw)
@@ -305,12 +307,12 @@ class World:
     def time_passes(self) -> None:
         """Every claim and every lease runs out, every pause is over, and everything that waits is overdue."""
         pipe = self.plain.pipeline(transaction=False)
-        for key in self.plain.keys("{" + self.settings.key_prefix + "}:batch:*"):
+        for key in self.plain.keys("{" + self.settings.redis.key_prefix + "}:batch:*"):
             if self.plain.hget(key, "owner"):
                 pipe.hset(key, "deadline", 1)
             if self.plain.hexists(key, "not_before"):
                 pipe.hset(key, "not_before", 0)
-        for key in self.plain.keys("{" + self.settings.key_prefix + "}:lease:*"):
+        for key in self.plain.keys("{" + self.settings.redis.key_prefix + "}:lease:*"):
             if self.plain.hget(key, "holder"):
                 pipe.hset(key, "deadline", 1)
         for key in (self.keys.evidence("young"), self.keys.evidence("old")):
@@ -323,19 +325,19 @@ class World:
         pipe.execute()
 
     def check_now(self) -> None:
-        check_sums(snapshot(self.plain, self.settings.key_prefix))
+        check_sums(snapshot(self.plain, self.settings.redis.key_prefix))
 
     def rows(self) -> Counter[str]:
         """Every stored line, with how often it is stored."""
         found: Counter[str] = Counter()
-        for path in self.settings.results.glob("date=*/workload=*/[!.]*.parquet"):
+        for path in self.settings.data.results.glob("date=*/workload=*/[!.]*.parquet"):
             found.update(pl.read_parquet(path, glob=False, hive_partitioning=False)["message"].to_list())
         return found
 
     def check_end(self, *, stored: Sequence[str], dead: Sequence[str] = ()) -> None:
         """All is quiet: these lines are stored once each, these are dead, and nothing else is anywhere."""
         assert self.rows() == Counter(stored)
-        found = snapshot(self.plain, self.settings.key_prefix)
+        found = snapshot(self.plain, self.settings.redis.key_prefix)
         check_sums(found)
         assert (found["batches"], found["bytes"], found["due"]) == (0, 0, 0)
         letters = self.now.ledger.dead()
@@ -414,7 +416,7 @@ Life = Callable[[World], None]
 def tireless(settings: Settings) -> Settings:
     """Nothing runs out but by `World.time_passes`."""
     long = 600_000
-    return replace(settings, max_attempts=3, overdue_ms=long, claim_ttl_ms=long, lease_ttl_ms=long)
+    return settings.replace(max_attempts=3, overdue_ms=long, claim_ttl_ms=long, lease_ttl_ms=long)
 
 
 def live(app: Celery, settings: Settings, life: Life, crash: Crash, *, redeliver: bool = False) -> Crash:

@@ -92,9 +92,9 @@ class Node:
 def forget(settings: Settings) -> None:
     """Remove the indices and index templates under the settings' prefix."""
     client = connect(settings)
-    client.indices.delete(index=f"{settings.opensearch_prefix}-*")
+    client.indices.delete(index=f"{settings.opensearch.prefix}-*")
     found = client.indices.get_index_template(params={"filter_path": "index_templates.name"})
     for template in (found or {}).get("index_templates", []):
-        if template["name"].startswith(f"{settings.opensearch_prefix}-"):
+        if template["name"].startswith(f"{settings.opensearch.prefix}-"):
             client.indices.delete_index_template(name=template["name"])
     client.close()

@@ -5,7 +5,6 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import redis
@@ -21,7 +20,7 @@ class Power:
     def __init__(self, settings: Settings) -> None:
         self.server = PrivateRedis(settings)
         self.process = self.server.start()
-        self.settings = replace(settings, redis_url=self.server.url)
+        self.settings = settings.replace(redis_url=self.server.url)
 
     def aof(self) -> Path:
         """The file that grows: one file before Redis 7, a directory of them since."""
@@ -34,7 +33,7 @@ class Power:
 
         While it flushes the file, Redis keeps what comes in memory, for up to two seconds.
         """
-        with redis.Redis.from_url(self.settings.redis_url) as client:
+        with redis.Redis.from_url(self.settings.redis.url) as client:
             assert wait_until(lambda: client.info("persistence")["aof_buffer_length"] == 0, timeout_s=10)
         path = self.aof()
         return path.stat().st_size if path.exists() else 0
@@ -58,8 +57,7 @@ class Power:
 def power(**changes: object) -> Iterator[Power]:
     """A running server in a directory with a short name; settings of it with these changes."""
     folder = Path(tempfile.mkdtemp(prefix="logweir-power-"))
-    settings = replace(
-        Settings(),
+    settings = Settings(
         data_dir=folder,
         key_prefix="power",
         claim_ttl_ms=2000,

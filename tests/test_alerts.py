@@ -38,7 +38,7 @@ def expressions() -> list[str]:
 @pytest.fixture
 def exported(client: "redis.Redis", settings: Settings) -> dict[str, list[dict[str, str]]]:
     """The label sets of every metric that an exporter shows on a real Redis where a model is live."""
-    key = f"{{{settings.key_prefix}}}:model"
+    key = f"{{{settings.redis.key_prefix}}}:model"
     client.hset(key, mapping={"version": "m000001-0a1b2c3d", "published_ms": 1})
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(client, settings))

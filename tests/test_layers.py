@@ -21,8 +21,7 @@ FLOORS = [
     ["opensearch", "drain", "models", "ledger", "marks", "observe", "gpu"],
     ["records", "redis"],
     ["settings", "units"],
-    ["values"],
-    ["errors", "logs"],
+    ["errors", "logs", "values"],
 ]
 FLOOR_OF = {room: number for number, floor in enumerate(FLOORS) for room in floor}
 # Loose modules at the top of pipeline/: each is a face that users import, or what every room stands on.

@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def test_a_stack_trace_becomes_one_record_of_many_lines(producer: Producer) -> N
 
 def test_a_batch_id_given_twice_is_one_batch_and_one_wake_up(producer: Producer) -> None:
     assert producer.send(["a"], workload="shop", batch_id="x") == Accepted(batch_id="x")
-    producer.ledger.client.delete(f"{producer.settings.key_prefix}:{QUEUE_INGEST}")
+    producer.ledger.client.delete(f"{producer.settings.redis.key_prefix}:{QUEUE_INGEST}")
     assert producer.send(["a"], workload="shop", batch_id="x") == Accepted(batch_id="x", duplicate=True)
     assert awake(producer) == set(), "the sweeper looks after what was accepted before"
     with pytest.raises(BadInput, match="'x' was accepted before with other content"):
@@ -167,7 +166,7 @@ def test_what_cannot_be_a_batch_is_refused_with_the_remedy(producer: Producer, i
 
 
 def test_too_many_lines_are_refused_however_they_are_packed(settings: Settings) -> None:
-    producer = connect(replace(settings, batch_records=3))
+    producer = connect(settings.replace(batch_records=3))
     for items in (["a"] * 4, ["a\nb\nc\nd"], ["a\nb", "c\nd"], [{"message": "a"}] * 4):
         with pytest.raises(BadInput, match="4 lines; send at most 3 at once"):
             producer.send(items, workload="shop")
@@ -175,7 +174,7 @@ def test_too_many_lines_are_refused_however_they_are_packed(settings: Settings) 
 
 
 def test_a_stack_trace_counts_as_one_record_however_long_it_is(settings: Settings) -> None:
-    producer = connect(replace(settings, batch_records=3))
+    producer = connect(settings.replace(batch_records=3))
     trace = "Exception in thread main\n" + "\tat a.b(C.java:1)\n" * 40
     assert claim(producer, id_of(producer.send([trace], workload="shop"))).lines == 41
     with pytest.raises(BadInput, match="4 lines; send at most 3 at once"):
@@ -194,13 +193,13 @@ def test_records_whose_times_are_all_old_wait_behind_fresh_ones(producer: Produc
 
 
 def test_too_many_bytes_are_refused(settings: Settings) -> None:
-    producer = connect(replace(settings, batch_kib=64))
+    producer = connect(settings.replace(batch_kib=64))
     with pytest.raises(BadInput, match="bytes; send at most 256 KiB at once"):
         producer.send(["x" * 300_000], workload="shop")
 
 
 def test_a_full_pipeline_says_so_and_takes_nothing(settings: Settings) -> None:
-    producer = connect(replace(settings, max_pending_batches=1))
+    producer = connect(settings.replace(max_pending_batches=1))
     id_of(producer.send(["a"], workload="shop"))
     answer = producer.send(["b"], workload="shop", batch_id="late")
     assert isinstance(answer, Full)
@@ -211,7 +210,7 @@ def test_a_full_pipeline_says_so_and_takes_nothing(settings: Settings) -> None:
 
 def test_a_producer_needs_a_redis_that_is_there(settings: Settings) -> None:
     with pytest.raises(BadInput, match="set REDIS_URL"):
-        Producer.connect(replace(settings, redis_url=None))
+        Producer.connect(settings.replace(redis_url=None))
     client = redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None)
     away = Producer(Ledger(client, settings), Submit(make_app(settings), client, settings), settings)
     with pytest.raises(RedisUnavailable, match="does not answer"):
@@ -220,7 +219,7 @@ def test_a_producer_needs_a_redis_that_is_there(settings: Settings) -> None:
 
 def test_a_wake_up_that_cannot_be_sent_does_not_lose_the_batch(settings: Settings) -> None:
     good = connect(settings)
-    broken = make_app(replace(settings, redis_url="unix:///nowhere/redis.sock"))
+    broken = make_app(settings.replace(redis_url="unix:///nowhere/redis.sock"))
     producer = Producer(good.ledger, Submit(broken, good.ledger.client, settings), settings)
     batch_id = id_of(producer.send(["a"], workload="shop"))
     assert awake(good) == set()
@@ -283,12 +282,14 @@ def test_a_hostile_name_is_only_a_name(producer: Producer, name: str) -> None:
     batch_id = id_of(producer.send(["a"], workload=name, batch_id=name.replace("~", "-")))
     assert claim(producer, batch_id).workload == name
     assert producer.ledger.totals() == {name: producer.ledger.totals()[name]}
-    prefix = "{" + producer.settings.key_prefix + "}:"
-    keys = [k.decode() for k in producer.ledger.client.scan_iter(match=f"{producer.settings.key_prefix}*")]
+    prefix = "{" + producer.settings.redis.key_prefix + "}:"
+    keys = [
+        k.decode() for k in producer.ledger.client.scan_iter(match=f"{producer.settings.redis.key_prefix}*")
+    ]
     ours = [k.decode() for k in producer.ledger.client.scan_iter(match=f"{prefix}*")]
     assert ours
     assert all(k.startswith(prefix) for k in ours)
-    assert all(k.startswith(producer.settings.key_prefix + ":") for k in keys)
+    assert all(k.startswith(producer.settings.redis.key_prefix + ":") for k in keys)
 
 
 PRINTABLE = st.characters(
@@ -307,7 +308,7 @@ NAMES = st.text(PRINTABLE, min_size=1, max_size=MAX_NAME)
 @example("shop", "shop:1")
 @example("a:b", "c")
 def test_two_workloads_keep_two_accounts(settings: Settings, one: str, other: str) -> None:
-    producer = connect(replace(settings, key_prefix=f"t{uuid.uuid4().hex[:12]}"))
+    producer = connect(settings.replace(key_prefix=f"t{uuid.uuid4().hex[:12]}"))
     for n, name in enumerate((one, other), start=1):
         id_of(producer.send(["a"] * n, workload=name, batch_id=f"{n}{name}"[:MAX_NAME]))
     accepted = {name: totals["accepted"] for name, totals in producer.ledger.totals().items()}

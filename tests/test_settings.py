@@ -4,9 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
 from pipeline.gpu.policy.fairness import parse_tenants
-from pipeline.settings import Settings, describe
+from pipeline.settings import ITEMS, PUBLIC, REMOVED, Settings, describe, page
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS
 from pipeline.values import masked_url
 
@@ -26,47 +25,45 @@ def config(folder: Path, text: str) -> Path:
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
-    path = config(tmp_path, 'seed = 1\nbatch_records = 11\ntime_zone = "Europe/Berlin"\n')
-    environ = {"LOGWEIR_SEED": "2", "LOGWEIR_BATCH_RECORDS": "12", "UNRELATED": "x"}
-    got = Settings.load(flags={"seed": 3, "batch_records": None}, environ=environ, config=path)
-    assert (got.seed, got.batch_records, got.time_zone, got.overdue_ms) == (
-        3,
-        12,
-        "Europe/Berlin",
-        Settings().overdue_ms,
-    )
-    assert got.zone.key == "Europe/Berlin"
+    path = config(tmp_path, 'seed = 1\ntrain_seconds = 11\ntime_zone = "Europe/Berlin"\n')
+    environ = {"LOGWEIR_SEED": "2", "LOGWEIR_TRAIN_SECONDS": "12", "UNRELATED": "x"}
+    got = Settings.load(flags={"seed": 3, "train_seconds": None}, environ=environ, config=path)
+    assert (got.train.seed, got.train.seconds, got.intake.time_zone) == (3, 12, "Europe/Berlin")
+    assert got.train.retrain_age_s == Settings().train.retrain_age_s
+    assert got.intake.zone.key == "Europe/Berlin"
 
 
 def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
     path = config(tmp_path, "seed = 1\n")
-    assert Settings.load(environ={"LOGWEIR_CONFIG": str(path)}).seed == 1
+    assert Settings.load(environ={"LOGWEIR_CONFIG": str(path)}).train.seed == 1
     other = config(tmp_path, "seed = 7\n").rename(tmp_path / "other.toml")
     config(tmp_path, "seed = 1\n")
-    assert Settings.load(environ={"LOGWEIR_CONFIG": str(path)}, config=other).seed == 7
+    assert Settings.load(environ={"LOGWEIR_CONFIG": str(path)}, config=other).train.seed == 7
 
 
 def test_redis_url_has_the_name_that_users_know() -> None:
-    assert Settings.load(environ={"REDIS_URL": "redis://h:1/2"}).redis_url == "redis://h:1/2"
-    assert Settings.load(environ={"REDIS_URL": ""}).redis_url is None
-    assert Settings.load(environ={}).redis_url is None
+    assert Settings.load(environ={"REDIS_URL": "redis://h:1/2"}).redis.url == "redis://h:1/2"
+    assert Settings.load(environ={"REDIS_URL": ""}).redis.url is None
+    assert Settings.load(environ={}).redis.url is None
 
 
 def test_several_mask_files_stand_in_one_variable(tmp_path: Path) -> None:
     both = os.pathsep.join(("a.toml", "b.toml"))
-    assert Settings.load(environ={"LOGWEIR_MASKS": both}).masks == (Path("a.toml"), Path("b.toml"))
-    assert Settings.load(environ={"LOGWEIR_MASKS": ""}).masks == ()
-    assert Settings.load(environ={}, config=config(tmp_path, 'masks = ["a.toml"]')).masks == (Path("a.toml"),)
+    assert Settings.load(environ={"LOGWEIR_MASKS": both}).intake.masks == (Path("a.toml"), Path("b.toml"))
+    assert Settings.load(environ={"LOGWEIR_MASKS": ""}).intake.masks == ()
+    assert Settings.load(environ={}, config=config(tmp_path, 'masks = ["a.toml"]')).intake.masks == (
+        Path("a.toml"),
+    )
 
 
 def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
     plain = Settings(data_dir=Path("d"))
-    assert (plain.results, plain.models, plain.baseline) == (
+    assert (plain.data.results, plain.data.models, plain.data.baseline) == (
         Path("d/results"),
         Path("d/models"),
         Path("d/baseline"),
     )
-    assert replace(plain, results_dir=Path("r")).results == Path("r")
+    assert plain.replace(results_dir=Path("r")).data.results == Path("r")
 
 
 @pytest.mark.parametrize(
@@ -76,8 +73,8 @@ def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
         ('seed = "many"', "seed = 'many' has the wrong type; it must be int"),
         ("seed = 1.5", "seed = 1.5 has the wrong type"),
         ("seed = true", "seed = True has the wrong type"),
-        ("sweep_s = false", "sweep_s = False has the wrong type"),
-        ("sweep_s = nan", "sweep_s"),
+        ("step_s = false", "step_s = False has the wrong type"),
+        ("step_s = nan", "step_s"),
         ("train_seconds = inf", "train_seconds"),
         ("seed = -1", "seed = -1 is out of range; it must be at least 0"),
         ("drain_similarity = 1.5", "drain_similarity = 1.5 is out of range; it must be at most 1"),
@@ -98,14 +95,11 @@ def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
         ("seed = ", "not valid TOML"),
         ("seed = 2147483648", "it must be at most 2147483647"),
         (f"seed = {10**400}", "seed = .* is out of range"),
-        ("torch_threads = 1025", "it must be at most 1024"),
-        ("sweep_s = 3601", "it must be at most 3600"),
+        ("metrics_port = 65536", "it must be at most 65535"),
+        ("step_s = 3601", "it must be at most 3600"),
         ("redis_max_mib = 1048577", "it must be at most 1048576"),
         ("max_pending_mib = 1048577", "it must be at most 1048576"),
-        ("gpu_beat_s = 6", "gpu_beat_s = 6 is more than half of gpu_node_ttl_ms = 10000"),
-        ("gpu_node_ttl_ms = 1999", "gpu_beat_s = 1 is more than half of gpu_node_ttl_ms = 1999"),
         ("gpu_infer_mib = 512", "gpu_infer_mib = 512 leaves .* gpu_context_mib = 512; raise gpu_infer_mib"),
-        ("gpu_context_mib = 4096", "gpu_infer_mib = 2048 leaves"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_name(tmp_path: Path, text: str, says: str) -> None:
@@ -182,7 +176,7 @@ def test_a_url_that_is_refused_is_not_shown(tmp_path: Path) -> None:
     assert SECRET not in str(caught.value)
 
 
-def value_of(name: str, metadata: Any) -> st.SearchStrategy[Any]:
+def value_of(name: str) -> st.SearchStrategy[Any]:
     texts = st.text(
         st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="{}*:"),
         min_size=1,
@@ -195,7 +189,6 @@ def value_of(name: str, metadata: Any) -> st.SearchStrategy[Any]:
         "masks": st.lists(texts.map(Path), max_size=3).map(tuple),
         "key_prefix": texts,
         "time_zone": st.sampled_from(["UTC", "Europe/Berlin"]),
-        "log_level": st.sampled_from(["debug", "error"]),
         "train_span_s": st.none() | st.floats(1, 10**9),
         "own_models": st.lists(texts.filter(lambda t: "," not in t), max_size=3).map(tuple),
         "sinks": st.sampled_from([("parquet",), ("opensearch",), ("opensearch", "parquet")]),
@@ -208,19 +201,21 @@ def value_of(name: str, metadata: Any) -> st.SearchStrategy[Any]:
     }
     if name in special:
         return special[name]
-    default = getattr(Settings(), name)
-    least, most = metadata["least"], metadata["most"]
-    top = most if most is not None else 10**9
-    if isinstance(default, bool):
+    item = ITEMS[name]
+    least, most = item.meta.ge, item.meta.le
+    if item.kind is bool:
         return st.booleans()
-    if isinstance(default, float):
-        return st.floats(least, top, allow_nan=False)
-    if isinstance(default, int):
-        return st.integers(int(least), int(top))
-    return st.just(default)
+    if item.kind is float:
+        return st.floats(least, most, allow_nan=False)
+    if item.kind is int:
+        assert least is not None and most is not None
+        return st.integers(int(least), int(most))
+    if get_origin(item.kind) is Literal:
+        return st.sampled_from(get_args(item.kind))
+    return st.just(item.default)
 
 
-@given(st.fixed_dictionaries({f.name: value_of(f.name, f.metadata) for f in fields(Settings)}))
+@given(st.fixed_dictionaries({name: value_of(name) for name in ITEMS}))
 def test_a_child_process_builds_the_same_settings_from_its_environment(values: dict[str, Any]) -> None:
     wanted = Settings(**values)
     environ = wanted.to_environ()
@@ -233,7 +228,7 @@ def test_a_policy_is_taken_over_from_what_was_written_as_json() -> None:
     written = json.loads(json.dumps(theirs.policy()))
     ours = Settings(seed=3, gpu_backfill="strict")
     got = ours.under(written)
-    assert got == replace(theirs, seed=3)
+    assert got == theirs.replace(seed=3)
     assert ours.under({"seed": 9, "gpu_of_tomorrow": 1}) == ours
     with pytest.raises(BadSetting, match="gpu_backfill 'all' is not known"):
         ours.under({"gpu_backfill": "all"})
@@ -253,32 +248,91 @@ def test_a_quota_of_a_tenant_without_a_unit_is_refused_with_the_name_of_the_sett
 
 
 def test_every_number_has_a_least_and_a_most() -> None:
-    numbers = {
-        f.name: f.metadata
-        for f in fields(Settings)
-        if isinstance(f.default, int | float) and not isinstance(f.default, bool)
-    }
-    assert "seed" in numbers and "sweep_s" in numbers
-    open_ended = [n for n, about in numbers.items() if about["least"] is None or about["most"] is None]
+    numbers = {name: item.meta for name, item in ITEMS.items() if item.kind in (int, float)}
+    assert {"seed", "step_s", "train_span_s", "sweep_s"} <= set(numbers)
+    open_ended = [name for name, meta in numbers.items() if meta.ge is None or meta.le is None]
     assert open_ended == []
 
 
 def test_every_setting_is_described() -> None:
     rows = describe()
-    assert {name for name, _, _ in rows} == {f.name for f in fields(Settings)}
-    assert all(about for _, _, about in rows)
+    assert tuple(name for name, _, _ in rows) == PUBLIC
+    assert all(item.meta.description for item in ITEMS.values())
+
+
+def test_there_are_few_settings() -> None:
+    """More of them hide those that matter: a constant with its reason serves whoever nobody asks."""
+    assert len(PUBLIC) <= 60 and len(set(ITEMS) - set(PUBLIC)) <= 20
+
+
+def test_a_setting_has_one_name_and_one_place() -> None:
+    assert not set(REMOVED) & set(ITEMS)
+    settings = Settings()
+    places = {(item.group, item.field) for item in ITEMS.values()}
+    assert len(places) == len(ITEMS)
+    for name, item in ITEMS.items():
+        assert getattr(getattr(settings, item.group), item.field) == item.default == settings.flat()[name]
+    with pytest.raises(AttributeError):
+        settings.train.seed = 7  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["sweep_s", "claim_ttl_ms", "drift_lines", "torch_threads"])
+def test_a_setting_that_became_a_constant_is_refused_with_that_remedy(tmp_path: Path, name: str) -> None:
+    says = f"'{name}' is not a setting any more: its value is fixed now; leave it out"
+    with pytest.raises(BadSetting, match=says):
+        Settings.load(environ={}, config=config(tmp_path, f"{name} = 5"))
+    with pytest.raises(BadSetting, match=says):
+        Settings.load(environ={f"LOGWEIR_{name.upper()}": "5"})
+    with pytest.raises(BadSetting, match=says):
+        Settings.load(environ={}, flags={name: 5})
+
+
+def test_a_setting_that_was_renamed_says_what_takes_its_place() -> None:
+    with pytest.raises(BadSetting, match="any more: name the message field second in opensearch_fields"):
+        Settings.load(environ={"LOGWEIR_OPENSEARCH_MESSAGE_FIELD": "log"})
+    with pytest.raises(
+        BadSetting, match=r"opensearch_fields = .* has the wrong type; it must be a list of 3 words"
+    ):
+        Settings.load(environ={"LOGWEIR_OPENSEARCH_FIELDS": "time,log"})
+    got = Settings.load(environ={"LOGWEIR_OPENSEARCH_FIELDS": "time,log,level"})
+    assert got.opensearch.fields == ("time", "log", "level")
+
+
+def test_constants_reach_a_process_through_one_channel_of_the_environment() -> None:
+    got = Settings.load(environ={"LOGWEIR_INTERNAL_SWEEP_S": "0.5"})
+    assert got.internal.sweep_s == 0.5 and got.to_environ() == {"LOGWEIR_INTERNAL_SWEEP_S": "0.5"}
+    with pytest.raises(BadSetting, match="sweep_s = 3601 is out of range; it must be at most 3600"):
+        Settings.load(environ={"LOGWEIR_INTERNAL_SWEEP_S": "3601"})
+    with pytest.raises(BadSetting, match="LOGWEIR_INTERNAL_SEED is not known"):
+        Settings.load(environ={"LOGWEIR_INTERNAL_SEED": "1"})
+    assert not any(name in page() for name in ("sweep_s", "INTERNAL", "batch_records"))
 
 
 @pytest.mark.parametrize(
-    ("limit", "before", "threads"), [(1, None, 1), (3, None, 3), (3, "", 3), (1, "2", 2), (0, "2", 2)]
+    ("values", "says"),
+    [
+        ({"gpu_beat_s": 6}, "gpu_beat_s = 6 is more than half of gpu_node_ttl_ms = 10000"),
+        ({"gpu_node_ttl_ms": 1999}, "gpu_beat_s = 1 is more than half of gpu_node_ttl_ms = 1999"),
+        ({"gpu_context_mib": 4096}, "gpu_infer_mib = 2048 leaves"),
+        ({"sede": 1}, "'sede' is not a setting"),
+        ({"sinks": ("paper",)}, "sinks 'paper' is not usable; name parquet or opensearch, or both"),
+        ({"sinks": ()}, "sinks '' is not usable"),
+        ({"retrain_at": ("25:00",)}, "retrain_at '25:00' is not a time of day"),
+    ],
 )
-def test_polars_takes_the_threads_it_may_have_unless_its_own_variable_says_more(
-    limit: int, before: str | None, threads: int
-) -> None:
+def test_values_are_checked_wherever_they_come_from(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadSetting, match=says):
+        Settings(**values)
+    with pytest.raises(BadSetting, match=says):
+        Settings(**values)
+
+
+@pytest.mark.parametrize(("before", "threads"), [(None, 1), ("", 1), ("2", 2), ("3", 3)])
+def test_polars_takes_one_thread_unless_its_own_variable_says_more(before: str | None, threads: int) -> None:
     env = {k: v for k, v in os.environ.items() if k != "POLARS_MAX_THREADS"}
     if before is not None:
         env["POLARS_MAX_THREADS"] = before
-    code = f"from pipeline.settings import limit_polars; limit_polars({limit}); import polars; print(polars.thread_pool_size())"
+    code = "from pipeline.settings import limit_polars; limit_polars(); import polars; print(polars.thread_pool_size())"
     said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert int(said.stdout) == threads
 
@@ -290,10 +344,16 @@ def test_polars_is_not_imported_before_its_threads_are_told(module: str) -> None
 
 
 def test_a_source_cuts_batches_as_they_are_shipped() -> None:
-    assert (Settings().batch_records, Settings().batch_kib * 1024) == (MAX_RECORDS, MAX_BYTES)
+    assert (Settings().internal.batch_records, Settings().internal.batch_kib * 1024) == (
+        MAX_RECORDS,
+        MAX_BYTES,
+    )
 
 
-def test_send_takes_the_polars_threads_that_its_settings_say() -> None:
+@pytest.mark.parametrize(("said", "threads"), [({}, 1), ({"POLARS_MAX_THREADS": "3"}, 3)])
+def test_send_takes_one_polars_thread_unless_polars_own_variable_says_more(
+    said: dict[str, str], threads: int
+) -> None:
     code = """
 import sys, types
 from pipeline.cli import main
@@ -306,6 +366,6 @@ def send(args):
 sys.modules["pipeline.commands.send.verb"] = types.SimpleNamespace(main=send)
 sys.exit(main(["send", "app.log"]))
 """
-    env = {k: v for k, v in os.environ.items() if k != "POLARS_MAX_THREADS"} | {"LOGWEIR_POLARS_THREADS": "3"}
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert int(said.stdout) == 3
+    env = {k: v for k, v in os.environ.items() if k != "POLARS_MAX_THREADS"} | said
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == threads

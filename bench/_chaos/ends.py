@@ -153,7 +153,7 @@ def models(told: Told, registry: Registry) -> Iterator[Violation]:
 
 def pickles(settings: Settings, client: "redis.Redis", keys: Keys) -> Iterator[Violation]:
     """Neither a file nor a value in Redis is a pickle (invariant 7)."""
-    for path in settings.data_dir.rglob("*"):
+    for path in settings.data.dir.rglob("*"):
         # Parquet files were read as such.
         if path.is_file() and path.suffix not in (".parquet", ".log") and _is_pickle_file(path):
             yield Violation(invariant=7, what=f"{path} is a pickle")

@@ -59,7 +59,7 @@ class Faults:
         self._healing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._keys = Keys(world.direct.key_prefix)
+        self._keys = Keys(world.direct.redis.key_prefix)
         self._submit: Submit = Producer.connect(world.direct).submit
         self._fillings = 0
 
@@ -241,7 +241,7 @@ class Faults:
 
     def _queues(self) -> list[bytes]:
         """The lists of the broker; the ledger's keys begin with a brace."""
-        pattern = f"{self.world.direct.key_prefix}:*"
+        pattern = f"{self.world.direct.redis.key_prefix}:*"
         return sorted(self.world.client.scan_iter(match=pattern, count=1_000, _type="list"))
 
     def _twice(self, _: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
@@ -251,9 +251,9 @@ class Faults:
             for message in client.lrange(queue, 0, AT_ONCE - 1):
                 client.lpush(queue, message)
                 copies += 1
-        for raw in list(client.hvals(f"{self.world.direct.key_prefix}:unacked"))[:AT_ONCE]:
+        for raw in list(client.hvals(f"{self.world.direct.redis.key_prefix}:unacked"))[:AT_ONCE]:
             message, _, routing_key = json.loads(raw)
-            client.lpush(f"{self.world.direct.key_prefix}:{routing_key}", json.dumps(message))
+            client.lpush(f"{self.world.direct.redis.key_prefix}:{routing_key}", json.dumps(message))
             copies += 1
         ids = self.recent[-50:]
         for batch_id in rng.sample(ids, min(10, len(ids))):
@@ -269,14 +269,14 @@ class Faults:
 
     def _unacked(self, *_: Any) -> tuple[Any, Heal | None]:
         """What workers have in hand is forgotten, and a restore that died in the midst left its mutex behind."""
-        prefix = self.world.direct.key_prefix
+        prefix = self.world.direct.redis.key_prefix
         gone = self.world.client.delete(f"{prefix}:unacked", f"{prefix}:unacked_index")
         self.world.client.set(f"{prefix}:unacked_mutex", "left behind", ex=15)
         return {"keys": gone}, None
 
     def _garbage(self, _: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
         queues = [
-            f"{self.world.direct.key_prefix}:{q}"
+            f"{self.world.direct.redis.key_prefix}:{q}"
             for q in ("ingest", "infer.cpu", "drain", "store", "periodic")
         ]
         junk = _junk(rng)

@@ -141,14 +141,14 @@ class Look:
     """One look at everything in Redis and at the files of the live models. Calling it raises redis.RedisError."""
 
     def __init__(self, settings: Settings) -> None:
-        if settings.redis_url is None:
+        if settings.redis.url is None:
             raise BadSetting("the probe knows no Redis; give it the settings of a running stack")
-        self.keys = Keys(settings.key_prefix)
-        self.prefix = settings.key_prefix
-        self.queues = all_queues(settings.drain_shards)
+        self.keys = Keys(settings.redis.key_prefix)
+        self.prefix = settings.redis.key_prefix
+        self.queues = all_queues(settings.drain.shards)
         # No second try: a look that took two tries is no look at one moment.
         self.client = redis.Redis.from_url(
-            settings.redis_url,
+            settings.redis.url,
             socket_timeout=PATIENCE_S,
             socket_connect_timeout=PATIENCE_S,
             retry=Retry(NoBackoff(), 0),

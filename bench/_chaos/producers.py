@@ -194,7 +194,7 @@ class Poisoner:
     def __init__(self, history: History, settings: Settings, direct: Settings) -> None:
         """`direct`: past the proxy, so that a payload is corrupt before anybody is woken for it."""
         self.client = connect(direct)
-        self.keys = Keys(direct.key_prefix)
+        self.keys = Keys(direct.redis.key_prefix)
         self.normal = Sender("poison", self.WORKLOAD, history, Producer.connect(settings))
         silent = Producer.connect(direct)
         self.submit = silent.submit

@@ -96,9 +96,9 @@ class Watch:
 
     def _limits(self, sample: Operation) -> Iterator[Wrong]:
         due, s = sample["due"], self.settings
-        most_bytes = s.max_pending_mib * MIB
-        if due["roots"] > s.max_pending_batches:
-            yield 5, "due batches", f"{due['roots']} batches wait, {s.max_pending_batches} may"
+        most_bytes = s.intake.max_pending_mib * MIB
+        if due["roots"] > s.internal.max_pending_batches:
+            yield 5, "due batches", f"{due['roots']} batches wait, {s.internal.max_pending_batches} may"
         # One batch larger than the limit gets in while nothing else waits (ledger/accept.lua).
         if due["root_bytes"] > most_bytes and due["roots"] > 1:
             yield (
@@ -113,7 +113,7 @@ class Watch:
                 f"{due['bytes']:,} bytes wait with {due['halves']} halves, {most_bytes:,} may",
             )
         # What waits when the limit is reached may still die.
-        dead_most = s.max_dead_mib * MIB + most_bytes
+        dead_most = s.intake.max_dead_mib * MIB + most_bytes
         if sample["dead"]["bytes"] > dead_most:
             yield (
                 5,

@@ -55,7 +55,9 @@ class Stored:
 def stored(settings: Settings) -> Stored:
     """Read all results. A file that cannot be read is a violation, and the others are read."""
     found = Stored(pl.DataFrame(), {})
-    files = [file for root in (settings.results, settings.baseline) for file in results.files_of(root)]
+    files = [
+        file for root in (settings.data.results, settings.data.baseline) for file in results.files_of(root)
+    ]
     rows = _rows(files, found)
     unmarked = rows.filter(pl.col("marks").list.len() == 0)
     for row in unmarked.head(MOST).iter_rows(named=True):

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -93,7 +93,7 @@ class World:
         self.settings = settings_of(folder, 0)
         self.direct = settings_of(folder, self.redis_port)
         self.client = redis.Redis.from_url(
-            self.direct.redis_url or "", socket_timeout=5, socket_connect_timeout=5
+            self.direct.redis.url or "", socket_timeout=5, socket_connect_timeout=5
         )
         self.services: dict[str, Service] = {}
         self._ending = threading.Event()
@@ -231,7 +231,7 @@ class World:
     def state(self) -> dict[str, Any]:
         """What the stack wrote about itself; {} when it has not."""
         try:
-            return dict(json.loads(state_file(self.direct.data_dir).read_text(encoding="utf-8")))
+            return dict(json.loads(state_file(self.direct.data.dir).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
 
@@ -292,7 +292,7 @@ class World:
     def _environment(self) -> dict[str, str]:
         """For the product: these settings and no others, and the poison that only its workers taste."""
         return {
-            **replace(self.settings, supervisor_pid=0).to_environ(),
+            **self.settings.replace(supervisor_pid=0).to_environ(),
             "PYTHONPATH": f"{POISON}{os.pathsep}{ROOT}",  # the workers run in the data directory
             VISIBILITY: str(VISIBILITY_S),
             "OMP_NUM_THREADS": "1",

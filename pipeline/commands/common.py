@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,8 +24,8 @@ def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> 
     """Settings from all levels; a verb is quieter than a worker unless told otherwise."""
     flags: dict[str, Any] = {name: getattr(args, name, None) for name in _FLAGS}
     settings = Settings.load(flags=flags, config=args.config)
-    if args.log_level is None and settings.log_level == "info":
-        settings = replace(settings, log_level=default_level)
+    if args.log_level is None and settings.stack.log_level == "info":
+        settings = settings.replace(log_level=default_level)
     return settings
 
 

@@ -56,16 +56,16 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
             found.append(check(name, False, f"not installed; run: pip install {name}"))
     found.append(_gpu_check())
     found += _redis_checks(settings)
-    if settings.opensearch_url is not None:
+    if settings.opensearch.url is not None:
         found += _opensearch_checks(settings)
-    found.append(_place("data directory", settings.data_dir, "--data-dir"))
-    if "parquet" in settings.sinks and settings.results_dir is not None:
-        found.append(_place("results directory", settings.results_dir, "LOGWEIR_RESULTS_DIR"))
+    found.append(_place("data directory", settings.data.dir, "--data-dir"))
+    if "parquet" in settings.data.sinks and settings.data.results_dir is not None:
+        found.append(_place("results directory", settings.data.results_dir, "LOGWEIR_RESULTS_DIR"))
     found += _stack_checks(settings)
     try:
         from pipeline.drain.masking.mask_set import MaskSet
 
-        masks = MaskSet.load(extra=settings.masks)
+        masks = MaskSet.load(extra=settings.intake.masks)
         found.append(check("masks", True, f"{len(masks.tokens)} tokens, version {masks.version}"))
     except LogweirError as exc:
         found.append(check("masks", False, str(exc)))
@@ -122,8 +122,8 @@ def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
     from pipeline.workers.stack.private_redis import find_server
 
     try:
-        if settings.redis_url is None:
-            found_at = f"{find_server()}, appendfsync {settings.redis_fsync}"
+        if settings.redis.url is None:
+            found_at = f"{find_server()}, appendfsync {settings.redis.fsync}"
             return [{"what": "Redis server", "ok": True, "found": found_at}]
         check_redis(settings)
     except LogweirError as exc:
@@ -197,7 +197,7 @@ def _stack_checks(settings: Settings) -> list[dict[str, Any]]:
     from pipeline.commands.health import look
     from pipeline.redis.attach import attached, running
 
-    if settings.redis_url is not None or running(settings.data_dir) is None:
+    if settings.redis.url is not None or running(settings.data.dir) is None:
         return []
     try:
         workers, missing = look(attached(settings), "", ready=False)
@@ -226,9 +226,9 @@ def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
         pieces = Poller(connect(settings, reading=True), settings).poll(None)
         first = next(pieces, None)
         pieces.close()  # type: ignore[attr-defined] # a generator: gives its point in time back now
-        return f"{settings.opensearch_source} can be read{'' if first else ', and is empty'}"
+        return f"{settings.opensearch.source} can be read{'' if first else ', and is empty'}"
 
     look("OpenSearch results", OpenSearchSink(settings).probe)
-    if settings.opensearch_source:
+    if settings.opensearch.source:
         look("OpenSearch source", source)
     return found

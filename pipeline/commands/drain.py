@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
@@ -62,7 +62,7 @@ def _drain(args: argparse.Namespace) -> int:
                 args, {"open": True, "was_closed": opened}, "open again" if opened else "it was open already"
             )
             return 0
-        gone = None if given.redis_url is not None else _gone(given, int(str(_stack(given)["pid"])))
+        gone = None if given.redis.url is not None else _gone(given, int(str(_stack(given)["pid"])))
         with drain.closing(DRAINED, leave_closed=True):
             waited = drain.wait(args.timeout, gone=gone)
         text = f"drained in {waited:.1f} s: everything that was accepted is stored; `logweir drain --undo` opens it again"
@@ -76,8 +76,8 @@ def _stop(args: argparse.Namespace) -> int:
     pid = int(str(state["pid"]))
     waited = 0.0
     # The stack's own Redis, whatever REDIS_URL says here.
-    its = replace(given, redis_url=str(state["redis_url"]), key_prefix=str(state["key_prefix"]))
-    shared = its.redis_url != private_url(given.data_dir)
+    its = given.replace(redis_url=str(state["redis_url"]), key_prefix=str(state["key_prefix"]))
+    shared = its.redis.url != private_url(given.data.dir)
     drains = not shared and not args.now
     if drains:
         with redis_explained():
@@ -260,7 +260,7 @@ class Drain:
 
     def _served(self, stage: Stage, queues: set[str]) -> bool:
         """Whether somebody works on a stage; on stage drain, on each shard that has anything to do."""
-        wanted = stage_queues(stage, self.ledger.settings.drain_shards)
+        wanted = stage_queues(stage, self.ledger.settings.drain.shards)
         if not queues.intersection(wanted):
             return False
         alone = [name for name in wanted if name not in queues] if stage is Stage.DRAIN else []
@@ -275,14 +275,14 @@ class Drain:
 
 def _stack(settings: Settings) -> dict[str, object]:
     """What the embedded stack says about itself. Raises BadInput when none runs."""
-    state = running(settings.data_dir)
-    if state is None or holder(settings.data_dir) != int(str(state["pid"])):
-        raise BadInput(f"no logweir stack runs on {settings.data_dir}; name its --data-dir")
+    state = running(settings.data.dir)
+    if state is None or holder(settings.data.dir) != int(str(state["pid"])):
+        raise BadInput(f"no logweir stack runs on {settings.data.dir}; name its --data-dir")
     return state
 
 
 def _gone(settings: Settings, pid: int) -> Callable[[], bool]:
-    return lambda: holder(settings.data_dir) != pid
+    return lambda: holder(settings.data.dir) != pid
 
 
 def _end(settings: Settings, pid: int) -> None:
@@ -301,7 +301,7 @@ def _end(settings: Settings, pid: int) -> None:
             told.say(text, ())
             if time.monotonic() > deadline:
                 raise NotDrained(
-                    f"process {pid} did not end within {END_S:.0f} s; see {settings.data_dir / 'logs'}"
+                    f"process {pid} did not end within {END_S:.0f} s; see {settings.data.dir / 'logs'}"
                 )
             time.sleep(LOOK_S)
 

@@ -74,7 +74,7 @@ def look(settings: Settings, what: str, *, ready: bool) -> tuple[list[Health], s
             pid=w.pid,
             silent_s=round(silent_s, 1),
             quiet_s=None if w.progress is None else round(w.progress.quiet_s + silent_s, 1),
-            why=judge(w, silent_s, stall_s=settings.stall_s)
+            why=judge(w, silent_s, stall_s=settings.internal.stall_s)
             or (_behind(w, serving, version) if ready else ""),
         )
         for w, silent_s in heard
@@ -97,9 +97,9 @@ def look(settings: Settings, what: str, *, ready: bool) -> tuple[list[Health], s
 
 def _unserved(settings: Settings, served: Collection[str]) -> list[str]:
     """Of several drain shards those whose queue none of the workers takes from: each has workloads of its own."""
-    if settings.drain_shards == 1:
+    if settings.drain.shards == 1:
         return []  # the role says it
-    return [queue for queue in stage_queues(Stage.DRAIN, settings.drain_shards) if queue not in served]
+    return [queue for queue in stage_queues(Stage.DRAIN, settings.drain.shards) if queue not in served]
 
 
 def _everybody(
@@ -107,8 +107,8 @@ def _everybody(
 ) -> tuple[list[Health], str]:
     """Everything that should be there: the processes of the embedded stack, or else every role that is needed."""
     well = {h.name for h in found if not h.why}
-    state = running(settings.data_dir)
-    if state is not None and state.get("redis_url") != settings.redis_url:
+    state = running(settings.data.dir)
+    if state is not None and state.get("redis_url") != settings.redis.url:
         state = None  # it works for others
     if state is not None and isinstance(names := state.get("workers"), Mapping):
         wanted = {called(settings, str(name), embedded=True) for name in names}

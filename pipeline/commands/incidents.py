@@ -59,7 +59,7 @@ def facts(incident: Incident) -> dict[str, Any]:
 
 
 def _kept(settings: Settings, now: datetime) -> list[Incident]:
-    blob = connect(settings).get(Keys(settings.key_prefix).watching("incidents"))
+    blob = connect(settings).get(Keys(settings.redis.key_prefix).watching("incidents"))
     state = Incidents.unpack(cast("bytes | None", blob))
     state.close(now)  # of this copy: what is still open is a matter of now, not of the watcher's last look
     return state.all()

@@ -39,9 +39,9 @@ def _results(args: argparse.Namespace, settings: Settings) -> int:
 
 def _stored(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
     """From Parquet files where there are some by setting, else from OpenSearch."""
-    if "parquet" in settings.sinks:
-        with readable(settings.results):
-            return _wanted(args, ParquetSink(settings.results).scan())
+    if "parquet" in settings.data.sinks:
+        with readable(settings.data.results):
+            return _wanted(args, ParquetSink(settings.data.results).scan())
     from pipeline.opensearch.client import connect as open_search
     from pipeline.opensearch.newest import newest
 
@@ -54,8 +54,8 @@ def _stored(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
 
 
 def _place(settings: Settings) -> object:
-    if "parquet" in settings.sinks:
-        return settings.results
+    if "parquet" in settings.data.sinks:
+        return settings.data.results
     from pipeline.opensearch.documents import indices
 
     return indices(settings)

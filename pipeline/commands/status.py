@@ -77,7 +77,7 @@ def _drain_shards(client: Any, settings: Settings, workers: Sequence[Any]) -> li
     from pipeline.messages.routing import both, stage_queues
     from pipeline.redis.keys import Keys
 
-    keys = Keys(settings.key_prefix)
+    keys = Keys(settings.redis.key_prefix)
     served = {queue for worker in workers for queue in worker.queues}
     return [
         {
@@ -85,7 +85,7 @@ def _drain_shards(client: Any, settings: Settings, workers: Sequence[Any]) -> li
             "messages": sum(int(client.llen(keys.kombu(name))) for name in both(queue)),
             "served": queue in served,
         }
-        for queue in stage_queues(Stage.DRAIN, settings.drain_shards)
+        for queue in stage_queues(Stage.DRAIN, settings.drain.shards)
     ]
 
 
@@ -194,7 +194,7 @@ def _workloads(console: Console, facts: Mapping[str, Any], settings: Settings) -
     if facts["workloads"]:
         console.print()
         console.print(table)
-    if settings.unwatched == "skip" and not facts["watchlist"]["patterns"]:
+    if settings.watch.unwatched == "skip" and not facts["watchlist"]["patterns"]:
         console.print(
             "nothing is watched and unwatched = skip, so every line is only counted; "
             "`logweir watch add NAME` changes that",
@@ -239,8 +239,8 @@ def gather(settings: Settings) -> dict[str, Any]:
     from pipeline.redis.connection import connect
 
     client = connect(settings)
-    stack = running(settings.data_dir) or {}
-    ours = stack if stack.get("redis_url") == settings.redis_url else {}
+    stack = running(settings.data.dir) or {}
+    ours = stack if stack.get("redis_url") == settings.redis.url else {}
     ledger, presence = Ledger(client, settings), Presence(client, settings)
     trainings, registry = Trainings(client, settings), Registry(client, settings)
     try:

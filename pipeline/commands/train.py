@@ -78,7 +78,7 @@ def _model_of(patterns: tuple[str, ...], seen: list[str], settings: Settings) ->
     if not patterns:
         return SHARED
     named = [w for w in seen if covers(patterns, w)]
-    own = [w for w in named if model_of(w, settings.own_models) != SHARED]
+    own = [w for w in named if model_of(w, settings.train.own_models) != SHARED]
     if not own:
         return SHARED
     if len(named) == 1:

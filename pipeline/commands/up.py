@@ -21,9 +21,9 @@ def main(args: argparse.Namespace) -> int:
     from pipeline.workers.stack.stack import Stack
 
     settings = settings_of(args, default_level="info")
-    set_up(settings.log_level)
+    set_up(settings.stack.log_level)
     console = err()
-    with Stack(settings, flower=settings.flower, metrics=settings.metrics) as stack:
+    with Stack(settings, flower=settings.stack.flower, metrics=settings.stack.metrics) as stack:
         while True:
             try:
                 closed = _door(stack.settings)
@@ -33,8 +33,8 @@ def main(args: argparse.Namespace) -> int:
                 stack.check()
         facts = {
             "ready_s": round(stack.ready_s, 2),
-            "redis_url": masked_url(stack.settings.redis_url or ""),
-            "data_dir": str(stack.settings.data_dir),
+            "redis_url": masked_url(stack.settings.redis.url or ""),
+            "data_dir": str(stack.settings.data.dir),
             "workers": {c.name: c.process.pid for c in stack.children},
             "flower": stack.flower_url,
             "metrics": stack.metrics_url,
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
             sys.stdout.flush()
         else:
             where = (
-                "" if str(args.data_dir or "") == "" else f" --data-dir {display(stack.settings.data_dir)}"
+                "" if str(args.data_dir or "") == "" else f" --data-dir {display(stack.settings.data.dir)}"
             )
             console.print(f"ready in {stack.ready_s:.1f} s; Ctrl-C stops it", style="bold", markup=False)
             console.print(f"  send lines:  logweir send FILE{where}", markup=False, soft_wrap=True)
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
             if stack.metrics_url is not None:
                 console.print(f"  metrics:     {stack.metrics_url}", markup=False, soft_wrap=True)
             console.print(
-                f"  logs:        {display(stack.settings.data_dir / 'logs')}", markup=False, soft_wrap=True
+                f"  logs:        {display(stack.settings.data.dir / 'logs')}", markup=False, soft_wrap=True
             )
         if closed is not None and not args.json:
             console.print(

@@ -96,7 +96,7 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
     client = connect(settings)
     found = facts(Watchlist(client, settings).look(), Ledger(client, settings).totals())
     if args.json:
-        print_json(found | {"unwatched_are": settings.unwatched})
+        print_json(found | {"unwatched_are": settings.watch.unwatched})
         return 0
     console = out()
     if found["watched"]:
@@ -123,7 +123,7 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
     if not found["unwatched"]:
         return 0
     console.print()
-    what = "scored by the shared model" if settings.unwatched == "score" else "counted and skipped"
+    what = "scored by the shared model" if settings.watch.unwatched == "score" else "counted and skipped"
     table = Table(f"seen, not watched ({what})", "lines", "last seen (UTC)", box=None, pad_edge=False)
     for row in found["unwatched"][:SHOWN]:
         table.add_row(

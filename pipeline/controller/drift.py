@@ -35,6 +35,8 @@ import polars as pl
 from pipeline.errors import BadPayload
 from pipeline.records.verdict import Reason
 
+# One window: the share of a word that one line in a thousand has is known to a tenth.
+WINDOW_LINES: Final = 20_000
 BINS: Final = 10  # of the score, 0..1; deciles of the range, as is usual for a stability index
 COUNTERS: Final = (
     "lines", "novel", "anomalous", "words", "unknown", *(f"bin{i}" for i in range(BINS)),

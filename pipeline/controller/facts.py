@@ -169,20 +169,17 @@ class RetrainRules:
     age_s: float
     volume_lines: int
     backoff_s: float
-    drift_novelty: float
-    drift_unknown: float
-    drift_score: float
+    drift_novelty: float = 0.05  # rise of the share of lines with a new template
+    drift_unknown: float = 0.10  # rise of the share of unknown words
+    drift_score: float = 0.25  # population stability index: the usual mark of a major shift
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Self:
         return cls(
-            min_lines=settings.retrain_min_lines,
-            age_s=settings.retrain_age_s,
-            volume_lines=settings.retrain_lines,
-            backoff_s=settings.retrain_backoff_s,
-            drift_novelty=settings.drift_novelty,
-            drift_unknown=settings.drift_unknown,
-            drift_score=settings.drift_score,
+            min_lines=settings.train.retrain_min_lines,
+            age_s=settings.train.retrain_age_s,
+            volume_lines=settings.internal.retrain_lines,
+            backoff_s=settings.internal.retrain_backoff_s,
         )
 
 

@@ -43,9 +43,9 @@ class Slots:
     """Begin and finish slots of named schedules. Raises RedisUnavailable."""
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
-        self.key = Keys(settings.key_prefix).slots
+        self.key = Keys(settings.redis.key_prefix).slots
         self.scripts = Scripts(client)
-        self.ttl_ms = settings.lease_ttl_ms
+        self.ttl_ms = settings.internal.lease_ttl_ms
 
     def begin(self, name: str, every_s: float, owner: str) -> Slot | None:
         """None: the current slot is done, or somebody is at it.

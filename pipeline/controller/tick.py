@@ -15,7 +15,7 @@ from typing import Any, Final
 import redis
 
 from pipeline.controller.decide import Decision, Retrain, Wait, decide, to_json
-from pipeline.controller.drift import Drift, DriftWindow, advance
+from pipeline.controller.drift import WINDOW_LINES, Drift, DriftWindow, advance
 from pipeline.controller.facts import Attempt, AttemptOutcome, Facts, History, RetrainRules, facts_to_json
 from pipeline.controller.schedule import last_time_of_day, next_time_of_day
 from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState
@@ -91,7 +91,7 @@ class Controller:
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
         self.settings = settings
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.ledger = Ledger(client, settings)
         self.registry = Registry(client, settings)
         self.trainings = Trainings(client, settings)
@@ -130,11 +130,11 @@ class Controller:
         found: dict[str, dict[str, int]] = {SHARED: {}}
         for name, lines in seen.stored.items():
             if seen.watched.covers(name):
-                found.setdefault(model_of(name, self.settings.own_models), {})[name] = lines
+                found.setdefault(model_of(name, self.settings.train.own_models), {})[name] = lines
         return found
 
     def _facts(self, seen: "_Seen", model: str, workloads: dict[str, int]) -> tuple[Facts, Memory]:
-        times, zone = self.settings.retrain_at, self.settings.zone
+        times, zone = self.settings.train.retrain_at, self.settings.intake.zone
         live = self.registry.current(model)
         memory = self._remembered(model)
         memory = replace(memory, history=memory.history.not_after(seen.now))
@@ -185,9 +185,7 @@ class Controller:
         text = raw.pop(WINDOW, None)
         try:
             window = None if text is None else DriftWindow.from_json(json.loads(text))
-            window, drift = advance(
-                window, version=live.version, counters=raw, drift_lines=self.settings.drift_lines
-            )
+            window, drift = advance(window, version=live.version, counters=raw, drift_lines=WINDOW_LINES)
         except (ValueError, BadPayload) as exc:
             logger().warning("controller.drift_lost", why=repr(exc))
             with answering():

@@ -141,9 +141,9 @@ class Trainings:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
-        self.backoff_s = settings.retrain_backoff_s
+        self.backoff_s = settings.internal.retrain_backoff_s
 
     # ---- asking ----------------------------------------------------------------------------------
 

@@ -17,7 +17,15 @@ from typing import Any
 
 import redis
 
-from pipeline.drain.templates import Change, Template, Templates, pack_template, unpack_template
+from pipeline.drain.templates import (
+    DEPTH,
+    PER_WORKLOAD,
+    Change,
+    Template,
+    Templates,
+    pack_template,
+    unpack_template,
+)
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import LeaseRefused
 from pipeline.logs import logger
@@ -42,7 +50,7 @@ class Learner:
         self.client = client
         self.settings = settings
         self.verdicts = verdicts
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self._templates = self._empty()
         self._built_under: tuple[int, str] | None = None  # (token, Redis run id) of the tree
         self._newest = 0
@@ -102,7 +110,7 @@ class Learner:
         with answering():
             run_id = str(self.client.info("server")["run_id"])
             if self._built_under == (token, run_id):
-                if self.settings.drain_shards > 1:
+                if self.settings.drain.shards > 1:
                     self._follow()
                 return
             # Read first: a change in between is read twice, not missed.
@@ -136,11 +144,11 @@ class Learner:
     def _empty(self) -> Templates:
         s = self.settings
         return Templates(
-            similarity=s.drain_similarity,
-            depth=s.drain_depth,
-            per_workload=s.templates_per_workload,
+            similarity=s.drain.similarity,
+            depth=DEPTH,
+            per_workload=PER_WORKLOAD,
             ids=ids_of(self.shard),
-            is_ours=lambda workload: shard_of(workload, s.drain_shards) == self.shard,
+            is_ours=lambda workload: shard_of(workload, s.drain.shards) == self.shard,
         )
 
 

@@ -21,6 +21,8 @@ from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.records.wire import Codec
 from pipeline.redis.shards import ids_of
 
+DEPTH: Final = 4  # of the tree, as Drain3 ships it
+PER_WORKLOAD: Final = 5_000  # templates one workload may create; further lines are unclassified
 _EXACT_LIMIT: Final = 200_000
 _SEVERE: Final = "severe"
 _PLAIN: Final = "plain"

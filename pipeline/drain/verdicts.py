@@ -18,6 +18,8 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 CACHE_TTL_S: Final = 86_400
+# Per model version in Redis: fifty times what a busy pipeline meets in a day, and a small part of redis_max_mib.
+CACHE_ENTRIES: Final = 500_000
 LOCAL_VERDICTS: Final = 100_000  # of one version in a process
 LOCAL_VERSIONS: Final = 4
 # The version of verdicts before the first model.
@@ -29,11 +31,11 @@ class Verdicts:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
-        self.limit = settings.verdict_cache_entries
-        self.tell = "opensearch" in settings.sinks  # the templates index follows (tasks/tick.py)
-        self.shards = settings.drain_shards  # learners of several shards follow each other
+        self.limit = CACHE_ENTRIES
+        self.tell = "opensearch" in settings.data.sinks  # the templates index follows (tasks/tick.py)
+        self.shards = settings.drain.shards  # learners of several shards follow each other
         self._local: OrderedDict[str, OrderedDict[int, Verdict]] = OrderedDict()
 
     def lookup(self, version: str, keys: Sequence[int]) -> dict[int, Verdict]:

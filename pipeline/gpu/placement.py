@@ -50,14 +50,14 @@ class Placement:
         load_timeout_s: float = LOAD_S,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        keys = Keys(settings.key_prefix)
+        keys = Keys(settings.redis.key_prefix)
         self.keys = [keys.gpu("models"), keys.gpu("deadlines")]
         self.scripts = Scripts(client)
         self.loader = loader
         self.lease = lease
         self.load_timeout_s = load_timeout_s
         self.pause = pause
-        self.rooms = {part.uuid: part.memory_mib - settings.gpu_context_mib for part in lease.parts}
+        self.rooms = {part.uuid: part.memory_mib - settings.internal.gpu_context_mib for part in lease.parts}
         self._lock = threading.Lock()
         self._here: dict[tuple[str, str], Loaded] = {}  # by tenant and name: ready in this process
         self._busy: Counter[tuple[str, str]] = Counter()  # requests in work

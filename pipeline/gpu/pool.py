@@ -102,7 +102,7 @@ class Pool:
         while waiting and may raise. Whichever way this ends without a lease, nothing waits any more.
         Raises BadInput when the need can never be met, LeaseRefused when it is not met in time, RedisUnavailable.
         """
-        ttl_ms = self.settings.lease_ttl_ms if ttl_ms is None else ttl_ms
+        ttl_ms = self.settings.internal.lease_ttl_ms if ttl_ms is None else ttl_ms
         if not holder or ttl_ms < 1 or (timeout_s is not None and not timeout_s >= 0):
             raise BadInput(
                 f"holder {holder!r}, ttl_ms {ttl_ms}, timeout_s {timeout_s}: name a holder, and give times above 0"

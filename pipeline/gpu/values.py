@@ -13,6 +13,9 @@ from pipeline.settings import Settings
 
 TENANT: Final = "logweir"  # who our own workers are charged to
 WHOLE: Final = 100  # percent
+# Of a GPU, never leased: drivers and contexts differ by some ten MiB from what a lease was computed for.
+HEADROOM_MIB: Final = 256
+INFER_PERCENT: Final = 10  # of a GPU for a scoring process, which computes in short bursts
 
 
 class LeaseMode(StrEnum):
@@ -293,8 +296,8 @@ class Swept:
 def scoring_need(settings: Settings, *, node: str = "") -> Need:
     """What one scoring process asks of the pool; it asks on its own machine."""
     return Need(
-        memory_mib=settings.gpu_infer_mib,
-        compute_percent=settings.gpu_infer_percent,
+        memory_mib=settings.gpu.infer_mib,
+        compute_percent=INFER_PERCENT,
         preemptible=True,
         node=node,
     )

@@ -50,6 +50,8 @@ Framing = Callable[["pl.DataFrame | Pushed", tuple[str, ...]], tuple["pl.DataFra
 # How long a batch of a newer build is left to that build's workers before it is offered to all again.
 NEWER_PAUSE_S: Final = 2.0
 DRIFT_KEEP_S: Final = 30 * 86_400
+# A finished batch id is remembered for a week: no sender repeats a batch later than that.
+KEEP_DONE_S: Final = 604_800
 # What waits for the watcher: batches of minutes to hours, in less memory than it takes to notice that nobody watches.
 MAX_OBSERVATIONS: Final = 10_000
 MAX_OBSERVED_BYTES: Final = 64 << 20
@@ -93,7 +95,7 @@ class Ledger:
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
         self.settings = settings
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
         self._rescored_to = 0
         self._refused = 0  # tries in a row
@@ -127,7 +129,7 @@ class Ledger:
             k.batch(bid), k.payload(bid), k.due, k.counts, k.workloads, k.totals(batch.workload), k.cursors,
             k.closed, k.dead,
         ]  # fmt: skip
-        max_bytes = s.max_pending_mib * 2**20
+        max_bytes = s.intake.max_pending_mib * 2**20
         packed = pack(batch)
         args = _AcceptArgs(
             batch_id=bid,
@@ -139,15 +141,15 @@ class Ledger:
             meta=_meta(batch).dump(),
             stage=Stage.INGEST.value,
             max_bytes=max_bytes,
-            max_batches=s.max_pending_batches,
-            overdue_ms=s.overdue_ms,
+            max_batches=s.internal.max_pending_batches,
+            overdue_ms=s.internal.overdue_ms,
             cursor_key=cursor_key,
             cursor=cursor,
-            keep_s=s.keep_done_s if skip else "",
+            keep_s=KEEP_DONE_S if skip else "",
             backfill="1" if backfill else "",
-            max_dead_bytes=s.max_dead_mib * 2**20,
+            max_dead_bytes=s.intake.max_dead_mib * 2**20,
             max_bytes_backfill=int(max_bytes * BACKFILL_PART),
-            max_batches_backfill=max(1, int(s.max_pending_batches * BACKFILL_PART)),
+            max_batches_backfill=max(1, int(s.internal.max_pending_batches * BACKFILL_PART)),
             compare="" if after is None else "1",
             after=after or "",
             memory_part=MEMORY_PART,
@@ -191,13 +193,13 @@ class Ledger:
         held, batches = counts.get("bytes", 0), counts.get("batches", 0)
         if closed:
             reason = "closed"
-        elif dead and counts.get("dead_bytes", 0) >= s.max_dead_mib * 2**20:
+        elif dead and counts.get("dead_bytes", 0) >= s.intake.max_dead_mib * 2**20:
             reason = "dead"
         elif batches and memory["used_memory"] > MEMORY_PART * memory.get("maxmemory", 0) > 0:
             reason = "memory"
-        elif batches and held >= s.max_pending_mib * 2**20:
+        elif batches and held >= s.intake.max_pending_mib * 2**20:
             reason = "bytes"
-        elif batches >= s.max_pending_batches:
+        elif batches >= s.internal.max_pending_batches:
             reason = "batches"
         else:
             return None
@@ -264,7 +266,14 @@ class Ledger:
         answer = self.scripts.run(
             "ledger/claim",
             [k.batch(batch_id), k.due],
-            [batch_id, stage.value, owner, s.claim_ttl_ms, s.max_attempts, "1" if first else ""],
+            [
+                batch_id,
+                stage.value,
+                owner,
+                s.internal.claim_ttl_ms,
+                s.internal.max_attempts,
+                "1" if first else "",
+            ],
         )
         word = _text(answer[0])
         if word not in ("claimed", "exhausted"):
@@ -306,7 +315,7 @@ class Ledger:
     ) -> Iterator[Holding]:
         """Renew the claim in the background while the body works, and those that are added to it, but not for ever:
         after `at_most_s` they are left to expire, and `late` is called with them (ledger/renewal.py)."""
-        pause_s = self.settings.claim_ttl_ms / 3000
+        pause_s = self.settings.internal.claim_ttl_ms / 3000
         held = Holding([claim], self.renew_all, pause_s=pause_s, at_most_s=at_most_s, late=late)
         held.start()
         try:
@@ -320,7 +329,7 @@ class Ledger:
 
     def renew_all(self, claims: Sequence[Claim]) -> list[bool]:
         """Which of the claims are ours, in one round trip."""
-        k, ttl_ms = self.keys, self.settings.claim_ttl_ms
+        k, ttl_ms = self.keys, self.settings.internal.claim_ttl_ms
         calls: list[tuple[str, list[str], list[Any]]] = [
             ("ledger/renew", [k.batch(c.batch_id), k.due], [c.batch_id, c.seq, ttl_ms]) for c in claims
         ]
@@ -339,7 +348,7 @@ class Ledger:
             "ledger/advance",
             [k.batch(bid), k.due, k.counts, k.work(bid)],
             [
-                bid, claim.seq, to.value, _packed(work), self.settings.overdue_ms,
+                bid, claim.seq, to.value, _packed(work), self.settings.internal.overdue_ms,
                 WIRE_VERSION,
             ],
         )  # fmt: skip
@@ -367,7 +376,7 @@ class Ledger:
                 k.drift(version), k.watching("observations"), k.watching(),
             ],
             [
-                bid, claim.seq, self.settings.keep_done_s, "1" if warming else "0", len(totals) // 2, DRIFT_KEEP_S,
+                bid, claim.seq, KEEP_DONE_S, "1" if warming else "0", len(totals) // 2, DRIFT_KEEP_S,
                 observation, MAX_OBSERVATIONS, MAX_OBSERVED_BYTES, *totals, *drift,
             ],
         )  # fmt: skip
@@ -432,7 +441,7 @@ class Ledger:
         k, s, bid = self.keys, self.settings, claim.batch_id
         ids = half_ids(bid)
         keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid)]
-        args: list[Any] = [bid, claim.seq, s.keep_done_s, s.overdue_ms, s.max_attempts]
+        args: list[Any] = [bid, claim.seq, KEEP_DONE_S, s.internal.overdue_ms, s.internal.max_attempts]
         for half_id, half in zip(ids, halves, strict=True):
             keys += [k.batch(half_id), k.payload(half_id)]
             args += [half_id, _packed(half), digest(half_id), int(half["lines"].sum()), half.height]
@@ -473,7 +482,7 @@ class Ledger:
 
     def _frame_bytes(self) -> int:
         """What a batch may unpack to: its text twice (raw and message), its columns, and room for larger settings elsewhere."""
-        return max(64 << 20, self.settings.batch_kib << 15)
+        return max(64 << 20, self.settings.internal.batch_kib << 15)
 
     # ---- looking after ---------------------------------------------------------------------------
 
@@ -526,7 +535,7 @@ class Ledger:
     def postpone(self, batch_ids: Sequence[str]) -> None:
         """Do not report these as overdue again before `overdue_ms`."""
         if batch_ids:
-            at = self.now_ms() + self.settings.overdue_ms
+            at = self.now_ms() + self.settings.internal.overdue_ms
             self._ask(self.client.zadd, self.keys.due, dict.fromkeys(batch_ids, at), xx=True)
 
     def start_rescoring(self, limit: int, *, has_model: Callable[[str], bool]) -> list[str]:
@@ -546,7 +555,7 @@ class Ledger:
             if self.scripts.run(
                 "ledger/rescore",
                 [k.batch(batch_id), k.due, k.counts, k.warming],
-                [batch_id, self.settings.overdue_ms],
+                [batch_id, self.settings.internal.overdue_ms],
             )
         ]
 
@@ -650,13 +659,13 @@ class Ledger:
         """Put a dead letter back to work; False when there is none of that id."""
         k, workload = self.keys, self._workload(batch_id)
         keys = [k.batch(batch_id), k.due, k.counts, k.totals(workload), k.dead]
-        return bool(self.scripts.run("ledger/retry", keys, [batch_id, self.settings.overdue_ms]))
+        return bool(self.scripts.run("ledger/retry", keys, [batch_id, self.settings.internal.overdue_ms]))
 
     def discard(self, batch_id: str) -> bool:
         """Forget a dead letter; its lines stay counted as discarded. False when there is none of that id."""
         k, workload = self.keys, self._workload(batch_id)
         keys = [k.batch(batch_id), k.payload(batch_id), k.totals(workload), k.dead, k.counts]
-        return bool(self.scripts.run("ledger/discard", keys, [batch_id, self.settings.keep_done_s]))
+        return bool(self.scripts.run("ledger/discard", keys, [batch_id, KEEP_DONE_S]))
 
     def _workload(self, batch_id: str) -> str:
         return _text(self._ask(self.client.hget, self.keys.batch(batch_id), "workload") or b"")

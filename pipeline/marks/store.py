@@ -38,7 +38,7 @@ class Marks:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
         self._near: tuple[bytes, Overlay] = (b"", Overlay())
 

@@ -58,10 +58,10 @@ def broker_tls(redis_url: str) -> dict[str, Any] | None:
 
 def make_app(settings: Settings) -> Celery:
     """A new app; nothing is registered or connected yet. Raises BadSetting without a Redis."""
-    if settings.redis_url is None:
+    if settings.redis.url is None:
         raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
-    app = Celery("logweir", broker=broker_url(settings.redis_url), set_as_current=False)
-    app.conf.broker_use_ssl = broker_tls(settings.redis_url)
+    app = Celery("logweir", broker=broker_url(settings.redis.url), set_as_current=False)
+    app.conf.broker_use_ssl = broker_tls(settings.redis.url)
     app.conf.update(configuration(settings))
     return app
 
@@ -80,15 +80,15 @@ def configuration(settings: Settings) -> dict[str, Any]:
         # A message is acknowledged when its step is over; a lost worker's message comes back.
         "task_acks_late": True,
         "task_reject_on_worker_lost": False,  # the ledger sends it again; requeueing here would loop on poison
-        "worker_prefetch_multiplier": settings.prefetch,
+        "worker_prefetch_multiplier": settings.internal.prefetch,
         # The default exchange only: restoring a message then needs no binding keys.
         "task_queues": [
-            Queue(name, exchange, routing_key=name) for name in all_queues(settings.drain_shards)
+            Queue(name, exchange, routing_key=name) for name in all_queues(settings.drain.shards)
         ],
         "task_default_queue": QUEUE_PERIODIC,
         "task_create_missing_queues": False,
         "broker_transport_options": {
-            "global_keyprefix": settings.key_prefix + ":",
+            "global_keyprefix": settings.redis.key_prefix + ":",
             # By name, so that fresh batches come before backfill (messages/routing.py). "round_robin", kombu's own choice, takes
             # them in turn; "priority" went by the order of a set before kombu 5.7, another one in every process.
             "queue_order_strategy": "sorted",
@@ -117,21 +117,21 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "beat_schedule": {
             "sweep": {
                 "task": TASK_SWEEP,
-                "schedule": settings.sweep_s,
+                "schedule": settings.internal.sweep_s,
                 # A sweep that waited longer than the next one is useless; so a stopped consumer piles nothing up.
-                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.sweep_s * 2)},
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.sweep_s * 2)},
             },
             "tick": {
                 # Which tick acts is told by the slot ledger (controller/schedule.py), not by who sends it.
                 "task": TASK_TICK,
-                "schedule": settings.tick_s,
-                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.tick_s * 2)},
+                "schedule": settings.internal.tick_s,
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.tick_s * 2)},
             },
             "watch": {
                 # One watches at a time, by a lease (tasks/watch.py).
                 "task": TASK_WATCH,
-                "schedule": settings.watch_s,
-                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.watch_s * 2)},
+                "schedule": settings.internal.watch_s,
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.watch_s * 2)},
             },
         },
         # In memory: the stock scheduler keeps a pickle file, and a sweep needs no memory of the last one.

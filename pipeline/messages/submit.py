@@ -58,10 +58,10 @@ class Submit:
     ) -> None:
         self.app = app
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.gpu_open = gpu_open
         self.presence = Presence(client, settings)
-        self.shards = settings.drain_shards
+        self.shards = settings.drain.shards
 
     def wake(
         self,

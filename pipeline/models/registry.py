@@ -34,6 +34,8 @@ from pipeline.settings import Settings
 VERSION: Final = re.compile(r"m(\d{6,})-[0-9a-f]{8}")
 # Removed last: the live version and those one may want to go back to.
 HISTORY_KEPT: Final = 3
+# Versions on disk besides those in use: a week of daily trainings and some; keep_models_mib bounds large ones.
+KEEP: Final = 10
 # A fault is said again every few seconds while it lasts (models/serving.py); longer silence means that nobody has it.
 FAULT_TTL_S: Final = 20
 
@@ -68,11 +70,11 @@ class Registry:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
-        self.directory = settings.models
-        self.keep = settings.keep_models
-        self.keep_bytes = settings.keep_models_mib * 2**20
+        self.directory = settings.data.models
+        self.keep = KEEP
+        self.keep_bytes = settings.train.keep_models_mib * 2**20
         self._names: tuple[str, ...] = ()  # models as of the last `snapshot_all`
 
     def path(self, version: str) -> Path:

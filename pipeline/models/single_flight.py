@@ -51,10 +51,10 @@ class SingleFlight:
     """The lines in flight of one scoring process; other processes know it as `owner`."""
 
     def __init__(self, client: "redis.Redis", settings: Settings, owner: str) -> None:
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
         self.owner = owner
-        self.wait_s = min(WAIT_S, settings.claim_ttl_ms / 3000)
+        self.wait_s = min(WAIT_S, settings.internal.claim_ttl_ms / 3000)
         self._near: LRUCache[tuple[str, int], Evidence] = LRUCache(NEAR_LIMIT)
 
     def evidence(self, version: str, lines: Mapping[int, str], score: Score) -> dict[int, Evidence]:

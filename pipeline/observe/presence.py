@@ -55,7 +55,7 @@ class Presence:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
 
     def beat(
         self, *, name: str, role: str, pid: int, queues: Sequence[str], progress: Pace | None = None

@@ -58,9 +58,9 @@ def connect(settings: Settings, *, reading: bool = False) -> OpenSearch:
     Requests are not compressed: on loopback that costs a fifth of the bulk rate, and 25,000 documents/s are no more
     than 20 MB/s. Raises BadSetting when no server is named.
     """
-    if settings.opensearch_url is None:
+    if settings.opensearch.url is None:
         raise BadSetting("OPENSEARCH_URL is not set; name the server, such as https://search.example:9200")
-    url = urlsplit(settings.opensearch_url)
+    url = urlsplit(settings.opensearch.url)
     secure = url.scheme == "https"
     user, password = _credentials(settings, reading=reading)
     headers = {}
@@ -69,9 +69,9 @@ def connect(settings: Settings, *, reading: bool = False) -> OpenSearch:
         word = base64.b64encode(f"{user}:{password or ''}".encode()).decode()
         headers["authorization"] = f"Basic {word}"
     options: dict[str, Any] = {}
-    if secure and settings.opensearch_ca is not None:
+    if secure and settings.opensearch.ca is not None:
         # A file that is missing is found at the first request and explained there: it can come back.
-        options = {"verify_certs": True, "ca_certs": str(settings.opensearch_ca)}
+        options = {"verify_certs": True, "ca_certs": str(settings.opensearch.ca)}
     elif secure:
         options = {"ssl_context": ssl.create_default_context()}
     return OpenSearch(
@@ -96,11 +96,11 @@ def connect(settings: Settings, *, reading: bool = False) -> OpenSearch:
 
 
 def _credentials(settings: Settings, *, reading: bool) -> tuple[str | None, str | None]:
-    if reading and settings.opensearch_read_user is not None:
-        return settings.opensearch_read_user, settings.opensearch_read_password
-    if settings.opensearch_user is not None:
-        return settings.opensearch_user, settings.opensearch_password
-    url = urlsplit(settings.opensearch_url or "")
+    if reading and settings.opensearch.read_user is not None:
+        return settings.opensearch.read_user, settings.opensearch.read_password
+    if settings.opensearch.user is not None:
+        return settings.opensearch.user, settings.opensearch.password
+    url = urlsplit(settings.opensearch.url or "")
     return (
         None if url.username is None else unquote(url.username),
         None if url.password is None else unquote(url.password),

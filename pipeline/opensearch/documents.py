@@ -67,7 +67,7 @@ TEMPLATE_PROPERTIES: Final[dict[str, Any]] = {
 
 def indices(settings: Settings, kind: str = "results") -> str:
     """The pattern of all our daily indices of one kind: "results" or "baseline"."""
-    return f"{settings.opensearch_prefix}-{kind}-*"
+    return f"{settings.opensearch.prefix}-{kind}-*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,16 +91,16 @@ _ZERO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def store_of(settings: Settings) -> str:
     """Where training data lies: by setting, or wherever results are stored first."""
-    return settings.sinks[0] if settings.train_source == "results" else settings.train_source
+    return settings.data.sinks[0] if settings.train.source == "results" else settings.train.source
 
 
 def query_of(settings: Settings, now: datetime) -> Query:
     """The usual query: the last `train_span_s`, without what the settings exclude; its workloads come later."""
     return Query(
         store=store_of(settings),
-        since=None if settings.train_span_s is None else begin_of(now, settings.train_span_s),
-        exclude_words=settings.train_exclude_words,
-        exclude_anomalous=settings.train_exclude_anomalous,
+        since=None if settings.train.span_s is None else begin_of(now, settings.train.span_s),
+        exclude_words=settings.train.exclude_words,
+        exclude_anomalous=settings.train.exclude_anomalous,
     )
 
 

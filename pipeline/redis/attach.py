@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import BadInput
@@ -42,20 +41,19 @@ def attached(settings: Settings) -> Settings:
     What all processes must have alike (settings.ALIKE) is the stack's, whatever was set here: a quota that
     one planner does not know is none, nor is a bound that one sender does not keep. With REDIS_URL there is nobody to ask; it has to be set alike everywhere.
     """
-    if settings.redis_url is not None:
+    if settings.redis.url is not None:
         return settings
-    state = running(settings.data_dir)
-    if state is None and _hidden(settings.data_dir):
+    state = running(settings.data.dir)
+    if state is None and _hidden(settings.data.dir):
         raise BadInput(
-            f"{state_file(settings.data_dir)} cannot be read: the stack there is another user's; work as that user, or set REDIS_URL"
+            f"{state_file(settings.data.dir)} cannot be read: the stack there is another user's; work as that user, or set REDIS_URL"
         )
     if state is None:
         raise BadInput(
-            f"no logweir stack runs on {settings.data_dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
+            f"no logweir stack runs on {settings.data.dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
         )
-    return replace(
-        _under(state.get("policy"), settings),
-        data_dir=settings.data_dir.absolute(),
+    return _under(state.get("policy"), settings).replace(
+        data_dir=settings.data.dir.absolute(),
         redis_url=str(state["redis_url"]),
         key_prefix=str(state["key_prefix"]),
     )
@@ -65,9 +63,10 @@ def _under(policy: object, settings: Settings) -> Settings:
     """The stack's policy; as it was where an older stack did not write any."""
     if not isinstance(policy, dict):
         return settings
-    found, plain = settings.under(policy), Settings()
+    found = settings.under(policy)
+    plain, theirs = Settings().policy(), found.policy()
     for name, value in settings.policy().items():
-        if value not in (getattr(plain, name), getattr(found, name)):
+        if value not in (plain[name], theirs[name]):
             logger(setting=name).warning(
                 "setting.of_the_stack",
                 why=f"{name} of the running stack counts; to change it, restart `logweir up` with it",

@@ -22,11 +22,11 @@ PROBE: Final = (
 
 def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
     """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old, full."""
-    url = masked_url(settings.redis_url or "")
+    url = masked_url(settings.redis.url or "")
     try:
         # Short time-outs and no second try: somebody waits for the answer.
         client = redis.Redis.from_url(
-            settings.redis_url or "",
+            settings.redis.url or "",
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
@@ -38,7 +38,7 @@ def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
         version = str(client.info("server")["redis_version"])
         if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
             raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
-        _try_rights(client, settings.key_prefix)
+        _try_rights(client, settings.redis.key_prefix)
     except redis.AuthenticationError as exc:
         raise BadInput(
             f"Redis at {url} {_login(str(exc))}; set the right user and password in REDIS_URL"

@@ -38,10 +38,10 @@ def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
     It never sends a command again by itself: one whose answer was lost may have been done, and only whoever asked knows
     whether doing it twice is harmless. redis-py's own default differs between its constructors.
     """
-    if settings.redis_url is None:
+    if settings.redis.url is None:
         raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
     pool = _Pool.from_url(
-        settings.redis_url,
+        settings.redis.url,
         socket_timeout=timeout_s,
         socket_connect_timeout=min(5, timeout_s),
         health_check_interval=10,

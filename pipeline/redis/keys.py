@@ -4,7 +4,7 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 
 | key | type | content | bound / deleter |
 |---|---|---|---|
-| batch:<id> | hash | ledger entry of one batch | TTL `keep_done_s` from commit/split; ledger/discard.lua |
+| batch:<id> | hash | ledger entry of one batch | TTL `KEEP_DONE_S` from commit/split; ledger/discard.lua |
 | payload:<id> | string | the records, Arrow or pushed lines (records/payload.py) | ledger/commit.lua, ledger/split.lua, ledger/discard.lua; bytes bounded by ledger/accept.lua |
 | work:<id> | string | distinct masked lines and their answers so far, Arrow | ledger/advance.lua replaces, ledger/commit.lua deletes |
 | due | zset id -> ms | unfinished batches, when the sweeper looks at them | commit, bury, split |
@@ -65,10 +65,10 @@ All keys of one deployment share the hash tag `{prefix}`, so that every script's
 | gpu:planned | string | somebody who waits has planned lately | TTL 0.5 s |
 | watching | hash | observations ever taken off their list, dropped, their bytes; last round; open events, past ones, and incidents; `lost <workload>`: when pasts of it were last not kept | fixed fields, and one per workload, as watching:pulses |
 | watching:observations | list | what stored batches said to the watcher, oldest first (watching/observation.py) | 10,000 and 64 MiB in ledger/commit.lua; watching/watched.lua |
-| watching:sessions | hash workload NUL key -> msgpack | open sessions | `max_open_sessions`, and 2,000,000 events in all; watching/watched.lua |
+| watching:sessions | hash workload NUL key -> msgpack | open sessions | 100,000, and 2,000,000 events in all; watching/watched.lua |
 | watching:idle:<lane> | zset workload NUL key -> ms | when a session closes if nothing more comes | as watching:sessions |
 | watching:pasts | hash workload NUL key -> msgpack | what came of sessions that fell silent (watching/sessions/history.py) | as watching:past_due |
-| watching:past_due | zset workload NUL key -> ms | when each of those is forgotten, a day after its last event | `max_open_sessions`, and 2,000,000 events in all; watching/watched.lua |
+| watching:past_due | zset workload NUL key -> ms | when each of those is forgotten, a day after its last event | 100,000, and 2,000,000 events in all; watching/watched.lua |
 | watching:pulses | hash workload -> msgpack | the time of a workload, and its counts since the last look at its rates | 10,000 workloads; watching/watched.lua, 30 days after its last line |
 | watching:rates | hash workload -> msgpack | what is known of a workload's rates (watching/rates/rates.py bounds each) | as watching:pulses, and 64 MiB in all |
 | watching:incidents | string | incidents, msgpack (watching/incidents/live.py bounds it) | one |

@@ -62,9 +62,9 @@ class Leases:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
-        self.ttl_ms = settings.lease_ttl_ms
+        self.ttl_ms = settings.internal.lease_ttl_ms
 
     def request(
         self, resource: str, holder: str, *, floor: int = 0, quarantine: bool = False

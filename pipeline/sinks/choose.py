@@ -17,13 +17,13 @@ def sinks_for(settings: Settings) -> dict[Purpose, Sink]:
 
 
 def _all(settings: Settings, purpose: Purpose) -> Sink:
-    sinks = [_KINDS[name](settings, purpose) for name in settings.sinks]
+    sinks = [_KINDS[name](settings, purpose) for name in settings.data.sinks]
     return sinks[0] if len(sinks) == 1 else Several(sinks)
 
 
 def root_of(settings: Settings, purpose: Purpose) -> Path:
     """Where the Parquet files of a purpose lie."""
-    return settings.results if purpose is Purpose.SCORE else settings.baseline
+    return settings.data.results if purpose is Purpose.SCORE else settings.data.baseline
 
 
 def kind_of(purpose: Purpose) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # drain3 is heavy, and only the type is needed
 
 def templates_index(settings: Settings) -> str:
     """The name of the index; one, not daily: a template lives as long as its id."""
-    return f"{settings.opensearch_prefix}-templates"
+    return f"{settings.opensearch.prefix}-templates"
 
 
 def write_templates(client: OpenSearch, settings: Settings, templates: "Iterable[Template]") -> int:

@@ -33,12 +33,8 @@ class Layout:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """As the settings say."""
-        return cls(
-            time=settings.opensearch_time_field,
-            message=settings.opensearch_message_field,
-            level=settings.opensearch_level_field,
-            workload=settings.opensearch_workload_fields,
-        )
+        time, message, level = settings.opensearch.fields
+        return cls(time=time, message=message, level=level, workload=settings.opensearch.workload_fields)
 
     @property
     def fields(self) -> list[str]:

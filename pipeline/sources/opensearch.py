@@ -37,6 +37,7 @@ from pipeline.sources.documents import (
     workload_of,
 )
 
+POLL_S: Final = 5.0  # between two polls once all was read: OpenSearch shows new documents after 1 s at best
 _CLAUSES: Final = 500  # shards asked for at once; a query may have 1,024 clauses
 _WHOLE: Final = 200  # documents fetched whole at once, those without a message
 
@@ -95,13 +96,13 @@ class Poller:
         pulse: Callable[[], None] = lambda: None,
     ) -> None:
         """`pulse` is called with every answer: a poll of many pages that bring nothing new is at work, too."""
-        if settings.opensearch_source is None:
+        if settings.opensearch.source is None:
             raise BadSetting("no index is named to read from; set opensearch_source, such as app-logs-*")
         self.client = client
         self.settings = settings
         self.clock = clock
         self.pulse = pulse
-        self.pattern = settings.opensearch_source
+        self.pattern = settings.opensearch.source
         self.layout = Layout.of(settings)
         self.source = f"opensearch:{self.pattern}"
         self.source_key = digest(self.source)
@@ -223,7 +224,10 @@ class Poller:
         size = 0
         for document in group:
             own = len(messages[document.number] or "")
-            full = len(part) >= self.settings.batch_records or size + own > self.settings.batch_kib * 1024
+            full = (
+                len(part) >= self.settings.internal.batch_records
+                or size + own > self.settings.internal.batch_kib * 1024
+            )
             if part and full:
                 yield part
                 part, size = [], 0
@@ -254,7 +258,9 @@ class Poller:
         layout = self.layout
         # The layout too: under another one the same documents are another content.
         what = (repr(layout), workload, *(f"{d.number}:{d.seq}" for d in documents))
-        records = records_of(documents, messages, layout, arrived=self.clock(), zone=self.settings.time_zone)
+        records = records_of(
+            documents, messages, layout, arrived=self.clock(), zone=self.settings.intake.time_zone
+        )
         heads = records.filter(pl.col("lines") > 0)
         return Piece(
             records=records,
@@ -328,7 +334,7 @@ def _pieces(
     pieces = poller.poll(cursor)
     try:
         for piece in pieces:
-            batch = piece.batch(arrived=poller.clock(), zone=poller.settings.time_zone)
+            batch = piece.batch(arrived=poller.clock(), zone=poller.settings.intake.time_zone)
             while True:
                 if not go_on():
                     return

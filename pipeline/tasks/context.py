@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import polars as pl
 import redis
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+# Model versions in memory, some MiB each: the shared one, its predecessor, and own models of a few workloads.
+LOADED_MODELS: Final = 8
 
 
 def read_session_models(path: Path) -> dict[str | None, SessionModel]:
@@ -161,12 +163,12 @@ class Context:
 
     @functools.cached_property
     def masks(self) -> MaskSet:
-        return MaskSet.load(extra=self.settings.masks)
+        return MaskSet.load(extra=self.settings.intake.masks)
 
     @functools.cached_property
     def session_patterns(self) -> tuple[session_keys.KeyPattern, ...]:
         """What names sessions here, besides what is recognised anyway."""
-        return session_keys.user_patterns(self.settings.session_keys)
+        return session_keys.user_patterns(self.settings.watch.session_keys)
 
     @functools.cached_property
     def verdicts(self) -> Verdicts:
@@ -225,7 +227,7 @@ class Context:
 
     @functools.cached_property
     def _forgotten(self) -> dict[Purpose, Forgotten]:
-        if "parquet" not in self.settings.sinks:
+        if "parquet" not in self.settings.data.sinks:
             return {}
         return {
             p: Forgotten(self.client, self.ledger.keys, ParquetSink(root_of(self.settings, p)), p)
@@ -241,7 +243,7 @@ class Context:
 
         Raises ModelUnavailable.
         """
-        model = model_of(workload, self.settings.own_models)
+        model = model_of(workload, self.settings.train.own_models)
         if model != SHARED:
             with suppress(ModelUnavailable):  # status shows the fault; the shared one answers meanwhile
                 own = self.serving.version(model)
@@ -289,7 +291,7 @@ class Context:
 
         def load() -> "LineModel":
             where = "cpu" if self.pooled else self.device
-            return LineModel.load(self.registry.path(version), where, self.settings.torch_threads)
+            return LineModel.load(self.registry.path(version), where)
 
         return self._kept(self._models, version, load)
 
@@ -332,7 +334,7 @@ class Context:
 
         part = lease.parts[0]
         self._place = device.begin(
-            part.uuid, memory_mib=part.memory_mib, context_mib=self.settings.gpu_context_mib
+            part.uuid, memory_mib=part.memory_mib, context_mib=self.settings.internal.gpu_context_mib
         )
 
     def unload(self) -> None:
@@ -369,6 +371,6 @@ class Context:
         loaded = load()  # outside the lock: the worker goes on under the version before meanwhile
         with self._lock:
             kept[version] = loaded
-            while len(kept) > self.settings.loaded_models:
+            while len(kept) > LOADED_MODELS:
                 kept.popitem(last=False)
         return loaded

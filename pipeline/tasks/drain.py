@@ -29,7 +29,7 @@ STAND_BY_S: Final = 0.5
 
 
 def run(context: Context, batch_id: str, *rest: str) -> str | None:
-    several = context.settings.drain_shards > 1
+    several = context.settings.drain.shards > 1
     if several and HANDED not in rest and _handed_on(context, batch_id):
         return None
     if _other_writer(context):
@@ -49,7 +49,7 @@ def _handed_on(context: Context, batch_id: str) -> bool:
         workload = context.ledger.owners([batch_id]).get(batch_id)
         if workload is None:
             return False
-        shard = shard_of(workload, context.settings.drain_shards)
+        shard = shard_of(workload, context.settings.drain.shards)
         if shard == context.shard:
             return False
         backfill = bool(context.ledger.backfills([batch_id]))

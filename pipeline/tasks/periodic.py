@@ -41,10 +41,12 @@ def sweep(context: Context) -> int:
         logger().info("queues.dropped", queues=dropped, why="their drain shards are gone")
     sent = _send_missing(context)
     # They are backfill, and leave as much room to fresh ones; accept does not see them.
-    room = int(context.settings.max_pending_batches * BACKFILL_PART) - ledger.counts().get("batches", 0)
+    room = int(context.settings.internal.max_pending_batches * BACKFILL_PART) - ledger.counts().get(
+        "batches", 0
+    )
     models = {live.model for live in context.registry.live()} if room > 0 and ledger.warming() else set()
     if models:
-        own = context.settings.own_models
+        own = context.settings.train.own_models
         # As Context.version chooses: a workload whose own model is off the settings would come back for ever.
         ready = ledger.start_rescoring(
             min(RESCORE_AT_ONCE, room), has_model=lambda w: SHARED in models or model_of(w, own) in models
@@ -80,7 +82,7 @@ def _send_missing(context: Context) -> int:
                 missing.append((batch_id, kind))
         ledger.postpone(ids)
         # Asked at once: in stage drain the workload tells the queue.
-        several = context.settings.drain_shards > 1
+        several = context.settings.drain.shards > 1
         owners = ledger.owners([i for i, (stage, _) in missing if several and stage is Stage.DRAIN])
         for batch_id, (stage, late) in missing:
             submit.wake(stage, batch_id, backfill=late, workload=owners.get(batch_id, ""))

@@ -111,8 +111,8 @@ class Share:
         self.place = place
         self.clock = clock
         self.need = scoring_need(settings, node=this_node())
-        self.idle_s = settings.gpu_idle_s
-        self.ttl_s = settings.lease_ttl_ms / 1000
+        self.idle_s = settings.gpu.idle_s
+        self.ttl_s = settings.internal.lease_ttl_ms / 1000
         self._turn = threading.Lock()  # held while a batch is in hand, or while the device is given back
         self._held: LeaseInUse | None = None
         self._lease = ExitStack()

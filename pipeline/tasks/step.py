@@ -129,7 +129,7 @@ def attempt(context: Context, claim: Claim, step: Step) -> End:
 
 def suspect(context: Context, claim: Claim) -> bool:
     """Whether the batch may be at fault for what happened before: then others must not suffer with it."""
-    return claim.attempts > 1 or HALF in claim.batch_id or context.settings.max_attempts == 1
+    return claim.attempts > 1 or HALF in claim.batch_id or context.settings.internal.max_attempts == 1
 
 
 def outside(exc: Exception) -> bool:
@@ -141,10 +141,10 @@ def outside(exc: Exception) -> bool:
 
 def _limit_s(context: Context, claim: Claim) -> float:
     """How long the step may take: `step_s`, and less for a part of a batch, so that bad lines are soon found."""
-    limit = context.settings.step_s
+    limit = context.settings.stack.step_s
     if HALF not in claim.batch_id:
         return limit
-    return min(limit, max(PART_S, limit * claim.records / context.settings.batch_records))
+    return min(limit, max(PART_S, limit * claim.records / context.settings.internal.batch_records))
 
 
 def _hung(context: Context, claims: list[Claim], limit_s: float) -> None:
@@ -227,7 +227,7 @@ def _failed(context: Context, claim: Claim, exc: Exception) -> tuple[Stage | Non
         return None, _give_up(context, claim, str(exc), exc.ids)
     log.error("batch.failed", exc_info=exc)
     why = f"{type(exc).__name__}: {exc}"
-    if claim.attempts >= context.settings.max_attempts:
+    if claim.attempts >= context.settings.internal.max_attempts:
         return None, _give_up(context, claim, why)
     context.ledger.release(claim, reason=why, delay_s=0.2 * claim.attempts, counted=True)
     metrics.step(claim.stage, "failed")

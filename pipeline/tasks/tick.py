@@ -30,7 +30,7 @@ def run(context: Context, *_: str) -> None:
 def tick(context: Context) -> list[str]:
     """Decide if this slot's decision is ours to make; returns the ids of the trainings that were asked for."""
     slots = Slots(context.client, context.settings)
-    slot = slots.begin(SLOT, context.settings.tick_s, context.owner)
+    slot = slots.begin(SLOT, context.settings.internal.tick_s, context.owner)
     if slot is None:
         return []
     asked = context.controller.tick()
@@ -38,7 +38,7 @@ def tick(context: Context) -> list[str]:
     for request_id in asked:
         logger(request=request_id).info("controller.retrains")
         context.submit.train(request_id)
-    if "opensearch" in context.settings.sinks:
+    if "opensearch" in context.settings.data.sinks:
         tell_templates(context)
     return asked
 

@@ -145,7 +145,7 @@ def _was_live(context: Context, version: str) -> bool:
 
 def _steps(context: Context, held: HeldLease, status: Status, request: TrainingRequest) -> Iterator[Status]:
     totals = context.ledger.totals()
-    seen, watched, own = sorted(totals), context.watchlist.look().patterns, context.settings.own_models
+    seen, watched, own = sorted(totals), context.watchlist.look().patterns, context.settings.train.own_models
     workloads = training.chosen_workloads(request, seen, watched, own)
     if not workloads and (request.patterns or watched or seen):
         # A query without workloads means all of them; that is not what was asked for.
@@ -233,12 +233,12 @@ def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
         mode=LeaseMode.EXCLUSIVE,
         node=this_node(),
         device=context.begun or "",  # CUDA's context stays where it was begun
-        max_duration_s=60 + 3 * settings.train_seconds,
+        max_duration_s=60 + 3 * settings.train.seconds,
     )
     now = time.monotonic()
-    end = now + settings.gpu_yield_s + PATIENCE_S
+    end = now + settings.gpu.yield_s + PATIENCE_S
     told = (
-        now + settings.gpu_node_ttl_ms / 1000 + 2 * settings.gpu_beat_s
+        now + settings.internal.gpu_node_ttl_ms / 1000 + 2 * settings.internal.gpu_beat_s
     )  # an agent that starts has spoken by then
     while True:
         left_s = end - time.monotonic()

@@ -29,7 +29,7 @@ REST: Final = 5
 
 def run(context: Context, *_: str) -> None:
     # A thread that hangs in a sink cannot be ended, and would keep batches from being stored.
-    alarm = threading.Timer(context.settings.step_s, _hung, [context])
+    alarm = threading.Timer(context.settings.stack.step_s, _hung, [context])
     alarm.daemon = True
     alarm.start()
     try:
@@ -47,7 +47,7 @@ def run(context: Context, *_: str) -> None:
 
 def _hung(context: Context) -> None:
     """Ends the process, as for a step that hangs; its supervisor starts another one."""
-    after_s = context.settings.step_s
+    after_s = context.settings.stack.step_s
     logger().error("watch.hung", in_sink=context.in_sink, after_s=after_s, rests_s=REST * after_s)
     with suppress(RedisUnavailable, redis.RedisError):
         context.watcher.state.rest(REST * after_s)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.drain.templates import Template, Templates
+from pipeline.drain.templates import DEPTH, Template, Templates
 from pipeline.errors import BadPayload, SourceUnavailable
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.query import Query
@@ -29,6 +29,9 @@ from pipeline.sinks import parquet, results
 # SAMPLE_SCHEMA and the time its records span, so that a judge can hold out the newest.
 TIMED_SCHEMA: Final[dict[str, Any]] = SAMPLE_SCHEMA | {"first_seen": UTC_US, "last_seen": UTC_US}
 
+MAX_PATTERNS: Final = (
+    100_000  # distinct masked lines of one training: a bound of its memory, and enough for train_seconds
+)
 MAX_TEXT_BYTES: Final = 1024  # of a masked line; the line model reads 128 tokens, rarely more than this
 _SLICE_ROWS: Final = 65_536  # grouped at once; more rows are not faster per row
 _MERGE_ROWS: Final = 65_536  # counts waiting to be added up
@@ -89,15 +92,14 @@ class Sampler:
         limit: int,
         templates: Sequence[Template] = (),
         seed: int = 0,
-        similarity: float = 0.7,  # as Settings.drain_similarity and drain_depth are shipped
-        depth: int = 4,
+        similarity: float = 0.7,  # the default of drain_similarity
     ) -> None:
         self.masks = masks
         self.limit = limit
         self.seed = seed
-        self._known = Templates(similarity=similarity, depth=depth, per_workload=limit)
+        self._known = Templates(similarity=similarity, depth=DEPTH, per_workload=limit)
         self._known.restore(templates)
-        self._shape = (similarity, depth)
+        self._similarity = similarity
         self._lines = self._left_out = 0
         self._span: list[datetime] = []
         self._workloads: dict[str, int] = {}
@@ -215,8 +217,7 @@ class Sampler:
         return held[np.sort(np.concatenate([sure, drawn]))]
 
     def _with_templates(self, chosen: pl.DataFrame) -> pl.DataFrame:
-        similarity, depth = self._shape
-        own = Templates(similarity=similarity, depth=depth, per_workload=self.limit)
+        own = Templates(similarity=self._similarity, depth=DEPTH, per_workload=self.limit)
         ids: list[int] = []
         for stored, masked, severe in chosen.select("template_id", "masked", "severe").iter_rows():
             if stored is not None:

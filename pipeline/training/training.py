@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -158,7 +157,7 @@ class Training:
         SourceUnavailable (the store does not answer).
         """
         sample = yield from self.read()
-        held_out = split(sample.frame, seed=self.settings.seed, mode=self.mode)
+        held_out = split(sample.frame, seed=self.settings.train.seed, mode=self.mode)
         recent = yield from self.answered(sample)
         with self.alone() as self.place:
             yield from self.fit(sample, held_out)
@@ -181,11 +180,11 @@ class Training:
     def read(self) -> Generator[Status, None, sampling.TrainingSample]:
         """The sample. Raises TrainingFailed when there is nothing to read."""
         yield self.at(state=TrainingState.FETCHING)
-        sampler = self._sampler(self.settings.train_max_patterns)
+        sampler = self._sampler(sampling.MAX_PATTERNS)
         sessions = SessionSampler(
-            timeout_s=self.settings.session_timeout_s,
+            timeout_s=self.settings.watch.session_timeout_s,
             spotless=self.mode is not Mode.BASELINE,
-            patterns=session_keys.user_patterns(self.settings.session_keys),
+            patterns=session_keys.user_patterns(self.settings.watch.session_keys),
         )
         for read in _fed(sampler, self.lines, sessions):
             yield self.at(lines=read.lines, percent=round(_READ * read.share, 1))
@@ -216,13 +215,13 @@ class Training:
             tokens=self.masks.tokens,
             mask_version=self.masks.version,
             config=trainer.TrainConfig(),
-            seed=self.settings.seed,
+            seed=self.settings.train.seed,
             out=self.registry.path(version),
             mode=self.mode,
             version=version,
             device=self.place.device,
-            time_budget_s=self.settings.train_seconds,
-            alerts_per_day=self.settings.alerts_per_day,
+            time_budget_s=self.settings.train.seconds,
+            alerts_per_day=self.settings.train.alerts_per_day,
             parent=live.version if live else None,
             warm=self.registry.path(live.version) if live else None,
             held_out=held_out.patterns,
@@ -261,7 +260,7 @@ class Training:
         A pointer that moved meanwhile (a rollback, say) means another live version: the candidate is judged again.
         """
         version = self.status.version
-        candidate = judging.Examinee.load(self.registry.path(version), **self._where)
+        candidate = judging.Examinee.load(self.registry.path(version), device=self.place.device)
         while True:
             live = self.registry.current(self.request.model)
             judgement = judging.judge(candidate, self._examinee(live), held_out, recent)
@@ -285,18 +284,13 @@ class Training:
             yield self.status
             return
 
-    @property
-    def _where(self) -> dict[str, Any]:
-        return {"device": self.place.device, "threads": self.settings.torch_threads}
-
     def _sampler(self, limit: int) -> sampling.Sampler:
         return sampling.Sampler(
             self.masks,
             limit=limit,
             templates=self.templates,
-            seed=self.settings.seed,
-            similarity=self.settings.drain_similarity,
-            depth=self.settings.drain_depth,
+            seed=self.settings.train.seed,
+            similarity=self.settings.drain.similarity,
         )
 
     def _examinee(self, live: Live | None) -> judging.Examinee | None:
@@ -304,7 +298,7 @@ class Training:
         if live is None:
             return None
         try:
-            return judging.Examinee.load(self.registry.path(live.version), **self._where)
+            return judging.Examinee.load(self.registry.path(live.version), device=self.place.device)
         except BadBundle:
             return None
 

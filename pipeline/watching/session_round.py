@@ -27,6 +27,9 @@ from pipeline.watching.time_budget import AdaptiveBudget
 from pipeline.watching.verdicts import holds_unfinished, named_in, of_session
 from pipeline.watching.view import LOST, Changes, View
 
+MAX_OPEN: Final = (
+    100_000  # open sessions, and pasts of sessions with gaps; the longest idle one is closed first
+)
 MAX_CLOSED: Final = 5_000  # sessions of one round and lane
 MAX_JUDGED: Final = 2_000_000  # events of the sessions of one round; events before a gap count again after it
 MAX_PER_CALL: Final = 200_000  # events of one call of the session model, which takes many times their memory
@@ -47,9 +50,9 @@ class SessionLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> "SessionLimits":
-        timeout_ms = round(settings.session_timeout_s * 1000)
-        open_ms = max(timeout_ms, round((settings.session_open_s or 0) * 1000))
-        return cls(max_open=settings.max_open_sessions, timeout_ms=timeout_ms, open_ms=open_ms)
+        timeout_ms = round(settings.watch.session_timeout_s * 1000)
+        open_ms = max(timeout_ms, round((settings.internal.session_open_s or 0) * 1000))
+        return cls(max_open=MAX_OPEN, timeout_ms=timeout_ms, open_ms=open_ms)
 
 
 @dataclass(slots=True, kw_only=True)

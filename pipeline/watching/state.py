@@ -41,7 +41,7 @@ class WatcherState:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
 
     def snapshot(self, most: int, most_events: int) -> View:

@@ -42,7 +42,7 @@ class AgentWorker:
             began = time.monotonic()
             self._beat()
             self.progress.pulse()
-            self.stop.wait(max(self.settings.gpu_beat_s - (time.monotonic() - began), 0.01))
+            self.stop.wait(max(self.settings.internal.gpu_beat_s - (time.monotonic() - began), 0.01))
         self._leave()
 
     def _beat(self) -> None:
@@ -69,7 +69,7 @@ class AgentWorker:
 def main(argv: list[str]) -> int:
     (name,) = argv
     settings = Settings.load()
-    set_up(settings.log_level)
+    set_up(settings.stack.log_level)
     pool = Pool(connect(settings), settings)
     worker = AgentWorker(settings, agent=Agent(pool, settings, this_node()), pool=pool)
     bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)

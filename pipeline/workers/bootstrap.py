@@ -47,8 +47,8 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     role = ROLES[role_name]
     if shard:
         role = replace(role, queues=routing.both(of_shard(routing.QUEUE_DRAIN, shard)))
-    set_up(settings.log_level)
-    parse_tenants(settings.gpu_tenants)  # a mistake there is said here, not by every batch
+    set_up(settings.stack.log_level)
+    parse_tenants(settings.gpu.tenants)  # a mistake there is said here, not by every batch
     guard.install({module.NAME for module in role.tasks})
     app = make_app(settings)
     context = Context(
@@ -89,7 +89,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
 
 def beat(settings: Settings) -> int:
     """Run celery beat: it only asks for sweeps, so two of them are harmless."""
-    set_up(settings.log_level)
+    set_up(settings.stack.log_level)
     app = make_app(settings)
     app.conf.task_send_sent_event = False  # as for the tasks it asks for: see register()
     stay_with(settings)
@@ -136,8 +136,8 @@ def tend(
 
 def stay_with(settings: Settings) -> None:
     """End with the supervisor, and let pool children end with us, whatever way the parent goes (kill -9 too)."""
-    if settings.supervisor_pid:
-        tether(settings.supervisor_pid, grace_s=10.0)
+    if settings.internal.supervisor_pid:
+        tether(settings.internal.supervisor_pid, grace_s=10.0)
 
     def child(**_: object) -> None:
         tether(os.getppid(), grace_s=0.0)
@@ -149,7 +149,7 @@ def _count(settings: Settings, role_name: str) -> None:
     """Push what this process counts, and let pool children do so for themselves."""
 
     def begin(**_: object) -> None:
-        metrics.push(connect(settings, timeout_s=PUSH_TIMEOUT_S), Keys(settings.key_prefix), role_name)
+        metrics.push(connect(settings, timeout_s=PUSH_TIMEOUT_S), Keys(settings.redis.key_prefix), role_name)
 
     begin()
     metrics.started(role_name)
@@ -162,7 +162,7 @@ def _count(settings: Settings, role_name: str) -> None:
 def _reload_along(context: Context, role: Role, name: str) -> None:
     """Start the reloader in the process that does the work."""
     name = called(
-        context.settings, name, embedded=bool(context.settings.supervisor_pid)
+        context.settings, name, embedded=bool(context.settings.internal.supervisor_pid)
     )  # as in the heartbeat
     HINT.open()  # before a pool forks
 
@@ -192,7 +192,7 @@ def _announce(settings: Settings, *, role_name: str, role: Role, name: str) -> N
     def ready(**_: object) -> None:
         heart.start()
         if role.pool == "solo":  # a prefork child is ended by its parent, at its time limit
-            end_when_held(settings.step_s + HELD_S)
+            end_when_held(settings.stack.step_s + HELD_S)
 
     def bye(**_: object) -> None:
         heart.leave()

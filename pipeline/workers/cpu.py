@@ -11,7 +11,7 @@ from pipeline.settings import Settings, limit_polars
 def main(argv: list[str]) -> int:
     role, name = argv
     settings = Settings.load()
-    limit_polars(settings.polars_threads)
+    limit_polars()
     from pipeline.workers.bootstrap import beat, serve
 
     return beat(settings) if role == "beat" else serve(role, settings, name=name)

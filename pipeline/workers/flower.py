@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from pipeline.errors import BadInput
@@ -43,9 +42,9 @@ OPTIONS: Final = (
 def arguments(argv: Sequence[str], settings: Settings) -> list[str]:
     """Flower's arguments with ours in front. Raises BadInput for an open door off loopback."""
     given = _given(argv)
-    address = given.get("address", settings.flower_address)
+    address = given.get("address", settings.stack.flower_address)
     # OAuth keys (--oauth2_key) without the rule who may enter (--auth) open the door to everybody.
-    check(address, given.get("basic_auth", settings.flower_auth), guarded=bool(given.get("auth")))
+    check(address, given.get("basic_auth", settings.stack.flower_auth), guarded=bool(given.get("auth")))
     return ["flower", f"--address={address}", *OPTIONS, *(a for a in argv if _name(a) != "address")]
 
 
@@ -66,13 +65,13 @@ def check(address: str, auth: str | None, *, guarded: bool = False) -> None:
 
 def listen(settings: Settings) -> socket.socket:
     """A listening socket on the wanted port, or on the next free one. Raises BadInput."""
-    check(settings.flower_address, settings.flower_auth)
-    return door.listen("flower", settings.flower_address, settings.flower_port)
+    check(settings.stack.flower_address, settings.stack.flower_auth)
+    return door.listen("flower", settings.stack.flower_address, settings.stack.flower_port)
 
 
 def main(argv: Sequence[str]) -> int:
     settings = Settings.load()
-    set_up(settings.log_level)
+    set_up(settings.stack.log_level)
     given = _given(argv)
     rest = [a for a in argv if _name(a) != "fd"]
     opened = None
@@ -81,12 +80,14 @@ def main(argv: Sequence[str]) -> int:
         if "fd" in given:
             opened = socket.socket(fileno=int(given["fd"]))
         elif not given.keys() & {"port", "unix_socket"}:
-            opened = listen(replace(settings, flower_address=given.get("address", settings.flower_address)))
+            opened = listen(
+                settings.replace(flower_address=given.get("address", settings.stack.flower_address))
+            )
     except BadInput as exc:
         sys.stderr.write(f"logweir: {exc}\n")
         return 2
-    if settings.supervisor_pid:
-        tether(settings.supervisor_pid, grace_s=0.0)  # there is nothing to save
+    if settings.internal.supervisor_pid:
+        tether(settings.internal.supervisor_pid, grace_s=0.0)  # there is nothing to save
     _prepare(settings, opened)
     make_app(settings).start(args)
     return 0
@@ -99,8 +100,8 @@ def _prepare(settings: Settings, opened: socket.socket | None) -> None:
     from tornado.httpserver import HTTPServer
 
     options.format_task = plain
-    if settings.flower_auth is not None:
-        options.basic_auth = settings.flower_auth.split(",")
+    if settings.stack.flower_auth is not None:
+        options.basic_auth = settings.stack.flower_auth.split(",")
     if opened is None:
         return
     opened.setblocking(False)

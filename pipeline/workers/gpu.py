@@ -11,7 +11,7 @@ from pipeline.settings import Settings, limit_polars
 def main(argv: list[str]) -> int:
     name, *device = argv
     settings = Settings.load()
-    limit_polars(settings.polars_threads)
+    limit_polars()
     from pipeline.workers.bootstrap import serve
 
     return serve("infer-gpu", settings, name=name, device=device[0] if device else None)

@@ -36,13 +36,13 @@ class Heartbeat(threading.Thread):
         self.presence = Presence(connect(settings), settings)
         self.role = role_name
         self.queues = queues
-        self.worker = called(settings, name, embedded=bool(settings.supervisor_pid))
+        self.worker = called(settings, name, embedded=bool(settings.internal.supervisor_pid))
         self.progress = progress
         self.looker: Looker | None = None
         if progress is not None:
-            keys = list(map(Keys(settings.key_prefix).kombu, queues))
+            keys = list(map(Keys(settings.redis.key_prefix).kombu, queues))
             # A client of its own: neither waits behind the other.
-            liveness = Liveness(connect(settings), progress, keys, stall_s=settings.stall_s)
+            liveness = Liveness(connect(settings), progress, keys, stall_s=settings.internal.stall_s)
             self.looker = Looker(liveness) if ends else Looker(liveness, end=lambda: None)
         self.stopping = threading.Event()
 

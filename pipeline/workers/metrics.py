@@ -122,14 +122,14 @@ def application(client: "redis.Redis", settings: Settings) -> "WSGIApplication":
 
 def main(argv: list[str]) -> int:
     settings = Settings.load()
-    set_up(settings.log_level)
+    set_up(settings.stack.log_level)
     fds = [int(a.removeprefix("--fd=")) for a in argv if a.startswith("--fd=")]
     names = [a for a in argv if not a.startswith("--")]
     try:
         opened = (
             socket.socket(fileno=fds[0])
             if fds
-            else door.listen(ROLE, settings.metrics_address, settings.metrics_port)
+            else door.listen(ROLE, settings.stack.metrics_address, settings.stack.metrics_port)
         )
         server: BaseServer = Server(opened, application(connect(settings, timeout_s=REDIS_S), settings))
     except BadInput as exc:

@@ -1,6 +1,6 @@
 """Makes a process serve a new model version before its next batch needs it, and says so.
 
-A thread per worker process. It compares the live pointers every `reload_poll_ms`, less often while the process has nothing
+A thread per worker process. It compares the live pointers every `POLL_S`, less often while the process has nothing
 to do, or at once when the broadcast hint arrives; reads the new version beside the work that goes on under the old one; then the next batch begins under the new
 one, and `logweir status` shows it. Missing a hint costs one poll.
 """
@@ -24,6 +24,7 @@ from pipeline.tasks.reload import HINT
 
 # Five looks a second in three processes were a third of what an idle stack cost.
 IDLE_AFTER_S: Final = 10.0
+POLL_S: Final = 0.2  # how old the version of a working process may be if the broadcast hint got lost
 IDLE_POLL_S: Final = 1.0
 CONFIRM_S: Final = 15.0  # said again so often: a Redis that came back empty learns it too
 
@@ -37,7 +38,7 @@ class Reloader(threading.Thread):
         self.worker = name
         # Connections of its own: the work's may be in a long call.
         self.client = connect(context.settings)
-        self.keys = Keys(context.settings.key_prefix)
+        self.keys = Keys(context.settings.redis.key_prefix)
         self.presence = Presence(self.client, context.settings)
         self.registry = Registry(self.client, context.settings)
         self.said: dict[str, str] = {}
@@ -63,8 +64,7 @@ class Reloader(threading.Thread):
     def poll_s(self) -> float:
         """Until the next look. A process that works compares often, should the hint not reach it; one that does not answers
         nothing under the old version, and its next batch compares by itself."""
-        poll_s = self.context.settings.reload_poll_ms / 1000
-        return poll_s if time.monotonic() - self.worked < IDLE_AFTER_S else max(poll_s, IDLE_POLL_S)
+        return POLL_S if time.monotonic() - self.worked < IDLE_AFTER_S else IDLE_POLL_S
 
     def works(self, **_: object) -> None:
         """The process begins a task."""

@@ -78,11 +78,11 @@ def register(app: Celery, context: Context, role: Role) -> None:
             "send_events": module not in (periodic, tick, watch),
         }
         if role.time_limit_s is not None:
-            limit = role.time_limit_s + 3 * context.settings.train_seconds
+            limit = role.time_limit_s + 3 * context.settings.train.seconds
             options |= {"soft_time_limit": limit, "time_limit": limit + 10}
         elif role.pool == "prefork":
             # A step ends itself after `step_s`; this is for one that lets no thread of its process run.
-            options["time_limit"] = context.settings.step_s + 3 * HELD_S
+            options["time_limit"] = context.settings.stack.step_s + 3 * HELD_S
         app.task(_bind(module.run, context), **options)
 
 
@@ -115,9 +115,9 @@ def device_name(device: str, visible: str | None) -> str:
 def placed(text: str, settings: Settings) -> tuple[str, int]:
     """The role and the drain shard that a command line names: `store`, `drain`, `drain.2`. Raises BadSetting."""
     shard = shard_named(text, "drain")
-    if shard is not None and shard >= settings.drain_shards:
+    if shard is not None and shard >= settings.drain.shards:
         raise BadSetting(
-            f"{text!r} is no drain shard here, where drain_shards = {settings.drain_shards}; raise it in all processes alike"
+            f"{text!r} is no drain shard here, where drain_shards = {settings.drain.shards}; raise it in all processes alike"
         )
     role = text if shard is None else "drain"
     if role not in ROLES:

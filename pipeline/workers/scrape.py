@@ -96,7 +96,7 @@ class Scrape:
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
         self.settings = settings
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.pool = PoolLedger(client, settings)
         self._one = threading.Lock()
         self._read_at = float("-inf")
@@ -134,11 +134,11 @@ class Scrape:
     def _local(self, values: Values) -> None:
         """What is known without Redis."""
         settings = self.settings
-        _set(values, LIMIT_BATCHES, settings.max_pending_batches)
-        _set(values, LIMIT_BYTES, settings.max_pending_mib * 2**20)
-        _set(values, DEAD_LIMIT, settings.max_dead_mib * 2**20)
-        _set(values, MODEL_MAX, settings.retrain_age_s)
-        for place, path in (("data", settings.data_dir), ("results", settings.results)):
+        _set(values, LIMIT_BATCHES, settings.internal.max_pending_batches)
+        _set(values, LIMIT_BYTES, settings.intake.max_pending_mib * 2**20)
+        _set(values, DEAD_LIMIT, settings.intake.max_dead_mib * 2**20)
+        _set(values, MODEL_MAX, settings.train.retrain_age_s)
+        for place, path in (("data", settings.data.dir), ("results", settings.data.results)):
             with suppress(OSError):
                 usage = shutil.disk_usage(_existing(path))
                 _set(values, DISK_FREE, usage.free, place)
@@ -182,7 +182,7 @@ class Scrape:
         ask("warming", "ZCARD", k.warming)
         ask("closed", "EXISTS", k.closed)
         ask("trouble", "GET", k.trouble)
-        for shard in range(self.settings.drain_shards):
+        for shard in range(self.settings.drain.shards):
             ask(f"leader:{shard}", "HMGET", k.lease(of_shard(DRAIN, shard)), "holder", "deadline")
         ask("model", "HMGET", k.model(), "version", "published_ms")
         ask("models", "SCARD", k.model_names)
@@ -194,7 +194,7 @@ class Scrape:
         ask("open_sessions", "HLEN", k.watching("sessions"))
         ask("nodes", "HLEN", k.gpu("nodes"))
         ask("unacked", "HLEN", k.kombu("unacked"))
-        for queue in all_queues(self.settings.drain_shards):
+        for queue in all_queues(self.settings.drain.shards):
             ask(f"queue:{queue}", "LLEN", k.kombu(queue))
         for role in ROLES:
             ask(f"metrics:{role}", "HGETALL", k.metrics(role))

@@ -22,7 +22,7 @@ from pipeline.producer import Producer
 from pipeline.records.batch import Batch
 from pipeline.redis.leases import SOURCE, HeldLease, Leases, Refused
 from pipeline.settings import Settings
-from pipeline.sources.opensearch import Poller, deliver
+from pipeline.sources.opensearch import POLL_S, Poller, deliver
 from pipeline.workers import bootstrap
 from pipeline.workers.liveness import Progress
 
@@ -33,11 +33,14 @@ RETRY_S: Final = 2.0  # after a failure; a complaint is forgotten after 15 s, so
 class SourceWorker:
     """The loop of the process. `run` returns after `stop` was set."""
 
-    def __init__(self, settings: Settings, *, holder: str, producer: Producer | None = None) -> None:
-        if settings.opensearch_source is None:
+    def __init__(
+        self, settings: Settings, *, holder: str, producer: Producer | None = None, poll_s: float = POLL_S
+    ) -> None:
+        if settings.opensearch.source is None:
             raise BadSetting("no index is named to read from; set opensearch_source, such as app-logs-*")
         self.settings = settings
         self.holder = holder
+        self.poll_s = poll_s
         self.producer = producer or Producer.connect(settings)
         client = self.producer.ledger.client
         self.leases = Leases(client, settings)
@@ -45,7 +48,7 @@ class SourceWorker:
         self.stop = threading.Event()
         self.progress = Progress()
         self.poller = Poller(connect(settings, reading=True), settings, pulse=self.progress.pulse)
-        self.log = logger(role=ROLE, source=settings.opensearch_source)
+        self.log = logger(role=ROLE, source=settings.opensearch.source)
         self._trouble = ("", "")
 
     def run(self) -> None:
@@ -73,7 +76,7 @@ class SourceWorker:
 
         while go_on():
             if self._poll(go_on):
-                self._wait(self.settings.opensearch_poll_s, held)
+                self._wait(self.poll_s, held)
 
     def _wait(self, seconds: float, held: HeldLease) -> None:
         """Until the next poll; a lost lease ends it, so that another poller is not kept waiting for our release."""
@@ -129,7 +132,7 @@ class SourceWorker:
 def main(argv: list[str]) -> int:
     (name,) = argv
     settings = Settings.load()
-    set_up(settings.log_level)
+    set_up(settings.stack.log_level)
     worker = SourceWorker(settings, holder=f"{name}@{socket.gethostname()}:{os.getpid()}")
     bootstrap.tend(settings, worker.run, worker.stop, role_name=ROLE, name=name, progress=worker.progress)
     return 0

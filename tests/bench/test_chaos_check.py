@@ -52,7 +52,7 @@ class World:
     written: int = 0
 
     def __post_init__(self) -> None:
-        self.ledger, self.sink = Ledger(self.client, self.settings), ParquetSink(self.settings.results)
+        self.ledger, self.sink = Ledger(self.client, self.settings), ParquetSink(self.settings.data.results)
         self.keys = self.ledger.keys
         self.probe = Probe(self.history, self.settings, list)
 
@@ -176,7 +176,7 @@ def world(settings: Settings, client: "redis.Redis", tmp_path: Path) -> Iterator
         w.sample()
         yield w
         w.probe.look.close()
-        for key in client.scan_iter(match=f"*{settings.key_prefix}*"):
+        for key in client.scan_iter(match=f"*{settings.redis.key_prefix}*"):
             client.delete(key)
 
 
@@ -451,11 +451,11 @@ def move_the_pointer_silently(w: World) -> None:
 
 
 def damage_the_live_model(w: World) -> None:
-    (w.settings.models / ONE / "model.safetensors").write_bytes(b"changed")
+    (w.settings.data.models / ONE / "model.safetensors").write_bytes(b"changed")
 
 
 def remove_the_live_model(w: World) -> None:
-    path = w.settings.models / ONE
+    path = w.settings.data.models / ONE
     path.rename(path.with_name("away"))
     w.sample()
     path.with_name("away").rename(path)
@@ -469,21 +469,21 @@ def note_sample(w: World, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def take_too_many(w: World) -> None:
-    note_sample(w, lambda s: s["due"].update(roots=w.settings.max_pending_batches + 1))
+    note_sample(w, lambda s: s["due"].update(roots=w.settings.internal.max_pending_batches + 1))
 
 
 def take_too_much(w: World) -> None:
-    much = w.settings.max_pending_mib * 2**20 + 1
+    much = w.settings.intake.max_pending_mib * 2**20 + 1
     note_sample(w, lambda s: s["due"].update(roots=2, root_bytes=much))
 
 
 def split_without_bound(w: World) -> None:
-    much = w.settings.max_pending_mib * 2**20 + 10_000
+    much = w.settings.intake.max_pending_mib * 2**20 + 10_000
     note_sample(w, lambda s: s["due"].update(roots=2, halves=2, bytes=much))
 
 
 def keep_too_much_dead(w: World) -> None:
-    much = (w.settings.max_dead_mib + w.settings.max_pending_mib) * 2**20 + 1
+    much = (w.settings.intake.max_dead_mib + w.settings.intake.max_pending_mib) * 2**20 + 1
     note_sample(w, lambda s: s["dead"].update(bytes=much))
 
 
@@ -548,13 +548,13 @@ def nobody_watches(w: World) -> None:
 
 def send_a_pickle(w: World) -> None:
     message = {"body": "gAR9lC4=", "content-type": "application/x-python-serialize", "headers": {}}
-    w.client.lpush(f"{w.settings.key_prefix}:ingest", json.dumps(message))
+    w.client.lpush(f"{w.settings.redis.key_prefix}:ingest", json.dumps(message))
     w.sample()
 
 
 def leave_garbage_in_a_queue(w: World) -> None:
     w.history.note("fault", n=2, kind="garbage", target="")
-    w.client.lpush(f"{w.settings.key_prefix}:store", b"\0 no message")
+    w.client.lpush(f"{w.settings.redis.key_prefix}:store", b"\0 no message")
     w.sample()
 
 
@@ -566,13 +566,13 @@ def send_a_pickle_long_after_garbage(w: World) -> None:
 
 def send_jsonpickle(w: World) -> None:
     message = {"body": '{"py/object": "os.system"}', "content-type": "application/json", "headers": {}}
-    w.client.lpush(f"{w.settings.key_prefix}:drain", json.dumps(message))
+    w.client.lpush(f"{w.settings.redis.key_prefix}:drain", json.dumps(message))
     w.sample()
 
 
 def keep_a_pickle_in_a_file(w: World) -> None:
-    w.settings.data_dir.mkdir(exist_ok=True)
-    (w.settings.data_dir / "schedule").write_bytes(pickle.dumps({"a": 1}))
+    w.settings.data.dir.mkdir(exist_ok=True)
+    (w.settings.data.dir / "schedule").write_bytes(pickle.dumps({"a": 1}))
 
 
 def keep_a_pickle_in_redis(w: World) -> None:

@@ -104,7 +104,7 @@ def store(settings: Settings, **changes: Any) -> Path:
         "record_id": "r", "source": "app.log", "line": 1, "lines": 1, "timestamp": NOW, "workload": "shop",
         "message": "hello", "raw": "hello",
     }  # fmt: skip
-    path = settings.results / "date=2026-11-20" / "workload=w" / "a.parquet"
+    path = settings.data.results / "date=2026-11-20" / "workload=w" / "a.parquet"
     path.parent.mkdir(parents=True)
     pl.DataFrame([row | changes], schema=RESULT_SCHEMA).write_parquet(path)
     return path
@@ -133,7 +133,7 @@ def test_a_damaged_result_file_is_named_in_one_sentence(verb: Verb, settings: Se
 
 
 def test_a_model_version_that_cannot_be_read_is_listed_as_nobodys_own(verb: Verb, settings: Settings) -> None:
-    folder = settings.models / "m000001-00000000"
+    folder = settings.data.models / "m000001-00000000"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{")
     said = verb("models", "list")

@@ -366,7 +366,7 @@ def test_sizes_and_times_are_said_as_people_say_them() -> None:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return replace(settings, gpu_tenants=("logweir", "research=2:40GiB"))
+    return settings.replace(gpu_tenants=("logweir", "research=2:40GiB"))
 
 
 @pytest.fixture
@@ -605,7 +605,7 @@ def test_without_a_stack_the_verbs_say_how_to_start_one(verb: Verb, monkeypatch:
 def test_the_example_holds_a_lease_while_it_works(pool: Pool, settings: Settings) -> None:
     program = Path(__file__).resolve().parents[2] / "examples" / "gpu_lease.py"
     with subprocess.Popen(
-        [sys.executable, program, settings.data_dir],
+        [sys.executable, program, settings.data.dir],
         env={**os.environ, **settings.to_environ()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

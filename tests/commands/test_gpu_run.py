@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -222,7 +222,7 @@ def test_a_leash_that_is_dropped_before_it_began_leaves_nothing() -> None:
 @pytest.fixture
 def settings(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(flock, "HOST_DIRECTORY", tmp_path / "locks")
-    return replace(settings, lease_ttl_ms=4_000)
+    return settings.replace(lease_ttl_ms=4_000)
 
 
 UUID = f"GPU-{uuid.uuid4()}"
@@ -326,7 +326,7 @@ def test_while_redis_hangs_the_program_is_ended_before_the_lease_is_anybody_else
         os.kill(server, signal.SIGSTOP)
         try:
             # A command to that Redis takes 30 s to give up.
-            assert wait_until(family.was_asked, timeout_s=settings.lease_ttl_ms / 1000 + 5)
+            assert wait_until(family.was_asked, timeout_s=settings.internal.lease_ttl_ms / 1000 + 5)
         finally:
             os.kill(server, signal.SIGCONT)
 
@@ -347,7 +347,7 @@ def test_a_deaf_program_does_not_outlive_its_lost_lease_by_its_grace(
         assert wait_until(lambda: up.exists() and up.read_text().endswith("\n"), timeout_s=30)
         os.kill(server, signal.SIGSTOP)
         try:
-            assert wait_until(gone, timeout_s=settings.lease_ttl_ms / 1000 + 5)
+            assert wait_until(gone, timeout_s=settings.internal.lease_ttl_ms / 1000 + 5)
         finally:
             os.kill(server, signal.SIGCONT)
 

@@ -127,7 +127,7 @@ def test_the_roles_that_answer_are_those_that_load_a_version() -> None:
 def test_a_redis_that_is_away_is_one_sentence_and_not_well(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
 ) -> None:
-    away = replace(settings, redis_url="unix:///nowhere/redis.sock?db=0")
+    away = settings.replace(redis_url="unix:///nowhere/redis.sock?db=0")
     with command_line(away, monkeypatch, capsys) as verb:
         done = verb("health", "store")
     assert done.code == 1 and done.err.startswith("logweir: Redis at") and done.err.count("\n") == 1
@@ -144,9 +144,9 @@ def test_a_heartbeat_tells_how_far_a_worker_has_come(presence: Presence) -> None
 
 
 def test_embedded_workers_on_a_redis_of_others_have_names_of_their_own(settings: Settings) -> None:
-    host, there = socket.gethostname(), replace(settings, data_dir=settings.data_dir / "b")
+    host, there = socket.gethostname(), settings.replace(data_dir=settings.data.dir / "b")
     assert called(settings, "store", embedded=False) == f"store@{host}"
     names = {called(s, "store", embedded=True) for s in (settings, there)}
     assert len(names) == 2 and all(name.startswith(f"store@{host}-") for name in names)
-    private = replace(settings, redis_url=private_url(settings.data_dir))
+    private = settings.replace(redis_url=private_url(settings.data.dir))
     assert called(private, "store", embedded=True) == "store"

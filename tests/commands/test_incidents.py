@@ -59,7 +59,7 @@ def put(client: "redis.Redis", settings: Settings, *portions: Sequence[Event]) -
         for minutes in (50, 57):
             state.add(events)
             state.close(now() - timedelta(hours=len(portions) - number, minutes=60 - minutes))
-    client.set(Keys(settings.key_prefix).watching("incidents"), state.pack())
+    client.set(Keys(settings.redis.key_prefix).watching("incidents"), state.pack())
     return [i.id for i in state.all()]
 
 
@@ -150,7 +150,7 @@ def test_what_is_not_there_is_one_sentence(verb: Verb, client: "redis.Redis", se
 def test_a_state_that_cannot_be_read_is_said_and_not_shown(
     verb: Verb, client: "redis.Redis", settings: Settings
 ) -> None:
-    client.set(Keys(settings.key_prefix).watching("incidents"), b"no state")
+    client.set(Keys(settings.redis.key_prefix).watching("incidents"), b"no state")
     said = verb()
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
     assert "not readable" in said.err

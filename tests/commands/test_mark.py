@@ -44,7 +44,7 @@ def store(settings: Settings, *messages: str, template: int = 3, workload: str =
         | {"message": message, "raw": message, "pattern_id": masked["pattern_id"][n], "template_id": template}
         for n, message in enumerate(messages)
     ]  # fmt: skip
-    folder = settings.results / "date=2026-11-20" / f"workload={workload}"
+    folder = settings.data.results / "date=2026-11-20" / f"workload={workload}"
     folder.mkdir(parents=True, exist_ok=True)
     pl.DataFrame(rows, schema=RESULT_SCHEMA).write_parquet(folder / f"{len(list(folder.iterdir()))}.parquet")
 
@@ -52,7 +52,7 @@ def store(settings: Settings, *messages: str, template: int = 3, workload: str =
 def known(client: "redis.Redis", settings: Settings, number: int, text: str) -> None:
     """A template as the learner has stored it."""
     template = Template(template_id=number, text=text, severe=False, workload="shop")
-    client.hset(Keys(settings.key_prefix).templates, str(number), pack_template(template))
+    client.hset(Keys(settings.redis.key_prefix).templates, str(number), pack_template(template))
 
 
 def one(said: Said) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_an_id_that_cannot_be_looked_up_is_marked_with_a_remark(
     logweir: Verb, settings: Settings, marks: Marks
 ) -> None:
     store(settings, LINE)
-    (file,) = settings.results.rglob("*.parquet")
+    (file,) = settings.data.results.rglob("*.parquet")
     file.write_bytes(b"PAR1 is how it begins")
     said = logweir("mark", "12345", "normal")
     assert said.code == 0 and "cannot be read now" in said.err

@@ -44,7 +44,7 @@ def test_what_was_discarded_or_skipped_shows_where_there_is_some(
         _workloads(Console(width=200, file=text), gather(settings), settings)
         return text.getvalue()
 
-    keys = Keys(settings.key_prefix)
+    keys = Keys(settings.redis.key_prefix)
     client.sadd(keys.workloads, "w")
     client.hset(keys.totals("w"), mapping={"accepted": 9, "stored": 4})
     assert "discarded" not in table() and "skipped" not in table()

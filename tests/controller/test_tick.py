@@ -29,7 +29,7 @@ from pipeline.tasks.context import Context
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return replace(settings, retrain_min_lines=20, retrain_lines=100, retrain_backoff_s=600.0)
+    return settings.replace(retrain_min_lines=20, retrain_lines=100, retrain_backoff_s=600.0)
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_a_version_that_was_rolled_back_is_noticed_once_and_not_replaced_at_once
 
 
 def test_models_of_their_own_are_decided_apart(client: "redis.Redis", settings: Settings) -> None:
-    controller = Controller(client, replace(settings, own_models=("prod/own",)))
+    controller = Controller(client, settings.replace(own_models=("prod/own",)))
     controller.watchlist.add("prod")
     for name in ("prod/a", "prod/own/x", "prod/own/y"):
         store(controller.ledger, name, 30)
@@ -290,8 +290,11 @@ def test_models_of_their_own_are_decided_apart(client: "redis.Redis", settings: 
     assert controller.tick() == []
 
 
-def test_drift_is_told_from_what_commits_measured(client: "redis.Redis", settings: Settings) -> None:
-    controller = Controller(client, replace(settings, drift_lines=1_000, retrain_lines=10**9))
+def test_drift_is_told_from_what_commits_measured(
+    client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.controller.tick.WINDOW_LINES", 1_000)
+    controller = Controller(client, settings.replace(retrain_lines=10**9))
     controller.watchlist.add("prod")
     store(controller.ledger, "prod/a", 30)
     controller.tick()
@@ -407,7 +410,7 @@ def test_decisions_are_written_down_with_their_inputs_once_each_and_only_so_many
 def test_decisions_of_models_that_nothing_watched_belongs_to_are_forgotten(
     client: "redis.Redis", settings: Settings
 ) -> None:
-    controller = Controller(client, replace(settings, own_models=("prod/own",)))
+    controller = Controller(client, settings.replace(own_models=("prod/own",)))
     controller.watchlist.add("prod/own/x")
     store(controller.ledger, "prod/own/x", 30)
     controller.tick()

@@ -41,7 +41,7 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 @pytest.fixture
 def trainings(client: "redis.Redis", settings: Settings) -> Trainings:
-    return Trainings(client, replace(settings, retrain_backoff_s=10.0))
+    return Trainings(client, settings.replace(retrain_backoff_s=10.0))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_equal_requests_are_one_while_the_first_waits_whoever_asks(trainings: Tr
 
 
 def test_requests_of_a_moving_span_are_merged_when_they_follow_each_other(settings: Settings) -> None:
-    daily = replace(settings, train_span_s=86_400.0)
+    daily = settings.replace(train_span_s=86_400.0)
     queries = [query_of(daily, NOW + timedelta(seconds=s)) for s in range(0, 3_600, 60)]
     assert len({q.key for q in queries}) <= 6, "an hour holds five hundredths of a day"
     for q, s in zip(queries, range(0, 3_600, 60), strict=True):
@@ -126,7 +126,7 @@ def test_requests_of_a_moving_span_are_merged_when_they_follow_each_other(settin
         reach = (NOW + timedelta(seconds=s) - q.since).total_seconds()
         assert 86_400 <= reach <= 86_400 * 1.01
     assert query_of(settings, NOW).since is None
-    brief = query_of(replace(settings, train_span_s=1.0), NOW + timedelta(microseconds=7)).since
+    brief = query_of(settings.replace(train_span_s=1.0), NOW + timedelta(microseconds=7)).since
     assert brief == NOW - timedelta(seconds=1)
 
 
@@ -562,7 +562,7 @@ class Trainers(RuleBasedStateMachine):
         super().__init__()
         self.client = redis.Redis.from_url(self.url)
         Ids.given = 0
-        settings = replace(Settings(), key_prefix=f"t{uuid.uuid4().hex[:12]}", retrain_backoff_s=900.0)
+        settings = Settings(key_prefix=f"t{uuid.uuid4().hex[:12]}", retrain_backoff_s=900.0)
         self.trainings, self.leases = Trainings(self.client, settings), Leases(self.client, settings)
         self.held: dict[int, Lease] = {}  # what each trainer believes
         self.works: dict[int, tuple[Status, TrainingRequest]] = {}

@@ -2,7 +2,6 @@
 
 import fnmatch
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -24,6 +23,7 @@ from pipeline.controller.watchlist import (
 )
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.ledger.batches import Accepted
+from pipeline.ledger.ledger import KEEP_DONE_S
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
 from pipeline.records.batch import MAX_NAME, Batch, Purpose
@@ -127,7 +127,7 @@ def test_what_was_looked_at_lately_is_not_asked_for_again(
     watchlist: Watchlist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert watchlist.lately() == Watched()
-    Watchlist(watchlist.client, replace(Settings(), key_prefix=watchlist.keys.prefix)).add("a")
+    Watchlist(watchlist.client, Settings(key_prefix=watchlist.keys.prefix)).add("a")
     assert watchlist.lately() == Watched()
     monkeypatch.setattr(module, "FRESH_S", -1.0)
     assert watchlist.lately().patterns == ("a",)
@@ -169,7 +169,7 @@ def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
 
 @pytest.fixture
 def context(settings: Settings) -> Iterator[Context]:
-    own = replace(settings, unwatched="skip")
+    own = settings.replace(unwatched="skip")
     app = make_app(own)
     yield Context(app, own)
     app.close()
@@ -180,7 +180,7 @@ def producer(context: Context) -> Producer:
 
 
 def waiting(context: Context) -> int:
-    return int(context.client.llen(f"{context.settings.key_prefix}:ingest"))
+    return int(context.client.llen(f"{context.settings.redis.key_prefix}:ingest"))
 
 
 def test_lines_of_unwatched_workloads_are_counted_once_and_nothing_else(context: Context) -> None:
@@ -195,7 +195,7 @@ def test_lines_of_unwatched_workloads_are_counted_once_and_nothing_else(context:
     assert context.ledger.counts() == {}
     assert (waiting(context), context.ledger.pending(), context.ledger.overdue()) == (0, (0, 0), [])
     assert not context.client.exists(context.ledger.keys.payload("1"))
-    assert 0 < int(context.client.ttl(context.ledger.keys.batch("1"))) <= context.settings.keep_done_s
+    assert 0 < int(context.client.ttl(context.ledger.keys.batch("1"))) <= KEEP_DONE_S
     with pytest.raises(BadInput, match="other content"):
         sender.send(["z"], workload="dev/x", batch_id="1")
     assert unwatched(context.watchlist.look(), context.ledger.totals()) == ["dev/x"]
@@ -226,14 +226,14 @@ def test_a_source_goes_on_reading_past_what_is_skipped(context: Context) -> None
 
 def test_skipping_goes_on_while_the_ledger_is_full(context: Context) -> None:
     context.watchlist.add("prod")
-    full = replace(context.settings, max_pending_batches=1)
+    full = context.settings.replace(max_pending_batches=1)
     sender = Producer(Context(context.app, full).ledger, context.submit, full)
     sender.send(["a"], workload="prod/x", batch_id="1")
     assert sender.send(["b"], workload="dev/x", batch_id="2") == Accepted(batch_id="2", skipped=True)
 
 
 def test_without_the_setting_everything_is_scored(context: Context) -> None:
-    scoring = replace(context.settings, unwatched="score")
+    scoring = context.settings.replace(unwatched="score")
     assert Producer(context.ledger, context.submit, scoring).send(
         ["a"], workload="dev/x", batch_id="1"
     ) == Accepted(batch_id="1")

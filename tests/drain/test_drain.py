@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -89,9 +88,9 @@ def test_a_door_that_somebody_closed_stays_closed_when_a_drain_is_broken_off(
 def test_stop_without_a_stack_says_so(logweir: Verb, settings: Settings) -> None:
     done = logweir("stop")
     assert done.code == 2 and "no logweir stack runs on" in done.err
-    settings.data_dir.mkdir(parents=True)
-    state = {"pid": 1, "redis_url": settings.redis_url, "key_prefix": settings.key_prefix}
-    (settings.data_dir / "stack.json").write_text(json.dumps(state))
+    settings.data.dir.mkdir(parents=True)
+    state = {"pid": 1, "redis_url": settings.redis.url, "key_prefix": settings.redis.key_prefix}
+    (settings.data.dir / "stack.json").write_text(json.dumps(state))
     done = logweir("stop", "--now")
     assert done.code == 2 and "no logweir stack runs on" in done.err, "process 1 is a stranger"
 
@@ -116,7 +115,7 @@ time.sleep(120)
 
 @contextmanager
 def stack(settings: Settings, how: str) -> Iterator["subprocess.Popen[str]"]:
-    words = [str(settings.data_dir), how, settings.redis_url or "", settings.key_prefix]
+    words = [str(settings.data.dir), how, settings.redis.url or "", settings.redis.key_prefix]
     process = subprocess.Popen([sys.executable, "-c", DEAF, *words], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -145,8 +144,8 @@ def test_a_stack_that_does_not_end_takes_lines_in_again(
 ) -> None:
     monkeypatch.setattr(drain, "END_S", 0.5)
     # The session's server is the private one of this directory.
-    folder = Path(unquote(urlsplit(settings.redis_url or "").path)).parents[1]
-    own = replace(settings, data_dir=folder)
+    folder = Path(unquote(urlsplit(settings.redis.url or "").path)).parents[1]
+    own = settings.replace(data_dir=folder)
     with command_line(own, monkeypatch, capsys, columns=400) as logweir, stack(own, "deaf"):
         stop = logweir("stop")
     (folder / "stack.json").unlink()

@@ -2,7 +2,6 @@
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,12 @@ def test_a_wait_ends_soon_when_the_stack_has_ended(
 ) -> None:
     monkeypatch.setattr(drain, "GONE_S", 0.1)
     send(settings)
-    lock(settings.data_dir).close()
+    lock(settings.data.dir).close()
     mine = drain.Drain.of(settings)
     with pytest.raises(NotDrained, match="the stack has ended meanwhile; nothing is lost"):
         mine.wait(None, gone=drain._gone(settings, os.getpid()))
-    with lock(settings.data_dir):
-        assert holder(settings.data_dir) == os.getpid()
+    with lock(settings.data.dir):
+        assert holder(settings.data.dir) == os.getpid()
         with pytest.raises(NotDrained, match=r"within 0\.3 s"):
             mine.wait(0.3, gone=drain._gone(settings, os.getpid()))
 
@@ -41,7 +40,7 @@ def test_a_redis_of_others_may_be_away_for_so_long(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "AWAY_S", 0.2)
-    away = drain.Drain.of(replace(settings, redis_url=f"unix://{tmp_path}/none.sock"))
+    away = drain.Drain.of(settings.replace(redis_url=f"unix://{tmp_path}/none.sock"))
     with pytest.raises(NotDrained, match="Redis has not answered for"):
         away.wait(None, gone=None)
 
@@ -50,9 +49,9 @@ def test_a_process_that_took_the_number_of_the_stack_is_left_alone(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("it was signalled"))
-    lock(settings.data_dir).close()
+    lock(settings.data.dir).close()
     drain._end(settings, 4711)
-    with lock(settings.data_dir):
+    with lock(settings.data.dir):
         drain._end(settings, 4711)
 
 

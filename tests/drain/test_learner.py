@@ -1,7 +1,6 @@
 """The single writer of the template tree: fenced, and never wiser than Redis."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ def hash_of(text: str) -> int:
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """With a tree whose answers can be foretold, whatever the defaults are."""
-    return replace(settings, drain_similarity=0.5, drain_depth=4)
+    return settings.replace(drain_similarity=0.5)
 
 
 def expire(process: Process) -> None:
@@ -139,9 +138,10 @@ def test_what_was_not_written_is_not_known_either(
 
 
 def test_past_its_limit_a_workload_is_unclassified_and_others_go_on(
-    client: "redis.Redis", settings: Settings
+    client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = Process(client, replace(settings, templates_per_workload=2), "p")
+    monkeypatch.setattr("pipeline.drain.learner.PER_WORKLOAD", 2)
+    process = Process(client, settings, "p")
     assert process.learn("alpha", "beta", "gamma") == [1, 2, UNCLASSIFIED]
     assert process.learn("gamma", workload="bank") == [3]
     assert len(stored(process)) == 3
@@ -160,7 +160,7 @@ def test_a_stored_template_comes_back_unchanged() -> None:
 def test_a_template_that_cannot_be_read_is_named(
     client: "redis.Redis", settings: Settings, blob: bytes
 ) -> None:
-    keys = Keys(settings.key_prefix)
+    keys = Keys(settings.redis.key_prefix)
     client.hset(keys.templates, "7", blob)
     newer = b"\x63" in blob  # wire version 99: its own build reads it, whatever its form is by then
     with pytest.raises(TooNew if newer else BadPayload, match="template 7"):

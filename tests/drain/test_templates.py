@@ -12,7 +12,7 @@ from drain3.drain import Drain, LogCluster, Node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.drain.templates import Change, Template, Templates
+from pipeline.drain.templates import DEPTH, Change, Template, Templates
 from pipeline.drain.tree import WILDCARD, Tree
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.settings import Settings
@@ -23,7 +23,7 @@ learnt = st.lists(st.tuples(line, st.booleans(), st.sampled_from(["shop", "bank"
 
 
 # (similarity, depth): one whose answers can be foretold, and what is shipped
-SHAPES = [(0.5, 5), (Settings().drain_similarity, Settings().drain_depth)]
+SHAPES = [(0.5, 5), (Settings().drain.similarity, DEPTH)]
 
 
 def tree(per_workload: int = 1000, shape: tuple[float, int] = SHAPES[0]) -> Templates:

@@ -1,7 +1,5 @@
 """The shared verdict cache on a real Redis: keyed by version, bounded, and never in the way."""
 
-from dataclasses import replace
-
 import pytest
 import redis
 
@@ -28,7 +26,7 @@ def cache(client: "redis.Redis", settings: Settings) -> Verdicts:
 
 def fresh(cache: Verdicts) -> Verdicts:
     """Another process: the same Redis, nothing near."""
-    return Verdicts(cache.client, replace(Settings(), key_prefix=cache.keys.prefix))
+    return Verdicts(cache.client, Settings(key_prefix=cache.keys.prefix))
 
 
 def size(cache: Verdicts, version: str = "m1") -> int:

@@ -24,13 +24,13 @@ MARK = "E2E_MARK"
 # Short times for what heals by expiry, so that tests wait seconds; training is as short as it may be useful.
 QUICK = {
     "LOGWEIR_TRAIN_SECONDS": "3",
-    "LOGWEIR_CLAIM_TTL_MS": "3000",
-    "LOGWEIR_LEASE_TTL_MS": "4000",
-    "LOGWEIR_OVERDUE_MS": "1000",
-    "LOGWEIR_SWEEP_S": "0.5",
-    "LOGWEIR_WATCH_S": "0.5",
+    "LOGWEIR_INTERNAL_CLAIM_TTL_MS": "3000",
+    "LOGWEIR_INTERNAL_LEASE_TTL_MS": "4000",
+    "LOGWEIR_INTERNAL_OVERDUE_MS": "1000",
+    "LOGWEIR_INTERNAL_SWEEP_S": "0.5",
+    "LOGWEIR_INTERNAL_WATCH_S": "0.5",
     "LOGWEIR_SESSION_TIMEOUT_S": "3",
-    "LOGWEIR_RETRAIN_BACKOFF_S": "0.5",
+    "LOGWEIR_INTERNAL_RETRAIN_BACKOFF_S": "0.5",
     "LOGWEIR_FLOWER": "no",  # test_flower.py starts it
     "LOGWEIR_METRICS": "no",  # test_metrics.py starts it
     "OMP_NUM_THREADS": "2",

@@ -85,7 +85,7 @@ class Lab:
 
     def attach(self) -> None:
         """Connect, once more after the stack was started again."""
-        self.settings = attached(replace(Settings(), data_dir=self.up.data, **self.extra))
+        self.settings = attached(Settings(data_dir=self.up.data, **self.extra))
         self.client = connect(self.settings)
         self.ledger = Ledger(self.client, self.settings)
         self.registry = Registry(self.client, self.settings)
@@ -225,7 +225,7 @@ class Lab:
         batch_id = uuid.uuid4().hex
         self.producer.send(lines, workload=workload, batch_id=batch_id)
         until(lambda: self.ledger.state(batch_id) == "done", what=f"the lines of {workload} are stored")
-        rows = ParquetSink(self.settings.results).read(batch_id, workload)
+        rows = ParquetSink(self.settings.data.results).read(batch_id, workload)
         assert rows is not None and rows.height == len(lines)
         return set(rows["model_version"].to_list())
 

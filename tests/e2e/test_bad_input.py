@@ -259,7 +259,9 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
 def test_a_full_disk_keeps_lines_waiting_and_stores_them_all_once_there_is_space(tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "disk", "1m") as disk,
-        running({"LOGWEIR_RESULTS_DIR": str(disk / "results"), "LOGWEIR_BATCH_RECORDS": "200"}) as up,
+        running(
+            {"LOGWEIR_RESULTS_DIR": str(disk / "results"), "LOGWEIR_INTERNAL_BATCH_RECORDS": "200"}
+        ) as up,
     ):
         filler = disk / "filler"
         with contextlib.suppress(OSError), filler.open("wb") as out:

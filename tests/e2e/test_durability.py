@@ -109,14 +109,16 @@ def test_a_followed_file_is_stored_once_when_redis_loses_its_last_seconds() -> N
 
 
 def test_a_file_is_stored_once_when_everything_dies_while_it_is_sent() -> None:
-    with running({"LOGWEIR_BATCH_RECORDS": "20"}) as up:
+    with running({"LOGWEIR_INTERNAL_BATCH_RECORDS": "20"}) as up:
         path = up.folder / "app.log"
         add(path, 1, 6_000)
         done = up.logweir("send", up.write(["x"], "warm.log"), "--workload", "warm", "--wait")
         assert done.returncode == 0, done.stderr
         sending = subprocess.Popen(
             [sys.executable, "-m", "pipeline.cli", "send", str(path), "--workload", "app"],
-            env=environment(up.mark, {"LOGWEIR_DATA_DIR": str(up.data), "LOGWEIR_BATCH_RECORDS": "20"}),
+            env=environment(
+                up.mark, {"LOGWEIR_DATA_DIR": str(up.data), "LOGWEIR_INTERNAL_BATCH_RECORDS": "20"}
+            ),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

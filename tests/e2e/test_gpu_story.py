@@ -73,9 +73,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     driver = Driver(tmp_path_factory.mktemp("nvml"))
     driver.devices(Gpu(A), Gpu(B), Gpu(C, total=8_192))
     seen = {"LD_LIBRARY_PATH": str(driver.library.parent), "FAKE_NVML": str(driver.control)}
-    with running({**seen, "LOGWEIR_GPU_BEAT_S": "0.2", "LOGWEIR_GPU_NODE_TTL_MS": "15000"}) as up:
+    with running(
+        {**seen, "LOGWEIR_INTERNAL_GPU_BEAT_S": "0.2", "LOGWEIR_INTERNAL_GPU_NODE_TTL_MS": "15000"}
+    ) as up:
         settings = attached(Settings(data_dir=up.data))
-        with redis.Redis.from_url(str(settings.redis_url)) as client:
+        with redis.Redis.from_url(str(settings.redis.url)) as client:
             made = Machine(up, driver, Pool(client, settings))
             until(lambda: len(made.top()["devices"]) == 3, what="the agent has told its GPUs")
             until(lambda: made.top()["quarantine_s"] == 0, what="leases are granted")

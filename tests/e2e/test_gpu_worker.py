@@ -36,7 +36,7 @@ from pipeline.workers.gpu import main
 raise SystemExit(main(["gpu-test", "cpu"]))
 """
 ALONE = Need(mode=LeaseMode.EXCLUSIVE)
-QUICK = {"LOGWEIR_GPU_BEAT_S": "0.2", "LOGWEIR_GPU_NODE_TTL_MS": "4000"}
+QUICK = {"LOGWEIR_INTERNAL_GPU_BEAT_S": "0.2", "LOGWEIR_INTERNAL_GPU_NODE_TTL_MS": "4000"}
 
 
 def seen(driver: Driver) -> dict[str, str]:
@@ -85,7 +85,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             ]
         try:
             assert up.pid(f"gpu-test@{socket.gethostname()}")  # outside the stack, so named with its host
-            with redis.Redis.from_url(str(settings.redis_url)) as client:
+            with redis.Redis.from_url(str(settings.redis.url)) as client:
                 pool = Pool(client, settings)
                 until(lambda: pool.snapshot().devices, what="the agent has told its GPU")
                 until(lambda: not pool.snapshot().quarantine_ms, what="leases are granted")

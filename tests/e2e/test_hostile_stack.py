@@ -43,7 +43,7 @@ def test_a_stack_works_as_the_documented_user_over_tls_and_shows_no_secret(tmp_p
                 "LOGWEIR_FLOWER": "yes",
                 "LOGWEIR_FLOWER_PORT": "5655",
                 "FLOWER_BASIC_AUTH": FLOWER,
-                "LOGWEIR_CLAIM_TTL_MS": "10000",
+                "LOGWEIR_INTERNAL_CLAIM_TTL_MS": "10000",
             }
             client.auth("w", "watcher")
             client.execute_command("ACL", "SETUSER", "default", "off")

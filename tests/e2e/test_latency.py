@@ -18,7 +18,7 @@ from pipeline.settings import Settings
 RATE = 200
 SECONDS = 6
 P99_MOST_S = 3.0
-BATCH_RECORDS = Settings().batch_records
+BATCH_RECORDS = Settings().internal.batch_records
 FLOOD = 6 * BATCH_RECORDS
 
 

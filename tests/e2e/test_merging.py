@@ -6,7 +6,11 @@ import pytest
 
 from e2e.harness import Up, novel, ordinary, running, until
 
-ENV = {"LOGWEIR_INFER_PROCESSES": "2", "LOGWEIR_BATCH_RECORDS": "25", "LOGWEIR_STALL_S": "60"}
+ENV = {
+    "LOGWEIR_INFER_PROCESSES": "2",
+    "LOGWEIR_INTERNAL_BATCH_RECORDS": "25",
+    "LOGWEIR_INTERNAL_STALL_S": "60",
+}
 SCORERS = ("infer-cpu", "infer-cpu-2")
 BATCHES, EACH = 120, 25
 

@@ -80,7 +80,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_n
     logweir: Command, number: signal.Signals, code: int
 ) -> None:
     write(logweir.cwd / "a.log", ordinary(1500))
-    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_BATCH_RECORDS="20")
+    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="20")
     until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
     run.send_signal(number)
     assert run.wait(40) == code
@@ -99,7 +99,9 @@ def test_redis_and_the_trainer_may_be_killed_in_the_middle_of_a_run_and_every_li
 ) -> None:
     write(logweir.cwd / "a.log", [*ordinary(200), *novel(200, "mod")])
     state = logweir.cwd / "o/.logweir"
-    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_BATCH_RECORDS="4", LOGWEIR_TRAIN_SECONDS="5")
+    run = logweir.start(
+        "run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="4", LOGWEIR_TRAIN_SECONDS="5"
+    )
     until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
     for process in marked(logweir.mark):
         if "redis-server" in " ".join(process.cmdline()):
@@ -127,7 +129,7 @@ def _busy(processes: list[psutil.Process]) -> bool:
 
 def test_a_run_that_is_killed_outright_leaves_no_orphan(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(2000))
-    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_BATCH_RECORDS="20")
+    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="20")
     until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
     began = time.monotonic()
     os.kill(run.pid, signal.SIGKILL)

@@ -5,7 +5,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def up() -> Iterator[Start]:
 
 
 def settings_of(stack: Up) -> Settings:
-    return attached(replace(Settings(), data_dir=stack.data))
+    return attached(Settings(data_dir=stack.data))
 
 
 def send(stack: Up, workload: str, lines: list[str], name: str, *, wait: bool = True) -> None:
@@ -74,7 +73,7 @@ def ids(stack: Up) -> dict[tuple[str, int], int]:
 def holder(stack: Up, shard: int) -> int:
     """The process that was the writer of a shard last; 0 when there was none."""
     settings = settings_of(stack)
-    raw: Any = connect(settings).hget(Keys(settings.key_prefix).lease(of_shard(DRAIN, shard)), "holder")
+    raw: Any = connect(settings).hget(Keys(settings.redis.key_prefix).lease(of_shard(DRAIN, shard)), "holder")
     return int(raw.decode().split(":")[1]) if raw else 0  # host:pid:chance (tasks/context.py)
 
 
@@ -147,7 +146,7 @@ def test_the_number_of_shards_may_change_and_no_line_is_lost_and_no_id_changes(u
 
 def test_a_killed_writer_is_replaced_while_the_other_shards_go_on(up: Start) -> None:
     # Long enough that the writer still has its lease when it is killed, so that the other one has to wait for it.
-    stack = up(2, LOGWEIR_DRAIN_PROCESSES="2", LOGWEIR_LEASE_TTL_MS="15000")
+    stack = up(2, LOGWEIR_DRAIN_PROCESSES="2", LOGWEIR_INTERNAL_LEASE_TTL_MS="15000")
     names = {w["name"] for w in stack.status()["workers"]}
     assert {"drain", "drain-2", "drain.1", "drain.1-2"} <= names
     mine = [next(w for w in WORKLOADS if shard_of(w, 2) == shard) for shard in (0, 1)]

@@ -22,7 +22,7 @@ ROLES = ("ingest-1", "infer-cpu", "drain", "store", "train", "beat", "redis")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A stack of its own with a model, small batches, and so work in every stage."""
     site = stopping(tmp_path_factory.mktemp("site"))
-    with running({"LOGWEIR_BATCH_RECORDS": "10"} | site) as up:
+    with running({"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"} | site) as up:
         up.send(varied(200), "base")
         done = up.logweir("train", "--json")
         assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_a_killed_process_is_restarted_and_every_line_is_stored_once(busy: Up, r
     with log.open("wb") as out:
         send = subprocess.Popen(
             [*busy.process.args[:3], "send", str(path), "--workload", workload],  # type: ignore[index]
-            env={**os.environ, "LOGWEIR_DATA_DIR": str(busy.data), "LOGWEIR_BATCH_RECORDS": "10"},
+            env={**os.environ, "LOGWEIR_DATA_DIR": str(busy.data), "LOGWEIR_INTERNAL_BATCH_RECORDS": "10"},
             stdout=out,
             stderr=out,
         )
@@ -112,7 +112,7 @@ def test_when_every_model_is_damaged_on_disk_lines_wait_until_another_one_is_tra
 def test_a_signal_ends_the_stack_with_every_process_and_no_half_written_file(
     number: signal.Signals, code: int
 ) -> None:
-    with running({"LOGWEIR_BATCH_RECORDS": "10"}) as up:
+    with running({"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}) as up:
         done = up.logweir("send", up.write(ordinary(600)), "--workload", "w")
         assert done.returncode == 0, done.stderr
         assert up.stop(number) == code
@@ -120,14 +120,14 @@ def test_a_signal_ends_the_stack_with_every_process_and_no_half_written_file(
         assert not (up.data / "stack.json").exists()
         assert "Traceback" not in up.err()
         if number is signal.SIGTERM:  # what was accepted is stored by the next one
-            again = Up(up.folder, {"LOGWEIR_BATCH_RECORDS": "10"}).wait_ready()
+            again = Up(up.folder, {"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}).wait_ready()
             assert again.settled("w")["stored"] == 600
             assert again.rows("w")["record_id"].n_unique() == again.rows("w").height == 600
             assert again.stop() == 0
 
 
 def test_a_supervisor_that_is_killed_outright_leaves_no_orphan_and_its_successor_goes_on() -> None:
-    with running({"LOGWEIR_BATCH_RECORDS": "10"}) as up:
+    with running({"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}) as up:
         done = up.logweir("send", up.write(novel(600, "kill")), "--workload", "w")
         assert done.returncode == 0, done.stderr
         old = {p.pid for p in marked(up.mark)} - {up.process.pid}
@@ -135,7 +135,7 @@ def test_a_supervisor_that_is_killed_outright_leaves_no_orphan_and_its_successor
         os.kill(up.process.pid, signal.SIGKILL)
         up.process.wait(10)
         # At once, while the old workers still end: the new stack waits for them.
-        again = Up(up.folder, {"LOGWEIR_BATCH_RECORDS": "10"}).wait_ready()
+        again = Up(up.folder, {"LOGWEIR_INTERNAL_BATCH_RECORDS": "10"}).wait_ready()
         assert not {p.pid for p in marked(up.mark)} & old
         assert again.settled("w")["stored"] == 600
         rows = again.rows("w")

@@ -17,7 +17,7 @@ from pipeline.controller.tick import decisions
 ENV = {
     "LOGWEIR_UNWATCHED": "skip",
     "LOGWEIR_OWN_MODELS": "shop/own",
-    "LOGWEIR_TICK_S": "0.5",
+    "LOGWEIR_INTERNAL_TICK_S": "0.5",
     "LOGWEIR_RETRAIN_MIN_LINES": "100",
     "LOGWEIR_TRAIN_SECONDS": "2",
 }

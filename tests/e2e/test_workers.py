@@ -36,10 +36,10 @@ ENV = {
     "LOGWEIR_INGEST_PROCESSES": "2",
     "LOGWEIR_DRAIN_PROCESSES": "2",
     "LOGWEIR_STORE_PROCESSES": "2",
-    "LOGWEIR_CLAIM_TTL_MS": "1000",
+    "LOGWEIR_INTERNAL_CLAIM_TTL_MS": "1000",
     "LOGWEIR_STEP_S": "3",
-    "LOGWEIR_MAX_ATTEMPTS": "2",
-    "LOGWEIR_STALL_S": "6",
+    "LOGWEIR_INTERNAL_MAX_ATTEMPTS": "2",
+    "LOGWEIR_INTERNAL_STALL_S": "6",
     "LOGWEIR_METRICS": "no",
 }
 WORKERS = {"ingest-1", "ingest-2", "infer-cpu", "drain", "drain-2", "store", "store-2", "train", "beat"}

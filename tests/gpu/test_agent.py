@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -379,7 +379,7 @@ def test_redis_being_away_is_said_once_and_waited_out(
             return super().report(report)
 
     bench.agent.pool = away = Away()
-    worker = AgentWorker(replace(settings, gpu_beat_s=0.05), agent=bench.agent, pool=Pool(client, settings))
+    worker = AgentWorker(settings.replace(gpu_beat_s=0.05), agent=bench.agent, pool=Pool(client, settings))
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert wait_until(lambda: len(away.reports) > 1, timeout_s=10)
@@ -400,7 +400,7 @@ def process(driver: Driver, settings: Settings, name: str = "agent") -> "subproc
 @pytest.fixture
 def quick(settings: Settings) -> Settings:
     """A pool that notices soon."""
-    return replace(settings, gpu_beat_s=0.1, gpu_node_ttl_ms=1_000)
+    return settings.replace(gpu_beat_s=0.1, gpu_node_ttl_ms=1_000)
 
 
 def test_the_agent_of_a_machine_fills_the_pool_shows_as_a_worker_and_leaves_it_when_told_to_end(

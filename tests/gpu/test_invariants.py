@@ -80,7 +80,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,7 +135,7 @@ def test_every_invariant_names_tests_that_exist() -> None:
 
 @pytest.fixture
 def short(settings: Settings) -> Settings:
-    return replace(settings, lease_ttl_ms=TTL_MS, gpu_node_ttl_ms=600_000)
+    return settings.replace(lease_ttl_ms=TTL_MS, gpu_node_ttl_ms=600_000)
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def taken(ledger: PoolLedger) -> dict[str, int]:
 
 @pytest.fixture
 def ledger(client: "redis.Redis", settings: Settings) -> PoolLedger:
-    ledger = PoolLedger(client, replace(settings, gpu_node_ttl_ms=60_000))
+    ledger = PoolLedger(client, settings.replace(gpu_node_ttl_ms=60_000))
     ledger.clear_quarantine()
     assert report(ledger, device(GPU), device(OTHER, index=1)) == ""
     return ledger
@@ -213,7 +213,7 @@ def test_a_grant_must_give_what_its_need_asks_where_it_asks(ledger: PoolLedger) 
 
 def test_many_planners_at_once_never_pass_the_capacity(ledger: PoolLedger, settings: Settings) -> None:
     def plan_for(name: str) -> None:
-        client = redis.Redis.from_url(settings.redis_url or "")
+        client = redis.Redis.from_url(settings.redis.url or "")
         own = PoolLedger(client, ledger.settings)
         request = ask(own, name, shared(300, 10))
         for _ in range(20):
@@ -729,7 +729,7 @@ def test_a_node_silent_for_a_day_is_forgotten_unless_something_is_on_it(ledger: 
 
 
 def test_a_grant_is_charged_at_once_and_settled_at_the_end(client: "redis.Redis", settings: Settings) -> None:
-    ledger = PoolLedger(client, replace(settings, gpu_half_life_s=100.0))
+    ledger = PoolLedger(client, settings.replace(gpu_half_life_s=100.0))
     ledger.clear_quarantine()
     report(ledger, device(GPU))
     request = ask(ledger, "a", shared(tenant="t"))
@@ -767,7 +767,7 @@ def test_a_restarted_redis_keeps_leases_and_tokens_and_grants_nothing_for_a_whil
     process = own_redis.start()
     client = redis.Redis.from_url(own_redis.url)
     try:
-        ledger = PoolLedger(client, replace(settings, gpu_node_ttl_ms=60_000))
+        ledger = PoolLedger(client, settings.replace(gpu_node_ttl_ms=60_000))
         ledger.clear_quarantine()
         report(ledger, device(GPU), device(OTHER))
         lease = get(ledger, "a", shared(), pids=[7])
@@ -779,16 +779,18 @@ def test_a_restarted_redis_keeps_leases_and_tokens_and_grants_nothing_for_a_whil
             ledger.renew(lease)
         process = own_redis.start()
         # The server forgot the scripts: what is read beside one brings it along.
-        epoch, *_ = ledger.scripts.run_all([("gpu/snapshot", ledger._names, [settings.lease_ttl_ms, -1])])[0]
+        epoch, *_ = ledger.scripts.run_all(
+            [("gpu/snapshot", ledger._names, [settings.internal.lease_ttl_ms, -1])]
+        )[0]
         assert int(epoch) == before.epoch
         with monkeypatch.context() as patch:
             patch.setattr(pool_ledger, "INLINE", 0)
             after = ledger.snapshot()
         assert after.leases == before.leases
-        assert 0 < after.quarantine_ms <= settings.lease_ttl_ms
+        assert 0 < after.quarantine_ms <= settings.internal.lease_ttl_ms
         done = ledger.commit(after.epoch, PoolPlan(grants=(grant(waiting, GPU),)))
         assert done.why == "quarantine"
-        assert 0 < done.wait_ms <= settings.lease_ttl_ms
+        assert 0 < done.wait_ms <= settings.internal.lease_ttl_ms
         assert commit(ledger).why == "", "what grants nothing may go on"
         assert ledger.renew(lease).lost == ""
         client.hset(ledger.keys.epoch, "until_ms", 0)
@@ -804,7 +806,7 @@ def test_a_new_redis_is_in_quarantine_and_one_blessing_serves_all_leases(
     client: "redis.Redis", settings: Settings
 ) -> None:
     ledger = PoolLedger(client, settings)
-    assert ledger.snapshot().quarantine_ms == settings.lease_ttl_ms
+    assert ledger.snapshot().quarantine_ms == settings.internal.lease_ttl_ms
     Leases(client, settings).clear_quarantine()
     assert ledger.snapshot().quarantine_ms == 0
 
@@ -830,7 +832,7 @@ def test_every_key_is_in_the_table_and_under_one_hash_tag(ledger: PoolLedger, se
     ask(ledger, "b", exclusive())
     commit(ledger, reservation=Reservation(request_id="b", uuids=(GPU,)))
     table = pipeline.redis.keys.__doc__ or ""
-    prefix = "{" + settings.key_prefix + "}:"
+    prefix = "{" + settings.redis.key_prefix + "}:"
     names = [key.decode() for key in ledger.client.scan_iter(match=f"{prefix}*")]
     assert len(names) > 8
     for name in names:

@@ -31,7 +31,7 @@ TTL, NODE_TTL = 15_000, 60_000
 
 @pytest.fixture
 def ledger(client: "redis.Redis", settings: Settings) -> Iterator[PoolLedger]:
-    made = PoolLedger(client, replace(settings, gpu_node_ttl_ms=NODE_TTL))
+    made = PoolLedger(client, settings.replace(gpu_node_ttl_ms=NODE_TTL))
     made.clear_quarantine()
     assert report(made, GPU, OTHER) == ""
     yield made

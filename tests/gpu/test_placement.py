@@ -206,16 +206,16 @@ def now_ms(client: "redis.Redis") -> int:
 
 
 def live(client: "redis.Redis", settings: Settings, lease_id: str, ttl_ms: int) -> None:
-    client.zadd(Keys(settings.key_prefix).gpu("deadlines"), {lease_id: now_ms(client) + ttl_ms})
+    client.zadd(Keys(settings.redis.key_prefix).gpu("deadlines"), {lease_id: now_ms(client) + ttl_ms})
 
 
 def end(client: "redis.Redis", settings: Settings, lease_id: str) -> None:
-    client.zrem(Keys(settings.key_prefix).gpu("deadlines"), lease_id)
+    client.zrem(Keys(settings.redis.key_prefix).gpu("deadlines"), lease_id)
 
 
 def a_lease(lease_id: str, rooms: dict[str, int], settings: Settings) -> PoolLease:
     parts = tuple(
-        LeasePart(uuid=uuid, memory_mib=mib + settings.gpu_context_mib, compute_percent=0)
+        LeasePart(uuid=uuid, memory_mib=mib + settings.internal.gpu_context_mib, compute_percent=0)
         for uuid, mib in rooms.items()
     )
     return PoolLease(
@@ -281,7 +281,7 @@ def test_two_processes_that_race_load_a_model_once(
     racers = []
     for lease_id in ("lease-1", "lease-2"):
         live(client, settings, lease_id, 60_000)
-        args = [sys.executable, "-c", RACER, redis_url, settings.key_prefix, lease_id, str(out)]
+        args = [sys.executable, "-c", RACER, redis_url, settings.redis.key_prefix, lease_id, str(out)]
         racers.append(subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for racer in racers:
         assert racer.stdout is not None and racer.stdout.readline() == "there\n"
@@ -460,7 +460,7 @@ def test_under_a_lease_of_the_pool_models_come_and_go_with_it(
     assert pool.ledger.report(Report(node="n", agent="a", clock_ms=0, devices=(device,))) == ""
     lease = pool.request(Need(memory_mib=2_048), holder="h", timeout_s=30)
     placement = Placement(client, settings, weights, lease=lease)
-    assert placement.ensure(a_model(mib=2_048 - settings.gpu_context_mib)) == A
+    assert placement.ensure(a_model(mib=2_048 - settings.internal.gpu_context_mib)) == A
     assert pool.ledger.release(lease)
     assert placement.loaded() == []
 

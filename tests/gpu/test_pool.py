@@ -25,7 +25,7 @@ SMALL = Need(memory_mib=1_000, compute_percent=10)
 @pytest.fixture
 def bare(client: "redis.Redis", settings: Settings) -> Pool:
     """No device yet, and a quarantine as after a restart."""
-    return Pool(client, replace(settings, lease_ttl_ms=2_000, gpu_node_ttl_ms=600_000))
+    return Pool(client, settings.replace(lease_ttl_ms=2_000, gpu_node_ttl_ms=600_000))
 
 
 @pytest.fixture

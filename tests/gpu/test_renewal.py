@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ WHOLE = Need(mode=LeaseMode.EXCLUSIVE)
 
 @pytest.fixture
 def pool(client: "redis.Redis", settings: Settings) -> Pool:
-    pool = Pool(client, replace(settings, lease_ttl_ms=2_000, gpu_node_ttl_ms=600_000))
+    pool = Pool(client, settings.replace(lease_ttl_ms=2_000, gpu_node_ttl_ms=600_000))
     put_devices(pool, 1)
     return pool
 

@@ -3,7 +3,7 @@
 import logging
 import random
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,7 +166,7 @@ def discarded(world: World) -> None:
 
 
 def skipped(world: World) -> None:
-    world.settings = replace(world.settings, unwatched="skip")
+    world.settings = world.settings.replace(unwatched="skip")
     world.now.settings = world.settings
     send()(world)
     world.check_end(stored=[])
@@ -253,12 +253,12 @@ def app(redis_url: str) -> Iterator[Celery]:
 
 
 def settings_of(redis_url: str) -> Settings:
-    return tireless(replace(Settings(), redis_url=redis_url, key_prefix="crashes"))
+    return tireless(Settings(redis_url=redis_url, key_prefix="crashes"))
 
 
 @pytest.fixture
 def world_settings(redis_url: str, tmp_path: Path) -> Settings:
-    return replace(settings_of(redis_url), data_dir=tmp_path)
+    return settings_of(redis_url).replace(data_dir=tmp_path)
 
 
 FAULTS = list(Fault)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -390,7 +389,7 @@ def work_off(context: Context, *, broken: str = "") -> None:
 
 
 def results(context: Context, purpose: Purpose = Purpose.SCORE) -> pl.DataFrame:
-    root = context.settings.results if purpose is Purpose.SCORE else context.settings.baseline
+    root = context.settings.data.results if purpose is Purpose.SCORE else context.settings.data.baseline
     files = sorted(p for p in root.rglob("*.parquet") if not p.name.startswith("."))
     return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files])
 
@@ -421,7 +420,7 @@ def test_lines_that_are_sent_again_in_other_pieces_stand_in_the_results_once(
     work_off(context)
     there = messages(context)
     own.cut(before)
-    whole = replace(own.settings, batch_records=100)
+    whole = own.settings.replace(batch_records=100)
     one = Sender(Producer.connect(whole), whole, Console(file=StringIO()))
     send._file(one, path, "shop")
     assert one.batches == 1
@@ -432,7 +431,7 @@ def test_lines_that_are_sent_again_in_other_pieces_stand_in_the_results_once(
 
 
 def test_a_part_of_a_lost_batch_is_taken_over_and_its_rest_stays(own: Power, tmp_path: Path) -> None:
-    whole = replace(own.settings, batch_records=100)
+    whole = own.settings.replace(batch_records=100)
     path = log(tmp_path / "app.log", 1, 7)
     context, before = context_of(own), own.now()
     send._file(Sender(Producer.connect(whole), whole, Console(file=StringIO())), path, "shop")
@@ -454,7 +453,7 @@ def test_a_part_of_a_lost_batch_is_taken_over_and_its_rest_stays(own: Power, tmp
 
 def test_halves_that_redis_forgot_give_way_to_their_batch(own: Power) -> None:
     context = context_of(own)
-    producer = Producer(context.ledger, context.submit, replace(own.settings, batch_records=100))
+    producer = Producer(context.ledger, context.submit, own.settings.replace(batch_records=100))
     producer.send(["one", "two", "bad", "four"], workload="shop", batch_id="b")
     before = own.now()
     work_off(context, broken="bad")
@@ -540,7 +539,7 @@ def stopped_before(sink: Any, name: str, meanwhile: Callable[[], None]) -> None:
 def ready_to_store(own: Power, texts: list[str]) -> tuple[Context, Context]:
     """Two workers, and a batch b that one of them has brought to its last stage."""
     slow, quick = context_of(own), context_of(own)
-    whole = replace(own.settings, batch_records=100)
+    whole = own.settings.replace(batch_records=100)
     Producer(slow.ledger, slow.submit, whole).send(texts, workload="shop", batch_id="b")
     perform(slow, Stage.INGEST, "b", ingest.step)
     perform(slow, Stage.DRAIN, "b", drain.step)
@@ -549,7 +548,7 @@ def ready_to_store(own: Power, texts: list[str]) -> tuple[Context, Context]:
 
 def test_who_stalls_over_forgotten_files_takes_nothing_out_that_is_stored_meanwhile(own: Power) -> None:
     first = context_of(own)
-    whole = replace(own.settings, batch_records=100)
+    whole = own.settings.replace(batch_records=100)
     texts = ["one", "two", "bad", "four"]
     Producer(first.ledger, first.submit, whole).send(texts, workload="shop", batch_id="b")
     before = own.now()
@@ -626,7 +625,7 @@ def test_rows_of_a_split_batch_whose_writer_was_killed_are_removed_when_redis_co
     rows = results(slow)
     own.cut(0)
     slow.sink(Purpose.SCORE).remove("b", "shop")
-    whole = replace(own.settings, batch_records=100)
+    whole = own.settings.replace(batch_records=100)
     Producer(quick.ledger, quick.submit, whole).send(
         ["one", "two", "bad", "four"], workload="shop", batch_id="b"
     )
@@ -668,7 +667,7 @@ def test_a_damaged_file_of_a_dead_batch_stops_nobody(own: Power) -> None:
     dead = own.now()
     assert context.ledger.retry("b")
     work_off(context)
-    (file,) = own.settings.results.rglob("*.parquet")
+    (file,) = own.settings.data.results.rglob("*.parquet")
     file.write_bytes(b"PAR1 damaged PAR1")
     own.cut(dead)
     producer.send(["other"], workload="shop", batch_id="c")
@@ -709,7 +708,7 @@ def test_a_batch_whose_id_is_no_file_name_is_known_by_what_its_file_says(own: Po
     assert process is not None
     process.look()
     assert context.client.hlen(context.ledger.keys.forgotten("score")) == 1, "the start of Redis alone"
-    files = ParquetSink(own.settings.results)
+    files = ParquetSink(own.settings.data.results)
     assert sorted(batch_id for _, batch_id in files.latest(60, 10)) == names
 
 

@@ -12,7 +12,7 @@ from polling import wait_until
 
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable, TooNew
 from pipeline.ledger.batches import Accepted, Claim, Full, Meta, Stage
-from pipeline.ledger.ledger import Ledger
+from pipeline.ledger.ledger import KEEP_DONE_S, Ledger
 from pipeline.records.batch import WIRE_VERSION, Batch, Purpose
 from pipeline.records.schema import RAW_SCHEMA, pack_frame, raw_frame
 from pipeline.redis.connection import answering
@@ -56,7 +56,7 @@ def expire(ledger: Ledger, batch_id: str = "b") -> None:
 
 def exhaust(ledger: Ledger, batch_id: str = "b") -> Claim:
     """Workers die with the batch until the ledger says that trying again is over."""
-    for _ in range(ledger.settings.max_attempts):
+    for _ in range(ledger.settings.internal.max_attempts):
         assert not take(ledger, batch_id).exhausted
         expire(ledger, batch_id)
     claim = take(ledger, batch_id)
@@ -134,7 +134,7 @@ def test_the_cursor_moves_with_its_batch_and_with_a_repetition(ledger: Ledger) -
 
 
 def test_too_many_batches_are_refused_until_one_is_done(client: "redis.Redis", settings: Settings) -> None:
-    ledger = Ledger(client, replace(settings, max_pending_batches=2))
+    ledger = Ledger(client, settings.replace(max_pending_batches=2))
     ledger.accept(batch("a"))
     ledger.accept(batch("b"))
     answer = ledger.accept(batch("c"), cursor_key="file", cursor="9")
@@ -158,7 +158,7 @@ def noise(seed: int) -> list[str]:
 def test_too_many_bytes_are_refused_but_a_batch_above_the_limit_gets_in_alone(
     client: "redis.Redis", settings: Settings
 ) -> None:
-    ledger = Ledger(client, replace(settings, max_pending_mib=1))
+    ledger = Ledger(client, settings.replace(max_pending_mib=1))
     big = [batch("a", noise(1) + noise(2)), batch("b", noise(3))]
     assert ledger.accept(big[0]) == Accepted(batch_id="a")
     assert ledger.counts()["bytes"] > 2**20, "the first batch must be above the whole limit"
@@ -197,7 +197,7 @@ def test_a_finished_batch_is_left_alone(ledger: Ledger) -> None:
 
 
 def test_a_silent_claim_expires_by_itself(client: "redis.Redis", settings: Settings) -> None:
-    ledger = Ledger(client, replace(settings, claim_ttl_ms=1000))
+    ledger = Ledger(client, settings.replace(claim_ttl_ms=1000))
     ledger.accept(batch("b"))
     first = take(ledger)
     assert ledger.renew(first)
@@ -222,7 +222,7 @@ def test_who_asks_for_a_first_attempt_gets_no_batch_that_has_failed_before(ledge
 def test_holding_renews_those_that_are_added_and_no_more_those_that_are_dropped(
     client: "redis.Redis", settings: Settings
 ) -> None:
-    ledger = Ledger(client, replace(settings, claim_ttl_ms=1000))
+    ledger = Ledger(client, settings.replace(claim_ttl_ms=1000))
     claims = []
     for name in ("a", "b", "c"):
         ledger.accept(batch(name))
@@ -246,7 +246,7 @@ def test_holding_renews_those_that_are_added_and_no_more_those_that_are_dropped(
 
 
 def test_holding_renews_a_claim_until_the_work_is_over(client: "redis.Redis", settings: Settings) -> None:
-    ledger = Ledger(client, replace(settings, claim_ttl_ms=1000))
+    ledger = Ledger(client, settings.replace(claim_ttl_ms=1000))
     ledger.accept(batch("b"))
     claim = take(ledger)
     first = int(entry(ledger)["deadline"])
@@ -260,7 +260,7 @@ def test_holding_renews_a_claim_until_the_work_is_over(client: "redis.Redis", se
 
 
 def test_a_step_that_never_ends_loses_its_claim(client: "redis.Redis", settings: Settings) -> None:
-    ledger = Ledger(client, replace(settings, claim_ttl_ms=1000))
+    ledger = Ledger(client, settings.replace(claim_ttl_ms=1000))
     ledger.accept(batch("b"))
     with ledger.holding(take(ledger), at_most_s=0):
         assert wait_until(lambda: isinstance(ledger.claim("b", Stage.INGEST, "other"), Claim), timeout_s=10)
@@ -364,7 +364,7 @@ def test_a_done_batch_is_remembered_for_a_time_and_a_warming_one_until_it_is_res
         ledger.accept(batch(name))
         ledger.commit(take(ledger, name), warming=warming, outcomes={})
     ttl = ledger.client.ttl
-    assert 0 < int(ttl(ledger.keys.batch("plain"))) <= ledger.settings.keep_done_s
+    assert 0 < int(ttl(ledger.keys.batch("plain"))) <= KEEP_DONE_S
     assert ttl(ledger.keys.batch("warm")) == -1
 
 
@@ -441,7 +441,7 @@ def test_a_half_of_many_records_gets_one_attempt_and_a_single_record_all_of_them
     left, right = ledger.give_up(exhaust(ledger), "died")
     assert take(ledger, left).attempts == 1, "one record"
     last = take(ledger, right)
-    assert last.attempts == ledger.settings.max_attempts, "two records"
+    assert last.attempts == ledger.settings.internal.max_attempts, "two records"
     assert not last.exhausted
     expire(ledger, right)
     assert take(ledger, right).exhausted
@@ -675,7 +675,7 @@ def test_a_claim_number_is_not_given_again_whatever_redis_forgot(ledger: Ledger,
 
 
 def test_of_what_has_ended_only_that_is_kept_which_readers_need(ledger: Ledger) -> None:
-    """At 5 batches/s they are three million in keep_done_s."""
+    """At 5 batches/s they are three million in KEEP_DONE_S."""
     kept = {"state", "hash", "lines", "records", "workload", "kind", "seq", "accepted_ms", "done_ms"}
     for name in ("done", "halved"):
         ledger.accept(batch(name))

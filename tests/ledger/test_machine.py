@@ -4,7 +4,7 @@ Every move is made twice, as by somebody who did not get the answer: the second 
 """
 
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -64,7 +64,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        own = replace(self.base, key_prefix=f"m{uuid.uuid4().hex[:12]}", max_attempts=ATTEMPTS)
+        own = self.base.replace(key_prefix=f"m{uuid.uuid4().hex[:12]}", max_attempts=ATTEMPTS)
         self.client = redis.Redis.from_url(self.server)
         self.ledger = Ledger(self.client, own)
         self.model: dict[str, Expected] = {}
@@ -138,7 +138,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     @rule(data=st.data())
     def what_is_done_is_forgotten(self, data: st.DataObject) -> None:
-        """Its entry has lived for `keep_done_s`; the same id is a new batch from then on."""
+        """Its entry has lived for `KEEP_DONE_S`; the same id is a new batch from then on."""
         names = [n for n, e in self.model.items() if e.state in ("done", "split") and not e.warming]
         name = data.draw(st.sampled_from(sorted(names)))
         entry = self.ledger.keys.batch(name)

@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
@@ -48,7 +47,7 @@ def ledger(client: "redis.Redis", settings: Settings) -> Ledger:
 
 @pytest.fixture
 def context(settings: Settings) -> Iterator[Context]:
-    own = replace(settings, overdue_ms=600_000)
+    own = settings.replace(overdue_ms=600_000)
     app = make_app(own)
     yield Context(app, own)
     app.close()
@@ -115,7 +114,7 @@ def bury(ledger: Ledger, batch_id: str) -> int:
 def test_dead_letters_fill_their_room_and_then_nothing_new_comes_in_until_one_goes(
     client: "redis.Redis", settings: Settings
 ) -> None:
-    ledger = Ledger(client, replace(settings, max_dead_mib=1))
+    ledger = Ledger(client, settings.replace(max_dead_mib=1))
     sizes = {}
     for name, seed in (("a", 1), ("b", 2)):
         assert ledger.accept(batch(name, noise(seed))) == Accepted(batch_id=name)
@@ -157,7 +156,7 @@ def test_dead_letters_of_a_build_that_did_not_count_them_take_nothing_off(ledger
 def at_limit(ledger: Ledger, reason: str) -> Iterator[Ledger]:
     """A ledger that refuses for this reason."""
     changes: dict[str, Any] = {"batches": {"max_pending_batches": 1}, "bytes": {"max_pending_mib": 1}}
-    own = Ledger(ledger.client, replace(ledger.settings, max_dead_mib=1, **changes.get(reason, {})))
+    own = Ledger(ledger.client, ledger.settings.replace(max_dead_mib=1, **changes.get(reason, {})))
     own.accept(batch("first", noise(1) + noise(2) if reason in ("bytes", "dead") else None))
     if reason == "dead":
         bury(own, "first")
@@ -193,7 +192,7 @@ def test_every_refusal_says_why_and_status_says_the_same(ledger: Ledger, reason:
 def test_who_is_refused_again_and_again_asks_less_often_until_something_is_taken(
     client: "redis.Redis", settings: Settings
 ) -> None:
-    ledger = Ledger(client, replace(settings, max_pending_batches=1))
+    ledger = Ledger(client, settings.replace(max_pending_batches=1))
     ledger.accept(batch("a"))
     pauses = []
     for _ in range(5):
@@ -212,7 +211,7 @@ def test_send_says_once_that_it_waits_and_goes_on_when_there_is_room(
 ) -> None:
     monkeypatch.setattr("pipeline.commands.send.sender.SAY_EVERY_S", 0.1)
     monkeypatch.setattr(pipeline.ledger.ledger, "RETRY_AFTER_S", {"batches": 0.01})
-    own = replace(settings, max_pending_batches=1)
+    own = settings.replace(max_pending_batches=1)
     app = make_app(own)
     ledger = Ledger(client, own)
     ledger.accept(batch("in the way"))
@@ -248,7 +247,7 @@ def test_a_redis_that_is_nearly_full_takes_no_more_in_and_can_still_work_off_wha
     server = PrivateRedis(Settings(data_dir=tmp_path, redis_max_mib=32))
     process = server.start()
     try:
-        own = replace(Settings(), redis_url=server.url, data_dir=tmp_path)
+        own = Settings(redis_url=server.url, data_dir=tmp_path)
         ledger = Ledger(redis.Redis.from_url(server.url), own)
         assert ledger.accept(batch("first")) == Accepted(batch_id="first")
         memory: Any = ledger.client.info("memory")
@@ -315,7 +314,7 @@ def test_what_a_queue_too_long_to_be_read_may_hold_is_not_sent_before_it_is_shor
     context.ledger.accept(old, backfill=True)
     overdue(context, [*names, "old"])
     assert periodic.sweep(context) == 1, "the queue of the other class is short"
-    queue = f"{context.settings.key_prefix}:{QUEUE_INGEST}"
+    queue = f"{context.settings.redis.key_prefix}:{QUEUE_INGEST}"
     context.client.rpop(queue)
     overdue(context, names)
     assert periodic.sweep(context) == 2, "b4, and b0 whose message was taken and lost"
@@ -339,7 +338,7 @@ def test_a_sweep_sends_a_bounded_number_and_the_next_one_goes_on(
 @pytest.mark.parametrize("name", ["plain", 'quo"te', "back\\slash", "ü €", 'x", "batch": "y', "\\"])
 def test_a_message_is_found_by_the_id_that_it_carries(context: Context, name: str) -> None:
     context.submit.wake(Stage.INGEST, name, workload='"batch": "z"')
-    queue = f"{context.settings.key_prefix}:{QUEUE_INGEST}"
+    queue = f"{context.settings.redis.key_prefix}:{QUEUE_INGEST}"
     raw: Any = context.client.lindex(queue, 0)
     assert json.loads(raw)["headers"]["batch"] == name
     assert queues.batches_of([raw]) == {name}
@@ -349,7 +348,7 @@ def test_a_message_is_found_by_the_id_that_it_carries(context: Context, name: st
 def test_bytes_of_dead_letters_that_an_older_build_took_away_refuse_nobody(
     client: "redis.Redis", settings: Settings
 ) -> None:
-    ledger = Ledger(client, replace(settings, max_dead_mib=1))
+    ledger = Ledger(client, settings.replace(max_dead_mib=1))
     ledger.client.hset(ledger.keys.counts, "dead_bytes", 2**30)
     assert ledger.refusal() is None
     assert ledger.accept(batch("a")) == Accepted(batch_id="a")

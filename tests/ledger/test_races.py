@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -40,7 +39,7 @@ class Fire:
     """The threads and what they have done; one that fails is told at the end."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = replace(settings, claim_ttl_ms=1_000, max_attempts=2)
+        self.settings = settings.replace(claim_ttl_ms=1_000, max_attempts=2)
         self.stop = threading.Event()
         self.failures: list[BaseException] = []
         self.done: Counter[str] = Counter()
@@ -136,7 +135,7 @@ def test_the_sums_hold_at_every_moment_whoever_does_what_at_the_same_time(
     settings: Settings, client: "redis.Redis"
 ) -> None:
     fire = Fire(settings)
-    prefix = fire.settings.key_prefix
+    prefix = fire.settings.redis.key_prefix
     threads = [
         *(fire.forever(fire.work, n) for n in range(4)),
         *(

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,7 +27,7 @@ from pipeline.tasks.context import Context
 
 @pytest.fixture
 def context(settings: Settings) -> Iterator[Context]:
-    own = replace(settings, overdue_ms=600_000)
+    own = settings.replace(overdue_ms=600_000)
     app = make_app(own)
     yield Context(app, own)
     app.close()
@@ -61,7 +60,7 @@ def messages(context: Context) -> dict[str, list[tuple[str, str]]]:
     """(task, batch) of every message, by queue; as a worker would find them."""
     found = {}
     for queue in all_queues(1):
-        raw: Any = context.client.lrange(f"{context.settings.key_prefix}:{queue}", 0, -1)
+        raw: Any = context.client.lrange(f"{context.settings.redis.key_prefix}:{queue}", 0, -1)
         headers = [json.loads(item)["headers"] for item in raw]
         if headers:
             found[queue] = [(h["task"], h["batch"]) for h in headers]
@@ -215,7 +214,7 @@ def test_rescoring_goes_on_in_portions(context: Context, monkeypatch: pytest.Mon
 
 def test_a_foreign_message_in_a_queue_does_not_stop_the_sweep(context: Context) -> None:
     accept(context, "a")
-    key = f"{context.settings.key_prefix}:{QUEUE_INGEST}"
+    key = f"{context.settings.redis.key_prefix}:{QUEUE_INGEST}"
     for junk in (b"\xff", b"[]", b"{}", b'{"headers": null}'):
         context.client.rpush(key, junk)
     let_pass(context, "a")
@@ -241,7 +240,7 @@ def test_a_batch_that_waits_for_a_gpu_worker_that_left_is_sent_to_the_cpu(contex
 
 
 def test_only_workloads_that_a_model_answers_are_scored_again(context: Context) -> None:
-    own = replace(context.settings, own_models=("shop",))
+    own = context.settings.replace(own_models=("shop",))
     apart = Context(context.app, own)
     accept(context, "a")
     context.ledger.commit(take(context, "a"), warming=True, outcomes={})
@@ -259,7 +258,7 @@ def test_only_workloads_that_a_model_answers_are_scored_again(context: Context) 
 
 
 def test_rescoring_leaves_room_for_fresh_batches(settings: Settings) -> None:
-    context = Context(make_app(settings), replace(settings, overdue_ms=600_000, max_pending_batches=5))
+    context = Context(make_app(settings), settings.replace(overdue_ms=600_000, max_pending_batches=5))
     names = [f"b{i}" for i in range(6)]
     for name in names:
         accept(context, name)
@@ -274,6 +273,6 @@ def test_rescoring_leaves_room_for_fresh_batches(settings: Settings) -> None:
 
 @pytest.mark.parametrize("stage", [Stage.INGEST, Stage.INFER])
 def test_a_wake_that_redis_does_not_hear_says_so(settings: Settings, stage: Stage) -> None:
-    away = replace(settings, redis_url="unix:///nowhere/redis.sock")
+    away = settings.replace(redis_url="unix:///nowhere/redis.sock")
     submit = Submit(make_app(away), connect(away), away)
     assert submit.wake(stage, "b") is False

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def queued(settings: Settings, client: "redis.Redis") -> dict[str, list[str]]:
     """Batch ids by queue, the next one first."""
     found = {}
     for queue in all_queues(1):
-        raw: Any = client.lrange(f"{settings.key_prefix}:{queue}", 0, -1)
+        raw: Any = client.lrange(f"{settings.redis.key_prefix}:{queue}", 0, -1)
         if raw:
             found[queue] = [json.loads(item)["headers"]["batch"] for item in reversed(raw)]
     return found
@@ -131,7 +130,7 @@ def test_backfill_leaves_a_fifth_of_the_room_to_fresh_batches(
     client: "redis.Redis", settings: Settings
 ) -> None:
     app = make_app(settings)
-    own = replace(settings, max_pending_batches=10)
+    own = settings.replace(max_pending_batches=10)
     producer = Producer(Ledger(client, own), Submit(app, client, own), own)
     taken = [producer.send(["x"], workload="w", batch_id=f"old{n}", backfill=True) for n in range(10)]
     assert [isinstance(answer, Accepted) for answer in taken] == [True] * 8 + [False] * 2
@@ -233,7 +232,7 @@ def test_backfill_goes_to_the_cpu_while_the_gpu_worker_is_of_a_build_without_cla
 
 def patient(context: Context) -> Settings:
     """No batch is overdue meanwhile, so that each is taken as it was sent."""
-    return replace(context.settings, overdue_ms=600_000)
+    return context.settings.replace(overdue_ms=600_000)
 
 
 def told(log: Path, event: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ from tests.redis.test_shards import of, texts
 
 @pytest.fixture
 def settings_of_three(settings: Settings) -> Settings:
-    return replace(settings, drain_shards=3, overdue_ms=600_000)
+    return settings.replace(drain_shards=3, overdue_ms=600_000)
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def accept(context: Context, name: str, workload: str, *, backfill: bool = False
 
 
 def lying(context: Context) -> dict[str, int]:
-    prefix = context.settings.key_prefix
+    prefix = context.settings.redis.key_prefix
     names = [of_shard("drain", n) + late for n in range(MAX_SHARDS) for late in ("", BACKFILL)]
     return {name: n for name in names if (n := int(context.client.llen(f"{prefix}:{name}")))}
 
@@ -76,7 +75,7 @@ def test_a_batch_waits_in_the_queue_of_its_shard_and_class(context: Context) -> 
 def test_the_sweeper_sends_a_lost_batch_to_its_shard(context: Context) -> None:
     for shard in range(3):
         accept(context, f"b{shard}", of(shard, 3))
-    context.client.delete(*(f"{context.settings.key_prefix}:{name}" for name in lying(context)))
+    context.client.delete(*(f"{context.settings.redis.key_prefix}:{name}" for name in lying(context)))
     let_pass(context, "b0", "b1", "b2")
     assert periodic.sweep(context) == 3
     assert lying(context) == {"drain": 1, "drain.1": 1, "drain.2": 1}
@@ -90,7 +89,7 @@ def test_whoever_does_not_know_the_workload_asks_the_ledger(context: Context) ->
 
 def test_a_batch_of_another_shard_is_handed_on_once(context: Context) -> None:
     accept(context, "b", of(2, 3), backfill=True)
-    context.client.delete(f"{context.settings.key_prefix}:drain.2.backfill")
+    context.client.delete(f"{context.settings.redis.key_prefix}:drain.2.backfill")
     assert drain.run(context, "b") is None
     assert lying(context) == {"drain.2.backfill": 1}
     assert context.ledger.state("b") == "drain", "nobody has claimed it"
@@ -106,7 +105,7 @@ def test_a_writer_that_stands_by_leaves_the_batch_in_the_queue_of_its_shard(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept(context, "b", of(1, 3))
-    context.client.delete(f"{context.settings.key_prefix}:drain.1")
+    context.client.delete(f"{context.settings.redis.key_prefix}:drain.1")
     other = context.leases.request("drain.1", "another")
     granted(other, "drain.1")
     monkeypatch.setattr(drain, "_stand_by", lambda _: None)
@@ -126,7 +125,7 @@ def test_what_lies_in_the_queue_of_a_shard_that_is_gone_is_sent_to_the_one_it_ha
     assert lying(context) == {"drain.2": 1}
     if served:  # by settings from before
         context.presence.beat(name="w", role="drain", pid=1, queues=("drain.2", "drain.2.backfill"))
-    fewer = Context(context.app, replace(settings_of_three, drain_shards=2))
+    fewer = Context(context.app, settings_of_three.replace(drain_shards=2))
     let_pass(fewer, "b")
     assert periodic.sweep(fewer) == 1
     now = of_shard("drain", shard_of(workload, 2))
@@ -138,7 +137,7 @@ def test_what_lies_in_the_queue_of_a_shard_that_is_gone_is_sent_to_the_one_it_ha
 def test_what_waited_for_the_one_writer_is_handed_to_the_shards_that_there_are_now(
     settings: Settings, client: "redis.Redis", tmp_path: Path
 ) -> None:
-    two = replace(settings, drain_shards=2)
+    two = settings.replace(drain_shards=2)
     app = make_app(settings)
     before = Context(app, settings)
     names = {"first": of(0, 2), "other": of(1, 2)}  # what their lines say too: digits would be masked
@@ -158,7 +157,7 @@ def test_what_waited_for_the_one_writer_is_handed_to_the_shards_that_there_are_n
 
 
 def test_a_shard_that_there_is_not_is_no_role(settings: Settings, tmp_path: Path) -> None:
-    with working(replace(settings, drain_shards=2), "drain.2", tmp_path) as log:
+    with working(settings.replace(drain_shards=2), "drain.2", tmp_path) as log:
         assert wait_until(lambda: "drain_shards = 2" in log.read_text(), timeout_s=60), log.read_text()
 
 
@@ -233,6 +232,6 @@ def test_draining_names_the_stage_when_a_shard_with_work_is_not_served(
     beating(context, "ingest", "drain", "drain.2")
     done = verb("drain")
     assert done.code == 1 and "1 batch left (drain 1), and no worker serves drain; " in done.err
-    context.client.delete(f"{context.settings.key_prefix}:drain.1")
+    context.client.delete(f"{context.settings.redis.key_prefix}:drain.1")
     done = verb("drain", "--timeout", "1")
     assert done.code == 1 and "not drained within 1 s" in done.err, "a shard without work needs no worker"

@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,11 @@ from pipeline.models.verdict import Knowledge
 from pipeline.producer import Producer
 from pipeline.redis.leases import Lease, Leases, granted
 from pipeline.settings import Settings
-from pipeline.tasks.context import Context
+from pipeline.tasks.context import LOADED_MODELS, Context
 from pipeline.tasks.ingest import step
 from pipeline.tasks.reload import Hint
 from pipeline.tasks.step import perform
-from pipeline.workers.reloader import IDLE_AFTER_S, IDLE_POLL_S, Reloader
+from pipeline.workers.reloader import IDLE_AFTER_S, IDLE_POLL_S, POLL_S, Reloader, often
 
 
 @pytest.fixture
@@ -217,7 +216,7 @@ def test_models_serve_side_by_side_and_fail_alone(registry: Registry, held: Leas
 
 @pytest.fixture
 def context(settings: Settings) -> Iterator[Context]:
-    own = replace(settings, own_models=("prod/own",))
+    own = settings.replace(own_models=("prod/own",))
     app = make_app(own)
     yield Context(app, own)
     app.close()
@@ -232,12 +231,12 @@ def test_a_workload_is_answered_by_its_own_model_once_it_has_one(context: Contex
     damage(context.registry, TWO)
     fresh = Context(context.app, context.settings)
     assert fresh.version("prod/own/x") == ONE, "while its own cannot be read, the shared one answers"
-    other = Context(context.app, replace(context.settings, own_models=()))
+    other = Context(context.app, context.settings.replace(own_models=()))
     assert other.version("prod/own/x") == ONE
 
 
 def test_a_process_keeps_the_versions_it_used_last(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = context.settings.loaded_models
+    most = LOADED_MODELS
     names = [f"m{n:06d}-0a1b2c3d" for n in range(most + 1)]
     for name in names:
         written(context.registry, name)
@@ -303,10 +302,9 @@ def test_the_reloader_looks_often_while_its_process_works_and_rarely_while_it_do
     context: Context,
 ) -> None:
     reloader = Reloader(context, "w1")
-    often = context.settings.reload_poll_ms / 1000
-    assert reloader.poll_s() == often
+    assert reloader.poll_s() == POLL_S
     reloader.worked -= IDLE_AFTER_S
-    assert reloader.poll_s() == IDLE_POLL_S > often
+    assert reloader.poll_s() == IDLE_POLL_S > POLL_S
     reloader.works()
     assert reloader.poll_s() == often
 

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 import redis
@@ -44,7 +43,7 @@ def said(line: str) -> Evidence:
 
 @pytest.fixture
 def quick(settings: Settings) -> Settings:
-    return replace(settings, claim_ttl_ms=1_500)  # waits half a second
+    return settings.replace(claim_ttl_ms=1_500)  # waits half a second
 
 
 def process(settings: Settings, owner: str) -> SingleFlight:
@@ -63,7 +62,7 @@ def second(quick: Settings) -> SingleFlight:
 
 @pytest.fixture
 def halves(settings: Settings) -> Iterator[list[str]]:
-    keys = Keys(settings.key_prefix)
+    keys = Keys(settings.redis.key_prefix)
     yield [keys.evidence("young"), keys.evidence("old")]
 
 

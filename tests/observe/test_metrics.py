@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def accept(ledger: Ledger, batch_id: str, *, backfill: bool = False, workload: s
 @pytest.fixture
 def counting(client: "redis.Redis", settings: Settings) -> Iterator[metrics.Pusher]:
     """This process counts for a worker of a role, as one does that has just begun."""
-    pusher = metrics.push(connect(settings, timeout_s=1), Keys(settings.key_prefix), "ingest")
+    pusher = metrics.push(connect(settings, timeout_s=1), Keys(settings.redis.key_prefix), "ingest")
     yield pusher
     metrics.flush()
     metrics._pushers.clear()
@@ -123,7 +123,7 @@ def test_a_counter_outlives_its_process_and_its_pool_children(
 
         settings = Settings.load()
         def begin():
-            metrics.push(connect(settings, timeout_s=1), Keys(settings.key_prefix), "infer-cpu")
+            metrics.push(connect(settings, timeout_s=1), Keys(settings.redis.key_prefix), "infer-cpu")
         begin()
         metrics.scored(5, 0.2, "cpu")
         if (child := os.fork()) == 0:
@@ -152,8 +152,8 @@ def test_a_redis_that_is_away_delays_what_was_counted_and_loses_none(tmp_path: P
     settings = Settings(data_dir=tmp_path / "data")
     server = PrivateRedis(settings)
     process = server.start()
-    settings = replace(settings, redis_url=server.url)
-    pusher = metrics.push(connect(settings, timeout_s=1), Keys(settings.key_prefix), "store")
+    settings = settings.replace(redis_url=server.url)
+    pusher = metrics.push(connect(settings, timeout_s=1), Keys(settings.redis.key_prefix), "store")
     try:
         metrics.step("store", "done")
         pusher.push()
@@ -193,7 +193,7 @@ def test_the_hash_of_a_role_stays_as_small_as_its_labels_allow(
         metrics.lease_waited(f"kind-{n}", n)
     counting.push()
     # waits 1, and of the histogram 9 buckets with +Inf, count and sum.
-    assert client.hlen(Keys(settings.key_prefix).metrics("ingest")) <= 1 + 9 + 1 + 2
+    assert client.hlen(Keys(settings.redis.key_prefix).metrics("ingest")) <= 1 + 9 + 1 + 2
 
 
 def test_steps_are_counted_by_how_they_end(
@@ -216,7 +216,7 @@ def test_steps_are_counted_by_how_they_end(
     perform(context, Stage.DRAIN, "b", full)
     client.hset(entry("b"), "not_before", 0)
     perform(context, Stage.DRAIN, "b", drain.step)
-    for _ in range(settings.max_attempts):
+    for _ in range(settings.internal.max_attempts):
         client.hset(entry("p"), "not_before", 0)
         perform(context, Stage.INGEST, "p", fails)
     counting.push()
@@ -231,7 +231,7 @@ def test_steps_are_counted_by_how_they_end(
         ("ingest", "skipped"): 1,
         ("drain", "waits"): 1,
         ("drain", "done"): 1,
-        ("ingest", "failed"): settings.max_attempts - 1,
+        ("ingest", "failed"): settings.internal.max_attempts - 1,
         ("ingest", "dead"): 1,
     }
     assert at(samples, "waits_total", stage="drain", reason="sink") == 1
@@ -294,7 +294,7 @@ def test_a_scrape_asks_redis_twice_however_many_batches_wait(
 def test_a_redis_that_lost_its_last_second_is_not_taken_for_a_counter_that_began_anew(
     client: "redis.Redis", settings: Settings
 ) -> None:
-    keys, scrape = Keys(settings.key_prefix), Scrape(client, settings)
+    keys, scrape = Keys(settings.redis.key_prefix), Scrape(client, settings)
     client.sadd(keys.workloads, "shop")
 
     def stored(lines: int) -> float | None:
@@ -331,7 +331,7 @@ def test_the_labels_know_every_role_and_every_stage() -> None:
 def test_every_label_is_of_a_closed_set_whatever_redis_holds(
     counting: metrics.Pusher, client: "redis.Redis", settings: Settings
 ) -> None:
-    ledger, keys = Ledger(client, settings), Keys(settings.key_prefix)
+    ledger, keys = Ledger(client, settings), Keys(settings.redis.key_prefix)
     accept(ledger, "id-secret", workload='we"ird\n{x}/app-secret')
     metrics.step("secret-stage", "secret-outcome")
     metrics.started("secret-role")
@@ -398,7 +398,7 @@ def test_the_exporter_answers_whatever_redis_does(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     server = PrivateRedis(settings)
     process = server.start()
-    settings = replace(settings, redis_url=server.url)
+    settings = settings.replace(redis_url=server.url)
     try:
         with exporter(settings) as seen:
             with connect(settings) as client:

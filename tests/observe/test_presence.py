@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,23 +97,27 @@ def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
 
 def a_stack(settings: Settings, **changes: Any) -> None:
     """One runs on the data directory, as far as others can see. None: it does not say so."""
-    settings.data_dir.mkdir(parents=True)
+    settings.data.dir.mkdir(parents=True)
     stack = Stack(settings)
     stack._write_state()
-    path = state_file(settings.data_dir)
+    path = state_file(settings.data.dir)
     state = {**json.loads(path.read_text(encoding="utf-8")), **changes}
     path.write_text(json.dumps({k: v for k, v in state.items() if v is not None}), encoding="utf-8")
 
 
 def test_who_joins_a_stack_keeps_to_its_gpu_policy(settings: Settings) -> None:
-    theirs = replace(
-        settings, gpu_tenants=("logweir", "research=1:4GiB"), gpu_backfill="strict", gpu_half_life_s=60.0
+    theirs = settings.replace(
+        gpu_tenants=("logweir", "research=1:4GiB"), gpu_backfill="strict", gpu_half_life_s=60.0
     )
     a_stack(theirs)
-    assert (running(settings.data_dir) or {})["pid"] == os.getpid()
-    got = attached(Settings(data_dir=settings.data_dir, seed=3))
+    assert (running(settings.data.dir) or {})["pid"] == os.getpid()
+    got = attached(Settings(data_dir=settings.data.dir, seed=3))
     assert got.policy() == theirs.policy()
-    assert (got.redis_url, got.key_prefix, got.seed) == (settings.redis_url, settings.key_prefix, 3)
+    assert (got.redis.url, got.redis.key_prefix, got.train.seed) == (
+        settings.redis.url,
+        settings.redis.key_prefix,
+        3,
+    )
 
 
 def test_a_policy_of_ones_own_does_not_count_beside_a_stack_and_that_is_said(
@@ -122,7 +125,7 @@ def test_a_policy_of_ones_own_does_not_count_beside_a_stack_and_that_is_said(
 ) -> None:
     set_up("warning")
     a_stack(settings)
-    own = Settings(data_dir=settings.data_dir, gpu_tenants=("logweir", "research=9"), lease_ttl_ms=2_000)
+    own = Settings(data_dir=settings.data.dir, gpu_tenants=("logweir", "research=9"), lease_ttl_ms=2_000)
     assert attached(own).policy() == Settings().policy()
     said = capsys.readouterr().err
     assert "gpu_tenants of the running stack counts" in said
@@ -132,9 +135,9 @@ def test_a_policy_of_ones_own_does_not_count_beside_a_stack_and_that_is_said(
 
 def test_an_older_stack_that_wrote_no_policy_can_still_be_joined(settings: Settings) -> None:
     a_stack(settings, policy=None)
-    own = Settings(data_dir=settings.data_dir, gpu_tenants=("logweir", "research"))
-    assert attached(own).gpu_tenants == ("logweir", "research")
-    assert attached(own).key_prefix == settings.key_prefix
+    own = Settings(data_dir=settings.data.dir, gpu_tenants=("logweir", "research"))
+    assert attached(own).gpu.tenants == ("logweir", "research")
+    assert attached(own).redis.key_prefix == settings.redis.key_prefix
 
 
 def test_with_a_redis_of_its_own_nobody_else_is_asked(settings: Settings, tmp_path: Path) -> None:
@@ -144,10 +147,10 @@ def test_with_a_redis_of_its_own_nobody_else_is_asked(settings: Settings, tmp_pa
 
 
 def test_who_sends_to_a_stack_keeps_to_its_limits(settings: Settings) -> None:
-    a_stack(replace(settings, max_dead_mib=3, max_pending_mib=5, max_pending_batches=7, backfill_after_s=9.0))
-    got = attached(Settings(data_dir=settings.data_dir))
-    limits = (got.max_dead_mib, got.max_pending_mib, got.max_pending_batches, got.backfill_after_s)
-    assert limits == (3, 5, 7, 9.0)
+    a_stack(settings.replace(max_dead_mib=3, max_pending_mib=5, max_pending_batches=7))
+    got = attached(Settings(data_dir=settings.data.dir))
+    limits = (got.intake.max_dead_mib, got.intake.max_pending_mib, got.internal.max_pending_batches)
+    assert limits == (3, 5, 7)
 
 
 def test_a_stack_of_another_user_is_said_to_be_one(
@@ -164,4 +167,4 @@ def test_a_stack_of_another_user_is_said_to_be_one(
     monkeypatch.setattr(Path, "read_bytes", refused)  # the tests may run as root, who may read everything
     monkeypatch.setattr(Path, "read_text", refused)
     with pytest.raises(BadInput, match=r"stack.json cannot be read: the stack there is another user's"):
-        attached(Settings(data_dir=settings.data_dir))
+        attached(Settings(data_dir=settings.data.dir))

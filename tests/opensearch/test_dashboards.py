@@ -78,7 +78,7 @@ def test_every_reference_leads_to_an_object_of_the_file_and_is_used() -> None:
 
 
 def test_the_index_patterns_match_what_is_written_under_the_default_prefix() -> None:
-    prefix = Settings().opensearch_prefix
+    prefix = Settings().opensearch.prefix
     results = BY_ID["index-pattern", "logweir-results"]["attributes"]
     assert results["title"] == f"{prefix}-results-*"
     assert RESULT_PROPERTIES[results["timeFieldName"]]["type"] == "date"
@@ -167,7 +167,7 @@ def test_the_server_answers_every_visualization_with_the_right_numbers(
 ) -> None:
     def ask(name: str) -> dict[str, Any]:
         answer = search.search(
-            index=f"{search_settings.opensearch_prefix}-results-*", body=body_of(BY_ID["visualization", name])
+            index=f"{search_settings.opensearch.prefix}-results-*", body=body_of(BY_ID["visualization", name])
         )
         assert answer["_shards"]["failed"] == 0
         found: dict[str, Any] = answer["aggregations"]
@@ -203,7 +203,7 @@ def test_the_server_answers_every_visualization_with_the_right_numbers(
 def test_the_server_answers_the_saved_searches(search: OpenSearch, search_settings: Settings) -> None:
     saved = BY_ID["search", "logweir-anomalous-lines"]["attributes"]
     hits = search.search(
-        index=f"{search_settings.opensearch_prefix}-results-*",
+        index=f"{search_settings.opensearch.prefix}-results-*",
         body={
             "query": {"term": {"anomalous": True}},
             "sort": [{field: order} for field, order in saved["sort"]],
@@ -221,5 +221,5 @@ def test_the_retention_policy_deletes_results_by_age_and_nothing_else() -> None:
     assert [t["conditions"] for t in leaving] == [{"min_index_age": "30d"}]
     assert [states[t["state_name"]]["actions"] for t in leaving] == [[{"delete": {}}]]
     assert [t["index_patterns"] for t in policy["ism_template"]] == [
-        [f"{Settings().opensearch_prefix}-results-*"]
+        [f"{Settings().opensearch.prefix}-results-*"]
     ]

@@ -4,7 +4,6 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +202,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 
 def secure(where: Secure, user: str, password: str, *, ca: Path | None = None) -> Settings:
-    return replace(
-        Settings(),
+    return Settings(
         opensearch_url=where.url,
         opensearch_ca=ca or where.ca,
         opensearch_user="writer",
@@ -236,7 +234,7 @@ def test_a_wrong_password_and_an_unknown_authority_are_told_apart(
     with pytest.raises(SourceUnavailable, match=r"does not accept the user 'reader' \(401\)"):
         list(scan.pages(wrong, "applogs-*", query=ALL, fields=[]))
     strange = connect(
-        replace(secure(secure_opensearch, "reader", "reader-pass"), opensearch_ca=None), reading=True
+        secure(secure_opensearch, "reader", "reader-pass").replace(opensearch_ca=None), reading=True
     )
     with pytest.raises(SourceUnavailable, match=r"certificate .* cannot be verified"):
         list(scan.pages(strange, "applogs-*", query=ALL, fields=[]))

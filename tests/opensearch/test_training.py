@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -40,18 +39,16 @@ WORDS = [
 @pytest.fixture(scope="module")
 def stored(opensearch: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, Path]]:
     """The same results in both stores: three workloads, two days, times a microsecond apart."""
-    settings = replace(
-        Settings(), opensearch_url=opensearch, opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}"
-    )
+    settings = Settings(opensearch_url=opensearch, opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}")
     root = tmp_path_factory.mktemp("results")
     for n, workload in enumerate(("c/shop", "c/shop/cart", "C/Shop")):
         frame = results(workload, first=n * 1000)
         OpenSearchSink(settings).write(f"batch-{n}", frame)
         ParquetSink(root).write(f"batch-{n}", frame)
     client = connect(settings)
-    client.indices.refresh(index=f"{settings.opensearch_prefix}-*")
+    client.indices.refresh(index=f"{settings.opensearch.prefix}-*")
     yield settings, root
-    client.indices.delete(index=f"{settings.opensearch_prefix}-*")
+    client.indices.delete(index=f"{settings.opensearch.prefix}-*")
     client.close()
 
 
@@ -121,7 +118,7 @@ def test_no_answer_gives_no_frames(stored: tuple[Settings, Path]) -> None:
     settings, _ = stored
     ahead = Query(since=datetime(2099, 1, 1, tzinfo=UTC))
     nobody = Query(workloads=("nobody",))
-    fresh = replace(settings, opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}")
+    fresh = settings.replace(opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}")
     for own, query in ((settings, ahead), (settings, nobody), (fresh, Query())):
         assert learnt(own, query).is_empty()
         assert count(connect(own), own, query) == 0
@@ -139,7 +136,7 @@ def test_documents_that_another_program_wrote_are_read_as_far_as_they_go(
 ) -> None:
     settings, _ = stored
     client: OpenSearch = connect(settings)
-    index = f"{settings.opensearch_prefix}-others"
+    index = f"{settings.opensearch.prefix}-others"
     client.indices.create(index=index, body={"mappings": {"dynamic": False}})
     documents: list[dict[str, Any]] = [
         {"message": {"a": 1}, "timestamp": 1_700_000_000_123, "pattern_id": 7, "anomalous": "yes"},
@@ -160,8 +157,7 @@ def test_documents_that_another_program_wrote_are_read_as_far_as_they_go(
 
 
 def test_the_user_who_writes_results_reads_them_back_and_no_other_does(secure_opensearch: Secure) -> None:
-    settings = replace(
-        Settings(),
+    settings = Settings(
         opensearch_url=secure_opensearch.url,
         opensearch_ca=secure_opensearch.ca,
         opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}",
@@ -172,10 +168,10 @@ def test_the_user_who_writes_results_reads_them_back_and_no_other_does(secure_op
     )
     writer = connect(settings)
     OpenSearchSink(settings).write("batch", results("c/shop", first=0))
-    writer.indices.refresh(index=f"{settings.opensearch_prefix}-*")
+    writer.indices.refresh(index=f"{settings.opensearch.prefix}-*")
     assert learnt(settings, Query()).height == 100
     reader = connect(settings, reading=True)
     for ask in (count, lambda *a: list(learn_pages(*a))):
         with pytest.raises(SourceUnavailable, match="the user 'reader' has not the right"):
             ask(reader, settings, Query())
-    writer.indices.delete(index=f"{settings.opensearch_prefix}-*")
+    writer.indices.delete(index=f"{settings.opensearch.prefix}-*")

@@ -1,6 +1,5 @@
 """The private Redis of a stack: how its start is waited for."""
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +13,7 @@ from pipeline.workers.stack.private_redis import PrivateRedis
 
 def test_a_server_that_still_reads_what_it_had_on_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with TemporaryDirectory(prefix="logweir-slow-") as folder:
-        server = PrivateRedis(replace(Settings(), data_dir=Path(folder)))
+        server = PrivateRedis(Settings(data_dir=Path(folder)))
         process = server.start()
         with redis.Redis.from_url(server.url) as client:
             pipe = client.pipeline(transaction=False)

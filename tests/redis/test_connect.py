@@ -18,7 +18,7 @@ def test_when_one_connection_loses_its_answers_no_other_one_is_waited_for(settin
             idle += taken
         assert all(connection.is_connected for connection in idle)
         with pytest.raises(redis.TimeoutError):
-            client.blpop([f"{settings.key_prefix}:nothing"], timeout=5)
+            client.blpop([f"{settings.redis.key_prefix}:nothing"], timeout=5)
         assert not any(connection.is_connected for connection in idle)
         assert client.ping() and other.ping()
 

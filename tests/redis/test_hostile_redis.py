@@ -3,7 +3,6 @@
 import re
 import ssl
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ from pipeline.errors import BadInput, BadSetting
 from pipeline.messages.app import broker_tls, broker_url, make_app
 from pipeline.redis.check import check_redis
 from pipeline.settings import Settings
-from pipeline.values import check_url, masked_url
+from pipeline.values import masked_url
 
 ROOT = Path(__file__).resolve().parents[2]
 # Characters that mean something in URLs, shells, Redis' protocol and regular expressions.
@@ -58,7 +57,7 @@ def allow(client: "redis.Redis", rights: list[str], password: str = PASSWORD) ->
 
 def as_user(client: "redis.Redis") -> Settings:
     login = f"logweir:{quote(PASSWORD, safe='')}"
-    return replace(Settings(), redis_url=f"unix://{login}@{socket_of(client)}?db=0")
+    return Settings(redis_url=f"unix://{login}@{socket_of(client)}?db=0")
 
 
 def test_the_user_of_the_manual_may_do_all_that_is_asked_of_it(own: "redis.Redis") -> None:
@@ -102,7 +101,7 @@ def test_one_url_does_for_redis_py_kombu_scripts_and_flower(own: "redis.Redis", 
     with tls_door(socket_of(own), made, ask=True) as port:
         client, key = made.client, made.client.with_suffix(".key")
         url = url_of(port, f"?ssl_ca_certs={made.ca}&ssl_certfile={client}&ssl_keyfile={key}", login=login)
-        settings = replace(Settings(), redis_url=url)
+        settings = Settings(redis_url=url)
         check_redis(settings)  # with a script
         app = make_app(settings)
         with app.connection_for_write() as connection:
@@ -134,7 +133,7 @@ def test_a_certificate_that_cannot_be_trusted_is_told_with_the_remedy(
 ) -> None:
     other = Certificates.make(tmp_path) if "other" in options else made
     with tls_door(socket_of(own), made) as port, pytest.raises(BadInput) as told:
-        check_redis(replace(Settings(), redis_url=url_of(port, options.format(other=other.ca))))
+        check_redis(Settings(redis_url=url_of(port, options.format(other=other.ca))))
     assert says in str(told.value) and "\n" not in str(told.value)
 
 
@@ -144,12 +143,12 @@ def test_a_certificate_of_another_name_is_refused(own: "redis.Redis", made: Cert
         pytest.raises(BadInput, match="no certificate that can be trusted"),
     ):
         # Another name of this machine, which the certificate does not have.
-        check_redis(replace(Settings(), redis_url=url_of(port, f"?ssl_ca_certs={made.ca}", host="127.0.0.2")))
+        check_redis(Settings(redis_url=url_of(port, f"?ssl_ca_certs={made.ca}", host="127.0.0.2")))
 
 
 def test_a_server_that_wants_a_certificate_of_ours_is_told(own: "redis.Redis", made: Certificates) -> None:
     with tls_door(socket_of(own), made, ask=True) as port, pytest.raises(BadInput) as told:
-        check_redis(replace(Settings(), redis_url=url_of(port, f"?ssl_ca_certs={made.ca}")))
+        check_redis(Settings(redis_url=url_of(port, f"?ssl_ca_certs={made.ca}")))
     assert "\n" not in str(told.value) and "REDIS_URL" in str(told.value)
 
 
@@ -158,8 +157,8 @@ def test_whoever_mixes_up_the_schemes_is_told_which_one_to_write(
 ) -> None:
     with tls_door(socket_of(own), made) as port:
         with pytest.raises(BadInput, match="rediss://"):
-            check_redis(replace(Settings(), redis_url=f"redis://localhost:{port}/0"))
-        check_redis(replace(Settings(), redis_url=url_of(port, "?ssl_cert_reqs=none")))
+            check_redis(Settings(redis_url=f"redis://localhost:{port}/0"))
+        check_redis(Settings(redis_url=url_of(port, "?ssl_cert_reqs=none")))
         with Connection(
             broker_url(url_of(port, "?ssl_cert_reqs=none")),
             ssl=broker_tls(url_of(port, "?ssl_cert_reqs=none")),
@@ -177,7 +176,7 @@ def test_whoever_mixes_up_the_schemes_is_told_which_one_to_write(
 )
 def test_options_that_would_be_ignored_or_misread_are_refused(url: str, says: str) -> None:
     with pytest.raises(BadSetting, match=re.escape(says)):
-        check_url(url)
+        Settings(redis_url=url)
 
 
 def test_verification_is_on_unless_the_url_says_otherwise() -> None:

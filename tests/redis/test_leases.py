@@ -113,7 +113,7 @@ def test_an_expired_lease_cannot_be_renewed_and_is_free_for_others(leases: Lease
 
 
 def test_a_lease_expires_by_itself(client: "redis.Redis", settings: Settings) -> None:
-    leases = Leases(client, replace(settings, lease_ttl_ms=2000))
+    leases = Leases(client, settings.replace(lease_ttl_ms=2000))
     get(leases, "a")
     assert wait_until(lambda: isinstance(leases.request(ONE, "b"), Lease), timeout_s=20)
 
@@ -164,7 +164,7 @@ def test_what_compares_tokens_itself_needs_no_quarantine(leases: Leases) -> None
 
 
 def test_holding_renews_and_gives_back(client: "redis.Redis", settings: Settings) -> None:
-    leases = Leases(client, replace(settings, lease_ttl_ms=2000))
+    leases = Leases(client, settings.replace(lease_ttl_ms=2000))
     lease = get(leases, "a")
     first = client.hget(leases.keys.lease(ONE), "deadline")
     with leases.holding(lease) as held:
@@ -174,7 +174,7 @@ def test_holding_renews_and_gives_back(client: "redis.Redis", settings: Settings
 
 
 def test_holding_says_that_the_lease_is_lost(client: "redis.Redis", settings: Settings) -> None:
-    leases = Leases(client, replace(settings, lease_ttl_ms=2000))
+    leases = Leases(client, settings.replace(lease_ttl_ms=2000))
     with leases.holding(get(leases, "a")) as held:
         let_pass(leases)
         other = get(leases, "b")
@@ -185,7 +185,7 @@ def test_holding_says_that_the_lease_is_lost(client: "redis.Redis", settings: Se
 def test_holding_is_lost_before_others_start_when_redis_is_silent(
     client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leases = Leases(client, replace(settings, lease_ttl_ms=2000))
+    leases = Leases(client, settings.replace(lease_ttl_ms=2000))
     lease = get(leases, "a")
 
     def silent(*_: object) -> Any:

@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,7 +69,7 @@ def test_no_two_shards_give_the_same_id_and_every_reader_can_hold_them() -> None
 
 
 def test_a_worker_is_told_its_shard_by_its_role(settings: Settings) -> None:
-    three = replace(settings, drain_shards=3)
+    three = settings.replace(drain_shards=3)
     assert [placed(text, three) for text in ("store", "drain", "drain.2")] == [
         ("store", 0),
         ("drain", 0),
@@ -110,7 +109,7 @@ class Writer:
         return granted(self.leases.request(resource, f"w{id(self)}"), resource).token
 
     def learn(self, *lines: str, workload: str = "", token: int | None = None) -> list[int]:
-        workload = workload or of(self.shard, self.settings.drain_shards)
+        workload = workload or of(self.shard, self.settings.drain.shards)
         rows = [{"key": key_of(text), "masked": text, "severe": False} for text in lines]
         answers = self.learner.learn(
             rows,
@@ -128,11 +127,11 @@ class Writer:
 @pytest.fixture
 def two(settings: Settings) -> Settings:
     """Two shards, and a tree whose answers can be foretold."""
-    return replace(settings, drain_shards=2, drain_similarity=0.5, drain_depth=4)
+    return settings.replace(drain_shards=2, drain_similarity=0.5)
 
 
 def texts(client: "redis.Redis", settings: Settings) -> dict[int, str]:
-    return {t.template_id: t.text for t in read_templates(client, Keys(settings.key_prefix))}
+    return {t.template_id: t.text for t in read_templates(client, Keys(settings.redis.key_prefix))}
 
 
 def test_each_shard_gives_ids_of_its_own(client: "redis.Redis", two: Settings) -> None:
@@ -153,7 +152,7 @@ def test_a_line_that_one_shard_knows_has_its_id_in_all_of_them(client: "redis.Re
     assert second.learn("gamma") == [IDS + 1], "it has read everything that there is"
     assert first.learn("job one done", "job two done", "alpha") == [1, 1, 2]
     assert second.learn("job one done", "job six done", "alpha") == [1, 1, 2]
-    counts: Any = client.hgetall(Keys(two.key_prefix).template_counts)
+    counts: Any = client.hgetall(Keys(two.redis.key_prefix).template_counts)
     assert counts == {of(0, 2).encode(): b"2", of(1, 2).encode(): b"1"}
 
 
@@ -172,7 +171,7 @@ def test_a_template_that_another_shard_has_made_for_ours_is_ours_to_widen(
     client: "redis.Redis", settings: Settings
 ) -> None:
     # A batch that was handed to the wrong one: Redis was away when its shard was asked for.
-    two = replace(settings, drain_shards=2, drain_similarity=0.5)
+    two = settings.replace(drain_shards=2, drain_similarity=0.5)
     first, second = Writer(client, two), Writer(client, two, 1)
     ours = of(1, 2)
     (template,) = first.learn("job one ran on alpha", workload=ours)
@@ -213,7 +212,7 @@ def test_twins_of_one_moment_are_one_from_the_next_batch_on(client: "redis.Redis
 
 def test_with_one_shard_nobody_is_told_of_changes(client: "redis.Redis", settings: Settings) -> None:
     Writer(client, settings).learn("alpha")
-    assert not client.exists(Keys(settings.key_prefix).template_changes)
+    assert not client.exists(Keys(settings.redis.key_prefix).template_changes)
 
 
 def test_the_token_of_another_shard_opens_nothing(client: "redis.Redis", two: Settings) -> None:
@@ -233,12 +232,12 @@ def test_the_token_of_another_shard_opens_nothing(client: "redis.Redis", two: Se
 def test_more_or_fewer_shards_change_no_id_and_give_none_twice(
     client: "redis.Redis", settings: Settings
 ) -> None:
-    own = replace(settings, drain_similarity=0.5, drain_depth=4)
+    own = settings.replace(drain_similarity=0.5)
     workloads = [f"shop/app{i}" for i in range(12)]
     given: dict[tuple[str, str], int] = {}
     fresh: set[int] = set()
     for round_, shards in enumerate((1, 3, 2, 64, 1)):
-        now = replace(own, drain_shards=shards)
+        now = own.replace(drain_shards=shards)
         writers = {shard: Writer(client, now, shard) for shard in range(shards)}
         for workload in workloads:
             writer = writers[shard_of(workload, shards)]
@@ -253,5 +252,5 @@ def test_more_or_fewer_shards_change_no_id_and_give_none_twice(
         for writer in writers.values():
             writer.end()
     assert set(texts(client, own)) == fresh
-    counts: Any = client.hgetall(Keys(own.key_prefix).template_counts)
+    counts: Any = client.hgetall(Keys(own.redis.key_prefix).template_counts)
     assert counts == {workload.encode(): b"5" for workload in workloads}

@@ -45,14 +45,14 @@ def waits() -> list[float]:
 @pytest.fixture
 def sink(proxy: Proxy, search_settings: Settings, waits: list[float]) -> OpenSearchSink:
     """A sink behind the proxy, whose waits are noted instead of waited."""
-    through = replace(search_settings, opensearch_url=proxy.url)
+    through = search_settings.replace(opensearch_url=proxy.url)
     return OpenSearchSink(through, sleep=waits.append, jitter=random.Random(7).random)
 
 
 def stored(settings: Settings) -> dict[str, dict[str, Any]]:
     """Every document of the sink by id, past the sink."""
     client = connect(settings)
-    index = f"{settings.opensearch_prefix}-results-*"
+    index = f"{settings.opensearch.prefix}-results-*"
     client.indices.refresh(index=index)
     hits = client.search(index=index, body={"size": 10_000})["hits"]["hits"]
     client.close()
@@ -108,7 +108,7 @@ def test_a_record_the_mapping_refuses_is_named_and_the_others_are_stored(
     sink: OpenSearchSink, search_settings: Settings
 ) -> None:
     client = connect(search_settings)
-    day = f"{search_settings.opensearch_prefix}-results-2026.11.20"
+    day = f"{search_settings.opensearch.prefix}-results-2026.11.20"
     # Somebody made the index by hand, with another idea of what a level is.
     client.indices.create(
         index=day,
@@ -152,7 +152,7 @@ def test_an_index_that_is_blocked_can_heal_and_says_what_to_do(
     sink = OpenSearchSink(search_settings, sleep=waits.append)
     sink.write("b", rows(3))
     client = connect(search_settings)
-    index = f"{search_settings.opensearch_prefix}-results-*"
+    index = f"{search_settings.opensearch.prefix}-results-*"
     for block in ("read_only_allow_delete", "write", "read_only"):
         client.indices.put_settings(index=index, body={f"index.blocks.{block}": True})
         with pytest.raises(SinkUnavailable, match=r"results-2026.*is blocked.*free disk space or remove"):
@@ -167,7 +167,7 @@ def test_a_closed_index_can_heal(search_settings: Settings) -> None:
     sink = OpenSearchSink(search_settings)
     sink.write("b", rows(1))
     client = connect(search_settings)
-    day = f"{search_settings.opensearch_prefix}-results-2026.11.20"
+    day = f"{search_settings.opensearch.prefix}-results-2026.11.20"
     client.indices.close(index=day)
     with pytest.raises(SinkUnavailable, match="the index is closed; open it"):
         sink.write("b", rows(1))
@@ -194,7 +194,7 @@ def test_a_server_that_is_down_is_named_without_the_password() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    sink = OpenSearchSink(replace(Settings(), opensearch_url=f"http://me:sesame@127.0.0.1:{port}"))
+    sink = OpenSearchSink(Settings(opensearch_url=f"http://me:sesame@127.0.0.1:{port}"))
     calls = (
         lambda: sink.write("b", rows(1)),
         lambda: sink.read("b", "shop"),
@@ -211,7 +211,7 @@ def test_a_server_that_is_down_is_named_without_the_password() -> None:
 def test_a_bulk_that_kill_9_interrupts_is_complete_and_single_after_the_return() -> None:
     node = Node.on_free_port()
     url = node.start()
-    here = replace(Settings(), opensearch_url=url, opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}")
+    here = Settings(opensearch_url=url, opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}")
     sink = OpenSearchSink(here)
     frames = [rows(2_000, key=f"b{i}") for i in range(400)]
     accepted: list[int] = []
@@ -242,7 +242,7 @@ def test_a_bulk_that_kill_9_interrupts_is_complete_and_single_after_the_return()
             assert got is not None
             assert got.equals(frames[i])
         client = connect(here)
-        count = client.count(index=f"{here.opensearch_prefix}-results-*")["count"]
+        count = client.count(index=f"{here.opensearch.prefix}-results-*")["count"]
         client.close()
         assert count == 2_000 * (again + 1)
     finally:
@@ -256,8 +256,7 @@ def test_a_bulk_that_kill_9_interrupts_is_complete_and_single_after_the_return()
 @pytest.fixture
 def secure(secure_opensearch: Secure) -> Iterator[Settings]:
     """The writer's settings on the secure server."""
-    own = replace(
-        Settings(),
+    own = Settings(
         opensearch_url=secure_opensearch.url,
         opensearch_ca=secure_opensearch.ca,
         opensearch_user="writer",
@@ -267,7 +266,7 @@ def secure(secure_opensearch: Secure) -> Iterator[Settings]:
         opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}",
     )
     yield own
-    forget(replace(own, opensearch_user="admin", opensearch_password="admin-pass"))
+    forget(own.replace(opensearch_user="admin", opensearch_password="admin-pass"))
 
 
 def test_a_user_with_rights_on_our_indices_alone_can_do_everything_a_sink_does(secure: Settings) -> None:
@@ -286,7 +285,7 @@ def test_a_user_with_rights_on_our_indices_alone_can_do_everything_a_sink_does(s
 
 def test_removing_leaves_no_search_open_though_the_role_may_not_close_scrolls(secure: Settings) -> None:
     # A server opens 500 scrolls at most; one left behind by every removal stopped it for minutes.
-    admin = connect(replace(secure, opensearch_user="admin", opensearch_password="admin-pass"))
+    admin = connect(secure.replace(opensearch_user="admin", opensearch_password="admin-pass"))
 
     def still_open() -> int:
         nodes = admin.nodes.stats(metric="indices", index_metric="search")["nodes"].values()
@@ -306,14 +305,14 @@ def test_a_probe_tells_before_the_first_result_who_may_write_where(secure: Setti
     assert "will be made with the first result" in OpenSearchSink(secure).probe()
     client = connect(secure)
     assert not client.indices.exists(
-        index=f"{secure.opensearch_prefix}-*", params={"allow_no_indices": "false"}
+        index=f"{secure.opensearch.prefix}-*", params={"allow_no_indices": "false"}
     )
-    client.indices.create(index=f"{secure.opensearch_prefix}-results-{utc_now():%Y.%m.%d}")
+    client.indices.create(index=f"{secure.opensearch.prefix}-results-{utc_now():%Y.%m.%d}")
     client.close()
     assert "can be read and written" in OpenSearchSink(secure).probe()
-    elsewhere = replace(secure, opensearch_prefix="other")
-    logs = replace(
-        secure, opensearch_user="reader", opensearch_password="reader-pass", opensearch_prefix="applogs"
+    elsewhere = secure.replace(opensearch_prefix="other")
+    logs = secure.replace(
+        opensearch_user="reader", opensearch_password="reader-pass", opensearch_prefix="applogs"
     )
     for wrong in (elsewhere, logs):
         with pytest.raises(SinkUnavailable, match="has not the right"):
@@ -321,16 +320,15 @@ def test_a_probe_tells_before_the_first_result_who_may_write_where(secure: Setti
 
 
 def test_a_wrong_password_names_the_user_and_never_the_password(secure: Settings) -> None:
-    wrong = OpenSearchSink(replace(secure, opensearch_password="sesame"))
+    wrong = OpenSearchSink(secure.replace(opensearch_password="sesame"))
     with pytest.raises(SinkUnavailable, match=r"does not accept the user 'writer' \(401\)") as caught:
         wrong.write("b", rows(1))
     assert "sesame" not in str(caught.value)
 
 
 def test_a_user_in_the_url_is_used_where_the_settings_name_none(secure: Settings) -> None:
-    url = secure.opensearch_url or ""
-    inside = replace(
-        secure,
+    url = secure.opensearch.url or ""
+    inside = secure.replace(
         opensearch_url=url.replace("https://", "https://writer:writer%2Dpass@"),
         opensearch_user=None,
         opensearch_password=None,
@@ -352,7 +350,7 @@ def test_reading_logs_is_done_as_the_reading_user(secure: Settings) -> None:
 
 
 def test_a_role_without_the_right_is_told_the_action_that_is_missing(secure: Settings) -> None:
-    elsewhere = replace(secure, opensearch_prefix=f"other-{uuid.uuid4().hex[:12]}")
+    elsewhere = secure.replace(opensearch_prefix=f"other-{uuid.uuid4().hex[:12]}")
     try:
         with pytest.raises(SinkUnavailable) as caught:
             OpenSearchSink(elsewhere).write("b", rows(1))
@@ -360,11 +358,11 @@ def test_a_role_without_the_right_is_told_the_action_that_is_missing(secure: Set
         assert re.search(r"the index other-\w+-results-2026\.11\.20, the user has not the right", said)
         assert "no permissions for [indices:" in said
         assert "name=writer" in said
-        reader = replace(secure, opensearch_user="reader", opensearch_password="reader-pass")
+        reader = secure.replace(opensearch_user="reader", opensearch_password="reader-pass")
         with pytest.raises(SinkUnavailable, match="the user 'reader' has not the right"):
             OpenSearchSink(reader).write("b", rows(1))
     finally:
-        forget(replace(elsewhere, opensearch_user="admin", opensearch_password="admin-pass"))
+        forget(elsewhere.replace(opensearch_user="admin", opensearch_password="admin-pass"))
 
 
 def test_single_documents_without_the_right_can_heal_and_are_not_rejected(
@@ -377,15 +375,15 @@ def test_single_documents_without_the_right_can_heal_and_are_not_rejected(
 
 
 def test_a_certificate_nobody_trusts_names_the_setting(secure: Settings, tmp_path: Path) -> None:
-    alone = replace(secure, opensearch_ca=None)
-    missing = replace(secure, opensearch_ca=tmp_path / "no.pem")
+    alone = secure.replace(opensearch_ca=None)
+    missing = secure.replace(opensearch_ca=tmp_path / "no.pem")
     for wrong in (alone, missing):
         with pytest.raises(SinkUnavailable, match=r"certificate of \S+:\d+ .*set opensearch_ca"):
             OpenSearchSink(wrong).write("b", rows(1))
 
 
 def test_a_server_without_tls_is_not_blamed_on_its_certificate(opensearch: str) -> None:
-    client = connect(replace(Settings(), opensearch_url=opensearch.replace("http://", "https://")))
+    client = connect(Settings(opensearch_url=opensearch.replace("http://", "https://")))
     with (
         pytest.raises(SinkUnavailable, match="does not speak TLS"),
         explained("nothing can be written", SinkUnavailable),
@@ -439,7 +437,7 @@ def test_an_index_template_that_somebody_removed_is_installed_again(
 def test_an_index_template_of_this_version_is_left_as_an_operator_changed_it(
     search_settings: Settings, search: OpenSearch
 ) -> None:
-    name = f"{search_settings.opensearch_prefix}-results"
+    name = f"{search_settings.opensearch.prefix}-results"
     body = index_template(f"{name}-*", RESULT_PROPERTIES)
 
     def shards() -> str:
@@ -517,7 +515,7 @@ def test_templates_are_stored_under_their_ids_and_newer_texts_replace_older(
         ("1", "user <*> logged <*>"),
         ("2", "größe <*> failed"),
     ]
-    down = connect(replace(search_settings, opensearch_url="http://127.0.0.1:9"))
+    down = connect(search_settings.replace(opensearch_url="http://127.0.0.1:9"))
     with pytest.raises(SinkUnavailable, match="templates cannot be written"):
         write_templates(down, search_settings, TEMPLATES)
     down.close()

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -64,18 +63,18 @@ def test_a_batch_that_one_of_several_could_not_take_is_not_reported_as_stored(tm
 
 
 def test_the_settings_choose_the_sinks_and_keep_the_purposes_apart(tmp_path: Path) -> None:
-    here = replace(Settings(), data_dir=tmp_path, opensearch_url="http://localhost:9")
+    here = Settings(data_dir=tmp_path, opensearch_url="http://localhost:9")
     plain = sinks_for(here)
     assert {p: s.root for p, s in plain.items() if isinstance(s, ParquetSink)} == {
-        Purpose.SCORE: here.results,
-        Purpose.BASELINE: here.baseline,
+        Purpose.SCORE: here.data.results,
+        Purpose.BASELINE: here.data.baseline,
     }
-    search = sinks_for(replace(here, sinks=("opensearch",)))
+    search = sinks_for(here.replace(sinks=("opensearch",)))
     assert {p: s.prefix for p, s in search.items() if isinstance(s, OpenSearchSink)} == {
         Purpose.SCORE: "logweir-results",
         Purpose.BASELINE: "logweir-baseline",
     }
-    both = sinks_for(replace(here, sinks=("opensearch", "parquet")))
+    both = sinks_for(here.replace(sinks=("opensearch", "parquet")))
     assert all(isinstance(sink, Several) for sink in both.values())
 
 

@@ -7,7 +7,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,8 +41,7 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 def logs(opensearch: str, settings: Settings) -> Iterator[Settings]:
     """Settings whose source is a pattern of this test alone."""
     prefix = f"applogs-{uuid.uuid4().hex[:12]}"
-    own = replace(
-        settings,
+    own = settings.replace(
         opensearch_url=opensearch,
         opensearch_source=f"{prefix}-*",
         opensearch_workload_fields=("cluster", "kubernetes.namespace"),
@@ -65,7 +63,7 @@ def ledger(logs: Settings, client: "redis.Redis") -> Ledger:
 
 
 def named(logs: Settings, name: str = "a") -> str:
-    return str(logs.opensearch_source).replace("*", name)
+    return str(logs.opensearch.source).replace("*", name)
 
 
 def write(server: OpenSearch, index: str, *documents: dict[str, Any], prefix: str = "") -> None:
@@ -273,8 +271,8 @@ def test_a_poll_from_an_old_cursor_goes_on_where_the_ledger_stands(
 @pytest.mark.parametrize("after", [1, 3], ids=["while it polls", "between polls"])
 def test_a_poller_reads_again_what_redis_lost(logs: Settings, server: OpenSearch, after: int) -> None:
     with power(batch_records=10) as own:
-        mine = replace(
-            own.settings, opensearch_url=logs.opensearch_url, opensearch_source=logs.opensearch_source
+        mine = own.settings.replace(
+            opensearch_url=logs.opensearch.url, opensearch_source=logs.opensearch.source
         )
         ledger = Ledger(redis.Redis.from_url(str(mine.redis_url)), mine)
         poller = Poller(connect(mine), mine, clock=lambda: NOW)
@@ -310,9 +308,9 @@ def test_a_full_ledger_is_waited_for(logs: Settings, server: OpenSearch, ledger:
 
 def test_batches_stay_within_their_limits(logs: Settings, server: OpenSearch, ledger: Ledger) -> None:
     write(server, named(logs), *[{"message": f"{n}" * 9_000} for n in range(10, 40)])
-    small = replace(logs, batch_records=10, batch_kib=64)
+    small = logs.replace(batch_records=10, batch_kib=64)
     assert drain(small, ledger).batches == 10  # three of 18 KB each
-    assert drain(replace(logs, batch_records=7), ledger).documents == 0
+    assert drain(logs.replace(batch_records=7), ledger).documents == 0
 
 
 def test_an_index_made_anew_under_the_same_name_is_read(
@@ -339,14 +337,14 @@ def test_a_write_repeated_under_its_id_is_left_alone(
 def test_no_index_yet_and_a_missing_one_are_said_with_their_remedy(logs: Settings) -> None:
     with pytest.raises(SourceUnavailable, match=r"no index is called .* yet; .* correct opensearch_source"):
         list(Poller(connect(logs), logs).poll(None))
-    exact = replace(logs, opensearch_source="applogs-nowhere")
+    exact = logs.replace(opensearch_source="applogs-nowhere")
     with pytest.raises(SourceUnavailable, match="applogs-nowhere cannot be read: there is no such index"):
         list(Poller(connect(exact), exact).poll(None))
 
 
 def test_a_poller_without_an_index_says_which_setting_is_missing(settings: Settings) -> None:
     with pytest.raises(BadSetting, match="set opensearch_source"):
-        Poller(connect(replace(settings, opensearch_url="http://127.0.0.1:9")), settings)
+        Poller(connect(settings.replace(opensearch_url="http://127.0.0.1:9")), settings)
 
 
 def test_a_cursor_of_something_else_is_refused(logs: Settings) -> None:
@@ -359,8 +357,7 @@ def test_a_reader_polls_a_secure_server_and_needs_no_other_right(
     secure_opensearch: Secure, settings: Settings, client: "redis.Redis"
 ) -> None:
     index = f"applogs-{uuid.uuid4().hex[:12]}"
-    own = replace(
-        settings,
+    own = settings.replace(
         opensearch_url=secure_opensearch.url,
         opensearch_ca=secure_opensearch.ca,
         opensearch_source=f"{index}*",
@@ -369,15 +366,15 @@ def test_a_reader_polls_a_secure_server_and_needs_no_other_right(
         opensearch_read_user="reader",
         opensearch_read_password="reader-pass",
     )
-    admin = connect(replace(own, opensearch_user="admin", opensearch_password="admin-pass"))
+    admin = connect(own.replace(opensearch_user="admin", opensearch_password="admin-pass"))
     ledger = Ledger(client, own)
     write(admin, index, *lines(12), {"body": "no message"})
     try:
         assert poll_once(own, ledger.accept, ledger.cursor).documents == 13
         with pytest.raises(SourceUnavailable, match=r"the user 'reader' \(401\)"):
-            poll_once(replace(own, opensearch_read_password="guess"), ledger.accept, ledger.cursor)
+            poll_once(own.replace(opensearch_read_password="guess"), ledger.accept, ledger.cursor)
         with pytest.raises(SourceUnavailable, match="the user 'writer' has not the right"):
-            poll_once(replace(own, opensearch_read_user=None), ledger.accept, ledger.cursor)
+            poll_once(own.replace(opensearch_read_user=None), ledger.accept, ledger.cursor)
     finally:
         admin.indices.delete(index=index)
 
@@ -451,7 +448,7 @@ class Running:
         self._threads: list[tuple[SourceWorker, threading.Thread]] = []
 
     def start(self, settings: Settings, holder: str) -> SourceWorker:
-        worker = SourceWorker(replace(settings, opensearch_poll_s=0.1), holder=holder)
+        worker = SourceWorker(settings, holder=holder, poll_s=0.1)
         thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()
         self._threads.append((worker, thread))
@@ -492,7 +489,7 @@ def test_a_server_that_is_away_is_complained_of_until_it_is_back(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    own = replace(logs, opensearch_url=f"http://127.0.0.1:{port}")
+    own = logs.replace(opensearch_url=f"http://127.0.0.1:{port}")
     running.start(own, "one")
     presence = Presence(ledger.client, own)
     assert wait_until(lambda: presence.trouble() is not None, timeout_s=10)
@@ -501,7 +498,7 @@ def test_a_server_that_is_away_is_complained_of_until_it_is_back(
     assert trouble.stage == "source"
     assert "is not reachable" in trouble.reason
     write(server, named(logs), *lines(20))
-    with door(port, str(logs.opensearch_url)):
+    with door(port, str(logs.opensearch.url)):
         assert wait_until(lambda: len(messages(ledger)) == 20, timeout_s=20)
         running.stop()
 

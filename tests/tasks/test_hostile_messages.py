@@ -192,7 +192,7 @@ def test_a_wake_up_is_small_and_one_with_the_longest_id_still_passes(
     settings: Settings, client: "redis.Redis"
 ) -> None:
     submit = Submit(make_app(settings), client, settings)
-    queue = f"{settings.key_prefix}:ingest"
+    queue = f"{settings.redis.key_prefix}:ingest"
     try:
         for batch_id, most in (
             ("0123456789abcdef-1f4", 4096),
@@ -203,7 +203,7 @@ def test_a_wake_up_is_small_and_one_with_the_longest_id_still_passes(
             assert isinstance(raw, bytes) and len(raw) < most
             assert dropped(raw) == ""
     finally:
-        client.delete(queue, f"{settings.key_prefix}:_kombu.binding.ingest")
+        client.delete(queue, f"{settings.redis.key_prefix}:_kombu.binding.ingest")
 
 
 def test_a_worker_sends_its_own_tasks_to_others_without_its_time_limits(
@@ -215,12 +215,12 @@ def test_a_worker_sends_its_own_tasks_to_others_without_its_time_limits(
     @app.task(name="logweir.ingest", shared=False, lazy=False, time_limit=300)  # type: ignore[untyped-decorator]
     def ingest(_batch_id: str) -> None: ...
 
-    queue = f"{settings.key_prefix}:ingest"
+    queue = f"{settings.redis.key_prefix}:ingest"
     try:
         assert Submit(app, client, settings).wake(Stage.INGEST, "b-1")
         assert dropped(client.rpop(queue)) == ""
     finally:
-        client.delete(queue, f"{settings.key_prefix}:_kombu.binding.ingest")
+        client.delete(queue, f"{settings.redis.key_prefix}:_kombu.binding.ingest")
 
 
 # ---- a real worker -----------------------------------------------------------------------------------
@@ -231,9 +231,9 @@ def worker(settings: Settings, log: Path) -> Iterator["subprocess.Popen[bytes]"]
     """A real ingest worker on these settings."""
     env = {k: v for k, v in os.environ.items() if k != "REDIS_URL" and not k.startswith("LOGWEIR_")}
     env |= {
-        "REDIS_URL": str(settings.redis_url),
-        "LOGWEIR_KEY_PREFIX": settings.key_prefix,
-        "LOGWEIR_DATA_DIR": str(settings.data_dir),
+        "REDIS_URL": str(settings.redis.url),
+        "LOGWEIR_KEY_PREFIX": settings.redis.key_prefix,
+        "LOGWEIR_DATA_DIR": str(settings.data.dir),
         "POLARS_MAX_THREADS": "1",
     }
     with log.open("wb") as out:
@@ -255,7 +255,7 @@ def test_a_worker_drops_hundreds_of_hostile_messages_and_goes_on_working(
     settings: Settings, client: "redis.Redis", tmp_path: Path
 ) -> None:
     producer = Producer.connect(settings)
-    queue, log, trace = f"{settings.key_prefix}:ingest", tmp_path / "log", tmp_path / "trace"
+    queue, log, trace = f"{settings.redis.key_prefix}:ingest", tmp_path / "log", tmp_path / "trace"
     messages = list(hostile(trace).values())
 
     def done(batch_id: str) -> bool:
@@ -274,9 +274,9 @@ def test_a_worker_drops_hundreds_of_hostile_messages_and_goes_on_working(
         grown = psutil.Process(process.pid).memory_info().rss - before
         assert client.llen(queue) == 0
         # The last good one is acknowledged a moment after it is done.
-        assert wait_until(lambda: client.hlen(f"{settings.key_prefix}:unacked") == 0, timeout_s=10)
+        assert wait_until(lambda: client.hlen(f"{settings.redis.key_prefix}:unacked") == 0, timeout_s=10)
         # What a callback or a chain would have sent.
-        assert client.llen(f"{settings.key_prefix}:periodic") == 0
+        assert client.llen(f"{settings.redis.key_prefix}:periodic") == 0
     text = log.read_text(errors="replace")
     assert grown < 100 * 2**20
     assert not trace.exists()
@@ -284,7 +284,7 @@ def test_a_worker_drops_hundreds_of_hostile_messages_and_goes_on_working(
     told = [json.loads(line) for line in text.splitlines() if '"message.dropped"' in line]
     kinds = [event["why"] for event in told]
     assert len(kinds) == len(set(kinds)) and len(kinds) >= 8
-    for name in client.scan_iter(f"*{settings.key_prefix}*"):
+    for name in client.scan_iter(f"*{settings.redis.key_prefix}*"):
         client.delete(name)
 
 
@@ -292,7 +292,7 @@ def test_what_was_to_be_restored_and_cannot_be_read_is_let_go(
     settings: Settings, client: "redis.Redis"
 ) -> None:
     app = make_app(settings)
-    tag, held = "t-1", f"{settings.key_prefix}:unacked"
+    tag, held = "t-1", f"{settings.redis.key_prefix}:unacked"
     channel = app.connection_for_read().default_channel
     kept = guard.QoS(channel)
     try:

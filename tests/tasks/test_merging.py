@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,9 @@ def small(context: Context, count: int, *, of: int = 10) -> list[str]:
 
 def taken(context: Context, queue: str, *, backfill: bool = False) -> str | None:
     """The batch id of the message that a worker would get next; the message is gone then."""
-    raw: Any = context.client.rpop(f"{context.settings.key_prefix}:{of_class(queue, backfill=backfill)}")
+    raw: Any = context.client.rpop(
+        f"{context.settings.redis.key_prefix}:{of_class(queue, backfill=backfill)}"
+    )
     return None if raw is None else json.loads(base64.b64decode(json.loads(raw)["body"]))[0][0]
 
 
@@ -137,7 +138,7 @@ def test_what_waits_behind_a_batch_is_scored_in_its_pass_and_every_line_once(wor
     assert left == names[1:], "their messages were not taken away"
     assert len(worker.passes) == 1, "and whoever gets them leaves the batches alone"
     assert worker.submit.next_ids("drain", 100) == names
-    check_sums(snapshot(worker.client, worker.settings.key_prefix))
+    check_sums(snapshot(worker.client, worker.settings.redis.key_prefix))
 
 
 def test_a_pass_is_full_at_some_number_of_lines_and_of_batches(
@@ -194,7 +195,7 @@ def test_a_line_that_fails_costs_only_its_own_batch_an_attempt(worker: Worker) -
         expired(worker, "bad")
         infer.run(worker, "bad")
     assert worker.ledger.state("bad") == "split"
-    check_sums(snapshot(worker.client, worker.settings.key_prefix))
+    check_sums(snapshot(worker.client, worker.settings.redis.key_prefix))
 
 
 def test_the_batch_whose_turn_it_is_counts_when_it_is_the_one_at_fault(worker: Worker) -> None:
@@ -221,10 +222,10 @@ def test_what_has_failed_before_neither_takes_others_along_nor_is_taken(worker: 
 
 def test_parts_of_a_batch_that_was_given_up_go_alone(worker: Worker) -> None:
     sent(worker, "bad", [f"poison {word(7)}", "good line"])
-    for _ in range(worker.settings.max_attempts):
+    for _ in range(worker.settings.internal.max_attempts):
         expired(worker, "bad")
         infer.run(worker, "bad")
-    worker.client.delete(f"{worker.settings.key_prefix}:{QUEUE_CPU}")
+    worker.client.delete(f"{worker.settings.redis.key_prefix}:{QUEUE_CPU}")
     for half in ("bad~0", "bad~1"):
         perform(worker, Stage.INGEST, half, ingest.step)
     sent(worker, "later", ["one more"])
@@ -239,7 +240,7 @@ def test_parts_of_a_batch_that_was_given_up_go_alone(worker: Worker) -> None:
 
 def test_where_one_attempt_must_do_nothing_is_taken_along(worker: Worker) -> None:
     small(worker, 2)
-    strict = make(replace(worker.settings, max_attempts=1))
+    strict = make(worker.settings.replace(max_attempts=1))
     infer.run(strict, "b0")
     assert (worker.ledger.state("b0"), worker.ledger.state("b1")) == ("drain", "infer")
     strict.app.close()
@@ -301,7 +302,7 @@ def test_a_version_that_cannot_be_read_keeps_only_its_own_batches_waiting(
     infer.run(worker, "b0")
     assert worker.ledger.state("new") == "drain"
     assert states(worker, ["b0", "b1"]) == {"ingest"}, "they begin again under the live one"
-    assert worker.client.llen(f"{worker.settings.key_prefix}:ingest") == 2
+    assert worker.client.llen(f"{worker.settings.redis.key_prefix}:ingest") == 2
 
 
 def test_work_that_cannot_be_read_counts_against_its_own_batch(worker: Worker) -> None:
@@ -348,7 +349,7 @@ def test_a_worker_of_the_gpu_takes_along_what_waits_for_the_gpu(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(share_module, "HOST_DIRECTORY", tmp_path / "locks")
-    on_gpu = make(replace(worker.settings, gpu_infer_mib=2_000), pooled=True)
+    on_gpu = make(worker.settings.replace(gpu_infer_mib=2_000), pooled=True)
     put_devices(on_gpu.pool, n=1, mib=8_000, node=share_module.this_node())
     monkeypatch.setattr(on_gpu, "begin", lambda lease: setattr(on_gpu, "_place", "cuda:0"))
     monkeypatch.setattr(on_gpu, "prepare", lambda: None)
@@ -396,7 +397,7 @@ def test_a_line_that_kills_or_hangs_its_worker_takes_the_others_with_it_once(
     """With real processes: a pass of four batches, one of which ends the process."""
     names = small(worker, 3)
     sent(worker, "bad", [f"{what} line {word(3)}"])
-    quick = replace(worker.settings, claim_ttl_ms=1_000, step_s=2.0)
+    quick = worker.settings.replace(claim_ttl_ms=1_000, step_s=2.0)
     environ = {**os.environ, **quick.to_environ()}
 
     def run(name: str) -> int:
@@ -429,11 +430,11 @@ def test_a_line_that_kills_or_hangs_its_worker_takes_the_others_with_it_once(
     run("bad")
     assert [letter.batch_id for letter in worker.ledger.dead()] == ["bad"]
     assert {letter.lines for letter in worker.ledger.dead()} == {1}
-    check_sums(snapshot(worker.client, worker.settings.key_prefix))
+    check_sums(snapshot(worker.client, worker.settings.redis.key_prefix))
 
 
 def test_one_thread_renews_all_claims_of_a_pass(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = make(replace(worker.settings, claim_ttl_ms=1_000))
+    quick = make(worker.settings.replace(claim_ttl_ms=1_000))
     names = small(quick, 30)
     score = quick.score
 

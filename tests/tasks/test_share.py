@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ class Place:
 
 @pytest.fixture
 def small(settings: Settings) -> Settings:
-    return replace(settings, gpu_infer_mib=2_000, lease_ttl_ms=2_000)
+    return settings.replace(gpu_infer_mib=2_000, lease_ttl_ms=2_000)
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ def test_a_need_that_fits_nowhere_sends_batches_to_the_cpu(
     pool: Pool, small: Settings, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Share, "_keep", lambda self: None)
-    large = Share(pool, replace(small, gpu_infer_mib=9_000), holder="large", place=place, clock=clock)
+    large = Share(pool, small.replace(gpu_infer_mib=9_000), holder="large", place=place, clock=clock)
     assert not batch(large)
     assert not place.calls
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -24,9 +23,9 @@ from pipeline.tasks.step import HUNG, perform
 
 
 @pytest.fixture
-def context(settings: Settings) -> Context:
-    tight = replace(settings, templates_per_workload=1)
-    return Context(make_app(tight), tight)
+def context(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setattr("pipeline.drain.learner.PER_WORKLOAD", 1)
+    return Context(make_app(settings), settings)
 
 
 def stored_while_warming(context: Context) -> None:
@@ -51,7 +50,7 @@ def test_a_batch_that_is_split_after_it_was_stored_is_not_stored_twice(context: 
     )
     perform(context, Stage.INGEST, "b", ingest.step)
     perform(context, Stage.DRAIN, "b", drain.step)
-    for _ in range(context.settings.max_attempts):
+    for _ in range(context.settings.internal.max_attempts):
         assert context.client.hset(context.ledger.keys.batch("b"), "not_before", 0) == 0
         perform(context, Stage.STORE, "b", dies_between_write_and_commit)
     assert context.client.hget(context.ledger.keys.batch("b"), "state") == b"split"
@@ -75,7 +74,7 @@ def test_burying_a_batch_that_is_scored_again_leaves_what_was_stored(context: Co
     def fails(_context: Context, _claim: Claim) -> None:
         raise ValueError("no")
 
-    for _ in range(context.settings.max_attempts):
+    for _ in range(context.settings.internal.max_attempts):
         context.client.hset(context.ledger.keys.batch("b"), "not_before", 0)
         perform(context, Stage.INGEST, "b", fails)
     assert context.client.hget(context.ledger.keys.batch("b"), "state") == b"dead"
@@ -190,10 +189,10 @@ def test_a_store_that_is_away_while_a_batch_is_given_up_is_waited_for(
 def test_an_exhausted_batch_is_given_up_however_long_its_results_take_to_go(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = Context(make_app(settings), replace(settings, claim_ttl_ms=1_000))
+    context = Context(make_app(settings), settings.replace(claim_ttl_ms=1_000))
     Producer(context.ledger, context.submit, context.settings).send(["one"], workload="shop", batch_id="b")
     entry = context.ledger.keys.batch("b")
-    context.client.hset(entry, "attempts", context.settings.max_attempts)
+    context.client.hset(entry, "attempts", context.settings.internal.max_attempts)
     sink = context.sink(Purpose.SCORE)
     remove = sink.remove
 
@@ -251,7 +250,7 @@ def test_halves_of_pushed_lines_keep_their_stack_traces_and_formats(context: Con
     trace = "Traceback (most recent call last):\n  File x\nValueError: no"
     lines = [text for n in range(2) for text in (head.format(n=n), trace)]
     Producer(context.ledger, context.submit, context.settings).send(lines, workload="shop", batch_id="b")
-    for _ in range(context.settings.max_attempts):
+    for _ in range(context.settings.internal.max_attempts):
         claim = context.ledger.claim("b", Stage.INGEST, "w")
         assert isinstance(claim, Claim)
         assert (claim.lines, claim.meta.formats) == (8, ())

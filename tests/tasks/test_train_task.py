@@ -53,7 +53,7 @@ STAGES = [TrainingState.FETCHING, TrainingState.TRAINING, TrainingState.JUDGING,
 @pytest.fixture
 def context(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     monkeypatch.setattr(trainer, "TrainConfig", lambda: QUICK)
-    own = replace(settings, retrain_backoff_s=100.0, own_models=("prod/own",))
+    own = settings.replace(retrain_backoff_s=100.0, own_models=("prod/own",))
     app = make_app(own)
     made = Context(app, own)
     made.leases.clear_quarantine()
@@ -85,7 +85,9 @@ def store(context: Context, workload: str = "prod/a", *, lines: int = 100, each:
         }
         for n, (text, m) in enumerate(zip(texts * each, masked * each, strict=True))
     ]  # fmt: skip
-    ParquetSink(context.settings.results).write(f"b-{workload}", pl.DataFrame(rows, schema=RESULT_SCHEMA))
+    ParquetSink(context.settings.data.results).write(
+        f"b-{workload}", pl.DataFrame(rows, schema=RESULT_SCHEMA)
+    )
     context.client.sadd(context.ledger.keys.workloads, workload)
     context.client.hset(context.ledger.keys.totals(workload), "stored", lines * each)
 

@@ -47,7 +47,7 @@ def context(settings: Settings) -> Iterator[Context]:
 @pytest.fixture
 def old(context: Context) -> Context:
     """A context on what the build with wire version 1 left, byte for byte."""
-    client, prefix = context.client, context.settings.key_prefix
+    client, prefix = context.client, context.settings.redis.key_prefix
     for name, (kind, value) in LEFT["redis"].items():
         key = (
             name.replace("{P}", "{" + prefix + "}")
@@ -66,7 +66,7 @@ def old(context: Context) -> Context:
             case "list":
                 client.rpush(key, *map(_bytes, value))
     for name, blob in LEFT["stored"].items():
-        path = context.settings.results / name
+        path = context.settings.data.results / name
         path.parent.mkdir(parents=True)
         path.write_bytes(base64.b64decode(blob))
     return context
@@ -95,7 +95,7 @@ def worker(context: Context, *roles: str) -> Iterator[None]:
 
 def lying(context: Context) -> int:
     """Messages in all queues."""
-    prefix = context.settings.key_prefix
+    prefix = context.settings.redis.key_prefix
     return sum(int(context.client.llen(f"{prefix}:{queue}")) for queue in routing.all_queues(1))
 
 
@@ -169,7 +169,7 @@ def test_what_the_build_before_stored_while_warming_is_scored_again_when_a_model
 
 def test_the_sweeper_sends_again_what_the_build_before_had_sent_and_redis_lost(old: Context) -> None:
     for queue in routing.all_queues(1):
-        old.client.delete(f"{old.settings.key_prefix}:{queue}")
+        old.client.delete(f"{old.settings.redis.key_prefix}:{queue}")
     periodic.sweep(old)
     assert old.submit.waiting_ids(Stage.INGEST) == {"waits"}
     assert old.submit.waiting_ids(Stage.DRAIN) == {"works"}
@@ -230,7 +230,7 @@ def test_a_batch_of_a_newer_build_is_left_to_its_workers_uncounted_and_operators
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = send(context, "newer", wire=NEWER)
-    for _ in range(2 * context.settings.max_attempts):
+    for _ in range(2 * context.settings.internal.max_attempts):
         context.client.hset(entry, "not_before", 0)
         assert perform(context, Stage.INGEST, "newer", ingest.step) is None
         left_alone(context, entry, Stage.INGEST)
@@ -273,7 +273,7 @@ def test_templates_of_a_newer_build_leave_the_batch_and_the_lease_to_its_learner
     entry = send(context, "b")
     perform(context, Stage.INGEST, "b", ingest.step)
     context.client.hset(context.ledger.keys.templates, "7", bytes([0x92, NEWER, 0x00]))
-    for _ in range(2 * context.settings.max_attempts):
+    for _ in range(2 * context.settings.internal.max_attempts):
         context.client.hset(entry, "not_before", 0)
         why = perform(context, Stage.DRAIN, "b", drain.step)
         assert why is not None and f"wire version {NEWER}" in why
@@ -301,7 +301,7 @@ def test_a_message_that_says_more_than_this_build_knows_is_worked_on(
 ) -> None:
     send(context, "b")
     for queue in routing.all_queues(1):
-        client.delete(f"{context.settings.key_prefix}:{queue}")
+        client.delete(f"{context.settings.redis.key_prefix}:{queue}")
     context.app.send_task(routing.TASK_INGEST, args=args, kwargs=kwargs, queue=routing.QUEUE_INGEST)
     with worker(context, "ingest", "drain", "store"):
         assert wait_until(lambda: context.ledger.state("b") == "done", timeout_s=15)

@@ -344,7 +344,7 @@ def test_matching_a_line_changes_no_template() -> None:
 
 
 def test_shapes_are_told_apart_as_the_settings_ship_them() -> None:
-    assert Sampler(MASKS, limit=1)._shape == (Settings().drain_similarity, Settings().drain_depth)
+    assert Sampler(MASKS, limit=1)._similarity == Settings().drain.similarity
 
 
 # Reading the results store

@@ -61,12 +61,12 @@ def messages(lines: StoredLines) -> list[str]:
 
 def test_a_baseline_of_these_workloads_is_learnt_from_instead_of_their_results(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
-    ParquetSink(settings.results).write("b1", result("scored", "shop"))
-    ParquetSink(settings.baseline).write("b2", result("other", "bank"))
+    ParquetSink(settings.data.results).write("b1", result("scored", "shop"))
+    ParquetSink(settings.data.baseline).write("b2", result("other", "bank"))
     query = Query(workloads=("shop",))
     found = lines_for(query, settings)
     assert (found.purpose, messages(found), found.total()) == (Purpose.SCORE, ["scored"], 0)
-    ParquetSink(settings.baseline).write("b3", result("calm", "shop"))
+    ParquetSink(settings.data.baseline).write("b3", result("calm", "shop"))
     late = replace(query, since=NOW + timedelta(days=1))
     found = lines_for(late, settings)
     assert (found.purpose, messages(found)) == (Purpose.BASELINE, ["calm"]), "a baseline is of no time"
@@ -83,7 +83,7 @@ def test_the_usual_query_follows_the_settings() -> None:
         store="opensearch", since=NOW - timedelta(hours=1), exclude_words=("x", "y"), exclude_anomalous=True
     )
     assert Query.from_json(query.to_json()) == query
-    assert store_of(replace(settings, train_source="parquet")) == "parquet"
+    assert store_of(settings.replace(train_source="parquet")) == "parquet"
     assert store_of(Settings()) == "parquet"
 
 

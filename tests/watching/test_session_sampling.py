@@ -158,7 +158,7 @@ def test_a_training_learns_the_sessions_of_what_it_reads(
     tmp_path: Path, purpose: Purpose, knows: bool
 ) -> None:
     settings = Settings(data_dir=tmp_path, session_keys=("order=([0-9]+)",))
-    sink = ParquetSink(settings.results if purpose is Purpose.SCORE else settings.baseline)
+    sink = ParquetSink(settings.data.results if purpose is Purpose.SCORE else settings.data.baseline)
     rows = [
         dict.fromkeys(RESULT_SCHEMA)
         | row

@@ -84,13 +84,13 @@ def test_whether_a_session_closes_at_every_silence_or_once_changes_nothing_of_wh
     for step in steps:
         world.stored(*step)
         passes(world, 70)
-    once = World(replace(settings, key_prefix=f"{settings.key_prefix}-once"))
+    once = World(settings.replace(key_prefix=f"{settings.redis.key_prefix}-once"))
     once.rules.stateful = True
     once.stored(*(event for step in steps for event in step))
     once.round(end=True)
     assert sorted(once.rules.judged) == sorted(world.rules.judged)
     assert once.sink.rows()["record_id"].to_list() == world.sink.rows()["record_id"].to_list()
-    once.client.delete(*once.client.scan_iter(f"*{once.settings.key_prefix}*"))
+    once.client.delete(*once.client.scan_iter(f"*{once.settings.redis.key_prefix}*"))
 
 
 def test_a_key_that_comes_again_after_a_day_is_another_session(world: World) -> None:
@@ -137,9 +137,10 @@ def test_at_the_end_a_past_is_not_judged_again(world: World) -> None:
 
 
 def test_past_the_limit_the_oldest_pasts_are_forgotten_and_no_open_session_is_closed(
-    settings: Settings,
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(replace(settings, max_open_sessions=100))
+    monkeypatch.setattr("pipeline.watching.session_round.MAX_OPEN", 100)
+    world = World(settings)
     world.rules.stateful = True
     for hour in range(2):
         world.stored(*((f"k{hour}-{i}", hour * HOUR_S + i, WORK) for i in range(60)))
@@ -244,7 +245,7 @@ def test_at_the_end_what_one_round_has_no_room_for_is_judged_in_the_next(
 
 
 def test_sessions_may_stay_open_for_longer_than_a_silence_and_are_cut_at_it(settings: Settings) -> None:
-    world = World(replace(settings, session_open_s=DAY_S))
+    world = World(settings.replace(session_open_s=DAY_S))
     world.rules.stateful = True
     world.stored(("a", 0, OPEN), ("a", 2, WORK), ("b", 0, OPEN))
     passes(world, 100)
@@ -274,8 +275,9 @@ class Whole:
 
 
 @pytest.fixture
-def strict(settings: Settings) -> World:
-    made = World(replace(settings, max_open_sessions=100))
+def strict(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr("pipeline.watching.session_round.MAX_OPEN", 100)
+    made = World(settings)
     made.rules = Whole()  # type: ignore[assignment]
     made.watcher = made.another()
     return made
@@ -381,10 +383,10 @@ def test_a_run_holds_sessions_open_for_a_day_and_cuts_them_at_the_silence_that_i
         pass
 
     def stack(settings: Settings) -> None:
-        raise Seen(settings.session_open_s, settings.session_timeout_s)
+        raise Seen(settings.internal.session_open_s, settings.watch.session_timeout_s)
 
     monkeypatch.setattr(run, "Stack", stack)
     plan = run.Plan(inputs=(), baseline=(), out=tmp_path / "out", workload=None, report=None)
     with pytest.raises(Seen) as seen:
-        run.run(plan, replace(Settings(), session_timeout_s=90.0), lambda *_: None)
+        run.run(plan, Settings(session_timeout_s=90.0), lambda *_: None)
     assert seen.value.args == (DAY_S, 90.0)

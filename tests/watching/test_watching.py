@@ -92,7 +92,7 @@ class World:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.client = connect(settings)
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.ledger = Ledger(self.client, settings)
         self.leases = Leases(self.client, settings)
         self.rules, self.sink = Faults(), Sink()
@@ -360,8 +360,11 @@ def test_a_flood_of_sessions_with_one_fault_is_bounded_and_says_how_many_there_w
     assert [cause.count for cause in incident.causes] == [MOST_ROWS + 312]
 
 
-def test_past_the_limit_the_longest_idle_session_is_closed_first(settings: Settings) -> None:
-    world = World(replace(settings, max_open_sessions=100))
+def test_past_the_limit_the_longest_idle_session_is_closed_first(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.watching.session_round.MAX_OPEN", 100)
+    world = World(settings)
     for i in range(12):
         world.stored(*((f"s{i}-{j}", i, 100 + i) for j in range(10)))
         world.later(1)
@@ -500,10 +503,10 @@ def test_a_redis_that_lost_the_last_round_finds_the_same_again_under_the_same_id
     world: World, client: "redis.Redis"
 ) -> None:
     world.stored(*BAD)
-    names = list(client.scan_iter(f"{{{world.settings.key_prefix}}}:watching*"))
+    names = list(client.scan_iter(f"{{{world.settings.redis.key_prefix}}}:watching*"))
     before = {name: client.dump(name) for name in names}
     world.round(end=True)
-    client.delete(*client.scan_iter(f"{{{world.settings.key_prefix}}}:watching*"))
+    client.delete(*client.scan_iter(f"{{{world.settings.redis.key_prefix}}}:watching*"))
     for name, blob in before.items():
         client.restore(name, 0, blob)  # type: ignore[arg-type]
     world.round(end=True)
@@ -621,7 +624,7 @@ def test_what_watching_does_is_counted_and_shown(settings: Settings) -> None:
 def test_a_round_that_does_not_end_takes_its_process_with_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, ended = Context(make_app(settings), replace(settings, step_s=1.0)), threading.Event()
+    context, ended = Context(make_app(settings), settings.replace(step_s=1.0)), threading.Event()
     codes: list[int] = []
 
     def leaves(code: int) -> None:

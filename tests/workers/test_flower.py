@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,8 +89,8 @@ def free_port() -> int:
 def test_two_that_want_the_same_port_get_two() -> None:
     settings = Settings(flower_port=free_port())
     with flower.listen(settings) as one, flower.listen(settings) as two:
-        assert one.getsockname()[1] == settings.flower_port
-        assert two.getsockname()[1] > settings.flower_port
+        assert one.getsockname()[1] == settings.stack.flower_port
+        assert two.getsockname()[1] > settings.stack.flower_port
         assert door.url(two) == f"http://127.0.0.1:{two.getsockname()[1]}"
 
 
@@ -209,7 +208,7 @@ def worker(settings: Settings, role: str) -> Iterator[Watcher]:
 @pytest.fixture
 def context(settings: Settings) -> Context:
     # One attempt: the first failure is the last, so that nothing comes after what is looked at.
-    once = replace(settings, max_attempts=1)
+    once = settings.replace(max_attempts=1)
     return Context(make_app(once), once)
 
 
@@ -219,7 +218,7 @@ def send(context: Context, *lines: str) -> None:
 
 def settled(context: Context, client: "redis.Redis", queue: str) -> bool:
     """No message waits and none is taken without being acknowledged."""
-    prefix = context.settings.key_prefix
+    prefix = context.settings.redis.key_prefix
     return not client.exists(f"{prefix}:{queue}", f"{prefix}:unacked")
 
 

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,7 @@ def start(settings: Settings, tmp_path: Path) -> Iterator[Start]:
     workers: list[Worker] = []
 
     def begin(role: str, **changes: object) -> Worker:
-        worker = Worker(replace(settings, **changes), role, tmp_path / "site")  # type: ignore[arg-type]
+        worker = Worker(settings.replace(**changes), role, tmp_path / "site")  # type: ignore[arg-type]
         workers.append(worker)
         assert wait_until(worker.ready, timeout_s=40), worker.log.read_text()
         return worker
@@ -118,7 +117,7 @@ def test_work_that_is_not_taken_counts_as_a_stall_from_the_moment_it_was_seen(
     client: "redis.Redis", settings: Settings, clock: Clock
 ) -> None:
     progress = Progress()
-    queues = [f"{settings.key_prefix}:{name}" for name in ("drain", "drain.backfill")]
+    queues = [f"{settings.redis.key_prefix}:{name}" for name in ("drain", "drain.backfill")]
     liveness = Liveness(client, progress, queues, stall_s=8, clock=clock)
     assert looks(liveness, clock, 3) == [0, 0, 0]  # nothing waits
     client.lpush(queues[1], "x")
@@ -132,7 +131,7 @@ def test_work_that_is_not_taken_counts_as_a_stall_from_the_moment_it_was_seen(
 def test_neither_a_process_that_was_stopped_nor_a_redis_that_is_away_is_a_stall(
     client: "redis.Redis", settings: Settings, clock: Clock
 ) -> None:
-    queue = f"{settings.key_prefix}:drain"
+    queue = f"{settings.redis.key_prefix}:drain"
     client.lpush(queue, "x")
     stopped = Liveness(client, Progress(), [queue], stall_s=8, clock=clock)
     looks(stopped, clock, 3)
@@ -203,7 +202,7 @@ def test_a_worker_whose_consumer_went_deaf_ends_itself_and_its_successor_takes_w
     worker = start(role, stall_s=2.0)
     app = make_app(worker.settings)
     submit = Submit(app, client, worker.settings)
-    queue = f"{settings.key_prefix}:{'store' if role == 'store' else 'infer.cpu'}"
+    queue = f"{settings.redis.key_prefix}:{'store' if role == 'store' else 'infer.cpu'}"
     assert submit.wake(stage, "unknown", backfill=False)
     assert wait_until(lambda: not client.llen(queue), timeout_s=10)  # it hears
     for name in (queue, f"{queue}.backfill"):
@@ -261,7 +260,7 @@ def test_a_worker_that_is_told_to_end_in_mid_step_ends_the_step_first(
 def test_what_a_dead_worker_had_taken_comes_back_after_the_visibility_timeout_and_does_no_harm(
     start: Start, settings: Settings, client: "redis.Redis"
 ) -> None:
-    queue, held = f"{settings.key_prefix}:store", f"{settings.key_prefix}:unacked"
+    queue, held = f"{settings.redis.key_prefix}:store", f"{settings.redis.key_prefix}:unacked"
     assert Submit(make_app(settings), client, settings).wake(Stage.STORE, "finished", backfill=False)
     raw = client.lpop(queue)
     assert isinstance(raw, bytes)
@@ -296,7 +295,7 @@ def test_a_second_drain_worker_hands_its_batch_back_at_once_and_takes_over_when_
     first = Context(make_app(settings), settings)
     lease = first.leases.request(DRAIN, "the first")
     assert isinstance(lease, Lease)
-    queue = f"{settings.key_prefix}:drain"
+    queue = f"{settings.redis.key_prefix}:drain"
     with first.leases.holding(lease):
         worker = start("drain")
         assert first.submit.wake(Stage.DRAIN, "unknown", backfill=False)

@@ -39,7 +39,7 @@ from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.node.watchdog import GRACE_S, Watchdog, Word
 from pipeline.gpu.policy.explain import device_views, short, why_it_waits
 from pipeline.gpu.pool import Pool
-from pipeline.gpu.values import LeaseMode, PoolLease
+from pipeline.gpu.values import HEADROOM_MIB, LeaseMode, PoolLease
 from pipeline.logs import set_up
 from pipeline.redis.keeper import SAFE
 from pipeline.settings import Settings, inherited
@@ -219,7 +219,7 @@ class Run:
             {part.uuid: part.memory_mib for part in self.lease.parts},
             look.devices,
             # CUDA's own share differs by device and driver; the headroom is there for that.
-            tolerance_mib=self.settings.gpu_headroom_mib,
+            tolerance_mib=HEADROOM_MIB,
             grace_s=OVER_S,
         )
 

@@ -54,7 +54,7 @@ def _figures(
 ) -> SimulationResult:
     if rows is None:
         return workloads.story(args.load, rule, args.seed)
-    return workloads.from_file(rows, tenants=parse_tenants(settings.gpu_tenants), backfill=rule)
+    return workloads.from_file(rows, tenants=parse_tenants(settings.gpu.tenants), backfill=rule)
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, object]]:

@@ -65,11 +65,11 @@ class Finder:
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
         self.settings = settings
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
 
     @functools.cached_property
     def masks(self) -> MaskSet:
-        return MaskSet.load(extra=self.settings.masks)
+        return MaskSet.load(extra=self.settings.intake.masks)
 
     def find(self, pattern: str) -> Named:
         """Raises BadInput for what can be nothing, and for ids that nobody has seen."""
@@ -206,7 +206,7 @@ class Finder:
     def _stored(self, column: str, number: int, *, patient: bool = True) -> Seen:
         """`patient`: look on until one is found, however long that takes."""
         with err().status("looking through the stored lines"):
-            if "parquet" in self.settings.sinks:
+            if "parquet" in self.settings.data.sinks:
                 return _in_files(self.settings, column, number, patient=patient)
             from pipeline.opensearch.client import connect
             from pipeline.opensearch.newest import with_number
@@ -243,7 +243,7 @@ class Finder:
 
 
 def _in_files(settings: Settings, column: str, number: int, *, patient: bool) -> Seen:
-    files = results.files_of(settings.results)[::-1]  # newest first: their folders are named by date
+    files = results.files_of(settings.data.results)[::-1]  # newest first: their folders are named by date
     began, records, whole = time.monotonic(), 0, True
     newest: dict[str, Any] = {}
     wanted = pl.col(column) == pl.lit(number, dtype=RESULT_SCHEMA[column])

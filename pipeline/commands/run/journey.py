@@ -63,7 +63,7 @@ class Journey:
         self.show = show
         client = connect(settings)
         self.client = client
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.ledger = Ledger(client, settings)
         self.presence = Presence(client, settings)
         self.trainings = Trainings(client, settings)
@@ -82,7 +82,9 @@ class Journey:
             key, start = digest("file", purpose.value, str(path)), 0
             empty = True
             for chunk in files.read(
-                path, max_records=self.settings.batch_records, max_bytes=self.settings.batch_kib * 1024
+                path,
+                max_records=self.settings.internal.batch_records,
+                max_bytes=self.settings.internal.batch_kib * 1024,
             ):
                 empty = False
                 accept = partial(
@@ -99,8 +101,8 @@ class Journey:
                 while isinstance(answer := self.asked(accept), Full):
                     if answer.reason == "dead":  # nobody looks at them before the run has ended
                         raise StackFailed(
-                            f"dead letters fill {self.settings.max_dead_mib:,} MiB, so no more of {path} is taken in; "
-                            f"the logs in {self.settings.data_dir / 'logs'} say why, max_dead_mib is the limit"
+                            f"dead letters fill {self.settings.intake.max_dead_mib:,} MiB, so no more of {path} is taken in; "
+                            f"the logs in {self.settings.data.dir / 'logs'} say why, max_dead_mib is the limit"
                         )
                     self.pause(min(answer.retry_after_s, FULL_S))
                 start = chunk.cursor.offset
@@ -154,7 +156,7 @@ class Journey:
             if still > STUCK_S:
                 raise StackFailed(
                     f"{view.pending} batches wait and nothing moved for {STUCK_S:.0f} s; the logs in "
-                    f"{self.settings.data_dir / 'logs'} say why"
+                    f"{self.settings.data.dir / 'logs'} say why"
                 )
         self.show(word, view.done, view.lines, rate())
 
@@ -164,7 +166,7 @@ class Journey:
         try:
             self.client.set(self.keys.probe, "1", ex=5)
         except redis.ResponseError as exc:
-            return f"Redis takes no writes ({exc}); free disk space at {self.settings.data_dir}, or give it memory"
+            return f"Redis takes no writes ({exc}); free disk space at {self.settings.data.dir}, or give it memory"
         except redis.RedisError:
             return ""  # it is being started again
         return "" if told is None else told.reason
@@ -207,9 +209,9 @@ class Journey:
             self.show("watching", max(0, total - rest), total, "sessions and rates")
             if done != last:
                 last, last_move = done, time.monotonic()
-            if time.monotonic() - last_move > STUCK_S + self.settings.step_s:
+            if time.monotonic() - last_move > STUCK_S + self.settings.stack.step_s:
                 raise StackFailed(
-                    f"sessions and rates could not be looked at; the logs in {self.settings.data_dir / 'logs'} say why"
+                    f"sessions and rates could not be looked at; the logs in {self.settings.data.dir / 'logs'} say why"
                 )
             self.pause(0.05)
 
@@ -226,9 +228,9 @@ class Journey:
             self.stack.check()
             detail = f"{status.patterns:,} distinct lines" if status.patterns else str(status.state)
             self.show("training", status.percent, 100.0, detail)
-            if time.monotonic() - began > STUCK_S + self.settings.train_seconds * 10:
+            if time.monotonic() - began > STUCK_S + self.settings.train.seconds * 10:
                 raise StackFailed(
-                    f"the training did not end; the log {self.settings.data_dir / 'logs/train.log'} says why"
+                    f"the training did not end; the log {self.settings.data.dir / 'logs/train.log'} says why"
                 )
             time.sleep(0.1)
         self.show("training", 100.0, 100.0, "")

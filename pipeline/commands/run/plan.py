@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,19 +107,18 @@ def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
     """Do it. Raises BadInput, SinkUnavailable (disk), StackFailed; KeyboardInterrupt stops cleanly."""
     began = time.monotonic()
     # What can be refused is refused before the results of an earlier run are removed.
-    MaskSet.load(extra=settings.masks)
-    session_keys.user_patterns(settings.session_keys)
-    if settings.redis_url is None:
+    MaskSet.load(extra=settings.intake.masks)
+    session_keys.user_patterns(settings.watch.session_keys)
+    if settings.redis.url is None:
         find_server()
     else:
         check_redis(settings)
     state = _fresh(plan.out)
-    prefix = settings.key_prefix
-    if settings.redis_url is not None:
+    prefix = settings.redis.key_prefix
+    if settings.redis.url is not None:
         # On a shared Redis every run has keys of its own, removed at the end.
         prefix = f"{prefix}-run-{digest(socket.gethostname(), str(plan.out))}"
-    settings = replace(
-        settings,
+    settings = settings.replace(
         data_dir=state,
         results_dir=plan.out / "results",
         key_prefix=prefix,
@@ -179,13 +178,13 @@ def _empty(state: Path) -> None:
 @contextmanager
 def _clean_redis(settings: Settings) -> Iterator[None]:
     """On a shared Redis, leave nothing of this run behind, nor take over what a killed one left."""
-    if settings.redis_url is None:
+    if settings.redis.url is None:
         yield
         return
 
     def clean() -> None:
         client = connect(settings)
-        for pattern in (f"{{{settings.key_prefix}}}:*", f"{settings.key_prefix}:*"):
+        for pattern in (f"{{{settings.redis.key_prefix}}}:*", f"{settings.redis.key_prefix}:*"):
             for key in client.scan_iter(match=pattern, count=1000):
                 client.unlink(key)
 
@@ -209,13 +208,13 @@ def _go(plan: Plan, journey: Journey, began: float) -> Outcome:
     if plan.baseline:
         learnt_lines = journey.send(plan.baseline, Purpose.BASELINE)
         journey.settle("learning the baseline")
-        status = journey.train(journey.settings.baseline)
+        status = journey.train(journey.settings.data.baseline)
     started = time.monotonic()
     lines = journey.send(plan.inputs, Purpose.SCORE)
     journey.settle("scoring" if plan.baseline else "storing")
     scoring_s = time.monotonic() - started
     if not plan.baseline:
-        status = journey.train(journey.settings.results)
+        status = journey.train(journey.settings.data.results)
         started = time.monotonic()
         journey.settle("scoring")
         scoring_s += time.monotonic() - started
@@ -238,7 +237,7 @@ def _go(plan: Plan, journey: Journey, began: float) -> Outcome:
 def _write(plan: Plan, journey: Journey, about: dict[str, Any]) -> Outcome:
     """Findings, templates, summary and report. Raises SinkUnavailable."""
     journey.show("writing", 0, 0, "findings and report")
-    results, out = journey.settings.results, plan.out
+    results, out = journey.settings.data.results, plan.out
     templates = journey.asked(lambda: _templates(journey))
     found = finding.collect(results, templates)
     about |= {
@@ -279,7 +278,7 @@ def _templates(journey: Journey) -> pl.DataFrame:
         schema={"template_id": pl.Int64, "template": pl.String},
     )
     return (
-        ParquetSink(journey.settings.results)
+        ParquetSink(journey.settings.data.results)
         .scan()
         .filter(of_lines())
         .group_by("template_id")

@@ -38,7 +38,7 @@ SAY_EVERY_S: Final = 10.0  # how often a log file is told how far a phase is
 
 def main(args: argparse.Namespace) -> int:
     settings = settings_of(args)
-    set_up(settings.log_level)
+    set_up(settings.stack.log_level)
     if "-" in args.baseline:
         raise BadInput(
             "--baseline - is not possible; a baseline must be files, so save the lines to one first"

@@ -4,7 +4,7 @@ import argparse
 import os
 import socket
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 from pipeline.commands.common import err, print_json, reached, redis_explained, settings_of
@@ -15,7 +15,7 @@ from pipeline.producer import Producer
 from pipeline.records.batch import Batch
 from pipeline.redis.leases import SOURCE, HeldLease, Lease, Leases, Refused
 from pipeline.settings import Settings
-from pipeline.sources.opensearch import Polled, poll_once
+from pipeline.sources.opensearch import POLL_S, Polled, poll_once
 from pipeline.units import plural
 
 
@@ -31,8 +31,8 @@ def main(args: argparse.Namespace) -> int:
             raise BadInput(
                 f"--{flag} is for files; documents name their workload (opensearch_workload_fields)"
             )
-    settings = replace(settings_of(args), opensearch_source=args.opensearch)
-    set_up(settings.log_level)
+    settings = settings_of(args).replace(opensearch_source=args.opensearch)
+    set_up(settings.stack.log_level)
     settings = reached(settings)
     producer = Producer.connect(settings)
     leases = Leases(producer.ledger.client, settings)
@@ -46,7 +46,7 @@ def _lease(leases: Leases, settings: Settings) -> Lease:
     """One poller at a time. Raises BadInput when another one reads."""
     holder = f"send@{socket.gethostname()}:{os.getpid()}"
     deadline = (
-        time.monotonic() + settings.lease_ttl_ms / 1000 + 2.0
+        time.monotonic() + settings.internal.lease_ttl_ms / 1000 + 2.0
     )  # a poller that died holds it for so long
     while isinstance(answer := leases.request(SOURCE, holder, quarantine=True), Refused):
         if time.monotonic() > deadline:
@@ -96,7 +96,7 @@ def _accept(producer: Producer, backfill: bool | None, batch: Batch, **cursor: s
 
 def _for_ever(producer: Producer, settings: Settings, held: HeldLease, backfill: bool | None) -> int:
     console = err()
-    console.print(f"polling {settings.opensearch_source}; Ctrl-C stops", markup=False, soft_wrap=True)
+    console.print(f"polling {settings.opensearch.source}; Ctrl-C stops", markup=False, soft_wrap=True)
     trouble = ""
     while True:
         try:
@@ -109,4 +109,4 @@ def _for_ever(producer: Producer, settings: Settings, held: HeldLease, backfill:
             trouble = ""
             if polled.documents:
                 console.print(f"{plural(polled.documents, 'document')} accepted", markup=False)
-        time.sleep(settings.opensearch_poll_s)
+        time.sleep(POLL_S)

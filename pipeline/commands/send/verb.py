@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
             "nothing is named to send; give a log file, - for standard input, or --opensearch INDEX"
         )
     settings = settings_of(args)
-    set_up(settings.log_level)
+    set_up(settings.stack.log_level)
     purpose = Purpose.BASELINE if args.baseline else Purpose.SCORE
     if args.follow and len(args.files) > 1:
         raise BadInput("--follow takes one file; start one `logweir send --follow` per file")
@@ -76,7 +76,9 @@ def _file(sender: Sender, path: Path, workload: str | None) -> None:
     workload = workload or workload_of(path)
     if not path.is_file():  # a pipe can be read once only, and has no place to go on from
         chunks = files.read(
-            path, max_records=sender.settings.batch_records, max_bytes=sender.settings.batch_kib * 1024
+            path,
+            max_records=sender.settings.internal.batch_records,
+            max_bytes=sender.settings.internal.batch_kib * 1024,
         )
         key = digest("pipe", uuid.uuid4().hex)
         return _stream(sender, chunks, workload=workload, source=str(path), key=key)
@@ -98,8 +100,8 @@ def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None
     for chunk in files.read(
         path,
         start=stored if place.offset else None,
-        max_records=sender.settings.batch_records,
-        max_bytes=sender.settings.batch_kib * 1024,
+        max_records=sender.settings.internal.batch_records,
+        max_bytes=sender.settings.internal.batch_kib * 1024,
     ):
         sender.send(chunk, start=start, workload=workload, source=str(path), key=key, cursor_key=cursor_key)
         start = chunk.cursor.offset
@@ -125,8 +127,8 @@ def _standard_input(sender: Sender, workload: str | None) -> None:
     chunks = read_stream(
         standard_input(),
         pace=sender.pace,
-        max_records=sender.settings.batch_records,
-        max_bytes=sender.settings.batch_kib * 1024,
+        max_records=sender.settings.internal.batch_records,
+        max_bytes=sender.settings.internal.batch_kib * 1024,
     )
     key = digest("stdin", uuid.uuid4().hex)
     _stream(sender, chunks, workload=workload or "stdin", source="stdin", key=key)
@@ -184,8 +186,8 @@ def _chunks(sender: Sender, path: Path, cursor_key: str, start: Cursor | None) -
         stop=lambda: False,
         from_start=True,
         pace=sender.pace,
-        max_records=sender.settings.batch_records,
-        max_bytes=sender.settings.batch_kib * 1024,
+        max_records=sender.settings.internal.batch_records,
+        max_bytes=sender.settings.internal.batch_kib * 1024,
     ):
         if chunk is not None:
             yield chunk

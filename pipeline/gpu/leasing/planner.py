@@ -31,13 +31,13 @@ class Planner:
     """Plans and commits. It keeps nothing between two plans but its name."""
 
     def __init__(self, client: "redis.Redis", ledger: PoolLedger, settings: Settings) -> None:
-        keys = Keys(settings.key_prefix)
+        keys = Keys(settings.redis.key_prefix)
         self.client = client
         self.ledger = ledger
-        self.lease_ttl_ms = settings.lease_ttl_ms
-        self.backfill = Backfill(settings.gpu_backfill)
-        self.yield_ms = round(settings.gpu_yield_s * 1000)
-        self.tenants = fairness.parse_tenants(settings.gpu_tenants)
+        self.lease_ttl_ms = settings.internal.lease_ttl_ms
+        self.backfill = Backfill(settings.gpu.backfill)
+        self.yield_ms = round(settings.gpu.yield_s * 1000)
+        self.tenants = fairness.parse_tenants(settings.gpu.tenants)
         self.slot = keys.gpu("planning")
         self.recent = keys.gpu("planned")
         self.waiting = keys.gpu("waiting")

@@ -55,7 +55,7 @@ class PoolLedger:
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
         self.settings = settings
-        self.keys = Keys(settings.key_prefix)
+        self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
         self._names = [
             *(self.keys.gpu(name) for name in NAMES),
@@ -96,12 +96,12 @@ class PoolLedger:
             orphans=tuple(wire.decode(Orphan, text) for text in orphans),
             usage=_usage(usage),
             reservation=place,
-            half_life_s=self.settings.gpu_half_life_s,
+            half_life_s=self.settings.gpu.half_life_s,
         )
 
     def _read(self) -> list[Any]:
         """What gpu/snapshot.lua answers; a large pool is read beside it, in one transaction."""
-        args = [self.settings.lease_ttl_ms, INLINE]
+        args = [self.settings.internal.lease_ttl_ms, INLINE]
         answer = list(self.scripts.run("gpu/snapshot", self._names, args))
         if not answer[-1]:
             names = [self.keys.gpu(name) for name in LARGE]
@@ -113,7 +113,7 @@ class PoolLedger:
         return answer
 
     def _nodes(self, texts: Sequence[bytes], beats: dict[str, int], now: int) -> list[Node]:
-        ttl = self.settings.gpu_node_ttl_ms
+        ttl = self.settings.internal.gpu_node_ttl_ms
         nodes = []
         for text in texts:
             node = wire.decode(Node, text)
@@ -138,9 +138,9 @@ class PoolLedger:
             epoch,
             wire.encode(plan, without=("reservation",)),
             place,
-            settings.lease_ttl_ms,
-            settings.gpu_node_ttl_ms,
-            repr(settings.gpu_half_life_s),
+            settings.internal.lease_ttl_ms,
+            settings.internal.gpu_node_ttl_ms,
+            repr(settings.gpu.half_life_s),
         )
 
     @staticmethod
@@ -179,7 +179,7 @@ class PoolLedger:
             request.holder,
             wire.encode(request, without=("since_ms", "until_ms")),
             ttl_ms,
-            repr(self.settings.gpu_half_life_s),
+            repr(self.settings.gpu.half_life_s),
         )
 
     @staticmethod
@@ -208,7 +208,7 @@ class PoolLedger:
 
     def abandon(self, request_id: str, holder: str) -> None:
         """Take the wait back, or the lease that was granted meanwhile, unless it has begun."""
-        self._run("abandon", request_id, holder, repr(self.settings.gpu_half_life_s))
+        self._run("abandon", request_id, holder, repr(self.settings.gpu.half_life_s))
 
     # Leases
 
@@ -238,19 +238,19 @@ class PoolLedger:
 
     def give_back(self, lease: PoolLease, *, clean: bool = True) -> tuple[bool, int]:
         """`release`, and how many needs wait after it."""
-        half_life = repr(self.settings.gpu_half_life_s)
+        half_life = repr(self.settings.gpu.half_life_s)
         call = self._call("release", lease.lease_id, lease.holder, _tokens(lease), int(clean), half_life)
         done, waits = self.scripts.run(*call)
         return bool(done), int(waits)
 
     def release_by_id(self, lease_id: str, token: int) -> bool:
         """For programs that have their lease's name and first token only; they are off the devices."""
-        half_life = repr(self.settings.gpu_half_life_s)
+        half_life = repr(self.settings.gpu.half_life_s)
         return bool(self._run("release", lease_id, "", str(token), 1, half_life)[0])
 
     def revoke(self, lease_id: str, why: str) -> bool:
         """Take it away, whoever holds it; False when there is no such lease."""
-        return bool(self._run("revoke", lease_id, why, repr(self.settings.gpu_half_life_s)))
+        return bool(self._run("revoke", lease_id, why, repr(self.settings.gpu.half_life_s)))
 
     def clear(self, uuid: str) -> int:
         """The operator's word that nothing of ended leases is on the device; how many parts that freed."""
@@ -259,8 +259,10 @@ class PoolLedger:
     def sweep(self) -> Swept:
         """End what has run out: leases not renewed, not yielded in time or on silent nodes; needs nobody asks for."""
         settings = self.settings
-        half_life = repr(settings.gpu_half_life_s)
-        answer = self._run("sweep", settings.gpu_node_ttl_ms, half_life, settings.lease_ttl_ms)
+        half_life = repr(settings.gpu.half_life_s)
+        answer = self._run(
+            "sweep", settings.internal.gpu_node_ttl_ms, half_life, settings.internal.lease_ttl_ms
+        )
         expired, revoked, fenced, freed, forgotten = (
             tuple(name.decode("utf-8", "replace") for name in part) for part in answer
         )
@@ -279,7 +281,7 @@ class PoolLedger:
             report.agent,
             report.driver,
             report.clock_ms,
-            self.settings.gpu_node_ttl_ms,
+            self.settings.internal.gpu_node_ttl_ms,
             *(wire.encode(replace(device, node=report.node)) for device in report.devices),
         )
         words = [part.decode("utf-8", "replace") for part in answer]
@@ -297,7 +299,7 @@ class PoolLedger:
 
     def leave(self, node: str, agent: str) -> None:
         """The agent ends: its node is silent at once."""
-        self._run("leave", node, agent, self.settings.gpu_node_ttl_ms)
+        self._run("leave", node, agent, self.settings.internal.gpu_node_ttl_ms)
 
     def clear_quarantine(self) -> None:
         """No earlier process lives: nothing is held, waits or is left, any agent may speak for a node; no quarantine.

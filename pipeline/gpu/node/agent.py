@@ -21,7 +21,7 @@ from pipeline.gpu.node.health import Health, Patience, event_fault, reading_faul
 from pipeline.gpu.node.inventory import devices
 from pipeline.gpu.node.nvml import Nvml
 from pipeline.gpu.node.readings import Reading, Seen
-from pipeline.gpu.values import Report
+from pipeline.gpu.values import HEADROOM_MIB, Report
 from pipeline.logs import logger
 from pipeline.settings import Settings
 
@@ -77,7 +77,7 @@ class Agent:
         # Less than the pool waits for a beat, so that a driver that hangs does not silence the node.
         self._looker = _Looker(
             driver or Nvml(),
-            limit_s=min(LOOK_S, settings.gpu_node_ttl_ms / 2_000),
+            limit_s=min(LOOK_S, settings.internal.gpu_node_ttl_ms / 2_000),
             monotonic=monotonic,
         )
         self._version = ""
@@ -115,7 +115,7 @@ class Agent:
             devices=devices(
                 self._known.values(),
                 node=self.node,
-                headroom_mib=self.settings.gpu_headroom_mib,
+                headroom_mib=HEADROOM_MIB,
                 why={uuid: health.why for uuid, health in self._health.items()},
             ),
             driver=self._version,

@@ -67,7 +67,9 @@ def environment(
     compute = min(part.compute_percent for part, _ in pairs)
     leased = min(min(1.0, part.memory_mib / device.total_mib) for part, device in pairs)
     # One number for all devices: the smallest keeps every one of them.
-    limit = min(fraction(part.memory_mib, settings.gpu_context_mib, dev.total_mib) for part, dev in pairs)
+    limit = min(
+        fraction(part.memory_mib, settings.internal.gpu_context_mib, dev.total_mib) for part, dev in pairs
+    )
     env = {
         "CUDA_VISIBLE_DEVICES": ",".join(part.uuid for part, _ in pairs),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -85,7 +87,7 @@ def environment(
         # Where the daemon runs, the device may be open to its clients only.
         env |= mps_limits.reach(mps)
     elif mps is not None:
-        sizes = [part.memory_mib - settings.gpu_context_mib for part, _ in pairs]
+        sizes = [part.memory_mib - settings.internal.gpu_context_mib for part, _ in pairs]
         env |= mps_limits.limits(mps, memory_mib=sizes, compute_percent=compute)
     elif allocator and not exclusive:
         # Not under MPS: a process there may see its limit as the size of the device, and take the fraction of that.

@@ -64,9 +64,9 @@ def called(settings: Settings, name: str, *, embedded: bool) -> str:
     """
     if not embedded:
         return f"{name}@{socket.gethostname()}"
-    if settings.redis_url == private_url(settings.data_dir):
+    if settings.redis.url == private_url(settings.data.dir):
         return name
-    return f"{name}@{socket.gethostname()}-{digest(str(settings.data_dir.absolute()))[:4]}"
+    return f"{name}@{socket.gethostname()}-{digest(str(settings.data.dir.absolute()))[:4]}"
 
 
 def _lock_file(data_dir: Path) -> IO[str]:

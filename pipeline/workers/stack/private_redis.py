@@ -84,11 +84,11 @@ def configuration(settings: Settings, directory: Path, socket: Path) -> str:
             f"logfile {quoted(directory / 'redis.log')}",
             "appendonly yes",
             # everysec: sources send again what the last second lost. always: on disk before it is answered.
-            f"appendfsync {settings.redis_fsync}",
+            f"appendfsync {settings.redis.fsync}",
             "no-appendfsync-on-rewrite no",  # nor while the AOF is rewritten
             'save ""',  # the AOF is the record; a second snapshot would only double the writes
             "maxmemory-policy noeviction",  # a broker and a ledger must never drop a key
-            f"maxmemory {settings.redis_max_mib}mb",
+            f"maxmemory {settings.redis.max_mib}mb",
             "auto-aof-rewrite-percentage 100",
             "auto-aof-rewrite-min-size 64mb",
             "",
@@ -101,9 +101,9 @@ class PrivateRedis:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.directory = settings.data_dir / "redis"
-        self.socket = socket_path(settings.data_dir)
-        self.url = private_url(settings.data_dir)
+        self.directory = settings.data.dir / "redis"
+        self.socket = socket_path(settings.data.dir)
+        self.url = private_url(settings.data.dir)
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start and wait until it answers. Raises StackFailed with the end of its log."""

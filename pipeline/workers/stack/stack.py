@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -59,18 +58,17 @@ class Stack:
 
     def __init__(self, settings: Settings, *, flower: bool = False, metrics: bool = False) -> None:
         # Absolute, because the workers run in the data directory.
-        self.settings = replace(
-            settings,
-            data_dir=settings.data_dir.absolute(),
-            results_dir=None if settings.results_dir is None else settings.results_dir.absolute(),
-            masks=tuple(path.absolute() for path in settings.masks),
-            opensearch_ca=None if settings.opensearch_ca is None else settings.opensearch_ca.absolute(),
+        self.settings = settings.replace(
+            data_dir=settings.data.dir.absolute(),
+            results_dir=None if settings.data.results_dir is None else settings.data.results_dir.absolute(),
+            masks=tuple(path.absolute() for path in settings.intake.masks),
+            opensearch_ca=None if settings.opensearch.ca is None else settings.opensearch.ca.absolute(),
             supervisor_pid=os.getpid(),
         )
         self.private: PrivateRedis | None = None
         self.redis_process: subprocess.Popen[bytes] | None = None
         self.children: list[Child[Restarts]] = []
-        self.windows = Windows(self.settings.data_dir / "logs", self._popen)
+        self.windows = Windows(self.settings.data.dir / "logs", self._popen)
         self.gpu: list[Child[Crashes]] = []  # not vital either: without them the CPU does it all
         self.ready_s = 0.0
         self._with_gpu = False
@@ -81,24 +79,24 @@ class Stack:
 
     def __enter__(self) -> Self:
         began = time.monotonic()
-        MaskSet.load(extra=self.settings.masks)  # a bad mask is said here, not by every batch
-        session_keys.user_patterns(self.settings.session_keys)
-        parse_tenants(self.settings.gpu_tenants)
+        MaskSet.load(extra=self.settings.intake.masks)  # a bad mask is said here, not by every batch
+        session_keys.user_patterns(self.settings.watch.session_keys)
+        parse_tenants(self.settings.gpu.tenants)
         if self._with_flower:
-            flower_process.check(self.settings.flower_address, self.settings.flower_auth)
-        self._lock = lock(self.settings.data_dir)
+            flower_process.check(self.settings.stack.flower_address, self.settings.stack.flower_auth)
+        self._lock = lock(self.settings.data.dir)
         try:
             if self._with_flower:
                 self.windows.add("flower", flower_process.listen(self.settings))
             if self._with_metrics:
-                at = (self.settings.metrics_address, self.settings.metrics_port)
+                at = (self.settings.stack.metrics_address, self.settings.stack.metrics_port)
                 self.windows.add("metrics", door.listen("metrics", *at))
-            outlive(self.settings.data_dir)
-            if self.settings.redis_url is None:  # with a Redis of our own nobody else writes there either
-                for place in (self.settings.results, self.settings.baseline):
+            outlive(self.settings.data.dir)
+            if self.settings.redis.url is None:  # with a Redis of our own nobody else writes there either
+                for place in (self.settings.data.results, self.settings.data.baseline):
                     ParquetSink(place).sweep()
             self._start_redis()
-            with_gpu = self.settings.gpu_agent and has_devices()
+            with_gpu = self.settings.gpu.agent and has_devices()
             for role, name in self._roles(gpu=with_gpu):
                 self.children.append(self._spawn(role, name, Restarts()))
             self._wait_ready()
@@ -118,27 +116,27 @@ class Stack:
 
     def _roles(self, *, gpu: bool) -> list[tuple[str, str]]:
         wanted = self.settings
-        ingest = [("ingest", f"ingest-{n}") for n in range(1, wanted.ingest_processes + 1)]
+        ingest = [("ingest", f"ingest-{n}") for n in range(1, wanted.stack.ingest_processes + 1)]
         others = [
-            *_several("infer-cpu", wanted.infer_processes),
+            *_several("infer-cpu", wanted.stack.infer_processes),
             *(
                 process
-                for shard in range(wanted.drain_shards)
-                for process in _several(of_shard("drain", shard), wanted.drain_processes)
+                for shard in range(wanted.drain.shards)
+                for process in _several(of_shard("drain", shard), wanted.drain.processes)
             ),
-            *_several("store", wanted.store_processes),
+            *_several("store", wanted.stack.store_processes),
             ("beat", "beat"),
         ]
-        source = [("source", "source")] if wanted.opensearch_source else []
+        source = [("source", "source")] if wanted.opensearch.source else []
         train = ("train-gpu" if gpu else "train", "train")
         self._with_gpu = gpu
         return [*ingest, *others, train, *source]
 
     def _start_redis(self) -> None:
-        if self.settings.redis_url is None:
+        if self.settings.redis.url is None:
             self.private = PrivateRedis(self.settings)
             self.redis_process = self.private.start()
-            self.settings = replace(self.settings, redis_url=self.private.url)
+            self.settings = self.settings.replace(redis_url=self.private.url)
         check_redis(self.settings)
         if self.private is not None:
             # Every worker of an earlier Redis here was a child of the process whose lock we hold now.
@@ -146,7 +144,7 @@ class Stack:
 
     def _spawn(self, role: str, name: str, deaths: Rule) -> Child[Rule]:
         module, args = MODULES.get(role, ("cpu", [role, name]))
-        logs = self.settings.data_dir / "logs"
+        logs = self.settings.data.dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}.log"
         command = [sys.executable, "-m", f"pipeline.workers.{module}", *args]
@@ -194,7 +192,7 @@ class Stack:
         env = {**keep, **self.settings.to_environ(), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
         with log.open("ab") as out:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=self.settings.data_dir,
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=self.settings.data.dir,
                 start_new_session=True, pass_fds=fds,
             )  # fmt: skip
 
@@ -293,7 +291,7 @@ class Stack:
             end([self.redis_process])
             self.redis_process = None
         with contextlib.suppress(OSError):
-            state_file(self.settings.data_dir).unlink()
+            state_file(self.settings.data.dir).unlink()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -305,8 +303,8 @@ class Stack:
     def _write_state(self) -> None:
         state = {
             "pid": os.getpid(),
-            "redis_url": self.settings.redis_url,
-            "key_prefix": self.settings.key_prefix,
+            "redis_url": self.settings.redis.url,
+            "key_prefix": self.settings.redis.key_prefix,
             "policy": self.settings.policy(),
             "ready_s": round(self.ready_s, 2),
             "workers": {c.name: c.process.pid for c in self._workers},
@@ -316,7 +314,7 @@ class Stack:
             "metrics": self.metrics_url,
             "metrics_pids": self.windows.pids("metrics"),
         }
-        write_state(self.settings.data_dir, state)
+        write_state(self.settings.data.dir, state)
 
 
 def _several(role: str, count: int) -> list[tuple[str, str]]:
