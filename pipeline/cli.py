@@ -17,7 +17,6 @@ from pipeline import __version__
 from pipeline.commands import extras
 from pipeline.commands.gpu import flags as gpu_flags
 from pipeline.errors import BadInput, LogweirError
-from pipeline.settings import limit_polars
 
 EXAMPLES = """examples:
   logweir run /var/log/syslog                        what matters in this file?
@@ -267,6 +266,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(argv)
         extras.check(args.verb)
         if args.command == "send.verb":
+            from pipeline.settings import limit_polars
+
             limit_polars()
         module = importlib.import_module(f"pipeline.commands.{args.command}")
         code = int(module.main(args))
