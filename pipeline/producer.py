@@ -13,12 +13,15 @@ are; workers parse them. So it needs neither Polars nor NumPy nor torch, and no 
 import re
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import redis
+
 from pipeline.controller.watchlist import Watchlist
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.ledger.batches import Accepted, Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
@@ -169,20 +172,31 @@ class Producer:
         `after`: the cursor that the batch continues from, "" for none. Raises CursorMoved when it stands elsewhere.
         `backfill`: it waits behind fresh ones; None: when the time of every record is known, and all are old.
         """
-        skip = self._skips(batch)
         if backfill is None:
             backfill = self._is_past(_latest(batch))
-        answer = self.ledger.accept(
-            batch, cursor_key=cursor_key, cursor=cursor, after=after, skip=skip, backfill=backfill
-        )
-        if isinstance(answer, Accepted) and not answer.duplicate and not answer.skipped:
-            self.submit.wake(
-                Stage.INGEST,
-                batch.batch_id,
+        try:
+            answer = self.ledger.accept(
+                batch,
+                cursor_key=cursor_key,
+                cursor=cursor,
+                after=after,
+                skip=self._skips(batch),
                 backfill=backfill,
-                workload=batch.workload,
-                lines=batch.physical_lines,
             )
+        except (redis.RedisError, OSError) as exc:  # an answer that is none, a script that Redis forgot twice
+            raise RedisUnavailable(
+                f"Redis did not answer as it should ({type(exc).__name__}: {exc}); send the batch again under its id"
+            ) from exc
+        if isinstance(answer, Accepted) and not answer.duplicate and not answer.skipped:
+            # The batch is in: whatever goes wrong from here on, the sweeper wakes a worker.
+            with suppress(Exception):
+                self.submit.wake(
+                    Stage.INGEST,
+                    batch.batch_id,
+                    backfill=backfill,
+                    workload=batch.workload,
+                    lines=batch.physical_lines,
+                )
         return answer
 
     def _is_past(self, moment: object) -> bool:

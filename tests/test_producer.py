@@ -12,6 +12,7 @@ import redis
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from kombu.exceptions import OperationalError
 
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.ledger.batches import Accepted, Claim, Full, Stage
@@ -224,6 +225,81 @@ def test_a_wake_up_that_cannot_be_sent_does_not_lose_the_batch(settings: Setting
     batch_id = id_of(producer.send(["a"], workload="shop"))
     assert awake(good) == set()
     assert claim(good, batch_id).lines == 1
+
+
+FAULTS = [
+    redis.exceptions.InvalidResponse("Protocol Error"),
+    redis.exceptions.NoScriptError("No matching script"),
+    redis.ResponseError("WRONGTYPE"),
+    redis.RedisError("?"),
+    BrokenPipeError(32, "Broken pipe"),
+]
+
+
+def after(run: Callable[..., Any], fault: Exception) -> Callable[..., Any]:
+    """`run`, whose answer is lost on the way back."""
+
+    def done(*args: Any, **kwargs: Any) -> Any:
+        run(*args, **kwargs)
+        raise fault
+
+    return done
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+def test_an_answer_of_redis_that_is_none_is_one_documented_error(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    scripts = producer.ledger.scripts
+    with monkeypatch.context() as patch:
+        patch.setattr(scripts, "run", after(scripts.run, fault))
+        with pytest.raises(RedisUnavailable, match="send the batch again under its id"):
+            producer.send(["a"], workload="shop", batch_id="b")
+    assert producer.send(["a"], workload="shop", batch_id="b") == Accepted(batch_id="b", duplicate=True)
+    assert producer.ledger.totals()["shop"]["accepted"] == 1
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, RedisUnavailable("away")], ids=repr)
+def test_a_watchlist_that_cannot_be_read_is_one_documented_error(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    producer = connect(settings.replace(unwatched="skip"))
+    monkeypatch.setattr(producer.watchlist, "look", after(producer.watchlist.look, fault))
+    with pytest.raises(RedisUnavailable):
+        producer.send(["a"], workload="shop")
+    assert producer.ledger.totals() == {}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *FAULTS,
+        OperationalError("broker"),
+        AttributeError("'NoneType' object has no attribute 'sendall'"),
+        KeyError("x"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
+def test_after_a_batch_is_in_nothing_is_raised(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch, fault: Exception, sent: bool
+) -> None:
+    app = producer.submit.app
+    send_task = app.send_task if sent else lambda *_, **__: None
+    monkeypatch.setattr(app, "send_task", after(send_task, fault))
+    assert producer.send(["a"], workload="shop", batch_id="b") == Accepted(batch_id="b")
+    assert claim(producer, "b").lines == 1
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_that_a_batch_is_in(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: Any, **__: Any) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr("pipeline.messages.submit.logger", closed)
+    monkeypatch.setattr(producer.submit.app, "send_task", after(lambda *_, **__: None, OSError("away")))
+    assert producer.send(["a"], workload="shop", batch_id="b") == Accepted(batch_id="b")
 
 
 # Names

@@ -69,6 +69,14 @@ def check(history: Path, settings: Settings, *, rss_mib: float = RSS_MIB) -> Rep
         *ends.pickles(settings, client, ledger.keys),
     ]
     client.close()
+    violations += [
+        Violation(
+            invariant=1,
+            what=f"the producer {item['who']} died of what is no error of a producer: {item['why'].strip()}",
+            trace=told.trace([item]),
+        )
+        for item in told.deaths
+    ]
     if not told.settled:
         violations.append(
             Violation(invariant=1, what="the run did not settle", trace=told.trace(told.samples[-3:]))

@@ -1,15 +1,18 @@
 """Who sends lines during a chaos run, and what they were told.
 
-A producer repeats a batch, under the same id and with the same lines, until it hears that it is in: what it was told is
-in the history, and nothing else counts. Every line ends with its own mark, workload and number.
+A producer repeats a batch, under the same id and with the same lines, until the answer says that the batch is in. The
+history has every try before it is made and every answer, so that lines of a producer that died are known too: its
+death is a violation. Every line ends with its own mark, workload and number.
 """
 
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,19 +87,21 @@ class Sender:
         first, batch_id, now = self.written + 1, f"{self.name}-{self.batches}", time.time() - age_s
         self.written += len(texts)
         lines = [marked(text, self.workload, first + n, now) for n, text in enumerate(texts)]
+        note = partial(
+            self.history.note,
+            "send",
+            who=self.name,
+            id=batch_id,
+            workload=self.workload,
+            first=first,
+            lines=len(lines),
+            poison=poison,
+            poison_line=None if poison_at is None else first + poison_at,
+        )
         while not self.stop.is_set():
+            note(answer="asked")
             answer, wait_s = self._try(lines, batch_id)
-            self.history.note(
-                "send",
-                who=self.name,
-                id=batch_id,
-                workload=self.workload,
-                first=first,
-                lines=len(lines),
-                answer=answer,
-                poison=poison,
-                poison_line=None if poison_at is None else first + poison_at,
-            )
+            note(answer=answer)
             if answer in ("accepted", "duplicate"):
                 if self.accepted is not None and not poison and not age_s:
                     plain = not any("label=new" in text for text in texts)
@@ -110,6 +115,9 @@ class Sender:
             answer = self.producer.send(lines, workload=self.workload, batch_id=batch_id)
         except LogweirError:
             return "unknown", PAUSE_S
+        except BaseException:
+            self.history.note("died", who=self.name, id=batch_id, why=traceback.format_exc())
+            raise
         if isinstance(answer, Full):
             self.refusals += 1
             return "full", answer.retry_after_s

@@ -31,6 +31,7 @@ _ANSWERS: Final = {
     "accepted": Answer.OK,
     "duplicate": Answer.OK,
     "unknown": Answer.UNKNOWN,
+    "asked": Answer.FAIL,  # noted before the try; see Sent.answer
     "full": Answer.FAIL,
     "rejected": Answer.FAIL,
 }
@@ -56,8 +57,14 @@ class Sent:
     lines: int
     poison: str
     poison_line: int | None
-    answer: Answer = Answer.FAIL
+    answered: Answer = Answer.FAIL
     operations: list[Operation] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Answer:
+        """Unknown while the last try has no answer: its producer died, or the run ended."""
+        open_try = bool(self.operations) and self.operations[-1]["answer"] == "asked"
+        return max(self.answered, Answer.UNKNOWN if open_try else Answer.FAIL, key=_STRONGER.index)
 
     def may_die(self, number: int) -> bool:
         """Whether this line may end as a dead letter."""
@@ -69,7 +76,7 @@ class Sent:
             raise ValueError(
                 f"the history sends other lines under the id {self.batch_id!r}; give every batch its own"
             )
-        self.answer = max(self.answer, _ANSWERS[item["answer"]], key=_STRONGER.index)
+        self.answered = max(self.answered, _ANSWERS[item["answer"]], key=_STRONGER.index)
         if item.get("poison"):  # poured in after the batch was accepted
             self.poison, self.poison_line = item["poison"], item.get("poison_line")
         self.operations.append(item)
@@ -85,6 +92,7 @@ class Told:
     faults: list[Operation] = field(
         default_factory=list
     )  # faults, those that could not be made, and healings, in order
+    deaths: list[Operation] = field(default_factory=list)  # of producers
     flows: list[Operation] = field(default_factory=list)
     samples: list[Operation] = field(default_factory=list)
     settled: bool = False
@@ -105,6 +113,8 @@ class Told:
                     told.files.setdefault(item["workload"], []).append(item)
                 case "fault" | "healed" | "missed":
                     told.faults.append(item)
+                case "died":
+                    told.deaths.append(item)
                 case "flow":
                     told.flows.append(item)
                 case "sample":

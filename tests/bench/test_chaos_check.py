@@ -18,6 +18,8 @@ from small_bundles import ONE, TWO, written
 from bench._chaos.check import Report, check, explained
 from bench._chaos.history import History
 from bench._chaos.probe import Probe
+from bench._chaos.producers import Sender
+from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
@@ -188,8 +190,13 @@ def found(report: Report) -> str:
 
 
 def test_a_run_in_which_all_went_well_has_no_violation(world: World) -> None:
+    world.tell("b", 21, "asked")
     world.push("b", 21)
+    world.tell("b", 21, "asked")
     world.tell("b", 21, "duplicate")
+    world.push("asked", 61, answer="asked")  # the run ended, and it is in
+    world.store("asked")
+    world.tell("asked too", 71, "asked")  # the run ended, and it is not in
     world.tell("gone", 31, "full")
     world.tell("gone", 31, "unknown")  # nobody knows, and it is not in
     world.push("in", 41, answer="unknown")  # nobody knows, and it is in
@@ -203,8 +210,8 @@ def test_a_run_in_which_all_went_well_has_no_violation(world: World) -> None:
     report = world.over()
     assert not report.violations, found(report)
     assert (report.lost, report.doubled, report.dead, report.dead_poison, report.faults) == (0, 0, 1, 1, 1)
-    assert report.accepted_lines == 60  # a, p, b, in and twice ten lines of the file
-    assert report.stored_lines == 59
+    assert report.accepted_lines == 70  # a, p, b, in and twice ten lines of the file
+    assert report.stored_lines == 69
     values = report.to_json()
     assert json.loads(json.dumps(values))["violations"] == 0
 
@@ -295,6 +302,12 @@ def store_what_was_refused(w: World) -> None:
 
 def store_a_line_without_a_mark(w: World) -> None:
     rewrite(w, "a", lambda f: f.head(1).with_columns(raw=pl.lit("torn"), message=pl.lit("torn")), to="torn")
+
+
+def let_a_producer_die(w: World) -> None:
+    w.push("d", 31, answer="asked")
+    w.store("d")
+    w.history.note("died", who="push-1", id="d", why="Traceback ...\nKeyError: 1\n")
 
 
 def store_an_unknown_batch_in_part(w: World) -> None:
@@ -599,6 +612,12 @@ BROKEN: list[tuple[Callable[[World], None], int, str, tuple[int, int, int]]] = [
     (store_a_dead_line, 1, "line 14 of shop are stored and dead", (0, 1, 0)),
     (store_what_nobody_sent, 1, "lines 9001-9010 of shop are there, but were never sent", (0, 0, 0)),
     (store_what_was_refused, 1, "lines 31-40 of shop are there, but were refused", (0, 0, 0)),
+    (
+        let_a_producer_die,
+        1,
+        "the producer push-1 died of what is no error of a producer: Traceback",
+        (0, 0, 0),
+    ),
     (store_a_line_without_a_mark, 1, "a line that nobody sent is stored", (0, 0, 0)),
     (store_an_unknown_batch_in_part, 1, "6 of 10 lines of batch u are lost: it was partly stored", (6, 0, 0)),
     (store_under_another_workload, 1, "is stored as one of pay", (0, 0, 0)),
@@ -780,3 +799,33 @@ def test_one_lost_line_among_hundreds_of_thousands_is_found(world: World) -> Non
     report = world.over()
     assert (report.lost, report.doubled) == (1, 0)
     assert "shop lacks 77777" in report.first()
+
+
+class Dies:
+    """A producer that takes one batch and then is no more."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+
+    def send(self, *_: Any, **__: Any) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def test_a_producer_notes_a_batch_before_it_sends_it_and_its_death_with_the_traceback(tmp_path: Path) -> None:
+    answers = [Accepted(batch_id="p-1"), RedisUnavailable("away"), KeyError("odd")]
+    with History(tmp_path / "history.jsonl") as history:
+        sender = Sender("p", "shop", history, Dies(answers))  # type: ignore[arg-type]
+        sender.stop.wait = lambda _: False  # type: ignore[method-assign, assignment]
+        assert sender.send(["a"]) == "p-1"
+        with pytest.raises(KeyError):
+            sender.send(["b", "c"])
+    noted = list(History.read(tmp_path / "history.jsonl"))
+    assert [(item["op"], item["id"], item.get("answer")) for item in noted] == [
+        ("send", "p-1", "asked"), ("send", "p-1", "accepted"), ("send", "p-2", "asked"), ("send", "p-2", "unknown"),
+        ("send", "p-2", "asked"), ("died", "p-2", None),
+    ]  # fmt: skip
+    assert "KeyError: 'odd'" in noted[-1]["why"]
+    assert (noted[-2]["first"], noted[-2]["lines"]) == (2, 2)
