@@ -21,12 +21,16 @@ node() { # NAME PORT [--secure]
   nodes[$1]=$!
 }
 
-url_of() { # NAME; the starter gives up by itself, after two minutes at most
+url_of() { # NAME PORT [--secure]; the starter gives up after two minutes, which a busy machine may need
+  local tries=1
   until sed -n 's/^ready //p' "$work/$1.out" | grep .; do
     if ! kill -0 "${nodes[$1]}" 2>/dev/null; then
-      echo "scripts/test: the $1 OpenSearch did not start; its output and the end of its log:" >&2
-      tail -n 30 "$work/$1.out" "$work/$1/log" >&2 || true
-      return 1
+      if [ $((tries += 1)) -gt 3 ]; then
+        echo "scripts/test: the $1 OpenSearch did not start; its output and the end of its log:" >&2
+        tail -n 30 "$work/$1.out" "$work/$1/log" >&2 || true
+        return 1
+      fi
+      node "$@"
     fi
     sleep 0.5
   done
@@ -56,8 +60,11 @@ start_opensearch() {
   read -r plain secure < <(free_ports)
   node plain "$plain"
   node secure "$secure" --secure
-  OPENSEARCH_URL=$(url_of plain)
-  OPENSEARCH_SECURE_URL=$(url_of secure)
+  # Not in a subshell: a node that is started again has another process, which is to be stopped at the end.
+  url_of plain "$plain" > "$work/plain.url"
+  url_of secure "$secure" --secure > "$work/secure.url"
+  OPENSEARCH_URL=$(< "$work/plain.url")
+  OPENSEARCH_SECURE_URL=$(< "$work/secure.url")
   OPENSEARCH_SECURE_CA=$work/secure/certs/ca.pem
   export OPENSEARCH_URL OPENSEARCH_SECURE_URL OPENSEARCH_SECURE_CA
 }
