@@ -91,7 +91,7 @@ TELLING = st.sampled_from(
     ),
     st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_many_lines_of_few_shapes_are_masked_as_each_alone(kinds: list[str], data: st.DataObject) -> None:
     messages = [other_digits(data.draw, kind) for kind in kinds for _ in range(4)] * 4
     assert masked(MASKS, messages) == [MASKS.mask_one(message) for message in messages]

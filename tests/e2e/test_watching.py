@@ -17,7 +17,7 @@ from pipeline.controller.tick import decisions
 ENV = {
     "LOGWEIR_UNWATCHED": "skip",
     "LOGWEIR_OWN_MODELS": "shop/own",
-    "LOGWEIR_INTERNAL_TICK_S": "0.5",
+    "LOGWEIR_INTERNAL_TICK_S": "0.25",
     "LOGWEIR_RETRAIN_MIN_LINES": "100",
     "LOGWEIR_TRAIN_SECONDS": "2",
 }
@@ -47,7 +47,7 @@ class Story:
 def story() -> Iterator[Story]:
     """A stack with two beats whose watchlist is filled and emptied again."""
     with running(ENV) as up, _second_beat(up):
-        story = Story(Lab(up, unwatched="skip", own_models=("shop/own",), tick_s=0.5))
+        story = Story(Lab(up, unwatched="skip", own_models=("shop/own",), tick_s=0.25))
         _off_the_list(story)
         _watched(story)
         _own(story)
