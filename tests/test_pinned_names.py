@@ -18,7 +18,7 @@ import pytest
 from pipeline.cli import parser
 from pipeline.messages import routing
 from pipeline.observe import counters as metrics
-from pipeline.redis import keys as keyspace
+from pipeline.redis import keys
 from pipeline.tasks import reload
 from pipeline.workers import gauges
 from pipeline.workers.roles import ROLES
@@ -31,14 +31,13 @@ PINNED: dict[str, list[str]] = json.loads(
 
 def current() -> dict[str, list[str]]:
     """The names as the code has them."""
-    table = [line.split("|") for line in (keyspace.__doc__ or "").splitlines() if line.startswith("| ")]
     verbs: dict[str, Any] = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr,assignment]
     return {
         "tasks": sorted(value for name, value in vars(routing).items() if name.startswith("TASK_")),
         "queues": sorted(routing.all_queues(3)),
         "roles": sorted(ROLES),
         "broadcasts": [reload.COMMAND],
-        "redis_keys": [row[1].strip() for row in table[1:]],
+        "redis_keys": [name for name, *_ in keys.table()],
         "metrics": sorted(meter.name for meter in (*metrics.METERS, *gauges.SHOWN)),
         "verbs": sorted(verbs),
         "commands": sorted(e.name for e in entry_points(group="console_scripts") if e.name == "logweir"),

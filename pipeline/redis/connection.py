@@ -14,8 +14,9 @@ from pipeline.settings import Settings
 
 
 class _Pool(redis.ConnectionPool):
-    """Where one connection broke, this process leaves its idle ones too: what broke it has most likely broken them, and one
-    whose answers are lost is noticed only by its time-out, each in its turn, once it is used."""
+    """Where one connection broke, this process leaves its idle ones too: what broke it has most likely broken
+    them, and one whose answers are lost is noticed only by its time-out, each in its turn, once it is
+    used."""
 
     # Replaced as a whole and never locked: a process may be forked at any moment.
     _all: ClassVar[tuple["weakref.ref[_Pool]", ...]] = ()
@@ -33,10 +34,11 @@ class _Pool(redis.ConnectionPool):
 
 
 def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
-    """A client for the ledger: short time-outs, because a process that waits for ever is not alive. Raises BadSetting.
+    """A client for the ledger: short time-outs, because a process that waits for ever is not alive. Raises
+    BadSetting.
 
-    It never sends a command again by itself: one whose answer was lost may have been done, and only whoever asked knows
-    whether doing it twice is harmless. redis-py's own default differs between its constructors.
+    It never sends a command again by itself: one whose answer was lost may have been done, and only whoever
+    asked knows whether doing it twice is harmless. redis-py's own default differs between its constructors.
     """
     if settings.redis.url is None:
         raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")

@@ -1,9 +1,9 @@
 """Fenced leases on single resources in Redis: training, a drain writer, the source, the watcher.
 
-A lease is a holder, a deadline on Redis time and a fencing token that only grows. A holder that lost its lease can
-neither renew nor release it, and the guarded resource (models/publish.lua, drain/learn.lua) refuses an older token.
-See Kleppmann, "How to do distributed locking" (2016). GPUs have a pool of their own (gpu/pool.py).
-"""
+A lease is a holder, a deadline on Redis time and a fencing token that only grows. A holder that lost its
+lease can neither renew nor release it, and the guarded resource (models/publish.lua, drain/learn.lua) refuses
+an older token. See Kleppmann, "How to do distributed locking" (2016). GPUs have a pool of their own
+(gpu/pool.py)."""
 
 import threading
 from collections.abc import Iterator
@@ -71,9 +71,8 @@ class Leases:
     ) -> Lease | Refused:
         """Ask once. The token granted is above `floor`, the highest token found in durable storage.
 
-        `quarantine`: refuse for one TTL after Redis restarted or failed over, because an old holder may still run.
-        Needed where the guarded resource cannot compare tokens; Redis itself can.
-        """
+        `quarantine`: refuse for one TTL after Redis restarted or failed over, because an old holder may still
+        run. Needed where the guarded resource cannot compare tokens; Redis itself can."""
         keys = [self.keys.lease(resource), self.keys.tokens, self.keys.epoch]
         args: list[Any] = [resource, holder, self.ttl_ms, floor, self.ttl_ms if quarantine else 0]
         word, number = self.scripts.run("leases/grant", keys, args)
@@ -92,7 +91,8 @@ class Leases:
         return bool(self.scripts.run("leases/release", [self.keys.lease(lease.resource)], args))
 
     def holder_of(self, resource: str) -> str | None:
-        """The holder of a resource now, for status; it may be out of date at once. Raises RedisUnavailable."""
+        """The holder of a resource now, for status; it may be out of date at once. Raises
+        RedisUnavailable."""
         with answering():
             entry = text_map(self.client.hgetall(self.keys.lease(resource)))
         live = entry.get("holder") and int(entry.get("deadline", "0")) > now_ms(self.client)
@@ -112,8 +112,8 @@ class Leases:
     def holding(self, lease: Lease, *, give_back: bool = True) -> Iterator[HeldLease]:
         """Renew in the background while the body works; release at the end unless `give_back` is False.
 
-        `lost` is set when a renewal is refused, or when Redis was silent for so long that the lease may have expired.
-        """
+        `lost` is set when a renewal is refused, or when Redis was silent for so long that the lease may have
+        expired."""
         log = logger(resource=lease.resource, token=lease.token)
         keeper = Keeper(
             lambda: "" if self.renew(lease) else "a renewal was refused",

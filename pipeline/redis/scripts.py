@@ -40,10 +40,11 @@ class Scripts:
         *commands: tuple[str, ...],
         at_once: bool = False,
     ) -> list[Any]:
-        """Scripts and then plain commands in one round trip, `at_once` with nobody between; their answers in order.
+        """Scripts and then plain commands in one round trip, `at_once` with nobody between; their answers in
+        order.
 
-        Only for scripts that may run twice: where Redis has forgotten one, all are sent again. Raises as `run` does.
-        """
+        Only for scripts that may run twice: where Redis has forgotten one, all are sent again. Raises as
+        `run` does."""
         shas = [self.client.register_script(script_text(name)).sha for name, _, _ in calls]
 
         def ask() -> list[Any]:

@@ -1,16 +1,17 @@
-"""The shards of stage drain: which of them learns a workload, what its queue and lease are called, which ids it gives.
+"""The shards of stage drain: which of them learns a workload, what its queue and lease are called, which ids
+it gives.
 
-Shard 0 is what there was before there were several: its names carry no number, its ids begin at 1. So one shard is no
-special case, and more can be added while batches wait. The number of shards is the setting `drain_shards`.
-"""
+Shard 0 is what there was before there were several: its names carry no number, its ids begin at 1. So one
+shard is no special case, and more can be added while batches wait. The number of shards is the setting
+`drain_shards`."""
 
 import zlib
 from typing import Final
 
 from pipeline.settings import MAX_SHARDS
 
-# Ids of one shard. No deployment makes a thousand million templates, and those of 64 shards are whole numbers in the
-# floats of JSON readers (2**53) as well.
+# Ids of one shard. No deployment makes a thousand million templates, and those of 64 shards are whole numbers
+# in the floats of JSON readers (2**53) as well.
 IDS: Final = 10**9
 
 

@@ -831,11 +831,11 @@ def test_every_key_is_in_the_table_and_under_one_hash_tag(ledger: PoolLedger, se
     ledger.sweep()
     ask(ledger, "b", exclusive())
     commit(ledger, reservation=Reservation(request_id="b", uuids=(GPU,)))
-    table = pipeline.redis.keys.__doc__ or ""
+    table = {name for name, *_ in pipeline.redis.keys.table()}
     prefix = "{" + settings.redis.key_prefix + "}:"
     names = [key.decode() for key in ledger.client.scan_iter(match=f"{prefix}*")]
     assert len(names) > 8
     for name in names:
         short = name.removeprefix(prefix)
         shown = ":".join(short.split(":")[:2]) + (":<id>" if short.count(":") > 1 else "")
-        assert f"| {shown} |" in table, name
+        assert shown in table, name
