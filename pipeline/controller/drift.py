@@ -26,7 +26,7 @@ that are scored again after the first model was published are not to be counted:
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +34,7 @@ import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.records.verdict import Reason
+from pipeline.records.wire import Codec
 
 # One window: the share of a word that one line in a thousand has is known to a tenth.
 WINDOW_LINES: Final = 20_000
@@ -71,9 +72,6 @@ class Drift:
     unknown_now: float = 0.0
     unknown_then: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftWindow:
@@ -83,21 +81,15 @@ class DriftWindow:
     reference: Mapping[str, int] | None = None  # the sums when the reference was full
     marks: tuple[Mapping[str, int], ...] = ()  # oldest first; the window reaches from the first one to now
 
-    def to_json(self) -> dict[str, Any]:
-        reference = None if self.reference is None else dict(self.reference)
-        return {"version": self.version, "reference": reference, "marks": [dict(m) for m in self.marks]}
+    def __post_init__(self) -> None:
+        stored = self.marks if self.reference is None else (self.reference, *self.marks)
+        if any(not sums.keys() >= set(COUNTERS) for sums in stored):
+            raise ValueError("a counter is missing")
+        if (self.reference is None) != (not self.marks):
+            raise ValueError("a reference needs marks, and marks a reference")
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "DriftWindow":
-        """Raises BadPayload when it is not what `to_json` gave."""
-        try:
-            return cls(
-                version=str(data["version"]),
-                reference=None if data["reference"] is None else sums(data["reference"]),
-                marks=tuple(sums(mark) for mark in data["marks"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise BadPayload(f"a stored window of drift is not readable: {exc!r}") from exc
+
+WINDOWS: Final = Codec(DriftWindow, version=1, what="a stored window of drift", newer=BadPayload)
 
 
 def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:

@@ -1,13 +1,12 @@
 """What a decision about a training rests on: facts, rules, and the history that past attempts leave behind."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Self
 
 from pipeline.controller.drift import Drift
-from pipeline.errors import BadPayload
 from pipeline.settings import Settings
 
 # Bounds of what is recorded and shown, whatever is watched.
@@ -67,7 +66,7 @@ class History:
         lines = {**(self.last.lines if self.last else {}), **attempt.lines}
         gave = attempt.outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.CANDIDATE)
         return History(
-            last=replace(attempt, lines=lines),
+            last=replace(attempt, lines=lines, reason=""),
             gave_at=attempt.at if gave else self.gave_at,
             spent=_remember(self.spent, attempt.causes),
         )
@@ -80,48 +79,6 @@ class History:
         failed_at = self.failed_at if self.failed_at is None else min(self.failed_at, now)
         gave_at = self.gave_at if self.gave_at is None else min(self.gave_at, now)
         return replace(self, last=last, gave_at=gave_at, failed_at=failed_at)
-
-    def to_json(self) -> dict[str, Any]:
-        last = self.last
-        return {
-            "last": None
-            if last is None
-            else {
-                "at": last.at.isoformat(),
-                "outcome": last.outcome.value,
-                "causes": list(last.causes),
-                "lines": dict(last.lines),
-            },
-            "gave_at": iso(self.gave_at),
-            "spent": list(self.spent),
-            "failures": self.failures,
-            "failed_at": iso(self.failed_at),
-            "failure": self.failure,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "History":
-        """Raises BadPayload when it is not what `to_json` gave."""
-        try:
-            last = data["last"]
-            failed_at, gave_at = data["failed_at"], data["gave_at"]
-            return cls(
-                last=None
-                if last is None
-                else Attempt(
-                    at=datetime.fromisoformat(last["at"]),
-                    outcome=AttemptOutcome(last["outcome"]),
-                    causes=tuple(map(str, last["causes"])),
-                    lines={str(name): int(count) for name, count in last["lines"].items()},
-                ),
-                gave_at=None if gave_at is None else datetime.fromisoformat(gave_at),
-                spent=tuple(map(str, data["spent"])),
-                failures=int(data["failures"]),
-                failed_at=None if failed_at is None else datetime.fromisoformat(failed_at),
-                failure=str(data["failure"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise BadPayload(f"a stored history of trainings is not readable: {exc!r}") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +170,7 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
         "failed_at": iso(history.failed_at),
         "failure": history.failure,
         "busy": facts.busy,
-        "drift": None if facts.drift is None else facts.drift.to_json(),
+        "drift": None if facts.drift is None else asdict(facts.drift),
         "scheduled": iso(facts.scheduled),
         "scheduled_next": iso(facts.scheduled_next),
     }

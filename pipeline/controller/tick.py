@@ -15,7 +15,7 @@ from typing import Any, Final
 import redis
 
 from pipeline.controller.decide import Decision, Retrain, Wait, decide, to_json
-from pipeline.controller.drift import WINDOW_LINES, Drift, DriftWindow, advance
+from pipeline.controller.drift import WINDOW_LINES, WINDOWS, Drift, advance
 from pipeline.controller.facts import Attempt, AttemptOutcome, Facts, History, RetrainRules, facts_to_json
 from pipeline.controller.schedule import last_time_of_day, next_time_of_day
 from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState
@@ -25,6 +25,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.models.registry import Live, Registry
 from pipeline.records.query import query_of
+from pipeline.records.wire import Codec
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import SHARED, Keys
 from pipeline.settings import Settings
@@ -48,30 +49,8 @@ class Memory:
     rolled_back_ms: int = 0
     recorded: tuple[str, float] = ("", 0.0)  # kind of the decision in the list, and when it was written (s)
 
-    def to_json(self) -> str:
-        return json.dumps(
-            {
-                "history": self.history.to_json(),
-                "counted": self.counted,
-                "rolled_back_ms": self.rolled_back_ms,
-                "recorded": list(self.recorded),
-            }
-        )
 
-    @classmethod
-    def from_json(cls, text: str) -> "Memory":
-        """A memory that cannot be read is forgotten: at worst one training is made that was not needed."""
-        try:
-            data = json.loads(text)
-            return cls(
-                history=History.from_json(data["history"]),
-                counted=int(data["counted"]),
-                rolled_back_ms=int(data["rolled_back_ms"]),
-                recorded=(str(data["recorded"][0]), float(data["recorded"][1])),
-            )
-        except (ValueError, KeyError, TypeError, IndexError, BadPayload) as exc:
-            logger().warning("controller.memory_lost", why=repr(exc))
-            return cls()
+MEMORIES: Final = Codec(Memory, version=1, what="the controller's memory", newer=BadPayload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +163,7 @@ class Controller:
             raw = text_map(self.client.hgetall(key))
         text = raw.pop(WINDOW, None)
         try:
-            window = None if text is None else DriftWindow.from_json(json.loads(text))
+            window = None if text is None else WINDOWS.from_json(text)
             window, drift = advance(window, version=live.version, counters=raw, drift_lines=WINDOW_LINES)
         except (ValueError, BadPayload) as exc:
             logger().warning("controller.drift_lost", why=repr(exc))
@@ -193,17 +172,17 @@ class Controller:
             return None
         if raw:  # nothing is kept of a version that has answered no line yet
             with answering():
-                self.client.hset(key, WINDOW, json.dumps(window.to_json()))
+                self.client.hset(key, WINDOW, WINDOWS.to_json(window))
         return drift
 
     def _remembered(self, model: str) -> Memory:
         with answering():
             raw = self.client.hget(self.keys.controller, f"memory:{model}")
-        return (
-            Memory()
-            if raw is None
-            else Memory.from_json(raw if isinstance(raw, str) else raw.decode("utf-8", "replace"))
-        )
+        try:
+            return Memory() if raw is None else MEMORIES.from_json(raw)
+        except BadPayload as exc:  # at worst one training is made that was not needed
+            logger().warning("controller.memory_lost", why=repr(exc))
+            return Memory()
 
     def _record(self, facts: Facts, decision: Decision, memory: Memory) -> None:
         """The newest decision of every model; in the list those that differ from the one before."""
@@ -217,7 +196,7 @@ class Controller:
         if again:
             memory = replace(memory, recorded=(kind, facts.now.timestamp()))
         pipe = self.client.pipeline(transaction=True)
-        pipe.hset(self.keys.controller, f"memory:{model}", memory.to_json())
+        pipe.hset(self.keys.controller, f"memory:{model}", MEMORIES.to_json(memory))
         pipe.hset(self.keys.controller, f"decision:{model}", entry)
         if isinstance(decision, Retrain):
             pipe.hset(self.keys.controller, f"retrain:{model}", entry)

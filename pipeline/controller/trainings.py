@@ -23,7 +23,8 @@ from pipeline.controller.facts import backoff_s
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
 from pipeline.records.batch import digest
 from pipeline.records.query import Query
-from pipeline.redis.connection import answering, text_map
+from pipeline.records.wire import Codec
+from pipeline.redis.connection import answering, now_ms, text_map
 from pipeline.redis.keys import SHARED, Keys
 from pipeline.redis.leases import TRAINING, Lease
 from pipeline.redis.scripts import Scripts
@@ -73,27 +74,9 @@ class TrainingRequest:
         """Equal requests have equal keys, whoever asks and why."""
         return digest(self.model, *self.workloads, "", *self.patterns, self.query.key)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"query": self.query.to_json()})
 
-    @classmethod
-    def from_json(cls, text: str) -> "TrainingRequest":
-        """Raises BadPayload."""
-        try:
-            data = json.loads(text)
-            return cls(
-                model=str(data["model"]),
-                workloads=tuple(str(w) for w in data["workloads"]),
-                patterns=tuple(str(p) for p in data["patterns"]),
-                query=Query.from_json(data["query"]),
-                asked_by=str(data["asked_by"]),
-                why=str(data["why"]),
-                answers=tuple(str(a) for a in data["answers"]),
-                attempt=int(data["attempt"]),
-                retry_of=str(data["retry_of"]),
-            )
-        except (ValueError, KeyError, TypeError) as exc:
-            raise BadPayload(f"a training request is not readable: {exc!r}") from exc
+# A request that this build cannot read fails at once: no other trainer would take it.
+REQUESTS: Final = Codec(TrainingRequest, version=1, what="a training request", newer=BadPayload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +137,7 @@ class Trainings:
         answer = self.scripts.run(
             "training/request",
             [k.training(new_id), k.training_queue, k.training_keys, k.trainings],
-            [new_id, request.key, request.to_json(), MAX_WAITING],
+            [new_id, request.key, REQUESTS.to_json(request), MAX_WAITING],
         )
         if answer[0] == b"full":
             raise TrainingsFull(
@@ -239,9 +222,7 @@ class Trainings:
     def due(self) -> int:
         """How many wait and may begin now."""
         with answering():
-            seconds, micros = self.client.time()
-            now = int(seconds) * 1000 + int(micros) // 1000
-            return int(self.client.zcount(self.keys.training_queue, "-inf", now))
+            return int(self.client.zcount(self.keys.training_queue, "-inf", now_ms(self.client)))
 
     def take(self, lease: Lease) -> tuple[Status, TrainingRequest] | None:
         """The next that may begin, for the holder of the training lease; None when none waits or the lease is lost."""
@@ -268,7 +249,7 @@ class Trainings:
                 entry = text_map(self.client.hgetall(k.training(ids[0])))
             status = _status(ids[0], entry)
             try:
-                return status, TrainingRequest.from_json(entry["request"])
+                return status, REQUESTS.from_json(entry["request"])
             except BadPayload as exc:  # nobody will ever be able to work on it
                 self.end(replace(status, state=TrainingState.FAILED, reason=str(exc)), lease)
 
@@ -304,7 +285,7 @@ class Trainings:
         if not status.running:
             return None
         try:
-            request = TrainingRequest.from_json(entry["request"])
+            request = REQUESTS.from_json(entry["request"])
         except BadPayload:
             request = TrainingRequest(attempt=ATTEMPTS)
         if status.version and published(status.version):
@@ -340,7 +321,7 @@ class Trainings:
             ],
             [
                 status.request_id, token, status.state.value, _dump(status), KEEP_S,
-                retry_id, retry.key if retry else "", retry.to_json() if retry else "", int(pause_s * 1000), KEEP,
+                retry_id, retry.key if retry else "", REQUESTS.to_json(retry) if retry else "", int(pause_s * 1000), KEEP,
             ],
         )  # fmt: skip
         return str(answer.decode())
@@ -381,7 +362,7 @@ def _status(request_id: str, entry: Mapping[str, str]) -> Status:
         return Status(request_id=request_id)
     request, shown = TrainingRequest(), {}
     with suppress(BadPayload, KeyError):  # of a newer build: what can be read is shown
-        request = TrainingRequest.from_json(entry["request"])
+        request = REQUESTS.from_json(entry["request"])
     with suppress(ValueError):
         shown = dict(json.loads(entry.get("status") or "{}"))
     known = {f.name for f in fields(Status)}

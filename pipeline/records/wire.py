@@ -15,7 +15,7 @@ SHOWN: Final = 80  # characters of damaged JSON that an error message quotes
 
 
 class _Versioned(msgspec.Struct):
-    v: int = 1
+    v: int
 
 
 class Codec(Generic[T]):

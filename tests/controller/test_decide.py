@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.controller.decide import Retrain, Wait, decide, to_json
 from pipeline.controller.drift import Drift
 from pipeline.controller.facts import Attempt, AttemptOutcome, Facts, History, RetrainRules, facts_to_json
+from pipeline.controller.tick import MEMORIES, Memory
 from pipeline.errors import BadPayload
 from pipeline.settings import Settings
 
@@ -383,13 +384,16 @@ def test_a_decision_and_its_facts_are_plain_json(facts: Facts) -> None:
 @modest
 @given(histories())
 def test_a_history_survives_json(history: History) -> None:
-    assert History.from_json(json.loads(json.dumps(history.to_json()))) == history
+    memory = Memory(history=history)
+    assert MEMORIES.from_json(MEMORIES.to_json(memory)) == memory
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"last": 3, "spent": [], "failures": 0, "failed_at": null}'])
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"v": 1, "history": {"last": 3, "spent": [], "failures": 0, "failed_at": null}}']
+)
 def test_a_damaged_history_is_refused(text: str) -> None:
-    with pytest.raises(BadPayload, match="history"):
-        History.from_json(json.loads(text))
+    with pytest.raises(BadPayload, match="memory"):
+        MEMORIES.from_json(text)
 
 
 def test_hundreds_of_workloads_give_short_texts_and_small_records() -> None:

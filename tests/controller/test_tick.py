@@ -12,7 +12,7 @@ from small_bundles import AT, ONE, TWO, written
 
 from pipeline.controller import tick as module
 from pipeline.controller.facts import AttemptOutcome
-from pipeline.controller.tick import WINDOW, Controller, Memory, decisions
+from pipeline.controller.tick import MEMORIES, WINDOW, Controller, Memory, decisions
 from pipeline.controller.trainings import TrainingRequest, Trainings, TrainingState
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Accepted, Claim, Stage
@@ -367,7 +367,7 @@ def test_a_memory_comes_back_as_it_was(controller: Controller) -> None:
     controller.tick()
     memory = controller._remembered(SHARED)
     assert memory != Memory()
-    assert Memory.from_json(memory.to_json()) == memory
+    assert MEMORIES.from_json(MEMORIES.to_json(memory)) == memory
 
 
 def test_a_live_version_whose_files_are_gone_does_not_stop_the_controller(controller: Controller) -> None:

@@ -23,6 +23,7 @@ from pipeline.controller import trainings as module
 from pipeline.controller.trainings import (
     ATTEMPTS,
     KEEP_S,
+    REQUESTS,
     Status,
     TrainingRequest,
     Trainings,
@@ -86,17 +87,17 @@ def test_a_request_comes_back_from_redis_as_it_was() -> None:
         model="prod/a", workloads=("prod/a",), patterns=("p*",), query=query, asked_by="controller", why="a\nb",
         answers=("age:1",), attempt=2, retry_of="r",
     )  # fmt: skip
-    assert TrainingRequest.from_json(request.to_json()) == request
+    assert REQUESTS.from_json(REQUESTS.to_json(request)) == request
     for text in (
         "",
         "[]",
         "5",
         "{}",
         '{"model": 1}',
-        request.to_json().replace('"attempt": 2', '"attempt": "x"'),
+        REQUESTS.to_json(request).replace('"attempt":2', '"attempt":"x"'),
     ):
         with pytest.raises(BadPayload, match="training request is not readable"):
-            TrainingRequest.from_json(text)
+            REQUESTS.from_json(text)
 
 
 def test_equal_requests_are_one_while_the_first_waits_whoever_asks(trainings: Trainings) -> None:
@@ -430,7 +431,7 @@ def test_a_request_that_was_taken_before_its_answer_arrived_is_not_queued_again(
 ) -> None:
     request, k = TrainingRequest(), trainings.keys
     keys = [k.training("r"), k.training_queue, k.training_keys, k.trainings]
-    args = ["r", request.key, request.to_json(), 1]
+    args = ["r", request.key, REQUESTS.to_json(request), 1]
     trainings.scripts.run("training/request", keys, args)
     assert trainings.take(lease(leases)) is not None
     trainings.scripts.run("training/request", keys, args)
