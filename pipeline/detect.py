@@ -4,8 +4,8 @@
         few lines --look up--> known verdicts | unknown: score (models) --> evidence
         evidence + template (drain) --conclude--> verdict --join--> one result row per record
 
-Pure functions over frames; tasks, the command line and the benchmarks all use these. Only distinct masked lines
-ever leave this module for a model or the template tree.
+Pure functions over frames for tasks, the command line and benchmarks. Only distinct masked lines leave this
+module for a model or the template tree.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,22 +24,22 @@ from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import UNCLASSIFIED, Verdict
 from pipeline.sources import formats
 
-# The distinct masked lines of one batch on their way through the stages. Verdict columns are null until known.
+# The distinct masked lines of one batch, through all stages. Verdict columns are null until known.
 WORK_SCHEMA: Final[dict[str, Any]] = {
-    "key": pl.UInt64,  # what the verdict cache is asked for: pattern_id with its lowest bit flipped when severe
+    "key": pl.UInt64,  # of the verdict cache: pattern_id, its lowest bit flipped when severe
     "pattern_id": pl.UInt64,
     "masked": pl.String,
     "severe": pl.Boolean,  # seen at an error-like level
     "level": pl.String,  # of its first record
-    "version": pl.String,  # model version the batch is answered under, or WARMING_VERSION
-    "rows": pl.List(pl.UInt32),  # of the batch, that have this key; null until the batch leaves ingest
-    # evidence, filled by infer
+    "version": pl.String,  # model version of the batch, or WARMING_VERSION
+    "rows": pl.List(pl.UInt32),  # of the batch that have this key; null until the batch leaves ingest
+    # evidence (models/evidence.py), filled by infer
     "surprisal": pl.Float64,
     "words": pl.List(pl.String),
     "unseen": pl.List(pl.String),
     "tokens": pl.UInt32,
-    "severity": pl.String,  # the word in the line that says something went wrong
-    "novelty": pl.Float64,  # absent, like prior and p_value, in the work of a batch that an older build began
+    "severity": pl.String,
+    "novelty": pl.Float64,
     "prior": pl.Float64,
     # verdict, filled by the cache or by drain
     "template_id": pl.Int64,
@@ -53,7 +53,7 @@ _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
 
 
 def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
-    """RAW_SCHEMA -> the same rows with header columns filled, plus `masked`, `pattern_id`, `severe`, `key`."""
+    """RAW_SCHEMA -> the same rows with header columns, plus `masked`, `pattern_id`, `severe`, `key`."""
     parsed = _parsed(records, meta)
     masked = masks.mask(parsed["message"])
     severe = pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False)
@@ -67,11 +67,11 @@ def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
 
 
 def prepared_again(records: pl.DataFrame, meta: Meta, work: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
-    """As `prepare`, without `masked`, of the batch that `work` is of: which record has which key stands there (`with_rows`).
+    """As `prepare`, without `masked`, for the records of `work`, whose `rows` tell the key of each record.
 
-    The masks are run only where it does not: in the work of an older build.
+    Masks the records again where `rows` does not name each record exactly once.
     """
-    if "rows" not in work.columns or work["rows"].has_nulls():
+    if work["rows"].has_nulls():
         return prepare(records, meta, masks)
     found = work.select("rows", "pattern_id", "severe", "key").explode("rows").sort("rows")
     if not found["rows"].equals(pl.int_range(records.height, dtype=pl.UInt32, eager=True).alias("rows")):
@@ -85,7 +85,7 @@ def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
 
 
 def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
-    """WORK_SCHEMA with one row per distinct (masked line, severe), nothing answered yet."""
+    """WORK_SCHEMA with one row per distinct (masked line, severe), without answers."""
     few = prepared.select("key", "pattern_id", "masked", "severe", "level")[prepared["key"].arg_unique()]
     columns = [
         few[name]
@@ -97,7 +97,7 @@ def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
 
 
 def with_rows(work: pl.DataFrame, prepared: pl.DataFrame) -> pl.DataFrame:
-    """`work` with the rows of each key, for whoever stores the batch in the end and need not mask it again."""
+    """`work` with the rows of each key, so that the store step need not mask the batch again."""
     rows = (
         prepared.select("key", pl.int_range(pl.len(), dtype=pl.UInt32).alias("rows"))
         .group_by("key")
@@ -107,12 +107,11 @@ def with_rows(work: pl.DataFrame, prepared: pl.DataFrame) -> pl.DataFrame:
 
 
 def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
-    """`work` with the verdict columns of these keys filled in; the others stay as they are."""
+    """`work` with the verdict columns of these keys; other rows are unchanged."""
     if not verdicts:
         return work
     found = [verdicts.get(key) for key in work["key"].to_list()]
     known = pl.Series([verdict is not None for verdict in found], dtype=pl.Boolean)
-    work = _complete(work)
     columns = []
     for name in _VERDICT:
         values: list[Any] = [None if verdict is None else getattr(verdict, name) for verdict in found]
@@ -131,10 +130,10 @@ def unknown(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_evidence(work: pl.DataFrame, evidence: Mapping[int, Evidence]) -> pl.DataFrame:
-    """Fill the evidence of the unknown rows, by `pattern_id`; the answered rows are left alone.
+    """Fills the evidence of the unknown rows, by `pattern_id`.
 
-    Several batches may stand one below the other in `work`: a row that the cache answered in one of them alone is filled in
-    all. Raises KeyError for a row that nothing is known of.
+    `work` may hold several batches: a key that is unknown in one of them is filled in all. Raises KeyError
+    for an unknown row without evidence.
     """
     rows = unknown(work).unique("key")
     found = [evidence[pattern_id] for pattern_id in rows["pattern_id"].to_list()]
@@ -142,33 +141,27 @@ def with_evidence(work: pl.DataFrame, evidence: Mapping[int, Evidence]) -> pl.Da
         {"key": rows["key"]} | {n: [getattr(e, n) for e in found] for n in _EVIDENCE},
         schema={name: WORK_SCHEMA[name] for name in ("key", *_EVIDENCE)},
     )
-    return _complete(work).update(filled, on="key", how="left")
+    return work.update(filled, on="key", how="left")
 
 
 def without_evidence(work: pl.DataFrame, keys: Collection[int]) -> pl.DataFrame:
-    """`work` as though the cache had answered these keys at once: whoever was first has counted their words (drift.py)."""
+    """`work` as if the cache had answered these keys: the batch that scored them has counted their words
+    (drift.py).
+    """
     if not keys:
         return work
-    theirs = pl.col("key").is_in(list(keys))
-    return work.with_columns(
-        pl.when(~theirs).then(pl.col(name)).alias(name) for name in _EVIDENCE if name in work.columns
-    )
-
-
-def _complete(work: pl.DataFrame) -> pl.DataFrame:
-    """`work` with all columns: a batch that an older build began lacks the newer ones."""
-    lacking = [pl.lit(None, dtype=t).alias(n) for n, t in WORK_SCHEMA.items() if n not in work.columns]
-    return work.with_columns(lacking).select(list(WORK_SCHEMA)) if lacking else work
+    other = ~pl.col("key").is_in(list(keys))
+    return work.with_columns(pl.when(other).then(pl.col(name)).alias(name) for name in _EVIDENCE)
 
 
 def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: str) -> pl.DataFrame:
-    """RESULT_SCHEMA: one row per record, every record of the batch exactly once.
+    """RESULT_SCHEMA: every record of the batch exactly once.
 
-    `record_id` derives from the source and the line, so reading the same place again gives the same ids; the pieces
-    of a line longer than a record (lines = 0 after the first) are told apart by a running number, and by their batch
-    where the line began in another one.
+    `record_id` derives from the source and the line, so that reading the same lines again gives the same ids.
+    The pieces of a line longer than a record (lines = 0 after the first) are numbered; pieces of a line that
+    began in another batch carry their batch as well.
     """
-    verdicts = _complete(work).select("key", *_VERDICT, "version")
+    verdicts = work.select("key", *_VERDICT, "version")
     frame = prepared.join(verdicts, on="key", how="left", maintain_order="left")
     frame = frame.with_columns(
         _record_id(meta).alias("record_id"),

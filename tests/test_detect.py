@@ -106,14 +106,12 @@ def test_what_work_says_of_the_records_stands_for_their_masks() -> None:
     assert detect.prepared_again(records, META, answered(work), blind).equals(prepared.drop("masked"))
 
 
-@pytest.mark.parametrize("damage", ["older build", "not placed", "too few records", "a row twice"])
+@pytest.mark.parametrize("damage", ["no rows", "too few records", "a row twice"])
 def test_records_are_masked_again_where_work_does_not_place_them_all(damage: str) -> None:
     records = raw_frame(LINES)
     prepared = detect.prepare(records, META, MASKS)
     work = detect.distinct(prepared, "m1")
-    if damage == "older build":
-        work = work.drop("rows")
-    elif damage != "not placed":
+    if damage != "no rows":
         work = detect.with_rows(work, prepared if damage == "a row twice" else prepared.head(2))
     if damage == "a row twice":
         work = work.with_columns(
@@ -164,7 +162,7 @@ def test_evidence_reaches_the_unknown_rows_of_its_pattern_and_no_other() -> None
 def row(**changes: Any) -> dict[str, Any]:
     plain = {
         "pattern_id": 7, "surprisal": 0.1, "words": [], "unseen": [], "tokens": 2, "severity": None, "severe": False,
-        "level": "info",
+        "level": "info", "novelty": 0.0, "prior": 0.0,
     }  # fmt: skip
     return {**plain, **changes}
 
@@ -197,16 +195,6 @@ def test_a_template_is_new_when_training_has_no_line_of_it() -> None:
     past = verdict_of(row(pattern_id=8), UNCLASSIFIED, KNOWLEDGE)
     assert past.reasons[-1] == "unclassified"
     assert past.score is not None
-
-
-def test_work_that_the_build_before_began_is_gone_on_with() -> None:
-    work = detect.distinct(detect.prepare(raw_frame(LINES), META, MASKS), "m1")
-    older = work.drop("novelty", "prior", "p_value")
-    answered = detect.answer(older, {})
-    filled = detect.with_evidence(answered, dict.fromkeys(older["pattern_id"], Evidence(surprisal=2.0)))
-    assert dict(filled.schema) == WORK_SCHEMA
-    lacking = {k: v for k, v in row(pattern_id=8).items() if k not in ("novelty", "prior")}
-    assert verdict_of(lacking, 4, KNOWLEDGE) == verdict_of(row(pattern_id=8), 4, KNOWLEDGE)
 
 
 # Results

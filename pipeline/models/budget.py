@@ -1,8 +1,8 @@
-"""How often new normal templates come, and the chance of a false alarm that keeps an alert budget.
+"""The alert budget: how often new normal templates come, and the chance of a false alarm that the budget
+allows.
 
-A detector is asked about every template it has not learnt. Where a log grows by 1,000 normal templates a day, a
-threshold that lets one in twenty through says "look here" fifty times a day for nothing; how many are bearable is for
-people to say, how many templates come is in the training data.
+A detector judges every template that it has not learnt. In a log that grows by 1,000 normal templates a day,
+a threshold at 5 % raises fifty false alarms a day. People set the budget; the training data tells the growth.
 """
 
 import math
@@ -13,16 +13,16 @@ import polars as pl
 
 from pipeline.models.threshold import CHANCE
 
-_TEMPLATES_LEAST: Final = 20  # with a time; from fewer no growth can be told
+_TEMPLATES_LEAST: Final = 20  # with a time; fewer show no growth
 _DAY_S: Final = 86_400.0
 
 
 def novel_per_day(sample: pl.DataFrame, *, workloads: int) -> float | None:
-    """Templates that a workload will show for the first time on the day after the sample; None where no times tell.
+    """Templates that a workload will show for the first time on the day after the sample; None without times.
 
-    `sample`: `template_id` and, where the store knows them, `first_seen` and `last_seen` of normal patterns. The number
-    of templates seen by time t grows like t**b (Heaps' law), with b from the second half of the sample: a linear rate
-    would call each hour of a short recording as new as its first one.
+    `sample`: `template_id` and, where the store has them, `first_seen` and `last_seen` of normal patterns.
+    The number of templates by time t grows like t**b (Heaps' law), with b from the second half of the sample.
+    A linear rate would overestimate: the first hour of a recording shows most templates.
     """
     if "first_seen" not in sample.columns:
         return None
@@ -45,7 +45,7 @@ def novel_per_day(sample: pl.DataFrame, *, workloads: int) -> float | None:
 def chance_within(alerts_per_day: float, novel: float | None) -> float:
     """The chance of a false alarm per new normal template that a budget allows, 5 % at most.
 
-    Above 5 % the threshold would lie among ordinary lines, however much time people have.
+    Above 5 % the threshold would lie among ordinary lines.
     """
     if novel is None or novel * CHANCE <= alerts_per_day:
         return CHANCE

@@ -1,8 +1,8 @@
 """A bundle: one immutable model version as a directory.
 
-`manifest.json` is written last and names every other file with size and SHA-256; a directory without it is no bundle.
-Loading refuses every file that the manifest does not name. Nothing in a bundle is executable: JSON, msgpack,
-safetensors and Parquet only. Importing this module loads no torch.
+`manifest.json` is written last and names every other file with size and SHA-256; a directory without it is no
+bundle. Loading refuses every file that the manifest does not name. Nothing in a bundle is executable: JSON,
+msgpack, safetensors and Parquet only. Importing this module loads no torch.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ WORDS: Final = "words.parquet"
 NOVELTY: Final = "novelty.msgpack"
 PRIOR: Final = "prior.msgpack"
 SEQUENCES: Final = "sequences.msgpack"
-# The files of every bundle, and the most bytes of each: about ten times the size that the largest configuration
-# writes, so that a damaged or hostile bundle cannot fill memory.
+# The files of every bundle, and the most bytes of each: about ten times the size that the largest
+# configuration writes, so that a damaged or hostile bundle cannot fill memory.
 FILE_CAPS: Final[dict[str, int]] = {
     WEIGHTS: 256 << 20,
     TOKENIZER: 32 << 20,
@@ -137,8 +137,9 @@ def write_bundle(
 ) -> Manifest:
     """Makes the bundle directory `out`, whole or not at all.
 
-    `writers` write the named files; `manifest` gets their sizes and hashes. Files go to a temporary sibling and are
-    flushed to disk, then the manifest; the directory is renamed last. Raises BadBundle when `out` exists.
+    `writers` write the named files; `manifest` gets their sizes and hashes. Files go to a temporary sibling
+    and are flushed to disk, then the manifest; the directory is renamed last. Raises BadBundle when `out`
+    exists.
     """
     if out.exists():
         raise BadBundle(f"{out} exists already; a model version is never written twice, choose a new one")
@@ -171,8 +172,8 @@ def write_bundle(
 def load_manifest(bundle: Path) -> Manifest:
     """Reads and verifies a bundle.
 
-    Raises BadBundle that names the difference: no manifest, a file that is missing, too large, altered, not named, or
-    no regular file (a link could point out of the bundle).
+    Raises BadBundle that names the difference: no manifest, a file that is missing, too large, altered, not
+    named, or no regular file (a link could point out of the bundle).
     """
     path = bundle / MANIFEST
     _regular_size(path, _MANIFEST_CAP)
@@ -200,7 +201,9 @@ def load_manifest(bundle: Path) -> Manifest:
 
 
 def optional(bundle: Path, name: str) -> bytes | None:
-    """The bytes of an optional file of a bundle that `load_manifest` has verified; None where the file is absent."""
+    """The bytes of an optional file of a bundle that `load_manifest` has verified; None where the file is
+    absent.
+    """
     path = bundle / name
     if not path.exists():
         return None
@@ -209,7 +212,8 @@ def optional(bundle: Path, name: str) -> bytes | None:
 
 
 def weights_header(file: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the arrays in a safetensors file of `size` bytes, before memory is allocated for them.
+    """Names and shapes of the arrays in a safetensors file of `size` bytes, before memory is allocated for
+    them.
 
     Raises BadBundle unless the arrays are contiguous and fill the file to its end.
     """

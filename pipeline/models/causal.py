@@ -1,15 +1,16 @@
-"""A small causal transformer over the pieces (subwords) of a line: how unlikely each piece is after those before it.
+"""A small causal transformer over the pieces (subwords) of a line: how unlikely each is after its prefix.
 
-One forward reads every piece of a line, and every piece is a target in training. The softmax is self-normalised
-(Devlin et al., ACL 2014): training pulls log Z towards 0, so that scoring needs only the logit of the target piece.
-The output bias begins as the log frequency of each piece, so that no step is spent on learning frequencies.
+One forward reads every piece of a line, and every piece is a target in training. The softmax is
+self-normalised (Devlin et al., ACL 2014): training pulls log Z towards 0, so that scoring needs only the
+logit of the target piece. The output bias begins as the log frequency of each piece, so that no step is spent
+on learning frequencies.
 
 Scoring shares prefixes, since a causal network never looks ahead:
 
     line 0   [CLS]@0 send@1 packet@2    targets: send, packet, to
-    line 1   [CLS]@0 send@1 packet@2    targets: now               send and packet follow prefixes of line 0
-    line 2   [CLS]@0 drop@1 packet@2    targets: drop, packet, to  another prefix, so each target is asked again
-    inputs   U = 6 distinct (piece, column) pairs: embedding, ln_1 and qkv of the first block run once for each
+    line 1   [CLS]@0 send@1 packet@2    targets: now               the others follow prefixes of line 0
+    line 2   [CLS]@0 drop@1 packet@2    targets: drop, packet, to  another prefix, asked again
+    inputs   U = 6 distinct (piece, column) pairs: embedding, ln_1 and qkv of the first block run once each
     rows     [[0 1 3] [0 1 3] [0 2 3]]: (B, T) the input at each place; attention gathers them line by line
     asked    K = 7 of 9 places: proj, mlp and the output layer of the last block run on these only
 """
@@ -28,7 +29,8 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.lexicon import Bools, EncodedLines, Ints, rectangles
 from pipeline.models.tokenizer import CLS_ID, PAD_ID
 
-# Weight of (log Z)^2 in the loss; 0.03 and 0.1 cost nothing measurable, and at 0.1 the logits are nearer to NLL.
+# Weight of (log Z)^2 in the loss; 0.03 and 0.1 cost nothing measurable, and at 0.1 the logits are nearer to
+# NLL.
 _LOG_Z_WEIGHT: Final = 0.1
 _INIT_STD: Final = 0.05  # near 1/sqrt(width)
 # Ids per forward: bounds memory for any number of lines. Larger batches fall out of a core's cache.
@@ -36,13 +38,16 @@ _BATCH_TOKENS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
 _RECTANGLES: Final = 4  # of a batch at least: attention over one of them fits a core's cache
 _SPLITMIX: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
-# Packed lines of similar length: `rows` (B, T), the input at each place, and `asked` (K,), flat places row * T + column.
+# Packed lines of similar length: `rows` (B, T), the input at each place, and `asked` (K,), flat places row *
+# T + column.
 Packed = tuple[torch.Tensor, torch.Tensor]
 Floats = npt.NDArray[np.float32]
 
 
 class CausalNetwork(nn.Module):
-    """(B, T) ids, each row beginning with [CLS] -> (B, T, D). Padding stands on the right and is never attended to."""
+    """(B, T) ids, each row beginning with [CLS] -> (B, T, D). Padding stands on the right and is never
+    attended to.
+    """
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -142,7 +147,7 @@ class Block(nn.Module):
 
 
 def set_bias(network: CausalNetwork, frequency: npt.NDArray[np.float64]) -> None:
-    """Sets the output bias to the log share of each piece (V,); an unseen piece counts as half an occurrence."""
+    """Sets the output bias to the log share of each piece (V,); an unseen piece counts as half of one."""
     share = np.log((frequency + 0.5) / (frequency + 0.5).sum())
     with torch.no_grad():
         network.bias.copy_(torch.from_numpy(share).float())
@@ -163,7 +168,9 @@ def piece_surprisals(network: CausalNetwork, lines: EncodedLines, device: torch.
 def _batch_surprisals(
     network: CausalNetwork, ids: Ints, start: Ints, scored: Bools, packing: Iterable[tuple[Ints, Bools]]
 ) -> Floats:
-    """(N,) nats of the pieces `ids` (N,) of lines that begin at `start` (L + 1,), packed as `rectangles` says."""
+    """(N,) nats of the pieces `ids` (N,) of lines that begin at `start` (L + 1,), packed as `rectangles`
+    says.
+    """
     column = np.arange(len(ids)) - np.repeat(start[:-1], np.diff(start))
     pairs, pair = np.unique(column << 32 | ids, return_inverse=True)
     # The input of a place is the piece before its target; [CLS] stands before the first one.
@@ -195,8 +202,9 @@ def _batch_surprisals(
 def _prefix_hashes(pairs: Ints, pair: Ints, start: Ints) -> npt.NDArray[np.uint64]:
     """(N,) a hash of each line up to and including each place; equal for equal prefixes.
 
-    `pair` (N,): which of the distinct (column, piece) `pairs` stands at each place. A prefix is a set of such pairs,
-    so a sum of mixed numbers identifies it (splitmix64, Steele et al., OOPSLA 2014) unless 64 bits collide.
+    `pair` (N,): which of the distinct (column, piece) `pairs` stands at each place. A prefix is a set of such
+    pairs, so a sum of mixed numbers identifies it (splitmix64, Steele et al., OOPSLA 2014) unless 64 bits
+    collide.
     """
     mixed = pairs.astype(np.uint64)
     for shift, factor in _SPLITMIX:

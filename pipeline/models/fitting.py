@@ -1,7 +1,7 @@
 """One fit: a tokenizer and a network learnt from distinct masked lines, step by step.
 
-Lines are drawn by the square root of their count: a line seen a million times must not drown one seen a hundred
-times. A warm start copies the weights of an earlier version, piece by piece, and takes fewer steps.
+Lines are drawn by the square root of their count: a line seen a million times must not drown one seen a
+hundred times. A warm start copies the weights of an earlier version, piece by piece, and takes fewer steps.
 """
 
 import math
@@ -83,9 +83,9 @@ def fit_network(
 ) -> Iterator[FitStep]:
     """Fits a fresh tokenizer and a network on the lines into `fitted`; yields every tenth step.
 
-    `grace_s`: seconds past the budget for the least steps. `warm`: the bundle to begin with; the start is cold where
-    that bundle cannot be used. Every line must hold text beside mask tokens. Raises TrainingFailed when the loss is
-    not finite.
+    `grace_s`: seconds past the budget for the least steps. `warm`: the bundle to begin with; the start is
+    cold where that bundle cannot be used. Every line must hold text beside mask tokens. Raises TrainingFailed
+    when the loss is not finite.
     """
     began = time.monotonic()
     texts = lines["masked"].to_list()
@@ -228,8 +228,8 @@ def _shape(config: ModelConfig) -> tuple[NetworkKind, int, int, int, int, int]:
 def learnt_by(parent: Path, frame: pl.DataFrame, held_out: frozenset[int]) -> frozenset[int]:
     """The held-out patterns whose like the weights of the parent have seen.
 
-    These are the pattern itself, or any line of its template where the whole template is held out now. Empty where
-    the parent cannot be read: an unreadable parent teaches nothing.
+    These are the pattern itself, or any line of its template where the whole template is held out now. Empty
+    where the parent cannot be read: an unreadable parent teaches nothing.
     """
     try:
         parents = frozenset(bundles.load_manifest(parent).held_out)

@@ -1,7 +1,7 @@
-"""EncodedLines to arrays of piece ids, each distinct word tokenized once.
+"""Lines to arrays of piece ids, each distinct word tokenized once.
 
-A log says the same words over and over, so the work per line is one look-up per word, and all that follows is numpy.
-Runs of white space count as one space; a line becomes at most `max_tokens - 2` pieces, its head and its tail.
+A log repeats its words, so a line costs one look-up per word; all other work is numpy. Runs of white space
+count as one space. A line becomes at most `max_tokens - 2` pieces, its head and its tail.
 """
 
 import threading
@@ -15,14 +15,15 @@ import numpy.typing as npt
 
 from pipeline.models.tokenizer import LineTokenizer, head_and_tail
 
-# Remembered words and pieces: about 30 MiB. Past that everything is forgotten, since no order of use is kept.
+# Cached words and pieces: about 30 MiB. Past that the cache is cleared; an LRU order would cost more than it
+# saves.
 _WORDS_MOST: Final = 100_000
 _PIECES_MOST: Final = 1_000_000
-# Of a rectangle's room may be filled up, one part in so many. With less there would be many rectangles, each of which
-# costs a core as much as some fifty places.
-_FILLED: Final = 20
-# Attention over a multiple of so many places takes half the time of one over a few less: nothing is left over for the
-# loop that goes number by number.
+# Padding is at most one part in so many of a rectangle. Less padding makes more rectangles, and each costs a
+# core as much as some fifty places.
+_PADDING: Final = 20
+# Attention over a multiple of so many places takes half the time of one over a few less: it leaves no
+# remainder for the scalar loop.
 _LANES: Final = 16
 
 Ints = npt.NDArray[np.int64]
@@ -31,19 +32,21 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedLines:
-    """EncodedLines as flat arrays: L lines, W words, N pieces. Without [CLS] and [SEP]."""
+    """Lines as flat arrays: L lines, W words, N pieces. Without [CLS] and [SEP]."""
 
     ids: Ints  # (N,)
     place: Ints  # (N,) the word of a piece, 0..W-1
     start: Ints  # (L + 1,) first piece of each line
-    scored: Bools  # (N,) False for mask tokens: they stand for values, which may be anything
+    scored: Bools  # (N,) False for mask tokens, which stand for any value
     words: list[str]  # (W,)
     line: Ints  # (W,) the line of a word
-    flags: npt.NDArray[np.uint8]  # (W,) what `describe` said
+    flags: npt.NDArray[np.uint8]  # (W,) from `describe`
 
     def batches(self, room: int) -> Iterator[tuple[slice, Ints]]:
-        """EncodedLines one after another: where their pieces are in `ids`, and where each begins there (L' + 1,). At most `room`
-        pieces each, unless a line alone has more."""
+        """Consecutive lines: the slice of their pieces, and where each line begins in it (L' + 1,).
+
+        At most `room` pieces each, unless a single line has more.
+        """
         begin, lines = 0, len(self.start) - 1
         while begin < lines:
             end = max(begin + 1, int(np.searchsorted(self.start, self.start[begin] + room, side="right")) - 1)
@@ -55,8 +58,11 @@ class EncodedLines:
 
 
 def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
-    """EncodedLines of similar length together, of those that begin at `start` (L + 1,): the places of their pieces and which
-    of these are real (B, T). About `room` places each; empty lines are in none."""
+    """Packs lines of similar length: the places of their pieces, and which of these are no padding, both (B,
+    T).
+
+    `start` (L + 1,): where each line begins. About `room` places each; empty lines are in none.
+    """
     lengths = np.diff(start)
     order = np.argsort(lengths, kind="stable")
     order = order[np.searchsorted(lengths[order], 1) :]
@@ -66,17 +72,17 @@ def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
         width = int(sizes[stop - 1])
         most = max(1, room // width)
         filled = np.cumsum(width - sizes[max(0, stop - most) : stop][::-1])
-        begin = stop - int(np.searchsorted(filled, room // _FILLED, side="right"))
+        begin = stop - int(np.searchsorted(filled, room // _PADDING, side="right"))
         width += -width % _LANES if -width % _LANES < _LANES // 2 else 0
-        known = np.arange(width) < sizes[begin:stop, None]
-        yield np.where(known, start[order[begin:stop]][:, None] + np.arange(width), 0), known
+        real = np.arange(width) < sizes[begin:stop, None]
+        yield np.where(real, start[order[begin:stop]][:, None] + np.arange(width), 0), real
         stop = begin
 
 
 class Lexicon:
-    """The words that were met, as pieces. May be used by several threads.
+    """A cache from words to pieces. Thread-safe.
 
-    `describe` is asked once per word for eight bits of the caller's.
+    `describe` gives eight bits of the caller's for each word, once.
     """
 
     def __init__(self, tokenizer: LineTokenizer, describe: Callable[[str], int] = lambda _word: 0) -> None:
@@ -85,9 +91,9 @@ class Lexicon:
         self._lock = threading.Lock()
         self._fixed = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
         self._fixed[sorted(tokenizer.fixed)] = True
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._number: dict[str, int] = {}
         self._pieces = np.empty(0, dtype=np.int64)
         self._first = np.empty(0, dtype=np.int64)
@@ -100,7 +106,7 @@ class Lexicon:
         words = list(chain.from_iterable(texts))
         with self._lock:
             if len(self._number) > _WORDS_MOST or len(self._pieces) > _PIECES_MOST:
-                self._forget()
+                self._clear()
             new = [w for w in dict.fromkeys(words) if w not in self._number]
             if new:
                 self._learn(new)
@@ -115,22 +121,22 @@ class Lexicon:
         np.cumsum(np.bincount(line, weights=length, minlength=len(lines)).astype(np.int64), out=start[1:])
         room = self.tokenizer.max_tokens - 2
         if len(lines) and int(np.diff(start).max()) > room:
-            kept = self._kept(start, room)
-            ids, place = ids[kept], place[kept]
+            within = self._within(start, room)
+            ids, place = ids[within], place[within]
             np.cumsum(np.minimum(np.diff(start), room), out=start[1:])
         return EncodedLines(
             ids=ids, place=place, start=start, scored=~self._fixed[ids], words=words, line=line, flags=flags
         )
 
     @staticmethod
-    def _kept(start: Ints, room: int) -> Bools:
-        """Which pieces stay: of a long line the first three quarters of the room and the last."""
+    def _within(start: Ints, room: int) -> Bools:
+        """The pieces that fit: of a long line the first three quarters of the room, and the last quarter."""
         lengths = np.diff(start)
         at = np.arange(start[-1]) - np.repeat(start[:-1], lengths)
         tail = room // 4
         size = np.repeat(lengths, lengths)
-        kept: Bools = (size <= room) | (at < room - tail) | (at >= size - tail)
-        return kept
+        within: Bools = (size <= room) | (at < room - tail) | (at >= size - tail)
+        return within
 
     def _learn(self, words: Sequence[str]) -> None:
         pieces = self.tokenizer.pieces(words)

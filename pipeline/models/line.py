@@ -1,8 +1,8 @@
 """The line model: the surprisal of a masked line, and the words that cause it.
 
-A line's surprisal is the mean over its worst words, each by its most unlikely piece under a small causal transformer
-(models/causal.py) that was trained from scratch on the distinct lines of the sample. The mean of the worst words
-rather than of all: one wrong word in a familiar sentence must not be averaged away.
+A line's surprisal is the mean over its worst words, each by its most unlikely piece under a small causal
+transformer (models/causal.py) that was trained from scratch on the distinct lines of the sample. The mean of
+the worst words rather than of all: one wrong word in a familiar sentence must not be averaged away.
 """
 
 import copy

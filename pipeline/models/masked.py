@@ -60,7 +60,9 @@ def readings(
     *,
     says: Callable[[str], bool],
 ) -> Iterator[tuple[float, int, list[str]]]:
-    """Per line: mean NLL of its worst tokens in nats, number of scored tokens, words near the worst, worst first."""
+    """Per line: mean NLL of its worst tokens in nats, number of scored tokens, words near the worst, worst
+    first.
+    """
     encoded = tokenizer.encode(lines)
     for line, values in zip(
         encoded, token_surprisals(network, encoded, groups=config.groups, device=device), strict=True
@@ -90,8 +92,8 @@ def token_surprisals(
 ) -> list[list[float]]:
     """NLL in nats of every id of every line, NaN where it is not scored (specials, mask tokens).
 
-    Each id is predicted while its whole word piece is masked. Pieces are masked in `groups` strided groups, so a line
-    of any length costs that many forwards. `batch_tokens` ids per forward bound memory.
+    Each id is predicted while its whole word piece is masked. Pieces are masked in `groups` strided groups,
+    so a line of any length costs that many forwards. `batch_tokens` ids per forward bound memory.
     """
     out = [[math.nan] * len(e.ids) for e in encoded]
     # (line, group): one forward row each; sorted by length so that a batch pads little.

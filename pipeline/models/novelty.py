@@ -1,10 +1,9 @@
-"""How foreign the letters of a line are: the share of its character trigrams that no training line holds.
+"""Novelty of a line: the share of its character trigrams that no training line holds.
 
-A new sentence made of familiar words and one made of words this log has never used are both a new
-template; only the second has unseen trigrams. Out-of-vocabulary trigrams were the best detector
-trained on normal lines alone over four public sets (arXiv 2312.01934), at almost no cost. Masks have
-taken out what varies already, so case, digits and marks count as they stand: they are how the program
-writes. A mask token is one character, whichever it is. Free of torch; scoring mutates nothing.
+A new sentence of familiar words and one of unknown words are both a new template; only the second has unseen
+trigrams. Out-of-vocabulary trigrams were the best detector trained on normal lines alone over four public
+sets (arXiv 2312.01934), at almost no cost. Masks have removed variable parts, so case, digits and punctuation
+count. Every mask token is one and the same character. Free of torch; scoring mutates nothing.
 """
 
 import re
@@ -18,11 +17,11 @@ import numpy.typing as npt
 from pipeline.errors import BadBundle
 
 _FORMAT: Final = 1
-_GRAMS_MOST: Final = 500_000  # kept, 4 bytes each; large logs were seen to hold 60,000
+_GRAMS_MOST: Final = 500_000  # 4 bytes each; large logs were seen to hold 60,000
 _LINES_AT_ONCE: Final = 2048
 _CHARS: Final = 1024  # of a line; the line model does not read more
 _MASK: Final = re.compile(r"<[A-Z0-9_*]+>")
-_GAP, _MASKED, _SPACE = 1, 2, 32  # no line holds the first two: they end a line and stand for a mask token
+_GAP, _MASKED, _SPACE = 1, 2, 32  # characters for the end of a line and for a mask token; no line holds these
 _GAP_CHARS: Final = re.compile("[\x00-\x1f]+")
 
 Hashes = npt.NDArray[np.uint32]
@@ -36,7 +35,7 @@ class Novelty:
 
     @classmethod
     def fit(cls, masked: Sequence[str], counts: Sequence[int]) -> "Novelty":
-        """From distinct masked lines, each seen `counts` times; past the limit the trigrams of rare lines go first."""
+        """From distinct masked lines and counts; past the limit the trigrams of rare lines are dropped."""
         order = np.argsort(-np.asarray(counts, dtype=np.int64), kind="stable").tolist()
         grams: Hashes = np.empty(0, dtype=np.uint32)
         for _, found in _chunks([masked[i] for i in order]):
@@ -54,19 +53,19 @@ class Novelty:
         out: list[float] = []
         for size, (line, gram) in _chunks(masked):
             total = np.bincount(line, minlength=size)
-            strange = np.bincount(line[~self._holds(gram)], minlength=size)
-            out += (strange / np.maximum(total, 1)).round(4).tolist()
+            unseen = np.bincount(line[~self._holds(gram)], minlength=size)
+            out += (unseen / np.maximum(total, 1)).round(4).tolist()
         return out
 
     def _holds(self, grams: Hashes) -> npt.NDArray[np.bool_]:
-        """Which of these are known; they ascend, so that each different one is looked up once."""
+        """Which of these ascending trigrams are known; each distinct one is looked up once."""
         if not len(self._grams) or not len(grams):
             return np.zeros(len(grams), dtype=np.bool_)
         first = np.append(True, grams[1:] != grams[:-1])
         different = grams[first]
         places = np.minimum(np.searchsorted(self._grams, different), len(self._grams) - 1)
-        held: npt.NDArray[np.bool_] = (self._grams[places] == different)[np.cumsum(first) - 1]
-        return held
+        holds: npt.NDArray[np.bool_] = (self._grams[places] == different)[np.cumsum(first) - 1]
+        return holds
 
     def to_bytes(self) -> bytes:
         """msgpack of format and little-endian sorted hashes."""
@@ -96,7 +95,7 @@ def _chunks(masked: Sequence[str]) -> Iterator[tuple[int, tuple[Any, Hashes]]]:
 
 def _trigrams(lines: Sequence[str]) -> tuple[Any, Hashes]:
     gap = chr(_GAP)
-    # A space on both sides: how a word begins and ends is part of it.
+    # A space on both sides, so that the ends of a word show in trigrams.
     texts = [
         text if text.isprintable() else _GAP_CHARS.sub(" ", text) for text in (m[:_CHARS] for m in lines)
     ]
@@ -108,7 +107,7 @@ def _trigrams(lines: Sequence[str]) -> tuple[Any, Hashes]:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
     a, b, c = codes[:-2], codes[1:-1], codes[2:]
     inside = (a != _GAP) & (b != _GAP) & (c != _GAP)
-    # Masks and spaces alone say nothing.
+    # Trigrams of masks and spaces only do not count.
     inside &= np.maximum(np.maximum(a, b), c) > _SPACE
     key = (a << np.uint64(42)) | (b << np.uint64(21)) | c
     with np.errstate(over="ignore"):  # Fibonacci hashing: the upper half of the product

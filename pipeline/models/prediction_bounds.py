@@ -1,8 +1,9 @@
 """Upper prediction bounds: how far the next of a few values may lie. Pure arithmetic.
 
-Three methods, by how much is known. Split conformal (Vovk et al. 2005): a rank among the values, where there are
-enough of them. Peaks over threshold (extreme value theory; Siffer et al., KDD 2017): a generalised Pareto tail, where
-there are at least 200 but the wanted chance lies beyond them. Otherwise Student's prediction bound for normal values.
+Three methods, by how much is known. Split conformal (Vovk et al. 2005): a rank among the values, where there
+are enough of them. Peaks over threshold (extreme value theory; Siffer et al., KDD 2017): a generalised Pareto
+tail, where there are at least 200 but the wanted chance lies beyond them. Otherwise Student's prediction
+bound for normal values.
 """
 
 import math
@@ -16,7 +17,8 @@ from msgspec import Meta
 
 TAIL_LEAST: Final = 200  # values; a tenth of fewer says nothing about the shape of a tail
 _TAIL_SHARE: Final = 0.1  # the largest of them are the tail
-# Below 0 the tail ends, and from twenty excesses that end is often too near. Above 0.5 the variance is infinite.
+# Below 0 the tail ends, and from twenty excesses that end is often too near. Above 0.5 the variance is
+# infinite.
 _SHAPE_MOST: Final = 0.5
 
 
@@ -50,8 +52,8 @@ class ParetoTail:
 def fit_pareto(ordered: Sequence[float]) -> ParetoTail | None:
     """The tail of ascending values by probability-weighted moments (Hosking and Wallis, Technometrics 1987).
 
-    For the i-th smallest of m excesses y: a0 = mean(y), a1 = mean((1 - (i - 0.35) / m) * y), then
-    shape = 2 - a0 / (a0 - 2 * a1) and scale = a0 * (1 - shape). None for fewer than 200 values, or where the largest
+    For the i-th smallest of m excesses y: a0 = mean(y), a1 = mean((1 - (i - 0.35) / m) * y), then shape = 2 -
+    a0 / (a0 - 2 * a1) and scale = a0 * (1 - shape). None for fewer than 200 values, or where the largest
     tenth does not differ.
     """
     n = len(ordered)

@@ -1,10 +1,10 @@
-"""Severity prior: how much a line reads like an error, before anybody knows this log.
+"""Severity prior: the log odds that a line is an error, from its words.
 
-A logistic regression over the words of a masked line whose Gaussian prior has the word lists of
-`severity.py` as its mean (maximum a posteriori; Chelba and Acero 2006 adapted models the same way).
-The user's own level column moves the weights: words that this log writes at error levels count, words
-it writes at calm levels do not. Without levels, or with one level only, nothing moves and the prior
-is the word lists. Free of torch; deterministic; scoring mutates nothing.
+A logistic regression over the words of a masked line, fitted by maximum a posteriori. The Gaussian prior of
+its weights has the word lists of `severity.py` as its mean (Chelba and Acero 2006 adapted models the same
+way). The level column of the log moves the weights: words at error levels gain, words at calm levels lose.
+Without levels, or with one level only, the weights stay at the word lists. Free of torch; deterministic;
+scoring mutates nothing.
 """
 
 import re
@@ -31,17 +31,17 @@ _SIZE: Final = _FIXED + _HASHED
 _MEAN: Final = {_BIAS: -1.5, _WORD: 3.0, _GRAVE: 0.5, _TROUBLE: 0.8, _WELL: -0.5}
 _MOST_OF_A_KIND: Final = 3  # words of trouble in a line; a stack trace is not worse than a sentence
 _CLASS_LEAST: Final = 3  # different lines of either class; fewer show the words of one incident
-# Of the Gaussian: some ten lines move a word by a logit, thirty a list, which is right more often than the levels of one
-# log. With ten times less, words of a topic passed for words of trouble, in this log and worse in others (docs/LOG.md).
+# Of the Gaussian: some ten lines move a word by a logit, thirty lines a word list, which is right more often
+# than the levels of one log. With a tenth of it, words of a topic passed for words of trouble (docs/LOG.md).
 _PRECISION: Final = 10.0
 _FIXED_PRECISION: Final = 30.0
 _LOGIT_MOST: Final = 8.0
-_NEWTON_STEPS: Final = 10  # it stands still after five or six
+_NEWTON_STEPS: Final = 10  # converges after five or six
 _CG_STEPS: Final = 20
 _CHARS: Final = 1024
 _LINES_AT_ONCE: Final = 2048
 _WORDS_MOST: Final = 64  # of a line
-_KIND_BITS: Final = 29  # of a mark, below its kind of sign
+_KIND_BITS: Final = 29  # of a mark; the bits above hold the kind of sign
 _STEM: Final = 5  # letters: connect, connection, connected
 _PIECE: Final = re.compile(r"<[A-Z0-9_*]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
@@ -63,11 +63,11 @@ class SeverityPrior:
 
     @classmethod
     def fit(cls, masked: Sequence[str], severe: Sequence[bool], counts: Sequence[int]) -> "SeverityPrior":
-        """From distinct masked lines, whether each was seen at an error-like level, and how often it was seen.
+        """From distinct masked lines, whether each was seen at an error-like level, and their counts.
 
-        Both classes weigh the same, as much as the rarer one has different lines: a log with three errors
-        teaches little, and a million calm lines do not teach that all is calm. EncodedLines that say the same
-        with other values are one.
+        Both classes weigh as much as the rarer class has distinct lines. So a log with three errors teaches
+        little, and a million calm lines do not outweigh the errors. Lines that differ only in values count as
+        one.
         """
         bags: dict[tuple[Bag, bool], float] = {}
         for line, bad, count in zip(masked, severe, counts, strict=True):
@@ -87,7 +87,7 @@ class SeverityPrior:
     def score(self, masked: Sequence[str], named: Sequence[str | None] | None = None) -> list[float]:
         """Logit per line, in order, within -8..8: above 0 where the words are rather those of an error.
 
-        `named`: `severity_words` of each line, from who knows them already.
+        `named`: `severity_words` of each line, where the caller knows them.
         """
         out: list[float] = []
         for at in range(0, len(masked), _LINES_AT_ONCE):
@@ -102,7 +102,7 @@ class SeverityPrior:
         return out
 
     def _logits(self, texts: Sequence[str], named: Sequence[str | None]) -> Floats:
-        """What the bags of these lines weigh, without making them."""
+        """The weights of the bags of these lines, added up without building the bags."""
         weights, count = self._weights, len(texts)
         logits = np.full(count, weights[_BIAS])
         for i, name in enumerate(named):
@@ -241,7 +241,7 @@ def _named(line: str) -> str | None:
 
 @lru_cache(maxsize=65_536)
 def _pieces(word: str) -> tuple[int, tuple[int, ...]]:
-    """How many pieces a word has, and their marks: a bucket, or a sign and which piece shows it.
+    """The number of pieces of a word, and their marks: a bucket, or a kind of sign with a hash of its piece.
 
     No piece reaches over white space.
     """
@@ -258,7 +258,7 @@ def _pieces(word: str) -> tuple[int, tuple[int, ...]]:
 
 @lru_cache(maxsize=65_536)
 def _features(piece: str) -> tuple[tuple[int, ...], bool, bool]:
-    """Buckets of a word and of its stem, and whether it is a weak sign of trouble or of success."""
+    """Buckets of a word and its stem; whether the word is a weak sign of trouble, or of success."""
     word = piece.lower()
     names = [f"w:{word}"] * (len(word) > 1) + [f"s:{word[:_STEM]}"] * (len(word) > _STEM)
     return (

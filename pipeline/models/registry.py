@@ -1,12 +1,12 @@
 """Model versions: immutable directories on disk, one pointer per model in Redis.
 
-    train --> directory --judge--> publish: the pointer moves, fenced by the training lease   (published)
-                              '--> stays beside the live one, with the reason                 (candidate)
-    promote VERSION, roll back: an operator moves the pointer, at any time                    (promoted, rolled-back)
+    train --> directory --judge--> publish: the pointer moves, fenced by the lease (published)
+                              '--> stays beside the live one, with the reason      (candidate)
+    promote VERSION, roll back: an operator moves the pointer at any time          (promoted, rolled-back)
 
-The versions before stay where they are until retention removes the oldest. Every process compares `current()` between
-batches; there is nothing to invalidate, because every cache is keyed by version. What became of a version stands in
-a small file beside its directory, so it survives Redis.
+Earlier versions stay until retention removes the oldest. Every process compares `current()` between batches.
+Nothing needs invalidation, because every cache is keyed by version. A note beside the directory of a version
+tells its fate, so that the fate survives Redis.
 """
 
 import contextlib
@@ -16,11 +16,12 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import redis
 
 from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken
@@ -32,17 +33,18 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 VERSION: Final = re.compile(r"m(\d{6,})-[0-9a-f]{8}")
-# Removed last: the live version and those one may want to go back to.
+# Versions of a model that retention spares, so that one can roll back.
 HISTORY_KEPT: Final = 3
 # Versions on disk besides those in use: a week of daily trainings and some; keep_models_mib bounds large ones.
 KEEP: Final = 10
-# A fault is said again every few seconds while it lasts (models/serving.py); longer silence means that nobody has it.
+# Serving reports a fault every few seconds while it lasts (models/serving.py); after this silence it counts
+# as mended.
 FAULT_TTL_S: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """The live version of a model. `previous`: what going back would take, "" when there is none."""
+    """The live version of a model. `previous`: the version that a rollback takes, "" without one."""
 
     version: str
     generation: int
@@ -57,7 +59,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What became of a version: "candidate", "published", "promoted" or "rolled-back", since when and why."""
+    """The fate of a version: "candidate", "published", "promoted" or "rolled-back", since when and why."""
 
     state: str
     reason: str = ""
@@ -75,7 +77,7 @@ class Registry:
         self.directory = settings.data.models
         self.keep = KEEP
         self.keep_bytes = settings.train.keep_models_mib * 2**20
-        self._names: tuple[str, ...] = ()  # models as of the last `snapshot_all`
+        self._names: tuple[str, ...] = ()  # of the models, as of the last `snapshot_all`
 
     def path(self, version: str) -> Path:
         """Where a version's bundle lies. Raises BadBundle for a name that is not a version."""
@@ -89,7 +91,7 @@ class Registry:
             return _live(model, text_map(self.client.hgetall(self.keys.model(model))))
 
     def snapshot(self, model: str = SHARED) -> "tuple[Live | None, dict[str, str]]":
-        """`current()` and `faults()` in one round trip: what a worker asks between batches."""
+        """`current()` and `faults()` in one round trip; workers ask between batches."""
         pipe = self.client.pipeline(transaction=False)
         pipe.hgetall(self.keys.model(model))
         pipe.hgetall(self.keys.model_faults)
@@ -99,8 +101,10 @@ class Registry:
         return _live(model, text_map(entry)), _fresh(text_map(faults), int(seconds))
 
     def snapshot_all(self) -> "tuple[list[Live], dict[str, str]]":
-        """`live()` and `faults()` in one round trip, or in two when there is a model that was not there before: what a
-        worker asks several times a second."""
+        """`live()` and `faults()` in one round trip, or in two when a new model appeared.
+
+        Workers ask several times a second.
+        """
         while True:
             asked = self._names
             pipe = self.client.pipeline(transaction=False)
@@ -142,18 +146,18 @@ class Registry:
         return sorted(names, key=lambda name: (_token(name), name))
 
     def newest_token(self) -> int:
-        """The highest fencing token that ever published to disk: new leases start above it, even on an empty Redis."""
+        """The highest fencing token that ever published to disk: leases start above it, even on an empty
+        Redis.
+        """
         return max((_token(v) for v in self.versions()), default=0)
 
     def name(self, token: int, content: str) -> str:
-        """The version that a training under this token makes: the token orders, the content tells apart."""
+        """The version of a training under this token: the token orders, the content makes it unique."""
         return f"m{token:06d}-{content[:8]}"
 
     def manifest(self, version: str) -> Manifest:
-        """What the version is; its files are checked against their hashes. Raises BadBundle."""
+        """The verified manifest of a version. Raises BadBundle."""
         return load_manifest(self.path(version))
-
-    # ---- moving the pointer ----------------------------------------------------------------------
 
     def publish(
         self,
@@ -164,19 +168,18 @@ class Registry:
         judgement: Mapping[str, Any] | None = None,
         expected: int | None = None,
     ) -> int:
-        """Make a complete bundle the live one of its model; returns the new generation.
+        """Makes a complete bundle the live one of its model; returns the new generation.
 
-        `expected`: the generation it was judged against, 0 for none. Raises BadBundle when the files are not whole,
-        StaleToken when the training lease was lost, LiveChanged when the pointer is not where it was expected.
+        `expected`: the generation it was judged against, 0 for none. Raises BadBundle for damaged files,
+        StaleToken when the training lease was lost, LiveChanged when the pointer moved since
+        (compare-and-set).
         """
         model = self.manifest(version).model
         answer = self.scripts.run(
             "models/publish",
             [self.keys.model(model), self.keys.lease(lease.resource), self.keys.model_names],
-            [
-                version, lease.holder, lease.token, at.isoformat(), model, "" if expected is None else expected,
-            ],
-        )  # fmt: skip
+            [version, lease.holder, lease.token, at.isoformat(), model, "" if expected is None else expected],
+        )
         if answer[0] == b"changed":
             raise LiveChanged(f"another version was made live while {version} was judged; it is judged again")
         if answer[0] != b"published":
@@ -187,9 +190,9 @@ class Registry:
         return int(answer[1])
 
     def promote(self, version: str, *, at: datetime, reason: str = "") -> Live:
-        """Make any version on disk live, whatever its judge said; returns what is live now.
+        """Makes any version on disk live, also one that the judge refused; returns the live version.
 
-        Raises BadInput when there is nothing to do or somebody was quicker, BadBundle when its files are not whole.
+        Raises BadInput for an unknown or live version and for a lost race, BadBundle for damaged files.
         """
         if version not in self.versions():
             raise BadInput(f"there is no model {version!r}; `logweir models list` shows what there is")
@@ -203,15 +206,15 @@ class Registry:
         return self._now(model)
 
     def roll_back(self, *, model: str = SHARED, at: datetime, reason: str = "") -> tuple[str, Live]:
-        """Make the version before the live one live again; returns (what was live, what is live now).
+        """Makes the version before the live one live again; returns (version before, live version now).
 
-        Raises BadInput when there is none or somebody was quicker, BadBundle when its files are not whole.
+        Raises BadInput when there is none and for a lost race, BadBundle for damaged files.
         """
         live = self.current(model)
         if live is None or not live.previous:
             raise BadInput(
-                f"there is no version before the live one of the {model} model; `logweir models list` shows all, "
-                "and `logweir models promote VERSION` takes any of them"
+                f"there is no version before the live one of the {model} model; `logweir models list` "
+                "shows all, and `logweir models promote VERSION` takes any of them"
             )
         self.manifest(live.previous)
         self._move(live.previous, live, model=model, at=at, how="rolled-back", reason="")
@@ -248,27 +251,19 @@ class Registry:
             raise BadInput(f"the {model} model has no live version any more; look with `logweir models list`")
         return live
 
-    # ---- what became of a version ----------------------------------------------------------------
-
     def note(self, version: str) -> Note | None:
-        """What became of a version, None when nothing readable was written about it."""
+        """The note of a version, None without a readable one."""
         try:
-            data = json.loads(self._note_file(version).read_text(encoding="utf-8"))
-            return Note(
-                state=str(data["state"]),
-                reason=str(data["reason"]),
-                at=str(data["at"]),
-                judgement=dict(data["judgement"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            return msgspec.json.decode(self._note_file(version).read_bytes(), type=Note)
+        except (OSError, ValueError, RecursionError):
             return None
 
     def write_note(self, version: str, note: Note) -> None:
-        """Remember it; a disk that takes no more costs the remark, not the model."""
+        """Writes the note; a full disk costs the note, not the model."""
         file = self._note_file(version)
         temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(asdict(note), indent=1), encoding="utf-8")
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(note), indent=1))
             temporary.replace(file)
 
     def _judged(self, version: str) -> Mapping[str, Any]:
@@ -279,10 +274,10 @@ class Registry:
         path = self.path(version)
         return path.with_name(f"{path.name}.json")
 
-    # ---- versions that cannot be read ------------------------------------------------------------
-
     def report_fault(self, version: str, reason: str) -> None:
-        """Say that a version's files cannot be read here. It counts for FAULT_TTL_S: say it again while it is so."""
+        """Reports that this process cannot read a version. Repeat it while it is so: a fault counts
+        FAULT_TTL_S.
+        """
         with answering():
             seconds, _ = self.client.time()
             entry = json.dumps({"reason": reason[:500], "at_s": int(seconds)})
@@ -292,49 +287,48 @@ class Registry:
             pipe.execute()
 
     def clear_fault(self, version: str) -> None:
-        """Say that whoever reported it can read them again."""
+        """Reports that the version can be read again."""
         with answering():
             self.client.hdel(self.keys.model_faults, version)
 
     def faults(self) -> dict[str, str]:
-        """Versions that some process cannot read now, and why."""
+        """Versions that some process cannot read, and why."""
         return self.snapshot()[1]
 
-    # ---- retention -------------------------------------------------------------------------------
-
     def retire(self) -> list[str]:
-        """Remove the oldest versions of each model past its number, and the oldest of all past the size; returns their
-        names. What killed writers left behind goes too.
+        """Removes the oldest versions of each model past its number, and of all models past the size.
 
-        Live versions and the last few of each history stay, whatever the limits say. Only the holder of the training
-        lease calls this. A batch in flight under a removed version begins again under the live one.
+        Returns their names. Live versions and the last few of each history always stay. Leftovers of killed
+        writers go too. Only the holder of the training lease calls this. A batch in flight under a removed
+        version begins again under the live one.
         """
         self._sweep()
-        kept = {v for live in self.live() for v in (live.version, *live.history[-HISTORY_KEPT:])}
-        versions = [v for v in self.versions() if v not in kept]
-        of_model: dict[str, list[str]] = {}
+        spared = {v for live in self.live() for v in (live.version, *live.history[-HISTORY_KEPT:])}
+        versions = [v for v in self.versions() if v not in spared]
+        by_model: dict[str, list[str]] = {}
         for version in versions:
-            of_model.setdefault(self._model_of(version), []).append(version)
-        surplus = {v for own in of_model.values() for v in own[: max(0, len(own) - self.keep)]}
-        left = [v for v in versions if v not in surplus]
-        sizes = {v: _size(self.path(v)) for v in left}
-        while left and sum(sizes[v] for v in left) > self.keep_bytes:
-            surplus.add(left.pop(0))
-        gone = [v for v in versions if v in surplus]
-        for version in gone:
+            by_model.setdefault(self._model_of(version), []).append(version)
+        surplus = {v for each in by_model.values() for v in each[: max(0, len(each) - self.keep)]}
+        sizes = {v: _size(self.path(v)) for v in versions if v not in surplus}
+        for version in list(sizes):
+            if sum(sizes.values()) <= self.keep_bytes:
+                break
+            surplus.add(version)
+            del sizes[version]
+        removed = [v for v in versions if v in surplus]
+        for version in removed:
             self._remove(version)
-        return gone
+        return removed
 
     def _model_of(self, version: str) -> str:
-        """Whose version it is, by its manifest alone: no reason to read all its files."""
+        """The model of a version, by its manifest alone: hashing all files would cost more."""
         try:
-            data = json.loads((self.path(version) / MANIFEST).read_text(encoding="utf-8"))
-            return str(data.get("model", SHARED))
-        except (OSError, ValueError, AttributeError):
+            return Manifest.from_json((self.path(version) / MANIFEST).read_bytes()).model
+        except (OSError, BadBundle):
             return SHARED
 
     def _sweep(self) -> None:
-        """Half-written and half-removed versions: nobody else writes here while the training lease is held."""
+        """Removes half-written and half-removed versions; the training lease is the lock."""
         for path in self.directory.glob(".m*"):
             if path.suffix in (".tmp", ".gone", ".part"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -345,7 +339,7 @@ class Registry:
         path = self.path(version)
         hidden = path.with_name(f".{path.name}.{os.getpid()}.gone")
         with contextlib.suppress(OSError):
-            path.rename(hidden)  # at once, so that nobody reads half a bundle
+            path.rename(hidden)  # atomic, so that no process reads half a bundle
         shutil.rmtree(hidden, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._note_file(version).unlink()

@@ -1,7 +1,7 @@
-"""What a training may learn from: whole frames in, the rows that the weights and the prior may see out. Pure.
+"""The rows of a sample that the weights and the severity prior may learn. Pure.
 
-Of an unlabelled log (Mode.SELF) only common calm templates are learnt, so that a fault cannot teach the model that it
-is normal; whole templates are held out to find the threshold.
+Of an unlabelled log (Mode.SELF) only common calm templates are learnt, so that a fault cannot pass for
+normal. Whole templates are held out to find the threshold.
 """
 
 from typing import Final
@@ -32,8 +32,9 @@ def checked(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
     total = int(frame["count"].sum())
     if frame.height < config.min_distinct or total < config.min_records:
         raise TrainingFailed(
-            f"the sample holds {frame.height} distinct lines in {total} records; at least {config.min_distinct} "
-            f"distinct lines and {config.min_records} records are needed: collect more lines and train again"
+            f"the sample holds {frame.height} distinct lines in {total} records; at least "
+            f"{config.min_distinct} distinct lines and {config.min_records} records are needed: "
+            "collect more lines and train again"
         )
     return frame
 
@@ -41,10 +42,10 @@ def checked(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
 def learnable(
     frame: pl.DataFrame, mode: Mode, total: int, known_normal: frozenset[int] = frozenset()
 ) -> pl.DataFrame:
-    """What the weights may see: all of a baseline; of an unlabelled log only common calm templates."""
+    """The rows for the weights: all of a baseline, only common calm templates of an unlabelled log."""
     if mode is Mode.BASELINE:
         return frame
-    # A fault may be logged at a calm level; its words give it away.
+    # A fault may be logged at a calm level; its words show it.
     worded = pl.Series([severity_words(m) is not None for m in frame["masked"]], dtype=pl.Boolean)
     normal = frame["pattern_id"].is_in(sorted(known_normal))
     templates = (
@@ -55,36 +56,36 @@ def learnable(
     templates = templates.sort("bad", "n", "template_id", descending=[False, True, False])
     rows = templates.to_dicts()
     common = [r for r in rows if not r["bad"] and not is_rare(r["n"], total)]
-    # A log of rare or error lines only: its most frequent half stands for normal, calm ones first.
+    # Of a log of rare or error lines only, the most frequent half stands for normal, calm lines first.
     enough = max(5, frame.height // 10)
-    kept = sum(r["lines"] for r in common)
-    if kept < enough:
+    lines = sum(r["lines"] for r in common)
+    if lines < enough:
         for row in rows[len(common) :]:
-            if kept >= max(frame.height // 2, 2):
+            if lines >= max(frame.height // 2, 2):
                 break
             common.append(row)
-            kept += row["lines"]
+            lines += row["lines"]
     return frame.filter(pl.col("template_id").is_in([r["template_id"] for r in common]) | normal)
 
 
 def with_text(frame: pl.DataFrame, tokens: tuple[str, ...]) -> pl.DataFrame:
-    """Without the lines of nothing but mask tokens: they teach nothing and cannot be surprising."""
+    """Without lines of mask tokens only, which have nothing to learn and no surprisal."""
     bare = pl.col("masked").str.replace_many(list(tokens), [""] * len(tokens))
-    kept = frame.filter(bare.str.contains(r"\S"))
-    if kept.is_empty():
+    worded = frame.filter(bare.str.contains(r"\S"))
+    if worded.is_empty():
         raise TrainingFailed(
             f"none of the {frame.height} distinct lines holds text beside mask tokens; check the masks"
         )
-    return kept
+    return worded
 
 
 def without(frame: pl.DataFrame, held_out: frozenset[int]) -> pl.DataFrame:
-    kept = frame.filter(~pl.col("pattern_id").is_in(sorted(held_out))) if held_out else frame
-    if kept.is_empty():
+    remaining = frame.filter(~pl.col("pattern_id").is_in(sorted(held_out))) if held_out else frame
+    if remaining.is_empty():
         raise TrainingFailed(
             f"all {frame.height} lines that could be learnt are held out for the judge; hold out fewer"
         )
-    return kept
+    return remaining
 
 
 def cap(frame: pl.DataFrame, most: int, seed: int) -> pl.DataFrame:
@@ -110,7 +111,7 @@ def folds(frame: pl.DataFrame, seed: int) -> tuple[list[list[int]], str]:
 
 
 def taught(frame: pl.DataFrame, fitted: pl.DataFrame, most: int, seed: int) -> pl.DataFrame:
-    """What the severity prior learns from: what the weights may see, and all else at an error level."""
-    seen = frame.join(fitted, on="pattern_id", how="semi")
+    """The rows for the severity prior: those of the weights, and all others at an error level."""
+    normal = frame.join(fitted, on="pattern_id", how="semi")
     bad = frame.filter("severe").join(fitted, on="pattern_id", how="anti")
-    return pl.concat([seen, cap(bad, most, seed)])
+    return pl.concat([normal, cap(bad, most, seed)])

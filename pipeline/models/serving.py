@@ -1,8 +1,9 @@
-"""Which version of each model this process answers under.
+"""The version of each model that this process serves.
 
-The live one, as soon as its files were read here; until then, and while they cannot be read, the one before. So a
-damaged or missing bundle never stops the scoring: the fault is reported (status shows it) and tried again. The pointer
-is compared between batches and by the reloader; a broadcast only makes the reloader look at once.
+A process serves the live version once it has read its files. Until then, or while these files cannot be read,
+it serves the version before. So a damaged or missing bundle never stops scoring: the fault is reported
+(status shows it), and reading is tried again. Batches and the reloader compare the pointer; a broadcast only
+wakes the reloader early.
 """
 
 import threading
@@ -15,11 +16,13 @@ from pipeline.logs import logger
 from pipeline.models.registry import Live, Registry
 from pipeline.redis.keys import SHARED
 
-RETRY_S: Final = 5.0  # a version that could not be read is looked at again after so long
+RETRY_S: Final = 5.0  # until an unreadable version is tried again
 
 
 class Serving:
-    """One per process; threads share it. `prepare(version)` reads what this process needs; it raises BadBundle."""
+    """One per process; threads share it. `prepare(version)` reads the parts that this process needs; raises
+    BadBundle.
+    """
 
     def __init__(self, registry: Registry, prepare: Callable[[str], object]) -> None:
         self.registry = registry
@@ -29,15 +32,15 @@ class Serving:
         self._lock = threading.Lock()
 
     def version(self, model: str = SHARED) -> str | None:
-        """The version to answer under now, None before the first one.
+        """The version to serve, None before the first one.
 
-        Raises ModelUnavailable when neither the live version nor one before it can be read.
+        Raises ModelUnavailable when neither the live version nor an earlier one can be read.
         """
         live, faults = self.registry.snapshot(model)
         return None if live is None else self.follow(live, faults)
 
     def follow(self, live: Live, faults: dict[str, str]) -> str:
-        """The version to answer under now that this one is live. While another thread reads it, the one before serves.
+        """The version to serve for this live version; the one before, while another thread reads its files.
 
         Raises ModelUnavailable.
         """
@@ -52,7 +55,7 @@ class Serving:
             self._lock.release()
 
     def versions(self) -> dict[str, str]:
-        """What this process answers under, by model."""
+        """The served versions by model."""
         return dict(self._good)
 
     def _choose(self, live: Live, faults: dict[str, str]) -> str:
@@ -70,12 +73,12 @@ class Serving:
         )
 
     def _readable(self, version: str, faults: dict[str, str]) -> bool:
-        mine = version in self._failed
-        if mine and time.monotonic() < self._failed[version]:
+        failed = version in self._failed
+        if failed and time.monotonic() < self._failed[version]:
             return False
-        if version in faults and not mine:
-            return False  # another process cannot read it: it could not finish what we begin under it
-        if version in self._good.values() and not mine:
+        if version in faults and not failed:
+            return False  # another process cannot read it, so it could not finish a batch that we begin
+        if version in self._good.values() and not failed:
             return True
         try:
             self.prepare(version)
@@ -84,7 +87,7 @@ class Serving:
             logger(version=version).error("model.unreadable", why=str(exc))
             self.registry.report_fault(version, str(exc))
             return False
-        if mine:
+        if failed:
             del self._failed[version]
             self.registry.clear_fault(version)
         return True

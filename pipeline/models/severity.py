@@ -1,7 +1,7 @@
-"""Words in a message that say something went wrong, whatever its level column says.
+"""Error words: words in a message that name a failure, whatever its level column says.
 
-A closed list, matched word by word, with the cases that only look like a fault taken out: counters,
-negations, faults that were dealt with, and names of things that handle faults.
+A closed list, matched word by word. Counters, negations, handled faults and names of fault handlers do not
+count.
 """
 
 import re
@@ -18,7 +18,7 @@ _SEVERE: Final = frozenset((
     "violation", "overflow", "unauthorized", "forbidden", "oom", "unable", "invalid", "broken",
     "uncorrectable", "unrecoverable", "lost",
 ))
-# Said of a whole process or of data, not of one request.
+# Failures of a whole process or of data, not of one request.
 GRAVE_WORDS: Final = frozenset((
     "panic", "panicked", "fatal", "corrupt", "corrupted", "corruption", "crash", "crashed", "killed",
     "segfault", "oom", "out of memory",
@@ -28,7 +28,7 @@ _BEGINS: Final = _SEVERE | {phrase[0] for phrase in _PHRASES}
 # `no error`, `without any errors`, `non-fatal`, `0 failures`
 _NEGATORS: Final = frozenset(("no", "without", "zero", "non", "0"))
 _NOT: Final = frozenset(("not", "never"))
-# The line says the fault was dealt with: `parity error corrected`.
+# The fault was handled: `parity error corrected`.
 _HANDLED: Final = frozenset((
     "corrected", "recovered", "resolved", "cleared", "ignored", "handled", "suppressed",
 ))
@@ -39,28 +39,29 @@ _NAMES: Final = frozenset((
     "policy", "filter", "mapper", "channel",
 ))
 _EMPTY: Final = frozenset(("none", "null", "nil", "false", "ok", "success"))
-# Counters say how many, not that something failed: `<NUM> errors`, `failed=<NUM>`, `errors: 0`.
+# Counters give a number and report no failure: `<NUM> errors`, `failed=<NUM>`, `errors: 0`.
 _COUNTED: Final = frozenset((
     "errors", "failures", "exceptions", "timeouts", "crashes", "failed", "rejected", "aborted", "lost",
     "denied", "refused",
 ))
-# Weaker signs: each may stand in a calm line, several rarely do. Five letters or more match as the beginning of a word.
-# Words that name a thing (core, dump, parity, null) say nothing of how it is.
+# Weaker signs: one may stand in a calm line, several rarely do. Five to eight letters match as the beginning
+# of a word. Nouns (core, dump, parity, null) are no sign: they do not name a state.
 _TROUBLE: Final = frozenset((
-    "warn", "warning", "cannot", "can't", "couldn", "missing", "mismatch", "unexpec", "illegal", "bad", "wrong",
-    "malfo", "expired", "retry", "retrie", "interru", "terminat", "halt", "halted", "dead", "hung", "hang", "stuck",
-    "stall", "disconn", "drop", "dropped", "discar", "reset", "shutdown", "degrad", "unknown", "undefin", "unresol",
-    "unsuppor", "incorrec", "inconsis", "insuff", "exhaus", "exceed", "excess", "leak", "conflict", "stale", "suspec",
-    "suspic", "attack", "breakin", "intrus", "alarm", "alert", "backtra", "fault", "assert", "bug", "oops", "problem",
-    "trouble", "violat", "damag", "evict", "kill", "revoke", "rollba", "unclean", "uncaug", "unhandl", "deny", "denies",
-    "refuse", "reject", "ignor", "incompl", "abnorm", "checks", "crc", "overlo", "overru", "underru", "throttl", "slow",
-    "severe", "nonexis",
+    "warn", "warning", "cannot", "can't", "couldn", "missing", "mismatch", "unexpec", "illegal", "bad",
+    "wrong", "malfo", "expired", "retry", "retrie", "interru", "terminat", "halt", "halted", "dead", "hung",
+    "hang", "stuck", "stall", "disconn", "drop", "dropped", "discar", "reset", "shutdown", "degrad",
+    "unknown", "undefin", "unresol", "unsuppor", "incorrec", "inconsis", "insuff", "exhaus", "exceed",
+    "excess", "leak", "conflict", "stale", "suspec", "suspic", "attack", "breakin", "intrus", "alarm",
+    "alert", "backtra", "fault", "assert", "bug", "oops", "problem", "trouble", "violat", "damag", "evict",
+    "kill", "revoke", "rollba", "unclean", "uncaug", "unhandl", "deny", "denies", "refuse", "reject", "ignor",
+    "incompl", "abnorm", "checks", "crc", "overlo", "overru", "underru", "throttl", "slow", "severe",
+    "nonexis",
 ))
-# Signs that all went well.
+# Signs of success.
 _CALM: Final = frozenset((
-    "success", "complet", "finish", "start", "started", "starti", "ready", "ok", "listen", "accept", "created", "creati",
-    "opened", "loaded", "loadin", "initia", "regist", "enable", "connected", "establ", "receiv", "sent", "saved",
-    "updated", "healthy", "done", "granted", "info",
+    "success", "complet", "finish", "start", "started", "starti", "ready", "ok", "listen", "accept",
+    "created", "creati", "opened", "loaded", "loadin", "initia", "regist", "enable", "connected", "establ",
+    "receiv", "sent", "saved", "updated", "healthy", "done", "granted", "info",
 ))
 # fmt: on
 # A number that opens the line or a clause counts what follows: `<NUM> double-hummer alignment exceptions`.
@@ -72,17 +73,18 @@ _LEADER: Final = re.compile(r"\.{3,}\s*(?:<[A-Z0-9_]+>|\d)")
 _NAME_END: Final = re.compile(r"[^\w.+~/<>:%@-]")
 _MASK: Final = re.compile(r"<[A-Z0-9_]+>")
 _NAME_CHARS: Final = 256  # no longer name is looked at
-# `libgpg-error-dev`, `ruby-error-highlight`, `gpg-error-doc`, `gpg-error:amd64`, `gpg-error_<NUM>`; `auth-failure` is none.
+# `libgpg-error-dev`, `ruby-error-highlight`, `gpg-error:amd64`, `gpg-error_<NUM>`, but not `auth-failure`.
 _PACKAGE: Final = re.compile(
     r"(?:lib(?!rar)|python\d?-|ruby-|node-|golang-|php\d?-|r-cran-)[^/]*"
-    r"|[^/]*-(?:dev|devel|doc|docs|dbg|dbgsym|debuginfo|common|utils|tools|libs|bin|perl|java|ruby)(?:[_:.-][^/]*)?"
+    r"|[^/]*-(?:dev|devel|doc|docs|dbg|dbgsym|debuginfo|common|utils|tools|libs|bin|perl|java|ruby)"
+    r"(?:[_:.-][^/]*)?"
     r"|[^/]*[_:.](?:amd64|arm64|i386|i686|all|x86_64|aarch64|noarch)"
     r"|[^/]*_\d[^/]*"
 )
 # `/srv/app-error/x`, `crash-report.txt`, `app-error.log.1`
 _FILE: Final = re.compile(r"[~.]{0,2}/.*|.*\.[a-z][a-z0-9]{0,4}(?:\.(?:\d+|gz|zst|xz|bz2))*")
 _PIECE: Final = re.compile(r"<[A-Z0-9_]+>|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_SCAN_CHARS: Final = 2048  # a longer line says what is wrong before that
+_SCAN_CHARS: Final = 2048  # a longer line names its failure before that
 _STEM_LEAST: Final = 5
 _STEM_MOST: Final = 8
 
@@ -94,10 +96,10 @@ def _beginnings(signs: frozenset[str]) -> re.Pattern[str]:
 
 _TROUBLE_BEGINS: Final = _beginnings(_TROUBLE)
 _CALM_BEGINS: Final = _beginnings(_CALM)
-# What a line that `severity_words` names something of must hold: of a phrase, its longest word. `errors` holds `err`.
+# Each line with an error word holds one of these: of a phrase, the longest word. `errors` contains `err`.
 _ANY_OF: Final = _SEVERE | {max(p, key=len) for p in _PHRASES}
 _SHORTEST: Final = sorted(w for w in _ANY_OF if not any(o in w for o in _ANY_OF - {w}))
-# By their first letter, so that few are tried at a place.
+# Grouped by their first letter, so that few alternatives are tried at a place.
 _SIGNS: Final = re.compile(
     "|".join(
         f"{first}(?:{'|'.join(w[1:] for w in words)})" for first, words in groupby(_SHORTEST, lambda w: w[0])
@@ -106,12 +108,12 @@ _SIGNS: Final = re.compile(
 
 
 def may_be_severe(word: str) -> bool:
-    """Whether a line with this word has to be read: of a line without any such word, `severity_words` is None."""
+    """A cheap filter: `severity_words` of a line without any such word is None."""
     return _SIGNS.search(word.lower()) is not None
 
 
 def severity_words(masked: str) -> str | None:
-    """The first word or phrase of a masked line that says something went wrong, lower case, or None.
+    """The first error word or phrase of a masked line, lower case, or None.
 
     Compound names are split: `SocketTimeoutException` says `timeout`.
     """
@@ -141,12 +143,12 @@ def severity_words(masked: str) -> str | None:
 
 
 def trouble(word: str) -> bool:
-    """Whether a lower-case word is a weak sign that something went wrong."""
+    """Whether a lower-case word is a weak sign of failure."""
     return _TROUBLE_BEGINS.match(word) is not None
 
 
 def all_well(word: str) -> bool:
-    """Whether a lower-case word is a weak sign that all went well."""
+    """Whether a lower-case word is a weak sign of success."""
     return _CALM_BEGINS.match(word) is not None
 
 
@@ -159,14 +161,16 @@ def _named_or_negated(words: Sequence[str], i: int) -> bool:
 
 
 def _inside_a_name(text: str, start: int, end: int) -> bool:
-    """Glued by `-` in the name of a package or file: `libgpg-error-dev` is no error, `connection-refused` is one."""
+    """Whether a word is part of the name of a package or file: in `libgpg-error-dev`, not in
+    `connection-refused`.
+    """
     if "-" not in (text[start - 1 : start], text[end : end + 1]) and not re.match(
         r"\d+-", text[end : end + 8]
     ):
         return False
     before = _NAME_END.split(text[max(0, start - _NAME_CHARS) : start])[-1]
     after = _NAME_END.split(text[end : end + _NAME_CHARS], maxsplit=1)[0]
-    # A mark at its end belongs to the sentence; a masked part was a number or the like.
+    # Punctuation at the end belongs to the sentence; a masked part stood for a number or the like.
     name = _MASK.sub("0", before + text[start:end] + after).rstrip(".:-/")
     return name == name.lower() and bool(_PACKAGE.fullmatch(name) or _FILE.fullmatch(name))
 

@@ -1,9 +1,10 @@
 """Request coalescing (single-flight): a line that several batches bring at the same time is scored once.
 
-The verdict cache holds a line only after drain has learnt it. Until then its evidence is cached in the process that
-scored it, and in Redis, where every scoring process claims the lines that it begins (lua/drain/evidence_ask.lua).
-Another process waits for a claimed line, for a short time. Losing the cache or Redis only costs work: a line is then
-scored again, and the evidence of a masked line under a version is the same in every process.
+The verdict cache holds a line only after drain has learnt it. Until then its evidence is cached in the
+process that scored it, and in Redis, where every scoring process claims the lines that it begins
+(lua/drain/evidence_ask.lua). Another process waits for a claimed line, for a short time. Losing the cache or
+Redis only costs work: a line is then scored again, and the evidence of a masked line under a version is the
+same in every process.
 """
 
 import time
@@ -25,11 +26,13 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 NEAR_LIMIT: Final = 20_000  # lines in a process: 20 MiB
-# Lines in each of two halves. A line of 2 KiB takes 2.3 KiB there, an ordinary one 0.2: 48 MiB at most, 4 as a rule.
+# Lines in each of two halves. A line of 2 KiB takes 2.3 KiB there, an ordinary one 0.2: 48 MiB at most, 4 as
+# a rule.
 HALF_LIMIT: Final = 10_000
 BLOB_LIMIT: Final = 2_048  # longer evidence is not shared: with 25 words of 64 characters it has 1.7 KiB
 TTL_S: Final = 60  # from the last write
-# A claim. A full pass takes 0.1 s where a process has a core for itself, and some seconds where ten share one.
+# A claim. A full pass takes 0.1 s where a process has a core for itself, and some seconds where ten share
+# one.
 CLAIM_MS: Final = 10_000
 WAIT_S: Final = 2.0  # for a claimed line; a peer that died costs this once
 POLL_S: Final = 0.02
@@ -60,8 +63,8 @@ class SingleFlight:
     def evidence(self, version: str, lines: Mapping[int, str], score: Score) -> dict[int, Evidence]:
         """The evidence of masked lines by `pattern_id`.
 
-        `score` gets all lines that no other process scores at once. A second call follows only for lines that others
-        did not finish in time.
+        `score` gets all lines that no other process scores at once. A second call follows only for lines that
+        others did not finish in time.
         """
         found = {i: self._near[version, i] for i in lines if (version, i) in self._near}
         missing = [i for i in lines if i not in found]

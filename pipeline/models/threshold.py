@@ -1,9 +1,10 @@
 """From evidence to one number, and the meaning of that number: calibration on held-out templates.
 
-Known templates are answered from the cache and never reach the model. So calibration uses *held-out templates*:
-normal lines of shapes that the scoring model has not seen. Surprisal and novelty both measure how unusual a line is.
-Each is normalised by its held-out values; their mean is added, as a logit, to the severity prior: the normalised
-score. A new normal template exceeds the threshold with the wanted chance. Free of torch: the drain worker concludes too.
+Known templates are answered from the cache and never reach the model. So calibration uses *held-out
+templates*: normal lines of shapes that the scoring model has not seen. Surprisal and novelty both measure how
+unusual a line is. Each is normalised by its held-out values; their mean is added, as a logit, to the severity
+prior: the normalised score. A new normal template exceeds the threshold with the wanted chance. Free of
+torch: the drain worker concludes too.
 """
 
 import math
@@ -73,9 +74,9 @@ class Scale:
 class Calibration:
     """The meaning of evidence under one model version.
 
-    `method` tells how the threshold was found: "conformal" (a rank among the held-out templates), "pot" (a generalised
-    Pareto tail fitted to at least 200 of them), "student" (a prediction bound from fewer) or "none" (no held-out
-    templates: evidence orders calm lines but flags none).
+    `method` tells how the threshold was found: "conformal" (a rank among the held-out templates), "pot" (a
+    generalised Pareto tail fitted to at least 200 of them), "student" (a prediction bound from fewer) or
+    "none" (no held-out templates: evidence orders calm lines but flags none).
     """
 
     mode: Mode
@@ -126,8 +127,8 @@ class Calibration:
     def p_value(self, logit: float) -> float | None:
         """The chance that a new normal template scores at least `logit`; None without held-out templates.
 
-        Conformal: for a line exchangeable with the held-out ones, P(p <= a) <= a. Beyond the largest held-out score
-        the generalised Pareto tail takes over, where there is one.
+        Conformal: for a line exchangeable with the held-out ones, P(p <= a) <= a. Beyond the largest held-out
+        score the generalised Pareto tail takes over, where there is one.
         """
         if not self.scores:
             return None
@@ -156,8 +157,8 @@ def with_word(excess: float, word: float) -> float:
 def calibrate(held: Sequence[Normal], *, mode: Mode, total: int, chance: float = CHANCE) -> Calibration:
     """Calibration from one normal line per held-out template; `total`: training lines, with repetition.
 
-    `chance`: that a new calm normal template is flagged. Lines with an error level or word are always flagged, so
-    the threshold ignores them.
+    `chance`: that a new calm normal template is flagged. Lines with an error level or word are always
+    flagged, so the threshold ignores them.
     """
     n = len(held)
     common: dict[str, Any] = {"mode": mode, "held_out": n, "total": total, "chance": chance}

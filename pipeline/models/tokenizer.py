@@ -1,8 +1,8 @@
 """Byte-pair tokenizer of masked lines.
 
-Mask tokens (`<IP>`) are single ids that no text can split; every other text is cut at spaces, case
-changes, digits and punctuation, then byte-pair merged over the full byte alphabet, so no input is
-ever unknown. A line becomes at most `max_tokens` ids, whatever its length.
+Mask tokens (`<IP>`) are single ids that no text can split. Other text is cut at spaces, case changes, digits
+and punctuation, then byte-pair merged over the full byte alphabet, so that no input is unknown. A line of any
+length becomes at most `max_tokens` ids.
 """
 
 import json
@@ -22,17 +22,17 @@ PAD_ID, CLS_ID, SEP_ID, MASK_ID = range(4)
 _PIECES: Final = r" ?[A-Z]?[a-z]+| ?[A-Z]+(?![a-z])| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+"
 _CUT: Final = re.compile(_PIECES)
 _MAX_PIECE_CHARS: Final = 24  # longer merges only memorise names
-# Remembered: about 10 MiB; past that all are forgotten. A longer one is a blob, which does not come again.
+# Cached: about 10 MiB; past that the cache is cleared. A longer cut is a blob, which does not repeat.
 _CUTS_MOST: Final = 50_000
 _CUT_CHARS: Final = 32
-# Longer lines keep their head and their tail: the verb stands first, the cause last.
+# Of longer lines the head and the tail are read: the verb stands first, the cause last.
 _HEAD_CHARS: Final = 900
 _TAIL_CHARS: Final = 300
 READ_CHARS: Final = _HEAD_CHARS + _TAIL_CHARS
 
 
 def _byte_letters() -> dict[int, int]:
-    """The letter that stands for each byte in a byte-level vocabulary, as GPT-2 chose them (Radford et al., 2019)."""
+    """The letter for each byte in a byte-level vocabulary, as in GPT-2 (Radford et al., 2019)."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [b for b in range(0x100) if b not in plain]
     return {b: 0x100 + i for i, b in enumerate(others)}
@@ -57,7 +57,7 @@ class Encoded:
 
 
 class LineTokenizer:
-    """Wraps a `tokenizers.Tokenizer`. Nothing that shows changes after construction; threads may share it."""
+    """Wraps a `tokenizers.Tokenizer`. Immutable but for a cache; threads may share it."""
 
     def __init__(self, inner: Any, tokens: Sequence[str], max_tokens: int) -> None:
         # A line may hold the text "[MASK]"; only mask tokens are cut out of text, never our specials.
@@ -115,7 +115,7 @@ class LineTokenizer:
 
     @classmethod
     def from_file(cls, path: Path, *, tokens: Sequence[str], max_tokens: int) -> "LineTokenizer":
-        """Raises BadBundle when the file is no tokenizer, cuts words in another way than `pieces` or lacks a token."""
+        """Raises BadBundle when the file is no tokenizer, cuts words unlike `pieces`, or lacks a token."""
         from tokenizers import Tokenizer
 
         try:
@@ -131,7 +131,7 @@ class LineTokenizer:
         missing = [t for t in tokens if inner.token_to_id(t) is None]
         if missing:
             raise BadBundle(f"{path} does not know the mask tokens {missing}; train again with these masks")
-        # The arrays of a model are as long as there are pieces, so an id past them would be read from nowhere.
+        # The arrays of a model have one row per piece; an id past them would read outside.
         if max(inner.get_vocab().values()) >= inner.get_vocab_size():
             raise BadBundle(f"{path} has ids past its {inner.get_vocab_size()} pieces; train again")
         return cls(inner, tokens, max_tokens)
@@ -148,16 +148,17 @@ class LineTokenizer:
         return str(self._inner.to_str())
 
     def pieces(self, words: Sequence[str]) -> list[list[int]]:
-        """The ids of each word, as it stands behind a space. Words hold no white space, and no piece reaches over it.
+        """The ids of each word, as it stands behind a space. Words hold no white space.
 
-        The same ids as the library's, in a third of its time: most cuts of a new word (`java`, `.`) were met in others.
+        The same ids as the library's, in a third of its time: most cuts of a new word (`java`, `.`) are
+        cached.
         """
         cuts, learn, gaps, cut_up = self._cuts, self._learn, self._gaps.split, _CUT.findall
         out: list[list[int]] = []
         for word in words:
             ids: list[int] = []
             for i, part in enumerate(gaps(f" {word}") if self.opening in word else (f" {word}",)):
-                if i % 2:  # a mask token, which stands between two gaps
+                if i % 2:  # a mask token between two gaps
                     ids.append(self._id_of[part])
                 else:
                     for piece in cut_up(part):
@@ -212,7 +213,7 @@ class LineTokenizer:
 
 
 def head_and_tail(line: str) -> str:
-    """The text that is encoded."""
+    """The part of a line that is encoded."""
     if len(line) <= READ_CHARS:
         return line
     return f"{line[:_HEAD_CHARS]} {line[-_TAIL_CHARS:]}"

@@ -1,10 +1,11 @@
 """Learning a line model: one straight loop that yields its progress.
 
-The threshold comes first, the weights second. For the threshold some templates are held out, and a calibration model
-is fitted without them, with its own tokenizer, trigrams and severity prior, so that held-out words are as unusual as
-words of a real new template. Its scores of held-out lines show how a normal line of an unseen shape scores. The
-published model is then fitted on everything. Of an unlabelled log (Mode.SELF) neither learns rare and error-like
-templates, so that a fault cannot pass for normal; the severity prior learns them as its other class.
+The threshold comes first, the weights second. For the threshold some templates are held out, and a
+calibration model is fitted without them, with its own tokenizer, trigrams and severity prior, so that
+held-out words are as unusual as words of a real new template. Its scores of held-out lines show how a normal
+line of an unseen shape scores. The published model is then fitted on everything. Of an unlabelled log
+(Mode.SELF) neither learns rare and error-like templates, so that a fault cannot pass for normal; the severity
+prior learns them as its other class.
 """
 
 import math
@@ -50,14 +51,14 @@ class FitRequest:
     alerts_per_day: float = (
         math.inf
     )  # false alarms that a workload may raise; needs `first_seen` in the sample
-    # Patterns that neither the weights nor the calibration see. The bundle knows them like all others: the judge
-    # shows them to the model, and once the model is published they are not news.
+    # Patterns that neither the weights nor the calibration see. The bundle knows them like all others: the
+    # judge shows them to the model, and once the model is published they are not news.
     held_out: frozenset[int] = frozenset()
     known_normal: frozenset[int] = (
         frozenset()
     )  # marked as normal: learnt however rare or error-like they look
-    # The bundle whose weights the published model begins with. Calibration starts from fresh weights, because the
-    # parent has trained on the held-out templates.
+    # The bundle whose weights the published model begins with. Calibration starts from fresh weights, because
+    # the parent has trained on the held-out templates.
     warm: Path | None = None
     extra: Mapping[str, bytes] = field(default_factory=dict)  # further files of the bundle
     # Only for the manifest:
@@ -83,9 +84,9 @@ class FitProgress:
 def fit(sample: pl.DataFrame, request: FitRequest) -> Iterator[FitProgress]:
     """Trains on distinct masked lines (SAMPLE_SCHEMA); when the iterator ends, `request.out` is a bundle.
 
-    The same sample and request give the same weights on a CPU, unless `time_budget_s` cuts the number of steps. Seeds
-    torch's global generator. Raises TrainingFailed when the sample is too small or not of the schema, BadBundle when
-    `out` exists.
+    The same sample and request give the same weights on a CPU, unless `time_budget_s` cuts the number of
+    steps. Seeds torch's global generator. Raises TrainingFailed when the sample is too small or not of the
+    schema, BadBundle when `out` exists.
     """
     if request.config.threads:
         torch.set_num_threads(request.config.threads)
@@ -123,7 +124,8 @@ class _TrainingBudget:
     def share_s(self, fit: int) -> float | None:
         """Seconds left to the fit with this index.
 
-        A tenth is reserved for scoring and writing, half of the remainder for the last fit, which is published.
+        A tenth is reserved for scoring and writing, half of the remainder for the last fit, which is
+        published.
         """
         if self.budget_s is None:
             return None

@@ -1,9 +1,10 @@
-"""The verdict for one masked line: a pure function of evidence, calibration and what training knew of the line.
+"""The verdict for one masked line: a pure function of evidence, calibration and the training's knowledge of
+the line.
 
-The score is a logistic of a few added terms; a line is anomalous exactly when its score is at least 0.5, and no term
-can lower the score when its evidence grows. Whatever the data: a new calm template is flagged exactly above the
-threshold, one with an error level or an error word always; a variation of a known template only by an error-like sign
-*and* what its words say; a pattern of a baseline never.
+The score is a logistic of a few added terms; a line is anomalous exactly when its score is at least 0.5. More
+evidence never lowers the score. For all data: a new calm template is flagged exactly above the threshold, and
+one with an error level or error word always. A variation of a known template needs an error-like sign *and*
+unlikely words. A pattern of a baseline is never flagged.
 """
 
 import math
@@ -19,7 +20,7 @@ from pipeline.models.threshold import ANOMALOUS_SCORE, LEVEL, WORD, Calibration,
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason
 
-# In logits, beside those of the level and of words in threshold.py.
+# Logits, beside those of levels and words in threshold.py.
 _UNSEEN_WORD: Final = 3.5  # an error word this log has never used, in a known template
 _VARIATION: Final = -2.5  # of a known template
 _BASELINE_KNOWN: Final = -6.0
@@ -112,7 +113,9 @@ def conclude(
 
 
 def _variation_word(evidence: Evidence) -> float:
-    """An error word weighs in a variation of a known template only where it was not expected."""
+    """The logit of an error word in a variation of a known template: 0 for a word that the model expects
+    there.
+    """
     if evidence.severity is None:
         return 0.0
     head = evidence.severity.split()[-1]
@@ -133,14 +136,14 @@ def _logistic(z: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What concluding needs from a model version, without its network."""
+    """The parts of a model version that a verdict needs: all but the network."""
 
     calibration: Calibration
     known: KnownPatterns
 
 
 def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None) -> Verdict:
-    """The verdict of one work row once its template is known; without a model it is warming.
+    """The verdict of one work row once its template is known: "warming" without a model.
 
     A template is new when the training data has no line of it.
     """
@@ -148,7 +151,7 @@ def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | 
     if knowledge is None:
         reasons = (reason(Reason.WARMING), *past_limit)
         return Verdict(template_id=template_id, score=None, anomalous=None, reasons=reasons)
-    seen = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
+    count = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
     verdict = conclude(
         Evidence(
             surprisal=row["surprisal"],
@@ -156,16 +159,16 @@ def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | 
             unseen=tuple(row["unseen"]),
             tokens=row["tokens"],
             severity=row["severity"],
-            novelty=row.get("novelty") or 0.0,  # of a build that knew none
-            prior=row.get("prior") or 0.0,
+            novelty=row["novelty"],
+            prior=row["prior"],
         ),
         calibration=knowledge.calibration,
         known_count=knowledge.known.count(row["pattern_id"]),
-        template_new=seen == 0,
+        template_new=count == 0,
         severe=row["severe"],
         level=row["level"],
         template_id=template_id,
-        template_count=seen,
+        template_count=count,
         template_severe=knowledge.known.template_severe(template_id),
     )
     return (

@@ -1,6 +1,6 @@
-"""Comparing two models on the same lines, with what chance explains.
+"""Statistical tests that compare two models on the same lines.
 
-Everything here is exact or closed-form and needs no random draws. Free of torch.
+All are exact or closed-form, without random draws. Free of torch.
 """
 
 import math
@@ -10,14 +10,14 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-# One-sided 1 %: a judge asks about five such questions a training, so that an equal model is refused by chance
-# in fewer than one training of twenty, before the margins that come on top.
+# One-sided 1 %: a judge runs about five tests a training, so that chance refuses an equal model in fewer than
+# one training of twenty, even without the margins.
 _ALPHA: Final = 0.01
 _Z: Final = 2.326  # standard normal point of _ALPHA
 
 
 def wilson_lower(hits: int, n: int) -> float:
-    """Lower one-sided 99 % bound of a share (score interval; Wilson, JASA 1927). 0 for n = 0.
+    """Lower one-sided 99 % bound of a binomial share (score interval; Wilson, JASA 1927). 0 for n = 0.
 
     Five of five give 0.48: so few lines never prove a majority.
     """
@@ -32,8 +32,8 @@ def wilson_lower(hits: int, n: int) -> float:
 def more_often(one: Sequence[bool], other: Sequence[bool]) -> bool:
     """Whether `one` is true on more of the same lines than chance explains.
 
-    The exact one-sided test of McNemar (Psychometrika 1947): only lines on which the two differ count; were both
-    alike, each of those would fall to either side like a coin. It takes at least seven of them.
+    McNemar's exact one-sided test (Psychometrika 1947): only the lines on which the two differ count. For
+    equal models their number on one side is binomial with p = 1/2. The test needs at least seven of them.
     """
     only_one = sum(a and not b for a, b in zip(one, other, strict=True))
     differ = only_one + sum(b and not a for a, b in zip(one, other, strict=True))
@@ -42,7 +42,7 @@ def more_often(one: Sequence[bool], other: Sequence[bool]) -> bool:
 
 
 def auc(positives: Sequence[float], negatives: Sequence[float]) -> float:
-    """The chance that a positive scores above a negative, ties counting half. Both must hold values."""
+    """The chance that a positive scores above a negative, ties counting half; neither may be empty."""
     return float(_placements(positives, negatives)[0].mean())
 
 
@@ -69,7 +69,10 @@ def auc_falls(
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Rank correlation with mean ranks for ties, -1..1; None for fewer than three values or a constant side."""
+    """Spearman's rank correlation (1904) with mean ranks for ties, -1..1.
+
+    None for fewer than three values or a constant side.
+    """
     if len(one) < 3 or len(set(one)) < 2 or len(set(other)) < 2:
         return None
     ranks = [pl.Series(v, dtype=pl.Float64).rank("average").to_numpy() for v in (one, other)]

@@ -1,4 +1,7 @@
-"""Known anomalies for judging a model: classic faults in many programs' words, and damaged normal lines."""
+"""Anomaly injection: known anomalies for judging a model without labels.
+
+Classic faults in the words of many programs, and damaged normal lines.
+"""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-# As masked lines. Most hold no word of the severity list, so that the model alone must notice them.
+# Masked lines. Most hold no error word, so that the model alone must find them.
 _FAULTS: Final = (
     "Out of memory: killed process <NUM> (<*>) total-vm:<NUM>kB, anon-rss:<NUM>kB",
     "java.lang.OutOfMemoryError: Java heap space",
@@ -46,7 +49,7 @@ _FAULTS: Final = (
     "watchdog did not hear from the firmware, resetting the board",
     "temperature above limit, throttling and powering off",
 )  # fmt: skip
-# Words that no log has: pronounceable, so that a tokenizer cuts them like words.
+# For words that no log has: pronounceable, so that a tokenizer cuts them like words.
 _SYLLABLES: Final = ("zur", "kex", "plo", "vim", "qua", "dro", "thy", "bux", "nef", "jil", "gorm", "wesk")
 _BASES: Final = 60  # damaged lines; a share of 60 is known to about 6 points
 _MASK: Final = re.compile(r"<[A-Z0-9_*]+>")
@@ -54,35 +57,35 @@ _MASK: Final = re.compile(r"<[A-Z0-9_*]+>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """One made anomaly: a masked line, and what makes it one."""
+    """An injected anomaly: a masked line, and how it was made."""
 
     masked: str
     kind: str  # "fault", "swapped", "truncated", "unknown-words"
 
 
 def injected(normals: Sequence[str], *, seed: int) -> list[Injected]:
-    """Classic faults, then normal masked lines that were damaged; distinct, none of them among `normals`.
+    """Classic faults, then damaged normal masked lines; distinct, and none of them among `normals`.
 
-    At most 60 lines are damaged, in turn by words swapped in from other lines, by a cut in the middle of a word,
-    and by words nobody uses. The same lines and seed give the same anomalies.
+    At most 60 lines are damaged, in turn by words of other lines, by a cut in the middle of a word, and by
+    invented words. The same lines and seed give the same anomalies.
     """
     rng = np.random.default_rng(seed)
-    known = set(normals)
-    usable = sorted(line for line in known if len(_words(line)) >= 2)
+    normal = set(normals)
+    usable = sorted(line for line in normal if len(_words(line)) >= 2)
     bases = [usable[i] for i in rng.permutation(len(usable))[:_BASES].tolist()]
-    made = [Injected(masked=line, kind="fault") for line in _FAULTS]
+    anomalies = [Injected(masked=line, kind="fault") for line in _FAULTS]
     for i, line in enumerate(bases):
         if i % 3 == 0:
-            made.append(Injected(masked=_swapped(line, usable, rng), kind="swapped"))
+            anomalies.append(Injected(masked=_swapped(line, usable, rng), kind="swapped"))
         elif i % 3 == 1:
-            made.append(Injected(masked=_truncated(line, rng), kind="truncated"))
+            anomalies.append(Injected(masked=_truncated(line, rng), kind="truncated"))
         else:
-            made.append(Injected(masked=_unknown(line, rng), kind="unknown-words"))
-    return list({m.masked: m for m in made if m.masked not in known}.values())
+            anomalies.append(Injected(masked=_unknown(line, rng), kind="unknown-words"))
+    return list({m.masked: m for m in anomalies if m.masked not in normal}.values())
 
 
 def _words(line: str) -> list[int]:
-    """Where the words stand that are more than masks and punctuation."""
+    """The positions of words that are more than masks and punctuation."""
     return [i for i, w in enumerate(line.split()) if any(c.isalpha() for c in _MASK.sub("", w))]
 
 
@@ -96,7 +99,7 @@ def _swapped(line: str, others: Sequence[str], rng: np.random.Generator) -> str:
 
 
 def _truncated(line: str, rng: np.random.Generator) -> str:
-    """The line ends in the middle of a word, as when a writer dies, and the next one's begins there."""
+    """The line ends in the middle of a word, as when a writer dies; the next line begins there."""
     words, places = line.split(), _words(line)
     place = int(rng.choice(places[1:]))
     word = words[place]
@@ -104,7 +107,7 @@ def _truncated(line: str, rng: np.random.Generator) -> str:
 
 
 def _unknown(line: str, rng: np.random.Generator) -> str:
-    """A third of the words, two at least, replaced by words nobody uses."""
+    """A third of the words, two at least, replaced by invented words."""
     words, places = line.split(), _words(line)
     for place in rng.permutation(places)[: max(2, len(places) // 3)].tolist():
         words[place] = "".join(rng.choice(_SYLLABLES, size=3).tolist())

@@ -3,10 +3,10 @@
     sample --split--> held out of the fit --fit--> candidate
     candidate and live, both shown the same lines --judge--> Judgement: passed or not, with the figures
 
-Both models answer as the pipeline does: evidence, then verdict. The shape of held-out lines is hidden from both, as on
-its first appearance; lines of the current stream meet everything that each model knows. A candidate fails only where
-it is worse than the live model by more than a margin *and* by more than chance explains, or where it is unusable. No
-labels are needed.
+Both models answer as the pipeline does: evidence, then verdict. The shape of held-out lines is hidden from
+both, as on its first appearance; lines of the current stream meet everything that each model knows. A
+candidate fails only where it is worse than the live model by more than a margin *and* by more than chance
+explains, or where it is unusable. No labels are needed.
 """
 
 import math
@@ -33,8 +33,8 @@ from pipeline.training.injection import injected
 _RECENT_HEAD: Final = 90  # distinct lines of the stream, most frequent first ...
 _RECENT_TAIL: Final = 50  # ... and some of the others
 _NEW_SHAPE: Final = -1  # a template id that no model knows
-# A split conformal threshold from 20 templates, the fewest possible, lets through a share of normal lines that is
-# Beta(1, 20) distributed: above 0.15 in one of 26 sound models. A share below is no fault of a model.
+# A split conformal threshold from 20 templates, the fewest possible, lets through a share of normal lines
+# that is Beta(1, 20) distributed: above 0.15 in one of 26 sound models. A share below is no fault of a model.
 _TOLERATED: Final = 0.15
 _MAJORITY: Final = 0.5  # a model that alerts on most lines is ignored by people
 _RECENT_MARGIN: Final = 0.05  # of the records: as much again as the nominal rate of new shapes
@@ -112,9 +112,9 @@ class Judgement:
 def judge(candidate: Examinee, live: Examinee | None, held: HeldOut, recent: pl.DataFrame) -> Judgement:
     """Compares the candidate with the live model on the same lines.
 
-    `recent` is the current stream: distinct masked lines with counts (SAMPLE_SCHEMA; may be empty). Today's masks apply
-    to all lines, also for a live model of older masks: the pipeline asks that model the same from now on.
-    Deterministic but for `seconds`; shows each model at most about 400 distinct lines.
+    `recent` is the current stream: distinct masked lines with counts (SAMPLE_SCHEMA; may be empty). Today's
+    masks apply to all lines, also for a live model of older masks: the pipeline asks that model the same from
+    now on. Deterministic but for `seconds`; shows each model at most about 400 distinct lines.
     """
     began = time.monotonic()
     lines, usual = _shown(held, recent)
@@ -164,7 +164,8 @@ class _Answers:
 
 
 def _shown(held: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """The lines that both models are asked about, and the calm lines that injected anomalies are ranked against.
+    """The lines that both models are asked about, and the calm lines that injected anomalies are ranked
+    against.
 
     Columns: `part` ("normal": held out, "recent": calm lines of the stream, "injected"), masked, pattern_id,
     template_id, `whole` (the whole template is held out), `late` (held out by time), `weight`, `error_word`.
@@ -209,8 +210,8 @@ def _shown(held: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]
 def _ask(model: Examinee, held: HeldOut, shown: pl.DataFrame, usual: Sequence[str]) -> _Answers:
     """Adds a model's answers to the lines.
 
-    `anomalous` and `score` of the verdict; `rank`: the normalised score; `above`: whether that exceeds the threshold;
-    `fair`: the weights have not seen the like of a held-out line.
+    `anomalous` and `score` of the verdict; `rank`: the normalised score; `above`: whether that exceeds the
+    threshold; `fair`: the weights have not seen the like of a held-out line.
     """
     texts = list(dict.fromkeys([*shown["masked"], *usual]))
     evidence = dict(zip(texts, model.scorer.score(texts), strict=True))
@@ -301,8 +302,9 @@ def _useless(answers: _Answers) -> str | None:
         sum(flagged), len(flagged)
     ) > _MAJORITY:
         return f"alerts on {_percent(figures.alert_rate_recent)} of the current stream's calm records"
-    # Lines held out by template come from the very sample: unlike those held out by time, no change in the log
-    # excuses an alert on them. Lines that the weights know through a parent can only make a model look better.
+    # Lines held out by template come from the very sample: unlike those held out by time, no change in the
+    # log excuses an alert on them. Lines that the weights know through a parent can only make a model look
+    # better.
     by_template = _NORMAL & ~pl.col("late")
     for which in (by_template, by_template & pl.col("fair")):
         flagged = answers.flags(which)
@@ -314,8 +316,9 @@ def _useless(answers: _Answers) -> str | None:
 def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: bool) -> str | None:
     """Where the candidate is worse than the live model by more than the margins and more than chance.
 
-    `firm`: both thresholds are quantiles of enough held-out templates. From fewer, a threshold is a small-sample bound
-    that moves with the seed alone (recall 0 % and 36 % of the same log); ranks still tell such models apart.
+    `firm`: both thresholds are quantiles of enough held-out templates. From fewer, a threshold is a
+    small-sample bound that moves with the seed alone (recall 0 % and 36 % of the same log); ranks still tell
+    such models apart.
     """
     a, b = mine.figures, live.figures
     faults: list[str] = []
@@ -333,7 +336,8 @@ def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: boo
             f"alerts on {_percent(a.alert_rate_recent)} of the current stream's calm records, "
             f"the live model {b.version} on {_percent(b.alert_rate_recent)}"
         )
-    # A model that alerts on more normal lines also finds more, so that part of the recall is no merit (Youden's index).
+    # A model that alerts on more normal lines also finds more, so that part of the recall is no merit
+    # (Youden's index).
     no_merit = max(0.0, (_share(theirs) or 0.0) - (_share(ours) or 0.0), -more)
     found, found_live = mine.flags(_SILENT), live.flags(_SILENT)
     fewer = (_share(found_live) or 0.0) - (_share(found) or 0.0) - no_merit

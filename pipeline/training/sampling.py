@@ -2,9 +2,9 @@
 
 pages of records --group by pattern--> counts of patterns --past the limit: weighted draw--> SAMPLE_SCHEMA
 
-Always true: every record read is counted in `TrainingSample.lines`, whether its pattern was kept or not; while no more
-patterns than the limit were seen, nothing is drawn and every count is exact, however the stream was cut into pages;
-the same pages and seed give the same sample. Only messages of patterns that this pass has not met are masked.
+Invariants: `TrainingSample.lines` counts every record read. Up to the limit of patterns nothing is drawn, and
+every count is exact for any division into pages. The same pages and seed give the same sample. Only messages
+of patterns that are new to this pass are masked.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,24 +26,19 @@ from pipeline.records.schema import LEARN_SCHEMA, SAMPLE_SCHEMA, UTC_US, of_line
 from pipeline.records.verdict import UNCLASSIFIED
 from pipeline.sinks import parquet, results
 
-# SAMPLE_SCHEMA and the time its records span, so that a judge can hold out the newest.
+# SAMPLE_SCHEMA and the times of its records, so that a judge can hold out the newest.
 TIMED_SCHEMA: Final[dict[str, Any]] = SAMPLE_SCHEMA | {"first_seen": UTC_US, "last_seen": UTC_US}
 
-MAX_PATTERNS: Final = (
-    100_000  # distinct masked lines of one training: a bound of its memory, and enough for train_seconds
-)
+# Distinct masked lines of one training: a bound of its memory, and enough for train_seconds.
+MAX_PATTERNS: Final = 100_000
 MAX_TEXT_BYTES: Final = 1024  # of a masked line; the line model reads 128 tokens, rarely more than this
 _SLICE_ROWS: Final = 65_536  # grouped at once; more rows are not faster per row
-_MERGE_ROWS: Final = 65_536  # counts waiting to be added up
-_UNMASKED_CHARS: Final = (
-    32 << 20
-)  # messages waiting to be masked together: one call costs as much as 2,000 lines
-_KNOWN_KEYS: Final = 400_000  # pattern ids as stored -> as they are now, about 60 MB
+_MERGE_ROWS: Final = 65_536  # counts before they are added up
+_UNMASKED_CHARS: Final = 32 << 20  # of messages masked together: one call costs as much as 2,000 lines
+_KNOWN_KEYS: Final = 400_000  # stored pattern ids -> pattern ids under today's masks, about 60 MB
 _WORKLOADS: Final = 10_000  # names counted one by one
 _NEWEST: Final = 2**63 - 1  # stands for UNCLASSIFIED while the lowest template id is sought
-_SKETCH: Final = (
-    4096  # smallest pattern ids kept to estimate their number: standard error 1/sqrt(4096) = 1.6 %
-)
+_SKETCH: Final = 4096  # smallest pattern ids, to estimate their number: standard error 1/sqrt(4096) = 1.6 %
 _PAGE_FILES: Final = 32  # of 10,000 records and at most 2 MiB of text each as shipped
 _PAGE_BYTES: Final = 8 << 20  # on disk, where repetitive logs are a thirtieth of their size
 _REREADS: Final = 3  # of a page whose files were taken back while it was read
@@ -51,11 +46,11 @@ _REREADS: Final = 3  # of a page whose files were taken back while it was read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """What a training learns from, and what it was drawn from.
+    """The sample of a training, and its origin.
 
-    `frame` is TIMED_SCHEMA, most frequent first, one row per pattern; `lines` is all records read and equals the sum
-    of its counts plus `left_out`. A count is exact while `exact`; else a pattern that was dropped and came back counts
-    from its return, and the rest is in `left_out`.
+    `frame` is TIMED_SCHEMA, most frequent first, one row per pattern. `lines` is all records read: the sum of
+    its counts plus `left_out`. Counts are exact where `exact`. Otherwise a dropped pattern that came back
+    counts from its return, and its earlier records are in `left_out`.
     """
 
     frame: pl.DataFrame
@@ -70,19 +65,20 @@ class TrainingSample:
 
 
 class Sampler:
-    """Adds up pages of records. Holds at most 2 x `limit` patterns after each page, a masked line at most 1 KiB each.
+    """Adds up pages of records. Holds at most 2 x `limit` patterns after each page, a masked line at most 1
+    KiB each.
 
-    Past that, `limit` patterns stay: half of them the most frequent ones, so that none that holds more than 2/limit of
-    the records read so far is dropped; the other half drawn without replacement by the square root of their counts
-    (A-ES, Efraimidis and Spirakis 2006, as a bottom-k sketch: a pattern's random number is a hash of its id, so it
-    draws the same lot each time). What is approximate: a dropped pattern that comes back counts anew, so past the
-    limit what a pattern holds and weighs is of its latest stay. One that is steady from the start and above that
-    share is never dropped; one that begins late has to outgrow the share, or be drawn.
+    Past that, `limit` patterns stay. One half are the most frequent ones, so that no pattern with more than
+    2/limit of the records read so far is dropped. The other half is drawn without replacement by the square
+    root of the counts (A-ES, Efraimidis and Spirakis 2006, as a bottom-k sketch: the random number of a
+    pattern is a hash of its id, so that each draw uses the same number). A dropped pattern that comes back
+    counts anew. A steady pattern above that share is never dropped; a late one must outgrow the share, or be
+    drawn.
 
-    Template ids: the lowest id stored with any record of the pattern; else that of the known template it matches;
-    else a negative id from a tree of this sample alone. A negative id groups lines of one shape while training, but no
-    record will ever carry it: a later line of that shape gets a new id and is judged as a new template, unless its
-    very pattern was in the sample. Not thread-safe.
+    Template ids: the lowest id stored with any record of the pattern, else the id of the known template that
+    it matches, else a negative id from a tree of this sample alone. A negative id only groups lines of one
+    shape for the training. A later line of that shape gets a new id and is judged as a new template, unless
+    its pattern was in the sample. Not thread-safe.
     """
 
     def __init__(
@@ -104,15 +100,15 @@ class Sampler:
         self._span: list[datetime] = []
         self._workloads: dict[str, int] = {}
         self._other = 0
-        # A key is the stored pattern id, or a hash of the message where there is none; two that collide are counted
-        # as one, at 10 million messages with a chance of 1 to 300,000.
+        # A key is the stored pattern id, or a hash of the message without one. Colliding keys count as one:
+        # at 10 million messages with a chance of 1 in 300,000.
         self._patterns: dict[int, int] = {}  # key -> pattern id under our masks
         self._unmasked: dict[int, str] = {}  # key -> a message of it
         self._unmasked_chars = 0
         self._waiting: list[pl.DataFrame] = []  # counts by key
         self._waiting_rows = 0
-        self._held = pl.DataFrame(schema=_COUNTS)  # counts by pattern id, in no order
-        self._text: dict[int, bytes] = {}  # pattern id -> masked line, of those held
+        self._counts = pl.DataFrame(schema=_COUNTS)  # counts by pattern id, in no order
+        self._text: dict[int, bytes] = {}  # pattern id -> masked line, of those in `_counts`
         self._distinct = _Distinct()
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -134,11 +130,11 @@ class Sampler:
                 self._merge()
 
     def sample(self) -> TrainingSample:
-        """What has been read so far, as at most `limit` patterns; reading may go on afterwards."""
+        """The records read so far, as at most `limit` patterns; more pages may follow."""
         self._merge()
-        chosen = self._drawn(self._held)
+        chosen = self._drawn(self._counts)
         chosen = chosen.sort("count", "key", descending=[True, False])
-        left_out = self._left_out + int(self._held["count"].sum()) - int(chosen["count"].sum())
+        left_out = self._left_out + int(self._counts["count"].sum()) - int(chosen["count"].sum())
         masked = [self._text[key].decode(errors="ignore") for key in chosen["key"]]
         framed = chosen.with_columns(
             pl.Series("masked", masked, dtype=pl.String), pl.col("key").alias("pattern_id")
@@ -150,7 +146,7 @@ class Sampler:
             ),
             lines=self._lines,
             left_out=left_out,
-            distinct=self._held.height if exact else self._distinct.estimate(),
+            distinct=self._counts.height if exact else self._distinct.estimate(),
             exact=exact and left_out == 0,
             workloads=dict(sorted(self._workloads.items())),
             other_workloads=self._other,
@@ -170,7 +166,7 @@ class Sampler:
                 self._other += count
 
     def _merge(self) -> None:
-        """Mask what waits for it, add the waiting counts to those held, and drop what is past the limit."""
+        """Masks pending messages, adds pending counts to the sample, and drops patterns past the limit."""
         if not self._waiting:
             return
         self._mask()
@@ -178,13 +174,13 @@ class Sampler:
         ids = [self._patterns[key] for key in waiting["key"].to_list()]
         waiting = waiting.with_columns(pl.Series("key", ids, dtype=pl.UInt64))
         self._waiting, self._waiting_rows = [], 0
-        self._held = pl.concat([self._held, waiting]).group_by("key").agg(*_ADDED)
-        if self._held.height > 2 * self.limit:
-            before = int(self._held["count"].sum())
-            self._held = self._drawn(self._held)
-            self._left_out += before - int(self._held["count"].sum())
-            self._text = {key: self._text[key] for key in self._held["key"].to_list()}
-            # A pattern that comes back needs its text again.
+        self._counts = pl.concat([self._counts, waiting]).group_by("key").agg(*_ADDED)
+        if self._counts.height > 2 * self.limit:
+            before = int(self._counts["count"].sum())
+            self._counts = self._drawn(self._counts)
+            self._left_out += before - int(self._counts["count"].sum())
+            self._text = {key: self._text[key] for key in self._counts["key"].to_list()}
+            # A pattern that comes back must be masked again for its text.
             self._patterns = {k: p for k, p in self._patterns.items() if p in self._text}
         if len(self._patterns) > _KNOWN_KEYS:
             self._patterns = {}
@@ -202,22 +198,22 @@ class Sampler:
         self._distinct.add(masked["pattern_id"].to_numpy())
         self._unmasked, self._unmasked_chars = {}, 0
 
-    def _drawn(self, held: pl.DataFrame) -> pl.DataFrame:
+    def _drawn(self, counts: pl.DataFrame) -> pl.DataFrame:
         """`limit` rows of it: the most frequent half, and a weighted draw from the others."""
-        if held.height <= self.limit:
-            return held
-        keys = held["key"].to_numpy()
-        counts = held["count"].to_numpy().astype(np.float64)
-        # log of u**(1/w), highest stay; the logarithm keeps apart what rounds to 1 for heavy patterns.
-        priority = np.log(_lots(keys, self.seed)) / np.sqrt(counts)
-        by_count = np.lexsort((keys, -priority, -counts))
+        if counts.height <= self.limit:
+            return counts
+        keys = counts["key"].to_numpy()
+        weights = counts["count"].to_numpy().astype(np.float64)
+        # log of u**(1/w), highest stay; without the logarithm heavy patterns round to 1.
+        priority = np.log(_lots(keys, self.seed)) / np.sqrt(weights)
+        by_count = np.lexsort((keys, -priority, -weights))
         sure = by_count[: -(-self.limit // 2)]
         others = by_count[len(sure) :]
         drawn = others[np.lexsort((keys[others], -priority[others]))][: self.limit - len(sure)]
-        return held[np.sort(np.concatenate([sure, drawn]))]
+        return counts[np.sort(np.concatenate([sure, drawn]))]
 
     def _with_templates(self, chosen: pl.DataFrame) -> pl.DataFrame:
-        own = Templates(similarity=self._similarity, depth=DEPTH, per_workload=self.limit)
+        fresh = Templates(similarity=self._similarity, depth=DEPTH, per_workload=self.limit)
         ids: list[int] = []
         for stored, masked, severe in chosen.select("template_id", "masked", "severe").iter_rows():
             if stored is not None:
@@ -225,7 +221,7 @@ class Sampler:
                 continue
             found = self._known.match(masked, severe=severe)
             if found is None:
-                template, _ = own.learn(masked, severe=severe, workload="")
+                template, _ = fresh.learn(masked, severe=severe, workload="")
                 found = -template.template_id if template else UNCLASSIFIED
             ids.append(found)
         return chosen.with_columns(pl.Series("template_id", ids, dtype=pl.Int64))
@@ -249,9 +245,10 @@ _ADDED: Final = (
 
 
 class _Distinct:
-    """How many different pattern ids there were, from the smallest of them (k minimum values, Bar-Yossef 2002).
+    """Estimates the number of distinct pattern ids from the smallest ones (k minimum values, Bar-Yossef
+    2002).
 
-    Pattern ids are hashes, so they are spread evenly over 64 bits.
+    Pattern ids are hashes, so that they spread evenly over 64 bits.
     """
 
     def __init__(self) -> None:
@@ -292,7 +289,7 @@ def _grouped(page: pl.DataFrame) -> pl.DataFrame:
 
 
 def _lots(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
-    """A number in (0, 1) for each pattern id, the same every time (splitmix64, Steele et al. 2014)."""
+    """A uniform number in (0, 1) for each pattern id, always the same (splitmix64, Steele et al. 2014)."""
     with np.errstate(over="ignore"):
         z = keys + np.uint64((seed * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -305,11 +302,11 @@ def _lots(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
 def read_parquet(root: Path, query: Query) -> Iterator[pl.DataFrame]:
     """Pages (LEARN_SCHEMA) of the stored results that answer the query, a bounded number of files at a time.
 
-    Folders of other workloads are not opened. Folders of other days are: a folder is named after the first record of
-    a batch, whose other records may be of any day; what is outside the span is told by the files' own statistics.
-    A record without time is in no span; one not yet judged is not anomalous. A batch that is taken back while it is
-    read (split, or stored again) is left out. Raises BadPayload that names the damaged file, SourceUnavailable when
-    one may not be read.
+    Folders of other workloads are not opened. Folders of other days are: a folder is named after the first
+    record of a batch, whose other records may be of any day; statistics in the files skip those outside the
+    span. A record without time is in no span; a record without verdict is not anomalous. A batch that is
+    withdrawn while it is read (split, or stored again) is skipped. Raises BadPayload that names the damaged
+    file, SourceUnavailable for one without permission.
     """
     wanted = query.selects() & of_lines()
     for files in _pages(_candidates(root, query.workloads)):
@@ -319,7 +316,7 @@ def read_parquet(root: Path, query: Query) -> Iterator[pl.DataFrame]:
 
 
 def _candidates(root: Path, workloads: Sequence[str]) -> list[Path]:
-    """Files that may hold records of these workloads; case is left to the filter, as file systems differ in it."""
+    """Files that may hold records of these workloads, by names without case: file systems differ in it."""
     files = results.files_of(root)
     if not workloads:
         return files
@@ -332,14 +329,14 @@ def _pages(files: Iterable[Path]) -> Iterator[list[Path]]:
     size = 0
     for file in files:
         try:
-            own = file.stat().st_size
+            bytes_ = file.stat().st_size
         except FileNotFoundError:
             continue
-        if page and (len(page) >= _PAGE_FILES or size + own > _PAGE_BYTES):
+        if page and (len(page) >= _PAGE_FILES or size + bytes_ > _PAGE_BYTES):
             yield page
             page, size = [], 0
         page.append(file)
-        size += own
+        size += bytes_
     if page:
         yield page
 
@@ -356,10 +353,13 @@ def _read(files: list[Path], wanted: pl.Expr) -> pl.DataFrame:
             continue
         except OSError as exc:
             raise SourceUnavailable(
-                f"results cannot be read below {files[0].parent} ({exc}); give the right to read them, this is tried again"
+                f"results cannot be read below {files[0].parent} ({exc}); give the right to read them, "
+                "this is tried again"
             ) from exc
         except pl.exceptions.PolarsError as exc:
-            if len(files) > 1:  # one by one: a damaged one is found, and one whose columns are of other types
+            if (
+                len(files) > 1
+            ):  # one by one: finds the damaged file, and reads files whose column types differ
                 return pl.concat(_read([file], wanted) for file in files)
             raise BadPayload(
                 f"results cannot be read from {files[0]} ({exc}); remove the damaged file and run again"

@@ -1,9 +1,9 @@
 """From stored lines to a published model, or to a candidate with the reason why it was not published.
 
-stored results --pages--> sample --split--> fit --> bundle --judge against the live model--> publish(fence) or keep
+stored results --pages--> sample --split--> fit --> bundle --judge--> publish (fenced), or keep as candidate
 
-The query that selects the lines becomes part of the bundle's manifest. Lines sent as a baseline replace the results
-as the source, where each workload has some.
+The query that selects the lines becomes part of the bundle's manifest. Lines sent as a baseline replace the
+results as the source, where each workload has some.
 """
 
 import threading
@@ -104,7 +104,10 @@ def none_chosen(request: TrainingRequest, watched: Sequence[str]) -> str:
     """The reason for people why a request means none of the workloads seen."""
     patterns = request.patterns or tuple(watched)
     if not patterns:
-        return "every workload has a model of its own (own_models), so none is left for the shared one; name one to train"
+        return (
+            "every workload has a model of its own (own_models), so none is left for the shared one; "
+            "name one to train"
+        )
     names = ", ".join(patterns[:5]) + (f" and {len(patterns) - 5} more" if len(patterns) > 5 else "")
     return (
         f"no workload with logs matches {names}; send logs first, or choose among those that "
@@ -132,8 +135,8 @@ class Training:
     request: TrainingRequest
     status: Status  # that was reported last
     lines: StoredLines
-    # All lines that the model will answer, where these are more than it learns from: a model that knows less of them
-    # than the live one must not replace it unseen.
+    # All lines that the model will answer, where these are more than it learns from: a model that knows less
+    # of them than the live one must not replace it unseen.
     stream: StoredLines | None = None
     masks: MaskSet
     templates: Sequence[Template]
@@ -151,7 +154,8 @@ class Training:
     session_models: Mapping[str, SessionModel] = field(default_factory=dict)  # by workload
 
     def run(self) -> Iterator[Status]:
-        """Reads, fits, judges, publishes; yields each status to report. The last one is COMPLETED, with the version.
+        """Reads, fits, judges, publishes; yields each status to report. The last one is COMPLETED, with the
+        version.
 
         Raises TrainingFailed (no or too few lines), StaleToken (the lease was lost: nothing was published),
         SourceUnavailable (the store does not answer).
@@ -174,7 +178,8 @@ class Training:
             raise StaleToken(f"the training lease (token {token}) was lost; nothing is published")
         if self.place.lost is not None and self.place.lost.is_set():
             raise StaleToken("the GPU was lost while training; nothing is published, it is tried again")
-        self.status = replace(self.status, elapsed_s=time.monotonic() - self.began, **changes)  # type: ignore[arg-type]
+        elapsed_s = time.monotonic() - self.began
+        self.status = replace(self.status, elapsed_s=elapsed_s, **changes)  # type: ignore[arg-type]
         return self.status
 
     def read(self) -> Generator[Status, None, sampling.TrainingSample]:
@@ -257,7 +262,8 @@ class Training:
     def judge_and_publish(self, held_out: HeldOut, recent: pl.DataFrame) -> Iterator[Status]:
         """Judges against the live version, then publishes by compare-and-set.
 
-        A pointer that moved meanwhile (a rollback, say) means another live version: the candidate is judged again.
+        A pointer that moved meanwhile (a rollback, say) means another live version: the candidate is judged
+        again.
         """
         version = self.status.version
         candidate = judging.Examinee.load(self.registry.path(version), device=self.place.device)
@@ -294,7 +300,9 @@ class Training:
         )
 
     def _examinee(self, live: Live | None) -> judging.Examinee | None:
-        """The live model; None where it cannot be read, because a damaged version must not block its successor."""
+        """The live model; None where it cannot be read, because a damaged version must not block its
+        successor.
+        """
         if live is None:
             return None
         try:
@@ -328,7 +336,10 @@ def _no_lines(query: Query, now: datetime) -> str:
     if len(query.workloads) > 5:
         names += f" and {len(query.workloads) - 5} more"
     if query.since is not None and query.since > now:
-        return f"the time range begins at {query.since.isoformat()}, which lies in the future; no line can be in it"
+        return (
+            f"the time range begins at {query.since.isoformat()}, which lies in the future; "
+            "no line can be in it"
+        )
     span = "" if query.since is None else f" since {query.since.isoformat()}"
     if query.until is not None:
         span += f" before {query.until.isoformat()}"

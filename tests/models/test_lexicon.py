@@ -1,4 +1,4 @@
-"""EncodedLines as arrays: slices that fit a room, and rectangles of lines of similar length."""
+"""Lines as arrays: slices that fit a room, and rectangles of lines of similar length."""
 
 import numpy as np
 import pytest

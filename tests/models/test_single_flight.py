@@ -1,4 +1,4 @@
-"""EncodedLines that several processes bring at the same time: scored once, waited for briefly, and lost without harm."""
+"""Lines that several processes bring at the same time: scored once, waited for briefly, and lost without harm."""
 
 import os
 import signal

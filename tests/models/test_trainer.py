@@ -234,11 +234,11 @@ def test_a_time_budget_cuts_the_number_of_steps(tmp_path: Path) -> None:
 def test_half_of_the_budget_is_kept_for_the_fit_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now))
-    clock = trainer._Clock(4, 20.0)
+    clock = trainer._TrainingBudget(4, 20.0)
     assert [clock.share_s(i) for i in range(4)] == pytest.approx([3.0, 4.5, 9.0, 18.0])
     now = 112.0
     assert [clock.share_s(i) for i in (2, 3)] == pytest.approx([0.0, 6.0])
-    assert trainer._Clock(1, 20.0).share_s(0) == pytest.approx(18.0)
+    assert trainer._TrainingBudget(1, 20.0).share_s(0) == pytest.approx(18.0)
 
 
 @pytest.mark.parametrize(
@@ -262,14 +262,14 @@ def test_the_model_that_stays_is_fitted_though_the_calibration_used_the_budget_u
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = 0.0
-    held_out = trainer._held_out
+    signs = trainer._signs
 
     def slowly(*args: Any) -> Any:
         nonlocal late
         late += 1_000.0
-        return held_out(*args)
+        return signs(*args)
 
-    monkeypatch.setattr(trainer, "_held_out", slowly)
+    monkeypatch.setattr(trainer, "_signs", slowly)
     monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: monotonic() + late))
     long = replace(TINY, min_steps=150, max_steps=150)
     _, made = run(sample(sentences(6)), tmp_path / "v1", config=long, budget=40.0)

@@ -221,7 +221,7 @@ def test_past_the_limit_memory_is_bounded_frequent_patterns_stay_and_every_line_
         sampler.add(page(rows[start : start + 100]))
         assert len(sampler._text) <= 2 * limit + 100
         assert len(sampler._patterns) <= 2 * limit + 100
-        assert sampler._held.height <= 2 * limit
+        assert sampler._counts.height <= 2 * limit
     got = sampler.sample()
     assert got.frame.height == limit
     assert got.frame.row(0, named=True)["masked"] == "steady beat"
