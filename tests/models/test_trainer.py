@@ -297,16 +297,17 @@ def test_a_bundle_holds_what_novelty_and_prior_learnt_and_what_is_handed_to_it(t
     assert flux.prior > SeverityPrior.by_words().score(["flux renewed"])[0] > foreign.prior - 1.0
 
 
-def test_a_bundle_without_them_still_scores_with_neither(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [bundles.NOVELTY, bundles.PRIOR])
+def test_a_bundle_without_one_of_them_is_refused(tmp_path: Path, name: str) -> None:
     _, made = run(sample(sentences(30)), tmp_path / "v1")
-    old = [bundles.WEIGHTS, bundles.TOKENIZER, bundles.KNOWN, bundles.WORDS]
+    others = sorted(set(made.files) - {name})
     bundles.write_bundle(
         tmp_path / "v0",
-        writers={name: partial(shutil.copyfile, tmp_path / "v1" / name) for name in old},
+        writers={other: partial(shutil.copyfile, tmp_path / "v1" / other) for other in others},
         manifest=lambda files: replace(made, files=files),
     )
-    (found,) = LineModel.load(tmp_path / "v0").score(["kernel zombie"])
-    assert (found.novelty, found.prior) == (0.0, 0.0)
+    with pytest.raises(BadBundle, match=f"lacks.*{name}"):
+        LineModel.load(tmp_path / "v0")
 
 
 def test_in_self_mode_neither_novelty_nor_prior_learns_that_a_fault_is_normal(tmp_path: Path) -> None:
