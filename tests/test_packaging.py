@@ -1,0 +1,171 @@
+"""The wheel and the sdist: what they hold, what an empty environment can do with them, and the main job from a wheel."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+import pytest
+
+from pipeline.commands.extras import EXTRAS
+from pipeline.ledger.ledger import Ledger
+from pipeline.redis.connection import connect
+from pipeline.settings import Settings
+from pipeline.sources.pushed import framed
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_MIB = 80  # of the base install, dependencies included
+BUILD = "import sys, setuptools.build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+# Distributions that are imported under another name.
+IMPORTED_AS = {"nvidia-ml-py": "pynvml", "opensearch-py": "opensearchpy"}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Built(NamedTuple):
+    tree: Path  # the files that git knows, without what lies beside them
+    wheel: Path
+    sdist: Path
+    backend: dict[str, str]  # the environment that builds
+
+
+def done(*command: str | Path, **options: object) -> str:
+    said = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    assert said.returncode == 0, said.stdout + said.stderr
+    return str(said.stdout)
+
+
+def pip(*arguments: str | Path) -> None:
+    done(sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    for name in done("git", "ls-files", cwd=ROOT).splitlines():
+        if (ROOT / name).exists():
+            (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "tree" / name).write_bytes((ROOT / name).read_bytes())
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    pip("install", "--quiet", "--target", folder / "backend", *requires)
+    env = {**os.environ, "PYTHONPATH": str(folder / "backend")}
+    names = [
+        done(sys.executable, "-c", BUILD, kind, folder, cwd=folder / "tree", env=env).splitlines()[-1]
+        for kind in ("sdist", "wheel")
+    ]
+    return Built(tree=folder / "tree", sdist=folder / names[0], wheel=folder / names[1], backend=env)
+
+
+def environment(folder: Path) -> Path:
+    """The `bin` of a new environment without any package, not even pip."""
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
+    return folder / "bin"
+
+
+def install(into: Path, *arguments: str | Path) -> None:
+    pip(
+        "--python",
+        into / "python",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "-c",
+        ROOT / "constraints.txt",
+        *arguments,
+    )
+
+
+def content(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as file:
+        return {name: file.read(name) for name in file.namelist() if not name.endswith("/RECORD")}
+
+
+def test_the_wheel_holds_every_file_of_the_package(built: Built) -> None:
+    package = built.tree / "pipeline"
+    assert {str(p.relative_to(built.tree)) for p in package.rglob("*") if p.is_file()} <= content(
+        built.wheel
+    ).keys()
+
+
+def test_the_sdist_builds_the_same_wheel(built: Built, tmp_path: Path) -> None:
+    with tarfile.open(built.sdist) as file:
+        file.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    name = done(sys.executable, "-c", BUILD, "wheel", tmp_path, cwd=tree, env=built.backend).splitlines()[-1]
+    assert content(tmp_path / name) == content(built.wheel)
+
+
+def test_every_extra_says_what_its_packages_are_imported_as() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        found = {requirement.partition(">")[0].partition("[")[0] for requirement in requirements}
+        return {IMPORTED_AS.get(name, name) for name in found - {"logweir"}}
+
+    extras = project["optional-dependencies"]
+    assert {extra: names(extras[extra]) for extra in EXTRAS} == {k: set(v) for k, v in EXTRAS.items()}
+    assert set(extras["all"]) == {f"logweir[{','.join(EXTRAS)}]"}
+    assert not names(project["dependencies"]) & {name for packages in EXTRAS.values() for name in packages}
+
+
+SENDS = """
+import sys
+from pipeline import Producer, Settings
+producer = Producer.connect(Settings.load())
+lines = ["one", "Traceback (most recent call last):", "  x"]
+for items in (lines, [{"message": "two", "timestamp": "2026-11-20T10:00:00Z"}]):
+    print(producer.send(items, workload="shop", batch_id=str(len(items))))
+"""
+
+
+def test_a_base_install_is_small_sends_and_says_what_is_missing(
+    built: Built, tmp_path: Path, settings: Settings
+) -> None:
+    into = environment(tmp_path / "base")
+    install(into, built.wheel)
+    files = [path for path in (tmp_path / "base").rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(path.stat().st_size for path in files) < MOST_MIB * 2**20
+    assert "VERB" in done(into / "logweir", "--help", cwd=tmp_path)
+    face = "from pipeline import Need, Pool, Producer, Settings; print(Producer.__module__)"
+    assert done(into / "python", "-c", face, cwd=tmp_path) == "pipeline.producer\n"
+    env = {**os.environ, **settings.to_environ()}
+    said = done(into / "python", "-c", SENDS, cwd=tmp_path, env=env)
+    assert said.count("Accepted(batch_id=") == 2, said
+    ledger = Ledger(connect(settings), settings)
+    assert [framed(ledger.payload(name))[0]["lines"].to_list() for name in "31"] == [[3], [1]]
+    for verb in (["run", "app.log"], ["up"], ["send", "app.log"], ["status"]):
+        answer = subprocess.run(
+            [into / "logweir", *verb], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert answer.returncode == 2, answer
+        assert answer.stderr.count("\n") == 1
+        assert answer.stderr.startswith("logweir: this needs packages that are not installed (")
+        assert answer.stderr.endswith("): pip install 'logweir[worker]'\n")
+
+
+def test_the_main_job_runs_from_an_installed_wheel(built: Built, tmp_path: Path) -> None:
+    """The heavy packages are those of this environment; the wheel's own package comes before whatever it has."""
+    into = environment(tmp_path / "full")
+    install(into, "--no-deps", built.wheel)
+    (own,) = (tmp_path / "full").glob("lib/python*/site-packages")
+    (own / "zz-others.pth").write_text(f"{Path(pl.__file__).parents[1]}\n")
+    where = done(into / "python", "-c", "import pipeline; print(pipeline.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(own)
+    log = tmp_path / "app.log"
+    known = "".join(
+        f"2026-11-20T10:00:{n % 60:02}Z INFO app: served request {n} in {n % 90} ms\n" for n in range(400)
+    )
+    log.write_text(known + "2026-11-20T10:01:00Z FATAL app: the disk caught fire\n")
+    env = {**os.environ, "LOGWEIR_TRAIN_SECONDS": "3", "HOME": str(tmp_path)}
+    said = done(into / "logweir", "run", log, "--out", tmp_path / "out", "--json", cwd=tmp_path, env=env)
+    assert json.loads(said)["lines"] == 401
+    stored = pl.read_parquet(tmp_path / "out" / "results" / "**" / "*.parquet")
+    assert stored.height == 401
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
