@@ -1,7 +1,7 @@
 """A benchmark on a leash: the processes that it started end with it, however it ends.
 
 Three processes, as for `logweir gpu run`: the keeper, which the user started; the guard; and the benchmark. A keeper or
-a guard that is killed (-9) takes the benchmark and everything below it along (pipeline/commands/gpu/leash.py).
+a guard that is killed (-9) takes the benchmark and everything below it along (pipeline/commands/gpu/supervised.py).
 """
 
 import multiprocessing
@@ -12,7 +12,7 @@ import time
 from types import FrameType
 from typing import Final, NoReturn
 
-from pipeline.commands.gpu.leash import Leash
+from pipeline.commands.gpu.supervised import SupervisedProgram
 
 NAME: Final = "BENCH_LEASHED"  # in the environment of the benchmark, and of nothing below it
 GRACE_S: Final = 60.0  # a stack ends within this time, and its temporary directory is removed
@@ -36,7 +36,7 @@ def keep() -> int:
         leash.signal(number)
         latest.append(time.monotonic() + GRACE_S)
 
-    with Leash([sys.executable, *sys.orig_argv[1:]], grace_s=GRACE_S) as leash:
+    with SupervisedProgram([sys.executable, *sys.orig_argv[1:]], grace_s=GRACE_S) as leash:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, end)

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import redis
 
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailable, RedisUnavailable
-from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose, copies
+from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose_device, copies
 from pipeline.gpu.values import PoolLease
 from pipeline.logs import logger
 from pipeline.redis.keys import Keys
@@ -66,7 +66,7 @@ class Placement:
 
     def loaded(self) -> list[Loaded]:
         """All models on devices, of all processes, in a fixed order. Raises RedisUnavailable."""
-        return self._look()[1]
+        return self._entries()[1]
 
     def ensure(self, model: Model, *, timeout_s: float | None = None) -> str:
         """The device on which a model is ready, loaded there if need be. Waits with back-off up to `timeout_s`.
@@ -83,7 +83,7 @@ class Placement:
                 idle = {entry.claim for key, entry in self._here.items() if not self._busy[key]}
                 rooms = {uuid: room - self._stuck[uuid] for uuid, room in self.rooms.items()}
             busy = {entry.key for entry in entries if entry.claim not in idle}
-            choice = choose(model, entries, rooms, lease_id=self.lease.lease_id, busy=busy)
+            choice = choose_device(model, entries, rooms, lease_id=self.lease.lease_id, busy=busy)
             if choice.ready:
                 return choice.uuid
             if not 0 < model.memory_mib <= most and not copies(model, entries):
@@ -132,7 +132,7 @@ class Placement:
 
     def unload_idle(self, idle_s: float) -> list[Loaded]:
         """Unload our models that nobody has used for so long; answers which."""
-        now_ms, entries = self._look()
+        now_ms, entries = self._entries()
         return [e for e in entries if e.used_ms <= now_ms - idle_s * 1000 and self.unload(e)]
 
     def unload(self, entry: Loaded) -> bool:
@@ -156,12 +156,12 @@ class Placement:
         self._drop(entry)
         return True
 
-    def _look(self) -> tuple[int, list[Loaded]]:
+    def _entries(self) -> tuple[int, list[Loaded]]:
         with self._lock:
             late, self._dropping = self._dropping, []
         for entry in late:
             self._drop(entry)
-        now, *texts = self.scripts.run("gpu/place", self.keys, ["look", ""])
+        now, *texts = self.scripts.run("gpu/place", self.keys, ["list", ""])
         return int(now), sorted((_entry(text) for text in texts), key=lambda entry: entry.key)
 
     def _claim(self, model: Model, uuid: str, room_mib: int) -> Loaded | None:

@@ -48,7 +48,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PlacementChoice:
     """What to do for a model: use it on `uuid`; or load it there, `unload` first; or wait (`uuid` empty) for `why`."""
 
     uuid: str = ""
@@ -73,14 +73,14 @@ def copies(model: Model, loaded: Sequence[Loaded]) -> list[Loaded]:
     return [entry for entry in loaded if entry.model.key == model.key]
 
 
-def choose(
+def choose_device(
     model: Model,
     loaded: Sequence[Loaded],
     rooms: Mapping[str, int],
     *,
     lease_id: str,
     busy: Collection[tuple[str, str, str]] = (),
-) -> Choice:
+) -> PlacementChoice:
     """Where a model goes. Pure.
 
     `rooms`: MiB by device that the models of `lease_id` may take together. `loaded`: all entries, of other leases too.
@@ -91,10 +91,10 @@ def choose(
     ready = [entry for entry in same if entry.state is LoadState.READY]
     if ready:
         own = sorted(ready, key=lambda entry: (entry.lease_id != lease_id, entry.uuid))
-        return Choice(uuid=own[0].uuid, ready=True)
+        return PlacementChoice(uuid=own[0].uuid, ready=True)
     loading = [entry for entry in same if entry.state is LoadState.LOADING]
     if loading:
-        return Choice(why=f"{loading[0].holder} is loading {model.name} on {loading[0].uuid}")
+        return PlacementChoice(why=f"{loading[0].holder} is loading {model.name} on {loading[0].uuid}")
     ours = [entry for entry in loaded if entry.lease_id == lease_id]
     taken = {entry.uuid for entry in same}  # being unloaded there: not twice, not even for a moment
     free = {
@@ -104,7 +104,7 @@ def choose(
     }
     fits = [(left - model.memory_mib, uuid) for uuid, left in free.items() if left >= model.memory_mib]
     if fits:
-        return Choice(uuid=min(fits)[1])
+        return PlacementChoice(uuid=min(fits)[1])
     plans = []
     for uuid, left in free.items():
         room = left
@@ -119,10 +119,10 @@ def choose(
             plans.append((max(entry.used_ms for entry in first), len(first), uuid, tuple(first)))
     if plans:
         _, _, uuid, unload = min(plans, key=lambda plan: plan[:3])
-        return Choice(uuid=uuid, unload=unload)
+        return PlacementChoice(uuid=uuid, unload=unload)
     if not free:
-        return Choice(why=f"{model.name} is being unloaded")
+        return PlacementChoice(why=f"{model.name} is being unloaded")
     most = max([0, *free.values()])
-    return Choice(
+    return PlacementChoice(
         why=f"{model.name} needs {model.memory_mib} MiB, {most} MiB are free and no idle models make room"
     )

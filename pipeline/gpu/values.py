@@ -1,7 +1,7 @@
-"""The GPU pool as values: what there is, who holds it, who waits. Nothing here touches a device or Redis.
+"""The GPU pool as values: devices, leases, waiting needs. Nothing here touches a device or Redis.
 
-Memory is counted in integer MiB and compute in integer percent of a device, so sums are exact. Times are milliseconds
-of the Redis clock (`..._ms`): no machine's own clock counts.
+Memory is integer MiB and compute is integer percent of a device, so sums are exact. Times are milliseconds of
+the Redis clock (`..._ms`); no machine's own clock counts.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Final
 
 from pipeline.settings import Settings
 
-TENANT: Final = "logweir"  # who our own workers are charged to
+TENANT: Final = "logweir"  # our own workers
 WHOLE: Final = 100  # percent
 # Of a GPU, never leased: drivers and contexts differ by some ten MiB from what a lease was computed for.
 HEADROOM_MIB: Final = 256
@@ -26,26 +26,26 @@ class LeaseMode(StrEnum):
 
 
 class LeaseState(StrEnum):
-    """The life of a lease; it only moves to the right. A need that waits is a PoolRequest and has no state."""
+    """The life of a lease; it only moves to the right. A waiting need is a PoolRequest and has no state."""
 
     GRANTED = "granted"  # the holder may begin
-    ACTIVE = "active"  # the holder has begun and told its processes
+    ACTIVE = "active"  # the holder has begun and named its processes
     RELEASED = "released"
     EXPIRED = "expired"
     REVOKED = "revoked"
 
 
 class Backfill(StrEnum):
-    """What may overtake a need that waits for room."""
+    """Which needs may overtake the reserved one."""
 
-    EASY = "easy"  # whoever does not move its start
-    STRICT = "strict"  # nobody
-    FREE = "free"  # everybody: big needs may starve; for comparison and for pools without gangs
+    EASY = "easy"  # needs that do not delay its start
+    STRICT = "strict"  # none
+    FREE = "free"  # all: big needs may starve; for comparison and for pools without gangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A compute process that the driver sees on a device; `used_mib` is None where it does not say."""
+    """A compute process that the driver sees on a device; `used_mib` is None where the driver does not say."""
 
     pid: int
     used_mib: int | None = None
@@ -55,7 +55,7 @@ class Process:
 class Device:
     """A whole GPU or one MIG slice, as its node's agent saw it last.
 
-    `why` is empty when leases may be granted, else the reason in words for an operator. `processes` is None when the
+    `why` is empty when leases may be granted, else the reason for an operator. `processes` is None when the
     driver does not list them.
     """
 
@@ -80,10 +80,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine with an agent. `beat_ms` is when Redis heard of it last; `clock_ahead_ms` is how wrong its clock is."""
+    """One machine with an agent. `beat_ms`: its last report; `clock_ahead_ms`: the error of its clock."""
 
     name: str
-    agent: str  # which agent process speaks for it; a second one is refused while the first one lives
+    agent: str  # the agent process that reports it; a second one is refused while the first one lives
     beat_ms: int = 0  # kept beside the node in Redis
     driver: str = ""
     clock_ahead_ms: int = 0
@@ -92,12 +92,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What somebody wants of the pool.
+    """A request for devices, without its holder.
 
-    Shared: `memory_mib` and `compute_percent` on each of `devices` devices; memory is all that the process takes there,
-    its CUDA context included. Exclusive: `devices` whole devices of at least `memory_mib` schedulable each.
-    `max_duration_s` is what backfill counts with; None: unknown. `preemptible`: may be asked to yield for another need.
-    `node`, `device`: only there ("" anywhere).
+    Shared: `memory_mib` and `compute_percent` on each of `devices` devices; the memory includes the CUDA
+    context. Exclusive: `devices` whole devices of at least `memory_mib` schedulable each. Backfill counts
+    with `max_duration_s` (None: unknown). `preemptible`: may be asked to yield for another need. `node`,
+    `device`: only there ("" anywhere).
     """
 
     tenant: str = TENANT
@@ -114,7 +114,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasePart:
-    """What a lease has on one device. An exclusive part has all of it. `token` is the device's fencing token."""
+    """The part of a lease on one device; an exclusive part has all of it.
+
+    `token` is the device's fencing token.
+    """
 
     uuid: str
     memory_mib: int
@@ -124,7 +127,10 @@ class LeasePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLease:
-    """The right to use parts of devices until it is not renewed for `ttl_ms`. Its id is the id of its request."""
+    """The right to use parts of devices until it is not renewed for `ttl_ms`.
+
+    Its id is the id of its request.
+    """
 
     lease_id: str
     holder: str
@@ -135,8 +141,8 @@ class PoolLease:
     deadline_ms: int = 0  # kept beside the lease in Redis
     ttl_ms: int
     share: float = 0.0  # dominant share of the pool when granted: what its tenant is charged per second
-    prepaid: float = 0.0  # share-seconds charged at the grant, settled when it ends
-    yield_by_ms: int | None = None  # asked to give back until then; revoked after it
+    prepaid: float = 0.0  # share-seconds charged at the grant, settled at the end
+    yield_by_ms: int | None = None  # asked to yield by then; revoked after it
     yield_why: str = ""
     host: str = ""  # node of its processes
     pids: tuple[int, ...] = ()
@@ -149,7 +155,7 @@ class PoolLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """A need that waits. It is forgotten when nobody has asked for it until `until_ms`."""
+    """A need that waits. It is forgotten when its holder has not asked again by `until_ms`."""
 
     request_id: str
     holder: str
@@ -161,9 +167,9 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """A part of a lease that ended without its holder saying that it is off the device.
+    """An orphaned allocation: part of a lease that ended while its processes may still use the device.
 
-    It counts as taken until the node's agent, in a report newer than `since_ms`, no longer sees its processes.
+    It counts as taken until the node's agent no longer sees its processes, in a report newer than `since_ms`.
     """
 
     lease_id: str
@@ -178,7 +184,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who is charged. `quota_mib` bounds what it may hold at a time, over all devices."""
+    """The account that leases are charged to. `quota_mib` bounds its leases at a time, over all devices."""
 
     name: str
     weight: float = 1.0
@@ -187,7 +193,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Dominant-share-seconds that a tenant was charged, decayed to `at_ms`."""
+    """Dominant-share-seconds charged to a tenant, decayed to `at_ms`."""
 
     value: float = 0.0
     at_ms: int = 0
@@ -195,23 +201,21 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """The one need that devices are kept free for. Nothing new starts there that would delay it."""
+    """The one need that devices are kept free for. No need starts there that would delay it."""
 
     request_id: str
     uuids: tuple[str, ...]
-    start_ms: int | None = None  # when the leases there end by what they said; None: unknown
+    start_ms: int | None = None  # announced end of the leases there; None: unknown
     made_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything at one moment. A plan made from it is committed only if `epoch` is still the same."""
+    """The whole pool at one moment. A plan made from it is committed only if `epoch` is still the same."""
 
     epoch: int
     now_ms: int
-    quarantine_ms: int = (
-        0  # nothing is granted for so long: Redis was restarted, and may have forgotten a lease
-    )
+    quarantine_ms: int = 0  # no grants for so long: a restarted Redis may have forgotten a lease
     nodes: tuple[Node, ...] = ()
     devices: tuple[Device, ...] = ()
     leases: tuple[PoolLease, ...] = ()
@@ -225,7 +229,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A request gets these parts (their tokens are given at the commit)."""
+    """A request gets these parts; the commit sets their tokens."""
 
     request_id: str
     parts: tuple[LeasePart, ...]
@@ -235,7 +239,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yield:
-    """A lease is asked to give back; it is revoked when it has not until `by_ms`."""
+    """A lease is asked to yield; it is revoked if it has not by `by_ms`."""
 
     lease_id: str
     by_ms: int
@@ -244,7 +248,7 @@ class Yield:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """What should happen now. `reservation` replaces the one before it."""
+    """The next changes of the pool. `reservation` replaces the one before it."""
 
     grants: tuple[Grant, ...] = ()
     yields: tuple[Yield, ...] = ()
@@ -253,19 +257,21 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one agent says in one beat."""
+    """One beat of an agent."""
 
     node: str
     agent: str
-    clock_ms: int  # its own clock, to tell how wrong it is; nothing is compared with it
+    clock_ms: int  # the agent's own clock, only to show its error
     devices: tuple[Device, ...]
     driver: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What became of a plan: `why` is "" (done), "stale" (the pool changed), "quarantine" or "unfit" (a part of it does
-    not fit any more); then nothing of it happened."""
+    """The result of a commit: `why` is "" (committed), "stale" (the pool changed), "quarantine" or "unfit".
+
+    Unfit: a part of the plan no longer fits. Only a committed plan has changed the pool.
+    """
 
     why: str
     leases: tuple[PoolLease, ...] = ()
@@ -274,7 +280,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """Answer to a renewal. `lost` is "" or why the lease is gone (released, expired, revoked, unknown, stale token)."""
+    """Answer to a renewal.
+
+    `lost`: "" or why the lease has ended (released, expired, revoked, unknown, old token).
+    """
 
     lost: str = ""
     deadline_ms: int = 0
@@ -284,17 +293,17 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What one sweep ended or opened, as ids."""
+    """Ids of all that one sweep ended or opened."""
 
     expired: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()  # did not yield in time
     fenced: tuple[str, ...] = ()  # on a node that fell silent
-    freed: tuple[str, ...] = ()  # devices whose left processes have gone
-    forgotten: tuple[str, ...] = ()  # requests nobody asks for any more
+    freed: tuple[str, ...] = ()  # devices without orphaned processes
+    forgotten: tuple[str, ...] = ()  # requests whose holder no longer asks
 
 
 def scoring_need(settings: Settings, *, node: str = "") -> Need:
-    """What one scoring process asks of the pool; it asks on its own machine."""
+    """The need of one scoring process, on its own machine."""
     return Need(
         memory_mib=settings.gpu.infer_mib,
         compute_percent=INFER_PERCENT,

@@ -49,7 +49,7 @@ from pipeline.sinks.choose import root_of, sinks_for
 from pipeline.sinks.forgotten import Forgotten
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Sink
-from pipeline.tasks.share import Share
+from pipeline.tasks.share import GpuShare
 from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.model import SessionModel
@@ -157,9 +157,9 @@ class Context:
         return Pool(self.client, self.settings)
 
     @functools.cached_property
-    def share(self) -> Share | None:
+    def share(self) -> GpuShare | None:
         """Our part of a GPU; None for a process that needs no leave to score."""
-        return Share(self.pool, self.settings, holder=self.owner, place=self) if self.pooled else None
+        return GpuShare(self.pool, self.settings, holder=self.owner, place=self) if self.pooled else None
 
     @functools.cached_property
     def masks(self) -> MaskSet:
@@ -314,7 +314,7 @@ class Context:
             return None
         from pipeline.gpu.node import cuda as device
 
-        return device.begun()
+        return device.started_on()
 
     @property
     def began(self) -> bool:

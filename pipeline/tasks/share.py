@@ -24,8 +24,8 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.settings import Settings
 
-LOST_LOOK_S: Final = 0.2  # how soon a training notices that its process should end
-LOOK_S: Final = 0.05  # how soon a request to yield is seen by a process without a batch in hand
+LOST_POLL_S: Final = 0.2  # how soon a training notices that its process should end
+POLL_S: Final = 0.05  # how soon a request to yield is seen by a process without a batch in hand
 REFUSED_S: Final = 0.2  # thousands of queued batches must not ask one by one
 BROKEN_S: Final = 30.0  # a device that cannot be used is not tried with every batch
 QUIET_S: Final = 0.3  # without a batch for so long a process can end: its last answer has been sent
@@ -35,7 +35,7 @@ HARD: Final = (
 )
 
 
-class Place(Protocol):
+class DeviceUser(Protocol):
     """What the process does on the device."""
 
     def prepare(self) -> None:
@@ -80,7 +80,7 @@ def ended_after_loss(held: LeaseInUse, end: Callable[[], None]) -> Iterator[None
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(LOST_LOOK_S):
+        while not done.wait(LOST_POLL_S):
             if held.lost.is_set():
                 if not done.wait(HARD * held.lease.ttl_ms / 1000):
                     logger().error("share.lost_in_work")
@@ -94,7 +94,7 @@ def ended_after_loss(held: LeaseInUse, end: Callable[[], None]) -> Iterator[None
         done.set()
 
 
-class Share:
+class GpuShare:
     """One per scoring process. `using()` is for the thread that works, the keeper thread does the rest."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Share:
         settings: Settings,
         *,
         holder: str,
-        place: Place,
+        place: DeviceUser,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
@@ -245,13 +245,13 @@ class Share:
             self._keeper.start()
 
     def _keeping(self) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(POLL_S):
             try:
-                self.look()
+                self.tick()
             except Exception:  # noqa: BLE001 - a keeper that died would keep the device for ever
                 logger().exception("share.keeper")
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """One look of the keeper: give back what is asked for, lost or idle; end a process that is off the device."""
         now, held = self.clock(), self._held
         if held is not None and held.lost.is_set():

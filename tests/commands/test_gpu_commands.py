@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.commands.gpu import top as gpu_top
-from pipeline.commands.gpu.facts import facts, leases, tenants
+from pipeline.commands.gpu.facts import lease_rows, pool_facts, tenant_rows
 from pipeline.commands.gpu.top import EMPTY, cropped, picture
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.policy import policy
@@ -91,7 +91,7 @@ def snapshot(*devices: Device, **changes: Any) -> Snapshot:
 def drawn(s: Snapshot, width: int = 160) -> str:
     console = Console(width=width, highlight=False, force_terminal=False, color_system=None)
     with console.capture() as said:
-        console.print(picture(facts(s), width))
+        console.print(picture(pool_facts(s), width))
     return said.get()
 
 
@@ -142,10 +142,10 @@ def test_a_live_view_shows_what_fits_and_says_how_much_is_left_out() -> None:
     devices = tuple(device(n) for n in range(300))
     busy = tuple(leased(f"job{n}", devices[0]) for n in range(50))
     needs = tuple(waits(f"w{n}", memory_mib=90_000) for n in range(90))
-    shown = cropped(facts(snapshot(*devices, leases=busy, waiting=needs)), 24)
+    shown = cropped(pool_facts(snapshot(*devices, leases=busy, waiting=needs)), 24)
     assert [len(shown["devices"]), len(shown["waiting"])] == [1, 5]
     assert shown["more"] == "299 GPUs and 85 waiting needs"
-    small = facts(snapshot(devices[0]))
+    small = pool_facts(snapshot(devices[0]))
     assert cropped(small, 24) == small | {"more": ""}
 
 
@@ -161,7 +161,7 @@ def test_a_closed_door_names_whom_the_device_is_kept_for() -> None:
     assert (
         "needs 1 whole device; GPU-0aaaaaaa is kept for it, 1 holder asked to give back within 42 s" in shown
     )
-    assert facts(s)["summary"]["free_mib"] == 0
+    assert pool_facts(s)["summary"]["free_mib"] == 0
 
 
 def left_of(on: Device, **changes: Any) -> Orphan:
@@ -175,21 +175,21 @@ def left_of(on: Device, **changes: Any) -> Orphan:
 def test_what_is_left_of_a_shared_lease_counts_as_taken_and_the_device_stays_open() -> None:
     on = device(0)
     s = snapshot(on, leases=(leased("job", on),), orphans=(left_of(on),))
-    [shown] = facts(s)["devices"]
+    [shown] = pool_facts(s)["devices"]
     assert shown["state"] == "open, 34.8 GiB free, 40.0 GiB still taken by process 123 of lease old"
     assert (shown["leased_mib"], shown["leased_percent"], shown["free_mib"]) == (45_056, 35, 35_584)
-    assert facts(s)["summary"]["free_mib"] == 35_584
+    assert pool_facts(s)["summary"]["free_mib"] == 35_584
     more = left_of(on, lease_id="older", pids=())
-    unknown = facts(snapshot(on, orphans=(more, left_of(on, memory_mib=1_024))))["devices"][0]["state"]
+    unknown = pool_facts(snapshot(on, orphans=(more, left_of(on, memory_mib=1_024))))["devices"][0]["state"]
     assert unknown == "open, 37.8 GiB free, 41.0 GiB still taken by whoever used lease older and 1 more"
 
 
 def test_what_is_left_of_an_exclusive_lease_closes_its_device() -> None:
     on = device(0)
     s = snapshot(on, orphans=(left_of(on, exclusive=True, memory_mib=80_640, compute_percent=100),))
-    [shown] = facts(s)["devices"]
+    [shown] = pool_facts(s)["devices"]
     assert shown["state"] == "closed: process 123 of lease old may still be there"
-    assert shown["free_mib"] == 0 == facts(s)["summary"]["free_mib"]
+    assert shown["free_mib"] == 0 == pool_facts(s)["summary"]["free_mib"]
 
 
 def test_what_opens_a_device_again_is_told() -> None:
@@ -309,7 +309,9 @@ def test_use_is_unknown_where_the_driver_does_not_say() -> None:
     silent, vague = device(0, processes=None), device(1, processes=(Process(pid=100),))
     on_both = leased("job", silent)
     on_both = replace(on_both, parts=(*on_both.parts, replace(on_both.parts[0], uuid=vague.uuid)))
-    assert [part["used_mib"] for part in leases(snapshot(silent, vague, leases=(on_both,)))[0]["parts"]] == [
+    assert [
+        part["used_mib"] for part in lease_rows(snapshot(silent, vague, leases=(on_both,)))[0]["parts"]
+    ] == [
         None,
         None,
     ]
@@ -318,20 +320,20 @@ def test_use_is_unknown_where_the_driver_does_not_say() -> None:
 
 def test_whose_processes_are_of_another_machine_are_not_counted() -> None:
     on = device(0, processes=(Process(pid=100, used_mib=3_800),))
-    found = leases(snapshot(on, leases=(leased("job", on, host="other"),)))
+    found = lease_rows(snapshot(on, leases=(leased("job", on, host="other"),)))
     assert found[0]["parts"][0]["used_mib"] is None
 
 
 def test_an_exclusive_lease_takes_all_of_a_device_whatever_it_asked_for() -> None:
     on = device(0)
     s = snapshot(on, leases=(leased("fit", on, memory_mib=1, percent=0, mode=LeaseMode.EXCLUSIVE),))
-    shown = facts(s)["devices"][0]
+    shown = pool_facts(s)["devices"][0]
     assert (shown["leased_mib"], shown["leased_percent"], shown["state"]) == (80_640, 100, "taken whole")
 
 
 def test_a_device_that_shrank_below_its_leases_has_less_than_nothing_free() -> None:
     on = device(0, schedulable_mib=1_024)
-    shown = facts(snapshot(on, leases=(leased("job", on),)))
+    shown = pool_facts(snapshot(on, leases=(leased("job", on),)))
     assert shown["devices"][0]["free_mib"] == -3_072
     assert shown["summary"]["free_mib"] == 0
 
@@ -339,7 +341,7 @@ def test_a_device_that_shrank_below_its_leases_has_less_than_nothing_free() -> N
 def test_tenants_show_what_they_hold_in_the_order_in_which_they_are_served() -> None:
     on = device(0)
     known = {"a": Tenant(name="a"), "logweir": Tenant(name="logweir", quota_mib=8_192)}
-    found = tenants(snapshot(on, leases=(leased("job", on),), tenants=known))
+    found = tenant_rows(snapshot(on, leases=(leased("job", on),), tenants=known))
     assert [t["tenant"] for t in found] == ["a", "logweir"]
     assert (found[1]["held_mib"], found[1]["leases"], found[1]["quota_mib"]) == (4_096, 1, 8_192)
 

@@ -21,8 +21,8 @@ from fake_mps import a_daemon, control_program
 from polling import wait_until
 from rich.console import Console
 
-from pipeline.commands.gpu.leash import Leash
 from pipeline.commands.gpu.run import Run
+from pipeline.commands.gpu.supervised import SupervisedProgram
 from pipeline.gpu.node import host_lock as flock
 from pipeline.gpu.node import mps
 from pipeline.gpu.node.inventory import this_node
@@ -87,12 +87,12 @@ def family(tmp_path: Path, mark: str) -> Family:
     return Family(file=tmp_path / "said", mark=mark)
 
 
-# The leash alone
+# The supervised alone
 
 
-def ended(leash: Leash, within_s: float = 30.0) -> int | None:
-    assert wait_until(lambda: leash.wait(0.05), timeout_s=within_s)
-    return leash.code
+def ended(supervised: SupervisedProgram, within_s: float = 30.0) -> int | None:
+    assert wait_until(lambda: supervised.wait(0.05), timeout_s=within_s)
+    return supervised.code
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def ended(leash: Leash, within_s: float = 30.0) -> int | None:
     [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -15 $$", 143)],
 )
 def test_the_exit_code_is_the_programs(program: str, code: int) -> None:
-    with Leash(["sh", "-c", program], grace_s=1) as leash:
-        leash.begin({})
-        assert ended(leash) == code
-    assert leash.left == ()
+    with SupervisedProgram(["sh", "-c", program], grace_s=1) as supervised:
+        supervised.begin({})
+        assert ended(supervised) == code
+    assert supervised.survivors == ()
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_a_program_that_cannot_start_says_why(tmp_path: Path, name: str, code: i
     for file, mode in (("text", 0o755), ("plain", 0o644)):
         (tmp_path / file).write_bytes(b"\x00\x01")
         (tmp_path / file).chmod(mode)
-    with Leash([str(tmp_path / name)], grace_s=1) as leash:
-        leash.begin({})
-        assert ended(leash) == code
-        assert why in leash.failed
+    with SupervisedProgram([str(tmp_path / name)], grace_s=1) as supervised:
+        supervised.begin({})
+        assert ended(supervised) == code
+        assert why in supervised.failed
 
 
 def test_the_program_has_our_environment_and_the_leases_over_it(
@@ -126,9 +126,9 @@ def test_the_program_has_our_environment_and_the_leases_over_it(
     monkeypatch.setenv("MINE", "ours")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     file = tmp_path / "env"
-    with Leash(["sh", "-c", f"env > {file}"], grace_s=1) as leash:
-        leash.begin({"CUDA_VISIBLE_DEVICES": "GPU-1", "ODD": "a\nb=c"})
-        ended(leash)
+    with SupervisedProgram(["sh", "-c", f"env > {file}"], grace_s=1) as supervised:
+        supervised.begin({"CUDA_VISIBLE_DEVICES": "GPU-1", "ODD": "a\nb=c"})
+        ended(supervised)
     text = file.read_text()
     assert "MINE=ours\n" in text and "CUDA_VISIBLE_DEVICES=GPU-1\n" in text and "ODD=a\nb=c\n" in text
 
@@ -139,34 +139,34 @@ def test_modules_in_the_users_directory_do_not_take_the_place_of_ours(
     for name in ("psutil", "json", "pipeline", "socket"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')")
     monkeypatch.chdir(tmp_path)
-    with Leash(["true"], grace_s=1) as leash:
-        leash.begin({})
-        assert ended(leash) == 0
+    with SupervisedProgram(["true"], grace_s=1) as supervised:
+        supervised.begin({})
+        assert ended(supervised) == 0
 
 
 def test_everything_the_program_started_ends_with_it(family: Family) -> None:
-    with Leash(family.command, grace_s=0.5) as leash:
-        leash.begin({})
+    with SupervisedProgram(family.command, grace_s=0.5) as supervised:
+        supervised.begin({})
         assert wait_until(family.is_up, timeout_s=30)
-        assert len(leash.pids()) >= 4
-        leash.signal(signal.SIGKILL)
-        assert ended(leash) == 137
+        assert len(supervised.pids()) >= 4
+        supervised.signal(signal.SIGKILL)
+        assert ended(supervised) == 137
     assert [p for p in alive(family.mark) if p.pid != os.getpid()] == []
 
 
 def test_a_guard_that_is_killed_takes_the_program_with_it(family: Family) -> None:
-    with Leash(family.command, grace_s=0.5) as leash:
-        leash.begin({})
+    with SupervisedProgram(family.command, grace_s=0.5) as supervised:
+        supervised.begin({})
         assert wait_until(family.is_up, timeout_s=30)
-        leash.guard.kill()
-        assert ended(leash) == 137
-    assert alive(family.mark) == [] and leash.left == ()
+        supervised.guard.kill()
+        assert ended(supervised) == 137
+    assert alive(family.mark) == [] and supervised.survivors == ()
 
 
 def test_leaving_early_ends_the_program(family: Family) -> None:
     def leave() -> None:
-        with Leash(family.command, grace_s=0.5) as leash:
-            leash.begin({})
+        with SupervisedProgram(family.command, grace_s=0.5) as supervised:
+            supervised.begin({})
             assert wait_until(family.is_up, timeout_s=30)
             raise KeyboardInterrupt
 
@@ -177,11 +177,13 @@ def test_leaving_early_ends_the_program(family: Family) -> None:
 
 def test_a_program_that_is_deaf_to_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     up = tmp_path / "up"
-    with Leash(["sh", "-c", f"trap '' TERM; touch {up}; while :; do sleep 0.1; done"], grace_s=60) as leash:
-        leash.begin({})
+    with SupervisedProgram(
+        ["sh", "-c", f"trap '' TERM; touch {up}; while :; do sleep 0.1; done"], grace_s=60
+    ) as supervised:
+        supervised.begin({})
         assert wait_until(up.exists, timeout_s=30)
-        leash.stop(0.2)
-        assert ended(leash) == 137
+        supervised.stop(0.2)
+        assert ended(supervised) == 137
 
 
 def test_when_the_keeper_goes_the_program_has_only_what_a_lease_lives_without_it(
@@ -189,31 +191,31 @@ def test_when_the_keeper_goes_the_program_has_only_what_a_lease_lives_without_it
 ) -> None:
     up = tmp_path / "up"
     deaf = ["sh", "-c", f"trap '' TERM; touch {up}; while :; do sleep 0.1; done"]
-    with Leash(deaf, grace_s=600, alone_s=0.2) as leash:
-        leash.begin({})
+    with SupervisedProgram(deaf, grace_s=600, alone_s=0.2) as supervised:
+        supervised.begin({})
         assert wait_until(up.exists, timeout_s=30)
-        leash._line.close()  # as the kernel does when the keeper dies
-        assert leash.guard.wait(30) == 0
+        supervised._line.close()  # as the kernel does when the keeper dies
+        assert supervised.guard.wait(30) == 0
     assert [p for p in alive(mark) if p.pid != os.getpid()] == []
 
 
 def test_what_a_program_left_running_is_killed_in_time_when_its_lease_is_lost_then(tmp_path: Path) -> None:
     up = tmp_path / "up"
     left = f"trap '' TERM; touch {up}; while :; do sleep 0.1; done"
-    with Leash(
+    with SupervisedProgram(
         ["sh", "-c", f'sh -c "{left}" & while ! [ -e {up} ]; do sleep 0.05; done'], grace_s=600
-    ) as leash:
-        leash.begin({})
+    ) as supervised:
+        supervised.begin({})
         assert wait_until(up.exists, timeout_s=30)
-        leash.stop(0.2)
-        assert ended(leash) in (0, 143)
-    assert leash.left == ()
+        supervised.stop(0.2)
+        assert ended(supervised) in (0, 143)
+    assert supervised.survivors == ()
 
 
 def test_a_leash_that_is_dropped_before_it_began_leaves_nothing() -> None:
-    with Leash(["true"], grace_s=1) as leash:
+    with SupervisedProgram(["true"], grace_s=1) as supervised:
         pass
-    assert leash.guard.returncode == 0 and leash.code is None
+    assert supervised.guard.returncode == 0 and supervised.code is None
 
 
 # The whole command, in this process
@@ -248,8 +250,8 @@ def pool(client: "redis.Redis", settings: Settings) -> Pool:
 def run(
     settings: Settings, mark: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Verb]:
-    for module in ("run", "look"):
-        monkeypatch.setattr(f"pipeline.commands.gpu.{module}.LOOK_S", 0.1)
+    for module in ("run", "pool_watch"):
+        monkeypatch.setattr(f"pipeline.commands.gpu.{module}.POLL_S", 0.1)
     with command_line(settings, monkeypatch, capfd, "gpu", "run") as verb:
         yield verb
 

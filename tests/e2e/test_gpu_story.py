@@ -18,7 +18,7 @@ import redis
 from fake_nvml_driver import Driver, Gpu
 
 from e2e.harness import Up, environment, running, sentence, until
-from pipeline.commands.gpu.facts import facts
+from pipeline.commands.gpu.facts import pool_facts
 from pipeline.gpu.pool import Pool
 from pipeline.redis.attach import attached
 from pipeline.settings import Settings
@@ -38,7 +38,7 @@ class Machine:
     begun: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def top(self) -> dict[str, Any]:
-        return facts(self.pool.snapshot())
+        return pool_facts(self.pool.snapshot())
 
     def device(self, uuid: str) -> dict[str, Any]:
         return next(d for d in self.top()["devices"] if d["device"] == uuid)

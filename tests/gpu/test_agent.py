@@ -252,8 +252,8 @@ def test_when_the_driver_goes_away_its_gpus_are_unusable_until_it_is_back(bench:
 def test_a_driver_that_is_away_is_not_asked_with_every_beat(bench: Bench) -> None:
     bench.driver.error("nvmlInitWithFlags", DRIVER_NOT_LOADED)
     asked = []
-    opened = bench.agent._looker.driver.open
-    bench.agent._looker.driver.open = lambda: (asked.append(bench.clock.now), opened())[1]  # type: ignore[method-assign, func-returns-value]
+    opened = bench.agent._driver.driver.open
+    bench.agent._driver.driver.open = lambda: (asked.append(bench.clock.now), opened())[1]  # type: ignore[method-assign, func-returns-value]
     for _ in range(300):
         bench.beat()
     assert len(asked) < 15
@@ -279,7 +279,7 @@ class Stuck:
 
 
 def test_a_driver_that_hangs_does_not_stop_the_beats_and_is_not_asked_twice(bench: Bench) -> None:
-    looker = bench.agent._looker
+    looker = bench.agent._driver
     stuck = looker.driver = Stuck(looker.driver)  # type: ignore[assignment]
     looker.limit_s = 0.05
     wait_until(lambda: "GPU-a" in bench.beat(), timeout_s=10)
@@ -317,7 +317,7 @@ def test_a_look_whose_thread_cannot_start_makes_devices_unusable_and_they_recove
 
 def test_processes_of_a_look_that_took_long_are_not_told(bench: Bench) -> None:
     """By then others may have begun, and the pool frees memory by what it is told."""
-    looker = bench.agent._looker
+    looker = bench.agent._driver
     stuck = looker.driver = Stuck(looker.driver)  # type: ignore[assignment]
     looker.limit_s = 0.05
     assert wait_until(lambda: "GPU-a" in bench.beat(), timeout_s=10)
@@ -343,7 +343,7 @@ def test_a_slow_look_that_ends_within_its_beat_tells_its_processes(bench: Bench)
 
 def test_a_fault_in_reading_is_told_like_a_driver_that_is_away(bench: Bench) -> None:
     bench.beat()
-    reader = bench.agent._looker.driver
+    reader = bench.agent._driver.driver
 
     def broken() -> object:
         raise ValueError("not a number")

@@ -79,7 +79,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def test_a_process_begins_on_the_device_of_that_uuid_with_the_leased_memory(cuda: Cuda) -> None:
     assert device.begin("GPU-bbbb-2", memory_mib=700, context_mib=200) == "cuda:1"
     assert (cuda.current, cuda.limits) == (1, {1: 500 / 2_000})
-    assert device.begun() == "GPU-bbbb-2"
+    assert device.started_on() == "GPU-bbbb-2"
 
 
 def test_without_a_lease_size_there_is_no_limit(cuda: Cuda) -> None:
@@ -141,7 +141,7 @@ def test_a_slice_is_made_the_only_device_that_the_process_sees(
 def test_a_device_that_the_process_does_not_see_is_named_with_what_it_sees(cuda: Cuda) -> None:
     with pytest.raises(DeviceFailed, match="does not see GPU-x, only aaaa-1, bbbb-2"):
         device.begin("GPU-x", memory_mib=None, context_mib=0)
-    assert device.begun() is None
+    assert device.started_on() is None
 
 
 def test_a_device_that_says_nonsense_about_its_memory_is_not_used(cuda: Cuda) -> None:

@@ -47,7 +47,7 @@ def limit_of(env: dict[str, str], name: str = "PYTORCH_CUDA_ALLOC_CONF") -> floa
 
 
 def test_a_shared_lease_names_its_device_and_limits_the_allocator_to_less_than_the_lease(tmp_path) -> None:
-    env = enforce.environment(a_lease(), [a_device(), a_device("GPU-b")], SETTINGS)
+    env = enforce.lease_environment(a_lease(), [a_device(), a_device("GPU-b")], SETTINGS)
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-a"
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert (env["GPU_LEASE"], env["GPU_LEASE_TOKEN"], env["GPU_MEMORY_MIB"]) == ("l1", "7", "4096")
@@ -58,10 +58,10 @@ def test_a_shared_lease_names_its_device_and_limits_the_allocator_to_less_than_t
 
 def test_every_variable_is_described_and_none_is_taken_for_a_setting(tmp_path) -> None:
     daemon = Daemon(directory=tmp_path)
-    given_out = enforce.environment(a_lease(), [a_device()], SETTINGS).keys()
-    given_out |= enforce.environment(a_lease(), [a_device()], SETTINGS, mps=daemon).keys()
+    given_out = enforce.lease_environment(a_lease(), [a_device()], SETTINGS).keys()
+    given_out |= enforce.lease_environment(a_lease(), [a_device()], SETTINGS, mps=daemon).keys()
     assert given_out == enforce.VARIABLES.keys()
-    Settings.load(environ=enforce.environment(a_lease(), [a_device()], SETTINGS))
+    Settings.load(environ=enforce.lease_environment(a_lease(), [a_device()], SETTINGS))
 
 
 @settings(deadline=None)
@@ -78,19 +78,19 @@ def test_an_allocator_never_gets_more_than_the_lease_nor_more_than_the_device(
     assert share * total <= leased - context + 1e-6 * total or share == 1.0
     part = LeasePart(uuid="GPU-a", memory_mib=leased, compute_percent=0)
     own = Settings(gpu_context_mib=context, gpu_infer_mib=context + 1)
-    env = enforce.environment(a_lease(part), [a_device(total_mib=total)], own)
+    env = enforce.lease_environment(a_lease(part), [a_device(total_mib=total)], own)
     assert limit_of(env) <= max(share, 1e-6)
 
 
 def test_a_lease_that_is_all_context_is_refused_with_the_remedy() -> None:
     part = LeasePart(uuid="GPU-a", memory_mib=CONTEXT, compute_percent=0)
     with pytest.raises(BadInput, match="lease more than 512 MiB"):
-        enforce.environment(a_lease(part), [a_device()], SETTINGS)
+        enforce.lease_environment(a_lease(part), [a_device()], SETTINGS)
 
 
 def test_a_users_own_allocator_options_stay_beside_the_limit() -> None:
     base = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True, roundup_power2_divisions:[256:1,512:2]"}
-    env = enforce.environment(a_lease(), [a_device()], SETTINGS, base=base)
+    env = enforce.lease_environment(a_lease(), [a_device()], SETTINGS, base=base)
     assert env["PYTORCH_CUDA_ALLOC_CONF"].startswith(
         "expandable_segments:True,roundup_power2_divisions:[256:1,512:2],per_process_memory_fraction:0.21"
     )
@@ -101,14 +101,14 @@ def test_a_users_own_allocator_options_stay_beside_the_limit() -> None:
 )
 def test_a_users_own_limit_stays_only_where_it_is_lower(own: str, kept: float) -> None:
     base = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{own},max_split_size_mb:64"}
-    env = enforce.environment(a_lease(), [a_device()], SETTINGS, base=base)
+    env = enforce.lease_environment(a_lease(), [a_device()], SETTINGS, base=base)
     assert env["PYTORCH_CUDA_ALLOC_CONF"].count("per_process_memory_fraction") == 1
     assert "max_split_size_mb:64" in env["PYTORCH_CUDA_ALLOC_CONF"]
     assert limit_of(env) == pytest.approx(kept)
 
 
 def test_the_newer_name_of_the_variable_is_used_where_only_that_is_set() -> None:
-    env = enforce.environment(
+    env = enforce.lease_environment(
         a_lease(), [a_device()], SETTINGS, base={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     )
     assert env["PYTORCH_ALLOC_CONF"].startswith("expandable_segments:True,per_process_memory_fraction:")
@@ -116,13 +116,13 @@ def test_the_newer_name_of_the_variable_is_used_where_only_that_is_set() -> None
 
 
 def test_torchs_variable_can_be_left_alone_for_a_torch_that_refuses_it() -> None:
-    env = enforce.environment(a_lease(), [a_device()], SETTINGS, allocator=False)
+    env = enforce.lease_environment(a_lease(), [a_device()], SETTINGS, allocator=False)
     assert "PYTORCH_CUDA_ALLOC_CONF" not in env
     assert env["GPU_ALLOCATOR_FRACTION"]
 
 
 def test_under_mps_the_daemon_limits_and_the_fraction_is_not_applied_twice(tmp_path) -> None:
-    env = enforce.environment(a_lease(), [a_device()], SETTINGS, mps=Daemon(directory=tmp_path))
+    env = enforce.lease_environment(a_lease(), [a_device()], SETTINGS, mps=Daemon(directory=tmp_path))
     assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(tmp_path)
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={4_096 - CONTEXT}M"
     assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
@@ -131,8 +131,8 @@ def test_under_mps_the_daemon_limits_and_the_fraction_is_not_applied_twice(tmp_p
 
 def test_an_exclusive_lease_is_not_limited_but_still_finds_the_mps_daemon(tmp_path) -> None:
     lease = a_lease(mode=LeaseMode.EXCLUSIVE)
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in enforce.environment(lease, [a_device()], SETTINGS)
-    env = enforce.environment(lease, [a_device()], SETTINGS, mps=Daemon(directory=tmp_path))
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in enforce.lease_environment(lease, [a_device()], SETTINGS)
+    env = enforce.lease_environment(lease, [a_device()], SETTINGS, mps=Daemon(directory=tmp_path))
     assert [name for name in env if "MPS" in name] == ["CUDA_MPS_PIPE_DIRECTORY"]
 
 
@@ -141,32 +141,32 @@ def test_several_devices_are_seen_in_the_order_of_the_lease_and_the_smallest_fra
 ) -> None:
     parts = [LeasePart(uuid=uuid, memory_mib=4_096, compute_percent=10) for uuid in ("GPU-b", "GPU-a")]
     devices = [a_device("GPU-a", total_mib=8_192), a_device("GPU-b", total_mib=81_920)]
-    env = enforce.environment(a_lease(*parts), devices, SETTINGS)
+    env = enforce.lease_environment(a_lease(*parts), devices, SETTINGS)
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
     assert limit_of(env) * 81_920 <= 4_096 - CONTEXT
-    env = enforce.environment(a_lease(*parts), devices, SETTINGS, mps=Daemon(directory=tmp_path))
+    env = enforce.lease_environment(a_lease(*parts), devices, SETTINGS, mps=Daemon(directory=tmp_path))
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3584M,1=3584M"
 
 
 def test_a_mig_slice_is_measured_by_itself_and_several_are_refused() -> None:
     devices = [a_device(f"MIG-{n}", total_mib=4_864, parent="GPU-a") for n in (1, 2)]
     parts = [LeasePart(uuid=f"MIG-{n}", memory_mib=4_608, compute_percent=100) for n in (1, 2)]
-    env = enforce.environment(a_lease(parts[0]), devices, SETTINGS)
+    env = enforce.lease_environment(a_lease(parts[0]), devices, SETTINGS)
     assert env["CUDA_VISIBLE_DEVICES"] == "MIG-1"
     assert limit_of(env) == pytest.approx((4_608 - CONTEXT) / 4_864, abs=1e-6)
     with pytest.raises(BadInput, match="MIG slice"):
-        enforce.environment(a_lease(*parts), devices, SETTINGS)
+        enforce.lease_environment(a_lease(*parts), devices, SETTINGS)
 
 
 def test_of_a_lease_over_several_nodes_a_program_gets_the_devices_of_its_own_node() -> None:
     parts = [LeasePart(uuid=uuid, memory_mib=4_096, compute_percent=0) for uuid in ("GPU-a", "GPU-b")]
     devices = [a_device("GPU-a", node="n1"), a_device("GPU-b", node="n2")]
-    env = enforce.environment(a_lease(*parts), devices, SETTINGS, node="n2")
+    env = enforce.lease_environment(a_lease(*parts), devices, SETTINGS, node="n2")
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     with pytest.raises(BadInput, match="no device on n3"):
-        enforce.environment(a_lease(*parts), devices, SETTINGS, node="n3")
+        enforce.lease_environment(a_lease(*parts), devices, SETTINGS, node="n3")
 
 
 def test_a_device_that_the_pool_has_lost_is_named() -> None:
     with pytest.raises(BadInput, match="GPU-a"):
-        enforce.environment(a_lease(), [replace(a_device(), uuid="GPU-z")], SETTINGS)
+        enforce.lease_environment(a_lease(), [replace(a_device(), uuid="GPU-z")], SETTINGS)

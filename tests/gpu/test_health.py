@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from pipeline.gpu.node.health import (
     IGNORED_XIDS,
-    Health,
+    DeviceHealth,
     Patience,
     event_fault,
+    next_health,
     reading_fault,
-    step,
     xid_fault,
 )
-from pipeline.gpu.node.readings import Event, Reading
+from pipeline.gpu.node.readings import DriverEvent, Reading
 
 NOON = datetime(2026, 1, 1, 12, 3, tzinfo=UTC)
 PATIENCE = Patience(good=3, first_s=10, most_s=60, forget_s=1000)
@@ -23,14 +23,16 @@ XID = "XID 79 (fell off the bus)"
 ONE = Reading(uuid="GPU-a", index=0, name="Test", total_mib=1, reserved_mib=0, used_mib=0)
 
 
-def after(*probes: tuple[float, str], health: Health | None = None) -> Health:
-    health = health or Health()
+def after(*probes: tuple[float, str], health: DeviceHealth | None = None) -> DeviceHealth:
+    health = health or DeviceHealth()
     for now_s, fault in probes:
-        health = step(health, fault, now_s=now_s, at=NOON + timedelta(seconds=now_s), patience=PATIENCE)
+        health = next_health(
+            health, fault, now_s=now_s, at=NOON + timedelta(seconds=now_s), patience=PATIENCE
+        )
     return health
 
 
-def recovery_s(health: Health, from_s: float) -> float:
+def recovery_s(health: DeviceHealth, from_s: float) -> float:
     """How long good probes, one a second, have to go on."""
     now_s = from_s
     while health.fault:
@@ -55,7 +57,7 @@ def test_one_bad_probe_starts_the_count_again() -> None:
 
 
 def test_each_relapse_doubles_the_wait_up_to_a_bound() -> None:
-    health, now_s, waits = Health(), 0.0, []
+    health, now_s, waits = DeviceHealth(), 0.0, []
     for _ in range(5):
         health = after((now_s, XID), health=health)
         waits.append(recovery_s(health, now_s + 1))
@@ -78,7 +80,7 @@ def test_a_fault_that_lasts_keeps_the_time_when_it_began() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.01, 30), st.booleans()), max_size=60))
 def test_a_device_is_only_well_again_after_good_probes_alone(probes: list[tuple[float, bool]]) -> None:
-    health, now_s, bad_s, good = Health(), 0.0, None, 0
+    health, now_s, bad_s, good = DeviceHealth(), 0.0, None, 0
     for pause_s, fails in probes:
         now_s += pause_s
         before = health
@@ -104,7 +106,7 @@ def test_any_other_xid_is_a_fault_also_one_without_words() -> None:
 
 
 def test_an_event_concerns_its_gpu_alone() -> None:
-    events = [Event(uuid="GPU-a", xid=43), Event(uuid="GPU-a", xid=79)]
+    events = [DriverEvent(uuid="GPU-a", xid=43), DriverEvent(uuid="GPU-a", xid=79)]
     assert event_fault("GPU-a", events, ["GPU-a", "GPU-b"]) == XID
     assert event_fault("GPU-b", events, ["GPU-a", "GPU-b"]) == ""
 
@@ -112,7 +114,7 @@ def test_an_event_concerns_its_gpu_alone() -> None:
 @pytest.mark.parametrize("whose", [None, "GPU-unheard-of"])
 def test_an_event_that_names_no_gpu_that_is_known_concerns_all(whose: str | None) -> None:
     for uuid in ("GPU-a", "GPU-b"):
-        assert event_fault(uuid, [Event(uuid=whose, xid=79)], ["GPU-a", "GPU-b"]) == XID
+        assert event_fault(uuid, [DriverEvent(uuid=whose, xid=79)], ["GPU-a", "GPU-b"]) == XID
 
 
 def test_what_a_reading_shows_to_be_wrong() -> None:

@@ -370,7 +370,7 @@ def test_a_need_nobody_asks_for_any_more_is_forgotten_with_its_reservation(ledge
     assert (seen.waiting, seen.reservation) == ((), None), "nothing could be granted to it"
     assert ledger.commit(seen.epoch, PoolPlan(grants=(grant(request, GPU),))).why == "unfit"
     assert ledger.sweep().forgotten == ("a",)
-    assert ledger.told("a", 5)
+    assert ledger.wait_for_news("a", 5)
     assert not ledger.client.exists(ledger.keys.gpu("waiting"), ledger.keys.gpu("reservation"))
 
 
@@ -426,9 +426,9 @@ def test_a_wait_that_is_taken_back_also_gives_back_what_was_granted_meanwhile(le
 
 def test_whoever_waits_is_woken_by_the_grant(ledger: PoolLedger) -> None:
     request = ask(ledger, "a", shared())
-    assert not ledger.told("a", 0.05)
+    assert not ledger.wait_for_news("a", 0.05)
     woken: list[bool] = []
-    thread = threading.Thread(target=lambda: woken.append(ledger.told("a", 20)))
+    thread = threading.Thread(target=lambda: woken.append(ledger.wait_for_news("a", 20)))
     thread.start()
     commit(ledger, grant(request, GPU))
     thread.join(20)

@@ -21,7 +21,7 @@ from pipeline.gpu.node import probe
 from pipeline.gpu.node.inventory import NO_SLICES, devices, schedulable_mib
 from pipeline.gpu.node.nvml import Nvml
 from pipeline.gpu.node.probe import has_devices
-from pipeline.gpu.node.readings import Event, Reading, Seen
+from pipeline.gpu.node.readings import DriverEvent, MachineReading, Reading
 from pipeline.gpu.values import Process
 
 
@@ -44,7 +44,7 @@ def opened(driver: Driver) -> Nvml:
     return opened
 
 
-def by_uuid(seen: Seen) -> dict[str, Reading]:
+def by_uuid(seen: MachineReading) -> dict[str, Reading]:
     return {one.uuid: one for one in seen.readings}
 
 
@@ -133,7 +133,7 @@ def test_an_xid_is_told_once_with_its_device(driver: Driver, opened: Nvml) -> No
     assert opened.read().events == ()
     driver.xid("GPU-b", 79)
     driver.xid(None, 48)
-    assert opened.read().events == (Event(uuid="GPU-b", xid=79), Event(uuid=None, xid=48))
+    assert opened.read().events == (DriverEvent(uuid="GPU-b", xid=79), DriverEvent(uuid=None, xid=48))
     assert opened.read().events == ()
 
 
@@ -143,7 +143,7 @@ def test_an_xid_of_a_device_that_is_lost_with_it_is_still_told_with_its_name(
     opened.read()
     driver.xid("GPU-b", 79)
     driver.lose("GPU-b")
-    assert opened.read().events == (Event(uuid="GPU-b", xid=79),)
+    assert opened.read().events == (DriverEvent(uuid="GPU-b", xid=79),)
 
 
 def test_a_device_without_error_events_is_read_all_the_same(driver: Driver, opened: Nvml) -> None:
@@ -158,7 +158,7 @@ def test_events_that_cannot_be_registered_are_said_and_tried_again(driver: Drive
     driver.mend()
     assert by_uuid(opened.read())["GPU-b"].blind == ""
     driver.xid("GPU-b", 79)
-    assert opened.read().events == (Event(uuid="GPU-b", xid=79),)
+    assert opened.read().events == (DriverEvent(uuid="GPU-b", xid=79),)
 
 
 def test_when_waiting_for_events_fails_every_device_says_so_once(driver: Driver, opened: Nvml) -> None:
@@ -168,7 +168,7 @@ def test_when_waiting_for_events_fails_every_device_says_so_once(driver: Driver,
     driver.mend()
     assert not any(one.blind for one in opened.read().readings)
     driver.xid("GPU-a", 79)
-    assert opened.read().events == (Event(uuid="GPU-a", xid=79),)
+    assert opened.read().events == (DriverEvent(uuid="GPU-a", xid=79),)
 
 
 def test_a_driver_that_goes_away_is_one_error_and_opens_again_later(driver: Driver, opened: Nvml) -> None:

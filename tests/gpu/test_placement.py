@@ -15,7 +15,7 @@ from polling import wait_until
 
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailable, RedisUnavailable
 from pipeline.gpu.placement import Placement
-from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose
+from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose_device
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Device, LeasePart, LeaseState, Need, PoolLease, Report
 from pipeline.redis.keys import Keys
@@ -47,62 +47,62 @@ def on(
 
 
 def test_an_exact_fit_is_accepted_and_is_the_best_one() -> None:
-    assert choose(a_model(mib=100), [], {A: 100}, lease_id=OWN).uuid == A
-    assert choose(a_model(mib=100), [], {A: 101, B: 100}, lease_id=OWN).uuid == B
-    assert choose(a_model(mib=101), [], {A: 100}, lease_id=OWN).uuid == ""
+    assert choose_device(a_model(mib=100), [], {A: 100}, lease_id=OWN).uuid == A
+    assert choose_device(a_model(mib=100), [], {A: 101, B: 100}, lease_id=OWN).uuid == B
+    assert choose_device(a_model(mib=101), [], {A: 100}, lease_id=OWN).uuid == ""
 
 
 def test_the_tightest_room_that_fits_is_taken() -> None:
     loaded = [on(A, a_model("x", 300)), on(B, a_model("y", 600))]
-    choice = choose(a_model(mib=200), loaded, {A: 1_000, B: 1_000}, lease_id=OWN)
+    choice = choose_device(a_model(mib=200), loaded, {A: 1_000, B: 1_000}, lease_id=OWN)
     assert (choice.uuid, choice.unload) == (B, ())
 
 
 def test_a_model_that_is_ready_anywhere_is_used_and_our_own_first() -> None:
     there = on(A, a_model(), lease_id="other")
-    assert choose(a_model(), [there], {B: 1_000}, lease_id=OWN).uuid == A
-    assert choose(a_model(), [there, on(B, a_model())], {B: 1_000}, lease_id=OWN).uuid == B
+    assert choose_device(a_model(), [there], {B: 1_000}, lease_id=OWN).uuid == A
+    assert choose_device(a_model(), [there, on(B, a_model())], {B: 1_000}, lease_id=OWN).uuid == B
 
 
 def test_a_model_that_somebody_loads_is_waited_for() -> None:
     loading = on(A, a_model(), state=LoadState.LOADING, lease_id="other")
-    choice = choose(a_model(), [loading], {B: 1_000}, lease_id=OWN)
+    choice = choose_device(a_model(), [loading], {B: 1_000}, lease_id=OWN)
     assert (choice.uuid, choice.ready) == ("", False)
     assert choice.why == "h is loading m on GPU-a"
 
 
 def test_a_model_that_is_being_unloaded_is_not_loaded_again_beside_itself() -> None:
     leaving = on(A, a_model(), state=LoadState.UNLOADING)
-    assert choose(a_model(), [leaving], {A: 1_000}, lease_id=OWN).uuid == ""
-    assert choose(a_model(), [leaving], {A: 1_000, B: 1_000}, lease_id=OWN).uuid == B
+    assert choose_device(a_model(), [leaving], {A: 1_000}, lease_id=OWN).uuid == ""
+    assert choose_device(a_model(), [leaving], {A: 1_000, B: 1_000}, lease_id=OWN).uuid == B
 
 
 def test_the_least_recently_used_idle_models_make_room_and_no_more_of_them_than_needed() -> None:
     loaded = [on(A, a_model(n, 100), used_ms=t) for n, t in (("new", 30), ("old", 10), ("mid", 20))]
-    choice = choose(a_model(mib=150), loaded, {A: 300}, lease_id=OWN)
+    choice = choose_device(a_model(mib=150), loaded, {A: 300}, lease_id=OWN)
     assert [entry.model.name for entry in choice.unload] == ["old", "mid"]
     busy = {loaded[1].key}
-    choice = choose(a_model(mib=150), loaded, {A: 300}, lease_id=OWN, busy=busy)
+    choice = choose_device(a_model(mib=150), loaded, {A: 300}, lease_id=OWN, busy=busy)
     assert [entry.model.name for entry in choice.unload] == ["mid", "new"]
 
 
 def test_room_is_made_where_the_least_recently_used_models_are() -> None:
     loaded = [on(A, a_model("recent", 100), used_ms=20), on(B, a_model("stale", 100), used_ms=10)]
-    choice = choose(a_model(mib=100), loaded, {A: 100, B: 100}, lease_id=OWN)
+    choice = choose_device(a_model(mib=100), loaded, {A: 100, B: 100}, lease_id=OWN)
     assert (choice.uuid, [e.model.name for e in choice.unload]) == (B, ["stale"])
 
 
 def test_nothing_is_unloaded_in_vain_nor_of_another_lease() -> None:
     busy, idle = on(A, a_model("busy", 900)), on(A, a_model("idle", 100))
-    choice = choose(a_model(mib=500), [busy, idle], {A: 1_000}, lease_id=OWN, busy={busy.key})
+    choice = choose_device(a_model(mib=500), [busy, idle], {A: 1_000}, lease_id=OWN, busy={busy.key})
     assert (choice.uuid, choice.unload) == ("", ())
     assert "needs 500 MiB" in choice.why
     other = on(A, a_model("x", 100), lease_id="other")
-    assert choose(a_model(mib=100), [other], {A: 100}, lease_id=OWN).unload == ()
+    assert choose_device(a_model(mib=100), [other], {A: 100}, lease_id=OWN).unload == ()
 
 
 def test_models_of_one_name_of_two_tenants_are_two_models() -> None:
-    choice = choose(a_model(tenant="t2"), [on(A, a_model(tenant="t1"))], {A: 200}, lease_id=OWN)
+    choice = choose_device(a_model(tenant="t2"), [on(A, a_model(tenant="t1"))], {A: 200}, lease_id=OWN)
     assert (choice.uuid, choice.ready) == (A, False)
 
 
@@ -127,7 +127,7 @@ def test_a_choice_fits_is_found_when_there_is_one_and_does_not_depend_on_the_ord
     loaded: list[Loaded], mib: int, rooms: dict[str, int], random: "st.randoms"
 ) -> None:
     model = a_model("new", mib)
-    choice = choose(model, loaded, rooms, lease_id=OWN)
+    choice = choose_device(model, loaded, rooms, lease_id=OWN)
 
     def left(uuid: str, without: tuple[Loaded, ...] = ()) -> int:
         return rooms[uuid] - sum(e.model.memory_mib for e in loaded if e.uuid == uuid and e not in without)
@@ -141,7 +141,7 @@ def test_a_choice_fits_is_found_when_there_is_one_and_does_not_depend_on_the_ord
         assert max(left(A, idle), left(B, idle)) < mib
     shuffled = list(loaded)
     random.shuffle(shuffled)
-    assert choose(model, shuffled, rooms, lease_id=OWN) == choice
+    assert choose_device(model, shuffled, rooms, lease_id=OWN) == choice
 
 
 def test_waits_double_from_half_a_second_to_two_minutes() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from pipeline.errors import RedisUnavailable
-from pipeline.gpu.node.watchdog import Verdict, Watchdog, Word, fresh, judge, used_mib
+from pipeline.gpu.node.watchdog import UsageVerdict, Watchdog, Word, fresh, judge_usage, used_by
 from pipeline.gpu.values import Device, Node, Process, Snapshot
 
 OURS = {10, 11}
@@ -28,8 +28,8 @@ def using(mib: int | None, pid: int = 10) -> Device:
     return a_device(Process(pid=pid, used_mib=mib), Process(pid=99, used_mib=9_000))
 
 
-def a_verdict(device: Device | None, *, over_s: float | None = None, grace_s: float = 10.0) -> Verdict:
-    return judge(
+def a_verdict(device: Device | None, *, over_s: float | None = None, grace_s: float = 10.0) -> UsageVerdict:
+    return judge_usage(
         "GPU-a", device, pids=OURS, leased_mib=4_096, tolerance_mib=256, over_s=over_s, grace_s=grace_s
     )
 
@@ -48,14 +48,14 @@ class Watched:
         return [] if self.device is None else [self.device]
 
     def word(self, now: float) -> Word:
-        (verdict,) = self.dog.look(now)
+        (verdict,) = self.dog.check(now)
         return verdict.word
 
 
 def test_only_the_processes_of_the_lease_count() -> None:
     device = a_device(Process(pid=10, used_mib=3), Process(pid=11, used_mib=4), Process(pid=99, used_mib=50))
-    assert used_mib(device, OURS) == 7
-    assert used_mib(device, {1}) == 0
+    assert used_by(device, OURS) == 7
+    assert used_by(device, {1}) == 0
 
 
 def test_the_lease_and_the_tolerance_may_be_used_to_the_last_mib() -> None:
@@ -119,7 +119,7 @@ def test_that_it_cannot_judge_is_said_once() -> None:
 
 def test_every_device_of_a_lease_is_judged_by_itself() -> None:
     dog = Watchdog(lambda: OURS, {"GPU-b": 10, "GPU-a": 4_096}, lambda: [using(6_000)])
-    assert [(v.uuid, v.word) for v in dog.look(0)] == [("GPU-b", Word.UNKNOWN), ("GPU-a", Word.WARN)]
+    assert [(v.uuid, v.word) for v in dog.check(0)] == [("GPU-b", Word.UNKNOWN), ("GPU-a", Word.WARN)]
 
 
 def test_the_figures_of_a_silent_node_are_not_fresh() -> None:

@@ -18,13 +18,13 @@ from pipeline.settings import Settings
 from pipeline.tasks import infer
 from pipeline.tasks import share as module
 from pipeline.tasks.context import Context
-from pipeline.tasks.share import Share, ended_after_loss, enrol, host_locks
+from pipeline.tasks.share import GpuShare, ended_after_loss, enrol, host_locks
 
 ALONE = Need(mode=LeaseMode.EXCLUSIVE)
 
 
 @dataclass
-class Place:
+class DeviceUser:
     """A device in memory; `began` stays true as CUDA's context does."""
 
     began: bool = False
@@ -73,34 +73,34 @@ def _own_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def place() -> DeviceUser:
+    return DeviceUser()
 
 
 @pytest.fixture
 def share(
-    pool: Pool, small: Settings, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Share]:
+    pool: Pool, small: Settings, place: DeviceUser, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GpuShare]:
     """One whose keeper is called by the test."""
-    monkeypatch.setattr(Share, "_keep", lambda self: None)
-    made = Share(pool, small, holder="scorer", place=place, clock=clock)
+    monkeypatch.setattr(GpuShare, "_keep", lambda self: None)
+    made = GpuShare(pool, small, holder="scorer", place=place, clock=clock)
     yield made
     place.unload_fails = False
     made.close()
 
 
-def token(share: Share) -> int:
+def token(share: GpuShare) -> int:
     assert share.held is not None
     return share.held.lease.token
 
 
-def batch(share: Share) -> bool:
+def batch(share: GpuShare) -> bool:
     with share.using() as ours:
         return ours
 
 
 def test_one_lease_serves_many_batches_and_the_device_is_begun_once(
-    share: Share, pool: Pool, place: Place
+    share: GpuShare, pool: Pool, place: DeviceUser
 ) -> None:
     assert batch(share)
     first = token(share)
@@ -114,19 +114,19 @@ def test_one_lease_serves_many_batches_and_the_device_is_begun_once(
 
 
 def test_a_batch_in_hand_is_finished_before_the_device_is_given_back(
-    share: Share, pool: Pool, place: Place
+    share: GpuShare, pool: Pool, place: DeviceUser
 ) -> None:
     with share.using() as ours:
         assert ours
         assert share.held is not None
         with pytest.raises(LogweirError):
             pool.request(ALONE, holder="trainer", timeout_s=0.3)
-        share.look()
+        share.tick()
         assert place.loaded, "nothing is taken away under a batch"
 
 
 def test_an_exclusive_need_gets_the_device_after_the_batch_and_scoring_returns_after_it(
-    share: Share, pool: Pool, place: Place, small: Settings, client: "redis.Redis"
+    share: GpuShare, pool: Pool, place: DeviceUser, small: Settings, client: "redis.Redis"
 ) -> None:
     granted: list[PoolLease] = []
     trainer = Pool(client, small)
@@ -152,13 +152,13 @@ def test_an_exclusive_need_gets_the_device_after_the_batch_and_scoring_returns_a
     )
 
 
-def _after_pause(share: Share) -> bool:
+def _after_pause(share: GpuShare) -> bool:
     share._not_before = 0.0
     return True
 
 
 def test_a_request_to_yield_reaches_a_process_without_work(
-    share: Share, pool: Pool, place: Place, small: Settings, client: "redis.Redis"
+    share: GpuShare, pool: Pool, place: DeviceUser, small: Settings, client: "redis.Redis"
 ) -> None:
     assert batch(share)
     held = share.held
@@ -166,39 +166,39 @@ def test_a_request_to_yield_reaches_a_process_without_work(
     with pytest.raises(LogweirError):
         Pool(client, small).request(ALONE, holder="trainer", timeout_s=0.5)
     assert wait_until(held.asked.is_set, timeout_s=10)
-    share.look()
+    share.tick()
     assert share.held is None
     assert not pool.snapshot().leases
 
 
-def test_a_process_without_work_gives_back_after_a_while(share: Share, pool: Pool, clock: Clock) -> None:
+def test_a_process_without_work_gives_back_after_a_while(share: GpuShare, pool: Pool, clock: Clock) -> None:
     assert batch(share)
     clock.now += share.idle_s - 1
-    share.look()
+    share.tick()
     assert share.held is not None
     clock.now += 2
-    share.look()
+    share.tick()
     assert share.held is None
     assert not pool.snapshot().leases
 
 
 def test_a_process_that_began_cuda_ends_once_it_is_quiet_and_takes_nothing_before(
-    share: Share, place: Place, clock: Clock
+    share: GpuShare, place: DeviceUser, clock: Clock
 ) -> None:
     with share.using() as ours:
         assert ours
         assert share.held is not None
         share.held.asked.set()
     assert not batch(share), "its context is to go first"
-    share.look()
+    share.tick()
     assert not place.ended, "the answer of its last batch may still be on its way"
     clock.now += module.QUIET_S + 0.1
-    share.look()
+    share.tick()
     assert place.ended == 1
 
 
 def test_a_lease_that_is_revoked_is_not_used_for_another_batch(
-    share: Share, pool: Pool, place: Place, clock: Clock
+    share: GpuShare, pool: Pool, place: DeviceUser, clock: Clock
 ) -> None:
     assert batch(share)
     held = share.held
@@ -208,12 +208,12 @@ def test_a_lease_that_is_revoked_is_not_used_for_another_batch(
     assert not batch(share)
     assert place.loaded == 0
     clock.now += 10
-    share.look()
+    share.tick()
     assert place.ended == 1, "its context would keep the device closed"
 
 
 def test_a_lost_lease_ends_a_process_whose_batch_does_not_end(
-    share: Share, pool: Pool, place: Place, clock: Clock
+    share: GpuShare, pool: Pool, place: DeviceUser, clock: Clock
 ) -> None:
     with share.using() as ours:
         assert ours
@@ -221,15 +221,15 @@ def test_a_lost_lease_ends_a_process_whose_batch_does_not_end(
         assert held is not None
         pool.revoke(held.lease.lease_id, "an operator said so")
         assert wait_until(held.lost.is_set, timeout_s=10)
-        share.look()
+        share.tick()
         assert not place.ended
         clock.now += 0.2 * share.ttl_s
-        share.look()
+        share.tick()
         assert place.ended == 1
 
 
 def test_a_device_that_cannot_be_begun_costs_neither_the_batch_nor_the_lease(
-    share: Share, pool: Pool, place: Place, clock: Clock
+    share: GpuShare, pool: Pool, place: DeviceUser, clock: Clock
 ) -> None:
     place.begin_fails = True
     assert not batch(share)
@@ -245,17 +245,17 @@ def test_a_device_that_cannot_be_begun_costs_neither_the_batch_nor_the_lease(
 
 
 def test_a_driver_that_fails_at_the_end_does_not_keep_the_lease_alive(
-    share: Share, pool: Pool, place: Place, clock: Clock
+    share: GpuShare, pool: Pool, place: DeviceUser, clock: Clock
 ) -> None:
     assert batch(share)
     place.unload_fails = True
     clock.now += share.idle_s + 1
-    share.look()
+    share.tick()
     assert not pool.snapshot().leases
 
 
 def test_the_lease_lives_on_while_the_device_is_begun_for_longer_than_its_ttl(
-    share: Share, pool: Pool, place: Place, monkeypatch: pytest.MonkeyPatch
+    share: GpuShare, pool: Pool, place: DeviceUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begin(lease: PoolLease) -> None:
         first = {held.lease_id: held.deadline_ms for held in pool.snapshot().leases}[lease.lease_id]
@@ -266,7 +266,7 @@ def test_the_lease_lives_on_while_the_device_is_begun_for_longer_than_its_ttl(
 
 
 def test_a_lease_that_is_asked_for_while_the_device_is_begun_serves_no_batch(
-    share: Share, pool: Pool, place: Place, monkeypatch: pytest.MonkeyPatch
+    share: GpuShare, pool: Pool, place: DeviceUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = place.begin
 
@@ -282,27 +282,27 @@ def test_a_lease_that_is_asked_for_while_the_device_is_begun_serves_no_batch(
 
 
 def test_a_process_whose_lease_is_lost_while_cuda_begins_ends_by_itself(
-    share: Share, pool: Pool, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    share: GpuShare, pool: Pool, place: DeviceUser, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hangs(lease: PoolLease) -> None:
         assert share.held is not None
         pool.revoke(lease.lease_id, "an operator said so")
         assert wait_until(share.held.lost.is_set, timeout_s=10)
-        share.look()
+        share.tick()
         clock.now += share.ttl_s
-        share.look()  # the keeper's, while the thread that works sits in the driver
+        share.tick()  # the keeper's, while the thread that works sits in the driver
         assert place.ended == 1
         place.began = True
 
     monkeypatch.setattr(place, "begin", hangs)
     assert not batch(share)
     clock.now += 10
-    share.look()
+    share.tick()
     assert place.ended == 2, "what was begun goes only with the process"
 
 
 def test_a_device_that_fails_in_a_batch_is_given_back_and_left_alone(
-    share: Share, pool: Pool, place: Place, clock: Clock
+    share: GpuShare, pool: Pool, place: DeviceUser, clock: Clock
 ) -> None:
     with share.using() as ours:
         assert ours
@@ -312,12 +312,12 @@ def test_a_device_that_fails_in_a_batch_is_given_back_and_left_alone(
     assert pool.snapshot().orphans, "its process may still be there"
     assert not batch(share)
     clock.now += 10
-    share.look()
+    share.tick()
     assert place.ended == 1
 
 
 def test_a_process_that_only_waits_to_end_does_so_under_any_load(
-    share: Share, place: Place, clock: Clock
+    share: GpuShare, place: DeviceUser, clock: Clock
 ) -> None:
     with share.using() as ours:
         assert ours
@@ -325,18 +325,18 @@ def test_a_process_that_only_waits_to_end_does_so_under_any_load(
         share.held.asked.set()
     for _ in range(30):
         assert not batch(share)
-        share.look()
+        share.tick()
         clock.now += 0.1
     assert place.ended
 
 
 def test_a_process_keeps_its_host_lock_until_cuda_has_gone_with_it(
-    share: Share, pool: Pool, place: Place, clock: Clock
+    share: GpuShare, pool: Pool, place: DeviceUser, clock: Clock
 ) -> None:
     assert batch(share)
     clock.now += share.idle_s + 1
     place.began = True
-    share.look()
+    share.tick()
     lease = pool.request(ALONE, holder="trainer")
     with pytest.raises(LeaseRefused, match="in use on this host"):
         host_locks(lease, wait_s=0)
@@ -347,7 +347,7 @@ def test_a_process_keeps_its_host_lock_until_cuda_has_gone_with_it(
 
 
 def test_a_device_that_somebody_outside_the_pool_uses_is_left_alone_for_a_while(
-    share: Share, pool: Pool, place: Place
+    share: GpuShare, pool: Pool, place: DeviceUser
 ) -> None:
     lease = pool.request(ALONE, holder="another stack")
     with host_locks(lease, wait_s=0):
@@ -377,23 +377,25 @@ def test_who_stops_in_time_after_a_loss_is_not_ended(pool: Pool) -> None:
 
 
 def test_a_need_that_fits_nowhere_sends_batches_to_the_cpu(
-    pool: Pool, small: Settings, place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, small: Settings, place: DeviceUser, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Share, "_keep", lambda self: None)
-    large = Share(pool, small.replace(gpu_infer_mib=9_000), holder="large", place=place, clock=clock)
+    monkeypatch.setattr(GpuShare, "_keep", lambda self: None)
+    large = GpuShare(pool, small.replace(gpu_infer_mib=9_000), holder="large", place=place, clock=clock)
     assert not batch(large)
     assert not place.calls
 
 
-def test_without_redis_a_batch_goes_on_without_the_gpu(small: Settings, place: Place, clock: Clock) -> None:
+def test_without_redis_a_batch_goes_on_without_the_gpu(
+    small: Settings, place: DeviceUser, clock: Clock
+) -> None:
     away = redis.Redis.from_url("redis://127.0.0.1:1/0", socket_connect_timeout=0.2)
-    alone = Share(Pool(away, small), small, holder="alone", place=place, clock=clock)
+    alone = GpuShare(Pool(away, small), small, holder="alone", place=place, clock=clock)
     assert not batch(alone)
     alone.close()
 
 
 def test_while_redis_is_away_scoring_goes_on_with_what_it_holds_and_stops_before_that_expires(
-    share: Share, pool: Pool, place: Place, monkeypatch: pytest.MonkeyPatch
+    share: GpuShare, pool: Pool, place: DeviceUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert batch(share)
     held = share.held

@@ -23,7 +23,7 @@ from pipeline.gpu.values import Device, Orphan, PoolLease, PoolRequest, Snapshot
 CLOCK_WRONG_MS: Final = 60_000  # above what a report may have been under way, as when Redis hung
 
 
-def facts(s: Snapshot) -> dict[str, Any]:
+def pool_facts(s: Snapshot) -> dict[str, Any]:
     """Everything `gpu top` shows, JSON-ready. Sizes in MiB, times in seconds of the Redis clock."""
     views = device_views(s)
     usable = [view for view in views if view.device.usable]
@@ -48,7 +48,7 @@ def facts(s: Snapshot) -> dict[str, Any]:
             "starts_in_s": until(s, s.reservation.start_ms),
         },
         "devices": [_device(s, view) for view in views],
-        "leases": leases(s),
+        "leases": lease_rows(s),
         "waiting": [_waits(s, request, views) for request in in_order(s)],
         "left": [_left(s, x) for x in s.orphans],
         "nodes": [
@@ -65,7 +65,7 @@ def facts(s: Snapshot) -> dict[str, Any]:
     }
 
 
-def leases(s: Snapshot) -> list[dict[str, Any]]:
+def lease_rows(s: Snapshot) -> list[dict[str, Any]]:
     """The leases that live, oldest first, with what their processes really use where the driver says it."""
     devices = {device.uuid: device for device in s.devices}
     return [
@@ -84,7 +84,7 @@ def leases(s: Snapshot) -> list[dict[str, Any]]:
                     "token": part.token,
                     "memory_mib": part.memory_mib,
                     "compute_percent": part.compute_percent,
-                    "used_mib": used_mib(lease, devices.get(part.uuid)),
+                    "used_mib": lease_used_mib(lease, devices.get(part.uuid)),
                 }
                 for part in lease.parts
             ],
@@ -99,7 +99,7 @@ def leases(s: Snapshot) -> list[dict[str, Any]]:
     ]
 
 
-def tenants(s: Snapshot) -> list[dict[str, Any]]:
+def tenant_rows(s: Snapshot) -> list[dict[str, Any]]:
     """Who may use the pool, in the order in which their needs of one priority come."""
     held, standing = held_mib(s), standings(s)
     names = sorted(standing, key=lambda name: (standing[name], name))
@@ -123,11 +123,11 @@ def tenants(s: Snapshot) -> list[dict[str, Any]]:
     return found
 
 
-def used_mib(lease: PoolLease, device: Device | None) -> int | None:
+def lease_used_mib(lease: PoolLease, device: Device | None) -> int | None:
     """What the lease's processes use on the device; None where the driver does not say."""
     if device is None or not lease.pids or lease.host != device.node:
         return None
-    return watchdog.used_mib(device, lease.pids)
+    return watchdog.used_by(device, lease.pids)
 
 
 def in_order(s: Snapshot) -> list[PoolRequest]:

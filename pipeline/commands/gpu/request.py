@@ -38,7 +38,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
     lasts_s = seconds_of("--for", args.duration or FOR, 0.0)
     if not 0 < lasts_s <= MOST_S:
         raise BadInput(f"--for {args.duration!r} must be above 0 and at most 7d: nobody renews such a lease")
-    need, name = replace(need, max_duration_s=lasts_s), name_of(args, "lease")
+    need, name = replace(need, max_duration_s=lasts_s), request_name(args, "lease")
     if args.name:
         _refuse_another(pool.snapshot(), name, need)
     with name_explained(pool, name, user(), BadInput):
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
         _refuse_another(pool.snapshot(), name, need)
     host = this_node() if args.pid is not None else _node(pool, lease)
     try:
-        variables = environment(pool, lease, settings, node=host, allocator=not args.no_torch_limit)
+        variables = program_environment(pool, lease, settings, node=host, allocator=not args.no_torch_limit)
     except BadInput:
         pool.release(lease)
         raise
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
         lines = [
             f"lease    {lease.lease_id}",
             f"token    {lease.token}",
-            f"device   {what(lease)}",
+            f"device   {lease_words(lease)}",
             f"expires  in {seconds(lease.ttl_ms / 1000)}; nobody renews it",
             f"release  logweir gpu release {lease.lease_id} --token {lease.token}",
             "",
@@ -202,7 +202,7 @@ def seconds_of(flag: str, text: str | None, default: float) -> float:
     return found.total_seconds()
 
 
-def name_of(args: argparse.Namespace, kind: str) -> str:
+def request_name(args: argparse.Namespace, kind: str) -> str:
     """The id that was asked for, or one made up of what it is for. Raises BadInput."""
     if args.name:
         if not NAME.fullmatch(args.name):
@@ -223,7 +223,7 @@ def user() -> str:
     return f"{name}@{this_node()}"
 
 
-def environment(
+def program_environment(
     pool: Pool, lease: PoolLease, settings: Settings, *, node: str, allocator: bool = True
 ) -> dict[str, str]:
     """What the program gets in its environment (gpu/node/enforce.py). Raises BadInput when one process cannot use the lease."""
@@ -237,12 +237,12 @@ def environment(
             path=base.get("PATH", mps.PATHS),
         )
     devices = pool.snapshot().devices
-    return enforce.environment(
+    return enforce.lease_environment(
         lease, devices, settings, mps=daemon, base=base, node=node, allocator=allocator
     )
 
 
-def what(lease: PoolLease) -> str:
+def lease_words(lease: PoolLease) -> str:
     """`GPU-1a2b3c4d, 4.0 GiB, 25 %`."""
     names = ", ".join(short(part.uuid) for part in lease.parts)
     if lease.need.mode is LeaseMode.EXCLUSIVE:

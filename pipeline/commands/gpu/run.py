@@ -1,7 +1,7 @@
 """`logweir gpu run -- CMD`: waits for a lease on this machine, runs CMD in it, gives it back whatever way CMD ends.
 
 The lease is renewed while CMD lives. When it is lost, or has to be given back, CMD gets SIGTERM, a grace, SIGKILL
-(commands/gpu/leash.py). Every process that CMD starts is registered with the lease, so that the device is not leased
+(commands/gpu/supervised.py). Every process that CMD starts is registered with the lease, so that the device is not leased
 again before the driver has seen all of them go, even if this process is killed.
 """
 
@@ -19,22 +19,21 @@ from typing import Any, Final
 from rich.console import Console
 
 from pipeline.commands.common import err, printable
-from pipeline.commands.gpu.leash import KILLED_S, NOT_STARTED, Leash
-from pipeline.commands.gpu.look import LOOK_S, Look
+from pipeline.commands.gpu.pool_watch import POLL_S, PoolWatch
 from pipeline.commands.gpu.request import (
     LATER,
-    environment,
+    lease_words,
     name_explained,
-    name_of,
     need_of,
+    program_environment,
+    request_name,
     seconds_of,
     user,
-    what,
 )
+from pipeline.commands.gpu.supervised import KILLED_S, NOT_STARTED, SupervisedProgram
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
 from pipeline.gpu.leasing.renewal import LeaseInUse
-from pipeline.gpu.node import host_lock as flock
-from pipeline.gpu.node import mps
+from pipeline.gpu.node import host_lock, mps
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.node.watchdog import GRACE_S, Watchdog, Word
 from pipeline.gpu.policy.explain import device_views, short, why_it_waits
@@ -47,7 +46,7 @@ from pipeline.units import seconds
 
 TOO_MUCH: Final = 137  # as when the kernel ends a program that takes too much memory
 TELL_S: Final = 2.0  # between two words about what is waited for
-POLL_S: Final = 0.1
+WAIT_S: Final = 0.1
 OVER_S: Final = GRACE_S  # how long a program may use more than it leased
 BEFORE_S: Final = 1.0  # a program that must give back has been killed so long before its lease is revoked
 KILLING_S: Final = 1.0  # of a lost lease: for the kernel to end what was killed, and for us to notice
@@ -67,7 +66,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
     set_up(args.log_level or "error")  # what happens to the lease is said in words below
     node, grace_s = this_node(), seconds_of("--grace", args.grace, 10.0)
     console = err()
-    tell = Waits(pool, name_of(args, Path(command[0]).name), console)
+    tell = WaitReporter(pool, request_name(args, Path(command[0]).name), console)
     need, holder = need_of(args, pool, node=node), f"{user()}:{os.getpid()}"
     wait_s = None if args.wait is None else seconds_of("--wait", args.wait, 0.0)
     try:
@@ -87,7 +86,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
         return _say(console, str(exc), LATER)
 
 
-class Waits:
+class WaitReporter:
     """Says on standard error what is waited for, whenever that changes."""
 
     def __init__(self, pool: Pool, request_id: str, console: Console) -> None:
@@ -150,18 +149,20 @@ class Run:
     def run(self, *, told: bool) -> int:
         """Returns the exit code; the lease has been given back then."""
         with self.pool.holding(self.lease) as held, ExitStack() as locks:
-            variables = environment(
+            variables = program_environment(
                 self.pool, self.lease, self.settings, node=self.node, allocator=self.allocator
             )
             alone = self.lease.need.mode is LeaseMode.EXCLUSIVE
             fds: tuple[int, ...] = ()
             for part in self.lease.parts:
-                lock = locks.enter_context(flock.host_lock(flock.HOST_DIRECTORY, part.uuid, exclusive=alone))
+                lock = locks.enter_context(
+                    host_lock.host_lock(host_lock.HOST_DIRECTORY, part.uuid, exclusive=alone)
+                )
                 fds += lock.fds
                 if lock.fd is None:
                     _note(
                         self.console,
-                        f"{short(part.uuid)} cannot be locked on this machine (no file in {flock.HOST_DIRECTORY}), "
+                        f"{short(part.uuid)} cannot be locked on this machine (no file in {host_lock.HOST_DIRECTORY}), "
                         "so only the lease keeps other stacks here off it; make that directory writable",
                     )
             if not self.pool.activate(self.lease, pids=(), host=self.node):
@@ -169,35 +170,35 @@ class Run:
                     f"lease {self.lease.lease_id} was lost before the program began; try again"
                 )
             if told:
-                _note(self.console, f"{self.lease.lease_id} has {what(self.lease)}")
-            leash = Leash(self.command, grace_s=self.grace_s, alone_s=self.alone_s, fds=fds)
+                _note(self.console, f"{self.lease.lease_id} has {lease_words(self.lease)}")
+            supervised = SupervisedProgram(self.command, grace_s=self.grace_s, alone_s=self.alone_s, fds=fds)
             try:
-                with leash:
-                    leash.begin(variables)
+                with supervised:
+                    supervised.begin(variables)
                     daemon = mps.limiting(variables, path=inherited("PATH").get("PATH", mps.PATHS))
-                    look = Look(self.pool, self.lease, leash.pids, node=self.node, daemon=daemon)
-                    with _passing_on(leash), look:
-                        self._mind(leash, held, look)
+                    look = PoolWatch(self.pool, self.lease, supervised.pids, node=self.node, daemon=daemon)
+                    with _passing_on(supervised), look:
+                        self._mind(supervised, held, look)
             finally:
-                if leash.left:
+                if supervised.survivors:
                     held.dirty()  # nobody gets its memory before the driver has seen these go
-        return self._result(leash)
+        return self._result(supervised)
 
-    def _mind(self, leash: Leash, held: LeaseInUse, look: Look) -> None:
+    def _mind(self, supervised: SupervisedProgram, held: LeaseInUse, look: PoolWatch) -> None:
         """Until the program has ended, or cannot be ended. Never waits for Redis."""
         began, next_compare = False, 0.0
-        watch = self._watchdog(leash, look)
-        while not leash.wait(POLL_S):
-            if leash.program_pid is not None and not began:
+        watch = self._watchdog(supervised, look)
+        while not supervised.wait(WAIT_S):
+            if supervised.program_pid is not None and not began:
                 began = True
                 look.at_once()
             if held.lost.is_set():
-                self._stop(leash, Stop.LOST, f"the lease is lost ({held.why()})", self.lost_s)
+                self._stop(supervised, Stop.LOST, f"the lease is lost ({held.why()})", self.lost_s)
             elif held.yield_by_ms is not None:
-                self._give_back(leash, held, look.seconds_until(held.yield_by_ms))
+                self._give_back(supervised, held, look.seconds_until(held.yield_by_ms))
             if time.monotonic() >= next_compare:
-                next_compare = time.monotonic() + LOOK_S
-                self._compare(leash, watch)
+                next_compare = time.monotonic() + POLL_S
+                self._compare(supervised, watch)
                 self._warn_of_mps(look.unlimited)
             if self.give_up_at is not None and time.monotonic() > self.give_up_at:
                 return
@@ -210,12 +211,12 @@ class Run:
                 self.console, f"{why}; until then the program is ended only when it is seen to use too much"
             )
 
-    def _watchdog(self, leash: Leash, look: Look) -> Watchdog | None:
+    def _watchdog(self, supervised: SupervisedProgram, look: PoolWatch) -> Watchdog | None:
         """None for whole devices: what is never leased there is free for their one program too."""
         if self.lease.need.mode is LeaseMode.EXCLUSIVE:
             return None
         return Watchdog(
-            leash.pids,
+            supervised.pids,
             {part.uuid: part.memory_mib for part in self.lease.parts},
             look.devices,
             # CUDA's own share differs by device and driver; the headroom is there for that.
@@ -223,22 +224,22 @@ class Run:
             grace_s=OVER_S,
         )
 
-    def _compare(self, leash: Leash, watch: Watchdog | None) -> None:
+    def _compare(self, supervised: SupervisedProgram, watch: Watchdog | None) -> None:
         """What is used with what is leased: a word first, the end when it stays so."""
-        for verdict in [] if watch is None else watch.look(time.monotonic()):
+        for verdict in [] if watch is None else watch.check(time.monotonic()):
             if verdict.word is Word.KILL:
-                self._stop(leash, Stop.TOO_MUCH, verdict.why, self.grace_s, TOO_MUCH)
+                self._stop(supervised, Stop.TOO_MUCH, verdict.why, self.grace_s, TOO_MUCH)
             elif verdict.word is Word.WARN and not self.warned:
                 self.warned = True
                 _note(self.console, verdict.why)
 
-    def _give_back(self, leash: Leash, held: LeaseInUse, left_s: float | None) -> None:
+    def _give_back(self, supervised: SupervisedProgram, held: LeaseInUse, left_s: float | None) -> None:
         """A preemptible program is asked to end at once, any other as late as its grace allows."""
         if left_s is None:
             return
         within_s = max(0.0, left_s - BEFORE_S)
         if self.lease.need.preemptible or within_s <= self.grace_s:
-            self._stop(leash, Stop.ASKED, f"the GPU is to be given back ({held.why()})", within_s)
+            self._stop(supervised, Stop.ASKED, f"the GPU is to be given back ({held.why()})", within_s)
         elif not self._asked:
             self._asked = True
             end = within_s - self.grace_s
@@ -247,7 +248,9 @@ class Run:
                 f"somebody needs this GPU ({held.why()}); the program may go on for {seconds(end)}",
             )
 
-    def _stop(self, leash: Leash, kind: Stop, why: str, within_s: float, code: int = LATER) -> None:
+    def _stop(
+        self, supervised: SupervisedProgram, kind: Stop, why: str, within_s: float, code: int = LATER
+    ) -> None:
         """Once for each kind of reason, the stronger after the weaker; the first one gives the exit code."""
         if kind <= self.stopped:
             return
@@ -255,32 +258,34 @@ class Run:
             self.code = code
         self.stopped = kind
         _note(self.console, f"{why}: the program is asked to end, and ended after {seconds(within_s)}")
-        leash.stop(within_s)
+        supervised.stop(within_s)
         self.give_up_at = time.monotonic() + within_s + 2 * KILLED_S
 
-    def _result(self, leash: Leash) -> int:
-        if leash.failed:
+    def _result(self, supervised: SupervisedProgram) -> int:
+        if supervised.failed:
             program = printable(self.command[0])
             return _say(
-                self.console, f"{program!r} cannot be started: {leash.failed}", leash.code or NOT_STARTED
+                self.console,
+                f"{program!r} cannot be started: {supervised.failed}",
+                supervised.code or NOT_STARTED,
             )
-        if leash.left:
-            pids = ", ".join(map(str, leash.left))
+        if supervised.survivors:
+            pids = ", ".join(map(str, supervised.survivors))
             _note(
                 self.console, f"process {pids} cannot be ended; what was leased stays taken until it has gone"
             )
         if self.stopped:
             return self.code
-        return LATER if leash.code is None else leash.code
+        return LATER if supervised.code is None else supervised.code
 
 
 @contextmanager
-def _passing_on(leash: Leash) -> Iterator[None]:
+def _passing_on(supervised: SupervisedProgram) -> Iterator[None]:
     """Signals meant for the program reach it; what was ignored (nohup) stays so, and Ctrl-Z is."""
     before: dict[int, Any] = {}
 
     def pass_on(number: int, _frame: object) -> None:
-        leash.signal(number)
+        supervised.signal(number)
 
     for name in PASSED_ON:
         number = getattr(signal, name)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.commands.common import cell, out, print_json, printable
-from pipeline.commands.gpu.facts import facts
+from pipeline.commands.gpu.facts import pool_facts
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.gpu.policy.explain import short, shorten
 from pipeline.gpu.values import Snapshot
@@ -37,11 +37,11 @@ def main(args: argparse.Namespace, look: Callable[[], Snapshot]) -> int:
     if interval is None or not 0 < interval.total_seconds() <= 3600:
         raise BadInput(f"--interval {args.interval!r} is not a span up to an hour; write 1s or 2m")
     if args.json:
-        print_json(facts(look()))
+        print_json(pool_facts(look()))
         return 0
     console = out()
     if args.once or not (console.is_terminal and sys.stdin is not None and sys.stdin.isatty()):
-        console.print(picture(facts(look()), console.width))
+        console.print(picture(pool_facts(look()), console.width))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         _watch(console, look, interval.total_seconds())
@@ -65,7 +65,7 @@ class _Looking:
     def __init__(self, look: Callable[[], Snapshot], interval_s: float) -> None:
         """Look once, here. Raises RedisUnavailable."""
         self.look, self.interval_s = look, interval_s
-        self.shown = facts(look())
+        self.shown = pool_facts(look())
         self.failed: BaseException | None = None
         self._next = time.monotonic() + interval_s
         self._end = threading.Event()
@@ -88,7 +88,7 @@ class _Looking:
         try:
             while not self._end.wait(max(0.0, self._next - time.monotonic())):
                 try:
-                    self.shown = facts(self.look())
+                    self.shown = pool_facts(self.look())
                 except RedisUnavailable:
                     self._end.wait(min(self.interval_s, DRAW_S))
                 else:

@@ -89,11 +89,11 @@ def _done_with_pool(args: argparse.Namespace) -> int:
 
 
 def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
-    from pipeline.commands.gpu.facts import leases
+    from pipeline.commands.gpu.facts import lease_rows
     from pipeline.gpu.policy.explain import short
     from pipeline.units import seconds, size
 
-    found = leases(snapshot)
+    found = lease_rows(snapshot)
     if args.json:
         print_json(found)
         return 0
@@ -123,10 +123,10 @@ def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
 
 
 def _tenants(args: argparse.Namespace, snapshot: Snapshot) -> int:
-    from pipeline.commands.gpu.facts import tenants
+    from pipeline.commands.gpu.facts import tenant_rows
     from pipeline.units import size
 
-    found = tenants(snapshot)
+    found = tenant_rows(snapshot)
     if args.json:
         print_json(found)
         return 0

@@ -1,8 +1,9 @@
-"""Who plans, and when: one process at a time makes a plan of the whole pool and commits it for everybody.
+"""Single-flight planning: one process at a time plans the whole pool and commits the plan for all.
 
-Whoever changes something plans once afterwards; when somebody plans already, a mark asks for one more plan, so that no
-change goes unseen and a thousand waiting needs do not make a thousand plans of the same moment. A plan is only a
-proposal: the ledger takes it when nothing has changed since it was looked at, whoever made it.
+A process that changes the pool plans once afterwards. While another process plans, a mark asks it for one
+more plan. So no change is missed, and a thousand waiting needs do not make a thousand plans of one moment. A
+plan is a proposal: the ledger commits it if nothing has changed since its snapshot, whichever process made
+it.
 """
 
 import time
@@ -20,15 +21,15 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
-SLOT_MS: Final = 1_000  # a planner that died keeps the others out for no longer
+SLOT_MS: Final = 1_000  # a dead planner blocks the others for no longer
 POLL_MS: Final = 500  # time alone changes what is possible (a quarantine ends, a node falls silent)
-TRIES: Final = 8  # the pool may change between the look and the commit
-ROUNDS_S: Final = 0.1  # so long one process plans for others; those who wait go on where it stops
+TRIES: Final = 8  # the pool may change between the snapshot and the commit
+ROUNDS_S: Final = 0.1  # a process plans for others so long; waiting processes go on from there
 AGAIN: Final = b"again"
 
 
 class Planner:
-    """Plans and commits. It keeps nothing between two plans but its name."""
+    """Plans and commits. Its only state between two plans is its name."""
 
     def __init__(self, client: "redis.Redis", ledger: PoolLedger, settings: Settings) -> None:
         keys = Keys(settings.redis.key_prefix)
@@ -44,15 +45,15 @@ class Planner:
         self.name = uuid.uuid4().hex
 
     def snapshot(self) -> Snapshot:
-        """Everything at this moment, with the tenants of the settings. Raises RedisUnavailable."""
+        """The whole pool at this moment, with the tenants of the settings. Raises RedisUnavailable."""
         return replace(self.ledger.snapshot(), tenants=self.tenants)
 
     def remembered_ms(self, request: PoolRequest) -> int:
-        """For how long a waiting request is remembered without being asked for again."""
+        """A waiting request is remembered so long after its holder asked last."""
         return min(request.ttl_ms, self.lease_ttl_ms)
 
     def plan(self) -> tuple[PoolLease, ...]:
-        """Plan now, or leave a mark for who plans at the moment. Returns what was granted here, to whomever.
+        """Plan now, or leave a mark for the process that plans. Returns all leases granted here.
 
         Raises RedisUnavailable.
         """
@@ -71,10 +72,10 @@ class Planner:
         return tuple(granted)
 
     def offer(self, request: PoolRequest, *, most: int | None = None) -> tuple[int, PoolPlan] | None:
-        """What would be planned now, at which epoch, had this request been waiting; None when it would not be granted,
-        or when more than `most` others wait.
+        """The epoch and plan of now with this request waiting; None when the plan would not grant it.
 
-        Nothing is changed. The plan is empty for a request that has its lease already. Raises RedisUnavailable.
+        None too when more than `most` others wait. Changes nothing. The plan is empty for a request that has
+        its lease already. Raises RedisUnavailable.
         """
         snapshot, name = self.snapshot(), request.request_id
         if any(lease.lease_id == name for lease in snapshot.leases):
@@ -90,36 +91,36 @@ class Planner:
     def take(
         self, request: PoolRequest, offer: tuple[int, PoolPlan]
     ) -> tuple[PoolLease | None, tuple[PoolLease, ...]]:
-        """Register a request and commit what it was offered; registering is one change of the pool. The lease that it
-        had already, and what was granted.
+        """Register a request and commit its offer. Returns the lease that it had already, and all new ones.
 
-        When the pool has changed otherwise, plan anew, and commit only what grants this request: it may not wait for
-        another chance. Nobody is asked to yield, and nothing reserved, for one who will be gone.
-        Raises LeaseRefused, RedisUnavailable.
+        If the pool has changed meanwhile, plan anew, and commit only a plan that grants this request. A
+        request that may not wait must cause no yield and no reservation. Raises LeaseRefused,
+        RedisUnavailable.
         """
         epoch, plan = offer
-        lease, done = self.ledger.wait_and_commit(request, self.remembered_ms(request), epoch + 1, plan)
-        if lease is not None or not done.why:
-            return lease, done.leases
+        # Registering is one change of the pool.
+        lease, commit = self.ledger.wait_and_commit(request, self.remembered_ms(request), epoch + 1, plan)
+        if lease is not None or not commit.why:
+            return lease, commit.leases
         return None, self._commit(only=request.request_id)
 
     def first(self) -> tuple[PoolLease, ...]:
-        """Plan for who has just begun to wait. Alone it needs no turn. Raises RedisUnavailable."""
+        """Plan for a request that has just begun to wait; alone it needs no slot. Raises RedisUnavailable."""
         with answering():
             waits = self.client.hlen(self.waiting)
         return self._commit() if waits <= 1 else self.plan()
 
     def poll(self) -> tuple[PoolLease, ...]:
-        """Plan when nobody has for a while: the back-stop of everybody who waits. Raises RedisUnavailable."""
-        with answering():
-            mine = self.client.set(self.recent, self.name, nx=True, px=POLL_MS)
-        return self.plan() if mine else ()
-
-    def after_change(self, *, changed: bool = True) -> tuple[PoolLease, ...]:
-        """Plan when anybody waits for what has just become free; where that is not known, when nobody has for a while.
+        """Plan if no process has for POLL_MS: the back-stop of every waiting process.
 
         Raises RedisUnavailable.
         """
+        with answering():
+            first = self.client.set(self.recent, self.name, nx=True, px=POLL_MS)
+        return self.plan() if first else ()
+
+    def after_change(self, *, changed: bool = True) -> tuple[PoolLease, ...]:
+        """Plan if any need waits; without `changed` only as `poll` does. Raises RedisUnavailable."""
         with answering():
             waits = self.client.hlen(self.waiting)
         if not waits:
@@ -138,17 +139,17 @@ class Planner:
                 return ()
             if not plan.grants and not plan.yields and plan.reservation == snapshot.reservation:
                 return ()
-            done = self.ledger.commit(snapshot.epoch, plan)
-            if not done.why:
-                return done.leases
-            why = done.why
+            commit = self.ledger.commit(snapshot.epoch, plan)
+            if not commit.why:
+                return commit.leases
+            why = commit.why
             if why == "quarantine":
                 return ()
         logger(tries=TRIES, why=why).warning("gpu.plan_not_taken")
         return ()
 
     def _enter(self) -> bool:
-        """False: somebody else plans, and has our mark to plan once more."""
+        """False: another process plans, and our mark asks it to plan once more."""
         with answering():
             while not self.client.set(self.slot, self.name, nx=True, px=SLOT_MS):
                 if self.client.set(self.slot, AGAIN, xx=True, keepttl=True):
@@ -156,16 +157,16 @@ class Planner:
         return True
 
     def _leave(self) -> bool:
-        """True when somebody left a mark meanwhile.
+        """True when another process left a mark meanwhile.
 
-        A planner slower than SLOT_MS may take away the slot of the next one here. Then two plan at a time, which
-        costs a stale commit and nothing else.
+        A planner slower than SLOT_MS may delete the slot of the next one here. Then two plan at a time, which
+        costs one stale commit.
         """
         with answering():
             return bool(self.client.getdel(self.slot) == AGAIN)
 
     def _hand_on(self) -> None:
-        """The next poll of anybody plans at once: we have a lease to use, or a batch to go back to."""
+        """The next poll of any process plans at once; this one has its own work to go back to."""
         with answering():
             self.client.delete(self.recent)
 

@@ -1,8 +1,9 @@
-"""The GPU pool in Redis: who holds what, who waits, what each node reports. One script per step, all on Redis time.
+"""The GPU pool in Redis: leases, waiting needs, reports of nodes. One script per step, all on Redis time.
 
-A lease is a holder, a deadline and a fencing token per device. Whoever lost it can neither renew, begin nor release.
-What was held by a lease that ended without its holder's word goes on counting until the node no longer sees its
-processes. Plans are made elsewhere (policy.py) and committed here, if they still fit, whole or not at all.
+A lease is a holder, a deadline and a fencing token per device. A holder that lost it can neither renew, begin
+nor release. A lease that ended without its holder's word leaves orphaned allocations, which count until the
+node no longer sees their processes. The policy makes plans (policy/policy.py); a commit takes a plan whole,
+if it still fits.
 """
 
 import time
@@ -36,16 +37,16 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 SILENT: Final = "its node is silent"
-# In the order of redis/lua/gpu/_gpu.lua. The last two are what the names of keys of single requests begin with.
+# In the order of redis/lua/gpu/_gpu.lua; NAMES_PER_REQUEST are prefixes of keys of single requests.
 NAMES: Final = (
     "nodes", "beats", "devices", "leases", "deadlines", "yields", "taken", "left", "waiting", "waiting_until", "tokens",
     "usage", "reservation", "epoch", "freed",
 )  # fmt: skip
 NAMES_PER_REQUEST: Final = ("told", "ended")
-# Hashes that grow with the pool, in the order of gpu/snapshot.lua, and how many entries of them go through Lua at most.
+# Hashes that grow with the pool, in the order of gpu/snapshot.lua; at most INLINE entries go through Lua.
 LARGE: Final = ("nodes", "devices", "leases", "waiting", "left")
 INLINE: Final = 500
-# A blocking read must end before the connection's own time-out does (keyspace.connect: 30 s).
+# A blocking read must end before the connection's own time-out does (redis/connection.py: 10 s).
 BLOCK_S: Final = 5.0
 
 
@@ -59,7 +60,7 @@ class PoolLedger:
         self.scripts = Scripts(client)
         self._names = [
             *(self.keys.gpu(name) for name in NAMES),
-            self.keys.epoch,  # shared with leases.Leases: one restart of Redis, one quarantine
+            self.keys.epoch,  # shared with redis/leases.py: one restart of Redis, one quarantine
             *(self.keys.gpu(name) for name in NAMES_PER_REQUEST),
         ]
 
@@ -71,10 +72,8 @@ class PoolLedger:
         clean = [arg.encode("utf-8", "replace") if isinstance(arg, str) else arg for arg in args]
         return f"gpu/{name}", self._names, clean
 
-    # What there is
-
     def snapshot(self) -> Snapshot:
-        """Everything at one moment; tenants and backfill are the caller's to add. Raises RedisUnavailable, BadPayload."""
+        """The whole pool at one moment, without tenants. Raises RedisUnavailable, BadPayload."""
         epoch, now, quarantine, beats, deadlines, usage, reservation, large = self._read()
         nodes, devices, leases, waiting, orphans = large
         now = int(now)
@@ -100,7 +99,7 @@ class PoolLedger:
         )
 
     def _read(self) -> list[Any]:
-        """What gpu/snapshot.lua answers; a large pool is read beside it, in one transaction."""
+        """The answer of gpu/snapshot.lua; a large pool is read beside it, in one transaction."""
         args = [self.settings.internal.lease_ttl_ms, INLINE]
         answer = list(self.scripts.run("gpu/snapshot", self._names, args))
         if not answer[-1]:
@@ -121,12 +120,10 @@ class PoolLedger:
             nodes.append(replace(node, beat_ms=beat, silent=beat + ttl < now))
         return sorted(nodes, key=lambda node: node.name)
 
-    # Plans
-
     def commit(self, epoch: int, plan: PoolPlan) -> Committed:
-        """Make a plan happen that was made from the snapshot of this `epoch`, all of it or nothing.
+        """Compare-and-set: commit a plan made from the snapshot of this `epoch`, all of it or nothing.
 
-        An empty plan that leaves the reservation as it is changes nothing, and makes no other plan stale.
+        An empty plan with the same reservation changes nothing, and makes no other plan stale.
         """
         return self._committed(self.scripts.run(*self._commit(epoch, plan)))
 
@@ -153,14 +150,12 @@ class PoolLedger:
             logger().info("gpu.plan_unfit", why=answer[1].decode("utf-8", "replace"))
         return Committed(why=why, wait_ms=int(answer[1]) if why == "quarantine" else 0)
 
-    # Waiting
-
     def wait(self, request: PoolRequest, ttl_ms: int) -> PoolLease | None:
-        """Wait, or go on waiting: the need is forgotten when it is not asked for again within `ttl_ms`.
+        """Wait, or go on waiting: the need is forgotten when its holder does not ask again within `ttl_ms`.
 
-        Returns the lease when this request has one already (a holder that restarted takes its own up again); it is
-        renewed. It is what was granted then, whatever `request` needs now. A wait whose need changed begins anew.
-        Raises LeaseRefused when the id belongs to another holder, BadInput for a name that is none.
+        Returns and renews the lease that this request has already, as after a restart of its holder. That
+        lease is as it was granted, whatever `request` needs now. A wait whose need changed begins anew.
+        Raises LeaseRefused when the id belongs to another holder, BadInput for a name that cannot be printed.
         """
         return self._waited(request, self.scripts.run(*self._wait(request, ttl_ms)))
 
@@ -192,10 +187,10 @@ class PoolLedger:
             )
         return _lease(answer[1], int(answer[2])) if word == "granted" else None
 
-    def told(self, request_id: str, timeout_s: float) -> bool:
-        """Block until something happened to the request: it was granted or forgotten. False: nothing within the time.
+    def wait_for_news(self, request_id: str, timeout_s: float) -> bool:
+        """Block until the request was granted or forgotten. False: neither within the time.
 
-        It takes a connection of the client's pool for so long. A hint only: a word can get lost with a connection.
+        The wait takes a connection of the client's pool. A hint only: it can get lost with a connection.
         """
         key = self.keys.gpu("told", request_id)
         deadline = time.monotonic() + timeout_s
@@ -207,18 +202,16 @@ class PoolLedger:
         return False
 
     def abandon(self, request_id: str, holder: str) -> None:
-        """Take the wait back, or the lease that was granted meanwhile, unless it has begun."""
+        """Withdraw the wait, or the lease that was granted meanwhile, unless it has begun."""
         self._run("abandon", request_id, holder, repr(self.settings.gpu.half_life_s))
 
-    # Leases
-
     def activate(self, lease: PoolLease, *, pids: Sequence[int], host: str) -> bool:
-        """Begin, before any process touches a device; again when there are more processes. False: the lease is lost."""
+        """Begin, before any process touches a device; again for more processes. False: the lease is lost."""
         words = " ".join(str(int(pid)) for pid in pids)
         return bool(self._run("activate", lease.lease_id, lease.holder, _tokens(lease), host, words))
 
     def renew(self, lease: PoolLease) -> Renewed:
-        """Keep it for its whole TTL from now on. What is lost stays lost."""
+        """Keep the lease for its whole TTL from now on. A lost lease stays lost."""
         answer = self._run("renew", lease.lease_id, lease.holder, _tokens(lease))
         lost = answer[0].decode("utf-8", "replace")
         if lost:
@@ -230,34 +223,36 @@ class PoolLedger:
         )
 
     def release(self, lease: PoolLease, *, clean: bool = True) -> bool:
-        """Give it back; False when it was not ours any more.
+        """Give the lease back; False when it was no longer ours.
 
-        `clean`: no process of ours is on the devices. Otherwise what was held counts until the node sees them gone.
+        `clean`: no process of ours is on the devices. Otherwise its parts become orphans.
         """
         return self.give_back(lease, clean=clean)[0]
 
     def give_back(self, lease: PoolLease, *, clean: bool = True) -> tuple[bool, int]:
-        """`release`, and how many needs wait after it."""
+        """`release`, and the number of needs that wait after it."""
         half_life = repr(self.settings.gpu.half_life_s)
         call = self._call("release", lease.lease_id, lease.holder, _tokens(lease), int(clean), half_life)
         done, waits = self.scripts.run(*call)
         return bool(done), int(waits)
 
     def release_by_id(self, lease_id: str, token: int) -> bool:
-        """For programs that have their lease's name and first token only; they are off the devices."""
+        """For programs that know only the id and first token of their lease; they are off the devices."""
         half_life = repr(self.settings.gpu.half_life_s)
         return bool(self._run("release", lease_id, "", str(token), 1, half_life)[0])
 
     def revoke(self, lease_id: str, why: str) -> bool:
-        """Take it away, whoever holds it; False when there is no such lease."""
+        """Take a lease away from its holder; False when no lease has that id."""
         return bool(self._run("revoke", lease_id, why, repr(self.settings.gpu.half_life_s)))
 
     def clear(self, uuid: str) -> int:
-        """The operator's word that nothing of ended leases is on the device; how many parts that freed."""
+        """The operator's word that no orphaned process is on the device; the number of parts that freed."""
         return int(self._run("clear", uuid))
 
     def sweep(self) -> Swept:
-        """End what has run out: leases not renewed, not yielded in time or on silent nodes; needs nobody asks for."""
+        """End leases that were not renewed, did not yield in time or are on silent nodes; forget abandoned
+        needs.
+        """
         settings = self.settings
         half_life = repr(settings.gpu.half_life_s)
         answer = self._run(
@@ -268,12 +263,10 @@ class PoolLedger:
         )
         return Swept(expired=expired, revoked=revoked, fenced=fenced, freed=freed, forgotten=forgotten)
 
-    # Nodes
-
     def report(self, report: Report) -> str:
-        """Replace what is known of a node; "" or, in a sentence, why the agent must not speak for it.
+        """Replace the state of a node; "" or the reason why this agent must not report it.
 
-        A part of an ended lease is freed by the second report after its end: the first may have been gathered before.
+        The second report after the end of a lease frees an orphan: the first may have been gathered before.
         """
         answer = self._run(
             "report",
@@ -302,9 +295,9 @@ class PoolLedger:
         self._run("leave", node, agent, self.settings.internal.gpu_node_ttl_ms)
 
     def clear_quarantine(self) -> None:
-        """No earlier process lives: nothing is held, waits or is left, any agent may speak for a node; no quarantine.
+        """Forget leases, waits and orphans, and end the quarantine; any agent may report a node.
 
-        Only for whoever started this Redis privately and has seen every earlier worker end.
+        Only for the process that started this Redis privately and has seen every earlier worker end.
         """
         self._run("clear_quarantine")
 
@@ -345,7 +338,7 @@ def _lease(text: bytes, deadline_ms: int | Mapping[str, int]) -> PoolLease:
 
 
 def _waiting(texts: Sequence[bytes], now: int) -> list[PoolRequest]:
-    """Oldest first. Who has not asked for too long is no longer there, swept or not: nothing could be granted to it."""
+    """Oldest first, without requests that ran out, swept or not: they could not be granted."""
     requests = (wire.decode(PoolRequest, text) for text in texts)
     return sorted(
         (request for request in requests if request.until_ms > now),

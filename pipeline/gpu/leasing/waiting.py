@@ -1,7 +1,8 @@
-"""A need that waits: registered, refreshed while its process lives, woken when granted, taken back otherwise.
+"""A waiting need: registered, refreshed while its process lives, woken when granted, withdrawn otherwise.
 
-A grant wakes only the one it is for (the list gpu:told:<request>). Everybody else sleeps; now and then one of them
-plans, in case that nobody who changed something did. A waiting process that dies is forgotten after one TTL.
+A grant wakes only its own request (the list gpu:told:<request>). The others sleep; now and then one of them
+plans, in case a process changed the pool and did not. The request of a dead process is forgotten after one
+TTL.
 """
 
 import random
@@ -16,7 +17,7 @@ from pipeline.gpu.policy.explain import device_views, why_it_waits
 from pipeline.gpu.values import PoolLease, PoolPlan, PoolRequest, Snapshot
 from pipeline.logs import logger
 
-SLEEP_S: Final = (0.5, 1.5)  # drawn anew each time, so that waiting processes do not move in step
+SLEEP_S: Final = (0.5, 1.5)  # jitter: waiting processes must not move in step
 FEW: Final = 8  # with more needs before it, a new one waits for its turn to plan
 
 
@@ -30,9 +31,10 @@ class Waiting:
     def ask(
         self, request: PoolRequest, *, timeout_s: float | None, go_on: Callable[[], None] | None
     ) -> PoolLease:
-        """The lease, once granted. 0 asks once, None waits for ever; `go_on` may raise to stop waiting.
+        """The lease, once granted. `timeout_s`: 0 asks once, None waits for ever; `go_on` may raise to stop
+        waiting.
 
-        Raises LeaseRefused when it is not granted in time, RedisUnavailable when Redis was away at the end of it.
+        Raises LeaseRefused when it is not granted in time, RedisUnavailable when Redis was away at the end.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         granted: PoolLease | None = None
@@ -50,7 +52,7 @@ class Waiting:
                 turn.sleep(left)
             return granted
         finally:
-            if granted is None and turn.begun:
+            if granted is None and turn.known_to_ledger:
                 self._abandon(request)
 
     def _round(self, turn: "_Turn", end: float | None) -> PoolLease | None:
@@ -63,10 +65,10 @@ class Waiting:
             return None
 
     def _reason(self, request: PoolRequest, timeout_s: float) -> str:
-        return reason(self.planner.snapshot(), request, timeout_s)
+        return why_refused(self.planner.snapshot(), request, timeout_s)
 
     def _abandon(self, request: PoolRequest) -> None:
-        """Not waiting any more. What it kept from others (a reservation, a closed door) is theirs at once."""
+        """Stop waiting. Others get at once what the request kept from them: a reservation, a closed door."""
         try:
             self.ledger.abandon(request.request_id, request.holder)
             self.planner.after_change()
@@ -77,28 +79,28 @@ class Waiting:
 
 
 class _Turn:
-    """One request on its way: when it was registered last, and whether it has been woken."""
+    """One request while it is asked for: its last registration, and whether it was woken."""
 
     def __init__(self, ledger: PoolLedger, planner: Planner, request: PoolRequest, *, waits: bool) -> None:
         self.ledger = ledger
         self.planner = planner
         self.request = request
         self.waits = waits
-        # A process that died while it waited is soon forgotten, however long its lease would have lived.
+        # The request of a dead process is soon forgotten, however long its lease would have lived.
         self.remember_ms = planner.remembered_ms(request)
-        self.begun = False  # the ledger may know of it
+        self.known_to_ledger = False
         self.registered = -float("inf")
         self.planned = False
         self.woken = False
         self.is_away = False
 
     def ask(self) -> PoolLease | None:
-        """One round: still registered, perhaps granted, perhaps our turn to plan. Raises RedisUnavailable."""
+        """One round: register again if it is time, then plan if it is our turn. Raises RedisUnavailable."""
         request, now = self.request, time.monotonic()
         offer = None if self.planned else self.planner.offer(request, most=FEW if self.waits else None)
         if not self.waits and offer is None:
             return None
-        self.begun = True
+        self.known_to_ledger = True
         if offer is not None and not self.planned:
             return self._accept(offer, now)
         if self.woken or now - self.registered > self.remember_ms / 3000:
@@ -108,27 +110,27 @@ class _Turn:
                 return lease
         granted = self.planner.poll() if self.planned else self.planner.first()
         self.planned = True
-        return self._own(granted)
+        return self._ours(granted)
 
     def _accept(self, offer: tuple[int, PoolPlan], now: float) -> PoolLease | None:
-        """Register and take what would be granted, at once; when the pool has changed meanwhile, as any other need."""
+        """Register and take the offer at once; if the pool has changed meanwhile, wait as any other need."""
         lease, granted = self.planner.take(self.request, offer)
         self.registered, self.planned = now, True
         if lease is not None:
             return lease
         if not granted and self.waits:
             granted = self.planner.first()
-        return self._own(granted)
+        return self._ours(granted)
 
-    def _own(self, granted: Sequence[PoolLease]) -> PoolLease | None:
+    def _ours(self, granted: Sequence[PoolLease]) -> PoolLease | None:
         return next((lease for lease in granted if lease.lease_id == self.request.request_id), None)
 
     def last(self) -> PoolLease | None:
-        """Time is up: what another planner may have granted meanwhile. Raises RedisUnavailable."""
-        return self.ledger.wait(self.request, self.remember_ms) if self.begun else None
+        """Time is up: a lease that another planner granted meanwhile. Raises RedisUnavailable."""
+        return self.ledger.wait(self.request, self.remember_ms) if self.known_to_ledger else None
 
     def sleep(self, left_s: float | None) -> None:
-        """Until woken, or for about a second; never so long that the request would be forgotten."""
+        """Sleep until woken, or for about a second; never so long that the request would be forgotten."""
         pause = min(random.uniform(*SLEEP_S), self.remember_ms / 3000)  # noqa: S311 - spreads load, keeps no secret
         if left_s is not None:
             pause = min(pause, max(left_s, 0.01))
@@ -136,19 +138,22 @@ class _Turn:
             time.sleep(pause)
             return
         try:
-            self.woken = self.ledger.told(self.request.request_id, pause)
+            self.woken = self.ledger.wait_for_news(self.request.request_id, pause)
         except RedisUnavailable as exc:
             self.away(exc)
 
     def away(self, error: RedisUnavailable) -> None:
-        """Redis does not answer; it is asked again. Whoever comes back registers anew, for it may have forgotten us."""
+        """Redis does not answer; it is asked again.
+
+        The request registers anew, since Redis may have forgotten it.
+        """
         if not self.is_away:
             logger(request=self.request.request_id).warning("gpu.waits_for_redis", why=str(error))
         self.is_away, self.registered = True, -float("inf")
 
 
-def reason(snapshot: Snapshot, request: PoolRequest, timeout_s: float) -> str:
-    """Why a need was not granted in time, in one sentence: what `logweir gpu top` says of those who wait."""
+def why_refused(snapshot: Snapshot, request: PoolRequest, timeout_s: float) -> str:
+    """The reason why a need was not granted in time, in the words of `logweir gpu top`."""
     within = f"within {timeout_s:g} s" if timeout_s else "now"
     why = why_it_waits(snapshot, request, device_views(snapshot))
     return f"no GPU {within}: {why}; ask again later, `logweir gpu top` shows who has what"

@@ -1,7 +1,7 @@
 """The pool's values as JSON in Redis, read and written by Python and by Lua.
 
-Each text carries a version. Readers ignore unknown fields and give missing ones their default. Two habits of Lua's JSON
-shape the form: it keeps 14 digits, so floats travel as text, and it writes an empty list as `{}`.
+Each text carries a version. Readers ignore unknown fields and give missing ones their default. Two habits of
+Lua's JSON shape the form: it keeps 14 digits, so floats travel as text, and it writes an empty list as `{}`.
 """
 
 import json

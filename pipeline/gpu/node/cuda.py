@@ -1,7 +1,7 @@
-"""CUDA in this process: begun once, on the leased device, with the leased memory, and read back.
+"""CUDA in this process: started once, on the leased device, with the leased memory as limit, and read back.
 
-Only ever called in a process that does the work itself, never in one that forks workers. A process whose context began
-on one device stays there; another lease on another device needs another process. Importing this loads no torch.
+For processes that do the work themselves, never for one that forks workers. A process stays on the device on
+which its context began; a lease on another device needs another process. Importing this loads no torch.
 """
 
 import gc
@@ -14,19 +14,19 @@ from pipeline.errors import BadInput, DeviceFailed
 from pipeline.settings import see_only, visible_devices
 
 MIB: Final = 1 << 20
-# What torch keeps is bytes, not the fraction: reading back may differ by rounding, a MiB of 100 GiB is 1e-5.
+# Torch keeps bytes, not the fraction, so reading back may differ by rounding; a MiB of 100 GiB is 1e-5.
 SAME: Final = 1e-5
 
-_here: str | None = None  # the device on which this process has begun
+_here: str | None = None  # the device on which this process has started
 _index_here: int | None = None  # torch's number of it
 _beginning: Final = threading.Lock()
 
 
 def fraction(leased_mib: int, context_mib: int, total_mib: int) -> float:
-    """The part of a device that an allocator may take: what is leased less what CUDA itself takes, never above 1.
+    """The part of a device that an allocator may take: the lease less CUDA's context, never above 1.
 
-    `total_mib` is what the process sees: of a MIG slice, or under an MPS limit, that is less than the whole GPU.
-    Raises BadInput when nothing is left for tensors.
+    `total_mib` is the size that the process sees: less than the GPU for a MIG slice or under an MPS limit.
+    Raises BadInput when the lease has no room for tensors.
     """
     if total_mib <= 0:
         raise BadInput(f"a device of {total_mib} MiB cannot be leased; look at it with `logweir gpu top`")
@@ -41,11 +41,12 @@ def fraction(leased_mib: int, context_mib: int, total_mib: int) -> float:
 def begin(uuid: str, *, memory_mib: int | None, context_mib: int) -> str:
     """Start CUDA on the device `uuid` (`GPU-...` or `MIG-...`) and return torch's name for it, `cuda:1`.
 
-    `memory_mib` is all that this process may take there, its context of `context_mib` included; None sets no limit.
-    The limit is read back. May be called again for the same device, also with another limit. Raises BadInput when
-    nothing is left for tensors, DeviceFailed when CUDA cannot be used there or the limit did not take.
+    `memory_mib` bounds all memory of this process there, its context of `context_mib` included; None sets no
+    limit. The limit is read back. May be called again for the same device, also with another limit. Raises
+    BadInput when the lease has no room for tensors, DeviceFailed when CUDA cannot be used or the limit did
+    not take.
     """
-    global _here, _index_here  # noqa: PLW0603 - what is begun belongs to the process, as CUDA's context does
+    global _here, _index_here  # noqa: PLW0603 - CUDA's context belongs to the process
     with _beginning:
         if _here not in (None, uuid):
             raise DeviceFailed(
@@ -58,7 +59,7 @@ def begin(uuid: str, *, memory_mib: int | None, context_mib: int) -> str:
                 see_only(uuid)  # else CUDA shows the first slice of each GPU
             index = _index(torch, uuid)
             _index_here = index
-            _here = uuid  # from here on a context may exist, whatever fails below
+            _here = uuid  # from here on a context may exist, even if a later step fails
             torch.cuda.set_device(index)
             free, total = torch.cuda.mem_get_info(index)
             if not 0 <= free <= total or total < MIB:
@@ -68,7 +69,7 @@ def begin(uuid: str, *, memory_mib: int | None, context_mib: int) -> str:
             share = 1.0 if memory_mib is None else fraction(memory_mib, context_mib, -(-total // MIB))
             torch.cuda.set_per_process_memory_fraction(share, index)
             _read_back(torch, uuid, index, share, total)
-            torch.empty(1, device=f"cuda:{index}")  # a device that is lost fails here, not in the first batch
+            torch.empty(1, device=f"cuda:{index}")  # a lost device fails here, not in the first batch
         except (ImportError, RuntimeError, AssertionError) as exc:  # torch raises all of them for "no CUDA"
             raise DeviceFailed(
                 f"CUDA does not start on {uuid} ({str(exc).splitlines()[0] if str(exc) else type(exc).__name__});"
@@ -77,27 +78,31 @@ def begin(uuid: str, *, memory_mib: int | None, context_mib: int) -> str:
         return f"cuda:{index}"
 
 
-def begun() -> str | None:
-    """The uuid of the device on which this process has begun, None when it has not."""
+def started_on() -> str | None:
+    """The uuid of the device on which this process has started CUDA, or None."""
     return _here
 
 
 def unload() -> None:
-    """Give cached device memory back to the driver; the context stays until the process ends. Never raises."""
+    """Give cached device memory back to the driver; the context stays until the process ends.
+
+    Never raises.
+    """
     torch = sys.modules.get("torch")
     gc.collect()
     if torch is None or _index_here is None:
         return
-    # The current device belongs to a thread: in one that never chose, torch would begin on the first device instead.
+    # The current device is per thread; in a thread that never chose, torch would start on the first device.
     with suppress(Exception), torch.cuda.device(_index_here):
-        torch.cuda.empty_cache()  # a device that is lost has nothing to give back
+        torch.cuda.empty_cache()  # a lost device has nothing to give back
 
 
 def _index(torch: Any, uuid: str) -> int:
     """Torch's number of a device. Raises DeviceFailed when this process does not see it."""
     if not torch.cuda.is_available():
         raise DeviceFailed(
-            f"this process cannot use {uuid}: no CUDA device is visible; see `nvidia-smi`, and that torch was built for CUDA"
+            f"this process cannot use {uuid}: no CUDA device is visible; see `nvidia-smi`, and that torch was built"
+            " for CUDA"
         )
     count, seen = torch.cuda.device_count(), []
     for index in range(count):
@@ -110,7 +115,8 @@ def _index(torch: Any, uuid: str) -> int:
     if uuid in named and len(named) == count:
         return named.index(uuid)
     raise DeviceFailed(
-        f"this process does not see {uuid}, only {', '.join(seen) or 'nothing'}; set CUDA_VISIBLE_DEVICES to it or unset it"
+        f"this process does not see {uuid}, only {', '.join(seen) or 'nothing'}; set CUDA_VISIBLE_DEVICES to it"
+        " or unset it"
     )
 
 

@@ -1,12 +1,12 @@
-"""What holds a program to its lease: the environment it is started with, set before CUDA starts.
+"""The environment that holds a program to its lease; it must be set before CUDA starts.
 
-Which means there are differs by device: a MIG slice is a device of its own; an MPS daemon limits memory and threads; an
-allocator that is told its fraction keeps to it (torch from 2.10 by variable, any torch by gpu/node/cuda.py, TensorFlow
-by what its program does with GPU_ALLOCATOR_FRACTION). None of them is trusted alone: the child reads back
-(gpu/node/cuda.py), mps.why_not asks the daemon, watchdog.py compares what is used with what is leased.
+The means differ by device. A MIG slice is a device of its own. An MPS daemon limits memory and threads. An
+allocator keeps to a fraction: torch from 2.10 by variable, any torch by gpu/node/cuda.py, TensorFlow by
+GPU_ALLOCATOR_FRACTION in its program. None is trusted alone: cuda.py reads back, mps.why_not asks the daemon,
+watchdog.py compares real use.
 
-A lease's memory is all that its process takes, CUDA's own context included, so limits of allocators are lower by that.
-Nothing here reads the environment of this process: what is to be kept of it is handed in.
+A lease's memory includes CUDA's own context, so limits of allocators are lower by that. Nothing here reads
+the environment of this process; the caller hands in the variables to keep.
 """
 
 import math
@@ -22,7 +22,7 @@ from pipeline.gpu.node.mps import Daemon
 from pipeline.gpu.values import Device, LeaseMode, LeasePart, PoolLease
 from pipeline.settings import Settings
 
-__all__ = ["VARIABLES", "environment", "fraction", "here"]
+__all__ = ["VARIABLES", "fraction", "here", "lease_environment"]
 
 # Names must not begin with LOGWEIR_: those are settings, and an unknown one is refused.
 VARIABLES: Final[Mapping[str, str]] = {
@@ -45,7 +45,7 @@ VARIABLES: Final[Mapping[str, str]] = {
 _FRACTION: Final = re.compile(r"\s*per_process_memory_fraction\s*:\s*([^,]*)")
 
 
-def environment(
+def lease_environment(
     lease: PoolLease,
     devices: Sequence[Device],
     settings: Settings,
@@ -55,12 +55,12 @@ def environment(
     node: str = "",
     allocator: bool = True,
 ) -> dict[str, str]:
-    """The variables (VARIABLES) that a program gets in a lease, to be put over its `base` environment.
+    """The VARIABLES of a program in a lease, to be put over its `base` environment.
 
-    `devices`: at least those of the lease. `node`: where the program runs, of a lease that spans several ("": all its
-    devices). `mps`: the daemon that serves these devices, if one runs. `allocator` False leaves torch's variable alone,
-    for a torch that refuses it. An exclusive lease gets no limits: the devices are its own.
-    Raises BadInput when the lease leaves no room for tensors, or cannot be used by one process.
+    `devices`: at least those of the lease. `node`: the machine of the program, if the lease spans several
+    ("": all). `mps`: the daemon that serves these devices, if one runs. `allocator` False omits torch's
+    variable, for a torch that refuses it. An exclusive lease gets no limits. Raises BadInput when the lease
+    has no room for tensors, or when one process cannot use it.
     """
     pairs = here(lease, devices, node=node)
     memory_mib = min(part.memory_mib for part, _ in pairs)
@@ -90,16 +90,18 @@ def environment(
         sizes = [part.memory_mib - settings.internal.gpu_context_mib for part, _ in pairs]
         env |= mps_limits.limits(mps, memory_mib=sizes, compute_percent=compute)
     elif allocator and not exclusive:
-        # Not under MPS: a process there may see its limit as the size of the device, and take the fraction of that.
+        # Not under MPS: a process there may see its limit as the size of the device, and take the fraction of
+        # that.
         env |= _alloc_conf(base or {}, limit)
     return env
 
 
 def here(lease: PoolLease, devices: Sequence[Device], *, node: str = "") -> list[tuple[LeasePart, Device]]:
-    """The parts of a lease that a program on `node` can use, with their devices, in the order it sees them.
+    """The parts of a lease that a program on `node` can use, with their devices, in the order that it sees
+    them.
 
-    Raises BadInput for a device that is not among `devices`, for none at all, and for several with a MIG slice among
-    them: CUDA shows a process only the first slice.
+    Raises BadInput for an unknown device, for no device at all, and for a MIG slice among several devices:
+    CUDA shows a process only the first slice.
     """
     known = {device.uuid: device for device in devices}
     missing = [part.uuid for part in lease.parts if part.uuid not in known]
@@ -131,25 +133,25 @@ def _digits(value: float) -> str:
 
 
 def _alloc_conf(base: Mapping[str, str], limit: float) -> dict[str, str]:
-    """Torch's allocator options with our limit in them: a user's own stay, a lower limit of theirs too.
+    """Torch's allocator options with our limit added: a user's options stay, and so does a lower limit.
 
-    Torch's CUDA allocator reads PYTORCH_CUDA_ALLOC_CONF and only without it PYTORCH_ALLOC_CONF
-    (c10/cuda/CUDAAllocatorConfig.h), so setting the former would switch off what stands in the latter.
+    Torch's CUDA allocator reads PYTORCH_CUDA_ALLOC_CONF, and only without it PYTORCH_ALLOC_CONF
+    (c10/cuda/CUDAAllocatorConfig.h). Setting the former would switch off a user's options in the latter.
     """
     name = "PYTORCH_CUDA_ALLOC_CONF"
     if name not in base and base.get("PYTORCH_ALLOC_CONF"):
         name = "PYTORCH_ALLOC_CONF"
-    kept = []
+    options = []
     # A list in brackets, as in roundup_power2_divisions:[256:1,512:2], is one option.
     for option in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", base.get(name, "")):
         own = _FRACTION.fullmatch(option)
         if own is None:
-            kept.append(option.strip())
+            options.append(option.strip())
             continue
         with suppress(ValueError):  # torch would refuse it
             limit = min(limit, float(own.group(1))) if float(own.group(1)) > 0 else limit
     return {
         name: ",".join(
-            [*(option for option in kept if option), f"per_process_memory_fraction:{_digits(limit)}"]
+            [*(option for option in options if option), f"per_process_memory_fraction:{_digits(limit)}"]
         )
     }

@@ -1,9 +1,9 @@
-"""Whether a GPU may be leased: pure, one step per look.
+"""Whether a GPU may be leased: hysteresis with a doubling wait, as a pure step per reading.
 
-A fault makes a device unhealthy at once. It recovers only after several good probes in a row, over at least a wait that
-doubles each time it fails again, so that a card with a loose contact is not handed out every ten seconds.
-What counts as a fault follows the health check of NVIDIA's device plugin for Kubernetes (internal/rm/health.go), with
-two differences: it has no way back from unhealthy, and of several slices of one GPU it marks only one.
+A fault makes a device unhealthy at once. It recovers after several good probes in a row, over a wait that
+doubles with each relapse, so a card with a loose contact is not leased every ten seconds. The faults are
+those of the health check in NVIDIA's device plugin for Kubernetes (internal/rm/health.go). That check never
+recovers, and of several slices of one GPU it marks only one.
 """
 
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from pipeline.gpu.node.readings import Event, Reading
+from pipeline.gpu.node.readings import DriverEvent, Reading
 
-# Errors of a program, not of the device (same source): engine exception, memory page fault, stopped or preemptive
-# clean-up, video processor exception, wrong use by an application.
+# Errors of a program, not of the device (same source): engine exception, memory page fault, stopped or
+# preemptive clean-up, video processor exception, wrong use by an application.
 IGNORED_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 # Words for operators, after NVIDIA's XID catalogue.
 XID_WORDS: Final = {
@@ -45,8 +45,10 @@ ACTIONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How a device gets trust back: `good` probes in a row over `first_s`, doubled at each relapse up to `most_s`.
-    After `forget_s` without a fault it starts from `first_s` again."""
+    """Recovery takes `good` probes in a row over `first_s`, doubled at each relapse up to `most_s`.
+
+    After `forget_s` without a fault the wait is `first_s` again.
+    """
 
     good: int = 3
     first_s: float = 10.0
@@ -55,15 +57,15 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class DeviceHealth:
     """`fault` is "" for a healthy device. Seconds are of the agent's monotonic clock."""
 
     fault: str = ""
     since: datetime | None = None
-    wait_s: float = 0.0  # how long good probes must go on
+    wait_s: float = 0.0  # duration of good probes before recovery
     good: int = 0
     good_since_s: float = 0.0
-    healthy_since_s: float | None = None  # when it recovered last; None: it has never failed
+    healthy_since_s: float | None = None  # its last recovery; None: it has never failed
 
     @property
     def why(self) -> str:
@@ -74,8 +76,10 @@ class Health:
         return f"{self.fault}{at}; it is probed again"
 
 
-def step(health: Health, fault: str, *, now_s: float, at: datetime, patience: Patience) -> Health:
-    """The health after one more probe; `fault` is what was wrong with it, "" nothing."""
+def next_health(
+    health: DeviceHealth, fault: str, *, now_s: float, at: datetime, patience: Patience
+) -> DeviceHealth:
+    """The health after one more probe; `fault` is "" for a good one."""
     if fault:
         return _failed(health, fault, now_s=now_s, at=at, patience=patience)
     if not health.fault:
@@ -83,21 +87,23 @@ def step(health: Health, fault: str, *, now_s: float, at: datetime, patience: Pa
     good_since_s = health.good_since_s if health.good else now_s
     good = health.good + 1
     if good >= patience.good and now_s - good_since_s >= health.wait_s:
-        return Health(wait_s=health.wait_s, healthy_since_s=now_s)
+        return DeviceHealth(wait_s=health.wait_s, healthy_since_s=now_s)
     return replace(health, good=good, good_since_s=good_since_s)
 
 
-def _failed(health: Health, fault: str, *, now_s: float, at: datetime, patience: Patience) -> Health:
+def _failed(
+    health: DeviceHealth, fault: str, *, now_s: float, at: datetime, patience: Patience
+) -> DeviceHealth:
     if health.fault:  # still, or again before it had recovered
         since = health.since if health.fault == fault else at
         return replace(health, fault=fault, since=since, good=0)
     trusted = health.healthy_since_s is None or now_s - health.healthy_since_s >= patience.forget_s
     wait_s = patience.first_s if trusted else min(health.wait_s * 2, patience.most_s)
-    return Health(fault=fault, since=at, wait_s=wait_s)
+    return DeviceHealth(fault=fault, since=at, wait_s=wait_s)
 
 
 def xid_fault(xid: int | None) -> str:
-    """An event as a fault; "" for those that say something about a program only. None: a memory error event."""
+    """The fault of an event; "" for errors of a program. None: a memory error event."""
     if xid is None:
         return "an uncorrectable memory error"
     if xid in IGNORED_XIDS:
@@ -105,8 +111,8 @@ def xid_fault(xid: int | None) -> str:
     return f"XID {xid} ({XID_WORDS[xid]})" if xid in XID_WORDS else f"XID {xid}"
 
 
-def event_fault(uuid: str, events: Iterable[Event], known: Iterable[str]) -> str:
-    """The first fault that concerns this whole GPU. An event that names no GPU, or one nobody knows, concerns all."""
+def event_fault(uuid: str, events: Iterable[DriverEvent], known: Iterable[str]) -> str:
+    """The first fault of this whole GPU. An event that names no GPU, or an unknown one, concerns all."""
     names = set(known)
     for event in events:
         if event.uuid == uuid or event.uuid is None or event.uuid not in names:
@@ -117,8 +123,11 @@ def event_fault(uuid: str, events: Iterable[Event], known: Iterable[str]) -> str
 
 
 def reading_fault(reading: Reading, ecc_before: int) -> str:
-    """What a reading shows to be wrong. `ecc_before`: errors counted when it was read last, 0 the first time: errors
-    from before the agent are probed as new ones, because nobody knows when they were."""
+    """The fault that a reading shows, or "". `ecc_before`: errors counted at the last reading, 0 the first
+    time.
+
+    So errors from before the agent count as new: their time is unknown.
+    """
     if reading.recovery:
         action = ACTIONS.get(reading.recovery, f"recovery action {reading.recovery}")
         return f"its driver asks for {action}"

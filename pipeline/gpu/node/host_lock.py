@@ -1,8 +1,8 @@
-"""A second line on one host: one file per device, locked by whoever works there, freed by the kernel.
+"""A file lock per device on one host: the second line behind the lease, freed by the kernel. See flock(2).
 
-Redis says who may use a device. Should it have been wiped, or answer for another deployment with the same GPUs, this
-still keeps an exclusive holder alone among all processes of the host that see the same directory. The kernel drops the
-lock with the last process that has the file open, also after SIGKILL. See flock(2).
+Redis may be wiped, or serve another deployment with the same GPUs. The lock still keeps an exclusive holder
+alone among all processes of the host that see the same directory. The kernel drops it with the last process
+that has the file open, also after SIGKILL.
 """
 
 import errno
@@ -19,8 +19,8 @@ from typing import Final
 from pipeline.errors import LeaseRefused
 from pipeline.logs import logger
 
-# The same for every stack and user of a host, so neither the data directory nor one of a user. A container has its own
-# unless this path is mounted into it.
+# The same for every stack and user of a host, so neither the data directory nor one of a user. A container
+# has its own unless this path is mounted into it.
 HOST_DIRECTORY: Final = Path("/tmp/logweir-gpu")  # noqa: S108 - sticky, and nothing found there is followed or trusted
 WAIT_S: Final = 2.0  # the holder before us may be a process that is just ending
 POLL_S: Final = 0.05
@@ -30,8 +30,8 @@ POLL_S: Final = 0.05
 class HostLock:
     """A lock that is held. `fd` is None when the host offers no place for one.
 
-    A child that shall hold it too gets it by `subprocess.Popen(..., pass_fds=lock.fds)`: the lock then lives until both
-    have closed it. Without that it is closed on exec. A child by fork alone shares it.
+    A child holds it too by `subprocess.Popen(..., pass_fds=lock.fds)`, until both have closed it. Otherwise
+    it is closed on exec. A forked child shares it.
     """
 
     uuid: str
@@ -47,8 +47,8 @@ class HostLock:
 def host_lock(directory: Path, uuid: str, *, exclusive: bool, wait_s: float = WAIT_S) -> Iterator[HostLock]:
     """Hold the device on this host: alone, or together with other shared holders.
 
-    Raises LeaseRefused when another process holds it in a conflicting way for longer than `wait_s`. A host without a
-    place for the file is worked on without this line, with a warning: the lease in Redis is the first one.
+    Raises LeaseRefused when another process holds it in a conflicting way for longer than `wait_s`. On a host
+    without a directory for the file, a warning is logged and the lease in Redis stands alone.
     """
     fd: int | None = None
     try:
@@ -59,7 +59,7 @@ def host_lock(directory: Path, uuid: str, *, exclusive: bool, wait_s: float = WA
         yield HostLock(uuid=uuid, exclusive=exclusive, fd=fd)
     finally:
         if fd is not None:
-            # Closed and never unlocked: LOCK_UN would take it from a child that holds the same open file.
+            # Closed, never unlocked: LOCK_UN would take the lock from a child with the same open file.
             with suppress(OSError):
                 os.close(fd)
 
@@ -73,7 +73,7 @@ def _take(directory: Path, uuid: str, how: int, wait_s: float) -> int:
             fcntl.flock(fd, how | fcntl.LOCK_NB)
             if _is_named(directory, uuid, fd):
                 return fd
-            os.close(fd)  # removed and made anew meanwhile: ours is locked, but nobody will find it
+            os.close(fd)  # the file was replaced meanwhile: our lock is on one that no process will open
         except BlockingIOError:
             holder = _holder(fd)
             os.close(fd)
@@ -88,7 +88,7 @@ def _take(directory: Path, uuid: str, how: int, wait_s: float) -> int:
 
 
 def _open(directory: Path, uuid: str) -> int:
-    """The file of a device, made if need be; nothing is followed. Raises OSError."""
+    """The file of a device, created if need be; symbolic links are not followed. Raises OSError."""
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
         directory.chmod(0o1777)  # whatever the umask: for all users, who cannot remove each other's files
@@ -96,8 +96,8 @@ def _open(directory: Path, uuid: str) -> int:
     try:
         name, plain = _name(uuid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         while True:
-            # Not O_CREAT on what is there: the kernel forbids that for another user's file in a sticky directory
-            # (fs.protected_regular). To read is enough for flock.
+            # Not O_CREAT on what is there: the kernel forbids that for another user's file in a sticky
+            # directory (fs.protected_regular). To read is enough for flock.
             try:
                 fd = os.open(name, plain, dir_fd=folder)
                 break
@@ -115,7 +115,7 @@ def _open(directory: Path, uuid: str) -> int:
 
 
 def _name(uuid: str) -> str:
-    """A file name whatever the driver calls the device."""
+    """A safe file name for any uuid."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in uuid).lstrip(".") + ".lock"
 
 

@@ -1,7 +1,6 @@
-"""From what a driver says to the devices of a pool.
+"""Turns readings of the driver into devices of the pool.
 
-Leased are whole GPUs, or the slices of one that is split: a program can only use those. Whatever is wrong with a GPU is
-wrong with every slice of it.
+The devices are whole GPUs, or the slices of a split one. A fault of a GPU is a fault of each of its slices.
 """
 
 import socket
@@ -19,10 +18,10 @@ def this_node() -> str:
 
 
 def schedulable_mib(total_mib: int, reserved_mib: int, headroom_mib: int) -> int:
-    """What leases may add up to: total less what the driver keeps for itself less the headroom, never below 0.
+    """The memory for leases: total less the driver's reserve less the headroom, never below 0.
 
-    The CUDA context of a process (300 MiB and more) is part of its lease, not of this: how many processes there will
-    be is not known here.
+    The CUDA context of a process (300 MiB and more) is part of its lease, since the number of processes is
+    unknown.
     """
     return max(total_mib - reserved_mib - headroom_mib, 0)
 
@@ -30,7 +29,7 @@ def schedulable_mib(total_mib: int, reserved_mib: int, headroom_mib: int) -> int
 def devices(
     readings: Iterable[Reading], *, node: str, headroom_mib: int, why: Mapping[str, str]
 ) -> tuple[Device, ...]:
-    """What can be leased of these readings. `why`: uuid -> why leases may not be granted there, of the unhealthy."""
+    """The leasable devices of these readings. `why`: uuid -> the fault of an unhealthy GPU."""
     found = tuple(readings)
     parents = {one.parent for one in found if one.parent}
     return tuple(

@@ -1,8 +1,8 @@
-"""NVIDIA MPS: is a daemon there for a device, which limits it sets, and whether a program really runs under it.
+"""NVIDIA MPS: finds the daemon of a device, its limits, and whether a program really runs under it.
 
-CUDA that does not reach the daemon runs without MPS and thus without its limits, and says nothing (man
-nvidia-cuda-mps-control); so a limit counts only once the daemon lists the process. Fatal errors of one client end all
-clients of a device: one daemon per device keeps that from spreading. Daemons are found, never started or stopped.
+CUDA that does not reach the daemon silently runs without MPS and its limits (man nvidia-cuda-mps-control). So
+a limit counts only once the daemon lists the process. A fatal error of one client ends all clients of the
+device; one daemon per device keeps that from spreading. Daemons are found, never started or stopped.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Final
 from pipeline.errors import BadInput
 
 CONTROL: Final = "nvidia-cuda-mps-control"
-# Where NVIDIA's tools look when nothing is set, and beside it, by our own convention, one directory per device.
+# The default of NVIDIA's tools; by our own convention there is one directory per device beside it.
 DEFAULT_DIRECTORY: Final = Path("/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's own default
 PATHS: Final = "/usr/local/bin:/usr/bin:/bin"
 ANSWER_S: Final = 2.0  # a daemon that waits for a client's teardown answers nobody
@@ -40,8 +40,8 @@ def find(
 ) -> Daemon | None:
     """The daemon for a device, or None when none answers.
 
-    Looked for in `directory` (CUDA_MPS_PIPE_DIRECTORY of whoever asks), in `<root>-<uuid>` (one daemon per device), and
-    in `root`. No process is started where there is no such directory. Never raises.
+    The search goes through `directory` (the caller's CUDA_MPS_PIPE_DIRECTORY), `<root>-<uuid>` (one daemon
+    per device) and `root`. Without such a directory no process is started. Never raises.
     """
     places = [(directory, "")] if directory is not None else []
     places += [(root.with_name(f"{root.name}-{uuid}"), uuid), (root, "")]
@@ -62,7 +62,7 @@ def for_lease(
     root: Path = DEFAULT_DIRECTORY,
     timeout_s: float = ANSWER_S,
 ) -> Daemon | None:
-    """The one daemon that serves all devices of a lease: a process talks to one only, so not one of several devices."""
+    """The one daemon that serves all devices of a lease, because a process talks to one only; else None."""
     found = {find(uuid, directory=directory, path=path, root=root, timeout_s=timeout_s) for uuid in uuids}
     if len(found) == 1:
         return found.pop()
@@ -71,16 +71,16 @@ def for_lease(
 
 
 def reach(daemon: Daemon) -> dict[str, str]:
-    """What a program needs to find the daemon, without a limit."""
+    """The variable by which a program finds the daemon, without a limit."""
     return {"CUDA_MPS_PIPE_DIRECTORY": str(daemon.directory)}
 
 
 def limits(daemon: Daemon, *, memory_mib: Sequence[int], compute_percent: int) -> dict[str, str]:
-    """The daemon and what it holds a program to.
+    """The variables of the daemon and its limits for a program.
 
-    `memory_mib`: per device, in the order of CUDA_VISIBLE_DEVICES, what the program may allocate there. The variable
-    counts devices as the program sees them. `compute_percent` 0 sets no limit of threads; it is a limit, not a promise.
-    Raises BadInput for sizes that MPS cannot hold to.
+    `memory_mib`: the limit per device, in the order of CUDA_VISIBLE_DEVICES; the variable counts devices as
+    the program sees them. `compute_percent` is a limit of threads, not a promise; 0 sets none. Raises
+    BadInput for sizes that MPS cannot enforce.
     """
     if any(size <= 0 for size in memory_mib) or not 0 <= compute_percent <= 100:
         raise BadInput(
@@ -111,9 +111,9 @@ def clients(daemon: Daemon, *, timeout_s: float = ANSWER_S) -> set[int] | None:
 
 
 def why_not(daemon: Daemon, pids: Collection[int], *, timeout_s: float = ANSWER_S) -> str:
-    """ "" when the daemon lists one of these processes, else one sentence why its limits are not known to hold.
+    """ "" when the daemon lists one of these processes, else the reason to doubt its limits.
 
-    To be asked once the program uses its device (before, nobody is listed), and again after its processes change.
+    Ask when the program uses its device (no process is listed before), and again after its processes change.
     """
     found = clients(daemon, timeout_s=timeout_s)
     if found is None:
@@ -145,7 +145,7 @@ def _ask(daemon: Daemon, command: str, timeout_s: float) -> str | None:
 
 
 def _absent(text: str) -> bool:
-    """Some versions say that there is no daemon and end well."""
+    """Some versions report a missing daemon with exit code 0."""
     return "cannot find" in text.lower() or "failed to connect" in text.lower()
 
 
@@ -154,7 +154,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def limiting(environment: Mapping[str, str], *, path: str = PATHS) -> Daemon | None:
-    """The daemon whose limits a program with this environment is meant to run under, None when there are none."""
+    """The daemon whose limits stand in this environment; None when there are none."""
     names = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
     if not any(name in environment for name in names):
         return None

@@ -1,8 +1,8 @@
-"""What the driver of this machine says about its GPUs: the only home of pynvml.
+"""The NVIDIA driver of this machine through NVML: the only home of pynvml.
 
-Nothing is asked of the driver before `Nvml.open`, and CUDA is never touched. What an old driver does not know is None,
-not an error. A call can hang in the kernel for ever, so whoever calls does it where hanging does no harm (agent.py,
-probe.py). Memory is rounded against us: what there is down, what is taken up.
+Nothing asks the driver before `Nvml.open`, and CUDA is never touched. A value that an old driver does not
+know is None, not an error. A call can hang in the kernel for ever, so callers use a thread or a child
+(agent.py, probe.py). Memory is rounded against us: capacity down, use up.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pipeline.errors import NoDriver
-from pipeline.gpu.node.readings import Event, Reading, Seen
+from pipeline.gpu.node.readings import DriverEvent, MachineReading, Reading
 from pipeline.gpu.values import Process
 
 MIB: Final = 1 << 20
@@ -26,12 +26,12 @@ DOUBLE_BIT_EVENT, XID_EVENT = 0x2, 0x8
 UNCORRECTED, VOLATILE = 1, 0  # since the driver was loaded
 ANY_INSTANCE: Final = 0xFFFFFFFF
 WAIT_MS: Final = 5  # for an event that is there already
-MOST_EVENTS: Final = 256  # in one look; a device that storms must not keep us
+MOST_EVENTS: Final = 256  # in one reading; an event storm must not keep us
 LIBRARY: Final = "libnvidia-ml.so.1"  # the name that nvidia-ml-py loads too
 
 
 class _Trouble(Exception):
-    """One device does not answer as it should; the others may."""
+    """One device does not answer as it should; others may."""
 
 
 class Nvml:
@@ -40,7 +40,7 @@ class Nvml:
     def __init__(self) -> None:
         self._api: Any = None
         self._events: Any = None
-        self._blind: dict[str, str] = {}  # of each device whose events were asked for: "" or why not
+        self._blind: dict[str, str] = {}  # uuid -> "", or why its events cannot be watched
         self._uuids: dict[int, str] = {}  # index -> uuid, to name a device that does not answer any more
         self._handles: dict[int, str] = {}  # address of a handle -> uuid
 
@@ -61,7 +61,7 @@ class Nvml:
         self._api = pynvml
 
     def close(self) -> None:
-        """Disconnect; a driver that is gone already is no error. What it called its devices is remembered."""
+        """Disconnect; a driver that went away already is no error. The uuids stay known."""
         api = self._api
         if api is None:
             return
@@ -73,8 +73,8 @@ class Nvml:
         except api.NVMLError:
             return
 
-    def read(self) -> Seen:
-        """Look at every device once, and at what has happened since the last look."""
+    def read(self) -> MachineReading:
+        """Read every device once, and the events since the last reading."""
         if self._api is None:
             raise NoDriver("the NVIDIA driver is not open")
         readings: list[Reading] = []
@@ -91,13 +91,15 @@ class Nvml:
             except _Trouble as exc:
                 if index in self._uuids:
                     lost[self._uuids[index]] = str(exc)
-                    self._blind.pop(self._uuids[index], None)  # a reset forgets who wanted its events
+                    self._blind.pop(self._uuids[index], None)  # a reset forgets the registration for events
                 else:
                     unnamed.append(f"GPU {index}: {exc}")
         events, blind = self._drain()
         if blind:
             readings = [replace(one, blind=blind) for one in readings]
-        return Seen(driver=driver, readings=tuple(readings), events=events, lost=lost, unnamed=tuple(unnamed))
+        return MachineReading(
+            driver=driver, readings=tuple(readings), events=events, lost=lost, unnamed=tuple(unnamed)
+        )
 
     def _look(self, index: int) -> list[Reading]:
         """The device, or its slices after it when it is split."""
@@ -156,7 +158,10 @@ class Nvml:
         return found
 
     def _memory(self, handle: Any) -> tuple[int, int, int]:
-        """Total, reserved, used. Version 1 does not tell what the driver reserves and counts it as used; then the headroom has to cover it."""
+        """Total, reserved, used.
+
+        Version 1 counts the driver's reserve as used; then the headroom has to cover it.
+        """
         api = self._api
         version = getattr(api, "nvmlMemory_v2", None)
         info = None
@@ -224,10 +229,10 @@ class Nvml:
         self._blind[uuid] = why
         return why
 
-    def _drain(self) -> tuple[tuple[Event, ...], str]:
-        """What has happened, and "" or why something may have been missed."""
+    def _drain(self) -> tuple[tuple[DriverEvent, ...], str]:
+        """The events, and "" or why some may have been missed."""
         api = self._api
-        found: list[Event] = []
+        found: list[DriverEvent] = []
         while self._events is not None and len(found) < MOST_EVENTS:
             try:
                 data = api.nvmlEventSetWait_v2(self._events, WAIT_MS)
@@ -236,13 +241,13 @@ class Nvml:
                     raise NoDriver(f"the NVIDIA driver went away ({exc})") from exc
                 if exc.value == TIMEOUT or exc.value in OLD:
                     break
-                self._forget_events()  # and register anew at the next look
+                self._forget_events()  # and register anew at the next reading
                 # A device that is lost shows it in its own reading, and the others are well.
                 return tuple(found), "" if exc.value in LOST else str(exc)
             kind = int(data.eventType)
             if kind & (XID_EVENT | DOUBLE_BIT_EVENT):
                 xid = int(data.eventData) if kind & XID_EVENT else None
-                found.append(Event(uuid=self._whose(data.device), xid=xid))
+                found.append(DriverEvent(uuid=self._whose(data.device), xid=xid))
         return tuple(found), ""
 
     def _forget_events(self) -> None:
@@ -255,7 +260,9 @@ class Nvml:
                 return
 
     def _whose(self, handle: Any) -> str | None:
-        """By the handle's address first: a device that is lost does not tell its uuid any more."""
+        """The uuid of an event's device, by the handle's address first: a lost device no longer gives its
+        uuid.
+        """
         if not handle:
             return None
         known = self._handles.get(_address(handle))
@@ -272,7 +279,7 @@ class Nvml:
             raise _Trouble(str(exc)) from exc
 
     def _optional(self, call: Callable[..., Any], *args: Any) -> Any:
-        """None for whatever the driver does not tell, be it too old or not allowed."""
+        """None for a value that the driver does not give, too old or not permitted."""
         try:
             return call(*args)
         except self._api.NVMLError as exc:
@@ -284,7 +291,7 @@ class Nvml:
         return None if value is None else int(getattr(value, of) if of else value)
 
     def _sort(self, exc: Any) -> None:
-        """Raises what is worse than one call that failed."""
+        """Raises if the failure concerns the device or the driver, not only one call."""
         if exc.value in AWAY:
             raise NoDriver(f"the NVIDIA driver went away ({exc})") from exc
         if exc.value in LOST:
@@ -300,7 +307,7 @@ def _up(size: int) -> int:
 
 
 def _used(found: Iterable[Any]) -> dict[int, int | None]:
-    """MiB of each pid: one that uses several instances is listed for each. None: the driver does not say."""
+    """MiB by pid; a process with several instances is listed for each. None: the driver does not say."""
     used: dict[int, int | None] = {}
     for one in found:
         mib = None if one.usedGpuMemory is None else _up(one.usedGpuMemory)

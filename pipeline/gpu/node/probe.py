@@ -1,4 +1,4 @@
-"""How many GPUs the driver of this machine shows, and its version, for who looks once and must not hang."""
+"""Counts the GPUs of this machine once, in a child process, so that a hung driver cannot hang the caller."""
 
 import ctypes
 import json
@@ -22,7 +22,7 @@ print(json.dumps([n.nvmlDeviceGetCount(), v.decode() if isinstance(v, bytes) els
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """`trouble`: "" or why the driver, which is there, could not be asked."""
+    """`trouble`: "" or why the installed driver could not be asked."""
 
     driver: str = ""
     count: int = 0
@@ -32,10 +32,10 @@ class Probed:
 def probe(timeout_s: float = 5.0) -> Probed | None:
     """None where there is no NVIDIA driver. Never raises, and never takes much longer than `timeout_s`.
 
-    Asked in a child: a driver that hangs keeps its caller in the kernel, where not even a kill reaches it.
+    A hung driver keeps its caller in the kernel, out of reach of SIGKILL; so a child asks.
     """
     try:
-        ctypes.CDLL(LIBRARY)  # loading it asks nothing yet; most machines end here, at once
+        ctypes.CDLL(LIBRARY)  # loading asks nothing yet; most machines end here, at once
     except OSError:
         return None
     quiet = subprocess.DEVNULL
@@ -53,7 +53,7 @@ def probe(timeout_s: float = 5.0) -> Probed | None:
         said, _ = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         child.kill()
-        # Reaped when the driver lets go of it; nobody waits for that.
+        # A thread reaps the child when the driver lets go of it.
         threading.Thread(target=child.communicate, name="nvml-probe", daemon=True).start()
         return Probed(trouble=f"the driver did not answer within {timeout_s:g} s")
     try:
@@ -64,7 +64,7 @@ def probe(timeout_s: float = 5.0) -> Probed | None:
 
 
 def has_devices(timeout_s: float = 5.0) -> bool:
-    """True when the driver of this machine shows a GPU; a driver that cannot be asked is told of and has none."""
+    """True when the driver of this machine shows a GPU; a driver that fails is logged and shows none."""
     found = probe(timeout_s)
     if found is not None and found.trouble:
         logger().warning(

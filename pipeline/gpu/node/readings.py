@@ -1,4 +1,4 @@
-"""What one look at the GPUs of a machine gives, in the words of its driver. inventory.py makes devices of it."""
+"""One reading of the GPUs of a machine, in the words of its driver; inventory.py makes devices of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,9 +7,11 @@ from pipeline.gpu.values import Process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """What the driver told without being asked. `uuid` None: it did not say of which device; `xid` None: an
-    uncorrectable memory error."""
+class DriverEvent:
+    """An error event of the driver.
+
+    `uuid` None: of an unnamed device; `xid` None: an uncorrectable memory error.
+    """
 
     uuid: str | None
     xid: int | None
@@ -17,11 +19,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One whole GPU, or a MIG slice of `parent`. None: the driver does not tell.
+    """One whole GPU, or a MIG slice of `parent`. None: the driver does not say.
 
-    `split`: MIG is on, so that only its slices can be used. `ecc_errors`: uncorrectable ones since the driver was
-    loaded. `recovery`: what NVML asks an operator to do (NVML_GPU_RECOVERY_ACTION), 0 nothing. `blind`: why its error
-    events cannot be watched; "" also where it has none.
+    `split`: MIG is on, so only the slices can be used. `ecc_errors`: uncorrectable ones since the driver was
+    loaded. `recovery`: the action that NVML asks for (NVML_GPU_RECOVERY_ACTION), 0 none. `blind`: why its
+    error events cannot be watched; "" also where the device has none.
     """
 
     uuid: str
@@ -41,12 +43,14 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One look at the whole machine. `lost`: uuid -> why it gave no reading; `unnamed`: what failed before it had
-    told its uuid."""
+class MachineReading:
+    """One reading of the machine.
+
+    `lost`: uuid -> why it gave no reading; `unnamed`: failures before a uuid was known.
+    """
 
     driver: str = ""
     readings: tuple[Reading, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[DriverEvent, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
     unnamed: tuple[str, ...] = ()

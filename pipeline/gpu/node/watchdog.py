@@ -1,8 +1,8 @@
-"""Compares what a lease's processes use on a device, as the driver says, with what was leased.
+"""Watchdog: compares the memory that a lease's processes use, by the driver, with the leased memory.
 
-The only means of enforcement that works for every program: no limit of an allocator sees CUDA's own memory, that of
-libraries, or a program that ignores its environment. It is late by a beat of the agent, so it warns first and asks for
-an end only when the excess stays. It judges; whoever started the program acts.
+It is the only enforcement that works for every program: an allocator's limit sees neither CUDA's own memory
+nor that of libraries, and a program may ignore its environment. The figures are one beat of the agent old, so
+it warns first and asks for an end when the excess stays. The parent of the program acts.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ GRACE_S: Final = 10.0  # ten beats of an agent: a peak while a model is loaded i
 
 
 class Word(StrEnum):
-    """What is to be done about a device."""
+    """The action for a device."""
 
     OK = "ok"
     WARN = "warn"  # over, for not longer than the grace
@@ -27,8 +27,8 @@ class Word(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """About one device of a lease. `why` is one sentence with the figures, "" when all is well."""
+class UsageVerdict:
+    """The state of one device of a lease. `why` is one sentence with the figures, "" for OK."""
 
     uuid: str
     word: Word
@@ -37,11 +37,11 @@ class Verdict:
     why: str = ""
 
 
-def used_mib(device: Device, pids: Collection[int]) -> int | None:
-    """What these processes use there by the driver; 0 when it lists none of them, None when it does not say.
+def used_by(device: Device, pids: Collection[int]) -> int | None:
+    """MiB that these processes use there; 0 when the driver lists none of them, None when it does not say.
 
-    It lists process ids of the host, so processes in a pid namespace of their own are not found; those of MPS clients may
-    be counted to the MPS server. Both seem to use nothing; a limit of MPS, or the agent's own figures, hold them.
+    The driver lists pids of the host, so processes in another pid namespace seem to use nothing; so may MPS
+    clients, which it may count to the MPS server. A limit of MPS, or the agent's figures, hold them.
     """
     if device.processes is None:
         return None
@@ -49,7 +49,7 @@ def used_mib(device: Device, pids: Collection[int]) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def judge(
+def judge_usage(
     uuid: str,
     device: Device | None,
     *,
@@ -58,26 +58,26 @@ def judge(
     tolerance_mib: int,
     over_s: float | None,
     grace_s: float = GRACE_S,
-) -> Verdict:
-    """What to do about one device now.
+) -> UsageVerdict:
+    """The action for one device now.
 
-    `device` None: there is no fresh report of it. `over_s`: for how long it has been over without a break (None: it was
-    not). Nothing is ended at the first sight of an excess, however small the grace.
+    `device` None: no fresh report of it. `over_s`: duration of the excess without a break; None: there was
+    none. The first sight of an excess ends nothing, however small the grace.
     """
-    used = None if device is None else used_mib(device, pids)
+    used = None if device is None else used_by(device, pids)
     if used is None:
         why = "its agent is silent" if device is None else "its driver does not say what each process uses"
-        return Verdict(
+        return UsageVerdict(
             uuid=uuid,
             word=Word.UNKNOWN,
             leased_mib=leased_mib,
             why=f"what is used of {uuid} cannot be compared with the lease: {why}",
         )
     if used <= leased_mib + tolerance_mib:
-        return Verdict(uuid=uuid, word=Word.OK, leased_mib=leased_mib, used_mib=used)
+        return UsageVerdict(uuid=uuid, word=Word.OK, leased_mib=leased_mib, used_mib=used)
     last = over_s is not None and over_s >= grace_s
     rest = 0.0 if over_s is None else over_s
-    return Verdict(
+    return UsageVerdict(
         uuid=uuid,
         word=Word.KILL if last else Word.WARN,
         leased_mib=leased_mib,
@@ -89,15 +89,15 @@ def judge(
 
 
 def fresh(snapshot: Snapshot) -> list[Device]:
-    """The devices whose figures are of now: not those of a silent node."""
+    """The devices with current figures: not those of a silent node."""
     silent = {node.name for node in snapshot.nodes if node.silent}
     return [device for device in snapshot.devices if device.node not in silent]
 
 
 class Watchdog:
-    """Watches one lease. `leased` is MiB by uuid; `pids` are its processes now; `reading` is what agents said last.
+    """Watches one lease. `leased`: MiB by uuid; `pids`: its processes now; `reading`: the agents' last reports.
 
-    Give it `lambda: fresh(pool.snapshot())` as `reading`, so that only the agents ask the driver.
+    `lambda: fresh(pool.snapshot())` fits as `reading`: only the agents ask the driver.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class Watchdog:
         self._over_since: dict[str, float] = {}
         self._said: dict[str, Word] = {}
 
-    def look(self, now: float) -> list[Verdict]:
-        """One verdict per device, in the order of `leased`. `now`: seconds of any clock that does not jump.
+    def check(self, now: float) -> list[UsageVerdict]:
+        """One verdict per device, in the order of `leased`. `now`: seconds of a monotonic clock.
 
-        A change is logged once. Redis away is a device of which nothing is known; never raises for it.
+        A change is logged once. While Redis is away all devices are unknown; that raises nothing.
         """
         try:
             devices = {device.uuid: device for device in self.reading()}
@@ -129,9 +129,9 @@ class Watchdog:
         pids = self.pids()
         return [self._judge(uuid, devices.get(uuid), pids, now) for uuid in self.leased]
 
-    def _judge(self, uuid: str, device: Device | None, pids: Collection[int], now: float) -> Verdict:
+    def _judge(self, uuid: str, device: Device | None, pids: Collection[int], now: float) -> UsageVerdict:
         since = self._over_since.get(uuid)
-        verdict = judge(
+        verdict = judge_usage(
             uuid,
             device,
             pids=pids,

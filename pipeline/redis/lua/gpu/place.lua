@@ -1,7 +1,7 @@
 -- Which models are on which devices (gpu/placement.py). Every call first drops what no living lease covers.
 -- KEYS models, deadlines of the pool's leases
 -- ARGV verb, field of the entry, then:
---   look                                         returns {now ms, entry, entry, ...}
+--   list                                         returns {now ms, entry, entry, ...}
 --   claim: entry (JSON), memory MiB, room MiB, load ms   returns {'claimed', entry} | {'held', entry} | {'full'} | {'lost'}
 --   touch | ready | unloading | drop: claim id   returns 1, or 0 when the entry is not (any more) that claim's, or not
 --                                                in a state for it
@@ -23,7 +23,7 @@ local function put(entry)
   redis.call('HSET', KEYS[1], name, text)
   return text
 end
-if verb == 'look' then
+if verb == 'list' then
   local answer = { now }
   for _, found in pairs(entries) do answer[#answer + 1] = found.text end
   return answer

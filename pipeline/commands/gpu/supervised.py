@@ -33,8 +33,8 @@ NOT_FOUND: Final = 127  # as shells answer
 NOT_STARTED: Final = 126
 
 
-class Leash:
-    """The keeper's end. On leaving, everything that the program started has been ended, or `left` names what has not."""
+class SupervisedProgram:
+    """The keeper's end. On leaving, everything that the program started has been ended, or `survivors` names the others."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Leash:
         self.code: int | None = None  # exit code of the program, 128 + n when signal n ended it
         self.failed = ""  # why it could not be started
         self.program_pid: int | None = None
-        self.left: tuple[int, ...] = ()
+        self.survivors: tuple[int, ...] = ()
         self._heard = b""
         self._others = {p.pid for p in psutil.Process().children()}
         _adopt_orphans(True)
@@ -74,7 +74,7 @@ class Leash:
         self._line.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.guard.wait(self.grace_s + 2 * KILLED_S)
-        self.left = _kill(self._descendants)
+        self.survivors = _kill(self._descendants)
         _adopt_orphans(False)
         if self.guard.poll() is None:
             self.guard.returncode = (
@@ -100,7 +100,7 @@ class Leash:
         self._say(stop=self.grace_s if within_s is None else within_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """True when the program has ended, or was never started, and nothing it started is left but `left`."""
+        """True when the program has ended, or was never started, and nothing it started still runs but `survivors`."""
         ready, _, _ = select.select([self._line], [], [], timeout_s)
         if not ready:
             return False

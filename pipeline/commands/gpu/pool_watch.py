@@ -16,14 +16,14 @@ from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Device, PoolLease, Snapshot
 from pipeline.logs import logger
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 OLD_S: Final = 5.0  # from then on a snapshot says nothing of now
 JOIN_S: Final = 1.0  # a look that hangs in a dead connection can change nothing any more
 # A shell script may start thousands of short processes; from here on only those that the driver sees are noted.
 NOTED: Final = 256
 
 
-class Look:
+class PoolWatch:
     """Looks about every second until the end of its `with`."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Look:
                 pass  # the renewals decide when that is too long
             except Exception:  # noqa: BLE001 - the edge of a loop that must go on while the program does
                 logger(lease=self.lease.lease_id).exception("gpu.not_looked")
-            self._wake.wait(LOOK_S)
+            self._wake.wait(POLL_S)
             self._wake.clear()
 
     def _on_devices(self, snapshot: Snapshot) -> set[int]:
