@@ -24,7 +24,7 @@ from pipeline.watching.watcher import RoundSummary
 
 NAME: Final = TASK_WATCH
 # After a round that hung the watcher pauses for so many times as long, so that its process stores batches.
-REST: Final = 5
+PAUSE: Final = 5
 
 
 def run(context: Context, *_: str) -> None:
@@ -33,7 +33,7 @@ def run(context: Context, *_: str) -> None:
     alarm.daemon = True
     alarm.start()
     try:
-        if not context.watcher.state.rests():
+        if not context.watcher.state.paused():
             watch(context)
     except (RedisUnavailable, redis.RedisError) as exc:
         logger().warning("redis.away", why=str(exc))
@@ -48,9 +48,9 @@ def run(context: Context, *_: str) -> None:
 def _hung(context: Context) -> None:
     """Ends the process, as for a step that hangs; its supervisor starts another one."""
     after_s = context.settings.stack.step_s
-    logger().error("watch.hung", in_sink=context.in_sink, after_s=after_s, rests_s=REST * after_s)
+    logger().error("watch.hung", in_sink=context.in_sink, after_s=after_s, rests_s=PAUSE * after_s)
     with suppress(RedisUnavailable, redis.RedisError):
-        context.watcher.state.rest(REST * after_s)
+        context.watcher.state.pause(PAUSE * after_s)
     metrics.flush()
     os._exit(HUNG)
 

@@ -1,16 +1,16 @@
-"""What the watcher keeps in Redis, and the one step in which it changes (redis/lua/watching/watched.lua).
+"""The watcher's state in Redis, and the one step in which it changes (redis/lua/watching/watched.lua).
 
-A round reads the oldest observations and the states they touch, and writes back what has changed, in one script that
-refuses a watcher whose lease was taken over. Nothing is kept in a process between two rounds, so any worker may do the
-next one, and a Redis that lost its last seconds lost observations and states of the same moments.
+A round reads the oldest observations and the states that they touch, and writes all its changes in one script. The
+script refuses a watcher whose lease was taken over. A process keeps nothing between two rounds, so any worker may do
+the next one. A Redis that lost its last seconds lost observations and states of the same moments.
 """
 
 import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
-import msgpack
+import msgspec
 import polars as pl
 import redis
 
@@ -18,6 +18,8 @@ from pipeline.drain.templates import unpack_template
 from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
 from pipeline.records.schema import pack_frame, unpack_frame
+from pipeline.records.wire import Codec
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, byte_map, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import WATCH
@@ -32,12 +34,46 @@ from pipeline.watching.view import LOST, Changes, View
 T = TypeVar("T")
 
 LANES: Final = tuple(Lane)
-# Batches in flight that are looked at, those due first: they wait longest. Reading one takes 15 us.
-LOOKED_AT: Final = 2_000
+# Batches in flight that a snapshot reads, those due first, as they wait longest. Reading one takes 15 us.
+MAX_IN_FLIGHT: Final = 2_000
+_KEYS: Final = ("observations", "", "sessions", "pulses", "rates", "incidents", "outbox", "pasts", "past_due")
+
+
+class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
+    """The argument of watched.lua. Lua's numbers are doubles, so ids of 64 bits travel as text."""
+
+    token: str
+    head: int  # observations ever taken from the list, with those of this round
+    newest: str  # SHA-1 of the newest observation that the round read, "" for none
+    after: str  # name of the round that was the last one when this one read, "" for none
+    name: str  # of this round
+    incidents: bytes  # b"" leaves them as they are
+    sessions: list[
+        tuple[str, int, int, bytes]
+    ]  # (name, number of the lane, closes at ms, state) of open ones
+    closed: list[str]
+    histories: list[tuple[str, int, bytes]]  # (name, expires at ms, state)
+    forgotten_histories: list[str]
+    minute_counts: dict[str, bytes]
+    rates: dict[str, bytes]
+    forgotten: list[str]  # workloads
+    rows: list[bytes]
+    numbers: dict[str, int]  # fields of `watching`
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    """Rows on their way to the sinks."""
+
+    batch_id: str
+    workload: str
+    rows: bytes
+
+
+_ENTRIES: Final = Codec(_Entry, version=1, what="rows of the watcher", newer=BadPayload)
 
 
 class WatcherState:
-    """One per process."""
+    """One per process. Every method raises RedisUnavailable."""
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
@@ -45,10 +81,9 @@ class WatcherState:
         self.scripts = Scripts(client)
 
     def snapshot(self, most: int, most_events: int) -> View:
-        """The oldest `most` observations, fewer where they have more events of sessions than that, but one at least; and
-        what every round needs. Raises RedisUnavailable."""
+        """The state, with the oldest `most` observations; fewer if they have more session events, but at least one."""
         k = self.keys
-        # What is in flight is read first: what is stored meanwhile is in the list, and at worst seen as both.
+        # Batches in flight are read first: a batch that is stored meanwhile is at worst in both.
         with answering():
             seconds, micros = self.client.time()
             in_flight = self._in_flight()
@@ -59,18 +94,22 @@ class WatcherState:
             pipe.hlen(k.watching("sessions"))
             pipe.hlen(k.watching("pasts"))
             pipe.hgetall(k.watching("pulses"))
-            numbers, blobs, size, sessions, pasts, pulses = pipe.execute()
+            numbers, blobs, size, sessions, histories, pulses = pipe.execute()
         known = text_map(numbers)
         observed: list[Observation] = []
         read = events = 0
         for blob in blobs:
-            seen = _read(blob)
-            events += 0 if seen is None else seen.events.height
+            observation = _readable("observation", Observation.unpack, blob)
+            events += 0 if observation is None else observation.events.height
             if read and events > most_events:
                 break
             read += 1
-            if seen is not None:
-                observed.append(seen)
+            if observation is not None:
+                observed.append(observation)
+        minute_counts = {
+            name.decode(): _readable("pulse", MinuteCounts.unpack, blob, workload=name.decode())
+            for name, blob in byte_map(pulses).items()
+        }
         return View(
             now_ms=seconds * 1000 + micros // 1000,
             in_flight=in_flight,
@@ -82,23 +121,19 @@ class WatcherState:
             round=known.get("round", ""),
             open=sessions,
             events=int(known.get("events", 0)),
-            histories=pasts,
+            histories=histories,
             history_events=int(known.get("past_events", 0)),
             lost_ms={name[len(LOST) :]: int(at) for name, at in known.items() if name.startswith(LOST)},
             incidents_ms=int(known.get("incidents_ms", 0)),
-            minute_counts={
-                name.decode(): pulse
-                for name, blob in byte_map(pulses).items()
-                if (pulse := _pulse(name.decode(), blob)) is not None
-            },
+            minute_counts={name: counts for name, counts in minute_counts.items() if counts is not None},
         )
 
     def _in_flight(self) -> dict[Lane, int]:
-        ids = self.client.zrange(self.keys.due, 0, LOOKED_AT - 1)
+        ids = self.client.zrange(self.keys.due, 0, MAX_IN_FLIGHT - 1)
         pipe = self.client.pipeline(transaction=False)
         for batch_id in cast("list[bytes]", ids):
             pipe.hmget(self.keys.batch(batch_id.decode()), "accepted_ms", "kind", "backfill")
-        # Those that will be scored again and are not sent yet come after those that are.
+        # Batches that will be scored again and are not sent yet come after those that are.
         pipe.zrange(self.keys.warming, 0, 0, withscores=True)
         *entries, warming = pipe.execute()
         oldest: dict[Lane, int] = {}
@@ -112,11 +147,30 @@ class WatcherState:
         return oldest
 
     def sessions(self, names: Sequence[str]) -> dict[str, OpenSession]:
-        """Those of these that are open; a damaged one is as if it were not. Raises RedisUnavailable."""
+        """The open ones of these; a damaged one counts as not open."""
         return self._read("sessions", names, lambda name, blob: OpenSession.unpack(*split_name(name), blob))
 
+    def histories(self, names: Sequence[str]) -> dict[str, SessionHistory]:
+        """Of these sessions; a damaged one counts as missing."""
+        return self._read("pasts", names, lambda _, blob: SessionHistory.unpack(blob))
+
+    def _read(self, what: str, names: Sequence[str], unpack: Callable[[str, bytes], T]) -> dict[str, T]:
+        found = {}
+        for name, blob in self._blobs(what, names).items():
+            value = _readable(what.removesuffix("s"), unpack, name, blob)
+            if value is not None:
+                found[name] = value
+        return found
+
+    def _blobs(self, what: str, names: Sequence[str]) -> dict[str, bytes]:
+        if not names:
+            return {}
+        with answering():
+            blobs = cast("list[bytes | None]", self.client.hmget(self.keys.watching(what), list(names)))
+        return {name: blob for name, blob in zip(names, blobs, strict=True) if blob is not None}
+
     def due(self, until_ms: Mapping[Lane, int], most: int) -> list[str]:
-        """Sessions that close by then, per lane; those due first. Raises RedisUnavailable."""
+        """Sessions that close by then, per lane; those due first."""
         with answering():
             pipe = self.client.pipeline(transaction=False)
             for lane in LANES:
@@ -126,7 +180,7 @@ class WatcherState:
         return [name.decode() for names in found for name in names]
 
     def longest_idle(self, most: int) -> list[str]:
-        """Raises RedisUnavailable."""
+        """Sessions that close first, over all lanes."""
         with answering():
             pipe = self.client.pipeline(transaction=False)
             for lane in LANES:
@@ -135,55 +189,30 @@ class WatcherState:
         by_time = sorted((at, name) for names in found for name, at in names)
         return [name.decode() for _, name in by_time[:most]]
 
-    def histories(self, names: Sequence[str]) -> dict[str, SessionHistory]:
-        """Those of these that are kept; a damaged one is as if it were not. Raises RedisUnavailable."""
-        return self._read("pasts", names, lambda _, blob: SessionHistory.unpack(blob))
-
-    def _read(self, what: str, names: Sequence[str], unpack: Callable[[str, bytes], T]) -> dict[str, T]:
-        """Those of these that a hash has and that can be read. Raises RedisUnavailable."""
-        if not names:
-            return {}
-        with answering():
-            blobs = cast("list[bytes | None]", self.client.hmget(self.keys.watching(what), list(names)))
-        found = {}
-        for name, blob in zip(names, blobs, strict=True):
-            if blob is not None:
-                try:
-                    found[name] = unpack(name, blob)
-                except BadPayload as exc:
-                    logger().warning("watch.damaged", what=what.removesuffix("s"), why=str(exc))
-        return found
-
     def expired(self, until_ms: int, most: int) -> list[str]:
-        """Names of which the past is kept for long enough by then, at most `most`. Raises RedisUnavailable."""
+        """Sessions whose histories expire by then, at most `most`."""
         key = self.keys.watching("past_due")
         with answering():
             found = self.client.zrangebyscore(key, "-inf", until_ms, start=0, num=most)
         return [name.decode() for name in cast("list[bytes]", found)]
 
     def oldest_histories(self, most: int) -> list[str]:
-        """Names of those that are forgotten first. Raises RedisUnavailable."""
+        """Sessions whose histories expire first."""
         with answering():
             found = self.client.zrange(self.keys.watching("past_due"), 0, most - 1)
         return [name.decode() for name in cast("list[bytes]", found)]
 
     def rates(self, workloads: Sequence[str]) -> dict[str, bytes]:
-        """Their states, as far as there are any. Raises RedisUnavailable."""
-        if not workloads:
-            return {}
-        with answering():
-            blobs = cast(
-                "list[bytes | None]", self.client.hmget(self.keys.watching("rates"), list(workloads))
-            )
-        return {name: blob for name, blob in zip(workloads, blobs, strict=True) if blob is not None}
+        """The states of the rates of these workloads."""
+        return self._blobs("rates", workloads)
 
     def incidents(self) -> bytes | None:
-        """Raises RedisUnavailable."""
+        """The state of incidents."""
         with answering():
             return cast("bytes | None", self.client.get(self.keys.watching("incidents")))
 
     def texts(self, template_ids: Iterable[int]) -> dict[int, str]:
-        """Templates in words, as far as they are known. Raises RedisUnavailable."""
+        """The texts of these templates; unknown ones are missing, as are those of a newer build."""
         wanted = sorted(set(template_ids))
         if not wanted:
             return {}
@@ -195,95 +224,74 @@ class WatcherState:
                 try:
                     found[template_id] = unpack_template(template_id, blob).text
                 except (BadPayload, TooNew):
-                    continue  # a newer build knows its words
+                    continue
         return found
 
     def change(self, changes: Changes, *, token: int) -> bool:
-        """All of it at once; False when the lease is another's or Redis is not as it was read: nothing was changed. Raises RedisUnavailable."""
-        k = self.keys
-        names = (
-            "observations",
-            "",
-            "sessions",
-            "pulses",
-            "rates",
-            "incidents",
-            "outbox",
-            "pasts",
-            "past_due",
+        """Write all changes in one step. False, and nothing changes, if the lease was taken over or Redis lost state."""
+        keys = [self.keys.lease(WATCH), *(self.keys.watching(*([name] if name else [])) for name in _KEYS)]
+        keys += [self.keys.watching("idle", lane.value) for lane in LANES]
+        wire = RoundWire(
+            token=str(token),
+            head=changes.head,
+            newest=changes.newest,
+            after=changes.after,
+            name=str(uuid.uuid4().int >> 66),
+            incidents=changes.incidents,
+            sessions=[
+                (name, LANES.index(session.lane), due_ms, session.pack())
+                for name, (session, due_ms) in changes.sessions.items()
+            ],
+            closed=list(changes.over),
+            histories=[
+                (name, expires_ms, history.pack())
+                for name, (history, expires_ms) in changes.histories.items()
+            ],
+            forgotten_histories=list(changes.forgotten_histories),
+            minute_counts={name: counts.pack() for name, counts in changes.minute_counts.items()},
+            rates=changes.rates,
+            forgotten=changes.forgotten,
+            rows=[pack_entry(*entry) for entry in changes.rows],
+            numbers=changes.numbers,
         )
-        keys = [k.lease(WATCH), *(k.watching(*([name] if name else [])) for name in names)]
-        keys += [k.watching("idle", lane.value) for lane in LANES]
-        sessions = [
-            x
-            for name, (session, due_ms) in changes.sessions.items()
-            for x in (name, LANES.index(session.lane) + 1, due_ms, session.pack())
-        ]
-        pasts = [x for name, (past, due_ms) in changes.histories.items() for x in (name, due_ms, past.pack())]
-        pulses = [x for name, pulse in changes.minute_counts.items() for x in (name, pulse.pack())]
-        rates = [x for name, blob in changes.rates.items() for x in (name, blob)]
-        numbers = [x for name, value in changes.numbers.items() for x in (name, value)]
-        args: list[Any] = [token, changes.head, changes.incidents]
-        args += [changes.after, uuid.uuid4().int >> 66, changes.newest]
-        args += [len(changes.sessions), *sessions, len(changes.over), *changes.over]
-        args += [
-            len(changes.histories),
-            *pasts,
-            len(changes.forgotten_histories),
-            *changes.forgotten_histories,
-        ]
-        args += [len(changes.minute_counts), *pulses, len(changes.rates), *rates]
-        args += [len(changes.forgotten), *changes.forgotten, len(changes.rows)]
-        args += [pack_entry(*entry) for entry in changes.rows]
-        args += [len(changes.numbers), *numbers]
-        return bool(self.scripts.run("watching/watched", keys, args))
+        return bool(self.scripts.run("watching/watched", keys, [named_arguments(wire)]))
 
-    def rest(self, seconds: float) -> None:
-        """No rounds for so long. Raises RedisUnavailable."""
+    def pause(self, seconds: float) -> None:
+        """No rounds for so long, because one hung."""
         with answering():
             self.client.set(self.keys.watching("rests"), "1", px=round(seconds * 1000))
 
-    def rests(self) -> bool:
-        """Whether a round hung lately. Raises RedisUnavailable."""
+    def paused(self) -> bool:
+        """Whether `pause` holds."""
         with answering():
             return bool(self.client.exists(self.keys.watching("rests")))
 
     def outbox(self) -> list[bytes]:
-        """Rows that no sink has yet, oldest first, as `unpack_entry` reads them. Raises RedisUnavailable."""
+        """Rows that are not in every sink yet, oldest first, as `unpack_entry` reads them."""
         with answering():
             return cast("list[bytes]", self.client.lrange(self.keys.watching("outbox"), 0, -1))
 
     def delivered(self, entry: bytes) -> None:
-        """Every sink has these rows. May be said twice. Raises RedisUnavailable."""
+        """Every sink has these rows. Idempotent."""
         with answering():
             self.client.lrem(self.keys.watching("outbox"), 1, entry)  # type: ignore[arg-type]
 
 
 def pack_entry(batch_id: str, workload: str, rows: pl.DataFrame) -> bytes:
     """Rows on their way to the sinks."""
-    return bytes(msgpack.packb([batch_id, workload, pack_frame(rows)]))
+    return _ENTRIES.pack(_Entry(batch_id, workload, pack_frame(rows)))
 
 
 def unpack_entry(blob: bytes) -> tuple[str, str, pl.DataFrame]:
     """(batch id, workload, rows). Raises BadPayload."""
-    try:
-        batch_id, workload, rows = msgpack.unpackb(blob)
-        return str(batch_id), str(workload), unpack_frame(rows)
-    except (ValueError, TypeError, msgpack.UnpackException) as exc:
-        raise BadPayload(f"rows of the watcher are not readable: {exc}") from exc
+    entry = _ENTRIES.unpack(blob)
+    return entry.batch_id, entry.workload, unpack_frame(entry.rows)
 
 
-def _read(blob: bytes) -> Observation | None:
+def _readable(what: str, unpack: Callable[..., T], *args: str | bytes, **context: str) -> T | None:
+    """None, and a warning, for a damaged value."""
     try:
-        return Observation.unpack(blob)
+        return unpack(*args)
     except BadPayload as exc:
-        logger().warning("watch.damaged", what="observation", why=str(exc))
-        return None
-
-
-def _pulse(workload: str, blob: bytes) -> MinuteCounts | None:
-    try:
-        return MinuteCounts.unpack(blob)
-    except BadPayload as exc:
-        logger(workload=workload).warning("watch.damaged", what="pulse", why=str(exc))
+        logger(**context).warning("watch.damaged", what=what, why=str(exc))
         return None
