@@ -1,16 +1,19 @@
-"""Whether a model is to be trained now, and why: a pure function of facts and rules.
+"""Whether a model is trained now, and why: a pure function of facts and rules.
 
-One call decides for one model: "shared", or the own model of one workload. Causes, in the order they are asked:
+One call decides for one model: "shared", or the own model of one workload. Causes, in order:
 
-    addition   watched workloads with stored lines that neither the last attempt nor the live model includes
+    addition   watched workloads with stored lines, in neither the last attempt nor the live model
     schedule   a time of day has come
     drift      novelty, unknown words or scores have moved (drift.py)
     volume     many lines were stored since the last attempt
     age        the model, or the last attempt at a better one, is old
 
-What always holds: a training answers every cause that holds when it is asked for, and an answered cause never asks
-again, unless the training failed; after a failure nothing is asked before the back-off has passed; a removal from the
-watchlist asks for nothing; nothing is asked while a training of the model is queued or runs.
+Invariants:
+
+* A training answers every cause that holds at its request. An answered cause asks again only after a failure.
+* After a failure nothing is requested before the back-off has passed.
+* Removing a workload from the watchlist requests nothing.
+* While a training of the model is queued or runs, nothing is requested.
 """
 
 from collections.abc import Iterator
@@ -148,7 +151,7 @@ def _old_at(facts: Facts, rules: RetrainRules) -> datetime | None:
 
 
 def _trained_since(facts: Facts, at: datetime) -> bool:
-    """Did a training give a model, published or not, after that time? One that was called off does not count."""
+    """Did a training give a model, published or not, after that time? A cancelled one does not count."""
     gave_at = facts.history.gave_at
     return (gave_at is not None and gave_at >= at) or (
         facts.live_since is not None and facts.live_since >= at

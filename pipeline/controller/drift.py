@@ -1,27 +1,27 @@
-"""How far the stream has moved away from what a model version met when it was new.
+"""How far the stream has moved since a model version was new.
 
 Three figures, each of a *window* of recent lines against the *reference*, the first lines under the version:
 
-* novelty: rise of the share of lines whose template the training never saw;
-* unknown: rise of the share of words the training never saw;
+* novelty: rise of the share of lines whose template is not in the training;
+* unknown: rise of the share of words that are not in the training;
 * score: the population stability index of the scores.
 
-Novelty and scores are properties of every line, because the verdict cache keeps both: a window compares with the
-reference whether its lines were scored or answered from the cache. Unknown words are not: they are evidence of a
-scoring, and a version scores each distinct line once. Its cache begins empty, so the reference counts every distinct
-line of its time, a later window only those that are new by then; the share *among scored lines* therefore rises by
-itself on a stream that never changes, as what is left to be scored is ever rarer. So the window's unknown words are
-divided by the words that an empty cache would have scored in as many lines, which is what the reference did:
+Novelty and scores belong to every line, because the verdict cache keeps both. Unknown words are counted only
+when a line is scored, and a version scores each distinct line once. Its cache begins empty: the reference
+counts every distinct line of its time, a later window only new ones. The share *among scored lines* thus
+rises even on a stream that never changes. So the divisor is the number of words that an empty cache would
+have scored in as many lines:
 
-    unknown = unknown words of the window / max(scored words of the window, scored words of the reference scaled to it)
+    unknown = unknown words of the window / max(scored words of the window,
+                                                scored words of the reference scaled to the window)
 
-What the cache hides counts as known. On a stationary stream the chance that a line is met for the first time only
-falls, hence the expected figure never exceeds the reference: the measure errs towards silence. For the same reason
-a window is never shorter than the reference (distinct lines grow slower than lines, so scaling *up* is the safe way).
-The price: a stream that turns to much fewer distinct lines must hold more unknown words to be noticed.
+Words that the cache hides count as known. On a stationary stream the chance of a first occurrence only falls,
+so the expected figure never exceeds the reference: the measure errs towards silence. For the same reason a
+window is never shorter than the reference: distinct lines grow slower than lines, so scaling *up* is safe.
+The price: a stream that turns to much fewer distinct lines needs more unknown words to be noticed.
 
-Everything is counted in a commit, into sums per version, so a batch counts once whatever is delivered twice. Batches
-that are scored again after the first model was published are not to be counted: that model was trained on them.
+Commits add to sums per version, so a batch counts once however often it is delivered. Batches scored again
+after the first model was published are not counted: that model was trained on them.
 """
 
 import math
@@ -42,8 +42,9 @@ BINS: Final = 10  # of the score, 0..1; deciles of the range, as is usual for a 
 COUNTERS: Final = (
     "lines", "novel", "anomalous", "words", "unknown", *(f"bin{i}" for i in range(BINS)),
 )  # fmt: skip
-# Beyond so many standard errors of a difference, chance does not explain it. Lines come in bursts, so they tell as much
-# as a fifth of them would if they were independent; what bursts more than that is left to the thresholds.
+# Beyond so many standard errors of a difference, chance does not explain it. Lines come in bursts, so they
+# tell as much as a fifth of them would if they were independent; what bursts more than that is left to the
+# thresholds.
 _ERRORS: Final = 3.0
 _BURST: Final = 5.0
 # Fewer words than one in so many lines are no share to speak of: a single odd line must not be drift.
@@ -54,10 +55,11 @@ _MASK: Final = r"<[A-Z0-9_]+>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """What `advance` found. Shares are 0..1; `novelty` and `unknown` are rises (now - then), never below 0.
+    """The result of `advance`. Shares are 0..1; `novelty` and `unknown` are rises (now - then), never below
+    0.
 
-    While not `ready` (the reference or the window is not full yet) the three figures are 0. A rise that chance
-    alone explains is 0 too.
+    While not `ready` (the reference or the window is not full yet) the three figures are 0. A rise that
+    chance alone explains is 0 too.
     """
 
     version: str
@@ -75,7 +77,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftWindow:
-    """What `advance` remembers between two looks at the sums of one version. All values are sums since publication."""
+    """The state of `advance` between two calls, for one version. All values are sums since publication."""
 
     version: str
     reference: Mapping[str, int] | None = None  # the sums when the reference was full
@@ -95,9 +97,9 @@ WINDOWS: Final = Codec(DriftWindow, version=1, what="a stored window of drift", 
 def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
     """Counters of one committed batch, named as in COUNTERS; empty for a batch without verdicts (warming).
 
-    `rows`: RESULT_SCHEMA. `work`: WORK_SCHEMA of detect.py; rows that the cache answered have no `tokens` and are no
-    scored words. A record counts as one line however many physical lines it spans, or one long stack trace would
-    outweigh everything around it.
+    `rows`: RESULT_SCHEMA. `work`: WORK_SCHEMA of detect.py; rows that the cache answered have no `tokens` and
+    are no scored words. A record counts as one line however many physical lines it spans, or one long stack
+    trace would outweigh everything around it.
     """
     judged = rows.filter(pl.col("score").is_not_null()) if rows["score"].null_count() else rows
     if judged.is_empty():
@@ -131,10 +133,10 @@ def advance(
 ) -> tuple[DriftWindow, Drift]:
     """One look at the sums of the live version. Pure.
 
-    The first `drift_lines` lines (or however many were there when that was first seen) are the reference. The window
-    covers the latest lines: at least as many as the reference, at most half of that more, and what came between two
-    looks. It slides by halves. Another version, or sums that have shrunk, begin anew. Raises ValueError for counters
-    that are no numbers.
+    The first `drift_lines` lines (or however many were there when that was first seen) are the reference. The
+    window covers the latest lines: at least as many as the reference, at most half of that more, and what
+    came between two looks. It slides by halves. Another version, or sums that have shrunk, begin anew. Raises
+    ValueError for counters that are no numbers.
     """
     now = sums(counters)
     if state is None or state.version != version or _shrunk(now, state.marks):
@@ -185,13 +187,12 @@ def drift_between(reference: Mapping[str, int], window: Mapping[str, int], *, ve
 def stability(then: list[int], now: list[int]) -> float:
     """Population stability index of two histograms, 0 where chance explains it.
 
-    PSI = sum over bins of (q - p) ln(q / p), the Jeffreys divergence of the two distributions; credit scoring reads
-    0.1 as some and 0.25 as a major shift (Siddiqi, "Credit Risk Scorecards", 2006). Half a line is added to every bin
-    (Jeffreys' prior), so that an empty bin is a rare one and not an infinite one, and three lines in it are no alarm.
-    For equal distributions PSI / (1/n + 1/m) is about chi-square with bins - 1 degrees of freedom (Yurdakul,
-    "Statistical properties of population stability index", 2018): below its mean plus three deviations, with
-    n and m divided by the length of a burst, it is 0. Bins
-    that are empty on both sides are no bins.
+    PSI = sum over bins of (q - p) ln(q / p), the Jeffreys divergence of the two distributions. Credit scoring
+    reads 0.1 as some and 0.25 as a major shift (Siddiqi, "Credit Risk Scorecards", 2006). Every bin gets half
+    a line more (Jeffreys' prior), so that three lines in an empty bin are no alarm. For equal distributions
+    PSI / (1/n + 1/m) is about chi-square with bins - 1 degrees of freedom (Yurdakul, "Statistical properties
+    of population stability index", 2018). Below its mean plus three deviations, with n and m divided by the
+    length of a burst, the index is 0. Bins that are empty on both sides do not count.
     """
     pairs = [(a, b) for a, b in zip(then, now, strict=True) if a or b]
     total_then, total_now = sum(then), sum(now)
@@ -210,8 +211,8 @@ def stability(then: list[int], now: list[int]) -> float:
 def _rise(now: int, of_now: float, then: int, of_then: float) -> float:
     """now/of_now - then/of_then, 0 where it is not above three standard errors.
 
-    The error is that of Agresti and Caffo (2000), one success and one failure added to each side: it does not vanish
-    for shares of 0, which are the usual ones here.
+    The error is that of Agresti and Caffo (2000), one success and one failure added to each side: it does not
+    vanish for shares of 0, which are the usual ones here.
     """
     share_now, share_then = min(1.0, now / of_now), min(1.0, then / of_then)
     variance = 0.0

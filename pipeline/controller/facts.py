@@ -1,4 +1,4 @@
-"""What a decision about a training rests on: facts, rules, and the history that past attempts leave behind."""
+"""The inputs of a decision about a training: facts, rules, and the history of past attempts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -35,15 +35,13 @@ class Attempt:
     at: datetime  # when it ended; aware UTC
     outcome: AttemptOutcome
     causes: tuple[str, ...]  # `Retrain.answers` of the decision; empty when an operator asked
-    lines: Mapping[
-        str, int
-    ]  # workload -> stored lines when it was asked for (`Facts.workloads` of that decision)
+    lines: Mapping[str, int]  # stored lines by workload at the request (`Facts.workloads` of that decision)
     reason: str = ""  # of a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What past attempts leave behind; `after` folds one more in. One per model, small, stored as JSON."""
+    """The effect of past attempts; `after` folds one more in. One per model, small, stored as JSON."""
 
     last: Attempt | None = None  # the last that did not fail
     gave_at: datetime | None = None  # when one last gave a model, published or not
@@ -58,8 +56,7 @@ class History:
             failure = clipped(attempt.reason, REASON_CHARS)
             return replace(self, failures=self.failures + 1, failed_at=attempt.at, failure=failure)
         if attempt.outcome is AttemptOutcome.ROLLED_BACK:
-            # What was learnt from which lines stays as it was; only the age begins anew, or the old version that
-            # serves again would be replaced at once for being old.
+            # Only the age begins anew: otherwise the old version that serves again would be replaced at once.
             last = self.last or attempt
             return replace(self, last=replace(last, at=max(last.at, attempt.at), outcome=attempt.outcome))
         # A training of some workloads says nothing about the lines of the others.
@@ -88,9 +85,7 @@ class Facts:
     now: datetime
     model: str  # "shared" or the workload whose own model it is
     watching: bool  # is anything on the watchlist
-    workloads: Mapping[str, int] = field(
-        default_factory=dict
-    )  # watched, of this model -> stored lines (0: none)
+    workloads: Mapping[str, int] = field(default_factory=dict)  # watched ones of this model -> stored lines
     silent: tuple[str, ...] = ()  # watchlist patterns that match no workload yet
     trained: frozenset[str] = frozenset()  # what the live version was trained on
     live_since: datetime | None = None  # publication of the live version; None: no model
@@ -107,7 +102,7 @@ class Facts:
 
     @property
     def new_lines(self) -> int:
-        """Lines stored since the last attempt, per workload: one that left takes nothing away from the others."""
+        """Lines stored since the last attempt; a workload that left takes nothing away from the others."""
         before: Mapping[str, int] = self.history.last.lines if self.history.last else {}
         return sum(max(0, lines - before.get(name, 0)) for name, lines in self.workloads.items())
 
@@ -141,7 +136,7 @@ class RetrainRules:
 
 
 def facts_to_json(facts: Facts) -> dict[str, Any]:
-    """What a decision rested on; bounded: of many workloads the largest are named, all are counted."""
+    """The facts of a decision, bounded: of many workloads the largest are named, all are counted."""
     largest = sorted(facts.workloads.items(), key=lambda item: (-item[1], item[0]))[:NAMES_RECORDED]
     history = facts.history
     last = history.last
@@ -177,7 +172,7 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
 
 
 def _remember(spent: tuple[str, ...], causes: Iterable[str]) -> tuple[str, ...]:
-    """Keys of drift and the newest one of the schedule; the others hold a basis that the attempt has moved."""
+    """Keys of drift and the newest of the schedule; the others hold a basis that the attempt has moved."""
     new = [key for key in causes if key.partition(":")[0] in ("drift", "schedule")]
     kept = [key for key in spent if key not in new]
     if any(key.startswith("schedule:") for key in new):

@@ -1,16 +1,17 @@
-"""What is done regularly is done once, however many beats run: slots, and times of day.
+"""Periodic work, once per period however many beats ask (idempotent): slots, and times of day.
 
-A schedule of a period has a slot per multiple of it on Redis time. A beat, or whatever else asks, begins the current
-slot, acts, and finishes it. A slot is done when it was finished, not when it was begun: who dies in between loses it
-after a while, and the next one who asks acts. Whatever was missed is one slot, the latest.
+A schedule has a slot per multiple of its period on Redis time. A beat, or any other caller, begins the
+current slot, acts, and finishes the slot. Only a finished slot is done: if its holder dies, the slot expires
+and the next caller acts. Missed slots are one slot, the latest.
 
-Why slots and not redbeat: a lock around the beat says who *sends*, and that does not hold. A beat whose connection
-fails while it takes the lock goes on without it (redbeat #208, #238), one that is cut off goes on sending (#129), and
-the default lock needs 25 minutes to change hands. A message that was sent once can still arrive twice or never. So
-the firing must be harmless in any number, and then the lock has nothing left to do: any number of stock beats, or a
-timer in any worker, may ask, and the row in Redis decides. It costs one script call for every asking.
+Why slots and not redbeat: a lock around the beat decides who *sends*, and redbeat's lock does not hold. A
+beat whose connection fails while it takes the lock continues without it (redbeat #208, #238). A beat that is
+cut off continues to send (#129), and the default lock needs 25 minutes to change hands. A message sent once
+can still arrive twice or never. So firing must be idempotent, and the lock has no task left. Any number of
+stock beats may ask, and the row in Redis decides, at the cost of one script call for each.
 
-Acting is still at least once: one who is slow but alive can lose its slot to another. Actions must bear that.
+Actions run at least once, so they must be idempotent: a slow holder that is alive can lose its slot to
+another.
 """
 
 from collections.abc import Sequence
@@ -68,10 +69,10 @@ class Slots:
 
 
 def last_time_of_day(now: datetime, times: Sequence[str], zone: ZoneInfo) -> datetime | None:
-    """The latest of these times of day ("HH:MM" in `zone`) that is not after `now`; aware UTC; None without times.
+    """The latest of these times of day ("HH:MM" in `zone`) not after `now`, in aware UTC; None without times.
 
-    Every time comes once a day. One that the clocks skip comes as much later as they skip; one that they repeat is
-    meant the first time.
+    Every time comes once a day. One that the clocks skip comes as much later as they skip; one that they
+    repeat is meant the first time.
     """
     return max((at for at in _around(now, times, zone) if at <= now), default=None)
 

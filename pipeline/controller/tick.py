@@ -1,7 +1,8 @@
 """The controller: gathers facts, decides, asks for trainings, writes down what it decided and why.
 
-One tick decides for every model: the shared one and those of workloads that have their own. Deciding twice does no
-harm (equal requests are merged, and a queued training makes the next decision wait); the slots make it rare.
+One tick decides for every model: the shared one and those of workloads that have their own. Deciding twice
+does no harm (equal requests are merged, and a queued training makes the next decision wait); the slots make
+it rare.
 """
 
 import json
@@ -42,7 +43,7 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What the controller keeps about one model between ticks."""
+    """State of the controller about one model between ticks."""
 
     history: History = field(default_factory=History)
     counted: int = 0  # trainings that ended up to this number are in the history
@@ -55,7 +56,7 @@ MEMORIES: Final = Codec(Memory, version=1, what="the controller's memory", newer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What a tick reads once for all models."""
+    """Inputs that a tick reads once for all models."""
 
     now: datetime
     watched: Watched
@@ -97,7 +98,7 @@ class Controller:
             if isinstance(decision, Retrain):
                 try:
                     request_id, new = self.trainings.request(self._request(decision, facts))
-                except TrainingsFull as exc:  # what is decided now is decided by a later tick, too
+                except TrainingsFull as exc:  # a later tick decides the same
                     decision = Wait(until=None, why=str(exc))
                 else:
                     asked += [request_id] * new
@@ -144,7 +145,7 @@ class Controller:
         )
 
     def _trained(self, version: str) -> frozenset[str]:
-        """What a version was trained on; versions are immutable, so it is read once."""
+        """Workloads of a version's training; versions are immutable, so they are read once."""
         if version not in self._learnt:
             try:
                 workloads = frozenset(self.registry.manifest(version).workloads)
@@ -154,8 +155,7 @@ class Controller:
         return self._learnt[version]
 
     def _drift(self, live: Live | None) -> Drift | None:
-        """One look at the sums of the live version; the window is kept beside them, so that a version that is live
-        again goes on with its own."""
+        """Advance the drift window of the live version, which lies beside its sums."""
         if live is None:
             return None
         key = self.keys.drift(live.version)
@@ -216,7 +216,7 @@ class Controller:
 
 
 def decisions(client: "redis.Redis", keys: Keys, kind: str = "decision") -> dict[str, dict[str, Any]]:
-    """The newest decision for each model, with its inputs; `kind` "retrain": the newest that asked for a training."""
+    """The newest decision for each model, with its inputs; `kind` "retrain": the newest with a request."""
     with answering():
         raw = text_map(client.hgetall(keys.controller))
     found = {}
@@ -233,8 +233,8 @@ def _with_ended(
 ) -> Memory:
     """The memory with the trainings that ended since, and a version that was rolled back since.
 
-    One that was cancelled before it began has counted no lines. The controller's own has answered its causes for all
-    `workloads` all the same, or it would be asked for again at once; an operator's was no attempt.
+    One that was cancelled before it began has counted no lines. The controller's own has answered its causes
+    for all `workloads` all the same, or it would be asked for again at once; an operator's was no attempt.
     """
     history, counted = memory.history, memory.counted
     for number, status in trainings:

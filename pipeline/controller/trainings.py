@@ -1,12 +1,13 @@
-"""Requests for trainings and what became of them: a queue in Redis that survives every process.
+"""Training requests and their states: a queue in Redis that survives every process.
 
-    request --merge with an equal one--> queued --take--> fetching, training, judging, publishing --> completed
-       cancel: at once while queued, at the next step while running             |        |         |-> failed(reason)
-       the trainer died: its lease is gone, so the sweep ends it as failed <----+--------+         '-> cancelled
-                         and queues it again with a growing pause, a bounded number of times
+    request --merge with an equal one--> queued --take--> fetching, training, judging, publishing
+        publishing --> completed | failed(reason) | cancelled
+        cancel: at once while queued, at the next step while running
+        a dead trainer: the sweep ends its training as failed and queues it again, a bounded number of times
+                        and with a growing pause
 
-What always holds: one training runs at a time, by the holder of the `training` lease; whoever lost that lease can
-neither report progress nor end a training (the token is compared in every script).
+Invariants: one training runs at a time, by the holder of the `training` lease. Every script compares the
+lease's token, so a trainer that lost the lease can neither report progress nor end a training.
 """
 
 import json
@@ -33,7 +34,7 @@ from pipeline.settings import Settings
 ATTEMPTS: Final = 3  # of one request; a third death is no accident
 KEEP_S: Final = 30 * 86_400
 KEEP: Final = 200  # ended trainings remembered
-# One for each of that many models; equal requests are merged, so more is a mistake of whoever asks.
+# One for each of that many models. Equal requests merge, so more are a mistake.
 MAX_WAITING: Final = 1_000
 
 
@@ -56,8 +57,10 @@ ENDED: Final = frozenset({TrainingState.COMPLETED, TrainingState.FAILED, Trainin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
-    """What is asked for. `workloads` are exact names, `patterns` choose more when the training begins; without either
-    it is all that the model serves."""
+    """A wanted training of exact `workloads`, and of those that match `patterns` when it begins.
+
+    Without either it covers all workloads that the model serves.
+    """
 
     model: str = SHARED
     workloads: tuple[str, ...] = ()
@@ -81,7 +84,7 @@ REQUESTS: Final = Codec(TrainingRequest, version=1, what="a training request", n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a user sees of a training. Times in seconds, moments in ms of Redis time (0: not yet)."""
+    """A training as users see it. Times in seconds, moments in ms of Redis time (0: not yet)."""
 
     state: TrainingState = TrainingState.NONE
     request_id: str = ""
@@ -131,7 +134,7 @@ class Trainings:
     # ---- asking ----------------------------------------------------------------------------------
 
     def request(self, request: TrainingRequest) -> tuple[str, bool]:
-        """(id, is it new): an equal request that is still queued is the same training. Raises TrainingsFull."""
+        """(id, is it new): an equal request in the queue is the same training. Raises TrainingsFull."""
         new_id = uuid.uuid4().hex
         k = self.keys
         answer = self.scripts.run(
@@ -147,8 +150,8 @@ class Trainings:
         return answer[1].decode(), answer[0] == b"queued"
 
     def cancel(self, request_id: str) -> str:
-        """ "cancelled" (it had not begun), "asked" (it stops at its next step). Raises BadInput when it has ended."""
-        request_id = self.followed(request_id).request_id  # what waits for another try is the same training
+        """ "cancelled" before it began, "asked" if the next step stops it. Raises BadInput after its end."""
+        request_id = self.followed(request_id).request_id  # a retry is the same training
         k = self.keys
         answer = self.scripts.run(
             "training/cancel",
@@ -169,7 +172,7 @@ class Trainings:
         return _status(request_id, entry)
 
     def followed(self, request_id: str) -> Status:
-        """The status of a request, or of what it was retried as: what somebody who waits for it wants to know."""
+        """The status of a request, or of its last retry."""
         status = self.status(request_id)
         while status.retried_as:
             status = self.status(status.retried_as)
@@ -225,7 +228,7 @@ class Trainings:
             return int(self.client.zcount(self.keys.training_queue, "-inf", now_ms(self.client)))
 
     def take(self, lease: Lease) -> tuple[Status, TrainingRequest] | None:
-        """The next that may begin, for the holder of the training lease; None when none waits or the lease is lost."""
+        """The next that may begin, for the holder of the training lease; None without either."""
         k = self.keys
         while True:
             with answering():
@@ -250,11 +253,11 @@ class Trainings:
             status = _status(ids[0], entry)
             try:
                 return status, REQUESTS.from_json(entry["request"])
-            except BadPayload as exc:  # nobody will ever be able to work on it
+            except BadPayload as exc:  # no trainer can ever work on it
                 self.end(replace(status, state=TrainingState.FAILED, reason=str(exc)), lease)
 
     def show(self, status: Status, lease: Lease) -> None:
-        """Report progress. Raises Cancelled when somebody asked for the end, StaleToken when it is not ours any more."""
+        """Report progress. Raises Cancelled if an operator cancelled it, StaleToken without the lease."""
         answer = self.scripts.run(
             "training/show",
             [self.keys.training(status.request_id)],
@@ -272,9 +275,10 @@ class Trainings:
         return self._end(status, retry, token=str(lease.token)) == "ended"
 
     def end_lost(self, *, published: Callable[[str], bool]) -> Status | None:
-        """End the running training whose trainer lost its lease or died, and queue it again; None when there is none.
+        """End the running training of a trainer that lost its lease or died, and queue it again.
 
         `published`: whether this version was made live. A trainer that died after that has done its work.
+        None when no training runs.
         """
         with answering():
             request_id = _text(self.client.get(self.keys.training_now))

@@ -4,9 +4,9 @@
     watchlist.add("prod/shop/*")            # cluster / namespace / deployment
     watchlist.look().covers("prod/shop/cart")
 
-A pattern matches part by part; `*` stands for any text and `?` for one character within a part, and parts left out at
-the end match anything: `prod` watches the whole cluster. Adding makes models appear (controller), removing changes
-nothing but what is watched from then on.
+A pattern matches part by part; `*` stands for any text and `?` for one character within a part, and parts
+left out at the end match anything: `prod` watches the whole cluster. Adding makes models appear (controller),
+removing changes nothing but what is watched from then on.
 """
 
 import functools
@@ -67,12 +67,12 @@ class Watchlist:
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
-        """The watchlist of REDIS_URL, or of the stack that runs on the data directory. Raises BadInput without one."""
+        """The watchlist of REDIS_URL, or of the stack on the data directory. Raises BadInput without one."""
         settings = attached(settings)
         return cls(connect(settings), settings)
 
     def add(self, *patterns: str) -> list[str]:
-        """Watch these too; returns those that were not watched before. Raises BadInput before anything is changed."""
+        """Watch these too; returns the new ones. Raises BadInput before anything is changed."""
         return self._change("add", [check_pattern(p) for p in patterns])
 
     def remove(self, *patterns: str) -> list[str]:
@@ -124,8 +124,7 @@ def covers(patterns: Iterable[str], workload: str) -> bool:
 
 
 def model_of(workload: str, own: Iterable[str]) -> str:
-    """Whose model answers a workload: its own where a pattern says so, else the one that is shared. A workload of that
-    very name has no own one."""
+    """The model of a workload: its own where a pattern of `own` matches, else SHARED."""
     return workload if workload != SHARED and covers(own, workload) else SHARED
 
 
@@ -149,8 +148,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _part(part: str) -> str:
-    """One part as an expression. What stands between two stars is taken where it comes first, for good (atomic), as
-    `fnmatch` does: trying all places would take years for a pattern such as *a*a*a*a*b."""
+    """One part as an expression. Text between two stars matches at its first place, atomically, as in
+    `fnmatch`.
+
+    Backtracking over all places would take years for a pattern such as *a*a*a*a*b.
+    """
     first, *rest = ("".join("[^/]" if c == "?" else re.escape(c) for c in piece) for piece in part.split("*"))
     if not rest:
         return first
