@@ -16,7 +16,7 @@ from pipeline.workers.roles import ROLES
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "samples" / "README.md"])
 # These tell what was: names stay in them that the code has no more.
-HISTORY = {"CHANGELOG.md", "LOG.md", "benchmarks.md"}
+HISTORY = {"CHANGELOG.md", "LOG.md"}
 PRESENT = [path for path in DOCUMENTS if path.name not in HISTORY]
 # A path in a document begins at the root, in the package, at the Lua scripts, or beside the document.
 ROOTS = (ROOT, ROOT / "pipeline", ROOT / "pipeline" / "redis" / "lua", ROOT / "docs")
@@ -80,6 +80,28 @@ def test_every_setting_that_a_document_names_exists(path: Path) -> None:
         "duration_s",
     }
     assert {span for span in spans(path) if unit.fullmatch(span)} <= names | others
+
+
+@pytest.fixture(scope="module")
+def words() -> set[str]:
+    """Every word of the code, its tests, scripts and configuration."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    ours = re.compile(
+        r"(pipeline|bench|tests|config|deploy|scripts|examples)/|samples/labels\.json|[^/]+\.(toml|yml)"
+    )
+    files = [ROOT / name for name in listed.splitlines() if ours.match(name)]
+    found = {path.stem for path in files}
+    for path in files:
+        if path.is_file():
+            found |= set(re.findall(r"\w+", path.read_text(encoding="utf-8", errors="replace")))
+    return found | {name for name, _default, _about in describe()}
+
+
+@pytest.mark.parametrize("path", PRESENT, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_identifier_that_a_document_names_occurs_in_the_code(path: Path, words: set[str]) -> None:
+    named = {word for span in spans(path) for word in re.findall(r"\w*[A-Za-z]_\w+", span)}
+    named -= {"android_level", "bgl_level", "hadoop_level", "zookeeper_level"}  # put together by the bench
+    assert {word for word in named if not word.startswith(PREFIX)} <= words
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
