@@ -107,7 +107,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-crash-point",
         action="store_true",
-        help="tests/test_crash_points.py strikes every effect with every fault (minutes), not each with one",
+        help="tests/ledger/test_crash_points.py strikes every effect with every fault (minutes), not each with one",
     )
 
 
