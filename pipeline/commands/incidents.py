@@ -2,10 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, cast
 
+from msgspec.structs import asdict
 from rich.table import Table
 from rich.text import Text
 

@@ -8,7 +8,7 @@ from pipeline.records.batch import digest
 from pipeline.records.verdict import Reason
 from pipeline.units import plural
 from pipeline.watching.incidents.live import AHEAD
-from pipeline.watching.incidents.values import Event
+from pipeline.watching.incidents.values import IncidentEvent
 from pipeline.watching.observation import Observation
 from pipeline.watching.rates.rates import Alarm
 from pipeline.watching.rows import RATES, SESSIONS, Found
@@ -131,10 +131,10 @@ def of_alarm(workload: str, alarm: Alarm, texts: Mapping[int, str]) -> Found:
     )
 
 
-def events_of(observed: Iterable[Observation], found: Sequence[Found]) -> list[Event]:
+def events_of(observed: Iterable[Observation], found: Sequence[Found]) -> list[IncidentEvent]:
     """The events of incidents of one round: anomalous templates and findings."""
     events = [
-        Event(
+        IncidentEvent(
             event_id=f"{observation.batch_id} {row['template_id']} {observation.version}",
             workload=observation.workload,
             cause=f"template:{row['template_id']}",
@@ -156,7 +156,7 @@ def events_of(observed: Iterable[Observation], found: Sequence[Found]) -> list[E
     for (workload, source, cause), items in groups.items():
         first = min(items, key=lambda item: item.at)
         events.append(
-            Event(
+            IncidentEvent(
                 event_id=digest(workload, source, cause, *(item.subject for item in items), size=16),
                 workload=workload,
                 cause=cause,

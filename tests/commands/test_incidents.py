@@ -14,7 +14,7 @@ from command_line import Verb, command_line
 
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
-from pipeline.watching.incidents.live import Event, Incidents
+from pipeline.watching.incidents.live import IncidentEvent, Incidents
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def verb(
         yield run
 
 
-def event(number: int, ago: timedelta, lasts: timedelta = timedelta(0), **changes: Any) -> Event:
+def event(number: int, ago: timedelta, lasts: timedelta = timedelta(0), **changes: Any) -> IncidentEvent:
     base: dict[str, Any] = {
         "event_id": f"{number} {ago}",
         "workload": "shop",
@@ -49,10 +49,10 @@ def event(number: int, ago: timedelta, lasts: timedelta = timedelta(0), **change
         "severity": 3,
         "text": f"ERROR payment {number} failed\nTraceback (most recent call last):\n  boom",
     }
-    return Event(**(base | changes))
+    return IncidentEvent(**(base | changes))
 
 
-def put(client: "redis.Redis", settings: Settings, *portions: Sequence[Event]) -> list[str]:
+def put(client: "redis.Redis", settings: Settings, *portions: Sequence[IncidentEvent]) -> list[str]:
     """A state that was told the portions one after the other, an hour between; its ids, the newest first."""
     state = Incidents()
     for number, events in enumerate(portions, start=1):
@@ -66,7 +66,7 @@ def put(client: "redis.Redis", settings: Settings, *portions: Sequence[Event]) -
 HOUR = timedelta(hours=1)
 
 
-def saga() -> tuple[list[Event], list[Event]]:
+def saga() -> tuple[list[IncidentEvent], list[IncidentEvent]]:
     half = HOUR / 2
     lasting = [event(n, half, timedelta(minutes=28), workload=w) for n, w in ((1, "shop"), (3, "bank"))]
     return [event(n, 5 * HOUR - timedelta(seconds=n)) for n in (1, 2)], [*lasting, event(2, half)]

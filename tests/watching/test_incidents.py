@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.errors import BadPayload, TooNew
 from pipeline.watching.incidents import live as incidents
 from pipeline.watching.incidents import onsets, values
-from pipeline.watching.incidents.live import Event, Incident, Incidents
+from pipeline.watching.incidents.live import Incident, IncidentEvent, Incidents
 
 START = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -26,8 +26,8 @@ def at(seconds: float) -> datetime:
 
 def event(
     cause: object, seconds: float = 0, lasts: float = 0, workload: str = "shop", **changes: Any
-) -> Event:
-    base = Event(
+) -> IncidentEvent:
+    base = IncidentEvent(
         event_id=f"{workload} {cause} {seconds}",
         workload=workload,
         cause=f"template:{cause}",
@@ -42,7 +42,7 @@ def event(
     return replace(base, **changes)
 
 
-def state(events: Iterable[Event], now: float | None = None) -> Incidents:
+def state(events: Iterable[IncidentEvent], now: float | None = None) -> Incidents:
     made = Incidents()
     made.add(events)
     if now is not None:
@@ -86,7 +86,9 @@ event_lists = st.lists(any_event, max_size=25, unique_by=lambda e: e.event_id)
 
 @given(many=event_lists, seed=st.integers(0, 1_000), step=st.integers(1, 7))
 @settings(max_examples=40)
-def test_neither_order_nor_portions_change_the_grouping(many: list[Event], seed: int, step: int) -> None:
+def test_neither_order_nor_portions_change_the_grouping(
+    many: list[IncidentEvent], seed: int, step: int
+) -> None:
     expected = grouping(state(many))
     shuffled = random.Random(seed).sample(many, len(many))
     made = Incidents()
@@ -101,7 +103,7 @@ def test_neither_order_nor_portions_change_the_grouping(many: list[Event], seed:
 @given(many=event_lists, seed=st.integers(0, 1_000))
 @settings(max_examples=40)
 def test_what_comes_late_within_the_bound_is_grouped_as_if_it_had_come_in_time(
-    many: list[Event], seed: int
+    many: list[IncidentEvent], seed: int
 ) -> None:
     draw = random.Random(seed)
     points = [replace(e, last=e.first) for e in many]
@@ -120,7 +122,7 @@ def test_what_comes_late_within_the_bound_is_grouped_as_if_it_had_come_in_time(
 
 @given(many=event_lists, cuts=st.lists(st.integers(0, 25), max_size=6), every=st.integers(60, 900))
 @settings(max_examples=40)
-def test_packing_at_any_cut_changes_nothing(many: list[Event], cuts: list[int], every: int) -> None:
+def test_packing_at_any_cut_changes_nothing(many: list[IncidentEvent], cuts: list[int], every: int) -> None:
     whole, cut = Incidents(), Incidents()
     for number, one in enumerate(many):
         for made in (whole, cut):
@@ -134,7 +136,7 @@ def test_packing_at_any_cut_changes_nothing(many: list[Event], cuts: list[int], 
 
 @given(many=event_lists, again=st.lists(st.integers(0, 24)), now=st.integers(0, 6_000))
 @settings(max_examples=40)
-def test_an_event_that_comes_again_counts_once(many: list[Event], again: list[int], now: int) -> None:
+def test_an_event_that_comes_again_counts_once(many: list[IncidentEvent], again: list[int], now: int) -> None:
     made = state(many, now)
     before, packed = made.all(), made.pack()
     made.add([many[n] for n in again if n < len(many)])
@@ -145,7 +147,7 @@ def test_an_event_that_comes_again_counts_once(many: list[Event], again: list[in
 @given(many=event_lists, now=st.integers(0, 20_000))
 @settings(max_examples=40)
 def test_onsets_of_an_incident_span_three_minutes_at_most_and_every_count_is_kept(
-    many: list[Event], now: int
+    many: list[IncidentEvent], now: int
 ) -> None:
     made = state(many)
     assert all(
@@ -291,7 +293,7 @@ def test_an_incident_tells_fifty_causes_and_counts_the_others_when_they_come_aga
     many = [event(n, n / 10) for n in range(200)]
     made = state(many, 3_600)
     (found,) = made.all()
-    assert (len(found.causes), found.more, found.count) == (values.CAUSES, 150, 200)
+    assert (len(found.causes), found.more, found.count) == (values.MAX_CAUSES, 150, 200)
     made = state(many, 400)
     made.add([replace(e, event_id=f"{e.event_id} again", first=at(500), last=at(500)) for e in many])
     made = Incidents.unpack(made.pack())
@@ -322,7 +324,7 @@ def test_everything_is_bounded_whatever_comes() -> None:
     assert len(packed) <= incidents.BYTES
     assert Incidents.unpack(packed).all() == made.all()
     many = state([event(n, 1_000 * n) for n in range(1_500)], 1_000 * 1_500)
-    assert len(many.all()) == incidents.KEPT
+    assert len(many.all()) == incidents.MAX_INCIDENTS
     assert many.all()[0].causes[0].cause == "template:1499"
 
 
@@ -353,6 +355,7 @@ def test_a_state_of_nothing_has_no_incidents() -> None:
     assert Incidents.unpack(Incidents().pack()).all() == []
 
 
+NOON = msgpack.Timestamp(1_795_000_000)
 BLOB = state([event(n, 400 * n, workload=w) for n in range(9) for w in ("shop", "bank")], 2_000).pack()
 
 
@@ -381,12 +384,12 @@ def settled_wire() -> list[Any]:
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(7, 0), (7, 9), (4, 0), (3, 1 << 52)],
+    [(7, 0), (7, 9), (4, msgpack.Timestamp(1)), (3, msgpack.Timestamp(1 << 33))],
     ids=["calm", "worse", "ends first", "begins last"],
 )
 def test_a_cause_that_no_reader_could_show_is_refused(place: int, value: int) -> None:
     wire = settled_wire()
-    wire[4][0][4][0][place] = value
+    wire[1][3][0][4][0][place] = value
     with pytest.raises(BadPayload):
         Incidents.unpack(msgpack.packb(wire))
 
@@ -395,7 +398,7 @@ def test_a_cause_that_no_reader_could_show_is_refused(place: int, value: int) ->
 def test_an_id_that_could_steer_a_terminal_is_refused(name: str) -> None:
     for place in (0, 6):
         wire = settled_wire()
-        wire[4][0][place] = name
+        wire[1][3][0][place] = name
         with pytest.raises(BadPayload):
             Incidents.unpack(msgpack.packb(wire))
 
@@ -415,12 +418,12 @@ def test_an_id_that_could_steer_a_terminal_is_refused(name: str) -> None:
                 7,
                 [],
                 [1],
-                [1, None, b"", []],
-                ["1", None, b"", [], []],
-                [1, 1.5, b"", [], []],
-                [1, None, b"123", [], []],
-                [1, None, b"", [7], []],
-                [1, None, b"", [], [["a", 0, 0, 1, [], 0, None, 0, b""]]],
+                [1, [None, b"", []]],
+                ["1", [None, b"", [], []]],
+                [1, [1.5, b"", [], []]],
+                [1, [None, b"123", [], []]],
+                [1, [None, b"", [7], []]],
+                [1, [None, b"", [], [["a", NOON, NOON, 1, [], 0, None, 0, True, []]]]],
             ],
         ),
     ],

@@ -1,80 +1,93 @@
-"""The live state of incidents: one entry for all that began together, kept while it goes on, known again when it returns.
+"""The live state of incidents: groups causes that begin together, keeps incidents while they go on, recognises them later.
 
 An event says that one cause of one workload (a template, a rule of a session, a rate) was seen: when, how often, how
-bad. Three rules make incidents of events. All read event time, so what arrives late or twice changes nothing.
+bad. Three rules make incidents of events. All read event time, so late or repeated events change nothing.
 
-* A cause that is seen again within QUIET is still the same trouble: it is counted, and neither begins nor lengthens
-  anything. Only a cause that was silent for longer begins anew, which is an onset.
-* Onsets that began together, over all workloads, are one incident (`onsets.together`): findings of a run group alike.
-  A cause that was part of NOISY incidents already leads none: it joins one that is near, or stays by itself.
-* An incident says which earlier one had the same causes, weighed by how rare they are (`seen_before`). Ids of templates
-  never change, so this holds over restarts and trainings.
+* A cause that is seen again within QUIET goes on: it is counted, and neither begins nor lengthens an incident. A cause
+  that is seen after a longer silence begins again, which is an onset.
+* Onsets that began together, over all workloads, are one incident (`onsets.together`); findings of a run group similar.
+  A cause that was part of NOISY incidents leads none: it joins a near one, or stays by itself.
+* An incident names the earlier one with the same causes, weighted by their rarity (`seen_before`). Template ids never
+  change, so this holds over restarts and trainings.
 
-Young onsets are grouped anew whenever one comes. Once no more company can come (LATE after the last) they are settled,
-and the incident only counts from then on. Everything is bounded, and what is packed takes at most BYTES.
+YoungCause onsets are grouped anew with every new one. LATE after the last they are settled, and the incident only counts from
+then on. Everything is bounded, and the packed state takes at most BYTES.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-import msgpack
+import msgspec
+from msgspec.structs import replace
 
-from pipeline.errors import BadPayload, TooNew
+from pipeline.errors import BadPayload
 from pipeline.records.batch import digest
+from pipeline.records.wire import Codec
 from pipeline.watching.incidents import values
 from pipeline.watching.incidents.onsets import GAP, Onset, chains, together
-from pipeline.watching.incidents.values import Cause, Event, Incident, Key, Young
+from pipeline.watching.incidents.values import Cause, Incident, IncidentEvent, Key, YoungCause
 
-__all__ = ["Cause", "Event", "Incident", "Incidents"]
+__all__ = ["Cause", "Incident", "IncidentEvent", "Incidents"]
 
 WIRE_VERSION: Final = 1
-QUIET: Final = timedelta(minutes=15)  # most retries, health checks and cron jobs come round within that
+QUIET: Final = timedelta(minutes=15)  # most retries, health checks and cron jobs repeat within that
 LATE: Final = timedelta(
     minutes=5
 )  # batches of one moment arrive within that: they wait for seconds, not minutes
-KEPT: Final = 1_000  # incidents; the oldest closed ones go first
-AHEAD: Final = timedelta(
-    days=1
-)  # the most that a wrong time zone makes; what lies further ahead is a broken clock
-YOUNG: Final = 600  # onsets that wait for company; past that the oldest are settled early
-RECENT: Final = 16_384  # event ids remembered; an event is delivered again within seconds if at all
+MAX_INCIDENTS: Final = 1_000  # the oldest closed ones go first
+AHEAD: Final = timedelta(days=1)  # the most of a wrong time zone; times further ahead are of a broken clock
+MAX_YOUNG: Final = 600  # young onsets; past that the oldest are settled early
+RECENT: Final = 16_384  # event ids that are remembered: an event is delivered again within seconds, if at all
 BYTES: Final = 1 << 20
-NOISY: Final = 5  # incidents that a cause was part of before it is taken for noise
-ALIKE: Final = 0.5  # at least half of what is wrong now was wrong then
-COMPARED: Final = 100  # of the earlier incidents that are alike, the newest are compared
+NOISY: Final = 5  # incidents with a cause before it counts as noise
+SIMILAR: Final = 0.5  # share of an incident's weighted causes that an earlier one has
+COMPARED: Final = 100  # the newest of the similar earlier incidents
 
 _K = TypeVar("_K")
 
 
+class _StateWire(msgspec.Struct, frozen=True, array_like=True):
+    now: Annotated[datetime, msgspec.Meta(tz=True)] | None
+    recent: bytes  # hashes of eight bytes
+    young: list[YoungCause]
+    settled: list[Incident]
+
+    def __post_init__(self) -> None:
+        if self.now is not None and self.now != values.clamped(self.now):
+            raise ValueError(f"impossible time {self.now}")
+
+
+_STATES: Final = Codec(_StateWire, version=WIRE_VERSION, what="the state of incidents")
+
+
 class Incidents:
-    """What `add` was told so far. Pure: time comes in by `close`."""
+    """The incidents of all events so far. Pure: `close` tells the time."""
 
     def __init__(self) -> None:
         self._now: datetime | None = None
         self._recent: dict[bytes, None] = {}  # the newest last
-        self._young: dict[Key, list[Young]] = {}  # of one cause more than QUIET apart
-        self._groups: list[tuple[str, list[Young]]] = []  # what of them is one incident, by time
+        self._young: dict[Key, list[YoungCause]] = {}  # of one cause more than QUIET apart
+        self._groups: list[tuple[str, list[YoungCause]]] = []  # what of them is one incident, by time
         self._settled = _Settled()
 
-    def add(self, events: Iterable[Event]) -> None:
-        """Take in what was seen. An event whose id was taken in already changes nothing."""
+    def add(self, events: Iterable[IncidentEvent]) -> None:
+        """Add events. Idempotent by event id."""
         for event in events:
             tag = values.hash8(event.event_id)
             if tag in self._recent:
                 continue
             self._recent[tag] = None
-            self._take(values.young(event, tag))
+            self._take(values.young_cause(event, tag))
         while len(self._recent) > RECENT:
             del self._recent[next(iter(self._recent))]
         self._bound()
 
     def close(self, now: datetime) -> None:
-        """Settle what can have no more company at `now`, and see what is still open."""
-        # A clock that was ahead and is set right counts again at once: else nothing would be open or settled until then.
-        self._now = now = values.moment(now)
+        """Settle the young onsets that no later one can join at `now`, and close what ended."""
+        # A clock that is set back counts at once; otherwise nothing would be settled until it catches up.
+        self._now = now = values.clamped(now)
         for key, several in self._young.items():
             self._young[key] = [y if y.since and y.since <= now else replace(y, since=now) for y in several]
         self._regroup()
@@ -85,69 +98,58 @@ class Incidents:
         self._bound()
 
     def all(self) -> list[Incident]:
-        """Every incident that is kept, the newest first."""
+        """All incidents, the newest first."""
         seen = self._settled.copy()
         for name, group in self._groups:
-            seen.keep(seen.compared(values.incident(name, [y.cause for y in group])))
+            seen.keep(seen.compared(values.make_incident(name, [y.cause for y in group])))
         found = (replace(i, open=self._is_open(i)) for i in seen.incidents.values())
         return sorted(found, key=lambda i: (i.first, i.id), reverse=True)
 
     def pack(self) -> bytes:
         """At most BYTES; the same after `unpack`."""
-        return bytes(
-            msgpack.packb(
-                [
-                    WIRE_VERSION,
-                    None if self._now is None else values.number_of(self._now),
-                    b"".join(self._recent),
-                    [values.young_wire(y) for several in self._young.values() for y in several],
-                    [values.incident_wire(i) for i in self._settled.incidents.values()],
-                ]
-            )
-        )
+        young = [y for causes in self._young.values() for y in causes]
+        settled = list(self._settled.incidents.values())
+        return _STATES.pack(_StateWire(self._now, b"".join(self._recent), young, settled))
 
     @classmethod
     def unpack(cls, blob: bytes | None) -> "Incidents":
-        """None is a state without incidents. Raises BadPayload for what is no such state, TooNew."""
+        """None is a state without incidents. Raises BadPayload, TooNew."""
         state = cls()
         if blob is None:
             return state
+        if len(blob) > 2 * BYTES:
+            raise BadPayload(f"the state of incidents is not readable: it has more than {2 * BYTES} bytes")
+        wire = _STATES.unpack(blob)
+        if len(wire.recent) % 8:
+            raise BadPayload(f"the state of incidents is not readable: {len(wire.recent)} bytes of hashes")
+        state._now = wire.now
+        state._recent = dict.fromkeys(wire.recent[at : at + 8] for at in range(0, len(wire.recent), 8))
+        for young in wire.young:
+            state._young.setdefault(young.cause.key, []).append(young)
         try:
-            if len(blob) > 2 * BYTES:
-                raise ValueError(f"more than {2 * BYTES} bytes")
-            version, *rest = msgpack.unpackb(blob)
-            if version > WIRE_VERSION:
-                raise TooNew(
-                    f"the state of incidents has wire version {version}; this build reads up to {WIRE_VERSION}: update it"
-                )
-            now, recent, young, settled = rest
-            state._now = None if now is None else values.time_of(now)
-            state._recent = dict.fromkeys(values.hashes(recent))
-            for one in map(values.read_young, young):
-                state._young.setdefault(one.cause.key, []).append(one)
-            for incident in map(values.read_incident, settled):
+            for incident in wire.settled:
                 state._settled.keep(incident)
-        except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as exc:
-            raise BadPayload(f"a state of incidents of {len(blob)} bytes is not readable: {exc}") from exc
+        except ValueError as exc:
+            raise BadPayload(f"the state of incidents is not readable: {exc}") from exc
         state._regroup()
         return state
 
-    def _take(self, new: Young) -> None:
-        """Count it where its cause is known, or let it begin something."""
+    def _take(self, new: YoungCause) -> None:
+        """Count it in the incident of its cause, or let it begin one."""
         key = new.cause.key
         if (name := self._settled.home(new.cause)) is not None:
             self._settled.count(name, new.cause)
-            # What was too far from the incident until now may be near it through this one.
+            # Young ones that were too far from the incident may be near it through this one.
             for other in self._young.pop(key, []):
                 self._take(other)
             return
         several = self._young.get(key, [])
         touching = [y for y in several if _near(y.cause, new.cause)]
-        apart = [y for y in several if not _near(y.cause, new.cause)]
-        self._young[key] = [*apart, values.merged([new, *touching])]
+        distant = [y for y in several if not _near(y.cause, new.cause)]
+        self._young[key] = [*distant, values.merge_young([new, *touching])]
 
     def _regroup(self) -> None:
-        """Which young onsets are one incident; each keeps the id under which it was shown, as far as it can."""
+        """Group young onsets into incidents; each keeps the id under which it was shown, if possible."""
         every = {(y.cause.first, key): y for key, several in self._young.items() for y in several}
         used = set(self._settled.incidents)
         self._groups, self._young = [], {}
@@ -161,48 +163,48 @@ class Incidents:
             for y in group:
                 self._young.setdefault(y.cause.key, []).append(y)
 
-    def _onset(self, young: Young) -> Onset:
+    def _onset(self, young: YoungCause) -> Onset:
         return young.onset(noise=self._settled.times(young.cause.key) >= NOISY)
 
-    def _chains(self) -> list[list[Young]]:
-        """Young onsets that could still be grouped otherwise if one of them, or one near them, were different."""
+    def _chains(self) -> list[list[YoungCause]]:
+        """Runs of young onsets whose grouping depends on each other."""
         every = {(y.cause.first, key): y for key, several in self._young.items() for y in several}
         runs = chains([y.onset() for y in every.values()])
         return [[every[onset.first, (onset.key[0], onset.key[1])] for onset in run] for run in runs]
 
-    def _settle(self, name: str, group: Sequence[Young]) -> None:
+    def _settle(self, name: str, group: Sequence[YoungCause]) -> None:
         for young in group:
             self._young[young.cause.key].remove(young)
             if not self._young[young.cause.key]:
                 del self._young[young.cause.key]
-        self._settled.keep(self._settled.compared(values.incident(name, [y.cause for y in group])))
+        self._settled.keep(self._settled.compared(values.make_incident(name, [y.cause for y in group])))
 
     def _is_open(self, incident: Incident) -> bool:
-        """Whether it still goes on, as far as its own time can tell."""
+        """Whether it goes on, by event time."""
         return self._now is None or self._now - QUIET <= incident.last <= self._now + AHEAD
 
     def _bound(self) -> None:
         self._regroup()
         waiting = sum(map(len, self._young.values()))
-        if waiting > YOUNG:
+        if waiting > MAX_YOUNG:
             for name, group in list(self._groups):
-                if waiting <= YOUNG // 2:
+                if waiting <= MAX_YOUNG // 2:
                     break
                 self._settle(name, group)
                 waiting -= len(group)
             self._regroup()
         room = BYTES - 64 - 9 * len(self._recent)
         room -= sum(values.weight(y) for _, group in self._groups for y in group)
-        self._settled.shrink(KEPT - len(self._groups), room, self._is_open)
+        self._settled.shrink(MAX_INCIDENTS - len(self._groups), room, self._is_open)
 
 
 class _Settled:
-    """Incidents whose causes are certain, and where each cause was."""
+    """Incidents with final causes, and an index from causes to incidents."""
 
     def __init__(self) -> None:
         self.incidents: dict[str, Incident] = {}
         self._where: dict[Key, list[str]] = {}
-        self._untold: dict[bytes, list[str]] = {}
+        self._unlisted: dict[bytes, list[str]] = {}
 
     def copy(self) -> "_Settled":
         other = _Settled()
@@ -211,84 +213,84 @@ class _Settled:
         return other
 
     def keep(self, incident: Incident) -> None:
-        """Raises ValueError when there is one of that name."""
+        """Raises ValueError for an id that is taken."""
         if incident.id in self.incidents:
-            raise ValueError(f"incident {incident.id} is there twice")
+            raise ValueError(f"incident {incident.id} appears twice")
         self.incidents[incident.id] = incident
         for cause in {c.key: c for c in incident.causes}:
             self._where.setdefault(cause, []).append(incident.id)
-        for key in incident.untold:
-            self._untold.setdefault(key, []).append(incident.id)
+        for key in incident.unlisted:
+            self._unlisted.setdefault(key, []).append(incident.id)
 
     def times(self, key: Key) -> int:
-        """Of how many incidents the cause was part."""
+        """The number of incidents with the cause."""
         return len(self._where.get(key, ()))
 
     def home(self, cause: Cause) -> str | None:
-        """The incident in which the cause is still going on."""
+        """The id of the incident in which the cause goes on."""
         for name in self._where.get(cause.key, ()):
             if any(c.key == cause.key and _near(c, cause) for c in self.incidents[name].causes):
                 return name
-        for name in self._untold.get(values.key_hash(cause.key), ()) if self._untold else ():
+        for name in self._unlisted.get(values.key_hash(cause.key), ()) if self._unlisted else ():
             if _near(self.incidents[name], cause):
                 return name
         return None
 
     def count(self, name: str, cause: Cause) -> None:
-        """Count a cause once more in its incident."""
+        """Count a cause again in its incident."""
         known = self.incidents[name]
-        told = [values.added(c, cause) if c.key == cause.key else c for c in known.causes]
+        causes = [values.add_cause(c, cause) if c.key == cause.key else c for c in known.causes]
         self.incidents[name] = replace(
             known,
             first=min(known.first, cause.first),
             last=max(known.last, cause.last),
-            count=min(known.count + cause.count, values.COUNT),
-            causes=tuple(sorted(told, key=lambda c: c.urgency)),
+            count=min(known.count + cause.count, values.MAX_COUNT),
+            causes=tuple(sorted(causes, key=lambda c: c.urgency)),
         )
 
     def compared(self, incident: Incident) -> Incident:
-        """The incident, with the earlier one that is most like it.
+        """The incident with its most similar earlier one.
 
-        An earlier one is alike when its causes are at least ALIKE of the weight of these; most alike is the one with
-        the highest weighted Jaccard index, in steps of 0.1, and of those the newest. The weight of a cause that was
-        part of n of N incidents is log(1 + N / (1 + n)), smoothed inverse document frequency (Spärck Jones, 1972).
+        An earlier incident is similar if it has at least SIMILAR of the weight of these causes. The most similar has the
+        highest weighted Jaccard index, in steps of 0.1, and of those it is the newest. A cause of n of N incidents
+        weighs log(1 + N / (1 + n)), smoothed inverse document frequency (Spärck Jones, 1972).
         """
         total = self._weight({c.key for c in incident.causes})
         shared: dict[str, float] = {}
         for key in {c.key for c in incident.causes}:
             for name in self._where.get(key, ()):
                 shared[name] = shared.get(name, 0.0) + self._weight({key})
-        alike = [
+        similar = [
             self.incidents[name]
             for name, part in shared.items()
-            if part >= ALIKE * total and self.incidents[name].first < incident.first
+            if part >= SIMILAR * total and self.incidents[name].first < incident.first
         ]
-        newest = sorted(alike, key=lambda i: (i.first, i.id), reverse=True)[:COMPARED]
+        newest = sorted(similar, key=lambda i: (i.first, i.id), reverse=True)[:COMPARED]
 
-        def likeness(other: Incident) -> tuple[float, datetime, str]:
+        def similarity(other: Incident) -> tuple[float, datetime, str]:
             both = shared[other.id]
             union = total + self._weight({c.key for c in other.causes}) - both
             return round(both / union, 1), other.first, other.id
 
-        best = max(newest, key=likeness, default=None)
-        return replace(incident, seen_before=None if best is None else best.id, seen=len(alike))
+        best = max(newest, key=similarity, default=None)
+        return replace(incident, seen_before=None if best is None else best.id, seen=len(similar))
 
     def shrink(self, most: int, room: int, is_open: Callable[[Incident], bool]) -> None:
-        """Forget incidents until at most `most` are left and take at most `room` bytes: closed ones first, by their end."""
+        """Forget incidents until at most `most` remain and take at most `room` bytes: closed ones first, by their end."""
         sizes = {name: values.weight(incident) for name, incident in self.incidents.items()}
-        left = sum(sizes.values())
-        if len(sizes) <= most and left <= room:
+        size = sum(sizes.values())
+        if len(sizes) <= most and size <= room:
             return
         for incident in sorted(self.incidents.values(), key=lambda i: (is_open(i), i.last, i.id)):
-            if len(self.incidents) <= most and left <= room:
+            if len(self.incidents) <= most and size <= room:
                 return
-            left -= sizes[incident.id]
+            size -= sizes[incident.id]
             self._forget(incident)
 
     def _forget(self, incident: Incident) -> None:
         del self.incidents[incident.id]
         _drop(self._where, {c.key for c in incident.causes}, incident.id)
-        _drop(self._untold, incident.untold, incident.id)
+        _drop(self._unlisted, incident.unlisted, incident.id)
 
     def _weight(self, keys: Iterable[Key]) -> float:
         return math.fsum(math.log1p(len(self.incidents) / (1 + self.times(key))) for key in sorted(keys))
@@ -305,11 +307,10 @@ def _near(one: Cause | Incident, other: Cause) -> bool:
     return one.first - QUIET <= other.last and other.first - QUIET <= one.last
 
 
-def _is_over(chain: Sequence[Young], now: datetime) -> bool:
-    """Nothing that arrives in time can begin together with any of these.
+def _is_over(chain: Sequence[YoungCause], now: datetime) -> bool:
+    """Whether no onset that arrives in time can begin together with any of these.
 
-    What arrives after its time (a backfill) brings its company within LATE; what claims a time to come waits no longer
-    than QUIET after it arrived.
+    Onsets of a backfill arrive within LATE of each other. An onset in the future waits no longer than QUIET.
     """
     since = max(y.since for y in chain if y.since)
     reach = max(y.onset().burst_end for y in chain) + GAP
@@ -317,7 +318,7 @@ def _is_over(chain: Sequence[Young], now: datetime) -> bool:
 
 
 def _new_id(cause: Cause, used: set[str]) -> str:
-    """Eight characters made of the first cause and its time, so the same beginning gets the same name."""
+    """Eight characters of the first cause and its time, so that equal beginnings get equal ids."""
     parts = [*cause.key, cause.first.isoformat()]
     while (name := digest(*parts, size=4)) in used:
         parts.append("again")
