@@ -1,8 +1,8 @@
 """All settings, in one place, with one precedence: defaults < config file < environment < flags.
 
-This module is the only reader of the environment. An entry point builds one `Settings` and passes it down; child
-processes get the same values through `to_environ()`. Users know a setting by its flat name (`gpu_yield_s`); code
-reads it in its group (`settings.gpu.yield_s`). msgspec checks types and bounds.
+This module is the only reader of the environment. An entry point builds one `Settings` and passes it
+down; child processes get the same values through `to_environ()`. Users know a setting by its flat name
+(`gpu_yield_s`); code reads it in its group (`settings.gpu.yield_s`). msgspec checks types and bounds.
 """
 
 import os
@@ -22,7 +22,7 @@ from pipeline.errors import BadSetting
 from pipeline.values import check_opensearch_url, check_url, masked_url
 
 PREFIX: Final = "LOGWEIR_"
-# The only variables that reach `Internal`: the embedded stack sets them for its workers, tests and benches for stacks.
+# The only variables that reach `Internal`. The embedded stack sets them for its workers, tests for stacks.
 PREFIX_INTERNAL: Final = "LOGWEIR_INTERNAL_"
 # Names that users know from elsewhere.
 ALIASES: Final = {
@@ -46,22 +46,26 @@ LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib")
 QUEUED: Final = ("drain_shards",)
 ALIKE: Final = (*POLICY, *LIMITS, *QUEUED)
 MAX_SHARDS: Final = 64
+Words = tuple[str, ...]
 # Settings of earlier builds, each with its remedy.
 REMOVED: Final = {
     "opensearch_time_field": "name the time field first in opensearch_fields",
     "opensearch_message_field": "name the message field second in opensearch_fields",
     "opensearch_level_field": "name the level field third in opensearch_fields",
     "polars_threads": "set POLARS_MAX_THREADS instead",
-    **dict.fromkeys(
-        ("backfill_after_s", "drain_depth", "drift_lines", "drift_novelty", "drift_score", "drift_unknown",
-         "gpu_headroom_mib", "gpu_infer_percent", "keep_done_s", "keep_models", "loaded_models", "max_open_sessions",
-         "opensearch_poll_s", "reload_poll_ms", "templates_per_workload", "torch_threads",
-         "train_max_patterns", "verdict_cache_entries"),
-        "its value is fixed now; leave it out",
-    ),
-}  # fmt: skip
+}
+# Those whose values are fixed now.
+FIXED: Final = frozenset((
+    "backfill_after_s", "drain_depth", "drift_lines", "drift_novelty", "drift_score", "drift_unknown",
+    "gpu_headroom_mib", "gpu_infer_percent", "keep_done_s", "keep_models", "loaded_models", "max_open_sessions",
+    "opensearch_poll_s", "reload_poll_ms", "templates_per_workload", "torch_threads", "train_max_patterns",
+    "verdict_cache_entries",
+))  # fmt: skip
 
 DAY_S: Final = 86_400
+_TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
 CENTURY_S: Final = 3_153_600_000  # bound of a span: a longer one is a slip
 TIB_MIB: Final = 1_048_576
 
@@ -71,22 +75,21 @@ def says(text: str, least: float | None = None, most: float | None = None) -> ms
     return msgspec.Meta(description=text, ge=least, le=most)
 
 
+def within(least: float, most: float) -> msgspec.Meta:
+    """Bounds, both included, of a constant."""
+    return msgspec.Meta(ge=least, le=most)
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One group of settings. `rename` of a subclass gives the flat names. `__post_init__` raises ValueError."""
+    """A group of settings. `rename` gives the flat names, `__post_init__` raises ValueError."""
 
 
 class Data(Group, frozen=True, rename={"dir": "data_dir"}):
     """Where files are."""
 
-    dir: Annotated[Path, says("where the embedded stack keeps its Redis, models and results")] = Path(
-        "logweir-data"
-    )
-    results_dir: Annotated[Path | None, says("where the Parquet results go; default <data_dir>/results")] = (
-        None
-    )
-    sinks: Annotated[tuple[str, ...], says("where results are stored: parquet, opensearch or both")] = (
-        "parquet",
-    )
+    dir: Annotated[Path, says("place of the embedded stack's files")] = Path("logweir-data")
+    results_dir: Annotated[Path | None, says("where Parquet results go; default <data_dir>/results")] = None
+    sinks: Annotated[Words, says("where results are stored: parquet, opensearch or both")] = ("parquet",)
 
     def __post_init__(self) -> None:
         if not self.sinks or not set(self.sinks) <= set(SINKS):
@@ -116,15 +119,10 @@ class Redis(
     """The Redis of a pipeline."""
 
     url: Annotated[str | None, says("a Redis to use; without it the embedded stack starts its own")] = None
-    key_prefix: Annotated[
-        str, says("first part of every Redis key, so that several pipelines share one Redis")
-    ] = "logweir"
+    key_prefix: Annotated[str, says("first part of every key; pipelines may share a Redis")] = "logweir"
     max_mib: Annotated[int, says("memory of the embedded Redis", 32, TIB_MIB)] = 768
     fsync: Annotated[
-        Literal["everysec", "always"],
-        says(
-            "appendfsync of the embedded Redis; with always, pushes survive a power cut, at the price of speed"
-        ),
+        Literal["everysec", "always"], says("appendfsync; always survives a power cut and is slower")
     ] = "everysec"
 
     def __post_init__(self) -> None:
@@ -141,17 +139,8 @@ class Intake(Group, frozen=True):
 
     time_zone: Annotated[str, says("IANA zone of header times that carry no offset")] = "UTC"
     masks: Annotated[tuple[Path, ...], says("more mask files, applied before the shipped ones")] = ()
-    max_pending_mib: Annotated[
-        int, says("payloads that may wait in Redis; past it a pipeline is full and takes none", 1, TIB_MIB)
-    ] = 256
-    max_dead_mib: Annotated[
-        int,
-        says(
-            "payloads of dead letters; past it a pipeline is full until some are retried or discarded",
-            1,
-            TIB_MIB,
-        ),
-    ] = 256
+    max_pending_mib: Annotated[int, says("waiting payloads before a pipeline is full", 1, TIB_MIB)] = 256
+    max_dead_mib: Annotated[int, says("payloads of dead letters before a pipeline is full", 1, TIB_MIB)] = 256
 
     def __post_init__(self) -> None:
         try:
@@ -170,16 +159,9 @@ class Intake(Group, frozen=True):
 class Drain(Group, frozen=True, rename=lambda name: f"drain_{name}"):
     """Mining of templates."""
 
-    similarity: Annotated[
-        float, says("Drain3 sim_th: share of equal tokens that makes two lines one template", 0.05, 1)
-    ] = 0.7
-    shards: Annotated[
-        int,
-        says("writers of templates that work in parallel, each for its part of the workloads", 1, MAX_SHARDS),
-    ] = 1
-    processes: Annotated[
-        int, says("drain workers of the embedded stack for each shard: one works, the others stand by", 1, 64)
-    ] = 1
+    similarity: Annotated[float, says("Drain3 sim_th: equal tokens in one template", 0.05, 1)] = 0.7
+    shards: Annotated[int, says("writers of templates, each of a part of the workloads", 1, MAX_SHARDS)] = 1
+    processes: Annotated[int, says("drain workers per shard; one works, the others stand by", 1, 64)] = 1
 
 
 class Stack(Group, frozen=True):
@@ -188,20 +170,13 @@ class Stack(Group, frozen=True):
     ingest_processes: Annotated[int, says("ingest workers of the embedded stack", 1, 64)] = 1
     infer_processes: Annotated[int, says("CPU scoring workers of the embedded stack", 1, 64)] = 1
     store_processes: Annotated[int, says("store workers of the embedded stack", 1, 64)] = 1
-    step_s: Annotated[
-        float,
-        says("limit of one step of a batch; past it the process ends and the batch is tried again", 1, 3_600),
-    ] = 120.0
+    step_s: Annotated[float, says("a longer step ends its process and is retried", 1, 3_600)] = 120.0
     metrics: Annotated[bool, says("serve Prometheus metrics with `logweir up`")] = True
     metrics_address: Annotated[str, says("where the metrics are served")] = "127.0.0.1"
-    metrics_port: Annotated[int, says("port of the metrics; if it is taken, one of the next", 1, 65_535)] = (
-        9464
-    )
+    metrics_port: Annotated[int, says("port of the metrics; if taken, one of the next", 1, 65535)] = 9464
     flower: Annotated[bool, says("start Flower with `logweir up`")] = True
-    flower_address: Annotated[str, says("where Flower listens; off loopback it needs flower_auth")] = (
-        "127.0.0.1"
-    )
-    flower_port: Annotated[int, says("port of Flower; if it is taken, one of the next", 1, 65_535)] = 5555
+    flower_address: Annotated[str, says("where Flower listens")] = "127.0.0.1"
+    flower_port: Annotated[int, says("port of Flower; if taken, one of the next", 1, 65_535)] = 5555
     flower_auth: Annotated[str | None, says("user:password of Flower; it is required off loopback")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], says("what is logged")] = "info"
 
@@ -221,39 +196,19 @@ class Train(Group, frozen=True, rename=_TRAIN):
 
     seconds: Annotated[float, says("time that the fit of a model may take", 1, DAY_S)] = 20.0
     source: Annotated[
-        Literal["results", "parquet", "opensearch"],
-        says("where training data comes from; results is the first of the sinks"),
+        Literal["results", "parquet", "opensearch"], says("source of lines; results: the first sink")
     ] = "results"
-    span_s: (
-        Annotated[
-            float,
-            says("how far back training data reaches, by record time; without it everything", 1, CENTURY_S),
-        ]
-        | None
-    ) = None
-    exclude_words: Annotated[tuple[str, ...], says("trainings skip lines with one of these words")] = ()
-    exclude_anomalous: Annotated[
-        bool,
-        says("trainings skip lines that were judged anomalous; models then never learn new normal lines"),
-    ] = False
+    span_s: Annotated[float, says("greatest age of a line to learn from", 1, CENTURY_S)] | None = None
+    exclude_words: Annotated[Words, says("trainings skip lines with one of these words")] = ()
+    exclude_anomalous: Annotated[bool, says("do not learn from lines that were judged anomalous")] = False
     alerts_per_day: Annotated[
-        float,
-        says(
-            "false alarms a day that a workload may raise over new calm lines, by its training data",
-            0.01,
-            10_000,
-        ),
+        float, says("false alarms a day over new lines of a workload", 0.01, 10_000)
     ] = 10.0
     seed: Annotated[int, says("seed of a training", 0, 2**31 - 1)] = 0
-    own_models: Annotated[
-        tuple[str, ...],
-        says("watchlist patterns of workloads that get a model of their own; all others share one"),
-    ] = ()
+    own_models: Annotated[Words, says("watchlist patterns of workloads with a model of their own")] = ()
     retrain_age_s: Annotated[float, says("a model older than this is trained again", 1, CENTURY_S)] = 86_400.0
-    retrain_at: Annotated[tuple[str, ...], says("times of day for a training, HH:MM in time_zone")] = ()
-    retrain_min_lines: Annotated[
-        int, says("lines of watched workloads that the controller needs for a training", 20, 10**12)
-    ] = 1_000
+    retrain_at: Annotated[Words, says("times of day for a training, HH:MM in time_zone")] = ()
+    retrain_min_lines: Annotated[int, says("lines needed for a training", 20, 10**12)] = 1_000
     keep_models_mib: Annotated[int, says("size of all stored model versions", 16, TIB_MIB)] = 2_048
 
     def __post_init__(self) -> None:
@@ -266,18 +221,11 @@ class Watch(Group, frozen=True):
     """The watchlist and sessions."""
 
     unwatched: Annotated[
-        Literal["score", "skip"],
-        says("workloads off the watchlist: score them by the shared model, or skip (only count) them"),
+        Literal["score", "skip"], says("what to do with workloads off the watchlist: skip only counts")
     ] = "score"
-    session_timeout_s: Annotated[
-        float, says("a session is judged after so long without an event", 1, DAY_S)
-    ] = 60.0
+    session_timeout_s: Annotated[float, says("gap after which a session is judged", 1, DAY_S)] = 60.0
     session_keys: Annotated[
-        tuple[str, ...],
-        says(
-            "regular expressions (Rust) with one group each, the key of a session; they come before block, trace and "
-            "request ids"
-        ),
+        Words, says("regular expressions (Rust), each with one group: the key of a session")
     ] = ()
 
 
@@ -286,23 +234,15 @@ class Gpu(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
 
     agent: Annotated[bool, says("`logweir up` watches and uses the GPUs of this machine")] = True
     infer_mib: Annotated[int, says("memory that a scoring process leases", 1, TIB_MIB)] = 2_048
-    idle_s: Annotated[
-        float, says("a scoring process returns its GPU after so long without work", 0.1, DAY_S)
-    ] = 60.0
-    yield_s: Annotated[
-        float,
-        says("time that a holder has to return a lease when asked; then the lease is revoked", 0.1, DAY_S),
-    ] = 150.0
+    idle_s: Annotated[float, says("idle time before a scoring process returns its GPU", 0.1, DAY_S)] = 60.0
+    yield_s: Annotated[float, says("time to return a lease before it is revoked", 0.1, DAY_S)] = 150.0
     tenants: Annotated[
-        tuple[str, ...],
-        says("who may use the GPUs: name, name=WEIGHT or name=WEIGHT:MEMORY, as in research=2:40GiB"),
+        Words, says("users of the GPUs as name[=WEIGHT[:MEMORY]], such as research=2:40GiB")
     ] = ("logweir",)
     half_life_s: Annotated[float, says("past GPU use counts half after so long", 1, 315_360_000)] = 86_400.0
     backfill: Annotated[
         Literal["easy", "strict", "free"],
-        says(
-            "what may overtake a need that waits for room: easy (what does not delay it), strict (nothing) or free"
-        ),
+        says("what may overtake a waiting need: whatever does not delay it, nothing, all"),
     ] = "easy"
 
 
@@ -312,20 +252,21 @@ class OpenSearch(Group, frozen=True, rename=lambda name: f"opensearch_{name}"):
     url: Annotated[str | None, says("the OpenSearch of sink and source, https://host:9200")] = None
     user: Annotated[str | None, says("the user who writes results")] = None
     password: Annotated[str | None, says("the password of that user")] = None
-    read_user: Annotated[
-        str | None, says("the user who reads log indices; without it the writing user reads too")
-    ] = None
+    read_user: Annotated[str | None, says("the user who reads log indices; default opensearch_user")] = None
     read_password: Annotated[str | None, says("the password of that user")] = None
     ca: Annotated[Path | None, says("certificate authority of the server, PEM")] = None
     prefix: Annotated[str, says("first part of the names of our indices")] = "logweir"
     source: Annotated[str | None, says("index pattern of logs that the stack polls, app-logs-*")] = None
-    fields: Annotated[
-        tuple[str, str, str],
-        says("fields of a polled document with its time, message and level, in this order"),
-    ] = ("@timestamp", "message", "level")
-    workload_fields: Annotated[
-        tuple[str, ...], says("fields whose values, joined by /, are the workload of a polled document")
-    ] = ("cluster_id", "namespace_name", "deployment")
+    fields: Annotated[tuple[str, str, str], says("time, message and level of polled documents")] = (
+        "@timestamp",
+        "message",
+        "level",
+    )
+    workload_fields: Annotated[Words, says("fields that make its workload, joined by /")] = (
+        "cluster_id",
+        "namespace_name",
+        "deployment",
+    )
 
     def __post_init__(self) -> None:
         if self.url is not None:
@@ -338,68 +279,35 @@ class Internal(Group, frozen=True):
     Files, flags and `LOGWEIR_*` do not reach them; `LOGWEIR_INTERNAL_*` does. They may change in any build.
     """
 
-    # 10,000 lines or 2 MiB: smaller batches cost throughput, larger ones latency (docs/performance.md).
-    batch_records: Annotated[int, says("records in one batch at most", 1, 100_000)] = 10_000
-    prefetch: Annotated[
-        int, says("messages a worker reserves; past one, fresh lines wait behind backfill", 1, 64)
-    ] = 1
-    batch_kib: Annotated[int, says("size of one batch at most, before compression", 64, 65_536)] = 2_048
-    # Bounds the ledger's own keys where batches are small; max_pending_mib is the bound that users meet.
-    max_pending_batches: Annotated[int, says("batches that may wait", 1, 10_000_000)] = 10_000
-    # A third try tells a bad line from a worker that died for another reason.
-    max_attempts: Annotated[
-        int, says("attempts at a batch before bisection, and at a record before it is a dead letter", 1, 100)
-    ] = 3
-    # A claim is renewed three times in its life: a pause of 3 s costs nothing.
-    claim_ttl_ms: Annotated[
-        int, says("a worker that is silent for so long loses its batch", 1_000, 3_600_000)
-    ] = 10_000
-    overdue_ms: Annotated[
-        int, says("a batch that no worker took for so long is sent again", 500, 3_600_000)
-    ] = 5_000
-    sweep_s: Annotated[float, says("period of the sweeper, which looks for overdue batches", 0.2, 3_600)] = (
-        2.0
-    )
-    # Longer than any pause of a healthy worker, and short enough that backlog does not reach its limit meanwhile.
-    stall_s: Annotated[
-        float, says("a worker that takes nothing for so long although its queue has work restarts", 2, 3_600)
-    ] = 30.0
-    # Three renewals and a hiccup of Redis fit in; a drain worker that stands by waits as long.
-    lease_ttl_ms: Annotated[
-        int, says("a lease that is not renewed for so long is lost", 2_000, 3_600_000)
-    ] = 15_000
-    tick_s: Annotated[float, says("period of the controller, which decides about trainings", 0.2, 3_600)] = (
-        10.0
-    )
-    watch_s: Annotated[float, says("period of the watcher of sessions, rates and incidents", 0.2, 60)] = 2.0
-    # `logweir run` sets a day: a session's lines may stand in two files that are read one after the other.
-    session_open_s: (
-        Annotated[float, says("how long a session stays open; without it session_timeout_s", 0.1, 31_536_000)]
-        | None
-    ) = None
-    # A day's age is what usually triggers; this is for pipelines that see new lines much faster.
-    retrain_lines: Annotated[
-        int, says("stored lines since a training that trigger the next", 100, 10**15)
-    ] = 5_000_000
-    retrain_backoff_s: Annotated[
-        float,
-        says("wait after a failed training; doubled with every further failure, an hour at most", 0.1, 3_600),
-    ] = 30.0
-    # Ten looks fit into a node's life: one that is missed costs nothing.
-    gpu_beat_s: Annotated[float, says("period of a node agent, which looks at its GPUs", 0.05, 60)] = 1.0
-    gpu_node_ttl_ms: Annotated[
-        int, says("a node whose agent is silent for so long gets no new leases", 200, 3_600_000)
-    ] = 10_000
-    # A CUDA context takes 300 to 500 MiB on the data centre GPUs of the last generations.
-    gpu_context_mib: Annotated[
-        int,
-        says(
-            "memory that CUDA itself takes in a process: part of a lease, out of reach of tensors", 0, TIB_MIB
-        ),
-    ] = 512
-    supervisor_pid: Annotated[
-        int, says("process of the embedded stack: its workers end when this process ends", 0, 2**22)
-    ] = 0
+    # Of one batch, before compression: small ones cost throughput, large ones latency (docs/performance.md).
+    batch_records: Annotated[int, within(1, 100_000)] = 10_000
+    batch_kib: Annotated[int, within(64, 65_536)] = 2_048
+    prefetch: Annotated[int, within(1, 64)] = 1  # messages of a worker; past 1, fresh lines wait
+    # Bounds the ledger's own keys where batches are small; users meet max_pending_mib.
+    max_pending_batches: Annotated[int, within(1, 10_000_000)] = 10_000
+    # Before a batch is bisected, or a record is a dead letter. One worker may die of something else.
+    max_attempts: Annotated[int, within(1, 100)] = 3
+    # A worker renews its claim three times in this time, so a pause of 3 s loses no batch.
+    claim_ttl_ms: Annotated[int, within(1_000, 3_600_000)] = 10_000
+    overdue_ms: Annotated[int, within(500, 3_600_000)] = 5_000  # a batch that no worker took is sent again
+    sweep_s: Annotated[float, within(0.2, 3_600)] = 2.0  # period of the search for overdue batches
+    # A worker that takes nothing for so long although its queue has work ends. No healthy one pauses as long.
+    stall_s: Annotated[float, within(2, 3_600)] = 30.0
+    # A lease is lost without a renewal. Several renewals fit in; a drain worker that stands by waits as long.
+    lease_ttl_ms: Annotated[int, within(2_000, 3_600_000)] = 15_000
+    tick_s: Annotated[float, within(0.2, 3_600)] = 10.0  # period of the controller
+    watch_s: Annotated[float, within(0.2, 60)] = 2.0  # period of the watcher
+    # How long a session stays open. `logweir run` sets a day: lines of a session may stand in two files.
+    session_open_s: Annotated[float, within(0.1, 31_536_000)] | None = None
+    # New lines that trigger a training; retrain_age_s is the usual trigger.
+    retrain_lines: Annotated[int, within(100, 10**15)] = 5_000_000
+    retrain_backoff_s: Annotated[float, within(0.1, 3_600)] = 30.0  # after a failure, doubled up to an hour
+    gpu_beat_s: Annotated[float, within(0.05, 60)] = 1.0  # period of a node agent
+    # A node whose agent is silent gets no new leases. Ten beats fit in, so one that is missed costs nothing.
+    gpu_node_ttl_ms: Annotated[int, within(200, 3_600_000)] = 10_000
+    # CUDA's own memory in a process: a part of its lease that tensors cannot have.
+    gpu_context_mib: Annotated[int, within(0, TIB_MIB)] = 512
+    supervisor_pid: Annotated[int, within(0, 2**22)] = 0
 
     def __post_init__(self) -> None:
         if self.gpu_beat_s * 2_000 > self.gpu_node_ttl_ms:
@@ -413,7 +321,7 @@ class Internal(Group, frozen=True):
 class Settings:
     """All settings, in groups. Units stand in the names.
 
-    `Settings(seed=7, gpu_yield_s=60)` takes flat names and raises BadSetting for an unknown name, a wrong type or a
+    `Settings(seed=7, gpu_yield_s=60)` takes flat names. Raises BadSetting for an unknown name, a wrong type or a
     value out of range.
     """
 
@@ -556,12 +464,10 @@ def _item(name: str, *, public: bool = False) -> Item:
     """Raises BadSetting for an unknown name, and with `public` for one of `Internal`."""
     if name in ITEMS and not (public and name in _INTERNAL):
         return ITEMS[name]
-    remedy = "its value is fixed now; leave it out" if name in _INTERNAL else REMOVED.get(name)
-    raise BadSetting(
-        f"{name!r} is not a setting; the settings are: {', '.join(sorted(PUBLIC))}"
-        if remedy is None
-        else f"{name!r} is not a setting any more: {remedy}"
-    )
+    if name in REMOVED or name in FIXED | _INTERNAL:
+        remedy = REMOVED.get(name, "its value is fixed now; leave it out")
+        raise BadSetting(f"{name!r} is not a setting any more: {remedy}")
+    raise BadSetting(f"{name!r} is not a setting; the settings are: {', '.join(sorted(PUBLIC))}")
 
 
 def _converted(item: Item, value: Any) -> Any:
@@ -585,20 +491,15 @@ def _converted(item: Item, value: Any) -> Any:
 
 
 def _parsed(kind: Any, text: str) -> Any:
-    """Text of an environment or a flag. Paths are separated as in PATH, words by commas. Raises ValueError."""
+    """Text of an environment. Paths are separated as in PATH, words by commas. Raises ValueError."""
     if kind is bool:
-        return _WORDS.get(text.strip().lower(), text)
+        return _TRUTH.get(text.strip().lower(), text)
     if kind in (int, float):
         return kind(text)
     if typing.get_origin(kind) is tuple:
         separator = os.pathsep if Path in typing.get_args(kind) else ","
         return [item.strip() for item in text.split(separator) if item.strip()]
     return text
-
-
-_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
-    ("0", "false", "no", "off"), False
-)
 
 
 def _path(kind: Any, value: Any) -> Any:
@@ -670,8 +571,8 @@ def inherited(*names: str, environ: Mapping[str, str] | None = None) -> dict[str
 def limit_polars() -> None:
     """Gives Polars one thread in this process and its children, unless POLARS_MAX_THREADS says otherwise.
 
-    More of ingest_processes is the way to use more cores: a second thread for a batch of some thousand lines costs
-    more than it saves (docs/performance.md). Without effect once Polars is imported.
+    A second thread for a batch of some thousand lines costs more than it saves (docs/performance.md);
+    ingest_processes use more cores. Without effect once Polars is imported.
     """
     if not os.environ.get("POLARS_MAX_THREADS"):
         os.environ["POLARS_MAX_THREADS"] = "1"
@@ -685,22 +586,18 @@ def see_only(device: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = device
 
 
-def describe() -> list[tuple[str, str, str]]:
-    """(name, default, what it is) of every setting, for help texts and the manual."""
-    return [(name, str(ITEMS[name].default), str(ITEMS[name].meta.description)) for name in PUBLIC]
-
-
 def page() -> str:
     """docs/settings.md, from the settings themselves (a test compares)."""
     lines = [
         "# Settings",
         "",
-        "Precedence: defaults < configuration file (`--config FILE` or `LOGWEIR_CONFIG`, TOML with the names of the",
-        "first column) < environment < flags. An unknown name, a wrong type or a value out of range is refused.",
+        "Precedence: defaults < configuration file < environment < flags. The file (`--config FILE` or",
+        "`LOGWEIR_CONFIG`) is TOML with the names of the first column. An unknown name, a wrong type or a value out",
+        "of range is refused.",
         "",
-        "All processes of one GPU pool need the same rules, all senders into one pipeline the same limits, and all its workers",
-        "the same queues. A command that joins a running stack takes these settings from the stack. Where `REDIS_URL` names a",
-        "Redis instead, set them alike everywhere:",
+        "All processes of one GPU pool need the same rules, all senders into one pipeline the same limits, and all",
+        "its workers the same queues. A command that joins a running stack takes these settings from the stack.",
+        "Where `REDIS_URL` names a Redis instead, set them alike everywhere:",
         f"{', '.join(f'`{name}`' for name in ALIKE if name in PUBLIC)}.",
     ]
     for group, kind in _GROUPS.items():

@@ -26,7 +26,7 @@ from pipeline.tasks.context import LOADED_MODELS, Context
 from pipeline.tasks.ingest import step
 from pipeline.tasks.reload import Hint
 from pipeline.tasks.step import perform
-from pipeline.workers.reloader import IDLE_AFTER_S, IDLE_POLL_S, POLL_S, Reloader, often
+from pipeline.workers.reloader import IDLE_AFTER_S, IDLE_POLL_S, POLL_S, Reloader
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def test_the_reloader_looks_often_while_its_process_works_and_rarely_while_it_do
     reloader.worked -= IDLE_AFTER_S
     assert reloader.poll_s() == IDLE_POLL_S > POLL_S
     reloader.works()
-    assert reloader.poll_s() == often
+    assert reloader.poll_s() == POLL_S
 
 
 def test_a_scoring_process_reads_torch_when_a_training_is_asked_for_and_not_before(

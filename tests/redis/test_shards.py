@@ -188,7 +188,7 @@ def test_an_id_that_was_given_meanwhile_is_given_to_no_other_template(
     writer = Writer(client, two)
     (newest,) = writer.learn("alpha beta gamma delta")
     foreign = Template(template_id=newest + 1, text="zulu yankee xray", severe=False, workload="elsewhere")
-    client.hset(Keys(two.key_prefix).templates, str(newest + 1), pack_template(foreign))
+    client.hset(Keys(two.redis.key_prefix).templates, str(newest + 1), pack_template(foreign))
     with pytest.raises(LeaseRefused):
         writer.learn("one two three four five")
     assert writer.learn("one two three four five") == [newest + 2]
