@@ -1,8 +1,10 @@
-"""Loads models on devices: at most once per device, best fit, idle ones unloaded first (gpu/placing.py decides).
+"""Loads models on leased devices: at most once in the whole pool, best fit, least recently used idle ones
+unloaded first.
 
-Works inside a lease of the pool: the lease gives a process room on devices, this fills it. An entry per model and device
-in Redis keeps a second process from loading the same model on the same device. An entry belongs to a lease and ends with
-it, so a process that was killed leaves none behind, and nothing depends on a signal handler.
+gpu/placing.py decides. A lease gives a process memory on devices, and a Placement fills it. One entry per
+model and device in Redis makes loading single-flight: while a copy is ready in any process, `ensure` answers
+its device, and `request` in another process names its holder. Nothing here forwards a request. An entry ends
+with its lease, so a killed process leaves none behind.
 """
 
 import json
@@ -29,10 +31,10 @@ LOAD_S: Final = 300.0  # tens of GiB from a slow disk
 
 
 class Loader(Protocol):
-    """Moves weights. Both may be called from any thread."""
+    """Moves weights; called from any thread."""
 
     def load(self, model: Model, uuid: str) -> None:
-        """Raises what a load can raise; then nothing is left on the device."""
+        """May raise; then nothing of the model is on the device."""
 
     def unload(self, model: Model, uuid: str) -> None: ...
 
@@ -61,19 +63,20 @@ class Placement:
         self._lock = threading.Lock()
         self._here: dict[tuple[str, str], Loaded] = {}  # by tenant and name: ready in this process
         self._busy: Counter[tuple[str, str]] = Counter()  # requests in work
-        self._dropping: list[Loaded] = []  # gone from here, but Redis could not be told
-        self._stuck: Counter[str] = Counter()  # MiB that loads given up may still take
+        self._dropping: list[Loaded] = []  # unloaded while Redis was away; their entries are dropped later
+        self._stuck: Counter[str] = Counter()  # MiB that abandoned loads may still take
 
     def loaded(self) -> list[Loaded]:
         """All models on devices, of all processes, in a fixed order. Raises RedisUnavailable."""
         return self._entries()[1]
 
     def ensure(self, model: Model, *, timeout_s: float | None = None) -> str:
-        """The device on which a model is ready, loaded there if need be. Waits with back-off up to `timeout_s`.
+        """The device on which a model is ready, loaded there if need be. Waits with back-off up to
+        `timeout_s`.
 
-        It may be ready in another process: `loaded()` names the holder. Raises BadInput for a model that is larger than
-        any room of the lease, LeaseRefused when it is not ready in time or the lease is gone, DeviceFailed when a load
-        does not end, and what the loader raises.
+        The copy may belong to another process: `loaded()` names the holder. Raises BadInput for a model that
+        is larger than the memory of any leased device, LeaseRefused when it is not ready in time or the lease
+        has ended. Raises DeviceFailed when a load does not end, and the errors of the loader.
         """
         most = max([0, *self.rooms.values()])
         backoff, end = Backoff(), None if timeout_s is None else time.monotonic() + timeout_s
@@ -88,8 +91,8 @@ class Placement:
                 return choice.uuid
             if not 0 < model.memory_mib <= most and not copies(model, entries):
                 raise BadInput(
-                    f"{model.name} needs {model.memory_mib} MiB and the lease has room for 1 to {most} MiB on a device;"
-                    " lease more memory, or use a smaller model"
+                    f"{model.name} needs {model.memory_mib} MiB and the lease has room for 1 to {most} MiB"
+                    " on a device; lease more memory, or use a smaller model"
                 )
             why = choice.why
             if choice.uuid and all(self.unload(entry) for entry in choice.unload):
@@ -109,17 +112,20 @@ class Placement:
 
     @contextmanager
     def request(self, tenant: str, model: Model) -> Iterator[Loaded]:
-        """Around one request of a tenant to a model that is ready in this process; it is not unloaded meanwhile.
+        """Around one request of a tenant to a model that is ready in this process; the model stays loaded
+        meanwhile.
 
-        Raises BadInput for another tenant's model, ModelUnavailable when it is not ready here.
+        Raises BadInput for another tenant's model, ModelUnavailable when it is not ready here; a copy that is
+        ready in another process is named.
         """
         if tenant != model.tenant:
             raise BadInput(f"{tenant} has no model {model.name}; ask for one of its own")
         with self._lock:
             entry = self._here.get(model.key)
-            if entry is None:
-                raise ModelUnavailable(f"{model.name} is not loaded here; load it first")
-            self._busy[model.key] += 1
+            if entry is not None:
+                self._busy[model.key] += 1
+        if entry is None:
+            raise ModelUnavailable(self._whereabouts(model))
         try:
             if not self._step("touch", entry):
                 raise ModelUnavailable(f"{model.name} has gone with its lease; load it under another one")
@@ -131,12 +137,12 @@ class Placement:
                 self._step("touch", entry)
 
     def unload_idle(self, idle_s: float) -> list[Loaded]:
-        """Unload our models that nobody has used for so long; answers which."""
+        """Unload our models that were not used for so long; returns them."""
         now_ms, entries = self._entries()
         return [e for e in entries if e.used_ms <= now_ms - idle_s * 1000 and self.unload(e)]
 
     def unload(self, entry: Loaded) -> bool:
-        """False when it is not ours, answers a request, or is not ready (any more)."""
+        """False when the model is not ours, answers a request, or is not ready."""
         key = entry.model.key
         with self._lock:
             own = self._here.get(key)
@@ -144,15 +150,13 @@ class Placement:
                 return False
             del self._here[key]  # no request from here on
         try:
-            self._step(
-                "unloading", entry
-            )  # refused when our lease has gone: then it goes from here all the more
+            self._step("unloading", entry)  # refused after the end of our lease: it is unloaded all the same
         except RedisUnavailable:
             with self._lock:
                 self._here[key] = own
             raise
         if not self._unload_quietly(entry):
-            return False  # what it takes stays counted until the lease ends
+            return False  # its memory stays counted until the lease ends
         self._drop(entry)
         return True
 
@@ -164,8 +168,15 @@ class Placement:
         now, *texts = self.scripts.run("gpu/place", self.keys, ["list", ""])
         return int(now), sorted((_entry(text) for text in texts), key=lambda entry: entry.key)
 
+    def _whereabouts(self, model: Model) -> str:
+        """The reason why a model is not ready in this process. Raises RedisUnavailable."""
+        ready = [entry for entry in copies(model, self.loaded()) if entry.state is LoadState.READY]
+        if not ready:
+            return f"{model.name} is not loaded here; load it first"
+        return f"{model.name} is loaded by {ready[0].holder} on {ready[0].uuid}; send the request there"
+
     def _claim(self, model: Model, uuid: str, room_mib: int) -> Loaded | None:
-        """None when somebody was faster. Raises LeaseRefused when our lease is gone."""
+        """None when another process was faster. Raises LeaseRefused when our lease has ended."""
         entry = Loaded(
             model=model,
             uuid=uuid,
@@ -173,7 +184,7 @@ class Placement:
             lease_id=self.lease.lease_id,
             claim=uuids.uuid4().hex,
         )
-        # We give up before the claim does; the rest is for a process that cannot say so.
+        # We give up before the claim expires; its end is for a process that was killed.
         load_ms = int(self.load_timeout_s * 1000) + 5_000
         args = ["claim", _field(entry), _text(entry), model.memory_mib, room_mib, load_ms]
         word, *_ = self.scripts.run("gpu/place", self.keys, args)
@@ -182,14 +193,17 @@ class Placement:
         return entry if word == b"claimed" else None
 
     def _load(self, entry: Loaded) -> str:
-        """Load what we have claimed; the uuid. A thread, so that a load that hangs does not hang us."""
+        """Load a claimed model; returns the uuid.
+
+        In a thread, so that a hung load does not hang the caller.
+        """
         model, uuid, failed = entry.model, entry.uuid, list[BaseException]()
         done, given_up = threading.Event(), threading.Event()
 
         def work() -> None:
             try:
                 self.loader.load(model, uuid)
-            except BaseException as exc:  # noqa: BLE001 - it is raised by whoever waits
+            except BaseException as exc:  # noqa: BLE001 - the waiting thread raises it
                 failed.append(exc)
             with self._lock:
                 done.set()
@@ -221,10 +235,10 @@ class Placement:
         return uuid
 
     def _ready(self, entry: Loaded) -> None:
-        """Say that it may be used. Raises LeaseRefused, RedisUnavailable; it is unloaded then."""
+        """Announce the model. Raises LeaseRefused, RedisUnavailable; it is unloaded then."""
         key, known = entry.model.key, False
         with self._lock:
-            self._here[key] = entry  # first, since others may ask as soon as Redis says so
+            self._here[key] = entry  # first: a request may come as soon as Redis knows
         try:
             known = self._step("ready", entry)
         finally:
@@ -241,13 +255,13 @@ class Placement:
     def _unload_quietly(self, entry: Loaded) -> bool:
         try:
             self.loader.unload(entry.model, entry.uuid)
-        except Exception:  # noqa: BLE001 - a loader's own; the lease still covers what the model takes
+        except Exception:  # noqa: BLE001 - a loader's error; the lease still covers the model's memory
             logger(device=entry.uuid, model=entry.model.name).exception("gpu.model_not_unloaded")
             return False
         return True
 
     def _drop(self, entry: Loaded) -> None:
-        """Off the device. With Redis away it is told later, or the lease's end tells it."""
+        """Delete the entry; with Redis away later, or at the end of the lease."""
         try:
             self._step("drop", entry)
         except RedisUnavailable:

@@ -1,4 +1,4 @@
-"""Where models go, as values and one decision. Nothing here touches a device or Redis."""
+"""Placement of models as values and one pure decision. Nothing here touches a device or Redis."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class LoadState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Something to be loaded. Two tenants may use one name: these are two models."""
+    """A model to load. Two tenants may use one name for two models."""
 
     name: str
     tenant: str
@@ -32,13 +32,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model on a device. `holder` is the process that has it and answers requests for it."""
+    """A model on a device. The process `holder` answers requests for it."""
 
     model: Model
     uuid: str
     holder: str
     lease_id: str
-    claim: str  # who claims it says this again at every step
+    claim: str  # a random id; each step of the holder repeats it
     state: LoadState = LoadState.LOADING
     used_ms: int = 0  # Redis clock
 
@@ -49,7 +49,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChoice:
-    """What to do for a model: use it on `uuid`; or load it there, `unload` first; or wait (`uuid` empty) for `why`."""
+    """Use the model on `uuid` (`ready`), or load it there after `unload`, or wait for `why` (`uuid` empty)."""
 
     uuid: str = ""
     ready: bool = False
@@ -58,7 +58,7 @@ class PlacementChoice:
 
 
 class Backoff:
-    """0.5 s, doubling, 120 s at most: waits of a model that fits nowhere."""
+    """Back-off of a model that fits nowhere: 0.5 s, doubling, 120 s at most."""
 
     def __init__(self) -> None:
         self.wait_s = FIRST_WAIT_S
@@ -69,7 +69,7 @@ class Backoff:
 
 
 def copies(model: Model, loaded: Sequence[Loaded]) -> list[Loaded]:
-    """The entries of one model, on whatever device."""
+    """The entries of one model, on any device."""
     return [entry for entry in loaded if entry.model.key == model.key]
 
 
@@ -81,11 +81,12 @@ def choose_device(
     lease_id: str,
     busy: Collection[tuple[str, str, str]] = (),
 ) -> PlacementChoice:
-    """Where a model goes. Pure.
+    """The device for a model. Pure.
 
-    `rooms`: MiB by device that the models of `lease_id` may take together. `loaded`: all entries, of other leases too.
-    Use what is ready; wait for whoever loads it; else best fit, exact fits accepted; else the device whose least
-    recently used idle models make room, oldest first. `busy` are keys that answer a request now.
+    In order: a ready copy, our own first; waiting for a copy that loads; best fit, exact fits accepted; the
+    device whose least recently used idle models make room, oldest first. `rooms`: MiB by device that the
+    models of `lease_id` may take together. `loaded`: all entries, of other leases too. `busy`: keys that
+    answer a request now.
     """
     same = copies(model, loaded)
     ready = [entry for entry in same if entry.state is LoadState.READY]
@@ -96,11 +97,11 @@ def choose_device(
     if loading:
         return PlacementChoice(why=f"{loading[0].holder} is loading {model.name} on {loading[0].uuid}")
     ours = [entry for entry in loaded if entry.lease_id == lease_id]
-    taken = {entry.uuid for entry in same}  # being unloaded there: not twice, not even for a moment
+    unloading = {entry.uuid for entry in same}  # never two copies on a device, not even for a moment
     free = {
         uuid: room - sum(entry.model.memory_mib for entry in ours if entry.uuid == uuid)
         for uuid, room in rooms.items()
-        if uuid not in taken
+        if uuid not in unloading
     }
     fits = [(left - model.memory_mib, uuid) for uuid, left in free.items() if left >= model.memory_mib]
     if fits:

@@ -1,10 +1,10 @@
-"""The part of a GPU that a scoring process holds: taken for the first batch, kept while there is work, given back when
-it is asked for, lost, idle or broken.
+"""The GPU share of a scoring process: leased for the first batch, given back when asked for, lost, idle or
+broken.
 
-The right comes before the device and ends after it: lease, renewals, host lock, CUDA; then the same backwards. CUDA's
-context goes only with its process. So a process that has given back keeps its host lock, ends as soon as it is quiet, and
-Celery starts another one; whoever gets the device next waits for that lock. Nobody waits for a GPU here: a batch that
-cannot have it is scored on the CPU.
+The right encloses the device: lease, renewals, host lock, CUDA; then the same backwards. CUDA's context ends
+only with its process. So a process that gave back keeps its host lock and ends as soon as it is quiet; Celery
+starts another one. The next holder waits for that lock. No batch waits for a GPU: without one it is scored on
+the CPU.
 """
 
 import os
@@ -24,39 +24,37 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.settings import Settings
 
-LOST_POLL_S: Final = 0.2  # how soon a training notices that its process should end
-POLL_S: Final = 0.05  # how soon a request to yield is seen by a process without a batch in hand
+LOST_POLL_S: Final = 0.2  # a training notices the loss of its lease so soon
+POLL_S: Final = 0.05  # an idle process notices a request to yield so soon
 REFUSED_S: Final = 0.2  # thousands of queued batches must not ask one by one
 BROKEN_S: Final = 30.0  # a device that cannot be used is not tried with every batch
 QUIET_S: Final = 0.3  # without a batch for so long a process can end: its last answer has been sent
 LEAVING_S: Final = 2.0  # batches that only pass through must not keep it for longer
-HARD: Final = (
-    0.15  # of a TTL after the loss, which is noticed at 0.8 of it: then the process ends, batch or not
-)
+HARD: Final = 0.15  # of a TTL after the loss, which is noticed at 0.8: then the process ends, batch or not
 
 
 class DeviceUser(Protocol):
-    """What the process does on the device."""
+    """The work of the process on the device."""
 
     def prepare(self) -> None:
-        """Whatever takes time and needs no device: nobody shall wait for it at the door."""
+        """Slow work that needs no device, before the lease is asked for."""
 
     def begin(self, lease: PoolLease) -> None:
-        """Start to use it. Raises LogweirError."""
+        """Start to use the device. Raises LogweirError."""
 
     def unload(self) -> None:
-        """Leave it, as far as a process can that goes on."""
+        """Leave the device, as far as a living process can."""
 
     @property
     def began(self) -> bool:
-        """True when this process keeps something there until it ends."""
+        """True when this process keeps memory there until it ends."""
 
     def end(self) -> None:
         """End this process now."""
 
 
 def host_locks(lease: PoolLease, *, wait_s: float) -> ExitStack:
-    """The second line on one host: locks that the kernel gives back whatever way we end. Raises LeaseRefused."""
+    """The host locks of a lease: the kernel frees them however the process ends. Raises LeaseRefused."""
     stack = ExitStack()
     alone = lease.need.mode is LeaseMode.EXCLUSIVE
     try:
@@ -69,14 +67,17 @@ def host_locks(lease: PoolLease, *, wait_s: float) -> ExitStack:
 
 
 def enrol(pool: Pool, lease: PoolLease) -> None:
-    """Say which process will be on the device, before it is. Raises LeaseRefused when the lease is lost."""
+    """Register this process with the lease before it uses the device.
+
+    Raises LeaseRefused when the lease is lost.
+    """
     if not pool.activate(lease, pids=(os.getpid(),), host=this_node()):
         raise LeaseRefused("the lease was lost before the device was begun; it is asked for again")
 
 
 @contextmanager
 def ended_after_loss(held: LeaseInUse, end: Callable[[], None]) -> Iterator[None]:
-    """End the process when the body goes on for too long after the lease was lost: others may be granted the device."""
+    """End the process when the body goes on too long after a lost lease: the device may be granted to others."""
     done = threading.Event()
 
     def watch() -> None:
@@ -142,13 +143,13 @@ class GpuShare:
                     self._give_back()
 
     def fail(self, error: Exception) -> None:
-        """The device failed in the batch that is in hand: it is given back after it, and left alone for a while."""
+        """The device failed in the current batch: it is given back afterwards, and not tried for a while."""
         self._broken = error
         self._pause("share.device_failed", error)
 
     @property
     def held(self) -> LeaseInUse | None:
-        """What we hold now."""
+        """The lease in use, or None."""
         return self._held
 
     def close(self) -> None:
@@ -178,7 +179,7 @@ class GpuShare:
             self._not_before = self.clock() + REFUSED_S
         except BadInput as exc:
             self._pause("share.impossible", exc)
-        except Exception as exc:  # noqa: BLE001 - drivers raise anything, and the batch can be scored on the CPU
+        except Exception as exc:  # noqa: BLE001 - drivers raise anything; the CPU can score the batch
             self._pause("share.failed", exc)
         if self._held is not None:
             self._give_back()
@@ -189,7 +190,7 @@ class GpuShare:
         self._not_before = self.clock() + BROKEN_S
 
     def _begin(self) -> None:
-        """Whatever it raises, `_held` says whether there is something to give back."""
+        """Lease, lock, start. After an error `_held` says whether a lease has to be given back."""
         self._keep()
         self.place.prepare()
         asked = self.clock()
@@ -200,7 +201,7 @@ class GpuShare:
         enrol(self.pool, lease)
         try:
             self._locks = host_locks(lease, wait_s=0)
-        except LeaseRefused as exc:  # for long, as a rule: it is somebody whom the pool does not know
+        except LeaseRefused as exc:  # as a rule for long, by a process that the pool does not know
             raise DeviceFailed(str(exc)) from exc
         self._touching = True
         self.place.begin(lease)
@@ -216,7 +217,7 @@ class GpuShare:
         why = (held.why() if held else "") or ("broken" if self._broken is not None else "not used")
         self._unload()
         if self._broken is not None and held is not None and self.place.began:
-            held.dirty()  # who knows what it still does there: the device stays closed until we are gone
+            held.dirty()  # it may still work there: the device stays closed until this process ends
         try:
             self._lease.close()
         except Exception:  # noqa: BLE001 - it expires by itself
@@ -252,7 +253,7 @@ class GpuShare:
                 logger().exception("share.keeper")
 
     def tick(self) -> None:
-        """One look of the keeper: give back what is asked for, lost or idle; end a process that is off the device."""
+        """One round of the keeper: give back a lease that is asked for, lost or idle; end an idle process."""
         now, held = self.clock(), self._held
         if held is not None and held.lost.is_set():
             self._lost_at = self._lost_at or now
@@ -265,7 +266,7 @@ class GpuShare:
             finally:
                 self._turn.release()
         elif self._lost_at is not None and now - self._lost_at > HARD * self.ttl_s and self._touching:
-            # Others may be granted the device soon, and the batch in hand does not end. The ledger has the batch.
+            # The device may soon be granted to others, and the batch goes on; the ledger still has the batch.
             logger().error("share.lost_in_a_batch")
             self.place.end()
 

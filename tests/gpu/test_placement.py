@@ -344,6 +344,14 @@ def test_a_request_for_another_tenants_model_is_refused(place: Callable[..., Pla
         assert entry.uuid == A
 
 
+def test_a_request_to_a_model_of_another_process_names_its_holder(place: Callable[..., Placement]) -> None:
+    first, second = place(), place("lease-2", {B: 300})
+    assert first.ensure(a_model()) == A == second.ensure(a_model()), "once in the pool"
+    said = f"m is loaded by {first.lease.holder} on {A}; send the request there"
+    with pytest.raises(ModelUnavailable, match=said), second.request("t", a_model()):
+        pass
+
+
 def test_a_request_counts_as_a_use(place: Callable[..., Placement], client: "redis.Redis") -> None:
     placement = place()
     placement.ensure(a_model())

@@ -1,4 +1,4 @@
-"""A snapshot of the pool as facts for people and programs: what `gpu top`, `gpu leases` and `gpu tenants` show.
+"""A snapshot of the pool as facts for `gpu top`, `gpu leases` and `gpu tenants`.
 
 Pure: everything is worked out from the one snapshot, so that the numbers of one picture belong together.
 """
@@ -124,14 +124,14 @@ def tenant_rows(s: Snapshot) -> list[dict[str, Any]]:
 
 
 def lease_used_mib(lease: PoolLease, device: Device | None) -> int | None:
-    """What the lease's processes use on the device; None where the driver does not say."""
+    """Memory that the lease's processes use on the device; None where the driver does not say."""
     if device is None or not lease.pids or lease.host != device.node:
         return None
     return watchdog.used_by(device, lease.pids)
 
 
 def in_order(s: Snapshot) -> list[PoolRequest]:
-    """Those who wait: whom devices are kept for, then by priority, then by what their tenant used, then oldest first."""
+    """Waiting needs: the reserved one, then by priority, fair share and age."""
     first = s.reservation.request_id if s.reservation else ""
     standing = standings(s)
     return sorted(

@@ -1,4 +1,4 @@
-"""The flags of `logweir gpu ...`. Imports nothing heavy: the command line builds them before it knows what is asked."""
+"""The flags of `logweir gpu ...`. Imports nothing heavy: every command line builds them."""
 
 import argparse
 from typing import Any, Final
@@ -138,7 +138,7 @@ def _percent(text: str) -> int:
 
 
 def _need(parser: argparse.ArgumentParser) -> None:
-    """What a lease is asked for with."""
+    """The flags of a need."""
     parser.add_argument(
         "--memory", metavar="SIZE", help="per device, with CUDA's own share of it: 4GiB, 512MiB"
     )

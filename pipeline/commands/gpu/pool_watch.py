@@ -1,6 +1,7 @@
-"""What the pool says of a lease while its program runs; and to the pool, which processes run in it.
+"""Watches the pool while a program runs in a lease, and registers the program's processes with the lease.
 
-A thread of its own: Redis may take longer to answer than a lease lives, and whoever minds the program must notice that.
+A thread of its own: Redis may take longer to answer than a lease lives, and the program's supervisor must
+notice that.
 """
 
 import threading
@@ -17,14 +18,15 @@ from pipeline.gpu.values import Device, PoolLease, Snapshot
 from pipeline.logs import logger
 
 POLL_S: Final = 1.0
-OLD_S: Final = 5.0  # from then on a snapshot says nothing of now
-JOIN_S: Final = 1.0  # a look that hangs in a dead connection can change nothing any more
-# A shell script may start thousands of short processes; from here on only those that the driver sees are noted.
+OLD_S: Final = 5.0  # an older snapshot says nothing about now
+JOIN_S: Final = 1.0  # a snapshot that hangs in a dead connection can change nothing
+# A shell script may start thousands of short processes; beyond this, only processes on the devices are
+# registered.
 NOTED: Final = 256
 
 
 class PoolWatch:
-    """Looks about every second until the end of its `with`."""
+    """Takes a snapshot about every second until the end of its `with`."""
 
     def __init__(
         self,
@@ -35,7 +37,7 @@ class PoolWatch:
         node: str,
         daemon: mps.Daemon | None = None,
     ) -> None:
-        """`daemon`: whose limits the program is meant to run under."""
+        """`daemon`: the MPS daemon whose limits apply to the program."""
         self.pool, self.lease, self.pids, self.node, self.daemon = pool, lease, pids, node, daemon
         self.noted: set[int] = set()
         self.unlimited = ""  # why the daemon's limits may not hold, once that is known
@@ -57,16 +59,16 @@ class PoolWatch:
         self._thread.join(JOIN_S)
 
     def at_once(self) -> None:
-        """There is something new to note: do not wait for the next second."""
+        """Register new processes now, not in a second."""
         self._wake.set()
 
     def devices(self) -> list[Device]:
-        """As their agents saw them last; none when that is too long ago."""
+        """The devices of the last snapshot; none when it is too old."""
         seen = self._seen
         return [] if seen is None or time.monotonic() - seen[0] > OLD_S else fresh(seen[1])
 
     def seconds_until(self, at_ms: int) -> float | None:
-        """From now to a moment of the Redis clock, also while Redis is away; None before the first look."""
+        """From now to a moment of the Redis clock, also while Redis is away; None before the first snapshot."""
         seen = self._seen
         return None if seen is None else (at_ms - seen[1].now_ms) / 1000 - (time.monotonic() - seen[0])
 
@@ -86,12 +88,12 @@ class PoolWatch:
             self._wake.clear()
 
     def _on_devices(self, snapshot: Snapshot) -> set[int]:
-        """Processes that the driver sees on the devices of the lease, whosever they are."""
+        """All processes that the driver sees on the devices of the lease."""
         uuids = {part.uuid for part in self.lease.parts}
         return {p.pid for device in snapshot.devices if device.uuid in uuids for p in device.processes or ()}
 
     def _ask_mps(self, snapshot: Snapshot) -> None:
-        """Is every process of the program that begins to use a device a client of the daemon? Told once."""
+        """Check once that the program's processes on a device are clients of the daemon."""
         if self.daemon is None or self.unlimited:
             return
         new = (self._on_devices(snapshot) & set(self.pids())) - self._asked

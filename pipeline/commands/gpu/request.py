@@ -1,4 +1,4 @@
-"""`logweir gpu request`: a lease for a program that is started some other way. And what a need is, as flags say it."""
+"""`logweir gpu request`: a lease for a program that is started some other way; also reads a need from flags."""
 
 import argparse
 import os
@@ -27,13 +27,13 @@ from pipeline.units import mib, seconds, size, span
 LATER: Final = 75  # EX_TEMPFAIL of sysexits.h: trying again later may succeed
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 FOR: Final = "1h"
-MOST_S: Final = 7 * 86_400.0  # nobody renews such a lease, so a forgotten one must end some day
-# What a program's own environment says about its allocator and about MPS.
+MOST_S: Final = 7 * 86_400.0  # such a lease is not renewed, so a forgotten one must end some day
+# Variables of a program's environment about its allocator and MPS.
 ASKED: Final = ("PATH", "CUDA_MPS_PIPE_DIRECTORY", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
-    """Ask, begin, and say what the program needs to know."""
+    """Ask, begin, and print the variables for the program."""
     need, wait_s = need_of(args, pool), seconds_of("--wait", args.wait, 0.0)
     lasts_s = seconds_of("--for", args.duration or FOR, 0.0)
     if not 0 < lasts_s <= MOST_S:
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
         lease = pool.request(
             need, holder=user(), request_id=name, ttl_ms=int(lasts_s * 1000), timeout_s=wait_s
         )
-    if args.name:  # somebody may have asked under it meanwhile
+    if args.name:  # another process may have asked under it meanwhile
         _refuse_another(pool.snapshot(), name, need)
     host = this_node() if args.pid is not None else _node(pool, lease)
     try:
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
     except BadInput:
         pool.release(lease)
         raise
-    # Begun at once: from here on the program may use the device, whoever knows when.
+    # Active at once: from here on the program may use the device at any time.
     if not pool.ledger.activate(lease, pids=() if args.pid is None else (args.pid,), host=host):
         raise LeaseRefused(f"lease {lease.lease_id} was taken away at once; ask again")
     if args.json:
@@ -88,7 +88,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
 
 @contextmanager
 def name_explained(pool: Pool, name: str, holder: str, error: type[LogweirError]) -> Iterator[None]:
-    """A name that is taken is this error; any other refusal says itself what stood in the way."""
+    """Turns the refusal of a name in use into this error; any other refusal explains itself."""
     try:
         yield
     except LeaseRefused as exc:
@@ -101,7 +101,7 @@ def name_explained(pool: Pool, name: str, holder: str, error: type[LogweirError]
 
 
 def _refuse_another(snapshot: Snapshot, name: str, need: Need) -> None:
-    """What lives under this name must be what is asked for now, but for how long. Raises BadInput."""
+    """A lease of this name must agree with the need, except in its duration. Raises BadInput."""
     lease = next((x for x in snapshot.leases if x.lease_id == name and x.holder == user()), None)
     if lease is None:
         return
@@ -111,7 +111,7 @@ def _refuse_another(snapshot: Snapshot, name: str, need: Need) -> None:
 
 
 def _other_than(lease: PoolLease, need: Need, snapshot: Snapshot) -> str:
-    """What a lease has that is not as it is needed, "" when it will do."""
+    """The difference between a lease and the need, "" when the lease will do."""
     has = lease.need
     amount = ("mode", "memory_mib", "compute_percent", "devices")
     if any(getattr(has, name) != getattr(need, name) for name in amount):
@@ -170,7 +170,7 @@ def need_of(args: argparse.Namespace, pool: Pool, *, node: str = "") -> Need:
 
 
 def device_of(text: str, snapshot: Snapshot) -> Device:
-    """The device that is meant, by its UUID or the beginning of it. Raises BadInput."""
+    """The device with this UUID, or with this beginning of it. Raises BadInput."""
     found = [device for device in snapshot.devices if text and device.uuid.startswith(text)]
     exact = [device for device in found if device.uuid == text]
     if len(exact or found) == 1:
@@ -203,11 +203,12 @@ def seconds_of(flag: str, text: str | None, default: float) -> float:
 
 
 def request_name(args: argparse.Namespace, kind: str) -> str:
-    """The id that was asked for, or one made up of what it is for. Raises BadInput."""
+    """The id of --name, or a random one that begins with `kind`. Raises BadInput."""
     if args.name:
         if not NAME.fullmatch(args.name):
             raise BadInput(
-                f"--name {args.name!r} is no id; begin with a letter or digit, go on with those and . _ - (63 at most)"
+                f"--name {args.name!r} is no id; begin with a letter or digit,"
+                " go on with those and . _ - (63 at most)"
             )
         return str(args.name)
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", kind).strip("-._")[:32]
@@ -215,7 +216,7 @@ def request_name(args: argparse.Namespace, kind: str) -> str:
 
 
 def user() -> str:
-    """Who asks: the same for every request of one user on one machine."""
+    """The holder: the same for every request of one user on one machine."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -226,7 +227,10 @@ def user() -> str:
 def program_environment(
     pool: Pool, lease: PoolLease, settings: Settings, *, node: str, allocator: bool = True
 ) -> dict[str, str]:
-    """What the program gets in its environment (gpu/node/enforce.py). Raises BadInput when one process cannot use the lease."""
+    """The environment of the program (gpu/node/enforce.py).
+
+    Raises BadInput when one process cannot use the lease.
+    """
     base = inherited(*ASKED)
     directory = base.get("CUDA_MPS_PIPE_DIRECTORY")
     daemon = None

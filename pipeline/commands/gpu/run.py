@@ -1,8 +1,9 @@
-"""`logweir gpu run -- CMD`: waits for a lease on this machine, runs CMD in it, gives it back whatever way CMD ends.
+"""`logweir gpu run -- CMD`: waits for a lease on this machine, runs CMD in it, gives it back however CMD
+ends.
 
-The lease is renewed while CMD lives. When it is lost, or has to be given back, CMD gets SIGTERM, a grace, SIGKILL
-(commands/gpu/supervised.py). Every process that CMD starts is registered with the lease, so that the device is not leased
-again before the driver has seen all of them go, even if this process is killed.
+The lease is renewed while CMD lives. When it is lost, or has to be given back, CMD gets SIGTERM, a grace,
+SIGKILL (commands/gpu/supervised.py). Every process that CMD starts is registered with the lease. So the
+device is not leased again while the driver still sees one of them, even if this process is killed.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
         raise BadInput(
             "standard output is the program's here; leave out --json and use `logweir gpu leases --json`"
         )
-    set_up(args.log_level or "error")  # what happens to the lease is said in words below
+    set_up(args.log_level or "error")  # the words below tell the fate of the lease
     node, grace_s = this_node(), seconds_of("--grace", args.grace, 10.0)
     console = err()
     tell = WaitReporter(pool, request_name(args, Path(command[0]).name), console)
@@ -137,7 +138,7 @@ class Run:
         self.node = this_node()
         self.warned = False
         ttl_s = lease.ttl_ms / 1000
-        # Told that it is lost when SAFE of it has gone: so much later nothing may be left that uses the device.
+        # A loss is noticed after SAFE of the TTL; so much later no process may use the device.
         self.lost_s = min(grace_s, max(0.0, (1 - SAFE) * ttl_s - min(KILLING_S, ttl_s / 10)))
         self.alone_s = min(grace_s, SAFE * ttl_s)  # it was renewed within a beat before we died
         self.stopped = Stop.NOT
@@ -181,7 +182,7 @@ class Run:
                         self._mind(supervised, held, look)
             finally:
                 if supervised.survivors:
-                    held.dirty()  # nobody gets its memory before the driver has seen these go
+                    held.dirty()  # its memory stays taken until the driver no longer sees these
         return self._result(supervised)
 
     def _mind(self, supervised: SupervisedProgram, held: LeaseInUse, look: PoolWatch) -> None:
@@ -204,7 +205,7 @@ class Run:
                 return
 
     def _warn_of_mps(self, why: str) -> None:
-        """A warning and no more: torch's own limit is not set under MPS, so the watchdog is all that is left."""
+        """Only warn: torch's own limit is not set under MPS, so the watchdog alone enforces the lease."""
         if why and not self._told_of_mps:
             self._told_of_mps = True
             _note(
@@ -225,7 +226,7 @@ class Run:
         )
 
     def _compare(self, supervised: SupervisedProgram, watch: Watchdog | None) -> None:
-        """What is used with what is leased: a word first, the end when it stays so."""
+        """Compare use with the lease: warn first, end the program when the excess stays."""
         for verdict in [] if watch is None else watch.check(time.monotonic()):
             if verdict.word is Word.KILL:
                 self._stop(supervised, Stop.TOO_MUCH, verdict.why, self.grace_s, TOO_MUCH)
@@ -300,7 +301,7 @@ def _passing_on(supervised: SupervisedProgram) -> Iterator[None]:
 
 
 def _gist(why: str) -> str:
-    """What was said without its numbers: seconds that count down are no news."""
+    """The message without its numbers: seconds that count down are no news."""
     return "".join(c for c in why if not c.isdigit() and c != ".")
 
 

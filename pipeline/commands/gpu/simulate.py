@@ -1,4 +1,4 @@
-"""`logweir gpu simulate`: how long needs wait under one order of the queue or another, before anybody waits under it."""
+"""`logweir gpu simulate`: waiting times under each rule of backfill, from a simulation."""
 
 import argparse
 import csv

@@ -1,12 +1,13 @@
-"""A program on a leash: started for a lease, and ended with everything it started when the lease or its keeper ends.
+"""A supervised subprocess: it ends, with all its descendants, when its lease or its supervisor ends.
 
-Two processes. The keeper (`logweir gpu run`) holds the lease and one end of a socket; the guard (this file as a
-program) holds the other end and is the parent of the program. When the keeper dies in whatever way, the kernel closes
-its end and the guard ends the program; when the guard is killed, the kernel kills the program, and the keeper, which
-inherits what the program had started, ends that. On Linux processes that detach themselves do not escape, because
-both are reapers of their descendants (prctl PR_SET_CHILD_SUBREAPER).
+The keeper (`logweir gpu run`) holds the lease and one end of a socket. The guard (this file as a program)
+holds the other end and is the parent of the program. If the keeper dies, the kernel closes its end, and the
+guard ends the program. If the guard is killed, the kernel kills the program; the keeper inherits the
+program's children and ends them. On Linux detached processes do not escape: both are subreapers of their
+descendants (prctl PR_SET_CHILD_SUBREAPER).
 
-The guard imports the standard library and psutil only: it runs in the user's directory, with the user's environment.
+The guard imports the standard library and psutil only: it runs in the user's directory, with the user's
+environment.
 """
 
 import contextlib
@@ -27,14 +28,14 @@ import psutil  # type: ignore[import-untyped] # it publishes no types
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
-POLL_S: Final = 0.2  # how late a died process may be noticed where no signal tells
+POLL_S: Final = 0.2  # a dead process is noticed so late where no signal tells
 KILLED_S: Final = 5.0  # for the kernel to end what SIGKILL was sent to; longer only in a hung driver
 NOT_FOUND: Final = 127  # as shells answer
 NOT_STARTED: Final = 126
 
 
 class SupervisedProgram:
-    """The keeper's end. On leaving, everything that the program started has been ended, or `survivors` names the others."""
+    """The keeper's end. On leaving, all descendants of the program have ended, except `survivors`."""
 
     def __init__(
         self,
@@ -44,9 +45,10 @@ class SupervisedProgram:
         alone_s: float | None = None,
         fds: Sequence[int] = (),
     ) -> None:
-        """Start the guard, not yet the program. `fds` stay open in both, for locks that live as long as they do.
+        """Start the guard, not yet the program. `fds` (locks) stay open in both while they live.
 
-        `alone_s`: the grace when this process dies, for then nobody keeps what the program works with; None: `grace_s`.
+        `alone_s`: the grace when this process dies, since the lease is no longer renewed then; None:
+        `grace_s`.
         """
         self.command, self.grace_s, self.fds = list(command), grace_s, tuple(fds)
         self.alone_s = grace_s if alone_s is None else min(grace_s, alone_s)
@@ -100,7 +102,7 @@ class SupervisedProgram:
         self._say(stop=self.grace_s if within_s is None else within_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """True when the program has ended, or was never started, and nothing it started still runs but `survivors`."""
+        """True when the program has ended or was never started; only `survivors` still run."""
         ready, _, _ = select.select([self._line], [], [], timeout_s)
         if not ready:
             return False
@@ -124,7 +126,7 @@ class SupervisedProgram:
         return tuple(p.pid for p in self._descendants() if p.pid != self.guard.pid)
 
     def _descendants(self) -> "list[psutil.Process]":
-        """Ours are below the guard, or came to us when it was killed; other children of this process are not."""
+        """The processes below the guard, or inherited from it; not the other children of this process."""
         return [
             p
             for child in _children(psutil.Process())
@@ -199,9 +201,9 @@ class Guard:
     def _start(self, order: dict[str, Any]) -> None:
         self.grace_s, self.alone_s = float(order["grace_s"]), float(order["alone_s"])
         for name, value in order["environment"].items():
-            os.putenv(name, value)  # what else is in the environment goes to the program as it is, unread
+            os.putenv(name, value)  # other variables of the environment reach the program unread
         try:
-            # Alone in its group, so that a signal reaches all of it; one thread here, so that preexec_fn is safe.
+            # A group of its own, so that a signal reaches all of it; preexec_fn is safe with one thread.
             self.program = subprocess.Popen(
                 order["command"],
                 process_group=0,
@@ -302,7 +304,7 @@ def _adopt_orphans(yes: bool) -> None:
 
 
 def _die_with(guard: int) -> Any:
-    """What the program does before it begins: ask the kernel to be killed when the guard dies."""
+    """Parent-death watch: before it starts, the program asks the kernel to be killed when the guard dies."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # loaded here: after the fork nothing should be

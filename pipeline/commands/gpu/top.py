@@ -22,9 +22,9 @@ from pipeline.gpu.policy.explain import short, shorten
 from pipeline.gpu.values import Snapshot
 from pipeline.units import listed, plural, seconds, size, span
 
-DRAW_S: Final = 1.0  # at most between two drawings, so that silence is seen to last
-SILENT_S: Final = 2.0  # from then on a picture that is overdue is called old
-WIDE: Final = 110  # columns of a terminal from which on names and temperatures have room
+DRAW_S: Final = 1.0  # longest pause between two drawings, so that the age of a picture is seen to grow
+SILENT_S: Final = 2.0  # a picture overdue for so long is called old
+WIDE: Final = 110  # columns of a terminal with room for names and temperatures
 EMPTY: Final = (
     "no GPUs in the pool; `logweir up` on a machine with NVIDIA GPUs adds them (LOGWEIR_GPU_AGENT=yes), and without any "
     "everything runs on the CPU"
@@ -49,8 +49,8 @@ def main(args: argparse.Namespace, look: Callable[[], Snapshot]) -> int:
 
 
 def _watch(console: Console, look: Callable[[], Snapshot], interval_s: float) -> None:
-    """Until q or Ctrl-C. Redis may go, or hang, and come back meanwhile: the last picture stays, with a word about it."""
-    with _Looking(look, interval_s) as seen, _keys() as pressed, Live(
+    """Until q or Ctrl-C. While Redis is away or hangs, the last picture stays, with a note."""
+    with _Refresher(look, interval_s) as seen, _keys() as pressed, Live(
         console=console, screen=True, auto_refresh=False
     ) as live:  # fmt: skip
         while True:
@@ -59,8 +59,8 @@ def _watch(console: Console, look: Callable[[], Snapshot], interval_s: float) ->
                 return
 
 
-class _Looking:
-    """Looks at the pool in a thread of its own, about every interval: a Redis that hangs answers after 30 s."""
+class _Refresher:
+    """Reads the pool in a thread of its own, once per interval: a hung Redis answers after its time-out only."""
 
     def __init__(self, look: Callable[[], Snapshot], interval_s: float) -> None:
         """Look once, here. Raises RedisUnavailable."""
@@ -79,7 +79,7 @@ class _Looking:
         self._end.set()  # not joined: it may hang in Redis, and changes nothing
 
     def silent_s(self) -> float:
-        """For how long the next picture is overdue. Raises what looking has failed with, if it was not Redis."""
+        """Seconds that the next picture is overdue. Raises the error of the thread, unless it was Redis."""
         if self.failed is not None:
             raise self.failed
         return time.monotonic() - self._next
@@ -146,7 +146,7 @@ def picture(shown: Mapping[str, Any], width: int) -> RenderableType:
 
 
 def cropped(shown: Mapping[str, Any], height: int) -> dict[str, Any]:
-    """What about fits on a screen: nobody reads a thousand devices once a second, and who waits must not scroll away."""
+    """The part that fits on a screen; waiting needs must not scroll away."""
     room = max(6, height - 8 - len(_remarks(shown)))
     waiting = shown["waiting"][: max(3, room // 3)]
     room -= len(waiting)
@@ -176,7 +176,7 @@ def _headline(shown: Mapping[str, Any]) -> list[str]:
 
 
 def _remarks(shown: Mapping[str, Any]) -> list[str]:
-    """What an operator should know before reading the tables."""
+    """Warnings for an operator, above the tables."""
     said = []
     if shown["quarantine_s"] > 0:
         wait = seconds(shown["quarantine_s"])

@@ -1,4 +1,4 @@
-"""`logweir gpu ...`: looks at the pool of GPUs, lends and takes back; `run` and `simulate` have modules of their own."""
+"""`logweir gpu ...`: shows the GPU pool, lends and takes back; larger verbs have modules of their own."""
 
 import argparse
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _reached(args: argparse.Namespace) -> int:
-    """Who asked for a GPU is told by the exit code that trying again later may succeed; others read the sentence."""
+    """Run the verb; for `run` and `request` the exit code LATER says that a later try may succeed."""
     try:
         return _done_with_pool(args)
     except (Retryable, BadInput) as exc:
