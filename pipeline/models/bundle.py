@@ -32,8 +32,8 @@ WORDS: Final = "words.parquet"
 NOVELTY: Final = "novelty.msgpack"
 PRIOR: Final = "prior.msgpack"
 SEQUENCES: Final = "sequences.msgpack"
-# The files of every bundle, and the most bytes of each: about ten times the size that the largest
-# configuration writes, so that a damaged or hostile bundle cannot fill memory.
+# The files of every bundle, and the most bytes of each: ten times the size that the largest configuration
+# writes. The caps stop a damaged or hostile bundle from filling memory.
 FILE_CAPS: Final[dict[str, int]] = {
     WEIGHTS: 256 << 20,
     TOKENIZER: 32 << 20,

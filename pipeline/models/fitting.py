@@ -196,14 +196,14 @@ def _copy_weights(
     """
     try:
         manifest = bundles.load_manifest(parent)
-        theirs = model_config(manifest.config)
-        if _shape(theirs) != _shape(config):
-            raise BadBundle(f"its network is {_shape(theirs)}, this one {_shape(config)}")
+        parent_config = model_config(manifest.config)
+        if _shape(parent_config) != _shape(config):
+            raise BadBundle(f"its network is {_shape(parent_config)}, this one {_shape(config)}")
         old = LineTokenizer.from_file(
-            parent / bundles.TOKENIZER, tokens=manifest.tokens, max_tokens=theirs.max_tokens
+            parent / bundles.TOKENIZER, tokens=manifest.tokens, max_tokens=parent_config.max_tokens
         )
-        known = loaded(theirs, old.vocab_size, parent / bundles.WEIGHTS)
-        if not finite(known):
+        parent_network = loaded(parent_config, old.vocab_size, parent / bundles.WEIGHTS)
+        if not finite(parent_network):
             raise BadBundle("it has weights that are no numbers")
     # Damage shows as unrelated classes of safetensors and torch; a cold start is always right.
     except (BadBundle, SafetensorError, OSError, RuntimeError, ValueError, KeyError) as exc:
@@ -212,11 +212,13 @@ def _copy_weights(
     ids, old_ids = tokenizer.vocabulary(), old.vocabulary()
     both = [(i, old_ids[piece]) for piece, i in ids.items() if piece in old_ids]
     here, there = (torch.tensor(side) for side in zip(*both, strict=True))
-    state = {k: v for k, v in known.state_dict().items() if k not in ("token_embedding.weight", "bias")}
+    state = {
+        k: v for k, v in parent_network.state_dict().items() if k not in ("token_embedding.weight", "bias")
+    }
     with torch.no_grad():
         network.load_state_dict(state, strict=False)
-        network.token_embedding.weight[here] = known.token_embedding.weight[there]
-        network.bias[here] = known.bias[there]
+        network.token_embedding.weight[here] = parent_network.token_embedding.weight[there]
+        network.bias[here] = parent_network.bias[there]
     logger(parent=parent.name).info("fit.warm", pieces=len(ids), shared=len(both))
     return True
 
@@ -232,8 +234,8 @@ def learnt_by(parent: Path, frame: pl.DataFrame, held_out: frozenset[int]) -> fr
     where the parent cannot be read: an unreadable parent teaches nothing.
     """
     try:
-        parents = frozenset(bundles.load_manifest(parent).held_out)
-        known = bundles.load_known(parent).without(parents, frozenset())
+        not_learnt = frozenset(bundles.load_manifest(parent).held_out)
+        known = bundles.load_known(parent).without(not_learnt, frozenset())
     except (BadBundle, OSError):
         return frozenset()
     out = pl.col("pattern_id").is_in(sorted(held_out))

@@ -1,8 +1,8 @@
 """The line model: the surprisal of a masked line, and the words that cause it.
 
-A line's surprisal is the mean over its worst words, each by its most unlikely piece under a small causal
-transformer (models/causal.py) that was trained from scratch on the distinct lines of the sample. The mean of
-the worst words rather than of all: one wrong word in a familiar sentence must not be averaged away.
+A line's surprisal is the mean over its worst words. The surprisal of a word is that of its most unlikely
+piece under a small causal transformer (models/causal.py), which is trained from scratch on the distinct lines
+of the sample. A mean over all words would hide one wrong word in a familiar sentence.
 """
 
 import copy
@@ -199,7 +199,7 @@ def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Iter
     count = len(lines.start) - 1
     place, value = lines.place[lines.scored], surprisals[lines.scored].astype(np.float64)
     begins = np.flatnonzero(np.diff(place, prepend=-1))
-    word = place[begins]  # those with a scored piece
+    word = place[begins]  # words with a scored piece
     worst = np.maximum.reduceat(value, begins) if len(begins) else value
     order = np.lexsort((-worst, lines.line[word]))
     word, worst = word[order], worst[order]

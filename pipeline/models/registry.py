@@ -35,7 +35,8 @@ from pipeline.settings import Settings
 VERSION: Final = re.compile(r"m(\d{6,})-[0-9a-f]{8}")
 # Versions of a model that retention spares, so that one can roll back.
 HISTORY_KEPT: Final = 3
-# Versions on disk besides those in use: a week of daily trainings and some; keep_models_mib bounds large ones.
+# Versions on disk besides those in use: a week of daily trainings and some; keep_models_mib bounds large
+# ones.
 KEEP: Final = 10
 # Serving reports a fault every few seconds while it lasts (models/serving.py); after this silence it counts
 # as mended.

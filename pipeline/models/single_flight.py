@@ -70,15 +70,15 @@ class SingleFlight:
         missing = [i for i in lines if i not in found]
         deadline = time.monotonic() + self.wait_s
         while missing:
-            shared, ours, theirs = self._claim(version, missing)
+            shared, claimed, awaited = self._claim(version, missing)
             found |= shared
-            if theirs and time.monotonic() > deadline:
-                ours, theirs = ours + theirs, []
-            if ours:
-                found |= self._scored(version, {i: lines[i] for i in ours}, score)
-            elif theirs:
+            if awaited and time.monotonic() > deadline:
+                claimed, awaited = claimed + awaited, []
+            if claimed:
+                found |= self._scored(version, {i: lines[i] for i in claimed}, score)
+            elif awaited:
                 time.sleep(POLL_S)
-            missing = theirs
+            missing = awaited
         self._near.update({(version, i): evidence for i, evidence in found.items()})
         return found
 
@@ -92,25 +92,25 @@ class SingleFlight:
         return new
 
     def _claim(self, version: str, ids: list[int]) -> tuple[dict[int, Evidence], list[int], list[int]]:
-        """(shared evidence, lines that are ours to score, lines that others score now)."""
+        """(shared evidence, lines to score here, lines that others score now)."""
         args = [self.owner, CLAIM_MS, HALF_LIMIT, TTL_S, *(_field(version, i) for i in ids)]
         try:
             answers = self.scripts.run("drain/evidence_ask", self._halves(), args)
         except RedisUnavailable:  # the ledger reports it when the batch is handed on
             return {}, ids, []
         shared: dict[int, Evidence] = {}
-        ours: list[int] = []
-        theirs: list[int] = []
+        claimed: list[int] = []
+        awaited: list[int] = []
         for i, answer in zip(ids, answers, strict=True):
             if isinstance(answer, bytes):
                 try:
                     shared[i] = unpack_evidence(answer)
                 except BadPayload as exc:
                     logger().warning("evidence.unreadable", why=str(exc))
-                    ours.append(i)
+                    claimed.append(i)
             else:
-                (ours if answer else theirs).append(i)
-        return shared, ours, theirs
+                (claimed if answer else awaited).append(i)
+        return shared, claimed, awaited
 
     def _share(self, version: str, blobs: Mapping[int, bytes]) -> None:
         args: list[Any] = [HALF_LIMIT, TTL_S]

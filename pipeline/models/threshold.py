@@ -74,9 +74,9 @@ class Scale:
 class Calibration:
     """The meaning of evidence under one model version.
 
-    `method` tells how the threshold was found: "conformal" (a rank among the held-out templates), "pot" (a
-    generalised Pareto tail fitted to at least 200 of them), "student" (a prediction bound from fewer) or
-    "none" (no held-out templates: evidence orders calm lines but flags none).
+    `method` tells how the threshold was found. "conformal": a rank among the held-out templates. "pot": a
+    generalised Pareto tail fitted to at least 200 of them. "student": a prediction bound from fewer. "none":
+    no held-out templates, so that evidence orders calm lines but flags none.
     """
 
     mode: Mode

@@ -1,11 +1,11 @@
 """Learning a line model: one straight loop that yields its progress.
 
-The threshold comes first, the weights second. For the threshold some templates are held out, and a
-calibration model is fitted without them, with its own tokenizer, trigrams and severity prior, so that
-held-out words are as unusual as words of a real new template. Its scores of held-out lines show how a normal
-line of an unseen shape scores. The published model is then fitted on everything. Of an unlabelled log
-(Mode.SELF) neither learns rare and error-like templates, so that a fault cannot pass for normal; the severity
-prior learns them as its other class.
+The threshold comes first, the weights second. For the threshold some templates are held out. A calibration
+model is fitted without them, with its own tokenizer, trigrams and severity prior: held-out words are then as
+unusual as words of a real new template. Its scores of held-out lines show how a normal line of an unseen
+shape scores. The published model is then fitted on everything. Of an unlabelled log (Mode.SELF) neither model
+learns rare and error-like templates, so that a fault cannot pass for normal; the severity prior learns them
+as its other class.
 """
 
 import math
@@ -129,8 +129,8 @@ class _TrainingBudget:
         """
         if self.budget_s is None:
             return None
-        left, last = 0.9 * self.budget_s - self.elapsed(), self.fits - 1
-        return max(0.0, left if fit == last else (left - 0.45 * self.budget_s) / (last - fit))
+        left_s, last = 0.9 * self.budget_s - self.elapsed(), self.fits - 1
+        return max(0.0, left_s if fit == last else (left_s - 0.45 * self.budget_s) / (last - fit))
 
     def grace_s(self) -> float:
         """Seconds that each fit may exceed its share for its least steps: together the budget once more."""
@@ -169,18 +169,18 @@ class _Selected:
 
 
 def _select(sample: pl.DataFrame, request: FitRequest) -> _Selected:
-    most, seed = request.config.max_distinct, request.seed
+    limit, seed = request.config.max_distinct, request.seed
     frame = selection.checked(sample, request.config)
     learnable = selection.learnable(frame, request.mode, int(frame["count"].sum()), request.known_normal)
     learnable = selection.with_text(learnable, request.tokens)
-    fitted = selection.cap(selection.without(learnable, request.held_out), most, seed)
+    fitted = selection.cap(selection.without(learnable, request.held_out), limit, seed)
     marked = pl.col("pattern_id").is_in(sorted(request.known_normal))
     levels = selection.without(frame.with_columns(severe=pl.col("severe") & ~marked), request.held_out)
     folds, hold_out = selection.folds(fitted, seed)
     return _Selected(
         frame=frame,
         fitted=fitted,
-        taught=selection.taught(levels, fitted, most, seed),
+        taught=selection.taught(levels, fitted, limit, seed),
         left_out=frame.height - learnable.height,
         novel_per_day=_novel_per_day(sample, frame, request.workloads),
         folds=folds,
@@ -203,13 +203,13 @@ def _hold_out(
     """Fits a model without each fold; the fold's lines as that model scores them."""
     normal: list[Normal] = []
     for index, templates in enumerate(chosen.folds):
-        held = pl.col("template_id").is_in(templates)
-        inside = chosen.fitted.filter(~held)
+        in_fold = pl.col("template_id").is_in(templates)
+        inside = chosen.fitted.filter(~in_fold)
         fitted = Fitted()
         yield from _fit(inside, fitted, request, budget, index=index, seed=request.seed + 1 + index)
-        novelty, prior = _signs(inside, chosen.taught.filter(~held))
+        novelty, prior = _signs(inside, chosen.taught.filter(~in_fold))
         # The most frequent line of each template stands for it.
-        lines = chosen.fitted.filter(held).unique("template_id", keep="first", maintain_order=True)
+        lines = chosen.fitted.filter(in_fold).unique("template_id", keep="first", maintain_order=True)
         assert fitted.tokenizer is not None  # noqa: S101 - narrows the type
         model = LineModel(
             fitted.network,

@@ -191,7 +191,7 @@ def _shown(held: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]
     frequent = stream["masked"].to_list()
     usual = list(dict.fromkeys([*frequent, *held.learnt[: max(0, LEARNT - len(frequent))]]))
     anomalies = [i.masked for i in injected([*normal["masked"], *usual], seed=held.seed)]
-    made = pl.DataFrame(
+    anomaly_lines = pl.DataFrame(
         {
             "part": "injected",
             "masked": anomalies,
@@ -202,7 +202,7 @@ def _shown(held: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]
             "weight": 1.0,
         }
     )
-    lines = pl.concat([frame.select(made.columns) for frame in (normal, stream, made)])
+    lines = pl.concat([frame.select(anomaly_lines.columns) for frame in (normal, stream, anomaly_lines)])
     words = [severity_words(m) is not None for m in lines["masked"]]
     return lines.with_columns(error_word=pl.Series(words, dtype=pl.Boolean)), usual
 
@@ -324,11 +324,14 @@ def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: boo
     faults: list[str] = []
     # Only lines that neither has learnt: a line that the live model has seen is easier for it.
     fair = mine.lines["fair"] & live.lines["fair"]
-    ours, theirs = mine.flags(fair), live.flags(fair)
-    if more_often(ours, theirs) and wilson_lower(sum(ours), len(ours)) > _TOLERATED:
+    flagged_mine, flagged_live = mine.flags(fair), live.flags(fair)
+    if (
+        more_often(flagged_mine, flagged_live)
+        and wilson_lower(sum(flagged_mine), len(flagged_mine)) > _TOLERATED
+    ):
         faults.append(
-            f"alerts on {_percent(_share(ours))} of {len(ours)} held-out normal lines, "
-            f"the live model {b.version} on {_percent(_share(theirs))}"
+            f"alerts on {_percent(_share(flagged_mine))} of {len(flagged_mine)} held-out normal lines, "
+            f"the live model {b.version} on {_percent(_share(flagged_live))}"
         )
     more = (a.alert_rate_recent or 0.0) - (b.alert_rate_recent or 0.0)
     if more > _RECENT_MARGIN and more_often(mine.flags(_RECENT), live.flags(_RECENT)):
@@ -338,7 +341,7 @@ def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: boo
         )
     # A model that alerts on more normal lines also finds more, so that part of the recall is no merit
     # (Youden's index).
-    no_merit = max(0.0, (_share(theirs) or 0.0) - (_share(ours) or 0.0), -more)
+    no_merit = max(0.0, (_share(flagged_live) or 0.0) - (_share(flagged_mine) or 0.0), -more)
     found, found_live = mine.flags(_SILENT), live.flags(_SILENT)
     fewer = (_share(found_live) or 0.0) - (_share(found) or 0.0) - no_merit
     if firm and fewer > _RECALL_MARGIN and more_often(found_live, found):
@@ -370,12 +373,14 @@ def _praise(mine: ModelFigures, live: ModelFigures | None) -> str:
         ("alerts on {} of the current stream's calm records", lambda f: f.alert_rate_recent),
         (f"finds {{}} of {mine.injected_lines} injected anomalies", lambda f: f.injected_recall),
     ]
-    said = []
+    clauses = []
     for words, of in rows:
         if of(mine) is not None:
-            said.append(words.format(_percent(of(mine))) + (f" (live {_percent(of(live))})" if live else ""))
+            clauses.append(
+                words.format(_percent(of(mine))) + (f" (live {_percent(of(live))})" if live else "")
+            )
     against = f"no worse than {live.version}" if live else "usable, with no live model to compare with"
-    return f"{mine.version} is {against}: it " + ", ".join(said)
+    return f"{mine.version} is {against}: it " + ", ".join(clauses)
 
 
 def _held_rate(f: ModelFigures) -> float | None:
