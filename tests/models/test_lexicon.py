@@ -30,6 +30,6 @@ def test_rectangles_hold_each_place_once_and_little_else() -> None:
     for at, known in found:
         width = known.sum(1).max()  # before it is made a multiple of the lanes
         assert width <= at.shape[1] < width + lexicon._LANES // 2
-        assert (~known[:, :width]).sum() <= ROOM // lexicon._FILLED
+        assert (~known[:, :width]).sum() <= ROOM // lexicon._PADDING
         assert at[:, :width].size <= ROOM
         assert (np.diff(at, axis=1)[known[:, 1:]] == 1).all()
