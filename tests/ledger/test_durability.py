@@ -118,7 +118,7 @@ def test_a_running_send_sends_again_what_redis_lost(own: Power, tmp_path: Path, 
     ledger = sending.producer.ledger
     assert lines(ledger) == numbered(1, 10)
     assert (sending.lines, sending.batches) == (10, 5)
-    stored = ledger.cursor(send._cursor_key(path, "shop"))
+    stored = ledger.cursor(send._cursor_key(sending, path, "shop"))
     assert stored is not None and Cursor.unpack(stored).line == 10
 
 
@@ -268,7 +268,7 @@ def test_a_cursor_in_another_form_is_compared_as_it_stands(own: Power, tmp_path:
     path = log(tmp_path / "app.log", 1, 4)
     first = sender(own)
     send._file(first, path, "shop")
-    ledger, key = first.producer.ledger, send._cursor_key(path, "shop")
+    ledger, key = first.producer.ledger, send._cursor_key(first, path, "shop")
     stored = ledger.cursor(key)
     assert stored is not None
     ledger.client.hset(ledger.keys.cursors, key, stored.replace(": ", ":").replace("}", ',"more":1}'))
