@@ -5,27 +5,27 @@
     |   |-- RedisUnavailable      Redis does not answer, is loading, or is out of memory
     |   |-- SinkUnavailable       results cannot be written now (disk full, store down, no right to write)
     |   |-- SourceUnavailable     logs cannot be read now (store down, no right to read)
-    |   |-- ModelUnavailable      no version of a model can be read; somebody has to repair its files
-    |   |-- LiveChanged           another version was made live meanwhile; look again
-    |   |-- LeaseRefused          somebody else holds what we asked for
+    |   |-- ModelUnavailable      no version of a model can be read until its files are repaired
+    |   |-- LiveChanged           another version became live meanwhile; read it again
+    |   |-- LeaseRefused          another holder has the resource
     |   |-- NoDriver              the NVIDIA driver is not there or went away
-    |   |-- DeviceFailed          a GPU cannot be used as it was leased; another process, device or the CPU may do
-    |   |-- CursorMoved           the ledger's cursor is not where the source stands; go on from there
-    |   |-- TrainingsFull         so many trainings wait that no other one is taken in
+    |   |-- DeviceFailed          a leased GPU does not work; another process, device or the CPU may do
+    |   |-- CursorMoved           the ledger's cursor stands elsewhere; go on from there
+    |   |-- TrainingsFull         too many trainings wait
     |   |-- TooNew                a newer build wrote it; a worker of that build can read it
-    |   |-- NotDrained            what is in the pipeline does not get stored now; what waits stays accepted
+    |   |-- NotDrained            batches in the pipeline are not stored yet; they stay accepted
     |   `-- ClaimLost             another worker owns the batch now; stop quietly
     `-- Fatal                     trying again gives the same answer
-        |-- BadInput              the user gave us something we cannot use (exit code 2, HTTP 4xx)
+        |-- BadInput              the user's input is unusable (exit code 2, HTTP 4xx)
         |   |-- BadSetting        unknown key, wrong type, missing value
         |   `-- BadMask           a mask pattern that does not compile or does not match its example
         |-- BadPayload            a stored payload or message that cannot be read
-        |-- Rejected              records that a store will never take as they are (mapping conflict)
+        |-- Rejected              records that a store will never take (mapping conflict)
         |-- BadBundle             a model version whose files are missing or do not match their hashes
-        |-- StaleToken            the fencing token is older than the newest one: we lost the lease
+        |-- StaleToken            the fencing token is not the newest: the lease is lost
         |-- TrainingFailed        a training that cannot give a model, with its reason
-        |-- Cancelled             a training that somebody stopped
-        |-- StepFailed            what Celery and Flower are told of a step whose fault the ledger has recorded
+        |-- Cancelled             a training was stopped by an operator
+        |-- StepFailed            a step's fault for Celery and Flower; the ledger has recorded it
         `-- StackFailed           a process of the embedded stack cannot start or keeps dying
 
 Messages name the value and the remedy, in one sentence.
@@ -59,11 +59,11 @@ class ModelUnavailable(Retryable):
 
 
 class LiveChanged(Retryable):
-    """Another version was made live meanwhile."""
+    """Another version became live meanwhile."""
 
 
 class LeaseRefused(Retryable):
-    """Somebody else holds the resource."""
+    """Another holder has the resource."""
 
 
 class NoDriver(Retryable):
@@ -75,7 +75,7 @@ class DeviceFailed(Retryable):
 
 
 class CursorMoved(Retryable):
-    """The ledger's cursor of a source is not where the source stands. `cursor`: where it is, "" when there is none."""
+    """A source continues from another place than the ledger's cursor. `cursor`: the ledger's, "" when there is none."""
 
     def __init__(self, message: str, cursor: str) -> None:
         super().__init__(message)
@@ -83,15 +83,15 @@ class CursorMoved(Retryable):
 
 
 class TrainingsFull(Retryable):
-    """So many trainings wait that no other one is taken in."""
+    """Too many trainings wait."""
 
 
 class TooNew(Retryable):
-    """A newer build wrote what is to be read; a worker of that build can read it."""
+    """A newer build wrote this value; a worker of that build can read it."""
 
 
 class NotDrained(Retryable):
-    """Work is left that is not done now, or a stack that does not end."""
+    """Work remains, or a stack does not end."""
 
 
 class ClaimLost(Retryable):
@@ -119,7 +119,7 @@ class BadPayload(Fatal):
 
 
 class Rejected(Fatal):
-    """A store will never take some records of a batch as they are. `ids` are their record ids, where it said which."""
+    """A store will never take some records of a batch. `ids`: their record ids, if the store named them."""
 
     def __init__(self, message: str, ids: Collection[str] = ()) -> None:
         super().__init__(message)
@@ -139,11 +139,11 @@ class TrainingFailed(Fatal):
 
 
 class Cancelled(Fatal):
-    """Somebody stopped the training."""
+    """An operator stopped the training."""
 
 
 class StepFailed(Fatal):
-    """A step failed; the ledger knows what follows, this is only for people who watch tasks."""
+    """A step failed. The ledger knows what follows; this error is for people who watch tasks."""
 
 
 class StackFailed(Fatal):

@@ -1,8 +1,8 @@
 """Structured logs: one event is a fixed name and key=value pairs, with bound context.
 
 JSON to stderr for machines, short lines when a terminal reads along. Log text of users, passwords and
-payloads never enter an event. structlog is imported by the first event: a sender may never log one, and the
-import takes a fifth of a second.
+payloads never enter an event. The first event imports structlog: that takes a fifth of a
+second, and a sender may never log one.
 """
 
 import logging
@@ -36,7 +36,7 @@ def set_up(level: str, *, json: bool | None = None) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    # Libraries log through the standard module; the same processors make the same lines of what they say.
+    # Libraries log through the standard module; the same processors format their messages.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -6,8 +6,8 @@
     answer = producer.send(["line", ...], workload="shop/checkout", batch_id="2026-11-20-0001")
     # Accepted(duplicate=False) | Accepted(duplicate=True) | Full(retry_after_s=0.5)
 
-Accepted means: stored exactly once in every sink, whatever happens from here on. A producer sends lines as they
-are; workers parse them. So it needs neither Polars nor NumPy nor torch, and no code of the workers.
+Accepted means: stored exactly once in every sink, whatever happens from here on. A producer sends unparsed
+lines, workers parse them. So it needs neither Polars nor NumPy nor torch, and no code of the workers.
 """
 
 import re
@@ -54,7 +54,7 @@ class Producer:
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
-        """A producer on REDIS_URL, or on the stack that runs on the data directory. Raises BadInput without one."""
+        """A producer on REDIS_URL, or on the stack of the data directory. Raises BadInput without one."""
         from pipeline.messages.app import make_app  # Celery takes longer to import than all else
 
         settings = attached(settings)
@@ -72,13 +72,13 @@ class Producer:
     ) -> Accepted | Full:
         """Send raw lines (stack traces are joined with their head line) or records.
 
-        A record is a mapping with `message` and, if known, timestamp (aware datetime or ISO 8601), level, host,
-        process, service. The same `batch_id` twice is one batch; without one every call is a new batch.
+        A record is a mapping with `message` and, if known, timestamp (aware datetime or ISO 8601), level,
+        host, process, service. The same `batch_id` twice is one batch; without one every call is a new batch.
         `backfill`: these lines wait behind fresh ones. None: records do whose timestamps are all known and old
         (`BACKFILL_AFTER`); raw lines count as fresh, because workers parse their times.
 
-        Full: nothing was taken, try again after `retry_after_s`. Raises BadInput for anything that cannot be a batch,
-        RedisUnavailable when it is not known whether the batch is in: send it again under the same id.
+        Full: nothing was taken, try again after `retry_after_s`. Raises BadInput for anything that cannot be a
+        batch, RedisUnavailable when it is unknown whether the batch is in: send it again under the same id.
         """
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Collection):
             raise BadInput("send() takes a list of lines or records; wrap a single line in a list")
@@ -133,7 +133,7 @@ class Producer:
         after: str | None = None,
         backfill: bool | None = None,
     ) -> Accepted | Full:
-        """Send what a source read; its cursor moves in the same step. `start`: offset of the chunk in its source.
+        """Send a chunk of a source; its cursor moves in the same step. `start`: the chunk's offset in its source.
 
         The batch id derives from source and offset, so reading the same place again gives the same batch.
         `source_key` tells a file from its successor after a rotation; `cursor_key` stays, "" keeps no cursor.
@@ -167,10 +167,10 @@ class Producer:
         after: str | None = None,
         backfill: bool | None = None,
     ) -> Accepted | Full:
-        """The one door: ledger first, then the wake-up. A lost wake-up is sent again by the sweeper.
+        """The only way in: ledger first, then the wake-up. The sweeper sends a lost wake-up again.
 
-        `after`: the cursor that the batch continues from, "" for none. Raises CursorMoved when it stands elsewhere.
-        `backfill`: it waits behind fresh ones; None: when the time of every record is known, and all are old.
+        `after`: the cursor that the batch continues from, "" for none. Raises CursorMoved for another one.
+        `backfill`: the batch waits behind fresh ones; None: when the time of every record is known and old.
         """
         if backfill is None:
             backfill = self._is_past(_latest(batch))
@@ -203,7 +203,7 @@ class Producer:
         return isinstance(moment, datetime) and self.clock() - moment > BACKFILL_AFTER
 
     def _skips(self, batch: Batch) -> bool:
-        """True for what is only counted: lines to be scored of a workload that is off the watchlist, by setting."""
+        """True for lines that are only counted: to be scored, but of a workload off the watchlist, by setting."""
         if self.settings.watch.unwatched == "score" or batch.purpose is not Purpose.SCORE:
             return False
         return not self.watchlist.lately().covers(batch.workload)

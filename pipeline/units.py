@@ -1,4 +1,4 @@
-"""Numbers and names as they stand in sentences."""
+"""Numbers and names in sentences."""
 
 import re
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 
 def size(mib: int) -> str:
-    """`4.0 GiB`, `512 MiB`: rounded, to be read. What must be exact is said by refusing.amount."""
+    """`4.0 GiB`, `512 MiB`: rounded, for people. Exact amounts: gpu/policy/admission.py."""
     return f"{mib} MiB" if abs(mib) < 1024 else f"{mib / 1024:.1f} GiB"
 
 
@@ -65,7 +65,7 @@ def ago(text: str, now: datetime) -> datetime:
 
 
 def mib(text: str) -> int:
-    """`4GiB`, `512MiB`, `512m`, `4096` (MiB) as integer MiB. Raises BadSetting; memory is never a fraction of a MiB."""
+    """`4GiB`, `512MiB`, `512m`, `4096` (MiB) as whole MiB. Raises BadSetting, also for fractions of a MiB."""
     found = re.fullmatch(r"\s*(\d{1,9})\s*(?:(k|m|g|t)(?:i?b)?)?\s*", text, re.IGNORECASE)
     unit = (found.group(2) or "m").lower() if found else ""
     if found is None or unit == "k":

@@ -1,7 +1,7 @@
 """The Celery app and its settings, each with its reason.
 
-Celery only carries wake-ups: a lost message is sent again by the sweeper, a repeated one finds the batch done or
-claimed. So messages are acknowledged late, never carry payload, and no result backend exists.
+Celery only carries wake-ups. The sweeper sends a lost message again; a repeated one finds its batch done or
+claimed. So messages are acknowledged late and never carry payload, and no result backend exists.
 """
 
 import ssl
@@ -22,27 +22,27 @@ VERIFY: Final = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "
 def broker_url(redis_url: str) -> str:
     """The URL that kombu wants for the Redis that redis-py calls `redis_url`.
 
-    redis-py takes the database from `?db=`, kombu from the path, and for unix sockets from `virtual_host`: the
-    messages must lie in the database of the ledger, or the sweeper would never see them.
+    redis-py takes the database from `?db=`, kombu from the path, and for unix sockets from `virtual_host`.
+    Messages must lie in the ledger's database, or the sweeper would never see them.
     """
     parts = urlsplit(redis_url)
     query = parse_qs(parts.query)
     database = query.get("db", [""])[0]
     if parts.scheme != "unix":
-        # What concerns TLS goes another way: see broker_tls().
-        rest = "&".join(p for p in parts.query.split("&") if not p.startswith("ssl_"))
+        # TLS options go another way: see broker_tls().
+        options = "&".join(p for p in parts.query.split("&") if not p.startswith("ssl_"))
         path = f"/{database}" if database else parts.path
-        return parts._replace(path=path, query=rest).geturl()
+        return parts._replace(path=path, query=options).geturl()
     # Password and user are quoted in the URL already, and kombu unquotes them again.
     login = parts.netloc.rpartition("@")[0]
     return f"redis+socket://{login + '@' if login else ''}{parts.path}?virtual_host={database or '0'}"
 
 
 def broker_tls(redis_url: str) -> dict[str, Any] | None:
-    """What kombu and Flower are to do about TLS; None without.
+    """TLS options for kombu and Flower; None without TLS.
 
-    Of a rediss:// URL without options kombu would make a connection without TLS, and send the password over it. As
-    redis-py does, the server's certificate and name are verified unless the URL says otherwise.
+    From a rediss:// URL without options kombu would make a plain connection and send the password over it. As in
+    redis-py, the server's certificate and name are verified unless the URL says otherwise.
     """
     parts = urlsplit(redis_url)
     if parts.scheme != "rediss":
@@ -79,7 +79,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "result_backend": None,
         # A message is acknowledged when its step is over; a lost worker's message comes back.
         "task_acks_late": True,
-        "task_reject_on_worker_lost": False,  # the ledger sends it again; requeueing here would loop on poison
+        "task_reject_on_worker_lost": False,  # the ledger does; requeueing here would loop on poison
         "worker_prefetch_multiplier": settings.internal.prefetch,
         # The default exchange only: restoring a message then needs no binding keys.
         "task_queues": [
@@ -89,14 +89,14 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "task_create_missing_queues": False,
         "broker_transport_options": {
             "global_keyprefix": settings.redis.key_prefix + ":",
-            # By name, so that fresh batches come before backfill (messages/routing.py). "round_robin", kombu's own choice, takes
-            # them in turn; "priority" went by the order of a set before kombu 5.7, another one in every process.
+            # By name, so that fresh batches come before backfill (messages/routing.py). kombu's default, "round_robin",
+            # takes queues in turn; "priority" had another order in every process before kombu 5.7.
             "queue_order_strategy": "sorted",
             # Longer than any step but a training, which holds a lease of its own.
             "visibility_timeout": 3600,
             # A worker killed inside a restore leaves this mutex behind; kombu's default blocks for 300 s.
             "unacked_mutex_expire": 15,
-            # A connection whose answers are lost is left after so long; it is met twice or thrice in a row on the way out.
+            # A connection without answers is dropped after so long; leaving meets it two or three times in a row.
             "socket_timeout": 3,
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
@@ -118,7 +118,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
             "sweep": {
                 "task": TASK_SWEEP,
                 "schedule": settings.internal.sweep_s,
-                # A sweep that waited longer than the next one is useless; so a stopped consumer piles nothing up.
+                # A sweep older than the next one is useless; a stopped consumer piles nothing up.
                 "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.sweep_s * 2)},
             },
             "tick": {

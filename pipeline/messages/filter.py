@@ -1,9 +1,9 @@
 """Keeps what is no message of ours from being executed, and from ending a worker.
 
-kombu decodes what it takes from a queue without a net, and Celery runs whatever a message asks for: callbacks, chains,
-expiry, compressed bodies. A wake-up needs none of that: it is a task's name and ids. So of a task's message only these
-are read, from at most MAX_MESSAGE bytes of JSON, and what Celery sees is a new message made of them. Everything else is
-dropped, counted and logged without its content; the ledger sends again what it may have stood for.
+kombu decodes messages unguarded, and Celery runs anything that a message asks for: callbacks, chains, expiry,
+compressed bodies. A wake-up is only a task's name and ids. So the filter reads only these, from at most MAX_MESSAGE
+bytes of JSON, and hands Celery a new message made of them. It drops, counts and logs everything else without its
+content; the sweeper sends lost wake-ups again.
 """
 
 import base64
@@ -20,13 +20,13 @@ from kombu.transport import redis as transport
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 
-# A wake-up has about 1.5 KiB; one whose id is as long as ids may be, of characters that JSON writes as \uXXXX, 30.
+# A wake-up has about 1.5 KiB; one with the longest id, in characters that JSON writes as \uXXXX, has 30.
 MAX_MESSAGE: Final = 32 * 1024
 MAX_ID: Final = 512  # characters; the ledger takes none that is longer
 MAX_IDS: Final = 3
 MAX_SHOWN: Final = 1024  # characters of a task's arguments as Flower shows them
 YEARS: Final = range(2000, 2200)  # of an expiry: times far outside cannot be put into every zone
-# What a message may hold only empty: each makes Celery do more than run one task once, now.
+# These must be empty: each makes Celery do more than run one task once, now.
 NOTHING_ELSE: Final = ("eta", "group", "chord", "compression", "retries", "stamps", "stamped_headers")
 HUGE: Final = b'"too large"'
 
@@ -34,10 +34,10 @@ dropped: Counter[str] = Counter()  # messages of this process that were dropped,
 
 
 class QoS(transport.QoS):  # type: ignore[misc] # kombu publishes no types
-    """What kombu keeps of messages that are being worked on."""
+    """kombu's store of unacknowledged messages."""
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
-        """Put a message back whose worker is gone; what cannot be read would keep all others from it for ever."""
+        """Put back a dead worker's message; an unreadable one would block all others for ever."""
         try:
             super().restore_by_tag(tag, client, leftmost)
         except (ValueError, TypeError, RecursionError) as exc:
@@ -50,7 +50,7 @@ class Channel(transport.Channel):  # type: ignore[misc] # kombu publishes no typ
     """The Redis channel of kombu that drops what is no message of ours."""
 
     QoS = QoS
-    tasks: frozenset[str] = frozenset()  # what may run here; set by install()
+    tasks: frozenset[str] = frozenset()  # names that may run here; set by install()
     _delivered = False
 
     def _create_client(self, asynchronous: bool = False) -> Any:
@@ -192,7 +192,7 @@ def wake_up(raw: dict[str, Any], queue: str) -> dict[str, Any]:
             "kwargsrepr": "{}",
             "origin": _shown(headers.get("origin")),
             "ignore_result": True,
-            # What the sweeper looks for in messages that wait.
+            # The sweeper looks for these in waiting messages.
             **{name: headers[name] for name in ("batch", "request") if _id(headers.get(name), empty=True)},
         },
         "properties": {
@@ -207,7 +207,7 @@ def wake_up(raw: dict[str, Any], queue: str) -> dict[str, Any]:
 
 
 def drop(why: str, **context: object) -> None:
-    """Count it; tell the first of its kind and every thousandth, so that a flood does not fill the log too."""
+    """Count it; log the first of its kind and every thousandth, so that a flood does not fill the log."""
     dropped[why] += 1
     metrics.dropped()
     if dropped[why] % 1000 == 1:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-# Messages of a queue that a sweep reads: 22 MiB and 50 ms. In a longer one nobody is missed before it gets shorter.
+# Messages of a queue that a sweep reads: 22 MiB and 50 ms. Lost messages of a longer queue are found later.
 LOOK_AT_MOST: Final = 20_000
-# The header with the batch id. Finding it takes a fifth of the time of reading the whole message (1.2 against 6.9 us).
+# The header with the batch id. A search takes 1.2 us, reading the whole message 6.9 us.
 BATCH: Final = re.compile(rb'"batch":\s*("(?:[^"\\]|\\.)*")')
 
 

@@ -2,11 +2,11 @@
 
 Senders and workers share only these names, so a producer never imports the workers' code.
 
-Batches wait in two classes: fresh ones in `<queue>`, backfill in `<queue>.backfill`. A worker serves both and takes what
-stands first in the alphabet (messages/app.py): periodic work before batches, fresh batches before backfill.
+Batches wait in two classes: fresh ones in `<queue>`, backfill in `<queue>.backfill`. A worker serves both in
+alphabetical order (messages/app.py): periodic work before batches, fresh batches before backfill.
 
-Stage drain has a queue per shard (`drain`, `drain.1`, ...), and a worker serves one of them: so which queues there are
-depends on the setting `drain_shards`.
+Stage drain has a queue per shard (`drain`, `drain.1`, ...), and a worker serves one of them. The setting
+`drain_shards` therefore decides which queues exist.
 """
 
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def former_queues(shards: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuView:
-    """What routing needs to know about the GPU, as one snapshot."""
+    """A snapshot of the GPU side for routing."""
 
     workers: int  # live workers that serve infer.gpu
     open_to_shared: bool  # a device would take a scoring process's share, or one is held and stays
@@ -91,7 +91,7 @@ def route(gpu: GpuView) -> str:
 def queue_for(
     stage: Stage, gpu: GpuView, *, backfill: bool = False, workload: str = "", shards: int = 1
 ) -> str:
-    """The queue in which a batch of this stage and class waits; in stage drain its workload tells the shard."""
+    """The queue of a batch of this stage and class; in stage drain the workload decides the shard."""
     if stage is Stage.INFER:
         queue = route(gpu)
     else:

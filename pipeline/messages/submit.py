@@ -36,16 +36,16 @@ RETRY: Final = {"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "
 # Longer names are cut where tasks are shown. Ids are whole: the ledger takes none that is longer.
 NAME_LIMIT: Final = 60
 ID_LIMIT: Final = 512
-# In a message to a drain worker: it is to do the batch whatever shard it thinks its workload is of. Processes that were
-# given different numbers of shards would send it to and fro.
+# In a message to a drain worker: do the batch, whatever shard its workload seems to have. Processes with different
+# numbers of shards would send the batch to and fro.
 HANDED: Final = "handed on"
 
 
 class Submit:
     """Sends by name; never imports what runs.
 
-    `gpu_open` answers whether a GPU would take a scoring process now. Without it unknown lines are sent to CPU
-    workers: a producer only wakes stage ingest, so it carries no GPU pool.
+    `gpu_open` answers whether a GPU would take a scoring process now. Without it unknown lines go to CPU workers: a
+    producer only wakes stage ingest, so it carries no GPU pool.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Submit:
         queue: str | None = None,
         shard: int | None = None,
     ) -> bool:
-        """Say that a batch waits in a stage. False when the broker could not be reached: the sweeper will do it.
+        """Wake a worker for a batch in a stage. False when the broker was not reached: the sweeper sends it again.
 
-        `backfill` is its class, as the ledger knows it. `queue`: the stage's queue that is meant, where there are two.
-        `shard`: the drain shard that is to do it, whosever it is. `workload` and `lines` are for people who watch tasks; a
-        sender who does not know them leaves them out, and the ledger is asked where the workload tells the queue.
+        `backfill` is the batch's class in the ledger. `queue` chooses one of a stage's two queues, `shard` a drain
+        shard. `workload` and `lines` are for people who watch tasks. Without `workload` the ledger is asked where
+        the workload decides the queue.
         """
         args = [batch_id]
         if shard is not None:
@@ -108,10 +108,9 @@ class Submit:
         )
 
     def waiting_ids(self, stage: Stage, *, backfill: bool = False) -> set[str] | None:
-        """The batch ids whose messages lie in the queues of this stage and class, where a worker may still take them;
-        None when a queue is too long to be read.
+        """The batch ids whose messages wait in the queues of this stage and class; None when a queue is too long to read.
 
-        What lies in the GPU queue after its last worker has gone counts as lost: the sweeper sends it elsewhere.
+        Messages in the GPU queue count as lost when its last worker ended: the sweeper sends them elsewhere.
         """
         dead = () if self.gpu(stage, backfill=backfill).workers else (QUEUE_GPU,)
         found: set[str] = set()
@@ -125,17 +124,17 @@ class Submit:
         return found
 
     def drop_former(self) -> int:
-        """Forget what lies in queues of drain shards that there are no more; returns how many queues there were.
+        """Delete the queues of drain shards that no longer exist; returns how many there were.
 
-        Their batches wait in the ledger: the sweeper misses their messages and sends them to the shard they are of now. A
-        queue that somebody still serves, by settings from before, is left to that worker.
+        Their batches wait in the ledger: the sweeper misses their messages and sends them to the shard of today. A
+        queue that a worker with older settings still serves stays.
         """
         names = former_queues(self.shards)
         if not names or not self.client.exists(*map(self.keys.kombu, names)):
             return 0
         served = {queue for worker in self.presence.live() for queue in worker.queues}
-        gone = [self.keys.kombu(name) for name in names if name not in served]
-        return int(self.client.unlink(*gone)) if gone else 0
+        unserved = [self.keys.kombu(name) for name in names if name not in served]
+        return int(self.client.unlink(*unserved)) if unserved else 0
 
     def _workload(self, stage: Stage, batch_id: str) -> str:
         """Whose batch this is, where that tells the queue."""
@@ -145,9 +144,9 @@ class Submit:
         return "" if raw is None else str(raw, "utf-8", "replace")
 
     def next_ids(self, queue: str, limit: int, *, backfill: bool = False) -> list[str]:
-        """The batch ids of the messages that will be taken next from one queue of this class, the very next one first.
+        """The batch ids of the next messages of one queue of this class, in the order of their turn.
 
-        Nothing is taken: who works on one of these batches lets its message find it done. Raises RedisUnavailable.
+        Nothing is taken: the message of a batch that is worked on finds it done. Raises RedisUnavailable.
         """
         if limit < 1:
             return []
@@ -181,10 +180,10 @@ class Submit:
             self.app.send_task(
                 task, args=args, queue=queue, headers=headers, argsrepr=shown,
                 retry=True, retry_policy=RETRY,
-                # Left out, they would be those of the task as it is registered here: whoever takes it has its own.
+                # Without these two the limits of this process would travel; the worker has its own.
                 time_limit=None, soft_time_limit=None,
             )  # fmt: skip
-        except Exception as exc:  # noqa: BLE001 - the sweeper sends it again, whatever Kombu and its connections raise
+        except Exception as exc:  # noqa: BLE001 - Kombu raises anything; the sweeper sends it again
             logger(task=task, **headers).warning("message.not_sent", why=f"{type(exc).__name__}: {exc}")
             return False
         return True

@@ -1,9 +1,9 @@
-"""Looks through an Arrow file before Polars reads it.
+"""Checks an Arrow file before Polars reads it.
 
-Polars trusts the lengths that a file states: it asks for that much memory, and a length that lies ends the whole
-process (`memory allocation of 2377108633428164608 bytes failed`), not only the read. Here every length is compared
-with what is there, without decompressing anything; what is left can only be a file whose columns take at most
-`max_bytes`. The format: arrow.apache.org/docs/format/Columnar.html and its File.fbs, Message.fbs, Schema.fbs.
+Polars allocates the lengths that a file states, so a false length ends the whole process (`memory allocation of
+2377108633428164608 bytes failed`). The check compares every length with the bytes that are there, without
+decompressing: columns of an accepted file take at most `max_bytes`. The format:
+arrow.apache.org/docs/format/Columnar.html and its File.fbs, Message.fbs, Schema.fbs.
 """
 
 import struct
@@ -24,14 +24,14 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 def check(blob: bytes, max_bytes: int) -> None:
-    """Raises BadPayload for what is no Arrow file of plain columns, or would take more than `max_bytes` of memory."""
+    """Raises BadPayload unless this is an Arrow file of plain columns that take at most `max_bytes` of memory."""
     try:
-        taken = _measured(blob, max_bytes)
+        memory = _measured(blob, max_bytes)
     except (struct.error, _Lie) as exc:
         raise BadPayload(f"a payload of {len(blob)} bytes is not a readable Arrow file: {exc}") from exc
-    if taken > max_bytes:
+    if memory > max_bytes:
         raise BadPayload(
-            f"a payload of {len(blob)} bytes says that it unpacks to {taken}; at most {max_bytes} are read"
+            f"a payload of {len(blob)} bytes says that it unpacks to {memory}; at most {max_bytes} are read"
         )
 
 
@@ -62,24 +62,24 @@ class _Table:
         place = self._place(field)
         return _Table(self.data, place + self._int("<I", place)) if place else None
 
-    def tables(self, field: int, most: int) -> "Iterator[_Table]":
+    def tables(self, field: int, limit: int) -> "Iterator[_Table]":
         """The elements of a vector of tables."""
-        for place in self._elements(field, 4, most):
+        for place in self._elements(field, 4, limit):
             yield _Table(self.data, place + self._int("<I", place))
 
-    def structs(self, field: int, form: str, most: int) -> Iterator[tuple[int, ...]]:
+    def structs(self, field: int, form: str, limit: int) -> Iterator[tuple[int, ...]]:
         """The elements of a vector of structs."""
-        for place in self._elements(field, struct.calcsize(form), most):
+        for place in self._elements(field, struct.calcsize(form), limit):
             yield struct.unpack_from(form, self.data, place)
 
-    def _elements(self, field: int, size: int, most: int) -> Iterator[int]:
+    def _elements(self, field: int, size: int, limit: int) -> Iterator[int]:
         place = self._place(field)
         if not place:
             return
         start = place + self._int("<I", place)
         count = self._int("<I", start)
-        if count > most:
-            raise _Lie(f"{count} parts where at most {most} are read")
+        if count > limit:
+            raise _Lie(f"{count} parts where at most {limit} are read")
         yield from range(start + 4, start + 4 + size * count, size)
 
     def _place(self, field: int) -> int:
@@ -103,7 +103,7 @@ def _measured(blob: bytes, max_bytes: int) -> int:
     buffers, nodes = _columns(schema)
     if any(True for _ in footer.structs(2, "<qi4xq", MAX_BLOCKS)):
         raise _Lie("it has dictionaries")
-    taken = 0
+    memory = 0
     for offset, head, body in footer.structs(3, "<qi4xq", MAX_BLOCKS):
         # A message: 0xFFFFFFFF, the size of its head, the head, its body.
         if offset < 8 or head < 8 or body < 0 or offset + head + body > end - size:
@@ -115,10 +115,10 @@ def _measured(blob: bytes, max_bytes: int) -> int:
         batch = message.table(2)
         if message.number(1, "<B") != RECORD_BATCH or batch is None:
             raise _Lie("a part is no record batch")
-        taken += _batch(batch, data[offset + head : offset + head + body], buffers, nodes)
-        if taken > max_bytes:
+        memory += _batch(batch, data[offset + head : offset + head + body], buffers, nodes)
+        if memory > max_bytes:
             break
-    return taken
+    return memory
 
 
 def _root(data: memoryview) -> _Table:
@@ -164,12 +164,12 @@ def _batch(batch: _Table, body: memoryview, buffers: int, nodes: int) -> int:
     compressed = batch.table(3)
     if compressed is not None and compressed.number(0, "<b") != 1:
         raise _Lie("it is compressed in a way that we do not write")
-    taken = 0
+    memory = 0
     for offset, length in parts:
         if offset < 0 or length < 0 or offset + length > len(body):
             raise _Lie("a buffer lies outside of its part")
-        taken += _buffer(body[offset : offset + length], compressed is not None)
-    return taken
+        memory += _buffer(body[offset : offset + length], compressed is not None)
+    return memory
 
 
 def _buffer(data: memoryview, compressed: bool) -> int:

@@ -1,4 +1,4 @@
-"""A batch: records that are accepted together, the unit of delivery. Senders import this file without Polars."""
+"""A batch: records that are accepted together, the unit of delivery. Importing it needs no Polars."""
 
 import hashlib
 from dataclasses import dataclass

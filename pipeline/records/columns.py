@@ -27,7 +27,7 @@ def spread(column: pl.Series, what: pl.Expr) -> pl.Series:
 
 
 def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> pl.Series:
-    """`work`, which looks at each row alone, done on the distinct values of a column only, where enough rows repeat.
+    """`work`, which looks at each row alone, on the distinct values of a column when enough rows repeat.
 
     The result is in the column's order. No row is null.
     """
@@ -38,7 +38,7 @@ def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> p
 
 
 def kinds(column: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """The distinct values of a String column, in the order of their first rows, and the number of each row's among them.
+    """The distinct values of a String column, in the order of their first rows, and each row's number among them.
 
     No row is null. The numbers (UInt32) pick rows: `found[numbers]`; that costs a tenth of a join.
     """
@@ -61,8 +61,8 @@ def repeats(column: pl.Series, share: float) -> bool:
 
 
 def lists_of_text(rows: Sequence[Sequence[str]]) -> pl.Series:
-    """A column of List(String). Of rows that are given as lists Polars makes a series each, at 5 to 7 us; grouping a flat
-    column takes 0.8 us a row where there are 1,000."""
+    """A column of List(String). Polars makes a series of each list, at 5 to 7 us; grouping a flat column takes 0.8 us
+    a row from 1,000 rows on."""
     kind = pl.List(pl.String)
     if len(rows) < _MANY_LISTS:
         return pl.Series(list(rows), dtype=kind)

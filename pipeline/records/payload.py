@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAGIC: Final = b"PUSHED\x00"
 # 10,000 lines, 1 MiB: 6 ms for a quarter of the size. zstd would take 2 ms, and 22 MB on the sender's disk.
 _LEVEL: Final = 1
-_CODEC: Final[Codec[Pushed]] = Codec(Pushed, version=1, what="a pushed batch")  # type: ignore[arg-type] # msgspec reads unions
+_CODEC: Final[Codec[Pushed]] = Codec(Pushed, version=1, what="a pushed batch")  # type: ignore[arg-type]
 
 
 class Packed(NamedTuple):
@@ -46,7 +46,7 @@ def pack(batch: Batch) -> Packed:
 
 
 def unpack(blob: bytes, *, max_bytes: int) -> "pl.DataFrame | Pushed":
-    """The inverse of `pack`. Raises BadPayload, also for what would take more than `max_bytes`, and TooNew."""
+    """The inverse of `pack`. Raises BadPayload, also for records of more than `max_bytes`, and TooNew."""
     if blob.startswith(MAGIC):
         return _unpacked(blob, max_bytes)
     from pipeline.records.schema import unpack_frame
@@ -73,7 +73,7 @@ def _unpacked(blob: bytes, max_bytes: int) -> Pushed:
 
 
 def _content(workload: str, records: "pl.DataFrame") -> str:
-    """Hashed by value: another Polars may write the same records as other Arrow bytes. Raw lines fill three columns."""
+    """Hashed by value: another Polars may write the same records as other bytes. Raw lines fill three columns."""
     filled = [name for name in records.columns if records[name].null_count() < records.height]
     columns = [map(str, records[name].to_list()) for name in filled]
     return digest(workload, *filled, *itertools.chain.from_iterable(columns))

@@ -38,7 +38,7 @@ class PushedLines(msgspec.Struct, frozen=True, array_like=True, tag="lines"):
 
     @property
     def height(self) -> int:
-        """Records at most, as far as one can know without framing; longer lines than a record are cut later."""
+        """The most records that there may be before framing; overlong lines are cut later."""
         return self.lines
 
     @property

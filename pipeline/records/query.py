@@ -1,13 +1,13 @@
-"""What a training reads: a question to a store that can be written down, merged with an equal one, and repeated."""
+"""The query of a training: it can be stored, merged with an equal one, and repeated."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final
 
+import msgspec
 import polars as pl
 
-from pipeline.errors import BadPayload
 from pipeline.records.batch import digest
 from pipeline.records.schema import UTC_US
 from pipeline.settings import Settings
@@ -30,28 +30,9 @@ class Query:
     exclude_anomalous: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What a manifest keeps."""
-        times = {n: None if (t := getattr(self, n)) is None else t.isoformat() for n in ("since", "until")}
-        return (
-            asdict(self)
-            | times
-            | {"workloads": list(self.workloads), "exclude_words": list(self.exclude_words)}
-        )
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """Raises BadPayload."""
-        try:
-            return cls(
-                store=str(data["store"]),
-                workloads=tuple(str(w) for w in data["workloads"]),
-                since=None if data["since"] is None else datetime.fromisoformat(data["since"]),
-                until=None if data["until"] is None else datetime.fromisoformat(data["until"]),
-                exclude_words=tuple(str(w) for w in data["exclude_words"]),
-                exclude_anomalous=bool(data["exclude_anomalous"]),
-            )
-        except (KeyError, TypeError, ValueError) as exc:
-            raise BadPayload(f"a training query is not readable: {exc!r}") from exc
+        """For a manifest."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
     @property
     def key(self) -> str:
@@ -59,10 +40,10 @@ class Query:
         return digest(json.dumps(self.to_json(), sort_keys=True))
 
     def selects(self) -> pl.Expr:
-        """The same selection of a frame with the columns workload, timestamp, anomalous and message, for every store.
+        """The selection on the columns workload, timestamp, anomalous and message; every store uses it.
 
-        A record without a time is in no span; one that is not judged yet is not anomalous. No word is ever a pattern,
-        and the empty one is none.
+        A record without a time is in no span; an unjudged record is not anomalous. Words are never patterns, and the
+        empty word selects nothing.
         """
         wanted = pl.lit(value=True)
         if self.workloads:
@@ -95,7 +76,7 @@ def store_of(settings: Settings) -> str:
 
 
 def query_of(settings: Settings, now: datetime) -> Query:
-    """The usual query: the last `train_span_s`, without what the settings exclude; its workloads come later."""
+    """The usual query: the last `train_span_s` without the settings' exclusions; its workloads come later."""
     return Query(
         store=store_of(settings),
         since=None if settings.train.span_s is None else begin_of(now, settings.train.span_s),

@@ -1,4 +1,4 @@
-"""The columns of records, results and samples, and frames as bytes: Arrow IPC files with zstd-compressed columns."""
+"""The columns of records, results and samples; frames as bytes are Arrow IPC files with zstd-compressed columns."""
 
 import io
 from collections.abc import Sequence
@@ -11,8 +11,7 @@ from pipeline.records import arrow
 
 UTC_US: Final = pl.Datetime("us", "UTC")
 
-# What a source or producer hands over: one row per record. The nullable columns are filled by
-# producers that already know them; for raw lines `pipeline.sources.formats.parse` fills them.
+# Records before they are parsed, one row each. Producers fill the nullable columns that they know; for raw lines `pipeline.sources.formats.parse` fills them.
 RAW_SCHEMA: Final[dict[str, Any]] = {
     "raw": pl.String,  # the record as it was read, continuation lines joined by "\n"
     "line": pl.UInt64,  # 1-based first physical line in its source
@@ -25,7 +24,7 @@ RAW_SCHEMA: Final[dict[str, Any]] = {
     "message": pl.String,  # null: not parsed yet
 }
 
-# What a sink stores: the public columns of ARCHITECTURE.md §7, then the header columns.
+# Stored results: the public columns of ARCHITECTURE.md §7, then the header columns.
 RESULT_SCHEMA: Final[dict[str, Any]] = {
     "record_id": pl.String,
     "source": pl.String,
@@ -39,7 +38,7 @@ RESULT_SCHEMA: Final[dict[str, Any]] = {
     "template_id": pl.Int64,
     "score": pl.Float64,  # null while warming
     "anomalous": pl.Boolean,  # null while warming
-    "p_value": pl.Float64,  # null while warming, where nothing was measured, and in files older than the column
+    "p_value": pl.Float64,  # null while warming, without a measurement, and in older files
     "reasons": pl.List(pl.String),
     "model_version": pl.String,  # null while warming
     "host": pl.String,
@@ -48,7 +47,7 @@ RESULT_SCHEMA: Final[dict[str, Any]] = {
     "raw": pl.String,
 }
 
-# What a model is trained on: distinct masked lines and how often they were seen.
+# A training sample: distinct masked lines and their counts.
 SAMPLE_SCHEMA: Final[dict[str, Any]] = {
     "masked": pl.String,
     "pattern_id": pl.UInt64,
@@ -57,7 +56,7 @@ SAMPLE_SCHEMA: Final[dict[str, Any]] = {
     "template_id": pl.Int64,
 }
 
-# What a training reads, from whatever store, a page at a time.
+# Pages of stored lines that a training reads, from any store.
 LEARN_SCHEMA: Final[dict[str, Any]] = {
     "message": pl.String,
     "level": pl.String,
@@ -69,12 +68,11 @@ LEARN_SCHEMA: Final[dict[str, Any]] = {
     "raw": pl.String,  # null: as the message; what a header holds, such as a trace id, stands here alone
 }
 
-MAX_FRAME_BYTES: Final = 256 << 20  # what a frame may unpack to where its reader knows nothing better
+MAX_FRAME_BYTES: Final = 256 << 20  # a frame may unpack to, unless its reader knows better
 
 
 def of_lines() -> pl.Expr:
-    """Stored records that were lines. What watching found has template ids below zero; a record of another program may
-    have none."""
+    """Stored records that were lines. Findings of watching have template ids below zero, foreign records may have none."""
     return pl.col("template_id").fill_null(0) >= 0
 
 
@@ -86,7 +84,7 @@ def pack_frame(frame: pl.DataFrame) -> bytes:
 
 
 def unpack_frame(blob: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> pl.DataFrame:
-    """Raises BadPayload when the bytes are not an Arrow file, or one that needs more than `max_bytes` of memory."""
+    """Raises BadPayload when the bytes are no Arrow file, or need more than `max_bytes` of memory."""
     arrow.check(blob, max_bytes)
     try:
         return pl.read_ipc(io.BytesIO(blob))

@@ -42,8 +42,8 @@ def reason(name: Reason, data: str = "") -> str:
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The answer for one masked line under one model version.
 
-    `score` is 0..1, higher is more anomalous; None, with `anomalous` None, while warming. `p_value`, in (0, 1], is
-    the share of normal, previously unseen templates that would score at least as high; None without a measurement.
+    `score` is 0..1, higher is more anomalous; None, with `anomalous` None, while warming. `p_value`, in (0, 1],
+    is the share of normal unseen templates that would score at least as high; None without a measurement.
     """
 
     template_id: int
@@ -58,7 +58,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @classmethod
     def unpack(cls, blob: bytes) -> "Verdict":
-        """The inverse of `pack`. Raises BadPayload, also for a newer version: the cache is only asked again."""
+        """The inverse of `pack`. Raises BadPayload, also for a newer version: a cache miss costs little."""
         return _CODEC.unpack(blob)
 
 

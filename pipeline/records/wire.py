@@ -1,7 +1,7 @@
 """One way to write values for Redis and files, and to read them back: msgspec with a version in front.
 
 A value is a msgspec struct or a dataclass; its type annotations are the schema, bounds included
-(`Annotated[int, msgspec.Meta(ge=0)]`). A reader refuses a newer version and damaged bytes with one sentence each.
+(`Annotated[int, msgspec.Meta(ge=0)]`). A reader refuses newer versions and damaged bytes with one sentence.
 """
 
 from typing import Any, Final, Generic, TypeVar
