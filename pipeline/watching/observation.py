@@ -1,8 +1,9 @@
-"""What a stored batch says to whoever watches: how often which template came, what happened in which session, and which
-templates were anomalous. A few kilobytes of Arrow beside the batch's megabyte of lines.
+"""Observations: the watcher's view of a stored batch, a few kilobytes of Arrow beside the batch's megabyte of lines.
 
-It is made from rows that are computed anyway and handed over in the same step that makes the batch `done`
-(redis/lua/ledger/commit.lua), so what is watched is what is stored, once. It may be lost at the limit of its list; a line never is.
+An observation counts templates per minute, lists the events of sessions, and the anomalous templates. It comes from rows
+that the step computes anyway. The script that makes the batch `done` also stores the observation
+(redis/lua/ledger/commit.lua), so the watcher sees every stored batch once. The limit of its list may drop an
+observation, never a line.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-import msgpack
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -20,11 +21,11 @@ from pipeline.records.batch import Purpose
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import pack_frame, unpack_frame
 from pipeline.records.verdict import UNCLASSIFIED, Reason
+from pipeline.records.wire import Codec
 
-OBSERVATION_VERSION: Final = 1
-# More events than records of the largest batch in use are no session log but a mistaken key.
+# More events than the largest batch in use has records come from a mistaken session key.
 MAX_EVENTS: Final = 20_000
-MAX_ANOMALIES: Final = 200  # templates of one batch; more than that is a format nobody knew, and one incident
+MAX_ANOMALIES: Final = 200  # templates of one batch; more are an unknown format, and one incident
 TEXT_CHARS: Final = 300
 _FRAME_BYTES: Final = 64 << 20
 
@@ -51,23 +52,46 @@ ANOMALIES_SCHEMA: Final[dict[str, Any]] = {
 }
 
 
+_SCHEMAS: Final = {"rates": RATES_SCHEMA, "events": EVENTS_SCHEMA, "anomalies": ANOMALIES_SCHEMA}
+
+
 class Lane(StrEnum):
-    """Batches of one lane are stored about in the order they were accepted in; those of two are not."""
+    """Batches of one lane are stored in about the order of their acceptance; those of different lanes are not."""
 
     FRESH = "fresh"
     BACKFILL = "backfill"
     RESCORED = "rescored"  # stored before there was a model, judged now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """One stored batch. Frames that have nothing to say are empty."""
+class _ObservationWire(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Wire form of an Observation; frames are Arrow, empty ones b""."""
 
     batch_id: str
     workload: str
     lane: Lane
     purpose: Purpose
-    version: str  # model version it was answered under, "" for none
+    version: str
+    source: str
+    accepted_ms: int
+    newest_ms: int
+    rates: bytes
+    events: bytes
+    anomalies: bytes
+
+
+# The watcher cannot wait for a newer build to read an observation, so a newer version counts as damage.
+_OBSERVATIONS: Final = Codec(_ObservationWire, version=1, what="an observation", newer=BadPayload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One stored batch."""
+
+    batch_id: str
+    workload: str
+    lane: Lane
+    purpose: Purpose
+    version: str  # model version of its verdicts, "" for none
     source: str
     accepted_ms: int  # Redis time
     newest_ms: int  # newest event time, 0 for none
@@ -76,82 +100,51 @@ class Observation:
     anomalies: pl.DataFrame
 
     def pack(self) -> bytes:
-        """msgpack of version and fields; frames as Arrow, empty ones as nothing."""
-        frames = (self.rates, self.events, self.anomalies)
-        return bytes(
-            msgpack.packb(
-                [
-                    OBSERVATION_VERSION, self.batch_id, self.workload, self.lane.value, self.purpose.value,
-                    self.version, self.source, self.accepted_ms, self.newest_ms,
-                    *(pack_frame(frame) if frame.height else b"" for frame in frames),
-                ]
-            )
-        )  # fmt: skip
+        fields = {name: getattr(self, name) for name in _ObservationWire.__struct_fields__}
+        for name in _SCHEMAS:
+            fields[name] = pack_frame(fields[name]) if fields[name].height else b""
+        return _OBSERVATIONS.pack(_ObservationWire(**fields))
 
     @classmethod
     def unpack(cls, blob: bytes) -> "Observation":
-        """Raises BadPayload, also for one of a newer build: what it says cannot wait for it."""
-        try:
-            version, *rest = msgpack.unpackb(blob)
-            if version > OBSERVATION_VERSION:
-                raise BadPayload(f"an observation has wire version {version}; this build reads up to 1")
-            batch_id, workload, lane, purpose, model, source, accepted_ms, newest_ms, *frames = rest
-            texts, numbers = (batch_id, workload, model, source), (accepted_ms, newest_ms)
-            if not (all(isinstance(x, str) for x in texts) and all(isinstance(x, int) for x in numbers)):
-                raise TypeError("its fields have other types")
-            rates, events, anomalies = (
-                _read(part, schema)
-                for part, schema in zip(frames, (RATES_SCHEMA, EVENTS_SCHEMA, ANOMALIES_SCHEMA), strict=True)
-            )
-            return cls(
-                batch_id=batch_id,
-                workload=workload,
-                lane=Lane(lane),
-                purpose=Purpose(purpose),
-                version=model,
-                source=source,
-                accepted_ms=accepted_ms,
-                newest_ms=newest_ms,
-                rates=rates,
-                events=events,
-                anomalies=anomalies,
-            )
-        except (ValueError, TypeError, msgpack.UnpackException) as exc:
-            raise BadPayload(f"an observation of {len(blob)} bytes is not readable: {exc}") from exc
+        """Raises BadPayload, also for a newer version."""
+        fields = msgspec.structs.asdict(_OBSERVATIONS.unpack(blob))
+        frames = {name: _unpack_frame(fields[name], schema) for name, schema in _SCHEMAS.items()}
+        return cls(**(fields | frames))
 
 
-def _read(part: bytes, schema: dict[str, Any]) -> pl.DataFrame:
-    if not part:
+def _unpack_frame(blob: bytes, schema: dict[str, Any]) -> pl.DataFrame:
+    if not blob:
         return pl.DataFrame(schema=schema)
-    frame = unpack_frame(part, max_bytes=_FRAME_BYTES)
+    frame = unpack_frame(blob, max_bytes=_FRAME_BYTES)
     if dict(frame.schema) != schema:
-        raise TypeError(f"a frame has the columns {dict(frame.schema)}")
+        raise BadPayload(f"a frame of an observation has the columns {dict(frame.schema)}")
     return frame
 
 
 def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Observation | None:
-    """The observation of a batch that is about to be committed; None when nobody learns anything from it.
+    """The observation of a batch that is about to be committed; None if it would be empty.
 
     `rows`: RESULT_SCHEMA; `sessions`: the session key of each row, null for none.
-    Lines are counted when they are stored first. A session is of judged lines: those stored before there was a model
-    come with their verdicts, once, when they are scored.
+    Lines are counted when they are first stored. Sessions consist of judged lines: lines from before the first model
+    are observed once, with their verdicts, when they are scored.
     """
     version = "" if rows["score"].null_count() else str(rows["model_version"][0])
-    seen = rows.filter(pl.col("lines") > 0) if rows["lines"].min() == 0 else rows
-    rates = pl.DataFrame(schema=RATES_SCHEMA) if claim.rescore else _rates(seen)
+    counted = rows.filter(pl.col("lines") > 0) if rows["lines"].min() == 0 else rows
+    rates = pl.DataFrame(schema=RATES_SCHEMA) if claim.rescore else _rates(counted)
     events, anomalies = pl.DataFrame(schema=EVENTS_SCHEMA), pl.DataFrame(schema=ANOMALIES_SCHEMA)
     if version and claim.meta.purpose is Purpose.SCORE:
-        anomalies = _anomalies(seen)
+        anomalies = _anomalies(counted)
         if sessions is not None and sessions.null_count() < rows.height:
             events = _events(rows, sessions)
     if rates.is_empty() and events.is_empty() and anomalies.is_empty():
         return None
-    newest = seen["timestamp"].max()
-    late = Lane.BACKFILL if claim.backfill else Lane.FRESH
+    newest = counted["timestamp"].max()
+    lane = Lane.BACKFILL if claim.backfill else Lane.FRESH
     return Observation(
         batch_id=claim.batch_id,
         workload=claim.workload,
-        lane=Lane.RESCORED if claim.rescore else late,
+        lane=Lane.RESCORED if claim.rescore else lane,
         purpose=claim.meta.purpose,
         version=version,
         source=claim.meta.source,
@@ -166,7 +159,7 @@ def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Obs
 def _rates(rows: pl.DataFrame) -> pl.DataFrame:
     """RATES_SCHEMA by minute and template."""
     counted = rows["timestamp"].is_not_null() & (rows["template_id"] != UNCLASSIFIED)
-    # A query over a batch of few lines costs four times this.
+    # A Polars query over a batch of few lines costs four times as much.
     minutes = rows["timestamp"].filter(counted).to_physical().to_numpy() // 60_000_000
     ids = rows["template_id"].filter(counted).to_numpy()
     order = np.lexsort((ids, minutes))
@@ -229,5 +222,5 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _says(name: Reason) -> pl.Expr:
-    """Whether one of a row's reasons is this one."""
+    """Whether a row has this reason."""
     return pl.col("reasons").list.eval(pl.element().str.starts_with(name.value)).list.any()

@@ -1,8 +1,8 @@
-"""What watching found, as rows of RESULT_SCHEMA: the same store, the same findings, the same report as for lines.
+"""The watcher's findings as rows of RESULT_SCHEMA, so that stores, findings and reports treat them as they treat lines.
 
-Such a row is of no line: `lines` is 0, so line counts stay true, and `source` begins with records.OURS. Its template id is
-negative and stable for a workload and a cause, so that equal faults are one finding; its record id derives from what was
-found, so that finding it again is harmless.
+A row belongs to no line: `lines` is 0, so line counts stay true, and `source` begins with records.OURS. Its template id
+is negative and derives from workload and cause, so equal faults are one finding. Its record id derives from the
+finding, so a second write of it is harmless.
 """
 
 from collections import Counter
@@ -19,27 +19,27 @@ from pipeline.records.verdict import OURS, pattern_ids
 
 SESSIONS: Final = f"{OURS}sessions"
 RATES: Final = f"{OURS}rates"
-LEVEL: Final = "warning"  # worth a look, and below what a line itself says at an error level
-# Of one cause in one round. A rollout that changes every session is one thing to read, however many sessions it meets.
-MOST_ROWS: Final = 200
+LEVEL: Final = "warning"  # below lines at an error level
+# Of one cause in one round. A rollout that changes every session is one thing to read.
+MAX_ROWS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One thing that is wrong with no single line."""
+    """A finding about a session or a rate."""
 
     source: str  # SESSIONS or RATES
     workload: str
-    cause: str  # short and stable: equal faults have equal ones
-    subject: str  # what tells it from others of its cause: the session and when it began, the minute
+    cause: str  # short, and equal for equal faults
+    subject: str  # distinguishes findings of one cause: the session and its begin, or the minute
     at: datetime
     message: str  # one sentence, the cause first
-    detail: str  # further lines for whoever reads on, "" for none
+    detail: str  # further lines, "" for none
     reasons: tuple[str, ...]
     score: float
     p_value: float
-    version: str  # model version that said so, "" for none
-    line: int = 0  # where it begins in its source, 0 where that says nothing
+    version: str  # model version of the verdict, "" for none
+    line: int = 0  # of its begin in the source, 0 for none
 
     @property
     def kind(self) -> str:
@@ -48,7 +48,7 @@ class Found:
 
 
 def result_rows(found: Sequence[Found]) -> list[tuple[str, str, pl.DataFrame]]:
-    """(batch id, workload, RESULT_SCHEMA rows) per workload and source; ids derive from what is in them."""
+    """(batch id, workload, RESULT_SCHEMA rows) per workload and source; batch ids derive from the record ids."""
     groups: dict[tuple[str, str], list[Found]] = {}
     for item in capped(found):
         groups.setdefault((item.workload, item.source), []).append(item)
@@ -61,30 +61,30 @@ def result_rows(found: Sequence[Found]) -> list[tuple[str, str, pl.DataFrame]]:
 
 
 def capped(found: Iterable[Found]) -> list[Found]:
-    """At most MOST_ROWS of each workload and cause; the last of them says how many more there were."""
-    kept: list[Found] = []
+    """At most MAX_ROWS of each workload and cause; the last of them tells the number of the others."""
+    rows: list[Found] = []
     numbers: Counter[tuple[str, str, str]] = Counter()
     last: dict[tuple[str, str, str], int] = {}
     for item in found:
         key = (item.workload, item.source, item.cause)
         numbers[key] += 1
-        if numbers[key] <= MOST_ROWS:
-            last[key] = len(kept)
-            kept.append(item)
+        if numbers[key] <= MAX_ROWS:
+            last[key] = len(rows)
+            rows.append(item)
     for key, place in last.items():
-        more = numbers[key] - MOST_ROWS
+        more = numbers[key] - MAX_ROWS
         if more > 0:
-            kept[place] = replace(kept[place], message=f"{kept[place].message}; and {more:,} more like it")
-    return kept
+            rows[place] = replace(rows[place], message=f"{rows[place].message}; and {more:,} more like it")
+    return rows
 
 
 def template_of(workload: str, source: str, cause: str) -> int:
-    """Negative, and never what a line can have; 62 bits, so that equal ids are equal causes."""
+    """Negative, as no line has it; of 62 bits, so that equal ids are equal causes."""
     return -2 - (int(digest(workload, source, cause), 16) >> 2)
 
 
 def marked_as(workload: str, cause: str) -> int | None:
-    """The template id by which `logweir mark` knows a cause of an incident; None where it is about no template."""
+    """The template id of an incident's cause for `logweir mark`; None if the cause has none."""
     kind, _, number = cause.partition(":")
     if kind == "template":
         return int(number) if number.isdecimal() and number != "0" else None

@@ -34,7 +34,7 @@ from pipeline.watching.callbacks import Callbacks
 from pipeline.watching.incidents.live import Incidents
 from pipeline.watching.observation import Lane, Observation, observe
 from pipeline.watching.rates import minute_counts
-from pipeline.watching.rows import MOST_ROWS, marked_as, template_of
+from pipeline.watching.rows import MAX_ROWS, marked_as, template_of
 from pipeline.watching.sessions.model import NORMAL, SessionVerdict
 from pipeline.watching.state import WatcherState
 from pipeline.watching.watcher import RoundSummary, Watcher
@@ -351,13 +351,13 @@ def test_a_crash_before_the_step_that_changes_everything_is_as_if_nothing_had_be
 
 
 def test_a_flood_of_sessions_with_one_fault_is_bounded_and_says_how_many_there_were(world: World) -> None:
-    world.stored(*((f"s{i}", i % 50, FAULT) for i in range(MOST_ROWS + 312)))
+    world.stored(*((f"s{i}", i % 50, FAULT) for i in range(MAX_ROWS + 312)))
     world.round(end=True)
     rows = world.sink.rows()
-    assert rows.height == MOST_ROWS and rows["template_id"].n_unique() == 1
+    assert rows.height == MAX_ROWS and rows["template_id"].n_unique() == 1
     assert rows.filter(pl.col("message").str.ends_with("and 312 more like it")).height == 1
     (incident,) = Incidents.unpack(world.watcher.state.incidents()).all()
-    assert [cause.count for cause in incident.causes] == [MOST_ROWS + 312]
+    assert [cause.count for cause in incident.causes] == [MAX_ROWS + 312]
 
 
 def test_past_the_limit_the_longest_idle_session_is_closed_first(

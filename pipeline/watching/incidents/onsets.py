@@ -1,9 +1,9 @@
-"""Onsets: when things began to go wrong, and which of them began together.
+"""Onsets: when causes began, and which of them began together.
 
 One fault shows in several services and templates within a minute or two. So onsets that are close in time make one
-incident, over all workloads, and only onsets do: what goes on for hours is one onset, and glues nothing together. Both
-the report of a run (`findings.order`) and the live state (`incidents.Incidents`) group with this one function, which
-depends on the set of onsets and not on the order in which they are given.
+incident, over all workloads. A cause that goes on for hours has one onset, and joins nothing after it. Both the report
+of a run (`findings.order`) and the live state (`live.Incidents`) group with `together`, which depends on the set of
+onsets alone, not on their order.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,42 +14,41 @@ from itertools import pairwise
 from typing import Any, Final
 
 GAP: Final = timedelta(seconds=60)  # services retry and time out within a minute as a rule
-BURST_SPAN: Final = timedelta(seconds=120)  # how long one onset can hold its incident open
+BURST_SPAN: Final = timedelta(seconds=120)  # the longest that one onset keeps its incident open
 SPAN: Final = timedelta(seconds=180)  # a longer chain of onsets is more than one incident
-SHORTEST_GAP: Final = timedelta(seconds=5)  # below this, order in time says nothing about cause
+SHORTEST_GAP: Final = timedelta(seconds=5)  # below this, order in time tells nothing of cause and effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Onset:
-    """The beginning of one thing."""
+    """The beginning of one cause."""
 
     first: datetime
     burst_end: datetime  # end of the opening burst: no gap over GAP, at most BURST_SPAN after `first`
-    leads: bool  # it may make an incident; what does not lead joins one that is near, or keeps apart
+    leads: bool  # it may make an incident; another onset joins a near incident, or makes one of its own
     key: tuple[Any, ...]  # orders onsets of one moment; different for every onset
 
 
 def together(onsets: Sequence[Onset]) -> list[list[Onset]]:
     """Incidents by time of their first onset, each with its onsets by time.
 
-    An incident stays open for GAP after the last onset or the end of an opening burst. One whose onsets span more than
-    SPAN is cut with half the gap, and so on; where no gap is wider than twice SHORTEST_GAP, after every SPAN. An onset
-    that such a cut leaves alone goes back to its nearer neighbour where both fit in SPAN: gaps all alike are no sign of
-    two incidents, or ten minutes of trouble would fall into thirty. Onsets that do not lead join the incident that is
-    near or, failing that, make incidents of their own; so a harmless one-off never joins two.
+    An incident stays open for GAP after the last onset or the end of an opening burst. An incident that spans more than
+    SPAN is cut at half the gap, recursively. If no gap is wider than twice SHORTEST_GAP, it is cut after every SPAN. A
+    lone onset after a cut rejoins its nearer neighbour if both fit in SPAN: equal gaps are no sign of two incidents.
+    Onsets that do not lead join a near incident, or make incidents of their own. So a harmless one-off never joins two.
     """
     incidents = _runs([o for o in onsets if o.leads], GAP)
     starts, ends = [run[0].first for run in incidents], [max(o.burst_end for o in run) for run in incidents]
     alone = []
     for onset in _by_time([o for o in onsets if not o.leads]):
-        # By time, and none is longer: of thousands only a few can be near.
+        # Incidents are sorted by time and bounded in length: of thousands only a few can be near.
         near = range(
             bisect_left(starts, onset.first, key=lambda start: start + SPAN + BURST_SPAN + GAP),
             bisect_right(starts, onset.first + GAP),
         )
-        away = {at: max(starts[at] - onset.first, onset.first - ends[at], timedelta(0)) for at in near}
-        nearest = min(near, key=away.__getitem__, default=None)
-        if nearest is None or away[nearest] > GAP:
+        distance = {at: max(starts[at] - onset.first, onset.first - ends[at], timedelta(0)) for at in near}
+        nearest = min(near, key=distance.__getitem__, default=None)
+        if nearest is None or distance[nearest] > GAP:
             alone.append(onset)
         else:
             incidents[nearest].append(onset)
@@ -61,7 +60,7 @@ def _by_time(onsets: Sequence[Onset]) -> list[Onset]:
 
 
 def chains(onsets: Sequence[Onset], gap: timedelta = GAP) -> list[list[Onset]]:
-    """Runs with at most `gap` between an onset and the bursts before it, however long; each grouped apart by `together`."""
+    """Runs with at most `gap` between an onset and the bursts before it, of any length."""
     runs: list[list[Onset]] = []
     reach = datetime.min.replace(tzinfo=UTC)
     for onset in _by_time(onsets):
@@ -69,7 +68,7 @@ def chains(onsets: Sequence[Onset], gap: timedelta = GAP) -> list[list[Onset]]:
             runs.append([])
             reach = onset.first + gap
         runs[-1].append(onset)
-        # A shorter gap means that onsets alone decide: the bursts are what made the chain too long.
+        # At a shorter gap onsets alone decide, because bursts made the chain too long.
         reach = max(reach, (onset.burst_end if gap == GAP else onset.first) + gap)
     return runs
 
@@ -87,7 +86,7 @@ def _runs(onsets: Sequence[Onset], gap: timedelta) -> list[list[Onset]]:
 
 
 def _stretches(run: list[Onset]) -> list[list[Onset]]:
-    """A run without any gap to cut at, in pieces of SPAN."""
+    """A run without a gap to cut at, in pieces of SPAN."""
     pieces: list[list[Onset]] = []
     for onset in run:
         if not pieces or onset.first - pieces[-1][0].first > SPAN:
@@ -97,8 +96,8 @@ def _stretches(run: list[Onset]) -> list[list[Onset]]:
 
 
 def _rejoined(pieces: list[list[Onset]]) -> list[list[Onset]]:
-    """Pieces of one run, in order of time, in which lone onsets are back with a neighbour; the narrowest gap first."""
-    home = list(range(len(pieces)))  # pieces that were joined are a stretch, named by its first
+    """Consecutive pieces of one run, with lone onsets joined to a neighbour across the narrowest gap."""
+    home = list(range(len(pieces)))  # union-find: joined pieces are a stretch, named by its first piece
 
     def stretch(at: int) -> int:
         while home[at] != at:
@@ -107,7 +106,7 @@ def _rejoined(pieces: list[list[Onset]]) -> list[list[Onset]]:
 
     joined = [list(piece) for piece in pieces]
     gaps = [(right[0].first - left[-1].first, at) for at, (left, right) in enumerate(pairwise(pieces))]
-    # Stretches only grow, so a gap that was passed over once stays so: one pass is enough.
+    # Stretches only grow, so a gap that was not joined once never will be: one pass is enough.
     for gap, at in sorted(gaps):
         left, right = joined[stretch(at)], joined[at + 1]
         lone = len(left) == 1 or len(right) == 1
