@@ -35,8 +35,10 @@ OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)]+)\)")
 CODE = re.compile(r"(`+)([^`]+)\1")
 
 
-def name_files_outside(_app: Sphinx, _page: str, source: list[str]) -> None:
+def name_files_outside(_app: Sphinx, page: str, source: list[str]) -> None:
     """Turns links to files that are no part of the documentation into their paths."""
+    if "/" in page:  # a page of docs/reference/ links to docs/ that way
+        return
 
     def shown(link: re.Match[str]) -> str:
         text, path = link[1].strip("`"), link[2]
