@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from pipeline.redis.connection import answering, text_map
+from pipeline.redis.connection import answering, now_ms, text_map
 from pipeline.redis.keys import TROUBLE_TTL_S, WORKER_TTL_S, Keys
 from pipeline.settings import Settings
 
@@ -66,7 +66,7 @@ class Presence:
             role=role,
             pid=pid,
             queues=tuple(queues),
-            beat_ms=self._now_ms(),
+            beat_ms=now_ms(self.client),
             progress=progress,
         )
         with answering():
@@ -80,7 +80,7 @@ class Presence:
 
     def serves(self, name: str, versions: Mapping[str, str]) -> None:
         """Say which version of each model a worker answers under from now on."""
-        entry = Served(versions=dict(versions), since_ms=self._now_ms())
+        entry = Served(versions=dict(versions), since_ms=now_ms(self.client))
         with answering():
             self.client.hset(self.keys.serving, name, json.dumps(asdict(entry)))
 
@@ -100,12 +100,12 @@ class Presence:
 
     def heard(self) -> list[tuple[WorkerView, float]]:
         """Every worker that is not forgotten yet, and for how many seconds it has been silent."""
-        now = self._now_ms()
+        now = now_ms(self.client)
         return [(w, (now - w.beat_ms) / 1000) for w in self._all()]
 
     def drop_silent(self) -> None:
         """Forget workers that were not heard for ten times WORKER_TTL_S."""
-        now = self._now_ms()
+        now = now_ms(self.client)
         known = set()
         for worker in self._all():
             if now - worker.beat_ms > WORKER_TTL_S * 10_000:
@@ -136,11 +136,6 @@ class Presence:
         with answering():
             entries = self.client.hvals(self.keys.workers)
         return sorted(map(_view, entries), key=lambda w: w.name)
-
-    def _now_ms(self) -> int:
-        with answering():
-            seconds, micros = self.client.time()
-        return int(seconds) * 1000 + int(micros) // 1000
 
 
 def _view(raw: str | bytes) -> WorkerView:
