@@ -409,9 +409,9 @@ class Settings:
         values = {} if path is None else _from_file(path)
         values |= _from_environ(env)
         values |= {k: v for k, v in (flags or {}).items() if v is not None}
-        for name in values:
-            _item(name, public=True)
-        return cls(**values, **_internal(env))
+        values = {_item(name, public=True).name: value for name, value in values.items()} | _internal(env)
+        # An empty text unsets a setting that may be absent.
+        return cls(**{k: None if v == "" and ITEMS[k].optional else v for k, v in values.items()})
 
 
 class Item(NamedTuple):
@@ -472,8 +472,6 @@ def _item(name: str, *, public: bool = False) -> Item:
 
 def _converted(item: Item, value: Any) -> Any:
     """The value as its setting wants it; text is parsed. Raises BadSetting."""
-    if value == "" and item.optional:
-        return None
     shown = "***" if item.name in SECRETS else repr(value)
     try:
         parsed = _parsed(item.kind, value) if isinstance(value, str) else value

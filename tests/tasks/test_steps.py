@@ -207,7 +207,6 @@ def test_an_exhausted_batch_is_given_up_however_long_its_results_take_to_go(
 
 STUCK = """
 import sys, time
-from dataclasses import replace
 from pipeline.messages.app import make_app
 from pipeline.ledger.batches import Stage
 from pipeline.records.batch import Purpose
@@ -216,7 +215,7 @@ from pipeline.tasks import store
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
 
-settings = replace(Settings.load(), step_s=2.5)
+settings = Settings.load().replace(step_s=2.5)
 context = Context(make_app(settings), settings)
 context.masks
 
