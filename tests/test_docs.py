@@ -50,7 +50,8 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
-        if "://" not in target:
+        made_by_the_build = target.startswith("reference/")  # the build resolves these
+        if "://" not in target and not made_by_the_build:
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
@@ -58,7 +59,7 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
 def test_every_path_that_a_document_names_exists(path: Path) -> None:
     named = {span for span in spans(path) if PATH.fullmatch(span)}
     lost = {name for name in named if not any((root / name).exists() for root in (*ROOTS, path.parent))}
-    made_by_a_run = {"report.html", "docs/reference/"}
+    made_by_a_run = {"report.html", "docs/reference/", "docs/_build/html/"}
     assert lost <= made_by_a_run
 
 
