@@ -250,9 +250,7 @@ class PoolLedger:
         return int(self._run("clear", uuid))
 
     def sweep(self) -> Swept:
-        """End leases that were not renewed, did not yield in time or are on silent nodes; forget abandoned
-        needs.
-        """
+        """End overdue leases and those on silent nodes; forget abandoned needs."""
         settings = self.settings
         half_life = repr(settings.gpu.half_life_s)
         answer = self._run(

@@ -38,9 +38,7 @@ class LeaseInUse:
         return (self.keeper.why if self.keeper is not None else "") or self.yield_why
 
     def dirty(self) -> None:
-        """The holder will still be on the device when the body ends: its part stays taken until its processes
-        end.
-        """
+        """The holder stays on the device: its part is taken until its processes end."""
         self.clean = False
 
 

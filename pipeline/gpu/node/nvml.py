@@ -260,9 +260,7 @@ class Nvml:
                 return
 
     def _whose(self, handle: Any) -> str | None:
-        """The uuid of an event's device, by the handle's address first: a lost device no longer gives its
-        uuid.
-        """
+        """The uuid of an event's device, by address first: a lost device does not answer."""
         if not handle:
             return None
         known = self._handles.get(_address(handle))

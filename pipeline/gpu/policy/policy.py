@@ -77,9 +77,7 @@ def open_to_shared(snapshot: Snapshot, need: Need) -> bool:
 
 
 def served(snapshot: Snapshot, need: Need) -> bool:
-    """Whether a lease like this need is held and stays: a device full of our own workers is open to their
-    batches.
-    """
+    """Whether a lease like this need is held and stays: our own workers fill the device."""
     reserved = set() if snapshot.reservation is None else set(snapshot.reservation.uuids)
     usable = {device.uuid for device in snapshot.devices if device.usable} - reserved
     return any(
@@ -257,9 +255,7 @@ def _within_quota(draft: Draft, need: Need) -> bool:
 
 
 def _may_reserve(draft: Draft, request: PoolRequest, queues: Queues) -> bool:
-    """A shared need leaves the reservation to an exclusive need of its tenant for which leases can be
-    preempted.
-    """
+    """False for a shared need whose tenant has an exclusive need that preemption would serve."""
     if request.need.mode is LeaseMode.EXCLUSIVE:
         return True
     if draft.backfill is Backfill.FREE:

@@ -47,9 +47,7 @@ class Preemption:
         return self._new_share(need_size(need)) < self.shares.weighted(other.tenant)
 
     def victims(self, devices: Sequence[Capacity]) -> list[PoolLease]:
-        """The fewest leases whose end lets the need start on all these devices; none where preemption does
-        not help.
-        """
+        """The fewest leases whose end lets the need start on all these devices, or none."""
         offered = {
             lease.lease_id: lease for one in devices for lease, _, _ in one.entries if self.may_preempt(lease)
         }
