@@ -18,6 +18,7 @@ import pipeline.ledger.ledger
 from pipeline.controller.trainings import TrainingState
 from pipeline.drain.learner import read_templates
 from pipeline.drain.verdicts import WARMING_VERSION
+from pipeline.errors import BadBundle
 from pipeline.ledger.batches import Claim, Stage
 from pipeline.messages import routing
 from pipeline.messages.app import make_app
@@ -113,20 +114,6 @@ def stored(context: Context, *names: str) -> list[list[str]]:
 # What the build before left
 
 
-def test_messages_and_batches_of_the_build_before_are_worked_off_by_this_one(old: Context) -> None:
-    assert lying(old) == 7
-    with worker(old, "ingest", "drain", "store"):
-        assert wait_until(lambda: old.ledger.counts()["batches"] == 0, timeout_s=15)
-        assert wait_until(lambda: lying(old) == 0, timeout_s=15)
-    assert stored(old, "waits", "works", "warm") == [
-        ["GET /cart 200 in 12 ms", "GET /cart 500 in 97 ms"],
-        ["GET /cart 200 in 12 ms", "disk sda1 is full"],
-        ["a third shape of a line"],
-    ]
-    assert sums(old) == {"accepted": 6, "stored": 5, "dead": 1, "discarded": 0}
-    assert old.ledger.counts().get("bytes", 0) == 0
-
-
 def finish(context: Context, name: str) -> None:
     for stage, module in ((Stage.INGEST, ingest), (Stage.DRAIN, drain), (Stage.STORE, store)):
         perform(context, stage, name, module.step)
@@ -175,7 +162,9 @@ def test_the_sweeper_sends_again_what_the_build_before_had_sent_and_redis_lost(o
     assert old.submit.waiting_ids(Stage.DRAIN) == {"works"}
 
 
-def test_templates_verdicts_watchlist_presence_and_bundles_of_the_build_before_are_read(old: Context) -> None:
+def test_templates_verdicts_watchlist_and_presence_of_the_build_before_are_read_and_bundles_refused(
+    old: Context,
+) -> None:
     (template,) = read_templates(old.client, old.ledger.keys)
     assert (template.template_id, template.text, template.workload) == (1, "a third shape of a line", SHOP)
     key = int.from_bytes(bytes.fromhex("a8a67ed5201a99fd"), "little")
@@ -186,7 +175,8 @@ def test_templates_verdicts_watchlist_presence_and_bundles_of_the_build_before_a
     assert (watched.version, watched.patterns) == (1, ("shop/*",))
     assert dict(old.presence.serving()["ingest"].versions) == {"shared": "m000001-0a1b2c3d"}
     old.presence.live()
-    assert Manifest.from_json(json.dumps(LEFT["manifest"])).version == "m000001-0a1b2c3d"
+    with pytest.raises(BadBundle, match="train again"):
+        Manifest.from_json(json.dumps(LEFT["manifest"]))
 
 
 def test_a_training_that_the_build_before_queued_is_taken_and_ended(old: Context) -> None:
