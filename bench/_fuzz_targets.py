@@ -18,8 +18,8 @@ from kombu.utils import json as kombu_json
 
 from bench import _fuzz_seeds as seeds
 from bench._fuzz_seeds import NOW
-from pipeline.drain import learner
 from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.drain.templates import unpack_template
 from pipeline.errors import LogweirError
 from pipeline.ledger.batches import Meta
 from pipeline.messages import filter as guard
@@ -270,11 +270,11 @@ def _learned(texts: dict[str, str]) -> None:
 def _stored(data: bytes) -> None:
     kind, blob = data[:1], data[1:]
     reader: Callable[[bytes], object] = {
-        b"t": lambda b: learner.unpack(1, b),
+        b"t": lambda b: unpack_template(1, b),
         b"v": Verdict.unpack,
         b"m": Meta.load,
         b"c": lambda b: Cursor.unpack(b.decode("utf-8", "replace")),
-    }.get(kind, lambda b: learner.unpack(1, b))
+    }.get(kind, lambda b: unpack_template(1, b))
     made = reader(blob)
     if isinstance(made, Verdict):
         made.pack()
