@@ -1,7 +1,7 @@
 """The task of beat every `watch_s`: rounds of the watcher over the observations of stored batches.
 
-One process watches at a time, whichever takes the message. After a failure the next round tries again: observations
-stay in their list, which is bounded.
+One process watches at a time, whichever takes the message. After a failure the next round tries again:
+observations stay in their list, which is bounded.
 """
 
 import os
@@ -56,7 +56,8 @@ def _hung(context: Context) -> None:
 
 
 def watch(context: Context, *, end: bool = False) -> bool:
-    """Rounds until nothing is left to do or time is up; False while another process watches, or if more is left.
+    """Rounds until nothing is left to do or time is up; False while another process watches, or if more is
+    left.
 
     `end`: nothing more will come (watching/watcher.py), and this process stores nothing.
     """
@@ -64,7 +65,8 @@ def watch(context: Context, *, end: bool = False) -> bool:
     rotation = watcher.rotation
     if not rotation.begin(now(), waits=not end and _waits(context)):
         return False
-    # A request by the same holder renews. watching/watched.lua compares the token, so no quarantine is needed.
+    # A request by the same holder renews. watching/watched.lua compares the token, so no quarantine is
+    # needed.
     lease = context.leases.request(WATCH, context.owner)
     if isinstance(lease, Refused):
         return False

@@ -1,9 +1,10 @@
-"""Observations: the watcher's view of a stored batch, a few kilobytes of Arrow beside the batch's megabyte of lines.
+"""Observations: the watcher's view of a stored batch, a few kilobytes of Arrow beside the batch's megabyte of
+lines.
 
-An observation counts templates per minute, lists the events of sessions, and the anomalous templates. It comes from rows
-that the step computes anyway. The script that makes the batch `done` also stores the observation
-(redis/lua/ledger/commit.lua), so the watcher sees every stored batch once. The limit of its list may drop an
-observation, never a line.
+An observation counts templates per minute, lists the events of sessions, and the anomalous templates. It
+comes from rows that the step computes anyway. The script that makes the batch `done` also stores the
+observation (redis/lua/ledger/commit.lua), so the watcher sees every stored batch once. The limit of its list
+may drop an observation, never a line.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ ANOMALIES_SCHEMA: Final[dict[str, Any]] = {
     "last": pl.Int64,
     "score": pl.Float64,
     "level": pl.String,  # the most severe
-    "severity": pl.Int64,  # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.severity)
+    # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.severity).
+    "severity": pl.Int64,
     "text": pl.String,  # of its first record
 }
 
@@ -56,7 +58,9 @@ _SCHEMAS: Final = {"rates": RATES_SCHEMA, "events": EVENTS_SCHEMA, "anomalies": 
 
 
 class Lane(StrEnum):
-    """Batches of one lane are stored in about the order of their acceptance; those of different lanes are not."""
+    """Batches of one lane are stored in about the order of their acceptance; those of different lanes are
+    not.
+    """
 
     FRESH = "fresh"
     BACKFILL = "backfill"
@@ -125,9 +129,9 @@ def _unpack_frame(blob: bytes, schema: dict[str, Any]) -> pl.DataFrame:
 def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Observation | None:
     """The observation of a batch that is about to be committed; None if it would be empty.
 
-    `rows`: RESULT_SCHEMA; `sessions`: the session key of each row, null for none.
-    Lines are counted when they are first stored. Sessions consist of judged lines: lines from before the first model
-    are observed once, with their verdicts, when they are scored.
+    `rows`: RESULT_SCHEMA; `sessions`: the session key of each row, null for none. Lines are counted when they
+    are first stored. Sessions consist of judged lines: lines from before the first model are observed once,
+    with their verdicts, when they are scored.
     """
     version = "" if rows["score"].null_count() else str(rows["model_version"][0])
     counted = rows.filter(pl.col("lines") > 0) if rows["lines"].min() == 0 else rows

@@ -1,4 +1,6 @@
-"""A round's work on rates: counts lines per minute, and looks at the rates of workloads whose minutes are complete."""
+"""A round's work on rates: counts lines per minute, and looks at the rates of workloads whose minutes are
+complete.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +25,9 @@ FORGET_MS: Final = 30 * 86_400_000  # after so long without a line a workload is
 
 @dataclass(slots=True, kw_only=True)
 class RateRound:
-    """The work of one round on rates, of `budget_s` at most. `end`: nothing more will come, so every minute is complete."""
+    """The work of one round on rates, of `budget_s` at most. `end`: nothing more will come, so every minute
+    is complete.
+    """
 
     state: WatcherState
     view: View
@@ -90,7 +94,7 @@ class RateRound:
         return self.end and bool(counts.waiting or counts.after)
 
     def _forget(self) -> None:
-        """Forget workloads without lines for FORGET_MS, and past the limits those without lines for longest."""
+        """Forget workloads without lines for FORGET_MS, and past the limits the longest idle ones."""
         all_counts, changes = self.view.minute_counts, self.changes
         oldest = sorted(all_counts, key=lambda name: all_counts[name].newest_ms)
         expired = {name for name in oldest if self.view.now_ms - all_counts[name].newest_ms > FORGET_MS}

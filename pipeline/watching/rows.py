@@ -1,8 +1,9 @@
-"""The watcher's findings as rows of RESULT_SCHEMA, so that stores, findings and reports treat them as they treat lines.
+"""The watcher's findings as rows of RESULT_SCHEMA, so that stores, findings and reports treat them as they
+treat lines.
 
-A row belongs to no line: `lines` is 0, so line counts stay true, and `source` begins with records.OURS. Its template id
-is negative and derives from workload and cause, so equal faults are one finding. Its record id derives from the
-finding, so a second write of it is harmless.
+A row belongs to no line: `lines` is 0, so line counts stay true, and `source` begins with records.OURS. Its
+template id is negative and derives from workload and cause, so equal faults are one finding. Its record id
+derives from the finding, so a second write of it is harmless.
 """
 
 from collections import Counter
@@ -48,7 +49,7 @@ class Found:
 
 
 def result_rows(found: Sequence[Found]) -> list[tuple[str, str, pl.DataFrame]]:
-    """(batch id, workload, RESULT_SCHEMA rows) per workload and source; batch ids derive from the record ids."""
+    """(batch id, workload, RESULT_SCHEMA rows) per workload and source; batch ids derive from rows."""
     groups: dict[tuple[str, str], list[Found]] = {}
     for item in capped(found):
         groups.setdefault((item.workload, item.source), []).append(item)

@@ -27,9 +27,8 @@ from pipeline.watching.time_budget import AdaptiveBudget
 from pipeline.watching.verdicts import holds_unfinished, named_in, of_session
 from pipeline.watching.view import LOST, Changes, View
 
-MAX_OPEN: Final = (
-    100_000  # open sessions, and pasts of sessions with gaps; the longest idle one is closed first
-)
+# Open sessions, and pasts of sessions with gaps; the longest idle one is closed first.
+MAX_OPEN: Final = 100_000
 MAX_CLOSED: Final = 5_000  # sessions of one round and lane
 MAX_JUDGED: Final = 2_000_000  # events of the sessions of one round; events before a gap count again after it
 MAX_PER_CALL: Final = 200_000  # events of one call of the session model, which takes many times their memory
@@ -130,7 +129,7 @@ class SessionRound:
     def _within_budget(
         self, closed: Mapping[str, OpenSession], histories: Mapping[str, SessionHistory]
     ) -> dict[str, OpenSession]:
-        """The sessions that one round can judge, at least the first; the others stay open for the next round."""
+        """The sessions that one round can judge, at least the first; the others stay open."""
         changes, taken = self.changes, dict[str, OpenSession]()
         room = self.budget.of(MAX_JUDGED)
         for name, session in closed.items():

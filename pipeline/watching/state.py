@@ -1,8 +1,9 @@
 """The watcher's state in Redis, and the one step in which it changes (redis/lua/watching/watched.lua).
 
-A round reads the oldest observations and the states that they touch, and writes all its changes in one script. The
-script refuses a watcher whose lease was taken over. A process keeps nothing between two rounds, so any worker may do
-the next one. A Redis that lost its last seconds lost observations and states of the same moments.
+A round reads the oldest observations and the states that they touch, and writes all its changes in one
+script. The script refuses a watcher whose lease was taken over. A process keeps nothing between two rounds,
+so any worker may do the next one. A Redis that lost its last seconds lost observations and states of the same
+moments.
 """
 
 import hashlib
@@ -81,7 +82,9 @@ class WatcherState:
         self.scripts = Scripts(client)
 
     def snapshot(self, most: int, most_events: int) -> View:
-        """The state, with the oldest `most` observations; fewer if they have more session events, but at least one."""
+        """The state, with the oldest `most` observations; fewer if they have more session events, but at
+        least one.
+        """
         k = self.keys
         # Batches in flight are read first: a batch that is stored meanwhile is at worst in both.
         with answering():
@@ -228,7 +231,9 @@ class WatcherState:
         return found
 
     def change(self, changes: Changes, *, token: int) -> bool:
-        """Write all changes in one step. False, and nothing changes, if the lease was taken over or Redis lost state."""
+        """Write all changes in one step. False, and nothing changes, if the lease was taken over or Redis
+        lost state.
+        """
         keys = [self.keys.lease(WATCH), *(self.keys.watching(*([name] if name else [])) for name in _KEYS)]
         keys += [self.keys.watching("idle", lane.value) for lane in LANES]
         wire = RoundWire(

@@ -1,8 +1,9 @@
 """The watcher's share of its process' time, which also stores batches. Pure.
 
-Watching may fall behind, a line may not wait for it. So a round has about half a second. Rates stop by themselves at
-their part of it; the adaptive budget sizes the session work by the time of earlier rounds. While batches wait, one call
-does one round. If observations pile up, rounds go on for as long as the process had for batches before.
+Watching may fall behind, a line may not wait for it. So a round has about half a second. Rates stop by
+themselves at their part of it; the adaptive budget sizes the session work by the time of earlier rounds.
+While batches wait, one call does one round. If observations pile up, rounds go on for as long as the process
+had for batches before.
 """
 
 from dataclasses import dataclass
@@ -52,7 +53,9 @@ class FairRotation:
         return True
 
     def goes_on(self, now: float, *, waits: bool, unread: int) -> bool:
-        """Whether another round may follow. While batches wait, only if the `unread` observations became no fewer."""
+        """Whether another round may follow. While batches wait, only if the `unread` observations became no
+        fewer.
+        """
         worked = now - self._began
         if not waits:
             return worked < BUDGET_S

@@ -1,4 +1,4 @@
-"""The two values of a watcher's round: the state that the round read, and the changes that it writes. Pure."""
+"""The two values of a watcher's round: the state that it reads and the changes that it writes. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,9 +4,9 @@
                  --> open sessions --closed--> SessionRound --verdicts-------------> rows, events
                  --> anomalous templates ------------------------------------------> events --> IncidentRound
 
-One process watches at a time (lease `watch`). A round reads, decides, and writes all its changes in one step, the rows
-for the sinks included. The rows then go to the sinks under ids of their own, so a second write of them is harmless.
-After a crash the next round goes on from the state in Redis.
+One process watches at a time (lease `watch`). A round reads, decides, and writes all its changes in one step,
+the rows for the sinks included. The rows then go to the sinks under ids of their own, so a second write of
+them is harmless. After a crash the next round goes on from the state in Redis.
 """
 
 import time
@@ -28,8 +28,8 @@ from pipeline.watching.time_budget import RATES_S, ROUND_S, AdaptiveBudget, Fair
 from pipeline.watching.view import Changes, View
 
 MAX_OBSERVATIONS: Final = 16  # of one round: 160,000 lines, of which each session is read and written once
-# Events of one round; the adaptive budget takes a part of them. Each event may belong to a session of its own, and Redis
-# serves no other client while a round writes its changes.
+# Events of one round; the adaptive budget takes a part of them. Each event may belong to a session of its
+# own, and Redis serves no other client while a round writes its changes.
 MAX_EVENTS: Final = 40_000
 
 
@@ -47,7 +47,9 @@ class RoundSummary:
 
 
 class Watcher:
-    """One per process. Raises RedisUnavailable, SinkUnavailable, ModelUnavailable; a round that raises changes nothing."""
+    """One per process. Raises RedisUnavailable, SinkUnavailable, ModelUnavailable; a round that raises
+    changes nothing.
+    """
 
     def __init__(
         self,
@@ -66,8 +68,10 @@ class Watcher:
         self.max_observations = MAX_OBSERVATIONS  # 1 after a failed round, to find the one that fails
 
     def round(self, token: int, *, end: bool = False) -> RoundSummary:
-        """Add the oldest observations to the state, and store the findings. `end`: nothing more will come, so every session
-        closes and every minute is complete. Raises LeaseRefused, and changes nothing, while another process watches."""
+        """Add the oldest observations to the state, and store the findings. `end`: nothing more will come, so
+        every session closes and every minute is complete. Raises LeaseRefused, and changes nothing, while
+        another process watches.
+        """
         self.deliver()
         began = self.clock()
         view = self.state.snapshot(self.max_observations, self.budget.of(MAX_EVENTS))

@@ -1,17 +1,19 @@
-"""The live state of incidents: groups causes that begin together, keeps incidents while they go on, recognises them later.
+"""The live state of incidents: groups causes that begin together, keeps incidents while they go on,
+recognises them later.
 
-An event says that one cause of one workload (a template, a rule of a session, a rate) was seen: when, how often, how
-bad. Three rules make incidents of events. All read event time, so late or repeated events change nothing.
+An event says that one cause of one workload (a template, a rule of a session, a rate) was seen: when, how
+often, how bad. Three rules make incidents of events. All read event time, so late or repeated events change
+nothing.
 
-* A cause that is seen again within QUIET goes on: it is counted, and neither begins nor lengthens an incident. A cause
-  that is seen after a longer silence begins again, which is an onset.
-* Onsets that began together, over all workloads, are one incident (`onsets.together`); findings of a run group similar.
-  A cause that was part of NOISY incidents leads none: it joins a near one, or stays by itself.
-* An incident names the earlier one with the same causes, weighted by their rarity (`seen_before`). Template ids never
-  change, so this holds over restarts and trainings.
+* A cause that is seen again within QUIET goes on: it is counted, and neither begins nor lengthens an
+  incident. A cause that is seen after a longer silence begins again, which is an onset.
+* Onsets that began together, over all workloads, are one incident (`onsets.together`); findings of a run
+  group alike. A cause that was part of NOISY incidents leads none: it joins a near one, or stays by itself.
+* An incident names the earlier one with the same causes, weighted by their rarity (`seen_before`). Template
+  ids never change, so this holds over restarts and trainings.
 
-YoungCause onsets are grouped anew with every new one. LATE after the last they are settled, and the incident only counts from
-then on. Everything is bounded, and the packed state takes at most BYTES.
+Young onsets are grouped anew with every new one. LATE after the last they are settled, and the incident only
+counts from then on. Everything is bounded, and the packed state takes at most BYTES.
 """
 
 import math
@@ -251,9 +253,10 @@ class _Settled:
     def compared(self, incident: Incident) -> Incident:
         """The incident with its most similar earlier one.
 
-        An earlier incident is similar if it has at least SIMILAR of the weight of these causes. The most similar has the
-        highest weighted Jaccard index, in steps of 0.1, and of those it is the newest. A cause of n of N incidents
-        weighs log(1 + N / (1 + n)), smoothed inverse document frequency (Spärck Jones, 1972).
+        An earlier incident is similar if it has at least SIMILAR of the weight of these causes. The most
+        similar has the highest weighted Jaccard index, in steps of 0.1, and of those it is the newest. A
+        cause of n of N incidents weighs log(1 + N / (1 + n)), smoothed inverse document frequency (Spärck
+        Jones, 1972).
         """
         total = self._weight({c.key for c in incident.causes})
         shared: dict[str, float] = {}
@@ -276,7 +279,9 @@ class _Settled:
         return replace(incident, seen_before=None if best is None else best.id, seen=len(similar))
 
     def shrink(self, most: int, room: int, is_open: Callable[[Incident], bool]) -> None:
-        """Forget incidents until at most `most` remain and take at most `room` bytes: closed ones first, by their end."""
+        """Forget incidents until at most `most` remain and take at most `room` bytes: closed ones first, by
+        their end.
+        """
         sizes = {name: values.weight(incident) for name, incident in self.incidents.items()}
         size = sum(sizes.values())
         if len(sizes) <= most and size <= room:

@@ -1,9 +1,9 @@
 """Onsets: when causes began, and which of them began together.
 
-One fault shows in several services and templates within a minute or two. So onsets that are close in time make one
-incident, over all workloads. A cause that goes on for hours has one onset, and joins nothing after it. Both the report
-of a run (`findings.order`) and the live state (`live.Incidents`) group with `together`, which depends on the set of
-onsets alone, not on their order.
+One fault shows in several services and templates within a minute or two. So onsets that are close in time
+make one incident, over all workloads. A cause that goes on for hours has one onset, and joins nothing after
+it. Both the report of a run (`findings.order`) and the live state (`live.Incidents`) group with `together`,
+which depends on the set of onsets alone, not on their order.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,10 +32,11 @@ class Onset:
 def together(onsets: Sequence[Onset]) -> list[list[Onset]]:
     """Incidents by time of their first onset, each with its onsets by time.
 
-    An incident stays open for GAP after the last onset or the end of an opening burst. An incident that spans more than
-    SPAN is cut at half the gap, recursively. If no gap is wider than twice SHORTEST_GAP, it is cut after every SPAN. A
-    lone onset after a cut rejoins its nearer neighbour if both fit in SPAN: equal gaps are no sign of two incidents.
-    Onsets that do not lead join a near incident, or make incidents of their own. So a harmless one-off never joins two.
+    An incident stays open for GAP after the last onset or the end of an opening burst. An incident that spans
+    more than SPAN is cut at half the gap, recursively. If no gap is wider than twice SHORTEST_GAP, it is cut
+    after every SPAN. A lone onset after a cut rejoins its nearer neighbour if both fit in SPAN: equal gaps
+    are no sign of two incidents. Onsets that do not lead join a near incident, or make incidents of their
+    own. So a harmless one-off never joins two.
     """
     incidents = _runs([o for o in onsets if o.leads], GAP)
     starts, ends = [run[0].first for run in incidents], [max(o.burst_end for o in run) for run in incidents]

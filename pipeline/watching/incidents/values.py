@@ -1,7 +1,7 @@
 """Events, causes and incidents. Causes and incidents are also the wire form of the live state.
 
-Texts are cut and numbers clamped where an event becomes a cause. So no event can make the state larger than its number of
-causes allows, or impossible to pack.
+Texts are cut and numbers clamped where an event becomes a cause. So no event can make the state larger than
+its number of causes allows, or impossible to pack.
 """
 
 import math
@@ -232,7 +232,9 @@ def _cause_weight(cause: Cause) -> int:
 
 
 def _bursts(spans: tuple[tuple[datetime, datetime], ...]) -> tuple[tuple[datetime, datetime], ...]:
-    """Merges spans with gaps of at most GAP, and cuts them BURST_SPAN after the first. Raises ValueError for none."""
+    """Merges spans with gaps of at most GAP, and cuts them BURST_SPAN after the first. Raises ValueError for
+    none.
+    """
     end = min(first for first, _ in spans) + BURST_SPAN
     out: list[tuple[datetime, datetime]] = []
     for first, last in sorted((first, min(last, end)) for first, last in spans if first <= end):

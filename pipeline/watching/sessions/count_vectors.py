@@ -1,15 +1,16 @@
-"""Count vectors: the distance between the event counts of a session and those of the nearest training session.
+"""Count vectors: the distance between the event counts of a session and those of the nearest training
+session.
 
-The distance of two count vectors is the sum over events of weight x |log2(1 + n) - log2(1 + m)|. Divided by the mean
-number of events of the two vectors, it is the session's score. It differs from the plain distance of ait-aecid's ECVC
-(Landauer et al. 2023) in three things:
+The distance of two count vectors is the sum over events of weight x |log2(1 + n) - log2(1 + m)|. Divided by
+the mean number of events of the two vectors, it is the session's score. It differs from the plain distance of
+ait-aecid's ECVC (Landauer et al. 2023) in three things:
 
 * Counts are on a logarithmic scale: 200 for 190 reads is nothing, 2 for 1 is much.
-* Weights are learnt. An event whose count differs between neighbouring vectors of training weighs little, a constant
-  one weighs much: log(1 + 1/m), m the mean difference to the nearest other vector (a geometric distribution). An event
-  that training has not seen weighs most.
-* Calibration leaves out a whole vector with all its sessions, never one session. A session with a known vector scores
-  0, so only the distance of an unknown normal vector shows how far normal sessions vary.
+* Weights are learnt. An event whose count differs between neighbouring vectors of training weighs little, a
+  constant one weighs much: log(1 + 1/m), m the mean difference to the nearest other vector (a geometric
+  distribution). An event that training has not seen weighs most.
+* Calibration leaves out a whole vector with all its sessions, never one session. A session with a known
+  vector scores 0, so only the distance of an unknown normal vector shows how far normal sessions vary.
 
 Pure and deterministic; needs numpy only.
 """
@@ -101,7 +102,7 @@ class VectorVocabulary:
 
     @classmethod
     def fit(cls, vectors: CountVectors, mask: LeaveOutMask) -> Self:
-        """From distinct vectors; the first of equally near ones is preferred. `mask` as of `leave_out_mask`."""
+        """From distinct vectors, in order of preference. `mask` as of `leave_out_mask`."""
         events, at = np.unique(vectors.event, return_inverse=True)
         weights = np.ones(len(events))
         for _ in range(_MAX_ROUNDS if vectors.rows > 1 else 0):
@@ -115,9 +116,11 @@ class VectorVocabulary:
         return cls(vectors=vectors, events=events, weights=weights)
 
     def leave_one_out(self, mask: LeaveOutMask) -> tuple[Floats, Ints]:
-        """(score of each vector had training missed its sessions, its nearest other vector). `mask` as in `fit`.
+        """(score of each vector had training missed its sessions, its nearest other vector). `mask` as in
+        `fit`.
 
-        Infinite if no other vector shares half of its events: an isolated vector gives no scale for deviations.
+        Infinite if no other vector shares half of its events: an isolated vector gives no scale for
+        deviations.
         """
         vectors = self.vectors
         if vectors.rows < 2:
@@ -154,7 +157,9 @@ class VectorVocabulary:
         return distances / _mean_totals(vectors, self.vectors, nearest), nearest
 
     def differences(self, vectors: CountVectors, row: int, known: int) -> list[tuple[int, int, int, float]]:
-        """(event, count in a row, count in a known vector, weighted difference) where they differ, heaviest first."""
+        """(event, count in a row, count in a known vector, weighted difference) where they differ, heaviest
+        first.
+        """
         ours, theirs = _row(vectors, row), _row(self.vectors, known)
         events = sorted(set(ours) | set(theirs))
         weights = self.weigh(np.array(events, dtype=np.int64)).tolist()
@@ -175,7 +180,8 @@ class VectorVocabulary:
 
 
 def leave_out_mask(vector: Ints, session: Ints, vectors: int) -> LeaveOutMask:
-    """mask[i, j]: every session with vector j has vector i too, so that leaving out the sessions of i leaves out j.
+    """mask[i, j]: every session with vector j has vector i too, so that leaving out the sessions of i leaves
+    out j.
 
     The pairs say that `session[k]` has `vector[k]`; a negative vector is none of these.
     """
@@ -212,8 +218,8 @@ def _mean_totals(vectors: CountVectors, known: CountVectors, nearest: Ints) -> F
 def _tables(vectors: CountVectors, known: CountVectors, a: Floats, b: Floats) -> Iterator[tuple[int, Floats]]:
     """Distances of some rows of `vectors` at a time: (first row, (rows, known)).
 
-    `a` and `b` are weighted values of the cells. |a - b| is a + b - 2 min(a, b), and min is 0 if one of the two lacks
-    the event: so only common events are compared, one event at a time.
+    `a` and `b` are weighted values of the cells. |a - b| is a + b - 2 min(a, b), and min is 0 if one of the
+    two lacks the event: so only common events are compared, one event at a time.
     """
     sums_a = np.bincount(vectors.row, weights=a, minlength=vectors.rows)
     sums_b = np.bincount(known.row, weights=b, minlength=known.rows)
@@ -273,7 +279,9 @@ def _all_nearest(vectors: CountVectors, weights: Floats, mask: LeaveOutMask) -> 
 
 
 def _differences(vectors: CountVectors, rows: Ints, others: Ints, events: Ints) -> Floats:
-    """|difference| of logarithmic counts per event, summed over rows; equally near others share their row's weight."""
+    """|difference| of logarithmic counts per event, summed over rows; equally near others share their row's
+    weight.
+    """
     places = np.searchsorted(events, vectors.event)
     dense = np.zeros((vectors.rows, len(events)))
     dense[vectors.row, places] = np.log2(1.0 + vectors.n)

@@ -1,7 +1,7 @@
 """Session histories: the events of sessions before a gap.
 
-A normal session may go on hours after a gap. Its later events are then judged together with its history. A history
-expires after KEEP_S; a later event of the same key starts another session. Pure.
+A normal session may go on hours after a gap. Its later events are then judged together with its history. A
+history expires after KEEP_S; a later event of the same key starts another session. Pure.
 """
 
 from typing import Annotated, Final

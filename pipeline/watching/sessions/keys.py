@@ -1,11 +1,11 @@
 """Session keys: the id of a block, a trace or a request in the text of a record.
 
-A record's key is the first match of the user's patterns, then of KEY_PATTERNS, in its own text alone. So the key depends
-on nothing around the record, and a workload keeps its sort of key while it writes the same lines. Ids that outlive a
-session are never taken by themselves: pods, processes, threads, users.
+A record's key is the first match of the user's patterns, then of KEY_PATTERNS, in its own text alone. So the
+key depends on nothing around the record, and a workload keeps its sort of key while it writes the same lines.
+Ids that outlive a session are never taken by themselves: pods, processes, threads, users.
 
-Runs on columns, in Rust, in time linear in the text (its regular expressions do not backtrack). A cheap hint tells which
-records may hold a key at all.
+Runs on columns, in Rust, in time linear in the text (its regular expressions do not backtrack). A cheap hint
+tells which records may hold a key at all.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,8 @@ MAX_KEY: Final = 80  # characters
 _MAX_PATTERN: Final = 2_000
 _HEX: Final = "[0-9a-fA-F]"
 _UUID: Final = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
-_IS: Final = (
-    r"""["']?[ \t]*[=:][ \t]*["']?"""  # between name and value, with the quotes of JSON and of key="value"
-)
+# Between name and value, with the quotes of JSON and of key="value".
+_IS: Final = r"""["']?[ \t]*[=:][ \t]*["']?"""
 _META: Final = frozenset(r"\.+*?()|[]{}^$")  # make a text a pattern
 _NAMES: Final = "request|req|correlation|transaction|txn|operation|execution|job|session"
 
@@ -70,7 +69,8 @@ KEY_PATTERNS: Final = (
     KeyPattern(name="request", hint="req-", pattern=f"(req-{_UUID})"),
     KeyPattern(
         name="request",
-        hint="equest|EQUEST|[Rr]eq[_.-]?[Ii]|orrelation|ORRELATION|ransaction|RANSACTION|txn|TXN|peration|xecution|[Jj]ob[_.-]?[Ii]|ession|ESSION",
+        hint="equest|EQUEST|[Rr]eq[_.-]?[Ii]|orrelation|ORRELATION|ransaction|RANSACTION|txn|TXN|peration|xecution"
+        "|[Jj]ob[_.-]?[Ii]|ession|ESSION",
         pattern=rf"(?i)(?:{_NAMES})[_.-]?id{_IS}([0-9A-Za-z][0-9A-Za-z._:/-]{{3,79}})",
     ),
     KeyPattern(name="uuid", hint="-[0-9a-fA-F]{4}-[1-7][0-9a-fA-F]{3}-[89abAB]", pattern=f"({_UUID})"),
@@ -81,12 +81,13 @@ _HINTS: Final = "|".join(kind.hint for kind in KEY_PATTERNS)
 
 
 def user_patterns(patterns: Sequence[str]) -> tuple[KeyPattern, ...]:
-    """The setting `session_keys`. Raises BadSetting unless each is a Rust regular expression with one group."""
+    """The setting `session_keys`. Raises BadSetting unless each is a Rust pattern with one group."""
     return tuple(_checked(pattern) for pattern in patterns)
 
 
 def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Series:
-    """The session key of each record (String, "session"), null without one; `patterns` of the user come first.
+    """The session key of each record (String, "session"), null without one; `patterns` of the user come
+    first.
 
     `frame` has `raw`, `message`, or both: only `raw` has the header.
     """
@@ -138,7 +139,7 @@ def _checked(pattern: str) -> KeyPattern:
         raise BadSetting(f"session_keys {shown!r} is empty or longer than {_MAX_PATTERN:,} characters")
     if "," in pattern:  # settings travel to other processes as one text
         raise BadSetting(
-            f"session_keys {shown!r} has a comma, which parts one pattern from the next; write \\x2c, and + for {{3,}}"
+            f"session_keys {shown!r} has a comma, which separates patterns; write \\x2c, and + for {{3,}}"
         )
     try:
         # The empty alternative in front makes the number of groups independent of any text.

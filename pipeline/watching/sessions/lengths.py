@@ -18,7 +18,9 @@ def length_excess(lengths: Ints, known: tuple[int, int]) -> Floats:
 
 
 def fit_length_tail(seen: Prefixes) -> ExponentialTail:
-    """Leave out all sessions with a prefix of one length: only the shortest and the longest length change the range."""
+    """Leave out all sessions with a prefix of one length: only the shortest and the longest length change the
+    range.
+    """
     lengths = seen.lengths()[seen.prefix]
     excesses, sessions = [], []
     for edge in sorted({int(lengths.min()), int(lengths.max())}):

@@ -1,4 +1,5 @@
-"""The session model: finds sessions that go wrong although each of their lines is known. One model per workload.
+"""The session model: finds sessions that go wrong although each of their lines is known. One model per
+workload.
 
     session = template ids in order --> count vector, length, transitions --a p-value each--> one verdict
 
@@ -8,15 +9,15 @@ Each of three rules gives a score, 0 for a session like those of training, and a
 * length: powers of two outside the range of lengths in training (`lengths.py`);
 * order: weight of unseen transitions (`transitions.py`), less those that differing counts explain.
 
-A p-value is the share of normal sessions that would score at least as high. It comes from sessions of training, scored
-with all equal ones left out: the chance of a positive score (Good-Turing: a vector, length or transition never seen)
-times a tail. The tail is empirical for counts, over left-out vectors that share half of their events with another. It
-is exponential for length and order, because only a handful of left-out sessions score at all. The session's p-value is
-the smallest of the three times 3 (Bonferroni); the session is anomalous at or below `level`. If training is too small
-for this level, counts decide at 1/(sessions + 1).
+A p-value is the share of normal sessions that would score at least as high. It comes from sessions of
+training, scored with all equal ones left out: the chance of a positive score (Good-Turing: a vector, length
+or transition never seen) times a tail. The tail is empirical for counts, over left-out vectors that share
+half of their events with another. It is exponential for length and order, because only a handful of left-out
+sessions score at all. The session's p-value is the smallest of the three times 3 (Bonferroni); the session is
+anomalous at or below `level`. If training is too small for this level, counts decide at 1/(sessions + 1).
 
-Example. 1,000 sessions of training: 400 times 1 2 3 9, 300 times 1 2 3 2 3 9, 200 times 1 2 3 4 5 9 and 100 times
-1 2 3 2 3 4 5 9. The session 1 2 3 4 4 4 5 9 is judged:
+Example. 1,000 sessions of training: 400 times 1 2 3 9, 300 times 1 2 3 2 3 9, 200 times 1 2 3 4 5 9 and 100
+times 1 2 3 2 3 4 5 9. The session 1 2 3 4 4 4 5 9 is judged:
 
     counts  the nearest vector has 4 once. Event 4 is constant in training, so it weighs 1.79:
             score 1.79 x |log2(1 + 3) - log2(1 + 1)| / 7 events = 0.256
@@ -26,9 +27,9 @@ Example. 1,000 sessions of training: 400 times 1 2 3 9, 300 times 1 2 3 2 3 9, 2
     order   "4 after 4" is unseen, but two more of 4 explain up to four unseen transitions: score 0, p = 1
     verdict p = 3 x 0.000001 <= 0.0005: anomalous, because of `session-counts:4 3/1`
 
-A session may go on after a gap. It is then judged with everything before the gap, so a stateful model is trained on the
-*prefixes* of sessions (`prefixes.py`). Leaving out a vector leaves out all sessions with a prefix of this vector, unless
-those are most sessions. Chances count sessions, however many prefixes each has.
+A session may go on after a gap. It is then judged with everything before the gap, so a stateful model is
+trained on the *prefixes* of sessions (`prefixes.py`). Leaving out a vector leaves out all sessions with a
+prefix of this vector, unless those are most sessions. Chances count sessions, however many prefixes each has.
 
 Pure: learning and judging mutate nothing, need numpy only, and do not depend on the order of sessions.
 """
@@ -69,12 +70,11 @@ Ints = npt.NDArray[np.int64]
 
 LEVEL: Final = 0.0005  # of normal sessions: one in 2,000
 MAX_VECTORS: Final = 1_000  # a table of 1,000 x 1,000 distances takes a fifth of a second
-MAX_TRANSITIONS: Final = (
-    200_000  # with more, no transition can be told from normal ones, so every order is normal
-)
+# With more, no transition can be told from normal ones, so every order is normal.
+MAX_TRANSITIONS: Final = 200_000
 _RULES: Final = 3
-# Unlabelled sessions: the most frequent vectors are normal up to this share of sessions, if there are a few of them, and
-# one session in ten may be odd. At 0.9 the result hung on the last one of the common vectors.
+# Unlabelled sessions: the most frequent vectors are normal up to this share of sessions, if there are a few
+# of them, and one session in ten may be odd. At 0.9 the result hung on the last one of the common vectors.
 _COMMON_SHARE: Final = 0.85
 _MIN_COMMON: Final = 5
 _ODD_SHARE: Final = 0.1
@@ -85,9 +85,9 @@ _NUMBER: Final = msgspec.Meta(ge=0, lt=1 << 62)
 class SessionVerdict:
     """The answer for one session. `score` 0..1, above 0.5 when anomalous; `p_value` in (0, 1].
 
-    `reasons`, heaviest first: `session-event:17` (template 17 is in no session of training), `session-counts:17 2/3`
-    (twice, where the nearest count vector has it three times), `session-length:43/13-42`, `session-order:17 after 9`.
-    `cause` is short and equal for equal faults.
+    `reasons`, heaviest first: `session-event:17` (template 17 is in no session of training),
+    `session-counts:17 2/3` (twice, where the nearest count vector has it three times),
+    `session-length:43/13-42`, `session-order:17 after 9`. `cause` is short and equal for equal faults.
     """
 
     anomalous: bool
@@ -153,9 +153,11 @@ class SessionModel:
 
     @classmethod
     def fit(cls, sessions: Iterable[Sequence[int]], *, trusted: bool = True, level: float = LEVEL) -> Self:
-        """From normal sessions without gaps, template ids in order; equal ones may repeat. Raises ValueError without any.
+        """From normal sessions without gaps, template ids in order; equal ones may repeat. Raises ValueError
+        without any.
 
-        `trusted=False`: no user vouches that these are normal, so sessions unlike the common ones are not learnt.
+        `trusted=False`: no user vouches that these are normal, so sessions unlike the common ones are not
+        learnt.
         """
         return cls.fit_segments(([session] for session in sessions), trusted=trusted, level=level)
 
@@ -163,8 +165,9 @@ class SessionModel:
     def fit_segments(
         cls, sessions: Iterable[Sequence[Sequence[int]]], *, trusted: bool = True, level: float = LEVEL
     ) -> Self:
-        """As `fit`, from sessions given as their segments between gaps. If most sessions reset at gaps, each segment is a
-        session of its own."""
+        """As `fit`, from sessions given as their segments between gaps. If most sessions reset at gaps, each
+        segment is a session of its own.
+        """
         counted = Counter(map(with_gaps, sessions))
         seen = most_frequent(separate(counted) if reset_at_gaps(counted) else counted)
         if not seen:
@@ -285,7 +288,9 @@ class SessionModel:
         return reasons, reason(found[0][0], found[0][2])
 
     def _explain_counts(self, scored: _Scored, row: int) -> list[tuple[Reason, str, str]]:
-        """The events behind a distance: unknown ones, and known ones with other counts; the heavier group first."""
+        """The events behind a distance: unknown ones, and known ones with other counts; the heavier group
+        first.
+        """
         differences = self.vocabulary.differences(scored.vectors, row, int(scored.nearest[row]))
         known = self.vocabulary.known(np.array([event for event, *_ in differences])).tolist()
         found = []
@@ -365,8 +370,9 @@ def _ints(blob: bytes) -> Ints:
 
 
 def _fit_counts(seen: Prefixes, vectors: CountVectors) -> tuple[VectorVocabulary, EmpiricalTail, Ints]:
-    """The vocabulary of the prefixes' vectors, the tail of left-out distances, and the nearest vector of each prefix when
-    its session is left out (-1: its own)."""
+    """The vocabulary of the prefixes' vectors, the tail of left-out distances, and the nearest vector of each
+    prefix when its session is left out (-1: its own).
+    """
     first, vector_of = factorize(vectors.keys())
     had, by = unique_pairs(vector_of[seen.prefix], seen.session)
     sessions = np.bincount(had, weights=seen.times[by], minlength=len(first)).astype(np.int64)
@@ -391,8 +397,8 @@ def _fit_counts(seen: Prefixes, vectors: CountVectors) -> tuple[VectorVocabulary
 
 
 def _without_odd(seen: list[tuple[SessionWithGaps, int]]) -> list[tuple[SessionWithGaps, int]]:
-    """Unlabelled sessions without the odd ones: an odd session has an event that no common one has, or is farther from
-    the common vectors than these are from each other. Prefixes do not count here.
+    """Unlabelled sessions without the odd ones: an odd session has an event that no common one has, or is
+    farther from the common vectors than these are from each other. Prefixes do not count here.
 
     Returns all sessions if more than a few are odd, or if very few or far too many vectors are common.
     """

@@ -1,16 +1,17 @@
 """Open sessions: the events of one session key of one workload, until no more are expected.
 
-Batches arrive out of order and event times jump, so an open session collects events in any order. When it closes, its
-events are sorted and cut at gaps. So the verdict does not depend on how lines were cut into batches, nor on the order
-in which batches were stored.
+Batches arrive out of order and event times jump, so an open session collects events in any order. When it
+closes, its events are sorted and cut at gaps. So the verdict does not depend on how lines were cut into
+batches, nor on the order in which batches were stored.
 
-Closing follows the clock of batch acceptance: a session closes a session timeout (or longer: `session_open_s`) and a
-grace after the newest of its batches. Every batch of its lane that was accepted before then has to be stored. A stream's
-event times follow this clock; a file that is read at a thousand times its speed keeps its sessions open a little longer.
+Closing follows the clock of batch acceptance: a session closes a session timeout (or longer:
+`session_open_s`) and a grace after the newest of its batches. Every batch of its lane that was accepted
+before then has to be stored. A stream's event times follow this clock; a file that is read at a thousand
+times its speed keeps its sessions open a little longer.
 
-A closed session may go on after a gap. Under a stateful session model its events become its history (`history.py`), and
-later events within a day are judged together with the history. A session with very many gaps is judged at some of them,
-and always at the last.
+A closed session may go on after a gap. Under a stateful session model its events become its history
+(`history.py`), and later events within a day are judged together with the history. A session with very many
+gaps is judged at some of them, and always at the last.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -92,7 +93,9 @@ _Steps = Annotated[list[int], msgspec.Meta(max_length=MAX_SESSION_EVENTS)]
 
 
 class _SessionWire(msgspec.Struct, frozen=True, array_like=True):
-    """Wire form of an OpenSession. Steps are differences to the value before: one or two bytes instead of nine."""
+    """Wire form of an OpenSession. Steps are differences to the value before: one or two bytes instead of
+    nine.
+    """
 
     source: str
     lane: Lane
@@ -153,12 +156,13 @@ class OpenSession:
     ) -> Iterator[Segment]:
         """Its events in order of time, cut at gaps longer than the timeout.
 
-        `stateful`: each segment has the history of all before it, starting with `history`, until a gap of a day; very
-        many segments are thinned out. `lost`: if there is no history, one may have been dropped.
+        `stateful`: each segment has the history of all before it, starting with `history`, until a gap of a
+        day; very many segments are thinned out. `lost`: if there is no history, one may have been dropped.
         """
         # In order of lines at equal times: a second is a long time.
         events = sorted(zip(self.at_ms, self.lines, self.templates, strict=True))
-        # An older log may have the same keys, so events a day before a history belong to it as little as later ones.
+        # An older log may have the same keys, so events a day before a history belong to it as little as
+        # later ones.
         if history and events and abs(events[0][0] - history.until_ms) > KEEP_MS:
             history, lost = None, False
         at_ms = [at for at, _, _ in events]
@@ -230,7 +234,8 @@ def _gaps(times: Sequence[int], longer_than_ms: int) -> list[int]:
 
 
 def _thinned_out(times: Sequence[int], ends: Sequence[int], *, before: int) -> list[int]:
-    """The gaps at which a session is judged with everything before them, `before` events of a history included.
+    """The gaps at which a session is judged with everything before them, `before` events of a history
+    included.
 
     After a gap of a day another session begins.
     """

@@ -1,7 +1,8 @@
 """Sessions before anything is learnt from them: normalised, counted, cut into prefixes.
 
-A session is a tuple of template ids in order. A session gap is a silence longer than the session timeout. A *prefix* is
-the beginning of a session up to a gap, or the whole session: the parts of a session that the watcher judges.
+A session is a tuple of template ids in order. A session gap is a silence longer than the session timeout. A
+*prefix* is the beginning of a session up to a gap, or the whole session: the parts of a session that the
+watcher judges.
 """
 
 from collections import Counter
@@ -17,11 +18,11 @@ Ints = npt.NDArray[np.int64]
 
 MAX_EVENTS: Final = 2_000  # of a session, as of an open one. HDFS's longest has 298
 MAX_DISTINCT: Final = 20_000  # distinct prefixes, of the most frequent sessions first
-# Events in these: 2,000 gaps in a session of 2,000 events make prefixes of 2,000,000 events. At least as many as
-# training reads (sampling.MAX_SAMPLED), so that sessions without gaps are all learnt.
+# Events in these: 2,000 gaps in a session of 2,000 events make prefixes of 2,000,000 events. At least as many
+# as training reads (sampling.MAX_SAMPLED), so that sessions without gaps are all learnt.
 MAX_PREFIX_EVENTS: Final = 3_000_000
-# Events in the prefixes of one session; without it 2,000 gaps cost as much as 1,000 sessions of that length. A session
-# with a gap after each of its 200 events keeps all prefixes.
+# Events in the prefixes of one session; without it 2,000 gaps cost as much as 1,000 sessions of that length.
+# A session with a gap after each of its 200 events keeps all prefixes.
 MAX_SESSION_PREFIX_EVENTS: Final = 20_000
 _MAX_MISSES: Final = 1_000  # sessions without room, after which no further session is tried
 _UNKNOWN: Final = 0  # stands for every id that is no template's: unclassified lines, ids of one sample alone
@@ -45,7 +46,9 @@ def normalise(session: Sequence[int]) -> tuple[int, ...]:
 
 
 def thin_out(lengths: Sequence[int]) -> Sequence[int]:
-    """Of ascending prefix lengths as many, evenly spaced, as have MAX_SESSION_PREFIX_EVENTS events; always the last."""
+    """Of ascending prefix lengths as many, evenly spaced, as have MAX_SESSION_PREFIX_EVENTS events; always
+    the last.
+    """
     if sum(lengths) <= MAX_SESSION_PREFIX_EVENTS:
         return lengths
     count = max(1, MAX_SESSION_PREFIX_EVENTS // lengths[-1])
@@ -101,7 +104,9 @@ class Prefixes:
 
 
 def reset_at_gaps(counted: Mapping[SessionWithGaps, int]) -> bool:
-    """Whether most segments after a gap have the counts of a first segment: the key is reused for a new session."""
+    """Whether most segments after a gap have the counts of a first segment: the key is reused for a new
+    session.
+    """
     if all(len(lengths) == 1 for _, lengths in counted):
         return False
     first: set[frozenset[tuple[int, int]]] = set()
@@ -126,7 +131,8 @@ def separate(counted: Mapping[SessionWithGaps, int]) -> Counter[SessionWithGaps]
 
 
 def most_frequent(counted: Mapping[SessionWithGaps, int]) -> list[tuple[SessionWithGaps, int]]:
-    """Non-empty sessions, most frequent first, then by their ids, within MAX_DISTINCT and MAX_PREFIX_EVENTS; at least one.
+    """Non-empty sessions, most frequent first, then by their ids, within MAX_DISTINCT and MAX_PREFIX_EVENTS;
+    at least one.
 
     A session without room does not keep out a smaller one after it.
     """
@@ -154,7 +160,9 @@ def unique_pairs(a: Ints, b: Ints) -> tuple[Ints, Ints]:
 
 
 def factorize(keys: Sequence[bytes]) -> tuple[list[int], Ints]:
-    """(index of the first occurrence of each distinct key, number of the distinct key of each key), as in pandas."""
+    """(index of the first occurrence of each distinct key, number of the distinct key of each key), as in
+    pandas.
+    """
     known: dict[bytes, int] = {}
     codes = np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
     return np.unique(codes, return_index=True)[1].tolist(), codes

@@ -3,8 +3,9 @@
     pages of records --session key (keys.py)--> events --past the limit: a hash of the key draws whole sessions-->
     sorted, cut into segments at gaps, unfit sessions left out --> SessionModel (model.py) per workload
 
-A session is in the sample whole or not at all. The same pages in the same order give the same sample. As in the watcher,
-a session has a gap after `timeout_s` without an event, and goes on with later events within KEEP_S.
+A session is in the sample whole or not at all. The same pages in the same order give the same sample. As in
+the watcher, a session has a gap after `timeout_s` without an event, and goes on with later events within
+KEEP_S.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ _EVENTS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSessions:
-    """The sessions of one workload, each as its segments in order of time, and the numbers of those left out."""
+    """The sessions of one workload, each as its segments in order of time, and the numbers left out."""
 
     segments: list[tuple[tuple[int, ...], ...]]
     bad: int  # sessions with an anomalous line
@@ -43,8 +44,8 @@ class SampledSessions:
 class SessionSampler:
     """Takes in pages of records. Not thread-safe.
 
-    `spotless`: the records are results, which no user called normal. Sessions with an anomalous line are left out. So
-    are a few that are unlike the common ones: lines from before the first model were never judged.
+    `spotless`: the records are results, which no user called normal. Sessions with an anomalous line are left
+    out. So are a few that are unlike the common ones: lines from before the first model were never judged.
     """
 
     def __init__(

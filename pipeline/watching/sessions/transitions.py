@@ -1,9 +1,9 @@
 """Transitions of sessions: pairs of consecutive events, the start and the end of a session included.
 
-An unseen transition weighs -log of the greater of two chances: that something unseen follows its first event, and that
-something unseen precedes its second event (Witten and Bell 1991: distinct successors to all successors). So it weighs
-next to nothing beside events of any order, rare events, and events that training has not seen: the rule of counts
-reports the latter.
+An unseen transition weighs -log of the greater of two chances: that something unseen follows its first event,
+and that something unseen precedes its second event (Witten and Bell 1991: distinct successors to all
+successors). So it weighs next to nothing beside events of any order, rare events, and events that training
+has not seen: the rule of counts reports the latter.
 
 Events are template ids, 0 and up.
 """
@@ -108,8 +108,9 @@ class Transitions:
         return np.asarray(-np.log(np.maximum(after, before)))
 
     def _chance(self, events: Ints, side: int, left_out: int) -> Floats:
-        """Witten-Bell chance of an unseen successor (side 0) or predecessor (side 1) of each event, without `left_out`
-        transitions that were seen once."""
+        """Witten-Bell chance of an unseen successor (side 0) or predecessor (side 1) of each event, without
+        `left_out` transitions that were seen once.
+        """
         known, at = np.unique(self.pairs[:, side], return_inverse=True)
         if not len(known):
             return np.ones(len(events))
@@ -124,7 +125,8 @@ class Transitions:
 def explained_by_counts(
     vocabulary: VectorVocabulary, vectors: CountVectors, nearest: Ints, unseen: UnseenTransitions
 ) -> Ints:
-    """Per session: the number of unseen transitions that its difference in counts to its nearest vector may cause.
+    """Per session: the number of unseen transitions that its difference in counts to its nearest vector may
+    cause.
 
     `nearest` is -1 for a session that has its nearest vector's counts.
     """
