@@ -1,11 +1,10 @@
-"""`logweir dead | results`: what is stored, what could not be, and the few things to do about it."""
+"""`logweir dead list | show | retry | discard`: batches that could not be processed."""
 
 import argparse
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from pipeline.commands.common import out, print_json, printable, reached, redis_explained, settings_of
-from pipeline.commands.results import PAGE, _results
 from pipeline.errors import BadInput, BadPayload, TooNew
 from pipeline.ledger.batches import DeadLetter
 from pipeline.ledger.ledger import Ledger
@@ -14,12 +13,11 @@ from pipeline.settings import Settings
 from pipeline.sources.pushed import framed
 from pipeline.units import plural
 
+PAGE: Final = 100  # batches listed at once
+
 
 def main(args: argparse.Namespace) -> int:
-    settings = settings_of(args)
-    if args.verb == "results":
-        return _results(args, settings)
-    settings = reached(settings)
+    settings = reached(settings_of(args))
     with redis_explained():
         return _dead(args, settings)
 

@@ -48,7 +48,7 @@ REMEDY: Final = "`logweir status` says more, `logweir stop --now` ends the stack
 
 
 def main(args: argparse.Namespace) -> int:
-    return _stop(args) if args.action == "stop" else _drain(args)
+    return _stop(args) if args.verb == "stop" else _drain(args)
 
 
 def _drain(args: argparse.Namespace) -> int:

@@ -1,25 +1,23 @@
-"""The verb `results`: stored lines."""
+"""`logweir results`: stored lines, the newest at the end."""
 
 import argparse
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Final
 
 import polars as pl
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.common import cell, out, print_json, printable
+from pipeline.commands.common import cell, out, print_json, printable, settings_of
 from pipeline.records.batch import utc_now
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.results import readable
 from pipeline.units import ago, chance
 
-PAGE: Final = 100  # dead batches shown at once
 
-
-def _results(args: argparse.Namespace, settings: Settings) -> int:
+def main(args: argparse.Namespace) -> int:
+    settings = settings_of(args)
     rows = _stored(args, settings)
     if args.json:
         print_json(rows.to_dicts())

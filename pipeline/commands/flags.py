@@ -1,0 +1,221 @@
+"""The flags of each verb, one function a verb; `pipeline/cli.py` lists the verbs.
+
+The module imports nothing heavy, because every command line builds all flags.
+"""
+
+import argparse
+from pathlib import Path
+
+
+def common() -> argparse.ArgumentParser:
+    """The flags of every verb."""
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML; see docs/settings.md")
+    flags.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), help="of the program itself"
+    )
+    flags.add_argument("--json", action="store_true", help="print facts as JSON on standard output")
+    return flags
+
+
+def data_dir() -> argparse.ArgumentParser:
+    """The flag of every verb except `run`, which keeps its data below --out."""
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="data of the embedded stack (logweir-data)"
+    )
+    return flags
+
+
+def run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="log files; globs, .gz and .zst are fine, - is standard input",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("logweir-out"), metavar="DIR", help="where results go (logweir-out)"
+    )
+    parser.add_argument(
+        "--baseline",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="logs of good times to learn from; may be given again; default: learn from FILE itself",
+    )
+    parser.add_argument("--workload", metavar="NAME", help="whose logs these are; default: each file's name")
+    parser.add_argument(
+        "--report", type=Path, metavar="HTML", help="where the HTML report goes (DIR/report.html)"
+    )
+    parser.add_argument(
+        "--limit", type=_positive, default=20, metavar="N", help="findings shown in the terminal (20)"
+    )
+    _time_zone(parser)
+    parser.add_argument(
+        "--masks", type=Path, action="append", metavar="FILE", help="more masks; may be given again"
+    )
+
+
+def health(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="",
+        metavar="NAME|ROLE",
+        help="default: all there should be; NAME@ is on this machine",
+    )
+    parser.add_argument(
+        "--ready", action="store_true", help="it also has to answer under the live model version"
+    )
+
+
+def drain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--undo", action="store_true", help="take lines in again")
+    _timeout(parser)
+
+
+def stop(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--now", action="store_true", help="without draining: the next `logweir up` goes on with it"
+    )
+    _timeout(parser)
+
+
+def send(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", metavar="FILE", help="log files, or - for standard input")
+    parser.add_argument(
+        "--opensearch",
+        metavar="INDEX",
+        help="documents of these indices of OPENSEARCH_URL instead, app-logs-*",
+    )
+    parser.add_argument("--workload", metavar="NAME", help="whose logs these are; default: each file's name")
+    parser.add_argument(
+        "--follow", "-f", action="store_true", help="go on with what is appended, through rotations"
+    )
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="return when everything sent is stored; fail if some of it cannot be",
+    )
+    parser.add_argument(
+        "--backfill",
+        action=argparse.BooleanOptionalAction,
+        help="these lines wait behind fresh ones, or never do; by default those do whose times are older than "
+        "an hour",
+    )
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="these lines are known good times: the next training learns from them, nothing judges them",
+    )
+    _time_zone(parser)
+
+
+def watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("add", "remove", "list"))
+    parser.add_argument(
+        "pattern",
+        nargs="*",
+        metavar="WORKLOAD",
+        help="cluster/namespace/deployment, with * and ? as wildcards",
+    )
+
+
+def train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workload", action="append", metavar="NAME", help="only this one, or a pattern; may be given again"
+    )
+    parser.add_argument("--since", metavar="WHEN", help="only lines of the last 15m, 1h, 7d, or since a time")
+    parser.add_argument("--until", metavar="WHEN", help="only lines before that")
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        metavar="WORD",
+        help="leave out lines with this word; may be given again",
+    )
+    parser.add_argument("--no-wait", action="store_true", help="ask for it and return")
+    parser.add_argument("--list", action="store_true", help="show trainings that wait, run or ran")
+    parser.add_argument(
+        "--cancel", nargs="?", const="", metavar="TRAINING", help="stop this one, or the one that runs"
+    )
+
+
+def mark(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "pattern",
+        nargs="?",
+        metavar="PATTERN",
+        help="a pattern id (`results --json`), a template as T17, or the text of a line; - reads that from "
+        "standard input; T-5 as `incidents ID` shows it is a finding in sessions or rates",
+    )
+    parser.add_argument("state", nargs="?", choices=("normal", "anomalous"), help="what its lines are")
+    parser.add_argument(
+        "--for", metavar="SPAN", help="only for the next 90s, 15m, 1h, 7d; default: until revoked"
+    )
+    parser.add_argument("--workload", metavar="NAME", help="only the lines of this workload")
+    parser.add_argument("--why", metavar="TEXT", help="kept with the mark")
+    parser.add_argument("--list", action="store_true", help="show the marks, and those that ran out lately")
+    parser.add_argument(
+        "--revoke", metavar="PATTERN", help="take a mark back: the model's answer counts again"
+    )
+
+
+def models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "show", "promote", "rollback"))
+    parser.add_argument("version", nargs="?", help="for show (default: the live one) and promote")
+    parser.add_argument(
+        "--model",
+        default="shared",
+        metavar="WORKLOAD",
+        help="for rollback: a workload with its own model (shared)",
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="for promote and rollback: kept with the version")
+
+
+def dead(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "show", "retry", "discard"))
+    parser.add_argument("batch", nargs="*", metavar="BATCH", help="batch ids; 'all' for every one")
+    parser.add_argument(
+        "--limit", type=_positive, metavar="N", help="for list: the newest N batches (100; --json: all)"
+    )
+
+
+def incidents(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("incident", nargs="?", metavar="ID", help="one of them, with its causes and samples")
+    parser.add_argument("--open", action="store_true", help="only those that still go on")
+    parser.add_argument(
+        "--since", metavar="SPAN", help="only those that went on in the last 90s, 15m, 1h, 7d"
+    )
+
+
+def results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--since", metavar="SPAN", help="only the last 90s, 15m, 1h, 7d")
+    parser.add_argument("--anomalous", action="store_true", help="only anomalous lines")
+    parser.add_argument("--workload", metavar="NAME", help="only this workload")
+    parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
+
+
+def _time_zone(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--time-zone", metavar="ZONE", help="IANA zone of times without offset (UTC)")
+
+
+def _timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="give up waiting after so many seconds")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
