@@ -241,13 +241,13 @@ def _documents(inputs: Sequence[bytes]) -> None:
 def _taken(sources: dict[str, dict[str, object]]) -> None:
     """As records to score."""
     documents = [
-        docs.Document(index="logs", id=i, number=docs.number_of("logs", i), seq=1, source=source)
+        docs.SourceDocument(index="logs", id=i, number=docs.document_number("logs", i), seq=1, source=source)
         for i, source in sources.items()
     ]
-    if not all(docs.workload_of(document, LAYOUT) for document in documents):
+    if not all(docs.document_workload(document, LAYOUT) for document in documents):
         raise AssertionError("a document has no workload")
     messages = [docs.message_of(d.source, LAYOUT) or docs.text_of(d.source) or "" for d in documents]
-    records = docs.records_of(documents, messages, LAYOUT, arrived=NOW, zone="UTC")
+    records = docs.document_records(documents, messages, LAYOUT, arrived=NOW, zone="UTC")
     whole = records.group_by("line").agg(pl.col("raw").str.join(""), pl.col("lines").sum())
     seen = {number: (raw, lines) for number, raw, lines in whole.iter_rows()}
     for document, message in zip(documents, messages, strict=True):

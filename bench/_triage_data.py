@@ -205,7 +205,7 @@ def recorded(masks: MaskSet, folder: Path = SAMPLES) -> pl.DataFrame:
     frames: list[pl.DataFrame] = []
     for path in sorted(folder.glob("*/*.log.zst")):
         healthy = path.parent.name == "baseline"
-        frame = prepared(pl.concat([chunk.records for chunk in files.read(path)]), masks)
+        frame = prepared(pl.concat([chunk.records for chunk in files.read_file(path)]), masks)
         here = places.filter(pl.col("file") == ("" if healthy else path.name.removesuffix(".zst")))
         spans = frame.select("line", "lines").join_where(
             here, pl.col("at") >= pl.col("line"), pl.col("at") < pl.col("line") + pl.col("lines")

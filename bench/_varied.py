@@ -47,7 +47,7 @@ def varied(path: Path, cycle: int) -> Iterator[str]:
     ]
     table = str.maketrans(_DIGITS + _LETTERS, "".join(other))
     arrived = datetime.now(UTC)
-    for chunk in files.read(path):
+    for chunk in files.read_file(path):
         parsed = formats.parse(chunk.records, chunk.formats, arrived=arrived, zone="UTC")
         for raw, message in pl.DataFrame({"raw": chunk.records["raw"], "m": parsed["message"]}).iter_rows():
             head = raw.removesuffix(message) if message else raw

@@ -213,7 +213,7 @@ class _Sample:
 def _messages(path: Path, *, every: int, most: int | None = None) -> tuple[list[str], int]:
     found: list[str] = []
     lines = at = 0
-    for chunk in files.read(path):
+    for chunk in files.read_file(path):
         chosen = chunk.records.gather_every(every, at) if at < chunk.records.height else chunk.records.head(0)
         parsed = formats.parse(chosen, chunk.formats, arrived=datetime.now(UTC), zone="UTC")
         at = (at - chunk.records.height) % every

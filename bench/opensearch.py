@@ -28,7 +28,7 @@ from bench._running import scratch
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import SinkUnavailable
 from pipeline.opensearch import scan
-from pipeline.opensearch.client import connect
+from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import indices
 from pipeline.opensearch.training import learn_pages
 from pipeline.records.query import Query
@@ -56,7 +56,7 @@ def measure(data: Path) -> dict[str, Any]:
     documents = int(os.environ.get("BENCH_DOCUMENTS", DOCUMENTS))
     with scratch() as folder, _server(data, folder) as server:
         settings = Settings(opensearch_url=server.url, opensearch_prefix=f"logweir-bench{os.getpid()}")
-        client = connect(settings)
+        client = opensearch_client(settings)
         try:
             written = _write(settings, server, _batches(data, documents))
             client.indices.refresh(index=indices(settings))

@@ -217,7 +217,7 @@ def _latest(batch: Batch) -> object:
     return None if times.has_nulls() else times.max()
 
 
-def workload_of(path: Path) -> str:
+def workload_of_file(path: Path) -> str:
     """A file's workload when none is given: its name without endings that only say how it is stored."""
     name = ROTATED.sub("", path.name)
     for ending in (".gz", ".zst", ".log", ".txt", ".jsonl", ".json"):

@@ -12,7 +12,7 @@ from typing import Self
 import psutil
 import pytest
 
-from pipeline.opensearch.client import connect
+from pipeline.opensearch.client import opensearch_client
 from pipeline.settings import Settings
 
 STARTER = Path(__file__).resolve().parent.parent.parent / "shared" / "opensearch" / "start"
@@ -93,7 +93,7 @@ class Node:
 
 def forget(settings: Settings) -> None:
     """Remove the indices and index templates under the settings' prefix."""
-    client = connect(settings)
+    client = opensearch_client(settings)
     client.indices.delete(index=f"{settings.opensearch.prefix}-*")
     found = client.indices.get_index_template(params={"filter_path": "index_templates.name"})
     for template in (found or {}).get("index_templates", []):

@@ -210,7 +210,7 @@ def _stack_checks(settings: Settings) -> list[dict[str, Any]]:
 
 def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
     """Whether the server lets us write results, and read logs as the stack would; nothing there is changed."""
-    from pipeline.opensearch.client import connect
+    from pipeline.opensearch.client import opensearch_client
     from pipeline.sinks.opensearch import OpenSearchSink
     from pipeline.sources.opensearch import Poller
 
@@ -223,7 +223,7 @@ def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
             found.append({"what": what, "ok": False, "found": str(exc)})
 
     def source() -> str:
-        pieces = Poller(connect(settings, reading=True), settings).poll(None)
+        pieces = Poller(opensearch_client(settings, reading=True), settings).poll(None)
         first = next(pieces, None)
         pieces.close()  # type: ignore[attr-defined] # a generator: gives its point in time back now
         return f"{settings.opensearch.source} can be read{'' if first else ', and is empty'}"

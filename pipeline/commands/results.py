@@ -40,12 +40,12 @@ def _stored(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
     if "parquet" in settings.data.sinks:
         with readable(settings.data.results):
             return _wanted(args, ParquetSink(settings.data.results).scan())
-    from pipeline.opensearch.client import connect as open_search
+    from pipeline.opensearch.client import opensearch_client
     from pipeline.opensearch.newest import newest
 
     since = ago(args.since, utc_now()) if args.since else None
     rows = newest(
-        open_search(settings), settings, limit=args.limit, since=since, workload=args.workload,
+        opensearch_client(settings), settings, limit=args.limit, since=since, workload=args.workload,
         anomalous=args.anomalous,
     )  # fmt: skip
     return rows.drop("raw")

@@ -17,7 +17,7 @@ from opensearchpy import OpenSearch
 from opensearchpy.exceptions import ConnectionError, TransportError
 
 from pipeline.errors import Rejected, SinkUnavailable
-from pipeline.opensearch.client import cause_of, explained, remedy
+from pipeline.opensearch.client import error_cause, remedy, translate_errors
 from pipeline.opensearch.documents import Document
 
 # OpenSearch advises 5 to 15 MiB; the rate is flat from about a thousand documents on.
@@ -58,7 +58,7 @@ class _Outcome:
     )  # id -> reason, of those that no request will ever store
 
 
-def write(
+def write_documents(
     client: OpenSearch,
     documents: Iterable[Document],
     what: str,
@@ -74,7 +74,7 @@ def write(
     _deliver(client, chunks(documents), what, sleep=sleep, jitter=jitter)
 
 
-def remove(
+def remove_documents(
     client: OpenSearch,
     removals: Sequence[Removal],
     what: str,
@@ -138,7 +138,7 @@ def _lines(item: Item) -> list[bytes]:
 
 def _send(client: OpenSearch, chunk: Sequence[Item], what: str) -> _Outcome:
     body = b"\n".join([*(line for item in chunk for line in _lines(item)), b""])
-    with explained(what, SinkUnavailable):
+    with translate_errors(what, SinkUnavailable):
         try:
             answer = client.bulk(body=body, params={"filter_path": "errors,items.*.status,items.*.error"})
         except ConnectionError:
@@ -147,7 +147,7 @@ def _send(client: OpenSearch, chunk: Sequence[Item], what: str) -> _Outcome:
             status = exc.status_code
             if status not in (429, 502, 503, 504):
                 raise
-            return _Outcome(again=list(chunk), why=remedy(int(status), *cause_of(_problem(exc))))
+            return _Outcome(again=list(chunk), why=remedy(int(status), *error_cause(_problem(exc))))
     return _judged(chunk, answer, what) if answer["errors"] else _Outcome()
 
 
@@ -158,7 +158,7 @@ def _judged(chunk: Sequence[Item], answer: dict[str, Any], what: str) -> _Outcom
         status = result["status"]
         if status < 300 or (isinstance(document, Removal) and status in (404, 409)):
             continue
-        kind, reason = cause_of(result.get("error", {}))
+        kind, reason = error_cause(result.get("error", {}))
         if kind != "cluster_block_exception" and (status == 429 or status >= 500):
             outcome.again.append(document)
             outcome.why = remedy(status, kind, reason)

@@ -33,7 +33,7 @@ READ_S: Final = 30.0  # a bulk of 5 MiB takes about a second; merges and collect
 
 
 class _Connection(Urllib3HttpConnection):  # type: ignore[misc] # opensearch-py is not followed by mypy
-    """Writes place and user on every error, so that it can be explained, and logs nothing by itself."""
+    """Writes place and user on every error, so that it can be translate_errors, and logs nothing by itself."""
 
     def __init__(self, *, user: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -51,7 +51,7 @@ class _Connection(Urllib3HttpConnection):  # type: ignore[misc] # opensearch-py 
         """Whoever catches the error says it once, without the body of the request."""
 
 
-def connect(settings: Settings, *, reading: bool = False) -> OpenSearch:
+def opensearch_client(settings: Settings, *, reading: bool = False) -> OpenSearch:
     """A client of `settings.opensearch_url`; nothing is sent yet.
 
     `reading` takes the user who reads log indices, where one is set. Users in settings go before one in the URL.
@@ -70,7 +70,7 @@ def connect(settings: Settings, *, reading: bool = False) -> OpenSearch:
         headers["authorization"] = f"Basic {word}"
     options: dict[str, Any] = {}
     if secure and settings.opensearch.ca is not None:
-        # A file that is missing is found at the first request and explained there: it can come back.
+        # A file that is missing is found at the first request and translate_errors there: it can come back.
         options = {"verify_certs": True, "ca_certs": str(settings.opensearch.ca)}
     elif secure:
         options = {"ssl_context": ssl.create_default_context()}
@@ -108,7 +108,7 @@ def _credentials(settings: Settings, *, reading: bool) -> tuple[str | None, str 
 
 
 @contextmanager
-def explained(what: str, error: type[Retryable]) -> Iterator[None]:
+def translate_errors(what: str, error: type[Retryable]) -> Iterator[None]:
     """Turn opensearch-py's exceptions into `error` with one sentence: `what`, why, and the remedy.
 
     `what` is a clause such as "results cannot be written to logweir-results-*". Every answer of a server is
@@ -135,10 +135,10 @@ def reason_of(exc: TransportError) -> tuple[str, str]:
     """(type, reason) as the server gave them, the innermost cause; empty strings where it gave none."""
     info = exc.info
     problem = info.get("error") if isinstance(info, dict) else None
-    return cause_of(problem) if problem else ("", "" if isinstance(info, Exception) else str(info or ""))
+    return error_cause(problem) if problem else ("", "" if isinstance(info, Exception) else str(info or ""))
 
 
-def cause_of(problem: Any) -> tuple[str, str]:
+def error_cause(problem: Any) -> tuple[str, str]:
     """(type, reason) of an error object of the server, of a request or of one item of a bulk.
 
     The reason names index, field and type, and no value of a field: it goes to logs, where log text has no place.

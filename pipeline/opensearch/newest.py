@@ -7,7 +7,7 @@ import polars as pl
 from opensearchpy import OpenSearch
 
 from pipeline.errors import BadInput, SourceUnavailable
-from pipeline.opensearch.client import explained
+from pipeline.opensearch.client import translate_errors
 from pipeline.opensearch.documents import frame_of, indices
 from pipeline.settings import Settings
 
@@ -39,7 +39,7 @@ def newest(
         for name, kind in (("timestamp", "date"), ("record_id", "keyword"))
     ]
     body = {"size": limit, "query": {"bool": {"filter": wanted}}, "sort": order, "track_total_hits": False}
-    with explained(f"results cannot be read from {index}", SourceUnavailable):
+    with translate_errors(f"results cannot be read from {index}", SourceUnavailable):
         hits = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})
     return frame_of(reversed([hit["_source"] for hit in hits["hits"]["hits"]]))
 
@@ -55,7 +55,7 @@ def with_number(
         "sort": [{"timestamp": {"order": "desc", "unmapped_type": "date"}}],
         "track_total_hits": True,
     }
-    with explained(f"results cannot be read from {index}", SourceUnavailable):
+    with translate_errors(f"results cannot be read from {index}", SourceUnavailable):
         hits = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})["hits"]
     found = [hit["_source"] for hit in hits["hits"]]
     return int(hits["total"]["value"]), found[0] if found else None

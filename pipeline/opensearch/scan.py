@@ -18,7 +18,7 @@ from opensearchpy import OpenSearch
 from opensearchpy.exceptions import NotFoundError, OpenSearchException, RequestError
 
 from pipeline.errors import SourceUnavailable
-from pipeline.opensearch.client import explained, reason_of
+from pipeline.opensearch.client import reason_of, translate_errors
 
 PAGE_SIZE: Final = 5_000
 MAX_SIZE: Final = 10_000  # index.max_result_window of an index that nobody changed
@@ -150,7 +150,7 @@ class _Scan:
 
     def fetch(self, after: list[int] | None, size: int) -> str:
         """The answer as text: decoding it is the caller's, outside of this thread."""
-        with explained(f"{self.index} cannot be read", SourceUnavailable):
+        with translate_errors(f"{self.index} cannot be read", SourceUnavailable):
             for _ in range(_REOPEN):
                 try:
                     return self._ask(after, size)

@@ -16,7 +16,7 @@ from opensearchpy import OpenSearch
 
 from pipeline.errors import SourceUnavailable
 from pipeline.opensearch import scan
-from pipeline.opensearch.client import explained
+from pipeline.opensearch.client import translate_errors
 from pipeline.opensearch.documents import indices
 from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, UTC_US, of_lines
@@ -60,7 +60,7 @@ def learn_pages(
 def count(client: OpenSearch, settings: Settings, query: Query, *, index: str | None = None) -> int:
     """How many records answer `query`, before words are excluded: an upper bound. Raises SourceUnavailable."""
     name = index or indices(settings)
-    with explained(f"{name} cannot be read", SourceUnavailable):
+    with translate_errors(f"{name} cannot be read", SourceUnavailable):
         answer = client.count(index=name, body={"query": _question(query)})
     if answer["_shards"]["failed"]:
         raise SourceUnavailable(

@@ -23,7 +23,7 @@ RECORD_BATCH: Final = 3  # of Message.fbs's union MessageHeader
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
-def check(blob: bytes, max_bytes: int) -> None:
+def check_arrow(blob: bytes, max_bytes: int) -> None:
     """Raises BadPayload unless this is an Arrow file of plain columns that take at most `max_bytes` of memory."""
     try:
         memory = _measured(blob, max_bytes)

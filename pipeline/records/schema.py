@@ -85,7 +85,7 @@ def pack_frame(frame: pl.DataFrame) -> bytes:
 
 def unpack_frame(blob: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> pl.DataFrame:
     """Raises BadPayload when the bytes are no Arrow file, or need more than `max_bytes` of memory."""
-    arrow.check(blob, max_bytes)
+    arrow.check_arrow(blob, max_bytes)
     try:
         return pl.read_ipc(io.BytesIO(blob))
     # Polars raises several unrelated classes on damaged files, and its panics are no Exceptions.

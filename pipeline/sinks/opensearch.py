@@ -15,7 +15,7 @@ import polars as pl
 
 from pipeline.errors import Rejected, SinkUnavailable
 from pipeline.opensearch import bulk
-from pipeline.opensearch.client import connect, explained, is_absence
+from pipeline.opensearch.client import is_absence, opensearch_client, translate_errors
 from pipeline.opensearch.documents import (
     NAME_LENGTH,
     RESULT_PROPERTIES,
@@ -45,7 +45,7 @@ class OpenSearchSink:
     ) -> None:
         self.indices = indices(settings, kind)  # the pattern of all of this sink
         self.prefix = self.indices.removesuffix("-*")
-        self._client = connect(settings)
+        self._client = opensearch_client(settings)
         self._sleep = sleep
         self._jitter = jitter
 
@@ -62,12 +62,12 @@ class OpenSearchSink:
                 timeless["record_id"].to_list(),
             )
         what = f"results cannot be written to {self.indices}"
-        with explained(what, SinkUnavailable):
+        with translate_errors(what, SinkUnavailable):
             # Before every write, 2 ms: without its template, after an index was dropped or a server came back
             # empty, a new index would guess its mapping from the first document.
             ensure_template(self._client, self.prefix, index_template(self.indices, RESULT_PROPERTIES))
         last()
-        bulk.write(
+        bulk.write_documents(
             self._client,
             documents(frame, batch_id, self.prefix),
             what,
@@ -104,7 +104,7 @@ class OpenSearchSink:
             for hit in self._hits(batch_id, workload, what, versions=True)
         ]
         last()
-        bulk.remove(self._client, removals, what, sleep=self._sleep, jitter=self._jitter)
+        bulk.remove_documents(self._client, removals, what, sleep=self._sleep, jitter=self._jitter)
 
     def probe(self) -> str:
         """Whether results could be written today, in words; changes nothing. Raises SinkUnavailable."""
@@ -112,7 +112,7 @@ class OpenSearchSink:
         day = f"{self.prefix}-{utc_now():%Y.%m.%d}"
         what = f"results cannot be written to {day}"
         try:
-            with explained(what, SinkUnavailable):
+            with translate_errors(what, SinkUnavailable):
                 self._client.count(index=day)
                 self._client.indices.exists_index_template(name=self.prefix)
             said = f"{day} can be read and written"
@@ -121,7 +121,9 @@ class OpenSearchSink:
                 raise
             said = f"{day} will be made with the first result"
         # An id that no record has, in a version that no document has: refused for its version and not for its user.
-        bulk.remove(self._client, [bulk.Removal(index=day, id="probe", seq_no=2**53, primary_term=1)], what)
+        bulk.remove_documents(
+            self._client, [bulk.Removal(index=day, id="probe", seq_no=2**53, primary_term=1)], what
+        )
         return said
 
     def _hits(
@@ -129,7 +131,7 @@ class OpenSearchSink:
     ) -> list[dict[str, Any]]:
         """What is stored of a batch by position: with its source, or with the version of each document instead."""
         found: list[dict[str, Any]] = []
-        with explained(what, SinkUnavailable):
+        with translate_errors(what, SinkUnavailable):
             self._client.indices.refresh(index=self.indices)
             after: list[Any] | None = None
             while True:

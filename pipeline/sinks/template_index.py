@@ -8,7 +8,7 @@ from opensearchpy import OpenSearch
 
 from pipeline.errors import SinkUnavailable
 from pipeline.opensearch import bulk
-from pipeline.opensearch.client import explained
+from pipeline.opensearch.client import translate_errors
 from pipeline.opensearch.documents import TEMPLATE_PROPERTIES, Document, ensure_template, index_template
 from pipeline.settings import Settings
 
@@ -40,7 +40,7 @@ def write_templates(client: OpenSearch, settings: Settings, templates: "Iterable
         )
         for template in templates
     ]
-    with explained(what, SinkUnavailable):
+    with translate_errors(what, SinkUnavailable):
         ensure_template(client, index, index_template(index, TEMPLATE_PROPERTIES))
-    bulk.write(client, ready, what)
+    bulk.write_documents(client, ready, what)
     return len(ready)

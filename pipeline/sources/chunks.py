@@ -11,7 +11,7 @@ import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.sources import formats
-from pipeline.sources.flush_policy import Due, Pace
+from pipeline.sources.flush_policy import Due, FlushPolicy
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
 
@@ -138,7 +138,7 @@ class Assembly:
         else:
             yield from self._rest(position, unsent=True)
 
-    def due(self, pace: Pace, position: int) -> Iterator[Chunk]:
+    def due(self, pace: FlushPolicy, position: int) -> Iterator[Chunk]:
         """What has waited long enough by this pace."""
         match pace.due(unsent=self.unsent, settled=self.framer.settled):
             case Due.EVERYTHING:

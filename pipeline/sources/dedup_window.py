@@ -32,7 +32,7 @@ MANY_PLACES: Final = 2_000  # about 30 bytes each in a cursor
 _ROW: Final = np.dtype([("id", "<u8"), ("shard", "<u4"), ("seq", "<i8"), ("at", "<u4")])
 
 
-class Entry(NamedTuple):
+class AcceptedDocument(NamedTuple):
     """An accepted document: its shard, its number there, the time of the view that showed it (seconds since 1970)."""
 
     shard: str
@@ -41,17 +41,17 @@ class Entry(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seen:
+class DedupWindow:
     """`places`: "<index uuid>/<shard>" -> number. `entries`: digest -> the document, in the order of acceptance."""
 
     places: dict[str, int] = field(default_factory=dict)
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, AcceptedDocument] = field(default_factory=dict)
 
     def place(self, shard: str) -> int:
         """Everything of the shard up to this number was accepted; -1: nothing is known of it."""
         return self.places.get(shard, -1)
 
-    def add(self, documents: Mapping[int, Entry]) -> None:
+    def add(self, documents: Mapping[int, AcceptedDocument]) -> None:
         """These documents go with the batch that carries the cursor packed next."""
         for document, entry in documents.items():
             known = self.entries.pop(document, None)
@@ -59,7 +59,7 @@ class Seen:
                 self.places[known.shard] = max(self.place(known.shard), known.seq)
             self.entries[document] = entry
 
-    def again(self, document: int, entry: Entry) -> bool:
+    def again(self, document: int, entry: AcceptedDocument) -> bool:
         """True for a document that is remembered. Written anew, it is remembered under its new number."""
         known = self.entries.get(document)
         if known is None or known.shard != entry.shard:
@@ -126,7 +126,9 @@ class Seen:
                 offset += kind.itemsize * size
             ids, shards, seqs, ats = columns
             names = data["shards"]
-            entries = {d: Entry(names[s], q, a) for d, s, q, a in zip(ids, shards, seqs, ats, strict=True)}
+            entries = {
+                d: AcceptedDocument(names[s], q, a) for d, s, q, a in zip(ids, shards, seqs, ats, strict=True)
+            }
             return cls({str(k): int(v) for k, v in data["places"].items()}, entries)
         except (
             ValueError,

@@ -43,7 +43,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class SourceDocument:
     """A hit of a search. `number` is the 63-bit digest of index and `_id`: what tells it from all others."""
 
     index: str
@@ -53,7 +53,7 @@ class Document:
     source: Mapping[str, Any]
 
 
-def number_of(index: str, doc_id: str) -> int:
+def document_number(index: str, doc_id: str) -> int:
     """63 bits, because stores keep it as a signed `line`. At 10 million documents two are equal once in 200,000."""
     return int(digest(index, doc_id), 16) >> 1
 
@@ -82,7 +82,7 @@ def message_of(source: Mapping[str, Any], layout: Layout) -> str | None:
     return text_of(value_at(source, layout.message))
 
 
-def workload_of(document: Document, layout: Layout) -> str:
+def document_workload(document: SourceDocument, layout: Layout) -> str:
     """The values of the workload fields joined by /, those that are missing left out; without any the index."""
     parts = [text_of(value_at(document.source, name)) for name in layout.workload]
     name = "/".join(part for part in parts if part) or document.index
@@ -90,8 +90,13 @@ def workload_of(document: Document, layout: Layout) -> str:
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 17]}~{digest(name)}"
 
 
-def records_of(
-    documents: Sequence[Document], messages: Sequence[str], layout: Layout, *, arrived: datetime, zone: str
+def document_records(
+    documents: Sequence[SourceDocument],
+    messages: Sequence[str],
+    layout: Layout,
+    *,
+    arrived: datetime,
+    zone: str,
 ) -> pl.DataFrame:
     """RAW_SCHEMA, in the order of the documents; a message longer than a record becomes several, like a long line."""
     times = read_times(

@@ -21,13 +21,13 @@ __all__ = [
     "STREAM",
     "Chunk",
     "Cursor",
-    "check",
+    "check_file",
     "expand",
     "identify",
     "is_same",
     "look_at_beginning",
     "open_file",
-    "read",
+    "read_file",
     "resume_at",
     "total_bytes",
 ]
@@ -86,7 +86,7 @@ def _refuse_unreadable(path: Path) -> None:
         raise BadInput(f"{path} may not be read by this user; run `chmod +r` on it or change the user")
 
 
-def check(path: Path) -> str:
+def check_file(path: Path) -> str:
     """A first look: a note for the user, or "" when there is nothing to say.
 
     Raises BadInput when the file is missing, unreadable, packed in an unknown way or binary.
@@ -110,7 +110,7 @@ def total_bytes(path: Path) -> int:
     return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
 
-def read(
+def read_file(
     path: Path, *, start: Cursor | None = None, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES
 ) -> Iterator[Chunk]:
     """All records of a file from `start` on, in chunks whose bounds depend on the content alone.

@@ -35,7 +35,7 @@ def delay_s(pending_batches: int, *, least_s: float = LEAST_S, most_s: float = M
     return min(most_s, least_s * max(1, pending_batches))
 
 
-class Pace:
+class FlushPolicy:
     """Of one source: its reader says what came and asks what is due, its sender says what accept answered."""
 
     def __init__(

@@ -18,7 +18,7 @@ from pipeline.sources.files import (
     open_file,
     resume_at,
 )
-from pipeline.sources.flush_policy import Pace
+from pipeline.sources.flush_policy import FlushPolicy
 
 _UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 
@@ -30,7 +30,7 @@ def follow(
     stop: Callable[[], bool],
     from_start: bool,
     poll_s: float = 0.25,
-    pace: Pace | None = None,
+    pace: FlushPolicy | None = None,
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
     clock: Callable[[], float] = time.monotonic,
@@ -45,7 +45,7 @@ def follow(
     appears later is read from its beginning. Raises BadInput for compressed files.
     """
     tail = _Tail(path, max_records=max_records, max_bytes=max_bytes)
-    pace = pace or Pace(clock=clock)
+    pace = pace or FlushPolicy(clock=clock)
     first = True
     try:
         while not stop():
@@ -135,7 +135,7 @@ class _Tail:
         yield None
         yield from self._assembly.push(block, self._at)
 
-    def due(self, pace: Pace) -> Iterator[Chunk]:
+    def due(self, pace: FlushPolicy) -> Iterator[Chunk]:
         """What has waited long enough."""
         if self._assembly is None:
             # A file that comes next does not begin with the age of one that went.

@@ -23,18 +23,18 @@ import polars as pl
 from pipeline.errors import BadSetting, CursorMoved, SourceUnavailable
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.opensearch import scan
-from pipeline.opensearch.client import connect, explained
+from pipeline.opensearch.client import opensearch_client, translate_errors
 from pipeline.records.batch import Batch, Purpose, digest, utc_now
 from pipeline.settings import Settings
-from pipeline.sources.dedup_window import Entry, Seen
+from pipeline.sources.dedup_window import AcceptedDocument, DedupWindow
 from pipeline.sources.documents import (
-    Document,
     Layout,
+    SourceDocument,
+    document_number,
+    document_records,
+    document_workload,
     message_of,
-    number_of,
-    records_of,
     text_of,
-    workload_of,
 )
 
 POLL_S: Final = 5.0  # between two polls once all was read: OpenSearch shows new documents after 1 s at best
@@ -46,7 +46,7 @@ Accept = Callable[..., Accepted | Full]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class PolledBatch:
     """Documents of one workload, to be accepted as one batch together with `cursor`.
 
     The batch id derives from the documents, so offering the same piece again is recognised as a duplicate.
@@ -108,16 +108,16 @@ class Poller:
         self.source_key = digest(self.source)
         self.cursor_key = digest("cursor", self.source)
         # What the last whole poll left, so that what grew old since then is not read again and again.
-        self._left: tuple[str, Seen] | None = None
+        self._left: tuple[str, DedupWindow] | None = None
 
-    def poll(self, cursor: str | None) -> Iterator[Piece]:
+    def poll(self, cursor: str | None) -> Iterator[PolledBatch]:
         """Everything that is new since `cursor`, as pieces; the end means that all was read.
 
         Each piece has to be accepted before the next is asked for; who cannot, drops the iterator and polls again with
         the cursor of the last accepted piece. Raises SourceUnavailable (also when no index answers to the
         pattern), BadPayload for a cursor of somebody else.
         """
-        seen = self._left[1] if self._left and self._left[0] == cursor else Seen.unpack(cursor)
+        seen = self._left[1] if self._left and self._left[0] == cursor else DedupWindow.unpack(cursor)
         self._left = None
         shards = self._shards()
         seen.keep({shard.key for shard in shards})
@@ -134,7 +134,7 @@ class Poller:
 
     def _shards(self) -> list[_Shard]:
         wanted = {"filter_path": "*.settings.index.uuid,*.settings.index.number_of_shards"}
-        with explained(f"{self.pattern} cannot be read", SourceUnavailable):
+        with translate_errors(f"{self.pattern} cannot be read", SourceUnavailable):
             found = self.client.indices.get(index=self.pattern, params=wanted)
         if not found:
             raise SourceUnavailable(
@@ -150,7 +150,7 @@ class Poller:
             ]
         return shards
 
-    def _moved(self, shards: Sequence[_Shard], seen: Seen) -> list[_Shard]:
+    def _moved(self, shards: Sequence[_Shard], seen: DedupWindow) -> list[_Shard]:
         """Shards with documents past their place: most indices of a long-lived pattern have none."""
         moved: list[_Shard] = []
         for number in sorted({shard.number for shard in shards}):
@@ -161,7 +161,7 @@ class Poller:
                 moved += [shard for shard in some if shard.index in named]
         return sorted(moved, key=lambda shard: (shard.index, shard.number))
 
-    def _with_news(self, number: int, shards: Sequence[_Shard], seen: Seen) -> set[str]:
+    def _with_news(self, number: int, shards: Sequence[_Shard], seen: DedupWindow) -> set[str]:
         clauses = [
             {"bool": {"filter": [{"term": {"_index": s.index}}, _past(seen.place(s.key))]}} for s in shards
         ]
@@ -172,12 +172,12 @@ class Poller:
             "aggs": {"index": {"terms": {"field": "_index", "size": len(shards)}}},
         }
         params = {"preference": f"_shards:{number}", "allow_partial_search_results": "false"}
-        with explained(f"{self.pattern} cannot be read", SourceUnavailable):
+        with translate_errors(f"{self.pattern} cannot be read", SourceUnavailable):
             answer = self.client.search(index=self.pattern, body=body, params=params)
         self.pulse()
         return {bucket["key"] for bucket in answer["aggregations"]["index"]["buckets"]}
 
-    def _read(self, shard: _Shard, seen: Seen) -> Iterator[Piece]:
+    def _read(self, shard: _Shard, seen: DedupWindow) -> Iterator[PolledBatch]:
         """The shard's news. With the last piece of a page all of it is in, so places may move then."""
         view, upto = self._now(), -1
         for page in scan.pages(
@@ -189,38 +189,42 @@ class Poller:
         ):
             self.pulse()
             upto = page["sort"][-1][0]
-            fresh: dict[int, Document] = {}
+            fresh: dict[int, SourceDocument] = {}
             for index, doc_id, sort, source in page.iter_rows():
-                number = number_of(index, doc_id)
-                if not seen.again(number, Entry(shard.key, sort[0], view)):
-                    fresh[number] = Document(
+                number = document_number(index, doc_id)
+                if not seen.again(number, AcceptedDocument(shard.key, sort[0], view)):
+                    fresh[number] = SourceDocument(
                         index=index, id=doc_id, number=number, seq=sort[0], source=source
                     )
             parts = list(self._parts(list(fresh.values())))
             for n, (workload, documents, messages, missing) in enumerate(parts, start=1):
-                seen.add({d.number: Entry(shard.key, d.seq, view) for d in documents})
+                seen.add({d.number: AcceptedDocument(shard.key, d.seq, view) for d in documents})
                 if n == len(parts):
                     seen.settle(shard.key, upto, view)
                 yield self._piece(workload, documents, messages, missing, seen.pack())
         seen.settle(shard.key, upto, view)
 
-    def _parts(self, documents: Sequence[Document]) -> Iterator[tuple[str, list[Document], list[str], int]]:
+    def _parts(
+        self, documents: Sequence[SourceDocument]
+    ) -> Iterator[tuple[str, list[SourceDocument], list[str], int]]:
         """(workload, documents, their messages, how many had none): one batch each."""
         messages = {d.number: message_of(d.source, self.layout) for d in documents}
         bare = [d for d in documents if messages[d.number] is None]
         messages |= self._whole(bare)
         without = {d.number for d in bare}
-        groups: dict[str, list[Document]] = {}
+        groups: dict[str, list[SourceDocument]] = {}
         for document in documents:
-            groups.setdefault(workload_of(document, self.layout), []).append(document)
+            groups.setdefault(document_workload(document, self.layout), []).append(document)
         for workload, group in groups.items():
             for part in self._cut(group, messages):
                 texts = [messages[d.number] or "" for d in part]
                 yield workload, part, texts, sum(d.number in without for d in part)
 
-    def _cut(self, group: Sequence[Document], messages: Mapping[int, str | None]) -> Iterator[list[Document]]:
+    def _cut(
+        self, group: Sequence[SourceDocument], messages: Mapping[int, str | None]
+    ) -> Iterator[list[SourceDocument]]:
         """At most `batch_records` and `batch_kib` in each, but at least one document."""
-        part: list[Document] = []
+        part: list[SourceDocument] = []
         size = 0
         for document in group:
             own = len(messages[document.number] or "")
@@ -236,12 +240,12 @@ class Poller:
         if part:
             yield part
 
-    def _whole(self, documents: Sequence[Document]) -> dict[int, str]:
+    def _whole(self, documents: Sequence[SourceDocument]) -> dict[int, str]:
         """All that documents without a message hold, as JSON; what was read already of one that is gone by now."""
         found: dict[int, str] = {}
         for at in range(0, len(documents), _WHOLE):
             some = documents[at : at + _WHOLE]
-            with explained(f"{self.pattern} cannot be read", SourceUnavailable):
+            with translate_errors(f"{self.pattern} cannot be read", SourceUnavailable):
                 answer = self.client.search(
                     index=some[0].index,
                     body={"size": len(some), "query": {"ids": {"values": [d.id for d in some]}}},
@@ -253,16 +257,21 @@ class Poller:
         return found
 
     def _piece(
-        self, workload: str, documents: Sequence[Document], messages: Sequence[str], missing: int, cursor: str
-    ) -> Piece:
+        self,
+        workload: str,
+        documents: Sequence[SourceDocument],
+        messages: Sequence[str],
+        missing: int,
+        cursor: str,
+    ) -> PolledBatch:
         layout = self.layout
         # The layout too: under another one the same documents are another content.
         what = (repr(layout), workload, *(f"{d.number}:{d.seq}" for d in documents))
-        records = records_of(
+        records = document_records(
             documents, messages, layout, arrived=self.clock(), zone=self.settings.intake.time_zone
         )
         heads = records.filter(pl.col("lines") > 0)
-        return Piece(
+        return PolledBatch(
             records=records,
             workload=workload,
             batch_id=f"{self.source_key}-{digest(*what)}",
@@ -365,5 +374,5 @@ def poll_once(
 
     Raises SourceUnavailable, BadSetting without a server, and what `accept` raises.
     """
-    poller = Poller(connect(settings, reading=True), settings)
+    poller = Poller(opensearch_client(settings, reading=True), settings)
     return deliver(poller, cursor_of(poller.cursor_key), accept, go_on=go_on)

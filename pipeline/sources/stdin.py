@@ -10,7 +10,7 @@ from typing import BinaryIO, Final
 from pipeline.errors import BadInput
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import STREAM
-from pipeline.sources.flush_policy import MOST_S, Pace
+from pipeline.sources.flush_policy import MOST_S, FlushPolicy
 
 _BLOCK_BYTES: Final = 256 * 1024
 _AHEAD_BYTES: Final = 8 * _BLOCK_BYTES  # the writer waits when we are slower
@@ -24,7 +24,7 @@ def read_stream(
     stream: BinaryIO,
     name: str = "stdin",
     *,
-    pace: Pace | None = None,
+    pace: FlushPolicy | None = None,
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Chunk]:
@@ -34,7 +34,7 @@ def read_stream(
     BadInput when the stream breaks, after handing over what came before.
     """
     assembly = Assembly(Cursor(path=name, identity=STREAM), max_records=max_records, max_bytes=max_bytes)
-    pace = pace or Pace()
+    pace = pace or FlushPolicy()
     ahead = _Ahead()
     # a daemon, because a read from a silent pipe cannot be interrupted
     threading.Thread(target=_pump, args=(stream, ahead), name=f"read-{name}", daemon=True).start()

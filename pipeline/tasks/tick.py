@@ -45,7 +45,7 @@ def tick(context: Context) -> list[str]:
 
 def tell_templates(context: Context) -> int:
     """Write templates that changed to their OpenSearch index; returns how many. What cannot be told now stays."""
-    from pipeline.opensearch.client import connect
+    from pipeline.opensearch.client import opensearch_client
     from pipeline.sinks.template_index import write_templates
 
     keys = context.ledger.keys
@@ -59,7 +59,11 @@ def tell_templates(context: Context) -> int:
             if blob is not None:
                 templates.append(unpack_template(int(template_id), blob))
     try:
-        told = write_templates(connect(context.settings), context.settings, templates) if templates else 0
+        told = (
+            write_templates(opensearch_client(context.settings), context.settings, templates)
+            if templates
+            else 0
+        )
     except (SinkUnavailable, Rejected) as exc:
         logger().warning("templates.not_told", why=str(exc))
         context.presence.complain("templates", str(exc))

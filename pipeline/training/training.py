@@ -59,7 +59,7 @@ class StoredLines:
         from pipeline.opensearch import client, training
 
         return training.learn_pages(
-            client.connect(self.settings), self.settings, self.query, index=self._index()
+            client.opensearch_client(self.settings), self.settings, self.query, index=self._index()
         )
 
     def total(self) -> int:
@@ -68,7 +68,9 @@ class StoredLines:
             return 0
         from pipeline.opensearch import client, training
 
-        return training.count(client.connect(self.settings), self.settings, self.query, index=self._index())
+        return training.count(
+            client.opensearch_client(self.settings), self.settings, self.query, index=self._index()
+        )
 
     def _index(self) -> str:
         from pipeline.opensearch import documents

@@ -17,7 +17,7 @@ from pipeline.errors import BadInput, BadPayload, BadSetting, RedisUnavailable, 
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.logs import logger, set_up
 from pipeline.observe.presence import Presence
-from pipeline.opensearch.client import connect
+from pipeline.opensearch.client import opensearch_client
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
 from pipeline.redis.leases import SOURCE, HeldLease, Leases, Refused
@@ -47,7 +47,7 @@ class SourceWorker:
         self.presence = Presence(client, settings)
         self.stop = threading.Event()
         self.progress = Progress()
-        self.poller = Poller(connect(settings, reading=True), settings, pulse=self.progress.pulse)
+        self.poller = Poller(opensearch_client(settings, reading=True), settings, pulse=self.progress.pulse)
         self.log = logger(role=ROLE, source=settings.opensearch.source)
         self._trouble = ("", "")
 

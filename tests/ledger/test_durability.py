@@ -36,7 +36,7 @@ from pipeline.sinks import forgotten
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import resend_buffer as kept
 from pipeline.sources.chunks import Cursor
-from pipeline.sources.files import read
+from pipeline.sources.files import read_file
 from pipeline.sources.pushed import framed
 from pipeline.sources.stdin import read_stream
 from pipeline.tasks import drain, ingest, store
@@ -282,7 +282,7 @@ def test_a_cursor_in_another_form_is_compared_as_it_stands(own: Power, tmp_path:
 
 def test_a_batch_from_elsewhere_changes_nothing(own: Power, tmp_path: Path) -> None:
     producer = Producer.connect(own.settings)
-    first, second = read(log(tmp_path / "app.log", 1, 4), max_records=2)
+    first, second = read_file(log(tmp_path / "app.log", 1, 4), max_records=2)
     given: dict[str, Any] = {"workload": "shop", "source": "app.log", "source_key": "k", "cursor_key": "app"}
     assert producer.send_chunk(first, start=0, after="", **given) == Accepted(batch_id="k-0")
     lost_answer = producer.send_chunk(first, start=0, after="", **given)

@@ -12,7 +12,7 @@ import pytest
 from opensearchpy import OpenSearch
 from sink_contract import AT, rows
 
-from pipeline.opensearch.client import connect
+from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import RESULT_PROPERTIES, TEMPLATE_PROPERTIES
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
@@ -156,7 +156,7 @@ def search(search_settings: Settings) -> Iterator[OpenSearch]:
     sink = OpenSearchSink(search_settings)
     sink.write("one", pl.concat([fine, bad, rows(1, key="w", reasons=["warming"])]))
     sink.write("two", worst)
-    client = connect(search_settings)
+    client = opensearch_client(search_settings)
     client.indices.refresh(index=sink.indices)
     yield client
     client.close()

@@ -7,7 +7,7 @@ import pytest
 from sink_contract import rows
 
 from pipeline.errors import BadInput
-from pipeline.opensearch.client import connect
+from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import indices
 from pipeline.opensearch.newest import MOST, newest, with_number
 from pipeline.settings import Settings
@@ -17,7 +17,7 @@ BEGIN = datetime(2026, 11, 20, 10, tzinfo=UTC)
 
 
 def test_the_newest_that_were_asked_for_come_oldest_first(search_settings: Settings) -> None:
-    client = connect(search_settings)
+    client = opensearch_client(search_settings)
     assert newest(client, search_settings, limit=5).is_empty(), "nothing is stored yet"
     times = pl.Series("timestamp", [BEGIN + timedelta(minutes=n) for n in range(6)])
     frame = rows(6).with_columns(
@@ -42,13 +42,13 @@ def test_the_newest_that_were_asked_for_come_oldest_first(search_settings: Setti
 
 def test_more_than_a_search_gives_at_once_is_refused(search_settings: Settings) -> None:
     with pytest.raises(BadInput, match="10,001 is more than OpenSearch gives at once"):
-        newest(connect(search_settings), search_settings, limit=MOST + 1)
+        newest(opensearch_client(search_settings), search_settings, limit=MOST + 1)
 
 
 def test_how_many_records_have_a_pattern_is_counted_with_the_newest_of_them(
     search_settings: Settings,
 ) -> None:
-    client = connect(search_settings)
+    client = opensearch_client(search_settings)
     assert with_number(client, search_settings, "pattern_id", 5) == (0, None), "nothing is stored yet"
     frame = rows(6).with_columns(
         pl.Series("pattern_id", [2**64 - 1, 2**64 - 1, 7, 7, 7, 8], dtype=pl.UInt64),

@@ -15,7 +15,7 @@ from polling import wait_until
 
 from pipeline.errors import SourceUnavailable
 from pipeline.opensearch import scan
-from pipeline.opensearch.client import connect
+from pipeline.opensearch.client import opensearch_client
 from pipeline.settings import Settings
 
 ALL: dict[str, Any] = {"match_all": {}}
@@ -24,7 +24,7 @@ BY_TIME = [{"@timestamp": {"order": "asc", "numeric_type": "date", "unmapped_typ
 
 @pytest.fixture
 def server(opensearch: str) -> Iterator[OpenSearch]:
-    client = connect(Settings(opensearch_url=opensearch))
+    client = opensearch_client(Settings(opensearch_url=opensearch))
     yield client
     client.close()
 
@@ -196,7 +196,7 @@ def test_an_answer_without_all_shards_is_not_taken_for_a_whole_one(server: OpenS
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    client = connect(Settings(opensearch_url="http://127.0.0.1:9"))
+    client = opensearch_client(Settings(opensearch_url="http://127.0.0.1:9"))
     with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:9 is not reachable"):
         list(scan.pages(client, "applogs-*", query=ALL, fields=[]))
 
@@ -216,10 +216,10 @@ def test_a_user_with_only_the_right_to_read_can_scan_and_is_told_where_it_may_no
     secure_opensearch: Secure,
 ) -> None:
     name = f"applogs-{uuid.uuid4().hex[:12]}"
-    admin = connect(secure(secure_opensearch, "admin", "admin-pass"), reading=True)
+    admin = opensearch_client(secure(secure_opensearch, "admin", "admin-pass"), reading=True)
     fill(admin, name, 20)
     try:
-        reader = connect(secure(secure_opensearch, "reader", "reader-pass"), reading=True)
+        reader = opensearch_client(secure(secure_opensearch, "reader", "reader-pass"), reading=True)
         assert len(ids(scan.pages(reader, name, query=ALL, fields=["message"], size=6))) == 20
         with pytest.raises(SourceUnavailable, match="the user 'reader' has not the right"):
             list(scan.pages(reader, "logweir-results-2026.11.20", query=ALL, fields=[]))
@@ -230,10 +230,10 @@ def test_a_user_with_only_the_right_to_read_can_scan_and_is_told_where_it_may_no
 def test_a_wrong_password_and_an_unknown_authority_are_told_apart(
     secure_opensearch: Secure, tmp_path: Path
 ) -> None:
-    wrong = connect(secure(secure_opensearch, "reader", "guess"), reading=True)
+    wrong = opensearch_client(secure(secure_opensearch, "reader", "guess"), reading=True)
     with pytest.raises(SourceUnavailable, match=r"does not accept the user 'reader' \(401\)"):
         list(scan.pages(wrong, "applogs-*", query=ALL, fields=[]))
-    strange = connect(
+    strange = opensearch_client(
         secure(secure_opensearch, "reader", "reader-pass").replace(opensearch_ca=None), reading=True
     )
     with pytest.raises(SourceUnavailable, match=r"certificate .* cannot be verified"):

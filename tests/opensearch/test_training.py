@@ -12,7 +12,7 @@ from opensearch_node import Secure
 from opensearchpy import OpenSearch
 
 from pipeline.errors import SourceUnavailable
-from pipeline.opensearch.client import connect
+from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.training import count, learn_pages
 from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, RESULT_SCHEMA
@@ -45,7 +45,7 @@ def stored(opensearch: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         frame = results(workload, first=n * 1000)
         OpenSearchSink(settings).write(f"batch-{n}", frame)
         ParquetSink(root).write(f"batch-{n}", frame)
-    client = connect(settings)
+    client = opensearch_client(settings)
     client.indices.refresh(index=f"{settings.opensearch.prefix}-*")
     yield settings, root
     client.indices.delete(index=f"{settings.opensearch.prefix}-*")
@@ -76,7 +76,7 @@ def results(workload: str, *, first: int) -> pl.DataFrame:
 
 
 def learnt(settings: Settings, query: Query, **more: Any) -> pl.DataFrame:
-    pages = list(learn_pages(connect(settings), settings, query, **more))
+    pages = list(learn_pages(opensearch_client(settings), settings, query, **more))
     assert all(page.schema == pl.Schema(LEARN_SCHEMA) for page in pages)
     return pl.concat([pl.DataFrame(schema=LEARN_SCHEMA), *pages]).sort("timestamp", "workload")
 
@@ -105,13 +105,13 @@ def test_a_query_selects_what_it_selects_from_parquet(stored: tuple[Settings, Pa
     assert not wanted.is_empty()
     assert learnt(settings, query, size=70).equals(wanted.sort("timestamp", "workload"))
     if not query.exclude_words and query.since is None:
-        assert count(connect(settings), settings, query) == wanted.height
+        assert count(opensearch_client(settings), settings, query) == wanted.height
 
 
 def test_a_count_is_never_too_small(stored: tuple[Settings, Path]) -> None:
     settings, _ = stored
     for query in QUERIES.values():
-        assert count(connect(settings), settings, query) >= learnt(settings, query).height
+        assert count(opensearch_client(settings), settings, query) >= learnt(settings, query).height
 
 
 def test_no_answer_gives_no_frames(stored: tuple[Settings, Path]) -> None:
@@ -121,21 +121,21 @@ def test_no_answer_gives_no_frames(stored: tuple[Settings, Path]) -> None:
     fresh = settings.replace(opensearch_prefix=f"logweir-t{uuid.uuid4().hex[:12]}")
     for own, query in ((settings, ahead), (settings, nobody), (fresh, Query())):
         assert learnt(own, query).is_empty()
-        assert count(connect(own), own, query) == 0
+        assert count(opensearch_client(own), own, query) == 0
 
 
 def test_a_missing_index_is_named(stored: tuple[Settings, Path]) -> None:
     settings, _ = stored
     for ask in (count, lambda *a, **k: list(learn_pages(*a, **k))):
         with pytest.raises(SourceUnavailable, match="logweir-nowhere cannot be read: there is no such index"):
-            ask(connect(settings), settings, Query(), index="logweir-nowhere")
+            ask(opensearch_client(settings), settings, Query(), index="logweir-nowhere")
 
 
 def test_documents_that_another_program_wrote_are_read_as_far_as_they_go(
     stored: tuple[Settings, Path],
 ) -> None:
     settings, _ = stored
-    client: OpenSearch = connect(settings)
+    client: OpenSearch = opensearch_client(settings)
     index = f"{settings.opensearch.prefix}-others"
     client.indices.create(index=index, body={"mappings": {"dynamic": False}})
     documents: list[dict[str, Any]] = [
@@ -166,11 +166,11 @@ def test_the_user_who_writes_results_reads_them_back_and_no_other_does(secure_op
         opensearch_read_user="reader",
         opensearch_read_password="reader-pass",
     )
-    writer = connect(settings)
+    writer = opensearch_client(settings)
     OpenSearchSink(settings).write("batch", results("c/shop", first=0))
     writer.indices.refresh(index=f"{settings.opensearch.prefix}-*")
     assert learnt(settings, Query()).height == 100
-    reader = connect(settings, reading=True)
+    reader = opensearch_client(settings, reading=True)
     for ask in (count, lambda *a: list(learn_pages(*a))):
         with pytest.raises(SourceUnavailable, match="the user 'reader' has not the right"):
             ask(reader, settings, Query())

@@ -21,7 +21,7 @@ from sink_contract import rows
 from pipeline.drain.templates import Template
 from pipeline.errors import BadSetting, Rejected, SinkUnavailable, SourceUnavailable
 from pipeline.opensearch import bulk
-from pipeline.opensearch.client import connect, explained
+from pipeline.opensearch.client import opensearch_client, translate_errors
 from pipeline.opensearch.documents import RESULT_PROPERTIES, Document, ensure_template, index_template
 from pipeline.records.batch import utc_now
 from pipeline.settings import Settings
@@ -51,7 +51,7 @@ def sink(proxy: Proxy, search_settings: Settings, waits: list[float]) -> OpenSea
 
 def stored(settings: Settings) -> dict[str, dict[str, Any]]:
     """Every document of the sink by id, past the sink."""
-    client = connect(settings)
+    client = opensearch_client(settings)
     index = f"{settings.opensearch.prefix}-results-*"
     client.indices.refresh(index=index)
     hits = client.search(index=index, body={"size": 10_000})["hits"]["hits"]
@@ -107,7 +107,7 @@ def test_a_server_that_stays_busy_is_given_up_after_bounded_waits(
 def test_a_record_the_mapping_refuses_is_named_and_the_others_are_stored(
     sink: OpenSearchSink, search_settings: Settings
 ) -> None:
-    client = connect(search_settings)
+    client = opensearch_client(search_settings)
     day = f"{search_settings.opensearch.prefix}-results-2026.11.20"
     # Somebody made the index by hand, with another idea of what a level is.
     client.indices.create(
@@ -151,7 +151,7 @@ def test_an_index_that_is_blocked_can_heal_and_says_what_to_do(
 ) -> None:
     sink = OpenSearchSink(search_settings, sleep=waits.append)
     sink.write("b", rows(3))
-    client = connect(search_settings)
+    client = opensearch_client(search_settings)
     index = f"{search_settings.opensearch.prefix}-results-*"
     for block in ("read_only_allow_delete", "write", "read_only"):
         client.indices.put_settings(index=index, body={f"index.blocks.{block}": True})
@@ -166,7 +166,7 @@ def test_an_index_that_is_blocked_can_heal_and_says_what_to_do(
 def test_a_closed_index_can_heal(search_settings: Settings) -> None:
     sink = OpenSearchSink(search_settings)
     sink.write("b", rows(1))
-    client = connect(search_settings)
+    client = opensearch_client(search_settings)
     day = f"{search_settings.opensearch.prefix}-results-2026.11.20"
     client.indices.close(index=day)
     with pytest.raises(SinkUnavailable, match="the index is closed; open it"):
@@ -241,7 +241,7 @@ def test_a_bulk_that_kill_9_interrupts_is_complete_and_single_after_the_return()
             got = sink.read(f"b{i}", "shop")
             assert got is not None
             assert got.equals(frames[i])
-        client = connect(here)
+        client = opensearch_client(here)
         count = client.count(index=f"{here.opensearch.prefix}-results-*")["count"]
         client.close()
         assert count == 2_000 * (again + 1)
@@ -278,14 +278,14 @@ def test_a_user_with_rights_on_our_indices_alone_can_do_everything_a_sink_does(s
         assert got.equals(rows(3))
         sink.remove("b", "shop")
         assert sink.read("b", "shop") is None
-    client = connect(secure)
+    client = opensearch_client(secure)
     assert write_templates(client, secure, TEMPLATES) == 2
     client.close()
 
 
 def test_removing_leaves_no_search_open_though_the_role_may_not_close_scrolls(secure: Settings) -> None:
     # A server opens 500 scrolls at most; one left behind by every removal stopped it for minutes.
-    admin = connect(secure.replace(opensearch_user="admin", opensearch_password="admin-pass"))
+    admin = opensearch_client(secure.replace(opensearch_user="admin", opensearch_password="admin-pass"))
 
     def still_open() -> int:
         nodes = admin.nodes.stats(metric="indices", index_metric="search")["nodes"].values()
@@ -303,7 +303,7 @@ def test_removing_leaves_no_search_open_though_the_role_may_not_close_scrolls(se
 
 def test_a_probe_tells_before_the_first_result_who_may_write_where(secure: Settings) -> None:
     assert "will be made with the first result" in OpenSearchSink(secure).probe()
-    client = connect(secure)
+    client = opensearch_client(secure)
     assert not client.indices.exists(
         index=f"{secure.opensearch.prefix}-*", params={"allow_no_indices": "false"}
     )
@@ -337,13 +337,13 @@ def test_a_user_in_the_url_is_used_where_the_settings_name_none(secure: Settings
 
 
 def test_reading_logs_is_done_as_the_reading_user(secure: Settings) -> None:
-    client = connect(secure, reading=True)
+    client = opensearch_client(secure, reading=True)
     what = "logs cannot be read from logweir-x"
     with (
         pytest.raises(
             SourceUnavailable, match=r"the user 'reader' has not the right.*indices:data/read/search"
         ),
-        explained(what, SourceUnavailable),
+        translate_errors(what, SourceUnavailable),
     ):
         client.search(index="logweir-x")
     client.close()
@@ -383,10 +383,10 @@ def test_a_certificate_nobody_trusts_names_the_setting(secure: Settings, tmp_pat
 
 
 def test_a_server_without_tls_is_not_blamed_on_its_certificate(opensearch: str) -> None:
-    client = connect(Settings(opensearch_url=opensearch.replace("http://", "https://")))
+    client = opensearch_client(Settings(opensearch_url=opensearch.replace("http://", "https://")))
     with (
         pytest.raises(SinkUnavailable, match="does not speak TLS"),
-        explained("nothing can be written", SinkUnavailable),
+        translate_errors("nothing can be written", SinkUnavailable),
     ):
         client.info()
     client.close()
@@ -397,11 +397,11 @@ def test_a_server_without_tls_is_not_blamed_on_its_certificate(opensearch: str) 
 
 def test_without_a_url_the_client_says_which_setting_is_missing() -> None:
     with pytest.raises(BadSetting, match="OPENSEARCH_URL"):
-        connect(Settings())
+        opensearch_client(Settings())
 
 
 def test_bugs_are_not_explained_away() -> None:
-    with pytest.raises(KeyError), explained("it cannot be written", SinkUnavailable):
+    with pytest.raises(KeyError), translate_errors("it cannot be written", SinkUnavailable):
         raise KeyError("a bug")
 
 
@@ -415,7 +415,7 @@ TEMPLATES = [
 
 @pytest.fixture
 def search(search_settings: Settings) -> Iterator[OpenSearch]:
-    client = connect(search_settings)
+    client = opensearch_client(search_settings)
     yield client
     client.close()
 
@@ -460,7 +460,7 @@ def test_fields_the_mapping_does_not_know_are_kept_and_change_nothing(
     sink.write("b", rows(1))
     day = f"{sink.prefix}-2026.11.20"
     newer = Document(index=day, id="n", body=b'{"batch_id":"n","new":{"a":1},"message":"m"}')
-    bulk.write(search, [newer], "it cannot be written")
+    bulk.write_documents(search, [newer], "it cannot be written")
     assert search.get(index=day, id="n")["_source"]["new"] == {"a": 1}
     properties = search.indices.get_mapping(index=day)[day]["mappings"]["properties"]
     assert set(properties) == set(RESULT_PROPERTIES)
@@ -481,7 +481,7 @@ def test_a_document_that_was_written_since_it_was_seen_is_not_deleted(
         )
         for hit in hits
     ]
-    bulk.remove(search, [*seen, bulk.Removal(**gone)], "they cannot be removed")
+    bulk.remove_documents(search, [*seen, bulk.Removal(**gone)], "they cannot be removed")
     assert {name: d["batch_id"] for name, d in stored(search_settings).items()} == {"k-0": "later"}
 
 
@@ -515,7 +515,7 @@ def test_templates_are_stored_under_their_ids_and_newer_texts_replace_older(
         ("1", "user <*> logged <*>"),
         ("2", "größe <*> failed"),
     ]
-    down = connect(search_settings.replace(opensearch_url="http://127.0.0.1:9"))
+    down = opensearch_client(search_settings.replace(opensearch_url="http://127.0.0.1:9"))
     with pytest.raises(SinkUnavailable, match="templates cannot be written"):
         write_templates(down, search_settings, TEMPLATES)
     down.close()

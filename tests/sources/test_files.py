@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadInput, BadPayload
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.sources.files import check, expand, read, total_bytes
+from pipeline.sources.files import check_file, expand, read_file, total_bytes
 from pipeline.sources.lines import LineCutter, decode
 
 HEADED = b"".join(
@@ -30,7 +30,7 @@ def written(folder: Path, data: bytes, name: str = "app.log") -> Path:
 
 
 def raws(path: Path) -> list[str]:
-    return [raw for chunk in read(path) for raw in chunk.records["raw"].to_list()]
+    return [raw for chunk in read_file(path) for raw in chunk.records["raw"].to_list()]
 
 
 def joined(chunks: list[Chunk]) -> pl.DataFrame:
@@ -99,7 +99,7 @@ def test_no_permission_is_seen_through_the_access_check(
     path = written(tmp_path, b"secret\n")
     monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
     with pytest.raises(BadInput, match=r"may not be read by this user"):
-        list(read(path))
+        list(read_file(path))
 
 
 # What is in them
@@ -107,8 +107,8 @@ def test_no_permission_is_seen_through_the_access_check(
 
 def test_an_empty_file_gives_no_lines_and_a_note(tmp_path: Path) -> None:
     path = written(tmp_path, b"")
-    assert check(path) == f"{path} is empty"
-    assert list(read(path)) == []
+    assert check_file(path) == f"{path} is empty"
+    assert list(read_file(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ def test_an_empty_file_gives_no_lines_and_a_note(tmp_path: Path) -> None:
 def test_a_binary_file_is_refused_before_anything_is_read(tmp_path: Path, data: bytes) -> None:
     path = written(tmp_path, data)
     with pytest.raises(BadInput, match=r"is not a text log: .* give the log as text"):
-        check(path)
+        check_file(path)
     with pytest.raises(BadInput, match="is not a text log"):
-        list(read(path))
+        list(read_file(path))
 
 
 def test_a_packing_that_is_not_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is xz-compressed, which is not read; unpack it first"):
-        check(written(tmp_path, b"\xfd7zXZ\x00" + b"\1" * 30))
+        check_file(written(tmp_path, b"\xfd7zXZ\x00" + b"\1" * 30))
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_lines_are_what_a_reader_sees_and_odd_bytes_are_escaped(
     tmp_path: Path, data: bytes, lines: list[str]
 ) -> None:
     path = written(tmp_path, data)
-    check(path)
+    check_file(path)
     assert raws(path) == lines
-    records = joined(list(read(path)))
+    records = joined(list(read_file(path)))
     assert records["line"].to_list() == list(range(1, len(lines) + 1))
     assert records["lines"].sum() == len(lines)
 
@@ -170,11 +170,11 @@ def test_a_line_of_any_length_flows_in_bounded_memory(tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from pipeline.sources.files import read\n"
+        "from pipeline.sources.files import read_file\n"
         "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "path, before = Path(sys.argv[1]), peak()\n"
         "lines = size = 0\n"
-        "for chunk in read(path):\n"
+        "for chunk in read_file(path):\n"
         "    lines += int(chunk.records['lines'].sum())\n"
         "    size += int(chunk.records['raw'].str.len_bytes().sum())\n"
         "    assert chunk.records['raw'].str.len_bytes().max() <= 65536\n"
@@ -196,8 +196,8 @@ def test_a_line_of_any_length_flows_in_bounded_memory(tmp_path: Path) -> None:
 def test_reading_twice_gives_the_same_chunks_and_every_chunk_can_be_resumed(tmp_path: Path) -> None:
     trace = b"2026-11-20 10:00:00 ERROR broken\n\tat a.B.c(B.java:1)\n" + b"y" * 200_000 + b"\xff\n"
     path = written(tmp_path, HEADED + trace + HEADED[:5000] + b"end")
-    first = list(read(path, max_records=700, max_bytes=40_000))
-    again = list(read(path, max_records=700, max_bytes=40_000))
+    first = list(read_file(path, max_records=700, max_bytes=40_000))
+    again = list(read_file(path, max_records=700, max_bytes=40_000))
     assert [c.cursor for c in first] == [c.cursor for c in again]
     assert len(first) > 10
     assert first[-1].position == path.stat().st_size == total_bytes(path)
@@ -205,7 +205,7 @@ def test_reading_twice_gives_the_same_chunks_and_every_chunk_can_be_resumed(tmp_
     for number, chunk in enumerate(first):
         assert chunk.records["raw"].str.len_bytes().sum() <= 40_000 or chunk.records.height == 1
         start = Cursor.unpack(chunk.cursor.pack())
-        rest = list(read(path, start=start, max_records=700, max_bytes=40_000))
+        rest = list(read_file(path, start=start, max_records=700, max_bytes=40_000))
         assert [c.cursor for c in rest] == [c.cursor for c in first[number + 1 :]]
         assert all(a.records.equals(b.records) for a, b in zip(rest, first[number + 1 :], strict=True))
         assert all(c.formats == ("iso",) for c in rest)
@@ -217,9 +217,9 @@ def test_packed_files_resume_too_whatever_their_name(tmp_path: Path, suffix: str
     half = len(HEADED) // 2  # two members, two frames, cut in the middle of a line
     pack = zstandard.ZstdCompressor().compress if suffix == ".zst" else gzip.compress
     path = written(tmp_path, pack(HEADED[:half]) + pack(HEADED[half:]), f"app{suffix}")
-    chunks = list(read(path, max_records=5000))
+    chunks = list(read_file(path, max_records=5000))
     assert joined(chunks)["raw"].to_list() == HEADED.decode().splitlines()
-    rest = list(read(path, start=chunks[0].cursor, max_records=5000))
+    rest = list(read_file(path, start=chunks[0].cursor, max_records=5000))
     assert joined(rest).equals(joined(chunks[1:]))
     assert chunks[-1].position == path.stat().st_size
 
@@ -231,7 +231,7 @@ def test_a_cut_off_archive_gives_what_it_holds_and_then_says_so(tmp_path: Path, 
     path = written(tmp_path, packed[: len(packed) * 2 // 3])
     got: list[str] = []
     with pytest.raises(BadInput, match="ends early: the archive is cut off"):
-        for chunk in read(path):
+        for chunk in read_file(path):
             got.extend(chunk.records["raw"].to_list())
     whole = noise.decode().splitlines()
     assert len(got) > 5000
@@ -243,19 +243,19 @@ def test_a_damaged_archive_gives_what_it_holds_and_then_says_so(tmp_path: Path) 
     packed[len(packed) // 2 :] = b"\0" * (len(packed) - len(packed) // 2)
     got = 0
     with pytest.raises(BadInput, match=r"is damaged|ends early"):
-        for chunk in read(written(tmp_path, bytes(packed))):
+        for chunk in read_file(written(tmp_path, bytes(packed))):
             got += int(chunk.records["raw"].str.len_bytes().sum())
     assert got > 100_000
 
 
 def test_a_cursor_of_another_file_starts_at_the_beginning(tmp_path: Path) -> None:
     path = written(tmp_path, b"one\ntwo\n")
-    cursor = list(read(path))[-1].cursor
-    assert list(read(path, start=cursor)) == []
+    cursor = list(read_file(path))[-1].cursor
+    assert list(read_file(path, start=cursor)) == []
     path.write_bytes(b"one\ntwo\nthree\n")
-    assert [c.records["raw"].to_list() for c in read(path, start=cursor)] == [["three"]]
+    assert [c.records["raw"].to_list() for c in read_file(path, start=cursor)] == [["three"]]
     path.write_bytes(b"other content\n")
-    assert [c.records["raw"].to_list() for c in read(path, start=cursor)] == [["other content"]]
+    assert [c.records["raw"].to_list() for c in read_file(path, start=cursor)] == [["other content"]]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v": 1}', "null"])
@@ -275,7 +275,7 @@ def test_a_named_pipe_is_read_as_a_stream(tmp_path: Path) -> None:
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_bytes, args=(b"one\ntwo\n",), daemon=True)
     assert expand([str(path)]) == [path]
-    assert check(path) == ""
+    assert check_file(path) == ""
     assert total_bytes(path) == 0
     writer.start()
     assert raws(path) == ["one", "two"]
@@ -333,10 +333,10 @@ def test_the_rest_of_a_last_line_that_had_no_newline_is_a_piece_of_that_line(
 ) -> None:
     path = tmp_path / "grows.log"
     path.write_bytes(b"first\npartial ERR")
-    (chunk,) = read(path)
+    (chunk,) = read_file(path)
     with path.open("ab") as file:
         file.write(tail)
-    (more,) = read(path, start=chunk.cursor)
+    (more,) = read_file(path, start=chunk.cursor)
     rows = [*chunk.records.iter_rows(named=True), *more.records.iter_rows(named=True)]
     assert [(r["raw"], r["line"], r["lines"]) for r in rows] == [
         ("first", 1, 1), ("partial ERR", 2, 1), (rest, 2, 0), ("third", 3, 1),

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.errors import BadInput
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.sources.flush_policy import Pace
+from pipeline.sources.flush_policy import FlushPolicy
 from pipeline.sources.follow import follow
 from pipeline.sources.stdin import read_stream
 
@@ -225,7 +225,7 @@ def pipe() -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 def test_a_paused_pipe_hands_over_what_it_has_and_goes_on(pipe: tuple[BinaryIO, BinaryIO]) -> None:
     source, sink = pipe
-    chunks = read_stream(source, pace=Pace(least_s=0.05, quiet_s=0.05))
+    chunks = read_stream(source, pace=FlushPolicy(least_s=0.05, quiet_s=0.05))
     sink.write(b"one\ntwo\nthr")
     assert next(chunks).records["raw"].to_list() == ["one", "two"]
     sink.write(b"ee\n")
@@ -277,7 +277,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_leaving_an_endless_stream_ends_its_thread(pipe: tuple[BinaryIO, BinaryIO]) -> None:
     source, sink = pipe
-    chunks = read_stream(source, name="endless", pace=Pace(least_s=0.05, quiet_s=0.05))
+    chunks = read_stream(source, name="endless", pace=FlushPolicy(least_s=0.05, quiet_s=0.05))
     sink.write(b"one\n")
     next(chunks)
     chunks.close()  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from pipeline.errors import BadInput
 from pipeline.records.levels import LEVELS
 from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.sources import formats
-from pipeline.sources.files import read
+from pipeline.sources.files import read_file
 from pipeline.sources.formats import NAMES, detect, head_mask, parse
 
 ARRIVED = datetime(2026, 11, 20, 15, 0, tzinfo=UTC)
@@ -416,7 +416,7 @@ def physical_lines(data: bytes) -> int:
 
 def stored(path: Path, data: bytes) -> pl.DataFrame:
     """Every chunk of the file, parsed; all its lines are there."""
-    chunks = list(read(path))
+    chunks = list(read_file(path))
     out = pl.concat([parse(c.records, c.formats, arrived=ARRIVED) for c in chunks])
     assert int(out["lines"].sum()) == physical_lines(data)
     assert out["message"].null_count() == 0
@@ -432,7 +432,7 @@ def test_every_line_of_a_public_log_is_stored_with_its_own_time(system: str) -> 
     out = stored(path, path.read_bytes())
     assert out.height == 2000
     assert (out["timestamp"] != ARRIVED).all()
-    assert next(iter(read(path))).formats == (LOGHUB[system],)
+    assert next(iter(read_file(path))).formats == (LOGHUB[system],)
     content = pl.read_csv(path.with_name(f"{system}_2k.log_structured.csv"), infer_schema=False)["Content"]
     same = out["message"].str.strip_chars() == content.fill_null("").str.strip_chars()
     # these authors cut some messages differently: the tag of a syslog line, spaces and quotes of the table
@@ -488,4 +488,4 @@ def test_every_line_of_a_packed_public_log_is_stored(name: str, form: str) -> No
     assert (out["timestamp"] != ARRIVED).all()
     assert out["level"].null_count() == 0
     assert not out["message"].str.contains(r"^(?:-|APP|KERN)[A-Z]* [0-9]{10} ").any()
-    assert next(iter(read(path))).formats == (form,)
+    assert next(iter(read_file(path))).formats == (form,)

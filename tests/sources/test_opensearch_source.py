@@ -22,14 +22,14 @@ from pipeline.errors import BadPayload, BadSetting, RedisUnavailable, SourceUnav
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.ledger.ledger import Ledger
 from pipeline.observe.presence import Presence
-from pipeline.opensearch.client import connect
+from pipeline.opensearch.client import opensearch_client
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
 from pipeline.settings import Settings
 from pipeline.sources import dedup_window as seen_module
 from pipeline.sources import opensearch as source
-from pipeline.sources.dedup_window import Entry, Seen
-from pipeline.sources.documents import number_of, text_of, value_at
+from pipeline.sources.dedup_window import AcceptedDocument, DedupWindow
+from pipeline.sources.documents import document_number, text_of, value_at
 from pipeline.sources.opensearch import Polled, Poller, deliver, poll_once
 from pipeline.sources.pushed import framed
 from pipeline.workers.source import SourceWorker
@@ -47,14 +47,14 @@ def logs(opensearch: str, settings: Settings) -> Iterator[Settings]:
         opensearch_workload_fields=("cluster", "kubernetes.namespace"),
     )
     yield own
-    client = connect(own)
+    client = opensearch_client(own)
     client.indices.delete(index=f"{prefix}-*")
     client.close()
 
 
 @pytest.fixture
 def server(logs: Settings) -> OpenSearch:
-    return connect(logs)
+    return opensearch_client(logs)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def lines(count: int, **more: Any) -> list[dict[str, Any]]:
 
 def drain(logs: Settings, ledger: Ledger, *, clock: Callable[[], datetime] = lambda: NOW) -> Polled:
     """One poll by a poller that was just started."""
-    poller = Poller(connect(logs, reading=True), logs, clock=clock)
+    poller = Poller(opensearch_client(logs, reading=True), logs, clock=clock)
     return deliver(poller, ledger.cursor(poller.cursor_key), ledger.accept)
 
 
@@ -123,7 +123,9 @@ def test_a_poll_that_brings_nothing_is_seen_to_be_at_work(
 ) -> None:
     write(server, named(logs), *lines(3))
     pulses: list[int] = []
-    poller = Poller(connect(logs, reading=True), logs, clock=lambda: NOW, pulse=lambda: pulses.append(1))
+    poller = Poller(
+        opensearch_client(logs, reading=True), logs, clock=lambda: NOW, pulse=lambda: pulses.append(1)
+    )
     for _ in range(2):
         before = len(pulses)
         deliver(poller, ledger.cursor(poller.cursor_key), ledger.accept)
@@ -244,7 +246,7 @@ def test_a_crash_between_the_batches_of_a_page_neither_loses_nor_doubles(
         accepted += 1
         return ledger.accept(batch, **cursor)
 
-    poller = Poller(connect(logs), logs, clock=lambda: NOW)
+    poller = Poller(opensearch_client(logs), logs, clock=lambda: NOW)
     with pytest.raises(Crash):
         deliver(poller, None, dies_after_two)
     # Written meanwhile, so that the next poll has other pages and batches.
@@ -263,7 +265,7 @@ def test_a_poll_from_an_old_cursor_goes_on_where_the_ledger_stands(
 ) -> None:
     write(server, named(logs), *[{"message": f"line {n}", "cluster": f"c{n % 3}"} for n in range(30)])
     assert drain(logs, ledger).duplicates == 0
-    poller = Poller(connect(logs), logs)  # another clock: arrival is no part of what a batch is
+    poller = Poller(opensearch_client(logs), logs)  # another clock: arrival is no part of what a batch is
     assert deliver(poller, None, ledger.accept) == Polled()
     assert len(messages(ledger)) == 30
 
@@ -275,7 +277,7 @@ def test_a_poller_reads_again_what_redis_lost(logs: Settings, server: OpenSearch
             opensearch_url=logs.opensearch.url, opensearch_source=logs.opensearch.source
         )
         ledger = Ledger(redis.Redis.from_url(str(mine.redis_url)), mine)
-        poller = Poller(connect(mine), mine, clock=lambda: NOW)
+        poller = Poller(opensearch_client(mine), mine, clock=lambda: NOW)
         before, accepted = own.now(), 0
 
         def accept(batch: Batch, **cursor: str) -> Accepted | Full:
@@ -301,7 +303,7 @@ def test_a_full_ledger_is_waited_for(logs: Settings, server: OpenSearch, ledger:
     def accept(batch: Batch, **cursor: str) -> Accepted | Full:
         return answers.pop() if answers else ledger.accept(batch, **cursor)
 
-    poller = Poller(connect(logs), logs)
+    poller = Poller(opensearch_client(logs), logs)
     assert deliver(poller, None, accept, wait=waited.append).documents == 10
     assert waited == [0.25, 0.25]
 
@@ -336,21 +338,21 @@ def test_a_write_repeated_under_its_id_is_left_alone(
 
 def test_no_index_yet_and_a_missing_one_are_said_with_their_remedy(logs: Settings) -> None:
     with pytest.raises(SourceUnavailable, match=r"no index is called .* yet; .* correct opensearch_source"):
-        list(Poller(connect(logs), logs).poll(None))
+        list(Poller(opensearch_client(logs), logs).poll(None))
     exact = logs.replace(opensearch_source="applogs-nowhere")
     with pytest.raises(SourceUnavailable, match="applogs-nowhere cannot be read: there is no such index"):
-        list(Poller(connect(exact), exact).poll(None))
+        list(Poller(opensearch_client(exact), exact).poll(None))
 
 
 def test_a_poller_without_an_index_says_which_setting_is_missing(settings: Settings) -> None:
     with pytest.raises(BadSetting, match="set opensearch_source"):
-        Poller(connect(settings.replace(opensearch_url="http://127.0.0.1:9")), settings)
+        Poller(opensearch_client(settings.replace(opensearch_url="http://127.0.0.1:9")), settings)
 
 
 def test_a_cursor_of_something_else_is_refused(logs: Settings) -> None:
     for text in ("{}", "nonsense", '{"v":1,"places":{},"shards":[],"known":"!"}', '{"v":9}'):
         with pytest.raises(BadPayload):
-            list(Poller(connect(logs), logs).poll(text))
+            list(Poller(opensearch_client(logs), logs).poll(text))
 
 
 def test_a_reader_polls_a_secure_server_and_needs_no_other_right(
@@ -366,7 +368,7 @@ def test_a_reader_polls_a_secure_server_and_needs_no_other_right(
         opensearch_read_user="reader",
         opensearch_read_password="reader-pass",
     )
-    admin = connect(own.replace(opensearch_user="admin", opensearch_password="admin-pass"))
+    admin = opensearch_client(own.replace(opensearch_user="admin", opensearch_password="admin-pass"))
     ledger = Ledger(client, own)
     write(admin, index, *lines(12), {"body": "no message"})
     try:
@@ -383,21 +385,21 @@ def test_a_reader_polls_a_secure_server_and_needs_no_other_right(
 
 
 def test_a_number_that_becomes_visible_late_is_still_read_and_then_forgotten() -> None:
-    seen = Seen()
-    seen.add({1: Entry("s", 0, 100), 2: Entry("s", 2, 100)})
+    seen = DedupWindow()
+    seen.add({1: AcceptedDocument("s", 0, 100), 2: AcceptedDocument("s", 2, 100)})
     seen.settle("s", 2, 100)
     assert seen.place("s") == -1  # number 1 may still come
-    seen.add({3: Entry("s", 1, 130)})
+    seen.add({3: AcceptedDocument("s", 1, 130)})
     seen.settle("s", 2, 130)
     assert seen.place("s") == -1
     seen.settle("s", 2, 100 + seen_module.OVERLAP_S)
     assert seen.place("s") == 2
-    assert seen.again(3, Entry("s", 1, 170))
+    assert seen.again(3, AcceptedDocument("s", 1, 170))
 
 
 def test_an_older_view_does_not_settle_what_it_has_not_read_again() -> None:
-    seen = Seen()
-    seen.add({1: Entry("s", 5, 100)})
+    seen = DedupWindow()
+    seen.add({1: AcceptedDocument("s", 5, 100)})
     seen.settle("s", 4, 1000)
     assert seen.place("s") == -1
     seen.settle("other", 9, 1000)
@@ -405,9 +407,9 @@ def test_an_older_view_does_not_settle_what_it_has_not_read_again() -> None:
 
 
 def test_what_is_remembered_is_bounded_and_every_shard_keeps_its_latest() -> None:
-    seen = Seen()
-    seen.add({n: Entry("quiet", n, 0) for n in range(300)})
-    seen.add({1000 + n: Entry("busy", n, 0) for n in range(20_000)})
+    seen = DedupWindow()
+    seen.add({n: AcceptedDocument("quiet", n, 0) for n in range(300)})
+    seen.add({1000 + n: AcceptedDocument("busy", n, 0) for n in range(20_000)})
     seen.settle("busy", 19_999, 0)
     assert len(seen.entries) == seen_module.REMEMBERED
     assert seen.place("quiet") == 99
@@ -415,9 +417,12 @@ def test_what_is_remembered_is_bounded_and_every_shard_keeps_its_latest() -> Non
 
 
 def test_a_cursor_reads_back_as_it_was_packed() -> None:
-    seen = Seen({"u/0": 17}, {2**63 - 1: Entry("u/0", 18, 1_800_000_000), 0: Entry("v/1", 2**40, 5)})
-    assert Seen.unpack(seen.pack()) == seen
-    assert Seen.unpack(Seen().pack()) == Seen()
+    seen = DedupWindow(
+        {"u/0": 17},
+        {2**63 - 1: AcceptedDocument("u/0", 18, 1_800_000_000), 0: AcceptedDocument("v/1", 2**40, 5)},
+    )
+    assert DedupWindow.unpack(seen.pack()) == seen
+    assert DedupWindow.unpack(DedupWindow().pack()) == DedupWindow()
 
 
 def test_dotted_names_find_nested_and_literal_keys() -> None:
@@ -434,8 +439,8 @@ def test_half_a_surrogate_pair_is_shown_as_an_escape() -> None:
 
 
 def test_a_document_has_its_own_number() -> None:
-    assert number_of("a", "bc") != number_of("ab", "c")
-    assert all(0 <= number_of("i", str(n)) < 2**63 for n in range(1000))
+    assert document_number("a", "bc") != document_number("ab", "c")
+    assert all(0 <= document_number("i", str(n)) < 2**63 for n in range(1000))
 
 
 # ---- the process ----------------------------------------------------------------------------------

@@ -208,11 +208,11 @@ class Finder:
         with err().status("looking through the stored lines"):
             if "parquet" in self.settings.data.sinks:
                 return _in_files(self.settings, column, number, patient=patient)
-            from pipeline.opensearch.client import connect
+            from pipeline.opensearch.client import opensearch_client
             from pipeline.opensearch.newest import with_number
 
             try:
-                count, newest = with_number(connect(self.settings), self.settings, column, number)
+                count, newest = with_number(opensearch_client(self.settings), self.settings, column, number)
             except SourceUnavailable:
                 return Seen(whole=False)
             found = newest or {}

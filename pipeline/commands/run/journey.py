@@ -18,7 +18,7 @@ from pipeline.errors import LeaseRefused, RedisUnavailable, SinkUnavailable, Sta
 from pipeline.ledger.batches import Full
 from pipeline.ledger.ledger import Ledger
 from pipeline.observe.presence import Presence
-from pipeline.producer import Producer, workload_of
+from pipeline.producer import Producer, workload_of_file
 from pipeline.records.batch import Purpose, digest
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
@@ -78,10 +78,10 @@ class Journey:
         before, began, lines = 0.0, time.monotonic(), 0
         word = "reading the baseline" if purpose is Purpose.BASELINE else "reading"
         for path in paths:
-            workload = self.workload or workload_of(path)
+            workload = self.workload or workload_of_file(path)
             key, start = digest("file", purpose.value, str(path)), 0
             empty = True
-            for chunk in files.read(
+            for chunk in files.read_file(
                 path,
                 max_records=self.settings.internal.batch_records,
                 max_bytes=self.settings.internal.batch_kib * 1024,

@@ -75,7 +75,7 @@ def plan(
     if workload is not None:
         check_name("workload", workload)
     chosen, normal = tuple(files.expand(inputs)), tuple(files.expand(baseline)) if baseline else ()
-    notes = tuple(note for path in (*chosen, *normal) if (note := files.check(path)))
+    notes = tuple(note for path in (*chosen, *normal) if (note := files.check_file(path)))
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a directory")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_dir():

@@ -15,8 +15,8 @@ from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.sources.flush_policy import Pace
-from pipeline.sources.resend_buffer import Kept, Sent
+from pipeline.sources.flush_policy import FlushPolicy
+from pipeline.sources.resend_buffer import ResendBuffer, SentChunk
 from pipeline.units import plural
 
 SAY_EVERY_S: Final = 2.0
@@ -51,8 +51,8 @@ class Sender:
         self.purpose = purpose
         self.lines = self.batches = self.duplicates = 0
         self.gone = False  # something of a pipe that nobody can send again
-        self.kept = Kept(clock)
-        self.pace = Pace()  # a command that waits for lines reads one source
+        self.kept = ResendBuffer(clock)
+        self.pace = FlushPolicy()  # a command that waits for lines reads one source
         self.stands: dict[str, str] = {}  # where the ledger's cursors stand, as far as we know
         self.full: Full | None = None  # what we wait for since `full_since`, last said at `full_said`
         self.full_since = 0.0
@@ -66,7 +66,7 @@ class Sender:
         """Until it is accepted; Redis being away or full only makes it wait. What a Redis that came back has lost is sent
         again before it. Raises CursorMoved when that is not kept here any more, or another sender reads the same."""
         while True:
-            sent = Sent(
+            sent = SentChunk(
                 chunk=chunk,
                 start=start,
                 workload=workload,
@@ -91,7 +91,7 @@ class Sender:
                     self.own.look()
         self.say()
 
-    def _accepted(self, sent: Sent) -> Accepted:
+    def _accepted(self, sent: SentChunk) -> Accepted:
         while True:
             try:
                 answer = self.producer.send_chunk(

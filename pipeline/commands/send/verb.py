@@ -12,7 +12,7 @@ from pipeline.commands.send.sender import Sender
 from pipeline.commands.send.tracking import Own
 from pipeline.errors import BadInput, CursorMoved
 from pipeline.logs import set_up
-from pipeline.producer import Producer, workload_of
+from pipeline.producer import Producer, workload_of_file
 from pipeline.records.batch import Purpose, digest
 from pipeline.sources import files, follow
 from pipeline.sources.chunks import Chunk, Cursor
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.follow:
         _refuse_unfollowable(Path(args.files[0]))
     else:
-        for note in filter(None, map(files.check, files.expand(args.files))):
+        for note in filter(None, map(files.check_file, files.expand(args.files))):
             console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     producer = Producer.connect(reached(settings))
     own = Own(producer.ledger) if args.wait else None
@@ -73,9 +73,9 @@ def _refuse_unfollowable(path: Path) -> None:
 
 def _file(sender: Sender, path: Path, workload: str | None) -> None:
     """From where an earlier `send` of this file stopped, so that sending it again adds only what is new."""
-    workload = workload or workload_of(path)
+    workload = workload or workload_of_file(path)
     if not path.is_file():  # a pipe can be read once only, and has no place to go on from
-        chunks = files.read(
+        chunks = files.read_file(
             path,
             max_records=sender.settings.internal.batch_records,
             max_bytes=sender.settings.internal.batch_kib * 1024,
@@ -97,7 +97,7 @@ def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None
         place = files.resume_at(path, file, stored)
     key = digest("file", str(path.absolute()), place.identity, workload, *_apart(sender))
     start, before = place.offset, sender.batches
-    for chunk in files.read(
+    for chunk in files.read_file(
         path,
         start=stored if place.offset else None,
         max_records=sender.settings.internal.batch_records,
@@ -150,7 +150,7 @@ def _stream(sender: Sender, chunks: Iterable[Chunk], *, workload: str, source: s
 
 def _follow(sender: Sender, path: Path, workload: str | None) -> None:
     """Until Ctrl-C, from where the last sender or follower of this file stopped."""
-    workload = workload or workload_of(path)
+    workload = workload or workload_of_file(path)
     cursor_key = _cursor_key(sender, path, workload)
     sender.console.print(f"following {path}; Ctrl-C stops", markup=False, soft_wrap=True)
     while True:
