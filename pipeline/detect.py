@@ -111,12 +111,12 @@ def answer(work: pl.DataFrame, verdicts: Mapping[int, Verdict]) -> pl.DataFrame:
     if not verdicts:
         return work
     found = [verdicts.get(key) for key in work["key"].to_list()]
-    known = pl.Series([verdict is not None for verdict in found], dtype=pl.Boolean)
+    answered = pl.Series([verdict is not None for verdict in found], dtype=pl.Boolean)
     columns = []
     for name in _VERDICT:
         values: list[Any] = [None if verdict is None else getattr(verdict, name) for verdict in found]
         if name == "reasons":
-            column, filled = lists_of_text([value or () for value in values]).alias(name), known
+            column, filled = lists_of_text([value or () for value in values]).alias(name), answered
         else:
             column = pl.Series(name, values, dtype=WORK_SCHEMA[name])
             filled = column.is_not_null()
@@ -184,8 +184,8 @@ def _record_id(meta: Meta) -> pl.Expr:
     piece = pl.col("line").cum_count().over("line") - 1
     line = pl.col("line").cast(pl.String)
     began_before = pl.col("lines").first().over("line") == 0
-    rest = pl.lit(f".{digest(meta.batch_id)}.") + piece.cast(pl.String)
-    return pl.lit(meta.source_key + "-") + pl.when(began_before).then(line + rest).when(piece == 0).then(
+    suffix = pl.lit(f".{digest(meta.batch_id)}.") + piece.cast(pl.String)
+    return pl.lit(meta.source_key + "-") + pl.when(began_before).then(line + suffix).when(piece == 0).then(
         line
     ).otherwise(line + "." + piece.cast(pl.String))
 

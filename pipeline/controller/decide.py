@@ -104,11 +104,13 @@ def _causes(facts: Facts, rules: RetrainRules) -> Iterator[_Cause]:
     last = facts.history.last
     # Attempts move this basis, so a key that holds it is outdated by the attempt that answers it.
     basis = iso(facts.since) or "none"
-    known = facts.trained | (last.lines.keys() if last else set())
-    added = sorted(name for name, lines in facts.workloads.items() if lines > 0 and name not in known)
+    covered = facts.trained | (last.lines.keys() if last else set())
+    added = sorted(name for name, lines in facts.workloads.items() if lines > 0 and name not in covered)
     if added:
         verb = "were" if len(added) > 1 else "was"
-        begin = f"{_count(len(added), 'workload')} {verb} added" if known else "no training has been made yet"
+        begin = (
+            f"{_count(len(added), 'workload')} {verb} added" if covered else "no training has been made yet"
+        )
         yield _Cause(key=f"addition:{digest(basis, *added)}", text=f"{begin}: {_names(added)}")
     at = facts.scheduled
     if at is not None and not _trained_since(facts, at):
@@ -185,10 +187,10 @@ def to_json(decision: Decision) -> dict[str, Any]:
 
 
 def _without_lines(facts: Facts) -> str:
-    known = sorted(facts.workloads)
-    if not known and not facts.silent:
+    workloads = sorted(facts.workloads)
+    if not workloads and not facts.silent:
         return "no watched workload belongs to this model"
-    return f"no line of a watched workload is stored yet: {_names([*known, *facts.silent])}"
+    return f"no line of a watched workload is stored yet: {_names([*workloads, *facts.silent])}"
 
 
 def _quiet(facts: Facts) -> str:

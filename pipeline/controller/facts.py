@@ -174,10 +174,10 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
 def _remember(spent: tuple[str, ...], causes: Iterable[str]) -> tuple[str, ...]:
     """Keys of drift and the newest of the schedule; the others hold a basis that the attempt has moved."""
     new = [key for key in causes if key.partition(":")[0] in ("drift", "schedule")]
-    kept = [key for key in spent if key not in new]
+    older = [key for key in spent if key not in new]
     if any(key.startswith("schedule:") for key in new):
-        kept = [key for key in kept if not key.startswith("schedule:")]
-    return tuple((kept + new)[-_SPENT_KEPT:])
+        older = [key for key in older if not key.startswith("schedule:")]
+    return tuple((older + new)[-_SPENT_KEPT:])
 
 
 def backoff_s(failures: int, base_s: float) -> float:
@@ -186,9 +186,9 @@ def backoff_s(failures: int, base_s: float) -> float:
     return 0.0 if failures < 1 else min(BACKOFF_MOST_S, base_s * 2.0 ** min(failures - 1, 40))
 
 
-def clipped(text: str, most: int) -> str:
+def clipped(text: str, limit: int) -> str:
     """At most so many characters; a cut shows."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def iso(at: datetime | None) -> str | None:

@@ -55,7 +55,7 @@ MEMORIES: Final = Codec(Memory, version=1, what="the controller's memory", newer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _Inputs:
     """Inputs that a tick reads once for all models."""
 
     now: datetime
@@ -82,18 +82,18 @@ class Controller:
     def tick(self) -> list[str]:
         """Decide for every model once; returns the ids of the trainings that were asked for."""
         totals = self.ledger.totals()
-        seen = _Seen(
+        inputs = _Inputs(
             now=datetime.fromtimestamp(self.ledger.now_ms() / 1000, UTC),
             watched=self.watchlist.look(),
             stored={name: t.get("stored", 0) for name, t in totals.items()},
             busy=frozenset(s.model for s in self.trainings.active()),
             ended=self.trainings.ended_after(0),
         )
-        asked = []
-        models = self._models(seen)
+        requested = []
+        models = self._models(inputs)
         self._forget_others(models)
         for model, workloads in models.items():
-            facts, memory = self._facts(seen, model, workloads)
+            facts, memory = self._facts(inputs, model, workloads)
             decision = decide(facts, self.rules)
             if isinstance(decision, Retrain):
                 try:
@@ -101,37 +101,37 @@ class Controller:
                 except TrainingsFull as exc:  # a later tick decides the same
                     decision = Wait(until=None, why=str(exc))
                 else:
-                    asked += [request_id] * new
+                    requested += [request_id] * new
             self._record(facts, decision, memory)
-        return asked
+        return requested
 
-    def _models(self, seen: "_Seen") -> dict[str, dict[str, int]]:
+    def _models(self, inputs: "_Inputs") -> dict[str, dict[str, int]]:
         """Each model with the watched workloads that it learns from, and their stored lines."""
         found: dict[str, dict[str, int]] = {SHARED: {}}
-        for name, lines in seen.stored.items():
-            if seen.watched.covers(name):
+        for name, lines in inputs.stored.items():
+            if inputs.watched.covers(name):
                 found.setdefault(model_of(name, self.settings.train.own_models), {})[name] = lines
         return found
 
-    def _facts(self, seen: "_Seen", model: str, workloads: dict[str, int]) -> tuple[Facts, Memory]:
+    def _facts(self, inputs: "_Inputs", model: str, workloads: dict[str, int]) -> tuple[Facts, Memory]:
         times, zone = self.settings.train.retrain_at, self.settings.intake.zone
         live = self.registry.current(model)
         memory = self._remembered(model)
-        memory = replace(memory, history=memory.history.not_after(seen.now))
-        memory = _with_ended(memory, [e for e in seen.ended if e[1].model == model], live, workloads)
+        memory = replace(memory, history=memory.history.not_after(inputs.now))
+        memory = _with_ended(memory, [e for e in inputs.ended if e[1].model == model], live, workloads)
         facts = Facts(
-            now=seen.now,
+            now=inputs.now,
             model=model,
-            watching=bool(seen.watched.entries),
+            watching=bool(inputs.watched.entries),
             workloads=workloads,
-            silent=tuple(unmatched(seen.watched.patterns, seen.stored)) if model == SHARED else (),
+            silent=tuple(unmatched(inputs.watched.patterns, inputs.stored)) if model == SHARED else (),
             trained=frozenset() if live is None else self._trained(live.version),
             live_since=None if live is None else datetime.fromtimestamp(live.published_ms / 1000, UTC),
             history=memory.history,
-            busy=model in seen.busy,
+            busy=model in inputs.busy,
             drift=self._drift(live),
-            scheduled=last_time_of_day(seen.now, times, zone),
-            scheduled_next=next_time_of_day(seen.now, times, zone),
+            scheduled=last_time_of_day(inputs.now, times, zone),
+            scheduled_next=next_time_of_day(inputs.now, times, zone),
         )
         return facts, memory
 
@@ -187,20 +187,20 @@ class Controller:
     def _record(self, facts: Facts, decision: Decision, memory: Memory) -> None:
         """The newest decision of every model; in the list those that differ from the one before."""
         model, at = facts.model, facts.now.isoformat()
-        said = to_json(decision)
-        entry = json.dumps({"at": at, "model": model, **said, "facts": facts_to_json(facts)})
+        values = to_json(decision)
+        entry = json.dumps({"at": at, "model": model, **values, "facts": facts_to_json(facts)})
         # Figures change with every tick; what is said about them does not.
-        kind = re.sub(r"[\d.,]+", "#", str(said.get("cause") or said.get("why")))
+        kind = re.sub(r"[\d.,]+", "#", str(values.get("cause") or values.get("why")))
         last, since = memory.recorded
-        again = kind != last or abs(facts.now.timestamp() - since) > SAME_S
-        if again:
+        changed = kind != last or abs(facts.now.timestamp() - since) > SAME_S
+        if changed:
             memory = replace(memory, recorded=(kind, facts.now.timestamp()))
         pipe = self.client.pipeline(transaction=True)
         pipe.hset(self.keys.controller, f"memory:{model}", MEMORIES.to_json(memory))
         pipe.hset(self.keys.controller, f"decision:{model}", entry)
         if isinstance(decision, Retrain):
             pipe.hset(self.keys.controller, f"retrain:{model}", entry)
-        if again:
+        if changed:
             pipe.lpush(self.keys.decisions, entry)
             pipe.ltrim(self.keys.decisions, 0, KEEP - 1)
         with answering():
@@ -210,9 +210,9 @@ class Controller:
         """Decisions about models that nothing watched belongs to any more; what they did is kept."""
         with answering():
             names = text_map(self.client.hgetall(self.keys.controller))
-            gone = [n for n in names if n.startswith("decision:") and n.partition(":")[2] not in models]
-            if gone:
-                self.client.hdel(self.keys.controller, *gone)
+            obsolete = [n for n in names if n.startswith("decision:") and n.partition(":")[2] not in models]
+            if obsolete:
+                self.client.hdel(self.keys.controller, *obsolete)
 
 
 def decisions(client: "redis.Redis", keys: Keys, kind: str = "decision") -> dict[str, dict[str, Any]]:

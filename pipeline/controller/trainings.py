@@ -293,8 +293,8 @@ class Trainings:
         except BadPayload:
             request = TrainingRequest(attempt=ATTEMPTS)
         if status.version and published(status.version):
-            done = replace(status, state=TrainingState.COMPLETED, percent=100.0, published=True)
-            return done if self._end(done, None, token="") == "ended" else None
+            completed = replace(status, state=TrainingState.COMPLETED, percent=100.0, published=True)
+            return completed if self._end(completed, None, token="") == "ended" else None
         cancelled = bool(entry.get("cancel"))
         last = request.attempt >= ATTEMPTS
         more = (
@@ -309,7 +309,7 @@ class Trainings:
             if cancelled
             else f"the trainer died while {status.state.value}{more}",
         )
-        retry = None if cancelled or last else again(request, request_id)
+        retry = None if cancelled or last else next_attempt(request, request_id)
         return ended if self._end(ended, retry, token="") == "ended" else None
 
     def _end(self, status: Status, retry: TrainingRequest | None, *, token: str) -> str:
@@ -339,19 +339,27 @@ def _names(values: Any) -> list[str]:
     return [_text(value) for value in values]
 
 
-def again(request: TrainingRequest, request_id: str) -> TrainingRequest:
+def next_attempt(request: TrainingRequest, request_id: str) -> TrainingRequest:
     """The same training, once more."""
     return replace(request, attempt=request.attempt + 1, retry_of=request_id)
 
 
 # Kept in fields of their own, written by the scripts alone.
-_OWN: Final = ("state", "request_id", "created_ms", "started_ms", "ended_ms", "not_before_ms", "retried_as")
+_SCRIPT_FIELDS: Final = (
+    "state",
+    "request_id",
+    "created_ms",
+    "started_ms",
+    "ended_ms",
+    "not_before_ms",
+    "retried_as",
+)
 _FROM_REQUEST: Final = ("model", "asked_by", "why", "answers", "attempt", "retry_of")
 
 
 def _dump(status: Status) -> str:
-    kept = asdict(status)
-    return json.dumps({n: v for n, v in kept.items() if n not in (*_OWN, *_FROM_REQUEST)})
+    values = asdict(status)
+    return json.dumps({n: v for n, v in values.items() if n not in (*_SCRIPT_FIELDS, *_FROM_REQUEST)})
 
 
 def _state(word: str) -> TrainingState:
@@ -369,9 +377,9 @@ def _status(request_id: str, entry: Mapping[str, str]) -> Status:
         request = REQUESTS.from_json(entry["request"])
     with suppress(ValueError):
         shown = dict(json.loads(entry.get("status") or "{}"))
-    known = {f.name for f in fields(Status)}
+    names = {f.name for f in fields(Status)}
     values: dict[str, Any] = {
-        n: v for n, v in shown.items() if n in known and n not in (*_OWN, *_FROM_REQUEST)
+        n: v for n, v in shown.items() if n in names and n not in (*_SCRIPT_FIELDS, *_FROM_REQUEST)
     }
     values |= {n: getattr(request, n) for n in _FROM_REQUEST}
     values |= {n: int(entry.get(n) or 0) for n in ("created_ms", "started_ms", "ended_ms", "not_before_ms")}

@@ -99,12 +99,12 @@ class Watchlist:
         return watched
 
     def _change(self, verb: str, patterns: Iterable[str]) -> list[str]:
-        done = self.scripts.run("training/watchlist", [self.keys.watch], [verb, MAX_PATTERNS, *patterns])
-        if done[0] == b"full":
+        answer = self.scripts.run("training/watchlist", [self.keys.watch], [verb, MAX_PATTERNS, *patterns])
+        if answer[0] == b"full":
             raise BadInput(
                 f"the watchlist holds {MAX_PATTERNS:,} patterns, its limit; use wildcards, such as prod/*/cart"
             )
-        return [item.decode() for item in done[1:]]
+        return [item.decode() for item in answer[1:]]
 
 
 def check_pattern(pattern: str) -> str:
@@ -123,21 +123,21 @@ def covers(patterns: Iterable[str], workload: str) -> bool:
     return any(_compiled(pattern).fullmatch(workload) for pattern in patterns)
 
 
-def model_of(workload: str, own: Iterable[str]) -> str:
-    """The model of a workload: its own where a pattern of `own` matches, else SHARED."""
-    return workload if workload != SHARED and covers(own, workload) else SHARED
+def model_of(workload: str, own_models: Iterable[str]) -> str:
+    """The model of a workload: its own where a pattern of `own_models` matches, else SHARED."""
+    return workload if workload != SHARED and covers(own_models, workload) else SHARED
 
 
 def unmatched(patterns: Iterable[str], workloads: Iterable[str]) -> list[str]:
     """The patterns that match none of these workloads."""
-    known = list(workloads)
-    return [p for p in patterns if not any(_compiled(p).fullmatch(w) for w in known)]
+    names = list(workloads)
+    return [p for p in patterns if not any(_compiled(p).fullmatch(w) for w in names)]
 
 
-def unwatched(watched: Watched, seen: Mapping[str, Mapping[str, int]]) -> list[str]:
+def unwatched(watched: Watched, workloads: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Workloads seen but not watched, most lines first: what a user may pick from."""
-    rest = [name for name in seen if not watched.covers(name)]
-    return sorted(rest, key=lambda name: (-seen[name].get("accepted", 0), name))
+    names = [name for name in workloads if not watched.covers(name)]
+    return sorted(names, key=lambda name: (-workloads[name].get("accepted", 0), name))
 
 
 # More than one full list: with one pattern too many for it, a cache that is asked in order answers nothing.
@@ -153,8 +153,10 @@ def _part(part: str) -> str:
 
     Backtracking over all places would take years for a pattern such as *a*a*a*a*b.
     """
-    first, *rest = ("".join("[^/]" if c == "?" else re.escape(c) for c in piece) for piece in part.split("*"))
-    if not rest:
+    first, *pieces = (
+        "".join("[^/]" if c == "?" else re.escape(c) for c in piece) for piece in part.split("*")
+    )
+    if not pieces:
         return first
-    *inner, last = rest
+    *inner, last = pieces
     return first + "".join(f"(?>[^/]*?{piece})" for piece in inner if piece) + "[^/]*" + last

@@ -27,7 +27,7 @@ BUNDLE_FORMAT: Final = 3
 MANIFEST: Final = "manifest.json"
 WEIGHTS: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"
-KNOWN: Final = "known.parquet"
+KNOWN_FILE: Final = "known.parquet"
 WORDS: Final = "words.parquet"
 NOVELTY: Final = "novelty.msgpack"
 PRIOR: Final = "prior.msgpack"
@@ -37,7 +37,7 @@ SEQUENCES: Final = "sequences.msgpack"
 FILE_CAPS: Final[dict[str, int]] = {
     WEIGHTS: 256 << 20,
     TOKENIZER: 32 << 20,
-    KNOWN: 512 << 20,
+    KNOWN_FILE: 512 << 20,
     WORDS: 64 << 20,
     NOVELTY: 16 << 20,
     PRIOR: 16 << 20,
@@ -291,15 +291,15 @@ class KnownPatterns:
 def load_known(bundle: Path) -> KnownPatterns:
     """The training patterns of a bundle that `load_manifest` has verified. Raises BadBundle."""
     try:
-        frame = pl.read_parquet(bundle / KNOWN, n_rows=_KNOWN_CAP + 1)
+        frame = pl.read_parquet(bundle / KNOWN_FILE, n_rows=_KNOWN_CAP + 1)
     # Polars raises several unrelated classes on damaged files, and its panics are no Exceptions.
     except (Exception, pl.exceptions.PanicException) as exc:
-        raise BadBundle(f"{bundle / KNOWN} is not readable: {exc}; publish the bundle again") from exc
+        raise BadBundle(f"{bundle / KNOWN_FILE} is not readable: {exc}; publish the bundle again") from exc
     if dict(frame.schema) != KNOWN_SCHEMA:
-        raise BadBundle(f"{bundle / KNOWN} has columns {dict(frame.schema)}, expected {KNOWN_SCHEMA}")
+        raise BadBundle(f"{bundle / KNOWN_FILE} has columns {dict(frame.schema)}, expected {KNOWN_SCHEMA}")
     if frame.height > _KNOWN_CAP or any(frame.null_count().row(0)):
         raise BadBundle(
-            f"{bundle / KNOWN} has empty fields or more than {_KNOWN_CAP:,} patterns; publish it again"
+            f"{bundle / KNOWN_FILE} has empty fields or more than {_KNOWN_CAP:,} patterns; publish it again"
         )
     return KnownPatterns(frame)
 

@@ -95,8 +95,8 @@ class CausalNetwork(nn.Module):
             # From here on each place has a vector of its own.
             ends = np.cumsum([rows.numel() for rows, _ in packed]).tolist()
             packed = [
-                (end - rows.numel() + _flat_places(rows).view_as(rows), asked)
-                for end, (rows, asked) in zip(ends, packed, strict=True)
+                (end - rows.numel() + _flat_places(rows).view_as(rows), scored)
+                for end, (rows, scored) in zip(ends, packed, strict=True)
             ]
         hidden = self.ln_f(last.on_packed(hidden, packed))  # (K, D)
         logits = (hidden * self.token_embedding(targets)).sum(-1) + self.bias[targets]
@@ -126,10 +126,10 @@ class Block(nn.Module):
         """
         qkv = self.qkv(self.ln_1(hidden))  # (M, 3 * D)
         attended = [
-            self.attention(functional.embedding(rows, qkv)).flatten(0, 1).index_select(0, asked)
-            for rows, asked in packed
+            self.attention(functional.embedding(rows, qkv)).flatten(0, 1).index_select(0, scored)
+            for rows, scored in packed
         ]
-        residual = torch.cat([rows.flatten().index_select(0, asked) for rows, asked in packed])
+        residual = torch.cat([rows.flatten().index_select(0, scored) for rows, scored in packed])
         return self.mlp(hidden.index_select(0, residual), torch.cat(attended))
 
     def attention(self, qkv: torch.Tensor) -> torch.Tensor:
@@ -180,8 +180,8 @@ def _batch_surprisals(
     _, first, owner = np.unique(
         _prefix_hashes(pairs, pair, start)[where], return_index=True, return_inverse=True
     )
-    asked = np.zeros(len(ids), dtype=np.bool_)
-    asked[where[first]] = True
+    first_of_prefix = np.zeros(len(ids), dtype=np.bool_)
+    first_of_prefix[where[first]] = True
 
     def on_device(array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(network.bias.device)
@@ -189,7 +189,7 @@ def _batch_surprisals(
     packed: list[Packed] = []
     answered: list[Ints] = []
     for places, real in packing:
-        chosen = np.flatnonzero(asked[places] & real)
+        chosen = np.flatnonzero(first_of_prefix[places] & real)
         packed.append((on_device(input_of[places]), on_device(chosen)))
         answered.append(places.ravel()[chosen])
     answers = np.concatenate(answered)

@@ -117,7 +117,7 @@ def fit_network(
             now = time.monotonic()
             left_s = budget_s - (now - began)
             steps = affordable_steps(
-                steps, step, took_s=now - first, left_s=left_s, grace_s=grace_s, least=config.least_steps
+                steps, step, took_s=now - first, left_s=left_s, grace_s=grace_s, minimum=config.least_steps
             )
         if step >= steps:
             break
@@ -145,12 +145,12 @@ def _rate(step: int, steps: int) -> float:
 
 
 def affordable_steps(
-    steps: int, done: int, *, took_s: float, left_s: float, grace_s: float, least: int
+    steps: int, completed: int, *, took_s: float, left_s: float, grace_s: float, minimum: int
 ) -> int:
-    """How many of `steps` there is time for, when `done` of them took `took_s`; at least 20."""
-    each_s = max(took_s, 1e-6) / done
-    in_time = done + int(left_s / each_s)
-    late = min(least, done + int((max(0.0, left_s) + grace_s) / each_s))
+    """How many of `steps` there is time for, when `completed` of them took `took_s`; at least 20."""
+    each_s = max(took_s, 1e-6) / completed
+    in_time = completed + int(left_s / each_s)
+    late = min(minimum, completed + int((max(0.0, left_s) + grace_s) / each_s))
     return max(20, min(steps, max(in_time, late)))
 
 
@@ -170,9 +170,9 @@ def _batches(
         drawn = drawn[np.argsort(lengths[drawn], kind="stable")]
         for at in rng.permutation(8).tolist():
             chosen = drawn[at * size : (at + 1) * size]
-            most = max(4, config.batch_tokens // int(lengths[chosen[-1]]))
-            if most < size:
-                chosen = chosen[np.sort(rng.permutation(size)[:most])]
+            limit = max(4, config.batch_tokens // int(lengths[chosen[-1]]))
+            if limit < size:
+                chosen = chosen[np.sort(rng.permutation(size)[:limit])]
             batch = np.full((len(chosen), int(lengths[chosen].max())), PAD_ID, dtype=np.int64)
             for b, i in enumerate(chosen.tolist()):
                 batch[b, : lengths[i]] = rows[i]
@@ -235,13 +235,13 @@ def learnt_by(parent: Path, frame: pl.DataFrame, held_out: frozenset[int]) -> fr
     """
     try:
         not_learnt = frozenset(bundles.load_manifest(parent).held_out)
-        known = bundles.load_known(parent).without(not_learnt, frozenset())
+        patterns = bundles.load_known(parent).without(not_learnt, frozenset())
     except (BadBundle, OSError):
         return frozenset()
     out = pl.col("pattern_id").is_in(sorted(held_out))
     rows = frame.with_columns(out=out, whole=out.all().over("template_id")).filter("out")
     return frozenset(
         pattern
-        for pattern, template, whole in rows.select("pattern_id", "template_id", "whole").iter_rows()
-        if known.count(pattern) or (whole and known.template_count(template))
+        for pattern, template, every_line in rows.select("pattern_id", "template_id", "whole").iter_rows()
+        if patterns.count(pattern) or (every_line and patterns.template_count(template))
     )

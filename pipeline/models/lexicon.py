@@ -70,8 +70,8 @@ def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
     stop = len(order)
     while stop > 0:  # longest first: the width is then known when one begins
         width = int(sizes[stop - 1])
-        most = max(1, room // width)
-        filled = np.cumsum(width - sizes[max(0, stop - most) : stop][::-1])
+        limit = max(1, room // width)
+        filled = np.cumsum(width - sizes[max(0, stop - limit) : stop][::-1])
         begin = stop - int(np.searchsorted(filled, room // _PADDING, side="right"))
         width += -width % _LANES if -width % _LANES < _LANES // 2 else 0
         real = np.arange(width) < sizes[begin:stop, None]
@@ -144,9 +144,9 @@ class Lexicon:
         first = len(self._pieces) + np.cumsum(length) - length
         flat: Any = np.fromiter(chain.from_iterable(pieces), dtype=np.int64, count=int(length.sum()))
         flags = np.fromiter(map(self._describe, words), dtype=np.uint8, count=len(words))
-        known = len(self._number)
+        count = len(self._number)
         self._pieces = np.concatenate([self._pieces, flat])
         self._first = np.concatenate([self._first, first])
         self._length = np.concatenate([self._length, length])
         self._flags = np.concatenate([self._flags, flags])
-        self._number.update(zip(words, range(known, known + len(words)), strict=True))
+        self._number.update(zip(words, range(count, count + len(words)), strict=True))

@@ -190,8 +190,8 @@ class LineModel:
 
     def _says(self, word: str) -> bool:
         """Whether a word holds more than masks and punctuation."""
-        said = self._masks.sub("", word) if self.tokenizer.opening in word else word
-        return _LETTER.search(said) is not None
+        text = self._masks.sub("", word) if self.tokenizer.opening in word else word
+        return _LETTER.search(text) is not None
 
 
 def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Iterator[Reading]:
@@ -211,8 +211,10 @@ def _readings(lines: EncodedLines, surprisals: Any, config: ModelConfig) -> Iter
     top = rank < k[line]
     surprisal = np.bincount(line[top], weights=worst[top], minlength=count) / np.maximum(k, 1)
     pieces = np.bincount(lines.line[place], minlength=count)
-    near = (worst >= 0.5 * worst[first[line]]) & (rank < 4 * _WORDS_SHOWN) & (lines.flags[word] & _SAYS > 0)
-    shown = _by_line(lines, word[near])
+    near_worst = (
+        (worst >= 0.5 * worst[first[line]]) & (rank < 4 * _WORDS_SHOWN) & (lines.flags[word] & _SAYS > 0)
+    )
+    shown = _by_line(lines, word[near_worst])
     for i, (nats, tokens) in enumerate(zip(surprisal.tolist(), pieces.tolist(), strict=True)):
         yield nats, tokens, shown.get(i, ())
 

@@ -107,19 +107,19 @@ class Registry:
         Workers ask several times a second.
         """
         while True:
-            asked = self._names
+            listed = self._names
             pipe = self.client.pipeline(transaction=False)
             pipe.smembers(self.keys.model_names)
             pipe.hgetall(self.keys.model_faults)
             pipe.time()
-            for name in asked:
+            for name in listed:
                 pipe.hgetall(self.keys.model(name))
             with answering():
                 names, faults, (seconds, _), *entries = pipe.execute()
             self._names = _ordered(names)
-            if self._names == asked:
+            if self._names == listed:
                 break
-        found = (_live(name, text_map(entry)) for name, entry in zip(asked, entries, strict=True))
+        found = (_live(name, text_map(entry)) for name, entry in zip(listed, entries, strict=True))
         lives = [live for live in found if live is not None]
         return lives, _fresh(text_map(faults), int(seconds)) if faults else {}
 

@@ -88,13 +88,13 @@ def without(frame: pl.DataFrame, held_out: frozenset[int]) -> pl.DataFrame:
     return remaining
 
 
-def cap(frame: pl.DataFrame, most: int, seed: int) -> pl.DataFrame:
-    """At most `most` lines, drawn without replacement by sqrt(count) (Efraimidis and Spirakis 2006)."""
-    if frame.height <= most:
+def cap(frame: pl.DataFrame, limit: int, seed: int) -> pl.DataFrame:
+    """At most `limit` lines, drawn without replacement by sqrt(count) (Efraimidis and Spirakis 2006)."""
+    if frame.height <= limit:
         return frame
     draw = np.random.default_rng(seed).random(frame.height)
     keys = draw ** (1.0 / np.sqrt(frame["count"].to_numpy().astype(np.float64)))
-    chosen = np.sort(np.argsort(-keys)[:most])
+    chosen = np.sort(np.argsort(-keys)[:limit])
     return frame[chosen]
 
 
@@ -110,8 +110,8 @@ def folds(frame: pl.DataFrame, seed: int) -> tuple[list[list[int]], str]:
     return [ids[i::count].tolist() for i in range(count)], f"{count} folds by template"
 
 
-def taught(frame: pl.DataFrame, fitted: pl.DataFrame, most: int, seed: int) -> pl.DataFrame:
+def taught(frame: pl.DataFrame, fitted: pl.DataFrame, limit: int, seed: int) -> pl.DataFrame:
     """The rows for the severity prior: those of the weights, and all others at an error level."""
     normal = frame.join(fitted, on="pattern_id", how="semi")
     bad = frame.filter("severe").join(fitted, on="pattern_id", how="anti")
-    return pl.concat([normal, cap(bad, most, seed)])
+    return pl.concat([normal, cap(bad, limit, seed)])

@@ -63,10 +63,10 @@ class Scale:
         return max(-1.0, z) if z <= 1.0 else 1.0 + _BEYOND * math.log(z)
 
     @classmethod
-    def fit(cls, values: Sequence[float], least: float) -> "Scale":
+    def fit(cls, values: Sequence[float], floor: float) -> "Scale":
         ordered = sorted(values)
         centre = _quantile(ordered, 0.5)
-        spread = max(least, _quantile(ordered, 0.95) - centre)
+        spread = max(floor, _quantile(ordered, 0.95) - centre)
         return cls(centre=round(centre, 4), spread=round(spread, 4))
 
 
@@ -154,13 +154,13 @@ def with_word(excess: float, word: float) -> float:
     return excess + word if excess < 0 or word == 0 else math.hypot(excess, word)
 
 
-def calibrate(held: Sequence[Normal], *, mode: Mode, total: int, chance: float = CHANCE) -> Calibration:
+def calibrate(held_out: Sequence[Normal], *, mode: Mode, total: int, chance: float = CHANCE) -> Calibration:
     """Calibration from one normal line per held-out template; `total`: training lines, with repetition.
 
     `chance`: that a new calm normal template is flagged. Lines with an error level or word are always
     flagged, so the threshold ignores them.
     """
-    n = len(held)
+    n = len(held_out)
     common: dict[str, Any] = {"mode": mode, "held_out": n, "total": total, "chance": chance}
     if n < 2:
         return Calibration(method="none", median=0.0, threshold=0.0, **common)
@@ -168,18 +168,18 @@ def calibrate(held: Sequence[Normal], *, mode: Mode, total: int, chance: float =
         method="student",
         median=0.0,
         threshold=0.0,
-        surprisal=Scale.fit([h.evidence.surprisal for h in held], _SPREADS[0]),
-        novelty=Scale.fit([h.evidence.novelty for h in held], _SPREADS[1]),
+        surprisal=Scale.fit([h.evidence.surprisal for h in held_out], _SPREADS[0]),
+        novelty=Scale.fit([h.evidence.novelty for h in held_out], _SPREADS[1]),
         **common,
     )
-    calm = sorted(scaled.normalised_score(h.evidence) for h in held if h.calm)
+    calm = sorted(scaled.normalised_score(h.evidence) for h in held_out if h.calm)
     if len(calm) < 2:
-        calm = sorted(scaled.normalised_score(h.evidence) for h in held)
+        calm = sorted(scaled.normalised_score(h.evidence) for h in held_out)
     median = _quantile(calm, 0.5)
     bound, method = upper_bound(calm, chance)
     threshold = round(max(bound, median + _LEAST_MARGIN), 4)
     calibration = replace(scaled, method=method, median=round(median, 4), threshold=threshold)
-    scores = sorted(round(calibration.as_new(h.evidence, severe=h.severe), 4) for h in held)
+    scores = sorted(round(calibration.as_new(h.evidence, severe=h.severe), 4) for h in held_out)
     tail = fit_pareto(scores)
     if n > _SCORES_MOST:
         scores = [_quantile(scores, i / (_SCORES_MOST - 1)) for i in range(_SCORES_MOST)]

@@ -327,7 +327,7 @@ def _write(
     }
     writers: dict[str, Callable[[Path], Any]] = {
         bundles.WEIGHTS: partial(save_file, stored_state(fitted.network)),
-        bundles.KNOWN: frame.select(list(bundles.KNOWN_SCHEMA)).write_parquet,
+        bundles.KNOWN_FILE: frame.select(list(bundles.KNOWN_SCHEMA)).write_parquet,
         bundles.WORDS: pl.DataFrame({"word": frequent}, schema={"word": pl.String}).write_parquet,
         **{name: partial(_write_bytes, content) for name, content in contents.items()},
     }

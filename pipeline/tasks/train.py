@@ -12,7 +12,7 @@ from typing import Final
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from pipeline.controller.trainings import ATTEMPTS, Status, TrainingRequest, TrainingState, again
+from pipeline.controller.trainings import ATTEMPTS, Status, TrainingRequest, TrainingState, next_attempt
 from pipeline.drain.learner import read_templates
 from pipeline.errors import (
     BadInput,
@@ -132,7 +132,7 @@ def _failed(
     heals = isinstance(exc, Retryable | StaleToken)
     retry = None
     if (heals or not known) and request.attempt < (PATIENT_ATTEMPTS if heals else ATTEMPTS):
-        retry = again(request, status.request_id)
+        retry = next_attempt(request, status.request_id)
     return replace(status, state=TrainingState.FAILED, reason=why[:1000]), retry
 
 

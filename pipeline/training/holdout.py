@@ -91,28 +91,28 @@ def split(sample: pl.DataFrame, *, seed: int, mode: Mode = Mode.BASELINE) -> Hel
     # The order of a hash is the same in the next training.
     order = sorted(candidates, key=lambda t: digest(str(seed), str(t)))
     room = min(_HELD_MOST, int(_SPARE * frame.height))
-    most = min(2 * _SHOWN, int(_SPARE * count))
+    limit = min(2 * _SHOWN, int(_SPARE * count))
     newest = _newest(frame)
     records = int(_SPARE * total)
-    late = _take(newest, order, most=most // 2, room=room // 2, records=records // 2)
+    late = _take(newest, order, limit=limit // 2, room=room // 2, records=records // 2)
     used = set(late["template_id"])
     others = [t for t in order if t not in used]
-    whole = _take(
+    drawn = _take(
         frame,
         others,
-        most=min(_SHOWN, most - len(used)),
+        limit=min(_SHOWN, limit - len(used)),
         room=room - late.height,
         records=records - int(late["count"].sum()),
     )
     late_sizes = late.group_by("template_id").len()
-    templates = {t for t, n in late_sizes.iter_rows() if n == size[t]} | set(whole["template_id"])
+    templates = {t for t, n in late_sizes.iter_rows() if n == size[t]} | set(drawn["template_id"])
     return HeldOut(
-        patterns=frozenset([*late["pattern_id"], *whole["pattern_id"]]),
+        patterns=frozenset([*late["pattern_id"], *drawn["pattern_id"]]),
         templates=frozenset(templates),
         by_time=_representatives(late, templates),
-        by_template=_representatives(whole, templates),
+        by_template=_representatives(drawn, templates),
         learnt=_learnt(frame.filter(~pl.col("template_id").is_in(sorted(used | templates)))),
-        how=f"{whole['template_id'].n_unique()} of {count} templates at random, and the lines of {len(used)} "
+        how=f"{drawn['template_id'].n_unique()} of {count} templates at random, and the lines of {len(used)} "
         "first seen in the newest tenth of the time",
         seed=seed,
     )
@@ -134,23 +134,23 @@ def _newest(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.col("first_seen") > end - (end - begin) * _NEWEST)
 
 
-def _take(frame: pl.DataFrame, order: Sequence[int], *, most: int, room: int, records: int) -> pl.DataFrame:
-    """The lines of the first `most` calm templates in this order: at most `room` lines, `records` records."""
+def _take(frame: pl.DataFrame, order: Sequence[int], *, limit: int, room: int, records: int) -> pl.DataFrame:
+    """The lines of the first `limit` calm templates in this order: at most `room` lines, `records` records."""
     sizes = dict(frame.group_by("template_id").len().iter_rows())
     # Reads no template that cannot fit, and few more than wanted.
-    fitting = [t for t in order if 0 < sizes.get(t, 0) <= room][: 4 * most]
+    fitting = [t for t in order if 0 < sizes.get(t, 0) <= room][: 4 * limit]
     groups = frame.filter(pl.col("template_id").is_in(fitting)).partition_by("template_id", as_dict=True)
-    taken: list[pl.DataFrame] = []
+    groups_taken: list[pl.DataFrame] = []
     for template in fitting:
         lines = groups[(template,)]
         count = int(lines["count"].sum())
-        if len(taken) == most:
+        if len(groups_taken) == limit:
             break
         if lines.height <= room and count <= records and all(map(calm, lines["masked"])):
-            taken.append(lines)
+            groups_taken.append(lines)
             room -= lines.height
             records -= count
-    return pl.concat(taken) if taken else frame.clear()
+    return pl.concat(groups_taken) if groups_taken else frame.clear()
 
 
 def calm(masked: str) -> bool:

@@ -73,8 +73,8 @@ class Examinee:
         scorer = LineModel.load(bundle, device=device, threads=threads)
         manifest = bundles.load_manifest(bundle)
         knowledge = Knowledge(calibration=manifest.calibration, known=bundles.load_known(bundle))
-        held = frozenset(manifest.held_out)
-        return cls(version=manifest.version, scorer=scorer, knowledge=knowledge, held_out=held)
+        held_out = frozenset(manifest.held_out)
+        return cls(version=manifest.version, scorer=scorer, knowledge=knowledge, held_out=held_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Judgement:
     seed: int
 
 
-def judge(candidate: Examinee, live: Examinee | None, held: HeldOut, recent: pl.DataFrame) -> Judgement:
+def judge(candidate: Examinee, live: Examinee | None, held_out: HeldOut, recent: pl.DataFrame) -> Judgement:
     """Compares the candidate with the live model on the same lines.
 
     `recent` is the current stream: distinct masked lines with counts (SAMPLE_SCHEMA; may be empty). Today's
@@ -117,9 +117,9 @@ def judge(candidate: Examinee, live: Examinee | None, held: HeldOut, recent: pl.
     now on. Deterministic but for `seconds`; shows each model at most about 400 distinct lines.
     """
     began = time.monotonic()
-    lines, usual = _shown(held, recent)
-    answers = _ask(candidate, held, lines, usual)
-    other = _ask(live, held, lines, usual) if live else None
+    lines, usual = _shown(held_out, recent)
+    answers = _ask(candidate, held_out, lines, usual)
+    other = _ask(live, held_out, lines, usual) if live else None
     fault = _useless(answers)
     note = ""
     if other and (unusable := _useless(other)):
@@ -131,18 +131,18 @@ def judge(candidate: Examinee, live: Examinee | None, held: HeldOut, recent: pl.
             e.knowledge.calibration.method in {"conformal", "pot"} for e in (candidate, live)
         )
         fault = _worse(answers, other, agreement, firm=firm)
-    mine = answers.figures
-    reason = f"{mine.version} {fault}" if fault else _praise(mine, other.figures if other else None)
+    figures = answers.figures
+    reason = f"{figures.version} {fault}" if fault else _praise(figures, other.figures if other else None)
     return Judgement(
         passed=fault is None,
         reason=reason + note,
-        candidate=mine,
+        candidate=figures,
         live=other.figures if other else None,
         rank_agreement=None if agreement is None else round(agreement, 4),
-        held=held.how,
+        held=held_out.how,
         lines=len(answers.surprisals),
         seconds=round(time.monotonic() - began, 3),
-        seed=held.seed,
+        seed=held_out.seed,
     )
 
 
@@ -163,21 +163,23 @@ class _Answers:
         return self.lines.filter(_SILENT)["rank"].to_list()
 
 
-def _shown(held: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+def _shown(held_out: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     """The lines that both models are asked about, and the calm lines that injected anomalies are ranked
     against.
 
     Columns: `part` ("normal": held out, "recent": calm lines of the stream, "injected"), masked, pattern_id,
     template_id, `whole` (the whole template is held out), `late` (held out by time), `weight`, `error_word`.
     """
-    normal = pl.concat([held.by_time.with_columns(late=True), held.by_template.with_columns(late=False)])
+    normal = pl.concat(
+        [held_out.by_time.with_columns(late=True), held_out.by_template.with_columns(late=False)]
+    )
     normal = normal.with_columns(part=pl.lit("normal"), weight=pl.lit(1.0))
     stream = recent.select(list(SAMPLE_SCHEMA)).with_columns(pl.col("template_id").fill_null(_NEW_SHAPE))
     stream = stream.drop_nulls().filter(~pl.col("severe"))
     stream = stream.unique("pattern_id", keep="first").sort("count", "pattern_id", descending=[True, False])
     # The most frequent lines carry most of the weight; a sample stands for the others.
     head, tail = stream.head(_RECENT_HEAD), stream.slice(_RECENT_HEAD)
-    rng = np.random.default_rng(held.seed)
+    rng = np.random.default_rng(held_out.seed)
     drawn = tail[np.sort(rng.permutation(tail.height)[:_RECENT_TAIL])]
     scale = tail.height / max(1, drawn.height)
     stream = pl.concat([head.with_columns(scale=pl.lit(1.0)), drawn.with_columns(scale=pl.lit(scale))])
@@ -189,8 +191,8 @@ def _shown(held: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]
         late=pl.lit(value=False),
     )
     frequent = stream["masked"].to_list()
-    usual = list(dict.fromkeys([*frequent, *held.learnt[: max(0, LEARNT - len(frequent))]]))
-    anomalies = [i.masked for i in injected([*normal["masked"], *usual], seed=held.seed)]
+    usual = list(dict.fromkeys([*frequent, *held_out.learnt[: max(0, LEARNT - len(frequent))]]))
+    anomalies = [i.masked for i in injected([*normal["masked"], *usual], seed=held_out.seed)]
     anomaly_lines = pl.DataFrame(
         {
             "part": "injected",
@@ -207,7 +209,7 @@ def _shown(held: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]
     return lines.with_columns(error_word=pl.Series(words, dtype=pl.Boolean)), usual
 
 
-def _ask(model: Examinee, held: HeldOut, shown: pl.DataFrame, usual: Sequence[str]) -> _Answers:
+def _ask(model: Examinee, held_out: HeldOut, shown: pl.DataFrame, usual: Sequence[str]) -> _Answers:
     """Adds a model's answers to the lines.
 
     `anomalous` and `score` of the verdict; `rank`: the normalised score; `above`: whether that exceeds the
@@ -216,18 +218,20 @@ def _ask(model: Examinee, held: HeldOut, shown: pl.DataFrame, usual: Sequence[st
     texts = list(dict.fromkeys([*shown["masked"], *usual]))
     evidence = dict(zip(texts, model.scorer.score(texts), strict=True))
     knowledge, calibration = model.knowledge, model.knowledge.calibration
-    known, learnt = knowledge.known, knowledge.known.without(model.held_out, frozenset())
-    hiding = replace(knowledge, known=known.without(held.patterns, held.templates))
+    patterns, learnt = knowledge.known, knowledge.known.without(model.held_out, frozenset())
+    hiding = replace(knowledge, known=patterns.without(held_out.patterns, held_out.templates))
     ranks = {masked: calibration.normalised_score(e) for masked, e in evidence.items()}
     answers: list[tuple[bool, float, float, bool, bool]] = []
     for row in shown.iter_rows(named=True):
         masked, pattern, template = row["masked"], row["pattern_id"], row["template_id"]
         if row["part"] == "injected":
-            template = known.template_of(pattern) or _NEW_SHAPE
-        asked = {**asdict(evidence[masked]), "pattern_id": pattern, "severe": False, "level": None}
-        verdict = verdict_of(asked, template, hiding if row["part"] == "normal" else knowledge)
+            template = patterns.template_of(pattern) or _NEW_SHAPE
+        work_row = {**asdict(evidence[masked]), "pattern_id": pattern, "severe": False, "level": None}
+        verdict = verdict_of(work_row, template, hiding if row["part"] == "normal" else knowledge)
         # A line of its baseline is never flagged, so it ranks below all others.
-        never = row["part"] == "injected" and calibration.mode is Mode.BASELINE and known.count(pattern) > 0
+        never = (
+            row["part"] == "injected" and calibration.mode is Mode.BASELINE and patterns.count(pattern) > 0
+        )
         unseen = not learnt.count(pattern) and not (row["whole"] and learnt.template_count(template))
         answers.append(
             (
@@ -313,36 +317,33 @@ def _useless(answers: _Answers) -> str | None:
     return None
 
 
-def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: bool) -> str | None:
+def _worse(candidate: _Answers, live: _Answers, agreement: float | None, *, firm: bool) -> str | None:
     """Where the candidate is worse than the live model by more than the margins and more than chance.
 
     `firm`: both thresholds are quantiles of enough held-out templates. From fewer, a threshold is a
     small-sample bound that moves with the seed alone (recall 0 % and 36 % of the same log); ranks still tell
     such models apart.
     """
-    a, b = mine.figures, live.figures
+    a, b = candidate.figures, live.figures
     faults: list[str] = []
     # Only lines that neither has learnt: a line that the live model has seen is easier for it.
-    fair = mine.lines["fair"] & live.lines["fair"]
-    flagged_mine, flagged_live = mine.flags(fair), live.flags(fair)
-    if (
-        more_often(flagged_mine, flagged_live)
-        and wilson_lower(sum(flagged_mine), len(flagged_mine)) > _TOLERATED
-    ):
+    fair = candidate.lines["fair"] & live.lines["fair"]
+    flagged, flagged_live = candidate.flags(fair), live.flags(fair)
+    if more_often(flagged, flagged_live) and wilson_lower(sum(flagged), len(flagged)) > _TOLERATED:
         faults.append(
-            f"alerts on {_percent(_share(flagged_mine))} of {len(flagged_mine)} held-out normal lines, "
+            f"alerts on {_percent(_share(flagged))} of {len(flagged)} held-out normal lines, "
             f"the live model {b.version} on {_percent(_share(flagged_live))}"
         )
     more = (a.alert_rate_recent or 0.0) - (b.alert_rate_recent or 0.0)
-    if more > _RECENT_MARGIN and more_often(mine.flags(_RECENT), live.flags(_RECENT)):
+    if more > _RECENT_MARGIN and more_often(candidate.flags(_RECENT), live.flags(_RECENT)):
         faults.append(
             f"alerts on {_percent(a.alert_rate_recent)} of the current stream's calm records, "
             f"the live model {b.version} on {_percent(b.alert_rate_recent)}"
         )
     # A model that alerts on more normal lines also finds more, so that part of the recall is no merit
     # (Youden's index).
-    no_merit = max(0.0, (_share(flagged_live) or 0.0) - (_share(flagged_mine) or 0.0), -more)
-    found, found_live = mine.flags(_SILENT), live.flags(_SILENT)
+    no_merit = max(0.0, (_share(flagged_live) or 0.0) - (_share(flagged) or 0.0), -more)
+    found, found_live = candidate.flags(_SILENT), live.flags(_SILENT)
     fewer = (_share(found_live) or 0.0) - (_share(found) or 0.0) - no_merit
     if firm and fewer > _RECALL_MARGIN and more_often(found_live, found):
         faults.append(
@@ -353,13 +354,13 @@ def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: boo
         a.injected_auc is not None
         and b.injected_auc is not None
         and b.injected_auc - a.injected_auc > _AUC_MARGIN
-        and auc_falls(mine.silent, mine.usual, live.silent, live.usual)
+        and auc_falls(candidate.silent, candidate.usual, live.silent, live.usual)
     ):
         faults.append(
             f"ranks injected anomalies above normal lines in {_percent(a.injected_auc)} of pairs, "
             f"the live model {b.version} in {_percent(b.injected_auc)}"
         )
-    if agreement is not None and agreement < _AGREEMENT_LEAST and mine.lines.height >= SPLIT_LEAST:
+    if agreement is not None and agreement < _AGREEMENT_LEAST and candidate.lines.height >= SPLIT_LEAST:
         faults.append(
             f"orders the lines unlike the live model {b.version}: rank agreement {agreement:.2f}, "
             f"at least {_AGREEMENT_LEAST} is wanted"
@@ -367,20 +368,23 @@ def _worse(mine: _Answers, live: _Answers, agreement: float | None, *, firm: boo
     return "; ".join(faults) or None
 
 
-def _praise(mine: ModelFigures, live: ModelFigures | None) -> str:
+def _praise(candidate: ModelFigures, live: ModelFigures | None) -> str:
     rows: list[tuple[str, Callable[[ModelFigures], float | None]]] = [
-        (f"alerts on {{}} of {mine.template_lines + mine.time_lines} held-out normal lines", _held_rate),
+        (
+            f"alerts on {{}} of {candidate.template_lines + candidate.time_lines} held-out normal lines",
+            _held_rate,
+        ),
         ("alerts on {} of the current stream's calm records", lambda f: f.alert_rate_recent),
-        (f"finds {{}} of {mine.injected_lines} injected anomalies", lambda f: f.injected_recall),
+        (f"finds {{}} of {candidate.injected_lines} injected anomalies", lambda f: f.injected_recall),
     ]
     clauses = []
     for words, of in rows:
-        if of(mine) is not None:
+        if of(candidate) is not None:
             clauses.append(
-                words.format(_percent(of(mine))) + (f" (live {_percent(of(live))})" if live else "")
+                words.format(_percent(of(candidate))) + (f" (live {_percent(of(live))})" if live else "")
             )
     against = f"no worse than {live.version}" if live else "usable, with no live model to compare with"
-    return f"{mine.version} is {against}: it " + ", ".join(clauses)
+    return f"{candidate.version} is {against}: it " + ", ".join(clauses)
 
 
 def _held_rate(f: ModelFigures) -> float | None:

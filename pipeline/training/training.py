@@ -87,19 +87,19 @@ class Workplace:
 
 
 def chosen_workloads(
-    request: TrainingRequest, seen: Sequence[str], watched: Sequence[str], own: Sequence[str]
+    request: TrainingRequest, stored: Sequence[str], watched: Sequence[str], own_models: Sequence[str]
 ) -> tuple[str, ...]:
     """The seen workloads that a request means. Own models learn from their workload alone.
 
     Without names: the watched workloads, or all where none is watched, without those that have an own model.
     """
     if request.workloads or request.patterns:
-        named = set(request.workloads) | {w for w in seen if covers(request.patterns, w)}
+        named = set(request.workloads) | {w for w in stored if covers(request.patterns, w)}
         return tuple(sorted(named))
     if request.model != SHARED:
         return (request.model,)
-    wanted = [w for w in seen if not watched or covers(watched, w)]
-    return tuple(sorted(w for w in wanted if model_of(w, own) == SHARED))
+    wanted = [w for w in stored if not watched or covers(watched, w)]
+    return tuple(sorted(w for w in wanted if model_of(w, own_models) == SHARED))
 
 
 def none_chosen(request: TrainingRequest, watched: Sequence[str]) -> str:

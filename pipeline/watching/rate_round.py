@@ -43,7 +43,7 @@ class RateRound:
         now_ms = min(self.view.now_ms, self.view.in_flight.get(Lane.FRESH, self.view.now_ms))
         due = self._count(now_ms // 60_000)
         # The workloads that waited longest come first, so each has its turn.
-        due.sort(key=lambda name: all_counts[name].looked)
+        due.sort(key=lambda name: all_counts[name].last_round)
         changes.more = len(due) > MAX_RATED
         states = self.state.rates(due[:MAX_RATED])
         alarms: list[tuple[str, Alarm]] = []

@@ -98,9 +98,9 @@ class SessionRound:
     def _close(self, touched: Mapping[str, OpenSession]) -> dict[str, OpenSession]:
         """The sessions that close in this round, by name."""
         changes, limits = self.changes, self.limits
-        most = self.budget.of(MAX_CLOSED)
-        names = self._due(most)
-        changes.more = len(names) >= most
+        limit = self.budget.of(MAX_CLOSED)
+        names = self._due(limit)
+        changes.more = len(names) >= limit
         too_many_events = math.ceil(self.open * (1 - MAX_OPEN_EVENTS / max(1, self.events)))
         surplus = max(self.open - limits.max_open, too_many_events)
         if surplus > len(names):
@@ -117,33 +117,33 @@ class SessionRound:
         changes.numbers["events"] = max(0, self.events) if self.open > len(changes.over) else 0
         return closed
 
-    def _due(self, most: int) -> list[str]:
+    def _due(self, limit: int) -> list[str]:
         if self.end:
-            return self.state.due(dict.fromkeys(LANES, _NEVER_MS), most)
+            return self.state.due(dict.fromkeys(LANES, _NEVER_MS), limit)
         if self.view.more:  # an observation that was not read may belong to any session
             return []
         # A batch in flight may have events of every session that was open when it was accepted.
         in_flight = {lane: self.view.in_flight.get(lane, _NEVER_MS) + _GRACE_MS for lane in LANES}
-        return self.state.due({lane: min(self.view.now_ms, in_flight[lane]) for lane in LANES}, most)
+        return self.state.due({lane: min(self.view.now_ms, in_flight[lane]) for lane in LANES}, limit)
 
     def _within_budget(
         self, closed: Mapping[str, OpenSession], histories: Mapping[str, SessionHistory]
     ) -> dict[str, OpenSession]:
         """The sessions that one round can judge, at least the first; the others stay open."""
-        changes, taken = self.changes, dict[str, OpenSession]()
+        changes, judged = self.changes, dict[str, OpenSession]()
         room = self.budget.of(MAX_JUDGED)
         for name, session in closed.items():
             before = len(histories[name].templates) if name in histories else 0
             room -= session.weight(self.limits.timeout_ms, before)
-            if room >= 0 or not taken:
-                taken[name] = session
+            if room >= 0 or not judged:
+                judged[name] = session
                 continue
             changes.over.discard(name)
             if self.end:  # otherwise Redis has the session unchanged
                 changes.sessions[name] = session, session.due_ms(self.limits.open_ms)
             changes.numbers["events"] += len(session.at_ms)
             changes.more = True
-        return taken
+        return judged
 
     def _judge_all(self, closed: Mapping[str, OpenSession], histories: Mapping[str, SessionHistory]) -> None:
         """Judge each workload's sessions by its live model. A failure costs the verdicts of one workload."""
@@ -195,8 +195,8 @@ class SessionRound:
                 verdict = next(verdicts)
                 if not verdict.anomalous or verdict.cause in reported:
                     continue
-                whole = not segment.partial and segment.at_ms[-1] <= complete_ms
-                if whole or holds_unfinished(verdict):
+                complete = not segment.partial and segment.at_ms[-1] <= complete_ms
+                if complete or holds_unfinished(verdict):
                     wrong.append((segment, verdict))
                     reported += (verdict.cause,)
             if segments and model.stateful and not (self.end or session.ended):
@@ -215,12 +215,12 @@ class SessionRound:
         end_ms = None if counts is None else counts.end_ms(self.limits.timeout_ms)
         return math.inf if end_ms is None else end_ms
 
-    def _forget_histories(self, known: Mapping[str, SessionHistory]) -> None:
+    def _forget_histories(self, histories: Mapping[str, SessionHistory]) -> None:
         """Forget the histories that have expired, and the oldest ones past the limits."""
         view, changes = self.view, self.changes
         changed = {*changes.histories, *changes.forgotten_histories}
         new = [history for history, _ in changes.histories.values()]
-        old = [known[name] for name in changed if name in known]
+        old = [histories[name] for name in changed if name in histories]
         count = view.histories + len(new) - len(old)
         events = view.history_events + _events(new) - _events(old)
         # Batches in flight and open sessions may go on with a history that has expired since.

@@ -81,8 +81,8 @@ class WatcherState:
         self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
 
-    def snapshot(self, most: int, most_events: int) -> View:
-        """The state, with the oldest `most` observations; fewer if they have more session events, but at
+    def snapshot(self, limit: int, most_events: int) -> View:
+        """The state, with the oldest `limit` observations; fewer if they have more session events, but at
         least one.
         """
         k = self.keys
@@ -92,13 +92,13 @@ class WatcherState:
             in_flight = self._in_flight()
             pipe = self.client.pipeline(transaction=True)
             pipe.hgetall(k.watching())
-            pipe.lrange(k.watching("observations"), 0, most - 1)
+            pipe.lrange(k.watching("observations"), 0, limit - 1)
             pipe.llen(k.watching("observations"))
             pipe.hlen(k.watching("sessions"))
             pipe.hlen(k.watching("pasts"))
             pipe.hgetall(k.watching("pulses"))
             numbers, blobs, size, sessions, histories, pulses = pipe.execute()
-        known = text_map(numbers)
+        stored = text_map(numbers)
         observed: list[Observation] = []
         read = events = 0
         for blob in blobs:
@@ -116,18 +116,18 @@ class WatcherState:
         return View(
             now_ms=seconds * 1000 + micros // 1000,
             in_flight=in_flight,
-            head=int(known.get("head", 0)),
+            head=int(stored.get("head", 0)),
             unread=size - read,
             observed=observed,
             read=read,
             newest=hashlib.sha1(blobs[read - 1], usedforsecurity=False).hexdigest() if read else "",
-            round=known.get("round", ""),
+            round=stored.get("round", ""),
             open=sessions,
-            events=int(known.get("events", 0)),
+            events=int(stored.get("events", 0)),
             histories=histories,
-            history_events=int(known.get("past_events", 0)),
-            lost_ms={name[len(LOST) :]: int(at) for name, at in known.items() if name.startswith(LOST)},
-            incidents_ms=int(known.get("incidents_ms", 0)),
+            history_events=int(stored.get("past_events", 0)),
+            lost_ms={name[len(LOST) :]: int(at) for name, at in stored.items() if name.startswith(LOST)},
+            incidents_ms=int(stored.get("incidents_ms", 0)),
             minute_counts={name: counts for name, counts in minute_counts.items() if counts is not None},
         )
 
@@ -157,52 +157,52 @@ class WatcherState:
         """Of these sessions; a damaged one counts as missing."""
         return self._read("pasts", names, lambda _, blob: SessionHistory.unpack(blob))
 
-    def _read(self, what: str, names: Sequence[str], unpack: Callable[[str, bytes], T]) -> dict[str, T]:
+    def _read(self, field: str, names: Sequence[str], unpack: Callable[[str, bytes], T]) -> dict[str, T]:
         found = {}
-        for name, blob in self._blobs(what, names).items():
-            value = _readable(what.removesuffix("s"), unpack, name, blob)
+        for name, blob in self._blobs(field, names).items():
+            value = _readable(field.removesuffix("s"), unpack, name, blob)
             if value is not None:
                 found[name] = value
         return found
 
-    def _blobs(self, what: str, names: Sequence[str]) -> dict[str, bytes]:
+    def _blobs(self, field: str, names: Sequence[str]) -> dict[str, bytes]:
         if not names:
             return {}
         with answering():
-            blobs = cast("list[bytes | None]", self.client.hmget(self.keys.watching(what), list(names)))
+            blobs = cast("list[bytes | None]", self.client.hmget(self.keys.watching(field), list(names)))
         return {name: blob for name, blob in zip(names, blobs, strict=True) if blob is not None}
 
-    def due(self, until_ms: Mapping[Lane, int], most: int) -> list[str]:
+    def due(self, until_ms: Mapping[Lane, int], limit: int) -> list[str]:
         """Sessions that close by then, per lane; those due first."""
         with answering():
             pipe = self.client.pipeline(transaction=False)
             for lane in LANES:
                 key = self.keys.watching("idle", lane.value)
-                pipe.zrangebyscore(key, "-inf", until_ms[lane], start=0, num=most)
+                pipe.zrangebyscore(key, "-inf", until_ms[lane], start=0, num=limit)
             found = pipe.execute()
         return [name.decode() for names in found for name in names]
 
-    def longest_idle(self, most: int) -> list[str]:
+    def longest_idle(self, limit: int) -> list[str]:
         """Sessions that close first, over all lanes."""
         with answering():
             pipe = self.client.pipeline(transaction=False)
             for lane in LANES:
-                pipe.zrange(self.keys.watching("idle", lane.value), 0, most - 1, withscores=True)
+                pipe.zrange(self.keys.watching("idle", lane.value), 0, limit - 1, withscores=True)
             found = pipe.execute()
         by_time = sorted((at, name) for names in found for name, at in names)
-        return [name.decode() for _, name in by_time[:most]]
+        return [name.decode() for _, name in by_time[:limit]]
 
-    def expired(self, until_ms: int, most: int) -> list[str]:
-        """Sessions whose histories expire by then, at most `most`."""
+    def expired(self, until_ms: int, limit: int) -> list[str]:
+        """Sessions whose histories expire by then, at most `limit`."""
         key = self.keys.watching("past_due")
         with answering():
-            found = self.client.zrangebyscore(key, "-inf", until_ms, start=0, num=most)
+            found = self.client.zrangebyscore(key, "-inf", until_ms, start=0, num=limit)
         return [name.decode() for name in cast("list[bytes]", found)]
 
-    def oldest_histories(self, most: int) -> list[str]:
+    def oldest_histories(self, limit: int) -> list[str]:
         """Sessions whose histories expire first."""
         with answering():
-            found = self.client.zrange(self.keys.watching("past_due"), 0, most - 1)
+            found = self.client.zrange(self.keys.watching("past_due"), 0, limit - 1)
         return [name.decode() for name in cast("list[bytes]", found)]
 
     def rates(self, workloads: Sequence[str]) -> dict[str, bytes]:
@@ -293,10 +293,10 @@ def unpack_entry(blob: bytes) -> tuple[str, str, pl.DataFrame]:
     return entry.batch_id, entry.workload, unpack_frame(entry.rows)
 
 
-def _readable(what: str, unpack: Callable[..., T], *args: str | bytes, **context: str) -> T | None:
+def _readable(kind: str, unpack: Callable[..., T], *args: str | bytes, **context: str) -> T | None:
     """None, and a warning, for a damaged value."""
     try:
         return unpack(*args)
     except BadPayload as exc:
-        logger(**context).warning("watch.damaged", what=what, why=str(exc))
+        logger(**context).warning("watch.damaged", what=kind, why=str(exc))
         return None

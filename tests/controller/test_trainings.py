@@ -28,8 +28,8 @@ from pipeline.controller.trainings import (
     TrainingRequest,
     Trainings,
     TrainingState,
-    again,
     backoff_s,
+    next_attempt,
 )
 from pipeline.errors import BadInput, BadPayload, Cancelled, RedisUnavailable, StaleToken, TrainingsFull
 from pipeline.records.query import Query, query_of
@@ -290,7 +290,9 @@ def test_a_retry_joins_an_equal_request_that_already_waits(trainings: Trainings,
     status, request, held = begun(trainings, leases)
     equal, _ = trainings.request(TrainingRequest(asked_by="controller"))
     trainings.end(
-        replace(status, state=TrainingState.FAILED, reason="x"), held, retry=again(request, status.request_id)
+        replace(status, state=TrainingState.FAILED, reason="x"),
+        held,
+        retry=next_attempt(request, status.request_id),
     )
     assert trainings.status(status.request_id).retried_as == equal
     assert trainings.followed(status.request_id).request_id == equal
@@ -335,7 +337,9 @@ def test_a_trainer_that_dies_after_it_was_cancelled_is_not_tried_again(
 
 def test_cancelling_what_waits_for_another_try_ends_that_one(trainings: Trainings, leases: Leases) -> None:
     status, request, held = begun(trainings, leases)
-    trainings.end(replace(status, state=TrainingState.FAILED), held, retry=again(request, status.request_id))
+    trainings.end(
+        replace(status, state=TrainingState.FAILED), held, retry=next_attempt(request, status.request_id)
+    )
     assert trainings.cancel(status.request_id) == "cancelled"
     assert trainings.followed(status.request_id).state is TrainingState.CANCELLED
     assert trainings.active() == []
@@ -381,7 +385,7 @@ def test_a_zombie_changes_nothing(trainings: Trainings, leases: Leases) -> None:
         assert not trainings.end(
             replace(own, state=TrainingState.COMPLETED, published=True),
             zombie,
-            retry=again(request, own.request_id),
+            retry=next_attempt(request, own.request_id),
         )
     assert trainings.recent() == before
 
@@ -420,7 +424,9 @@ def test_scripts_whose_answers_were_lost_do_everything_once(
     assert status.request_id == first
     assert trainings.status(second).state is TrainingState.QUEUED, "the second run must not take another one"
     trainings.show(replace(status, state=TrainingState.TRAINING), held)
-    trainings.end(replace(status, state=TrainingState.FAILED, reason="x"), held, retry=again(request, first))
+    trainings.end(
+        replace(status, state=TrainingState.FAILED, reason="x"), held, retry=next_attempt(request, first)
+    )
     assert [s.state for s in trainings.recent()].count(TrainingState.QUEUED) == 2
     assert trainings.cancel(second) == "cancelled"
     assert set(twice) == set(SCRIPTS)
@@ -518,7 +524,9 @@ def test_ended_trainings_are_forgotten_past_a_number_and_those_that_wait_never(
 
 def test_asking_for_what_waits_for_another_try_begins_it_now(trainings: Trainings, leases: Leases) -> None:
     status, request, held = begun(trainings, leases)
-    trainings.end(replace(status, state=TrainingState.FAILED), held, retry=again(request, status.request_id))
+    trainings.end(
+        replace(status, state=TrainingState.FAILED), held, retry=next_attempt(request, status.request_id)
+    )
     assert (trainings.due(), trainings.take(held)) == (0, None)
     found, new = trainings.request(TrainingRequest(why="now, please"))
     assert (found, new, trainings.due()) == (trainings.status(status.request_id).retried_as, False, 1)
@@ -693,7 +701,7 @@ class Trainers(RuleBasedStateMachine):
     def end(self, data: st.DataObject, state: TrainingState) -> None:
         who = data.draw(st.sampled_from(sorted(set(self.works) & set(self.held))))
         (status, request), held = self.works[who], self.held[who]
-        retry = again(request, status.request_id) if state is TrainingState.FAILED else None
+        retry = next_attempt(request, status.request_id) if state is TrainingState.FAILED else None
         ours = self.runner == (status.request_id, held.token)
         assert self.trainings.end(replace(status, state=state), held, retry=retry) == ours
         if ours:

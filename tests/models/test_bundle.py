@@ -72,7 +72,7 @@ def write(out: Path, more: Mapping[str, bytes] | None = None) -> Manifest:
         writers={
             bundles.WEIGHTS: lambda p: _bytes(p, b"weights"),
             bundles.TOKENIZER: lambda p: _bytes(p, b"{}"),
-            bundles.KNOWN: KNOWN.write_parquet,
+            bundles.KNOWN_FILE: KNOWN.write_parquet,
             bundles.WORDS: lambda p: _bytes(p, b"words"),
             bundles.NOVELTY: lambda p: _bytes(p, b"grams"),
             bundles.PRIOR: lambda p: _bytes(p, b"weights of words"),
@@ -244,14 +244,14 @@ def test_known_patterns_count_by_pattern_and_by_template(tmp_path: Path) -> None
 
 def test_an_unreadable_pattern_file_is_a_bad_bundle(tmp_path: Path) -> None:
     write(tmp_path / "v1")
-    (tmp_path / "v1" / bundles.KNOWN).write_bytes(b"not parquet")
+    (tmp_path / "v1" / bundles.KNOWN_FILE).write_bytes(b"not parquet")
     with pytest.raises(BadBundle, match="not readable"):
         bundles.load_known(tmp_path / "v1")
 
 
 def test_pattern_columns_of_another_shape_are_a_bad_bundle(tmp_path: Path) -> None:
     write(tmp_path / "v1")
-    pl.DataFrame({"pattern_id": ["x"]}).write_parquet(tmp_path / "v1" / bundles.KNOWN)
+    pl.DataFrame({"pattern_id": ["x"]}).write_parquet(tmp_path / "v1" / bundles.KNOWN_FILE)
     with pytest.raises(BadBundle, match="expected"):
         bundles.load_known(tmp_path / "v1")
 

@@ -254,7 +254,7 @@ def test_half_of_the_budget_is_kept_for_the_fit_that_stays(monkeypatch: pytest.M
 def test_a_fit_without_time_takes_the_least_steps_as_far_as_the_grace_goes(
     took_s: float, left_s: float, grace_s: float, steps: int
 ) -> None:
-    assert affordable_steps(800, 10, took_s=took_s, left_s=left_s, grace_s=grace_s, least=120) == steps
+    assert affordable_steps(800, 10, took_s=took_s, left_s=left_s, grace_s=grace_s, minimum=120) == steps
 
 
 @pytest.mark.long

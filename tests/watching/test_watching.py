@@ -717,7 +717,7 @@ def test_of_many_workloads_none_waits_for_ever_for_a_look_at_its_rates(
         # As if a minute had passed since the last round.
         pulses = world.watcher.state.snapshot(1, 0).minute_counts
         for name, pulse in pulses.items():
-            pulse.looked -= 1
+            pulse.last_round -= 1
             world.client.hset(world.keys.watching("pulses"), name, pulse.pack())
         world.round()
     assert set(world.watcher.state.rates(["a", "b"])) == {"a", "b"}

@@ -101,10 +101,10 @@ class Incidents:
 
     def all(self) -> list[Incident]:
         """All incidents, the newest first."""
-        seen = self._settled.copy()
+        stored = self._settled.copy()
         for name, group in self._groups:
-            seen.keep(seen.compared(values.make_incident(name, [y.cause for y in group])))
-        found = (replace(i, open=self._is_open(i)) for i in seen.incidents.values())
+            stored.keep(stored.compared(values.make_incident(name, [y.cause for y in group])))
+        found = (replace(i, open=self._is_open(i)) for i in stored.incidents.values())
         return sorted(found, key=lambda i: (i.first, i.id), reverse=True)
 
     def pack(self) -> bytes:
@@ -146,8 +146,8 @@ class Incidents:
                 self._take(other)
             return
         several = self._young.get(key, [])
-        touching = [y for y in several if _near(y.cause, new.cause)]
-        distant = [y for y in several if not _near(y.cause, new.cause)]
+        touching = [y for y in several if _adjacent(y.cause, new.cause)]
+        distant = [y for y in several if not _adjacent(y.cause, new.cause)]
         self._young[key] = [*distant, values.merge_young([new, *touching])]
 
     def _regroup(self) -> None:
@@ -231,22 +231,22 @@ class _Settled:
     def home(self, cause: Cause) -> str | None:
         """The id of the incident in which the cause goes on."""
         for name in self._where.get(cause.key, ()):
-            if any(c.key == cause.key and _near(c, cause) for c in self.incidents[name].causes):
+            if any(c.key == cause.key and _adjacent(c, cause) for c in self.incidents[name].causes):
                 return name
         for name in self._unlisted.get(values.key_hash(cause.key), ()) if self._unlisted else ():
-            if _near(self.incidents[name], cause):
+            if _adjacent(self.incidents[name], cause):
                 return name
         return None
 
     def count(self, name: str, cause: Cause) -> None:
         """Count a cause again in its incident."""
-        known = self.incidents[name]
-        causes = [values.add_cause(c, cause) if c.key == cause.key else c for c in known.causes]
+        incident = self.incidents[name]
+        causes = [values.add_cause(c, cause) if c.key == cause.key else c for c in incident.causes]
         self.incidents[name] = replace(
-            known,
-            first=min(known.first, cause.first),
-            last=max(known.last, cause.last),
-            count=min(known.count + cause.count, values.MAX_COUNT),
+            incident,
+            first=min(incident.first, cause.first),
+            last=max(incident.last, cause.last),
+            count=min(incident.count + cause.count, values.MAX_COUNT),
             causes=tuple(sorted(causes, key=lambda c: c.urgency)),
         )
 
@@ -278,16 +278,16 @@ class _Settled:
         best = max(newest, key=similarity, default=None)
         return replace(incident, seen_before=None if best is None else best.id, seen=len(similar))
 
-    def shrink(self, most: int, room: int, is_open: Callable[[Incident], bool]) -> None:
-        """Forget incidents until at most `most` remain and take at most `room` bytes: closed ones first, by
+    def shrink(self, limit: int, room: int, is_open: Callable[[Incident], bool]) -> None:
+        """Forget incidents until at most `limit` remain and take at most `room` bytes: closed ones first, by
         their end.
         """
         sizes = {name: values.weight(incident) for name, incident in self.incidents.items()}
         size = sum(sizes.values())
-        if len(sizes) <= most and size <= room:
+        if len(sizes) <= limit and size <= room:
             return
         for incident in sorted(self.incidents.values(), key=lambda i: (is_open(i), i.last, i.id)):
-            if len(self.incidents) <= most and size <= room:
+            if len(self.incidents) <= limit and size <= room:
                 return
             size -= sizes[incident.id]
             self._forget(incident)
@@ -308,7 +308,7 @@ def _drop(index: dict[_K, list[str]], keys: Iterable[_K], name: str) -> None:
             del index[key]
 
 
-def _near(one: Cause | Incident, other: Cause) -> bool:
+def _adjacent(one: Cause | Incident, other: Cause) -> bool:
     return one.first - QUIET <= other.last and other.first - QUIET <= one.last
 
 

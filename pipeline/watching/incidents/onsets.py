@@ -43,12 +43,12 @@ def together(onsets: Sequence[Onset]) -> list[list[Onset]]:
     alone = []
     for onset in _by_time([o for o in onsets if not o.leads]):
         # Incidents are sorted by time and bounded in length: of thousands only a few can be near.
-        near = range(
+        nearby = range(
             bisect_left(starts, onset.first, key=lambda start: start + SPAN + BURST_SPAN + GAP),
             bisect_right(starts, onset.first + GAP),
         )
-        distance = {at: max(starts[at] - onset.first, onset.first - ends[at], timedelta(0)) for at in near}
-        nearest = min(near, key=distance.__getitem__, default=None)
+        distance = {at: max(starts[at] - onset.first, onset.first - ends[at], timedelta(0)) for at in nearby}
+        nearest = min(nearby, key=distance.__getitem__, default=None)
         if nearest is None or distance[nearest] > GAP:
             alone.append(onset)
         else:
@@ -75,15 +75,15 @@ def chains(onsets: Sequence[Onset], gap: timedelta = GAP) -> list[list[Onset]]:
 
 
 def _runs(onsets: Sequence[Onset], gap: timedelta) -> list[list[Onset]]:
-    whole: list[list[Onset]] = []
+    bounded: list[list[Onset]] = []
     for run in chains(onsets, gap):
         if run[-1].first - run[0].first <= SPAN:
-            whole.append(run)
+            bounded.append(run)
         elif gap / 2 < SHORTEST_GAP:
-            whole += _stretches(run)
+            bounded += _stretches(run)
         else:
-            whole += _rejoined(_runs(run, gap / 2))
-    return whole
+            bounded += _rejoined(_runs(run, gap / 2))
+    return bounded
 
 
 def _stretches(run: list[Onset]) -> list[list[Onset]]:
@@ -106,12 +106,12 @@ def _rejoined(pieces: list[list[Onset]]) -> list[list[Onset]]:
         return at
 
     joined = [list(piece) for piece in pieces]
-    gaps = [(right[0].first - left[-1].first, at) for at, (left, right) in enumerate(pairwise(pieces))]
+    gaps = [(later[0].first - earlier[-1].first, at) for at, (earlier, later) in enumerate(pairwise(pieces))]
     # Stretches only grow, so a gap that was not joined once never will be: one pass is enough.
     for gap, at in sorted(gaps):
-        left, right = joined[stretch(at)], joined[at + 1]
-        lone = len(left) == 1 or len(right) == 1
-        if gap <= GAP and lone and right[-1].first - left[0].first <= SPAN:
-            left += right
+        earlier, later = joined[stretch(at)], joined[at + 1]
+        lone = len(earlier) == 1 or len(later) == 1
+        if gap <= GAP and lone and later[-1].first - earlier[0].first <= SPAN:
+            earlier += later
             home[at + 1] = stretch(at)
     return [joined[at] for at in range(len(pieces)) if home[at] == at]

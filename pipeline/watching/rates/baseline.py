@@ -119,8 +119,8 @@ class Baseline(Columns):
         """The common factor before each minute without lines, at most 1; None if it is 1 in all."""
         lines, expected = self.recent_lines[HEAD:], self.recent_expected[HEAD:]
         # The expectation falls from minute to minute.
-        most = np.maximum(expected, usual[0, HEAD:] / RECENT)
-        if np.count_nonzero(most >= _RECENT_LEAST - 1e-6) < 5:
+        bound = np.maximum(expected, usual[0, HEAD:] / RECENT)
+        if np.count_nonzero(bound >= _RECENT_LEAST - 1e-6) < 5:
             return None
         falls = np.ones(len(usual))
         for k, more in enumerate(usual[:, HEAD:]):

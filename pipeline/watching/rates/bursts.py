@@ -20,8 +20,8 @@ LEARNT: Final = 2.0  # an episode of a baseline or of a young template: it only 
 
 FEW_TIMES: Final = 3.0  # minutes with a line before more lines can be a burst
 _QUIET: Final = 15.0  # quiet minutes in a row that end a burst
-_AGAIN: Final = 5.0  # nats that a burst adds to what the next one of the same template needs
-_CAPPED: Final = 4 * _AGAIN  # nats past the threshold at which a CUSUM statistic is cut
+_REPEAT: Final = 5.0  # nats that a burst adds to what the next one of the same template needs
+_CAPPED: Final = 4 * _REPEAT  # nats past the threshold at which a CUSUM statistic is cut
 _TESTS: Final = 3 * 1440  # of a template a day: each minute, and two CUSUM statistics
 
 
@@ -159,10 +159,10 @@ class Bursts(Columns):
         else:
             self.quiet_run[:] = 0.0
         over = active & (self.quiet_run >= _QUIET)
-        again = tail_nats(self.episode_count, of.mean, of.size) if over.any() else of.now
+        repeat_score = tail_nats(self.episode_count, of.mean, of.size) if over.any() else of.now
         small = ~active & (self.episode_score > 0) & (of.sums < 1.0)
         for row in np.flatnonzero(over | (small & (self.episode_score >= 3.0))).tolist():
-            self._end_episode(at, row, of.threshold, float(again[row]), burst=bool(over[row]))
+            self._end_episode(at, row, of.threshold, float(repeat_score[row]), burst=bool(over[row]))
         self.episode_score[over | small] = 0.0
         if not active.any():
             return
@@ -174,17 +174,19 @@ class Bursts(Columns):
         at.baseline.scale(lasting, np.maximum(cusum.lines, 0.0) / np.maximum(cusum.expected, NOTHING))
         cusum.end(self.burst_age >= LASTING)
 
-    def _end_episode(self, at: Context, row: int, threshold: float, again: float, *, burst: bool) -> None:
+    def _end_episode(
+        self, at: Context, row: int, threshold: float, repeat_score: float, *, burst: bool
+    ) -> None:
         alerted = burst and bool(self.alert_state[row] != LEARNT)
         score, normal = float(self.episode_score[row]), float(self.max_normal_score[row])
         if burst:
             cause = cause_of_row(Reason.RATE_BURST, row, at.ids)
             at.backoff.ended(cause, at.minute)
-            # `again`: the score it would have now that its clumps are known.
-            height = min(score, max(threshold, again))
+            # `repeat_score`: the score it would have now that its clumps are known.
+            height = min(score, max(threshold, repeat_score))
             # A burst that comes again and again belongs to the workload; two may be one fault, not repaired.
             habit = not alerted or at.backoff.repeats(cause) >= 3
-            self.max_normal_score[row] = max(normal, height) if habit else normal + _AGAIN
+            self.max_normal_score[row] = max(normal, height) if habit else normal + _REPEAT
             score = min(score, normal + threshold + OVER) if alerted else height
         self.peaks.add(score - normal, at.minute, alerted=alerted)
 

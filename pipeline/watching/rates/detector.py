@@ -31,7 +31,7 @@ from pipeline.watching.rates.tail_bounds import Bools, Floats, common_factor, si
 from pipeline.watching.rates.thresholds import PackedPeaks
 
 _WORTH: Final = 100.0  # lines in the slow level before a template gets a season
-_KNOWN: Final = 10.0  # minutes of history before errors are learnt
+_ERRORS_FROM: Final = 10.0  # minutes of history before errors are learnt
 _LEAST_IDLE: Final = 3  # minutes; fewer are cheaper one by one
 
 
@@ -109,13 +109,13 @@ class Detector:
         learn = self._learning()
         if self.composition.shift_age == LASTING + 1.0:
             self.baseline.discount(np.ones(len(x), dtype=bool))
-        known = (learn | (self.bursts.burst_age > 0)) & (self.baseline.age >= _KNOWN)
+        errors_learnt = (learn | (self.bursts.burst_age > 0)) & (self.baseline.age >= _ERRORS_FROM)
         # Errors in bursts are learnt too, cut at five standard deviations: clumps become known.
         cut = x
         if not learn.all():
             cut = np.where(learn, x, np.minimum(x, high + 5.0 * np.sqrt(high * at.dispersion)))
         self.baseline.advance(x, usual, self.season.factor, learn)
-        self.scatter.advance(at.minute, cut, low, high, known)
+        self.scatter.advance(at.minute, cut, low, high, errors_learnt)
         self.gaps.learn(x, learn)
         self.season.advance(at.minute, x, learn)
 
@@ -128,14 +128,14 @@ class Detector:
 
     # ---- minutes without lines ---------------------------------------------------------------------
 
-    def step_idle(self, minute: int, most: int, *, judged: bool) -> int:
-        """Up to `most` minutes without lines and without a detection: `step` for each, in closed form.
+    def step_idle(self, minute: int, limit: int, *, judged: bool) -> int:
+        """Up to `limit` minutes without lines and without a detection: `step` for each, in closed form.
 
         Sums decay, CUSUM statistics fall and gaps grow by recurrences over minutes and rows. The stretch ends
         where something else would happen: at the end of an hour, where a silence would be found, a window
         judged, or an alarm changes its state. Returns the number of minutes; 0 if this minute needs `step`.
         """
-        if most < _LEAST_IDLE or not self.bursts.idle_allowed(self.cusum):
+        if limit < _LEAST_IDLE or not self.bursts.idle_allowed(self.cusum):
             return 0
         self._turn(minute)
         learn = self._learning()
@@ -145,7 +145,7 @@ class Detector:
             self.composition.idle_limit(minute),
             self.season.idle_limit(minute, learn),
         )
-        n = int(min(most, *limits))
+        n = int(min(limit, *limits))
         if n < _LEAST_IDLE:
             return 0
         at = self._context(minute, judged=judged)
@@ -156,18 +156,18 @@ class Detector:
             return 0
         usual = np.maximum(levels.slow[:n] * self.season.factor, NOTHING)
         live = np.flatnonzero((self.cusum.highest() > 0) | (self.bursts.episode_score > 0))
-        known = learn & (self.baseline.age + np.arange(n)[:, None] >= _KNOWN)
-        low, high, size = self._expect_idle(minute, levels, usual, known, live)
+        errors_learnt = learn & (self.baseline.age + np.arange(n)[:, None] >= _ERRORS_FROM)
+        low, high, size = self._expect_idle(minute, levels, usual, errors_learnt, live)
         self.bursts.advance_idle(at, self.cusum.advance_idle(minute, high, size, live), live)
         self.gaps.advance_idle(n, activity, judged=judged)
         self.composition.advance_idle(minute, usual)
         self.baseline.advance_idle(usual, self.season.factor, learn)
-        self.scatter.advance_idle(low, high, known)
+        self.scatter.advance_idle(low, high, errors_learnt)
         self.season.advance_idle(minute, n, learn)
         return n
 
     def _expect_idle(
-        self, minute: int, levels: Levels, usual: Floats, known: Bools, live: Any
+        self, minute: int, levels: Levels, usual: Floats, errors_learnt: Bools, live: Any
     ) -> tuple[Floats, Floats, Floats]:
         """The least and the most expected of each minute, (minutes, rows), and the sizes of the rows `live`.
 
@@ -188,7 +188,7 @@ class Detector:
                 low[part, HEAD:] *= falls[part, None]
             if len(live):
                 size[part] = size_of(high[part][:, live], levels.lines[part][:, live], unsure, blocks[live])
-            self.scatter.advance_idle_block(minute + part.stop, low[part], high[part], known[part])
+            self.scatter.advance_idle_block(minute + part.stop, low[part], high[part], errors_learnt[part])
             begin = part.stop
         return low, high, size
 

@@ -129,8 +129,8 @@ class Gaps(Columns):
         beyond = self.elapsed[TOTAL] + np.cumsum(activity.due[:, TOTAL]) - self.gap_max[TOTAL]
         if beyond[-1] <= 0:
             return n
-        known = math.log(max(self.returns[TOTAL], 1.0))
-        score = np.where(beyond > 0, known + beyond / self._scale()[TOTAL], 0.0)
+        evidence = math.log(max(self.returns[TOTAL], 1.0))
+        score = np.where(beyond > 0, evidence + beyond / self._scale()[TOTAL], 0.0)
         empty = at.minute + k - self.last_minute[TOTAL]
         expected = slow * at.season.factor[TOTAL] * empty
         silent = (activity.due[:, TOTAL] > 0) & (empty >= _EMPTY) & (expected >= _MISSED)
@@ -217,8 +217,8 @@ class Gaps(Columns):
         # now and then is learnt, and a long outage does not make the detector deaf. A first line has no gap
         # before it.
         learn = came & (self.last_minute > 0)
-        known = np.log(np.maximum(self.returns, 1.0))
-        longest = self.gap_max + scale * np.maximum(threshold - known, 1.0)
+        evidence = np.log(np.maximum(self.returns, 1.0))
+        longest = self.gap_max + scale * np.maximum(threshold - evidence, 1.0)
         gap = np.where(self.alerted > 0, np.minimum(self.elapsed, longest), self.elapsed)
         self.gap_max = np.where(learn, np.maximum(self.gap_max * (1.0 - DAYS_28), gap), self.gap_max)
         self.gap_sum[learn] += gap[learn]

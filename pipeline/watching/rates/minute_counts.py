@@ -44,7 +44,7 @@ class MinuteCounts:
     at_ms: int | None = None  # watermark: newest line before which no batch is missing
     began_ms: int | None = None  # oldest line that was judged
     newest_ms: int = 0  # when its newest batch was accepted
-    looked: int = 0  # minute of Redis time of the last round
+    last_round: int = 0  # minute of Redis time of the last round
     size: int = 0  # bytes of the detector's packed state
     live: bool = False  # silences show without new lines (`Rates.live`)
     after: int = 0  # rounds still to come although nothing came
@@ -53,19 +53,19 @@ class MinuteCounts:
     counts: Counts = field(default_factory=dict)
     learnt: Counts = field(default_factory=dict)  # of lines that are only learnt from
 
-    def observe(self, seen: Observation, *, judged: bool) -> None:
+    def observe(self, observation: Observation, *, judged: bool) -> None:
         """Count a batch. Lines that are only learnt from move no time: a baseline may be of any time."""
         into = self.counts if judged else self.learnt
-        for minute, template_id, n in seen.rates.iter_rows():
+        for minute, template_id, n in observation.rates.iter_rows():
             into[minute, template_id] = into.get((minute, template_id), 0) + n
-        self.newest_ms = max(self.newest_ms, seen.accepted_ms)
-        if not judged or seen.rates.is_empty():
+        self.newest_ms = max(self.newest_ms, observation.accepted_ms)
+        if not judged or observation.rates.is_empty():
             return
-        oldest = int(seen.rates["minute"][0]) * 60_000
+        oldest = int(observation.rates["minute"][0]) * 60_000
         self.began_ms = oldest if self.began_ms is None else min(self.began_ms, oldest)
         # One line of a broken clock must not make every minute look complete.
-        newest_ms = min(seen.newest_ms, seen.accepted_ms + FUTURE * 60_000)
-        self.ahead.append((seen.lane, seen.accepted_ms, newest_ms))
+        newest_ms = min(observation.newest_ms, observation.accepted_ms + FUTURE * 60_000)
+        self.ahead.append((observation.lane, observation.accepted_ms, newest_ms))
         if len(self.ahead) > MOST_AHEAD:
             self.ahead.sort(key=lambda entry: entry[1])
             (_, _, before), (lane, accepted, last) = self.ahead[-2:]
@@ -102,7 +102,7 @@ class MinuteCounts:
         if self.behind or self.waiting > MOST_COUNTS:
             return True
         goes_on = self.live and now_ms - self.newest_ms < SILENT_MS
-        return minute > self.looked and bool(self.counts or self.learnt or self.after or goes_on)
+        return minute > self.last_round and bool(self.counts or self.learnt or self.after or goes_on)
 
     def judge(
         self, rates: Rates, minute: int, *, end: bool = False, goes_on: GoesOn | None = None
@@ -113,26 +113,26 @@ class MinuteCounts:
         wait. Once `goes_on` says no, the next call continues at once (`behind`).
         """
         goes_on = goes_on or _always
-        self.looked, handed = max(self.looked, minute), True
+        self.last_round, handed = max(self.last_round, minute), True
         began = not rates.behind
         if began:
             handed = self._hand_over(rates, minute, goes_on, end=end)
-        alarms = rates.close(self.looked, goes_on) if handed else []
+        alarms = rates.close(self.last_round, goes_on) if handed else []
         # The last minutes too, unless a continued round has judged them already.
         if end and handed and not rates.behind and (began or self.after):
-            self.looked, self.after = self.looked + EXTRA_ROUNDS, 0
-            alarms += rates.close(self.looked, goes_on)
+            self.last_round, self.after = self.last_round + EXTRA_ROUNDS, 0
+            alarms += rates.close(self.last_round, goes_on)
         self.behind = rates.behind or not handed
         self.live = rates.live
         return alarms
 
     def _hand_over(self, rates: Rates, minute: int, goes_on: GoesOn, *, end: bool) -> bool:
         """Move the complete counts, oldest minutes first; False if time ran out before the last one."""
-        whole = end or len(self.counts) > MOST_COUNTS
+        everything = end or len(self.counts) > MOST_COUNTS
         until = -1 if self.at_ms is None else self.at_ms // 60_000
         # The detector drops lines of the far future, so they do not wait here.
-        far = max(minute, self.newest_ms // 60_000) + FUTURE
-        complete = sorted(key for key in self.counts if whole or not until < key[0] <= far)
+        horizon = max(minute, self.newest_ms // 60_000) + FUTURE
+        complete = sorted(key for key in self.counts if everything or not until < key[0] <= horizon)
         self.after = EXTRA_ROUNDS if complete or self.learnt else max(0, self.after - 1)
         for counts, keys, judged in (
             (self.learnt, sorted(self.learnt), False),

@@ -34,7 +34,7 @@ _LATENESS: Final = 1  # allowed lateness: minutes after its end in which a minut
 _LATENESS_REPLAY: Final = 5  # minutes of event time; a replay is in no hurry, and its files may overlap
 _QUIET: Final = 2  # minutes of the caller's clock without lines after which a replay is at its end
 _LIVE: Final = 15  # minutes of lag up to which a stream is live
-_FAR: Final = 120  # minutes behind: not late but out of range
+_OUT_OF_RANGE: Final = 120  # minutes behind: not late but out of range
 _STEPS: Final = 60  # empty minutes judged one by one; a longer gap goes on by hours
 _WEEK: Final = 7 * 1440  # minutes of a gap that are judged
 _PER_MINUTE: Final = 1024  # templates counted apart in one minute
@@ -139,7 +139,7 @@ class Rates:
                 continue
             minutes = buffer.pending
             if buffer.closed is not None and minute <= buffer.closed:
-                if minute > buffer.closed - _FAR:
+                if minute > buffer.closed - _OUT_OF_RANGE:
                     self.late += n
                     if judged and self._live:  # wait longer from now on
                         self._lag = min(_LIVE, max(self._lag, self._now - minute))
@@ -149,11 +149,11 @@ class Rates:
                 buffer.fresh = True
                 buffer.oldest, buffer.newest = min(buffer.oldest, minute), max(buffer.newest, minute)
             lines = minutes.setdefault(minute, {})
-            row, known = template_id, template_id in lines
-            if not known and len(lines) >= _PER_MINUTE:
-                row, known = UNCOUNTED, UNCOUNTED in lines
+            row, counted = template_id, template_id in lines
+            if not counted and len(lines) >= _PER_MINUTE:
+                row, counted = UNCOUNTED, UNCOUNTED in lines
             lines[row] = min(lines.get(row, 0) + n, MAX_COUNT)
-            size += not known
+            size += not counted
             if size > PENDING // 2:
                 self._relieve(buffer, judged, _always)
                 size = buffer.entries()
@@ -362,11 +362,11 @@ def _sentence(found: Detection, began: datetime, at: datetime) -> str:
         case Reason.RATE_SILENCE:
             if others:
                 return f"many templates stopped together after {first} ({others} and more)"
-            what = "nothing at all came" if found.template_id is None else f"{who} did not come"
-            return f"{what} {span}; its past expects {usual} lines{season}"
+            absence = "nothing at all came" if found.template_id is None else f"{who} did not come"
+            return f"{absence} {span}; its past expects {usual} lines{season}"
         case Reason.RATE_MIX:
-            most = f"; most of all {others}" if others else ""
-            return f"the mix of templates changed {span}{most}"
+            movers = f"; most of all {others}" if others else ""
+            return f"the mix of templates changed {span}{movers}"
         case _:
             more = f" (templates {others} and more together)" if others else ""
             return f"{who} came {found.seen:.0f} times {span}; its past expects {usual}{season}{more}"

@@ -37,36 +37,36 @@ class Scatter(Columns):
     def of_blocks(self) -> Floats:
         return dispersion(self.error10, self.expected10)
 
-    def advance(self, minute: int, counts: Floats, low: Floats, high: Floats, known: Bools) -> None:
-        """Learn one minute, of which between `low` and `high` was expected, in the rows of `known`."""
+    def advance(self, minute: int, counts: Floats, low: Floats, high: Floats, learnt: Bools) -> None:
+        """Learn one minute, of which between `low` and `high` was expected, in the rows of `learnt`."""
         error = (counts - np.clip(counts, low, high)) ** 2
-        self.error1 = _learnt(self.error1, error, known, 1.0 - SLOW)
-        self.expected1 = _learnt(self.expected1, high, known, 1.0 - SLOW)
+        self.error1 = _learnt(self.error1, error, learnt, 1.0 - SLOW)
+        self.expected1 = _learnt(self.expected1, high, learnt, 1.0 - SLOW)
         self.block += counts
         self.block_low += low
         self.block_high += high
         if minute % BLOCK == BLOCK - 1:
-            self._end_block(known)
+            self._end_block(learnt)
 
-    def advance_idle(self, low: Floats, high: Floats, known: Bools) -> None:
+    def advance_idle(self, low: Floats, high: Floats, learnt: Bools) -> None:
         """Minutes without lines, all (minutes, rows). Their blocks have passed by `advance_idle_block`."""
         n = len(low)
-        weight = np.where(known, ((1.0 - SLOW) ** np.arange(n - 1, -1, -1))[:, None], 0.0)
-        old = (1.0 - SLOW) ** known.sum(axis=0)
+        weight = np.where(learnt, ((1.0 - SLOW) ** np.arange(n - 1, -1, -1))[:, None], 0.0)
+        old = (1.0 - SLOW) ** learnt.sum(axis=0)
         self.error1 = self.error1 * old + (weight * low**2).sum(axis=0)
         self.expected1 = self.expected1 * old + (weight * high).sum(axis=0)
 
-    def advance_idle_block(self, until: int, low: Floats, high: Floats, known: Bools) -> None:
+    def advance_idle_block(self, until: int, low: Floats, high: Floats, learnt: Bools) -> None:
         """The minutes without lines of one block, up to `until`: the fast level needs each block's error."""
         self.block_low += low.sum(axis=0)
         self.block_high += high.sum(axis=0)
         if until % BLOCK == 0:
-            self._end_block(known[-1])
+            self._end_block(learnt[-1])
 
-    def _end_block(self, known: Bools) -> None:
+    def _end_block(self, learnt: Bools) -> None:
         error = (self.block - np.clip(self.block, self.block_low, self.block_high)) ** 2
-        self.error10 = _learnt(self.error10, error, known, 1.0 - SLOW * BLOCK)
-        self.expected10 = _learnt(self.expected10, self.block_high, known, 1.0 - SLOW * BLOCK)
+        self.error10 = _learnt(self.error10, error, learnt, 1.0 - SLOW * BLOCK)
+        self.expected10 = _learnt(self.expected10, self.block_high, learnt, 1.0 - SLOW * BLOCK)
         self.pause()
 
     def unlearn(self, rows: Bools) -> None:

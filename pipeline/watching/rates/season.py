@@ -110,9 +110,9 @@ class Season(Columns):
         if not len(places):
             return math.inf
         limit = int(_SLOT_CAP - self.minutes[places, slot_of(minute)].max()) + 1
-        known = self.minutes.sum(axis=1, dtype=np.float64)[places]
+        history = self.minutes.sum(axis=1, dtype=np.float64)[places]
         for days in _DAYS:
-            before = known[known < days * 1440]
+            before = history[history < days * 1440]
             if len(before):
                 limit = min(limit, math.ceil(days * 1440 - before.max()))
         return limit

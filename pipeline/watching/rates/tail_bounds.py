@@ -45,13 +45,13 @@ def size_of(mean: Floats, lines: Floats, unsure: Floats, dispersion: Floats) -> 
     return size
 
 
-def common_factor(count: Floats, mean: Floats, least: float, dispersion: Floats | float = 1.0) -> float:
-    """The factor by which all moved together: the weighted median of count / mean where mean >= `least`.
+def common_factor(count: Floats, mean: Floats, smallest: float, dispersion: Floats | float = 1.0) -> float:
+    """The factor by which all moved together: the weighted median of count / mean where mean >= `smallest`.
 
     Weights fall with the dispersion (variance over mean). No entry weighs more than a fifth, so one that runs
     wild does not decide. With fewer than five entries the factor is 1.
     """
-    which = mean >= least
+    which = mean >= smallest
     if np.count_nonzero(which) < 5:
         return 1.0
     ratios, weights = count[which] / mean[which], (mean / dispersion)[which]

@@ -24,7 +24,7 @@ OVER: Final = 2.0  # nats that an alarm past the budget adds to what the next on
 DAYS_28: Final = 1 / (28 * 1440)  # forgetting per minute of maxima
 _SHORT: Final = 360.0  # minutes of history that ask for twice the nats: the tail is not known yet
 _PEAKS: Final = 64  # highest scores remembered: a budget of one a day over 28 days asks for the 29th
-_LEAST: Final = 3.0  # nats; lower peaks happen all the time and never set a threshold
+_MIN_PEAK: Final = 3.0  # nats; lower peaks happen all the time and never set a threshold
 _HISTORY: Final = 28 * 1440  # minutes; history is judged by its last four weeks
 _TOP: Final = 10  # peaks behind an estimate of the tail's scale
 
@@ -50,7 +50,7 @@ class PeaksOverThreshold:
         return nats if nats > 0 else -math.inf  # negative nats fall with a short history
 
     def add(self, score: float, minute: int, *, alerted: bool) -> None:
-        if not _LEAST <= score < math.inf:
+        if not _MIN_PEAK <= score < math.inf:
             return
         bisect.insort(self.scores, (float(score), minute, bool(alerted)))
         del self.scores[:-_PEAKS]

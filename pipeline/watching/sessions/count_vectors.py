@@ -72,8 +72,8 @@ class CountVectors:
         keep = new >= 0
         return CountVectors(rows=len(rows), row=new[keep], event=self.event[keep], n=self.n[keep])
 
-    def check(self, most: int) -> None:
-        """Raises ValueError unless there is at least one vector, each with counts of 1 to `most`."""
+    def check(self, limit: int) -> None:
+        """Raises ValueError unless there is at least one vector, each with counts of 1 to `limit`."""
         if not len(self.row) == len(self.event) == len(self.n) > 0 or not self.rows:
             raise ValueError("count vectors of different lengths")
         if (
@@ -84,7 +84,7 @@ class CountVectors:
         inside = self.row[1:] == self.row[:-1]
         if not (np.diff(self.event)[inside] > 0).all() or not (self.event >= 0).all():
             raise ValueError("events out of order")
-        if not ((self.n > 0) & (self.n <= most)).all():
+        if not ((self.n > 0) & (self.n <= limit)).all():
             raise ValueError("impossible counts")
 
     def totals(self) -> Floats:
@@ -128,8 +128,8 @@ class VectorVocabulary:
         weights = self.weigh(vectors.event)
         distances, nearest = _nearest(vectors, vectors, weights, weights, mask=mask)
         sizes = np.bincount(vectors.row, weights=weights * np.log2(1.0 + vectors.n), minlength=vectors.rows)
-        near = distances < (sizes + sizes[nearest]) / 2.0
-        return np.where(near, distances / _mean_totals(vectors, vectors, nearest), np.inf), nearest
+        related = distances < (sizes + sizes[nearest]) / 2.0
+        return np.where(related, distances / _mean_totals(vectors, vectors, nearest), np.inf), nearest
 
     def check(self) -> None:
         """Raises ValueError unless these can be of `fit`."""
@@ -141,31 +141,33 @@ class VectorVocabulary:
 
     def weigh(self, events: Ints) -> Floats:
         """The weight of each of these events."""
-        known = self.known(events)
-        at = np.where(known, np.searchsorted(self.events, events), 0)
-        return np.where(known, self.weights[at], _unseen_weight(self.vectors.rows))
+        learnt = self.learnt_events(events)
+        at = np.where(learnt, np.searchsorted(self.events, events), 0)
+        return np.where(learnt, self.weights[at], _unseen_weight(self.vectors.rows))
 
-    def known(self, events: Ints) -> npt.NDArray[np.bool_]:
+    def learnt_events(self, events: Ints) -> npt.NDArray[np.bool_]:
         """Whether training has seen each of these events."""
         at = np.minimum(np.searchsorted(self.events, events), len(self.events) - 1)
         return np.asarray(self.events[at] == events)
 
     def nearest(self, vectors: CountVectors) -> tuple[Floats, Ints]:
         """(score, nearest vector of training) of each vector; the first of equally near ones."""
-        known = self.weigh(self.vectors.event)
-        distances, nearest = _nearest(vectors, self.vectors, self.weigh(vectors.event), known)
+        weights = self.weigh(self.vectors.event)
+        distances, nearest = _nearest(vectors, self.vectors, self.weigh(vectors.event), weights)
         return distances / _mean_totals(vectors, self.vectors, nearest), nearest
 
-    def differences(self, vectors: CountVectors, row: int, known: int) -> list[tuple[int, int, int, float]]:
+    def differences(
+        self, vectors: CountVectors, row: int, reference: int
+    ) -> list[tuple[int, int, int, float]]:
         """(event, count in a row, count in a known vector, weighted difference) where they differ, heaviest
         first.
         """
-        ours, theirs = _row(vectors, row), _row(self.vectors, known)
-        events = sorted(set(ours) | set(theirs))
+        counts, expected = _row(vectors, row), _row(self.vectors, reference)
+        events = sorted(set(counts) | set(expected))
         weights = self.weigh(np.array(events, dtype=np.int64)).tolist()
         found = []
         for event, weight in zip(events, weights, strict=True):
-            n, m = ours.get(event, 0), theirs.get(event, 0)
+            n, m = counts.get(event, 0), expected.get(event, 0)
             if n != m:
                 found.append((event, n, m, weight * float(abs(_log(n) - _log(m)))))
         return sorted(found, key=lambda difference: (-difference[3], difference[0]))
@@ -173,9 +175,9 @@ class VectorVocabulary:
     def event_differences(self, vectors: CountVectors, nearest: Ints) -> Ints:
         """Unweighted number of events by which each vector differs from its nearest vector."""
         found = np.zeros(vectors.rows, dtype=np.int64)
-        for row, known in enumerate(nearest.tolist()):
-            ours, theirs = _row(vectors, row), _row(self.vectors, known)
-            found[row] = sum(abs(ours.get(e, 0) - theirs.get(e, 0)) for e in set(ours) | set(theirs))
+        for row, reference in enumerate(nearest.tolist()):
+            counts, expected = _row(vectors, row), _row(self.vectors, reference)
+            found[row] = sum(abs(counts.get(e, 0) - expected.get(e, 0)) for e in set(counts) | set(expected))
         return found
 
 
@@ -210,22 +212,24 @@ def _row(vectors: CountVectors, row: int) -> dict[int, int]:
     return dict(zip(vectors.event[begin:end].tolist(), vectors.n[begin:end].tolist(), strict=True))
 
 
-def _mean_totals(vectors: CountVectors, known: CountVectors, nearest: Ints) -> Floats:
+def _mean_totals(vectors: CountVectors, references: CountVectors, nearest: Ints) -> Floats:
     """Mean number of events of each vector and its nearest one, at least 1."""
-    return np.maximum(1.0, (vectors.totals() + known.totals()[nearest]) / 2.0)
+    return np.maximum(1.0, (vectors.totals() + references.totals()[nearest]) / 2.0)
 
 
-def _tables(vectors: CountVectors, known: CountVectors, a: Floats, b: Floats) -> Iterator[tuple[int, Floats]]:
-    """Distances of some rows of `vectors` at a time: (first row, (rows, known)).
+def _tables(
+    vectors: CountVectors, references: CountVectors, a: Floats, b: Floats
+) -> Iterator[tuple[int, Floats]]:
+    """Distances of some rows of `vectors` at a time: (first row, (rows, references)).
 
     `a` and `b` are weighted values of the cells. |a - b| is a + b - 2 min(a, b), and min is 0 if one of the
     two lacks the event: so only common events are compared, one event at a time.
     """
     sums_a = np.bincount(vectors.row, weights=a, minlength=vectors.rows)
-    sums_b = np.bincount(known.row, weights=b, minlength=known.rows)
-    by_event = np.argsort(known.event, kind="stable")
-    events = known.event[by_event]
-    step = max(1, _CELLS // max(1, known.rows))
+    sums_b = np.bincount(references.row, weights=b, minlength=references.rows)
+    by_event = np.argsort(references.event, kind="stable")
+    events = references.event[by_event]
+    step = max(1, _CELLS // max(1, references.rows))
     for begin in range(0, vectors.rows, step):
         end = min(begin + step, vectors.rows)
         table = sums_a[begin:end, None] + sums_b[None, :]
@@ -239,30 +243,30 @@ def _tables(vectors: CountVectors, known: CountVectors, a: Floats, b: Floats) ->
                 continue
             rows, columns = order[start:stop], by_event[first:last]
             common = 2.0 * np.minimum(a[rows][:, None], b[columns][None, :])
-            table[np.ix_(vectors.row[rows] - begin, known.row[columns])] -= common
+            table[np.ix_(vectors.row[rows] - begin, references.row[columns])] -= common
         table[table < _ZERO] = 0.0  # rounding errors
         yield begin, np.asarray(table, dtype=np.float64)
 
 
 def _nearest(
     vectors: CountVectors,
-    known: CountVectors,
+    references: CountVectors,
     weights: Floats,
-    known_weights: Floats,
+    reference_weights: Floats,
     *,
     mask: LeaveOutMask | None = None,
 ) -> tuple[Floats, Ints]:
     """(distance, index) of the nearest known vector outside the mask; the first of equally near ones."""
     a = np.log2(1.0 + vectors.n) * weights
-    b = np.log2(1.0 + known.n) * known_weights
+    b = np.log2(1.0 + references.n) * reference_weights
     distances, nearest = np.empty(vectors.rows), np.empty(vectors.rows, dtype=np.int64)
-    for begin, table in _tables(vectors, known, a, b):
+    for begin, table in _tables(vectors, references, a, b):
         rows = np.arange(len(table))
         if mask is not None:
             table[mask[begin : begin + len(table)]] = np.inf
-        near = np.asarray(table <= table.min(axis=1, keepdims=True) + _ZERO).argmax(axis=1)
-        nearest[begin : begin + len(table)] = near
-        distances[begin : begin + len(table)] = table[rows, near]
+        columns = np.asarray(table <= table.min(axis=1, keepdims=True) + _ZERO).argmax(axis=1)
+        nearest[begin : begin + len(table)] = columns
+        distances[begin : begin + len(table)] = table[rows, columns]
     return distances, nearest
 
 
@@ -272,8 +276,8 @@ def _all_nearest(vectors: CountVectors, weights: Floats, mask: LeaveOutMask) -> 
     rows, others = [], []
     for begin, table in _tables(vectors, vectors, values, values):
         table[mask[begin : begin + len(table)]] = np.inf
-        near, other = np.nonzero((table <= table.min(axis=1, keepdims=True) + _ZERO) & np.isfinite(table))
-        rows.append(near + begin)
+        row, other = np.nonzero((table <= table.min(axis=1, keepdims=True) + _ZERO) & np.isfinite(table))
+        rows.append(row + begin)
         others.append(other)
     return np.concatenate(rows), np.concatenate(others)
 

@@ -103,12 +103,12 @@ def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Seri
     if rows.is_empty():
         return keys
     # One query for all hints: most logs hold none of these, or one.
-    asked = text.gather(rows).to_frame()
+    candidates = text.gather(rows).to_frame()
     others = KEY_PATTERNS[_FIRST:]
-    near = asked.select(
+    hits = candidates.select(
         kind.hinted(pl.col("text")).any().alias(str(place)) for place, kind in enumerate(others)
     )
-    for kind, any_near in zip(others, near.row(0), strict=True):
+    for kind, any_near in zip(others, hits.row(0), strict=True):
         if any_near:
             keys, rows = _extract(text, keys, rows, kind)
     return keys
@@ -118,18 +118,18 @@ def _extract(
     text: pl.Series, keys: pl.Series, rows: pl.Series, kind: KeyPattern
 ) -> tuple[pl.Series, pl.Series]:
     """(`keys` with those of this pattern, the rows that still have none)."""
-    asked, near = text.gather(rows), rows
+    candidates, places = text.gather(rows), rows
     if kind.hint:
-        hinted = asked.to_frame().select(kind.hinted(pl.col(asked.name))).to_series()
-        asked, near = asked.filter(hinted), rows.filter(hinted)
-    if near.is_empty():
+        hinted = candidates.to_frame().select(kind.hinted(pl.col(candidates.name))).to_series()
+        candidates, places = candidates.filter(hinted), rows.filter(hinted)
+    if places.is_empty():
         return keys, rows
-    found = asked.str.extract(kind.pattern, 1)
+    found = candidates.str.extract(kind.pattern, 1)
     # An id of zeros or dashes stands for none.
     hit = (found.str.strip_chars("0.-") != "").fill_null(value=False)
     if not hit.any():
         return keys, rows
-    keys = keys.scatter(near.filter(hit), found.filter(hit).str.head(MAX_KEY))
+    keys = keys.scatter(places.filter(hit), found.filter(hit).str.head(MAX_KEY))
     return keys, rows.filter(keys.gather(rows).is_null())
 
 

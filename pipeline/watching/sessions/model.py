@@ -169,39 +169,39 @@ class SessionModel:
         segment is a session of its own.
         """
         counted = Counter(map(with_gaps, sessions))
-        seen = most_frequent(separate(counted) if reset_at_gaps(counted) else counted)
-        if not seen:
+        frequent = most_frequent(separate(counted) if reset_at_gaps(counted) else counted)
+        if not frequent:
             raise ValueError("there is no session to learn from")
-        return cls._fit(Prefixes.of(seen if trusted else _without_odd(seen)), level)
+        return cls._fit(Prefixes.of(frequent if trusted else _without_odd(frequent)), level)
 
     @classmethod
-    def _fit(cls, seen: Prefixes, level: float) -> Self:
-        lengths = seen.lengths()
-        vectors = CountVectors.of(lengths, concatenate(seen.prefixes))
-        vocabulary, count_tail, nearest = _fit_counts(seen, vectors)
-        total = int(seen.times.sum())
-        transitions, unseen = Transitions.fit(seen)
+    def _fit(cls, prefixes: Prefixes, level: float) -> Self:
+        lengths = prefixes.lengths()
+        vectors = CountVectors.of(lengths, concatenate(prefixes.prefixes))
+        vocabulary, count_tail, nearest = _fit_counts(prefixes, vectors)
+        total = int(prefixes.times.sum())
+        transitions, unseen = Transitions.fit(prefixes)
         ordered = len(transitions.times) <= MAX_TRANSITIONS
-        order = np.zeros(len(seen.sessions))
+        order = np.zeros(len(prefixes.sessions))
         if ordered:
             explained = explained_by_counts(vocabulary, vectors, nearest, unseen)
-            order = seen.session_max(unseen.unexplained(explained))
+            order = prefixes.session_max(unseen.unexplained(explained))
         return cls(
             sessions=total,
             vocabulary=vocabulary,
             count_tail=count_tail,
             lengths=(int(lengths.min()), int(lengths.max())),
-            length_tail=fit_length_tail(seen),
+            length_tail=fit_length_tail(prefixes),
             transitions=transitions if ordered else None,
             order_tail=ExponentialTail.of(
                 order,
-                int(seen.times[order > 0].sum()),
+                int(prefixes.times[order > 0].sum()),
                 total=total,
-                prior=float(np.log(len(seen.sessions) + 1)),
+                prior=float(np.log(len(prefixes.sessions) + 1)),
             ),
-            ends=frozenset(end_events(zip(seen.sessions, seen.times.tolist(), strict=True))),
+            ends=frozenset(end_events(zip(prefixes.sessions, prefixes.times.tolist(), strict=True))),
             level=level,
-            stateful=len(seen.prefix) > len(seen.sessions),
+            stateful=len(prefixes.prefix) > len(prefixes.sessions),
         )
 
     def judge(self, sessions: Sequence[Sequence[int]]) -> list[SessionVerdict]:
@@ -292,10 +292,10 @@ class SessionModel:
         first.
         """
         differences = self.vocabulary.differences(scored.vectors, row, int(scored.nearest[row]))
-        known = self.vocabulary.known(np.array([event for event, *_ in differences])).tolist()
+        learnt = self.vocabulary.learnt_events(np.array([event for event, *_ in differences])).tolist()
         found = []
         for name, is_known in ((Reason.SESSION_EVENT, False), (Reason.SESSION_COUNTS, True)):
-            group = [d for d, k in zip(differences, known, strict=True) if k is is_known]
+            group = [d for d, k in zip(differences, learnt, strict=True) if k is is_known]
             if group:
                 event, n, usual, _ = group[0]
                 data = f"{event} {n}/{usual}" if is_known else str(event)
@@ -369,42 +369,42 @@ def _ints(blob: bytes) -> Ints:
     return np.frombuffer(blob, dtype="<i8")
 
 
-def _fit_counts(seen: Prefixes, vectors: CountVectors) -> tuple[VectorVocabulary, EmpiricalTail, Ints]:
+def _fit_counts(prefixes: Prefixes, vectors: CountVectors) -> tuple[VectorVocabulary, EmpiricalTail, Ints]:
     """The vocabulary of the prefixes' vectors, the tail of left-out distances, and the nearest vector of each
     prefix when its session is left out (-1: its own).
     """
     first, vector_of = factorize(vectors.keys())
-    had, by = unique_pairs(vector_of[seen.prefix], seen.session)
-    sessions = np.bincount(had, weights=seen.times[by], minlength=len(first)).astype(np.int64)
+    had, by = unique_pairs(vector_of[prefixes.prefix], prefixes.session)
+    sessions = np.bincount(had, weights=prefixes.times[by], minlength=len(first)).astype(np.int64)
     frequent = np.sort(np.argsort(-sessions, kind="stable")[:MAX_VECTORS])
     place = np.full(len(first), -1, dtype=np.int64)
     place[frequent] = np.arange(len(frequent))
-    total = int(seen.times.sum())
+    total = int(prefixes.times.sum())
     mask = leave_out_mask(place[had], by, len(frequent))
     # Without most sessions no normal ones remain, so a vector of most sessions is left out alone.
     majority = 2 * sessions[frequent] > total
     mask[majority] = np.eye(len(frequent), dtype=np.bool_)[majority]
     vocabulary = VectorVocabulary.fit(vectors.take([first[i] for i in frequent]), mask)
     left_out, others = vocabulary.leave_one_out(mask)
-    distances = np.where(place >= 0, left_out[place], 0.0)[vector_of[seen.prefix]]
+    distances = np.where(place >= 0, left_out[place], 0.0)[vector_of[prefixes.prefix]]
     # An isolated vector gives no scale for deviations. It must not count as one that does not deviate.
-    weights = np.where(distances < ISOLATED, seen.times[seen.session], 0)
+    weights = np.where(distances < ISOLATED, prefixes.times[prefixes.session], 0)
     singles = np.unique(by[sessions[had] == 1])
-    chance = (float(seen.times[singles].sum()) + 1.0) / (total + 1.0)
+    chance = (float(prefixes.times[singles].sum()) + 1.0) / (total + 1.0)
     tail = EmpiricalTail.of(distances, weights, total=int(weights.sum()), chance=chance)
     single = (np.bincount(had)[vector_of] == 1) & (place[vector_of] >= 0) & (len(frequent) > 1)
     return vocabulary, tail, np.where(single, others[place[vector_of]], -1)
 
 
-def _without_odd(seen: list[tuple[SessionWithGaps, int]]) -> list[tuple[SessionWithGaps, int]]:
+def _without_odd(counted: list[tuple[SessionWithGaps, int]]) -> list[tuple[SessionWithGaps, int]]:
     """Unlabelled sessions without the odd ones: an odd session has an event that no common one has, or is
     farther from the common vectors than these are from each other. Prefixes do not count here.
 
     Returns all sessions if more than a few are odd, or if very few or far too many vectors are common.
     """
-    whole = [session for (session, _), _ in seen]
-    vectors = CountVectors.of(np.array([len(s) for s in whole], dtype=np.int64), concatenate(whole))
-    times = np.array([n for _, n in seen], dtype=np.int64)
+    sessions = [session for (session, _), _ in counted]
+    vectors = CountVectors.of(np.array([len(s) for s in sessions], dtype=np.int64), concatenate(sessions))
+    times = np.array([n for _, n in counted], dtype=np.int64)
     first, vector_of = factorize(vectors.keys())
     with_vector = np.bincount(vector_of, weights=times, minlength=len(first))
     order = np.argsort(-with_vector, kind="stable")
@@ -412,13 +412,13 @@ def _without_odd(seen: list[tuple[SessionWithGaps, int]]) -> list[tuple[SessionW
     common = np.zeros(len(first), dtype=bool)
     common[order[before < _COMMON_SHARE * times.sum()]] = True
     if common.all() or not _MIN_COMMON <= common.sum() <= MAX_VECTORS:
-        return seen
+        return counted
     core = Counter[SessionWithGaps]()
-    for session, n in zip(whole, np.where(common[vector_of], times, 0).tolist(), strict=True):
+    for session, n in zip(sessions, np.where(common[vector_of], times, 0).tolist(), strict=True):
         core[session, (len(session),)] += n
     model = SessionModel._fit(Prefixes.of(most_frequent(+core)), LEVEL)
-    odd = model.scores(whole)[:, 0] > max(model.count_tail.values, default=np.inf)
-    odd[vectors.row[~model.vocabulary.known(vectors.event)]] = True
+    odd = model.scores(sessions)[:, 0] > max(model.count_tail.values, default=np.inf)
+    odd[vectors.row[~model.vocabulary.learnt_events(vectors.event)]] = True
     if times[odd].sum() > _ODD_SHARE * times.sum():
-        return seen
-    return [item for item, is_odd in zip(seen, odd, strict=True) if not is_odd]
+        return counted
+    return [item for item, is_odd in zip(counted, odd, strict=True) if not is_odd]

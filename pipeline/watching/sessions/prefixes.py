@@ -76,18 +76,18 @@ class Prefixes:
     @classmethod
     def of(cls, counted: Iterable[tuple[SessionWithGaps, int]]) -> Self:
         """From distinct sessions with their numbers."""
-        known: dict[tuple[int, ...], int] = {}
+        numbers: dict[tuple[int, ...], int] = {}
         sessions, times, row, prefix = [], [], [], []
         for at, ((events, lengths), count) in enumerate(counted):
             sessions.append(events)
             times.append(count)
             for length in lengths:
                 row.append(at)
-                prefix.append(known.setdefault(events[:length], len(known)))
+                prefix.append(numbers.setdefault(events[:length], len(numbers)))
         return cls(
             sessions=sessions,
             times=np.array(times, dtype=np.int64),
-            prefixes=list(known),
+            prefixes=list(numbers),
             session=np.array(row, dtype=np.int64),
             prefix=np.array(prefix, dtype=np.int64),
         )
@@ -163,8 +163,8 @@ def factorize(keys: Sequence[bytes]) -> tuple[list[int], Ints]:
     """(index of the first occurrence of each distinct key, number of the distinct key of each key), as in
     pandas.
     """
-    known: dict[bytes, int] = {}
-    codes = np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+    numbers: dict[bytes, int] = {}
+    codes = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     return np.unique(codes, return_index=True)[1].tolist(), codes
 
 

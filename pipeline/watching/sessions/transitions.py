@@ -51,47 +51,47 @@ class Transitions:
         """Of no session."""
         return cls(pairs=np.empty((0, 2), dtype=np.int64), times=np.empty(0, dtype=np.int64))
 
-    def check(self, most: int) -> None:
-        """Raises ValueError unless these are at most `most` transitions with positive numbers."""
-        if self.pairs.shape != (len(self.times), 2) or len(self.times) > most or not (self.times > 0).all():
+    def check(self, limit: int) -> None:
+        """Raises ValueError unless these are at most `limit` transitions with positive numbers."""
+        if self.pairs.shape != (len(self.times), 2) or len(self.times) > limit or not (self.times > 0).all():
             raise ValueError("impossible transitions")
 
     @classmethod
-    def fit(cls, seen: Prefixes) -> tuple[Self, UnseenTransitions]:
+    def fit(cls, prefixes: Prefixes) -> tuple[Self, UnseenTransitions]:
         """From distinct sessions; also the unseen transitions of each prefix if its session were left out."""
-        rows, a, b = _distinct(seen.prefixes)
+        rows, a, b = _distinct(prefixes.prefixes)
         pairs, at = np.unique(np.stack([a, b], axis=1), axis=0, return_inverse=True)
         at = at.reshape(-1)
         # A session counts each of its transitions once, and the transition to END of each prefix.
-        last = seen.prefix[np.append(np.diff(seen.session) > 0, True)]
-        size = np.bincount(rows, minlength=len(seen.prefixes))[last]
+        last = prefixes.prefix[np.append(np.diff(prefixes.session) > 0, True)]
+        size = np.bincount(rows, minlength=len(prefixes.prefixes))[last]
         cells = np.repeat(np.searchsorted(rows, last) - np.cumsum(size) + size, size) + np.arange(size.sum())
-        ended = np.flatnonzero(b == END)[seen.prefix]
+        ended = np.flatnonzero(b == END)[prefixes.prefix]
         had = np.concatenate(
             [
                 np.repeat(np.arange(len(last)), size) * len(pairs) + at[cells],
-                seen.session * len(pairs) + at[ended],
+                prefixes.session * len(pairs) + at[ended],
             ]
         )
         times = np.bincount(np.unique(had) % len(pairs), minlength=len(pairs)).astype(np.int64)
         fitted = cls(pairs=pairs.reshape(-1, 2), times=times)
         single = times[at] == 1
-        return fitted, fitted._sum(rows[single], a[single], b[single], len(seen.prefixes), left_out=1)
+        return fitted, fitted._sum(rows[single], a[single], b[single], len(prefixes.prefixes), left_out=1)
 
     def unseen(self, sessions: Sequence[Sequence[int]]) -> UnseenTransitions:
         """Of each of these sessions."""
         rows, a, b = _distinct(sessions)
-        new = ~self._known(a, b)
+        new = ~self._learnt(a, b)
         return self._sum(rows[new], a[new], b[new], len(sessions), left_out=0)
 
     def heaviest(self, session: Sequence[int]) -> tuple[int, int]:
         """The first of the heaviest unseen transitions of a session that has one."""
         a = np.array([START, *session], dtype=np.int64)
         b = np.array([*session, END], dtype=np.int64)
-        best = int(np.where(self._known(a, b), -1.0, self._nats(a, b, left_out=0)).argmax())
+        best = int(np.where(self._learnt(a, b), -1.0, self._nats(a, b, left_out=0)).argmax())
         return int(a[best]), int(b[best])
 
-    def _known(self, a: Ints, b: Ints) -> npt.NDArray[np.bool_]:
+    def _learnt(self, a: Ints, b: Ints) -> npt.NDArray[np.bool_]:
         ids = np.unique(np.concatenate([self.pairs.reshape(-1), a, b]))
         codes = np.searchsorted(ids, self.pairs[:, 0]) * len(ids) + np.searchsorted(ids, self.pairs[:, 1])
         return np.isin(np.searchsorted(ids, a) * len(ids) + np.searchsorted(ids, b), codes)
@@ -111,14 +111,14 @@ class Transitions:
         """Witten-Bell chance of an unseen successor (side 0) or predecessor (side 1) of each event, without
         `left_out` transitions that were seen once.
         """
-        known, at = np.unique(self.pairs[:, side], return_inverse=True)
-        if not len(known):
+        learnt, at = np.unique(self.pairs[:, side], return_inverse=True)
+        if not len(learnt):
             return np.ones(len(events))
-        distinct = np.bincount(at.reshape(-1), minlength=len(known))
-        total = np.bincount(at.reshape(-1), weights=self.times, minlength=len(known))
-        place = np.minimum(np.searchsorted(known, events), len(known) - 1)
-        n = np.where(known[place] == events, total[place] - left_out, 0.0)
-        t = np.where(known[place] == events, distinct[place] - left_out, 0.0)
+        distinct = np.bincount(at.reshape(-1), minlength=len(learnt))
+        total = np.bincount(at.reshape(-1), weights=self.times, minlength=len(learnt))
+        place = np.minimum(np.searchsorted(learnt, events), len(learnt) - 1)
+        n = np.where(learnt[place] == events, total[place] - left_out, 0.0)
+        t = np.where(learnt[place] == events, distinct[place] - left_out, 0.0)
         return np.asarray((t + 1.0) / (n + t + 1.0))
 
 
