@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.gpu.leasing import wire as pool_wire
-from pipeline.gpu.values import WHOLE, Device, LeaseMode, PoolLease, Process, Report
+from pipeline.gpu.values import FULL_PERCENT, Device, LeaseMode, PoolLease, Process, Report
 
 MIB: Final = 16_000
 NODE: Final = "torture"
@@ -126,7 +126,7 @@ def judge(lines: list[dict[str, Any]], n_devices: int) -> dict[str, int]:
                 found["two_holders"] += 1
             now.append((use, part))
             memory, compute = sum(p.memory_mib for _, p in now), sum(p.compute_percent for _, p in now)
-            found["over_capacity"] += memory > device.schedulable_mib or compute > WHOLE
+            found["over_capacity"] += memory > device.schedulable_mib or compute > FULL_PERCENT
             found["stale_tokens"] += part.token <= (newest if exclusive else newest_exclusive)
             newest = max(newest, part.token)
             newest_exclusive = part.token if exclusive else newest_exclusive

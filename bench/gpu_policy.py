@@ -16,7 +16,7 @@ from pipeline.gpu.policy.packing import Capacities
 from pipeline.gpu.policy.policy import make_plan
 from pipeline.gpu.policy.workloads import compare_rules, machines
 from pipeline.gpu.values import (
-    WHOLE,
+    FULL_PERCENT,
     Backfill,
     Device,
     Grant,
@@ -204,7 +204,7 @@ def turnover(before: Snapshot, plans: int = 30, ending: int = 20, seed: int = 0)
 
 def full(devices: Sequence[Device], queued: int) -> Snapshot:
     """A pool where nothing is free: what a plan costs when it can do nothing."""
-    need = Need(memory_mib=MEMORY_MIB, compute_percent=WHOLE)
+    need = Need(memory_mib=MEMORY_MIB, compute_percent=FULL_PERCENT)
     before = Snapshot(
         epoch=1,
         now_ms=10_000_000,

@@ -78,7 +78,8 @@ def decide(facts: Facts, rules: RetrainRules) -> Decision:
         return Wait(until=None, why=_without_lines(facts))
     if facts.lines < rules.min_lines:
         why = (
-            f"{_lines(facts.lines)} of {_count(len(usable), 'watched workload')} stored, {rules.min_lines:,} are needed"
+            f"{_lines(facts.lines)} of {_count(len(usable), 'watched workload')} stored, {rules.min_lines:,} "
+            "are needed"
             f" (retrain_min_lines){_quiet(facts)}"
         )
         return Wait(until=None, why=why)
@@ -132,13 +133,15 @@ def _drift_causes(drift: Drift | None, rules: RetrainRules) -> Iterator[_Cause]:
         return
     if drift.novelty > rules.drift_novelty:
         text = (
-            f"drift: {_share(drift.novelty_now)} of lines have a new template, {_share(drift.novelty_then)} when"
+            f"drift: {_share(drift.novelty_now)} of lines have a new template, {_share(drift.novelty_then)} "
+            "when"
             " the model was new"
         )
         yield _Cause(key=f"drift:{drift.version}:novelty", text=text)
     if drift.unknown > rules.drift_unknown:
         text = (
-            f"drift: {_share(drift.unknown_now)} of words are unknown, {_share(drift.unknown_then)} when the model"
+            f"drift: {_share(drift.unknown_now)} of words are unknown, {_share(drift.unknown_then)} when the "
+            "model"
             " was new"
         )
         yield _Cause(key=f"drift:{drift.version}:unknown", text=text)
@@ -207,7 +210,8 @@ def _nothing_due(facts: Facts, rules: RetrainRules) -> str:
     drift = facts.drift
     if drift is not None and drift.ready:
         parts.append(
-            f"drift: {_share(drift.novelty)} more lines with a new template, {_share(drift.unknown)} more unknown"
+            f"drift: {_share(drift.novelty)} more lines with a new template, {_share(drift.unknown)} more "
+            "unknown"
             f" words, stability index {drift.score:.2f}"
         )
     elif drift is not None:

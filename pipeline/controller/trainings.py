@@ -144,7 +144,8 @@ class Trainings:
         )
         if answer[0] == b"full":
             raise TrainingsFull(
-                f"{int(answer[1]):,} trainings wait already, which is the limit; `logweir train --list` shows them, "
+                f"{int(answer[1]):,} trainings wait already, which is the limit; `logweir train --list` "
+                "shows them, "
                 "--cancel takes one out"
             )
         return answer[1].decode(), answer[0] == b"queued"

@@ -102,7 +102,8 @@ class Watchlist:
         answer = self.scripts.run("training/watchlist", [self.keys.watch], [verb, MAX_PATTERNS, *patterns])
         if answer[0] == b"full":
             raise BadInput(
-                f"the watchlist holds {MAX_PATTERNS:,} patterns, its limit; use wildcards, such as prod/*/cart"
+                f"the watchlist holds {MAX_PATTERNS:,} patterns, its limit; use wildcards, such as "
+                "prod/*/cart"
             )
         return [item.decode() for item in answer[1:]]
 

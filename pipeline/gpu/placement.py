@@ -78,7 +78,7 @@ class Placement:
         is larger than the memory of any leased device, LeaseRefused when it is not ready in time or the lease
         has ended. Raises DeviceFailed when a load does not end, and the errors of the loader.
         """
-        most = max([0, *self.rooms.values()])
+        largest = max([0, *self.rooms.values()])
         backoff, end = Backoff(), None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             entries = self.loaded()
@@ -89,9 +89,9 @@ class Placement:
             choice = choose_device(model, entries, rooms, lease_id=self.lease.lease_id, busy=busy)
             if choice.ready:
                 return choice.uuid
-            if not 0 < model.memory_mib <= most and not copies(model, entries):
+            if not 0 < model.memory_mib <= largest and not copies(model, entries):
                 raise BadInput(
-                    f"{model.name} needs {model.memory_mib} MiB and the lease has room for 1 to {most} MiB"
+                    f"{model.name} needs {model.memory_mib} MiB and the lease has room for 1 to {largest} MiB"
                     " on a device; lease more memory, or use a smaller model"
                 )
             why = choice.why
@@ -102,12 +102,13 @@ class Placement:
             elif choice.uuid:
                 why = f"the models on {choice.uuid} are in use"
             wait_s = backoff.next()
-            if end is not None and (left := end - time.monotonic()) <= wait_s:
-                if left <= 0:
+            if end is not None and (remaining_s := end - time.monotonic()) <= wait_s:
+                if remaining_s <= 0:
                     raise LeaseRefused(
-                        f"{model.name} could not be loaded ({why or 'another process was first'}); try again later"
+                        f"{model.name} could not be loaded ({why or 'another process was first'}); try again "
+                        "later"
                     )
-                wait_s = left
+                wait_s = remaining_s
             self.pause(wait_s)
 
     @contextmanager
@@ -145,15 +146,15 @@ class Placement:
         """False when the model is not ours, answers a request, or is not ready."""
         key = entry.model.key
         with self._lock:
-            own = self._here.get(key)
-            if own is None or own.claim != entry.claim or self._busy[key]:
+            copy = self._here.get(key)
+            if copy is None or copy.claim != entry.claim or self._busy[key]:
                 return False
             del self._here[key]  # no request from here on
         try:
             self._step("unloading", entry)  # refused after the end of our lease: it is unloaded all the same
         except RedisUnavailable:
             with self._lock:
-                self._here[key] = own
+                self._here[key] = copy
             raise
         if not self._unload_quietly(entry):
             return False  # its memory stays counted until the lease ends
@@ -198,7 +199,7 @@ class Placement:
         In a thread, so that a hung load does not hang the caller.
         """
         model, uuid, failed = entry.model, entry.uuid, list[BaseException]()
-        done, given_up = threading.Event(), threading.Event()
+        ended, given_up = threading.Event(), threading.Event()
 
         def work() -> None:
             try:
@@ -206,7 +207,7 @@ class Placement:
             except BaseException as exc:  # noqa: BLE001 - the waiting thread raises it
                 failed.append(exc)
             with self._lock:
-                done.set()
+                ended.set()
                 late = given_up.is_set()
             if late:
                 if not failed:
@@ -216,10 +217,10 @@ class Placement:
 
         threading.Thread(target=work, name=f"load-{model.name}", daemon=True).start()
         try:
-            done.wait(self.load_timeout_s)
+            ended.wait(self.load_timeout_s)
         finally:
             with self._lock:
-                if not done.is_set():
+                if not ended.is_set():
                     given_up.set()
                     self._stuck[uuid] += model.memory_mib
         if given_up.is_set():
@@ -236,18 +237,18 @@ class Placement:
 
     def _ready(self, entry: Loaded) -> None:
         """Announce the model. Raises LeaseRefused, RedisUnavailable; it is unloaded then."""
-        key, known = entry.model.key, False
+        key, announced = entry.model.key, False
         with self._lock:
             self._here[key] = entry  # first: a request may come as soon as Redis knows
         try:
-            known = self._step("ready", entry)
+            announced = self._step("ready", entry)
         finally:
-            if not known:
+            if not announced:
                 with self._lock:
                     del self._here[key]
                 self._unload_quietly(entry)
                 self._drop(entry)
-        if not known:
+        if not announced:
             raise LeaseRefused(
                 f"{entry.model.name} was loaded on {entry.uuid} after its lease had gone; ask for another one"
             )

@@ -49,7 +49,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChoice:
-    """Use the model on `uuid` (`ready`), or load it there after `unload`, or wait for `why` (`uuid` empty)."""
+    """Use the model on `uuid` (`ready`), or load it there after `unload`, or wait for `why` (`uuid`
+    empty)."""
 
     uuid: str = ""
     ready: bool = False
@@ -91,25 +92,27 @@ def choose_device(
     same = copies(model, loaded)
     ready = [entry for entry in same if entry.state is LoadState.READY]
     if ready:
-        own = sorted(ready, key=lambda entry: (entry.lease_id != lease_id, entry.uuid))
-        return PlacementChoice(uuid=own[0].uuid, ready=True)
+        ready_first = sorted(ready, key=lambda entry: (entry.lease_id != lease_id, entry.uuid))
+        return PlacementChoice(uuid=ready_first[0].uuid, ready=True)
     loading = [entry for entry in same if entry.state is LoadState.LOADING]
     if loading:
         return PlacementChoice(why=f"{loading[0].holder} is loading {model.name} on {loading[0].uuid}")
-    ours = [entry for entry in loaded if entry.lease_id == lease_id]
+    of_lease = [entry for entry in loaded if entry.lease_id == lease_id]
     unloading = {entry.uuid for entry in same}  # never two copies on a device, not even for a moment
     free = {
-        uuid: room - sum(entry.model.memory_mib for entry in ours if entry.uuid == uuid)
+        uuid: room - sum(entry.model.memory_mib for entry in of_lease if entry.uuid == uuid)
         for uuid, room in rooms.items()
         if uuid not in unloading
     }
-    fits = [(left - model.memory_mib, uuid) for uuid, left in free.items() if left >= model.memory_mib]
+    fits = [
+        (free_mib - model.memory_mib, uuid) for uuid, free_mib in free.items() if free_mib >= model.memory_mib
+    ]
     if fits:
         return PlacementChoice(uuid=min(fits)[1])
     plans = []
-    for uuid, left in free.items():
-        room = left
-        idle = [e for e in ours if e.uuid == uuid and e.state is LoadState.READY and e.key not in busy]
+    for uuid, free_mib in free.items():
+        room = free_mib
+        idle = [e for e in of_lease if e.uuid == uuid and e.state is LoadState.READY and e.key not in busy]
         first: list[Loaded] = []
         for entry in sorted(idle, key=lambda e: (e.used_ms, e.key)):
             if room >= model.memory_mib:
@@ -123,7 +126,7 @@ def choose_device(
         return PlacementChoice(uuid=uuid, unload=unload)
     if not free:
         return PlacementChoice(why=f"{model.name} is being unloaded")
-    most = max([0, *free.values()])
+    largest = max([0, *free.values()])
     return PlacementChoice(
-        why=f"{model.name} needs {model.memory_mib} MiB, {most} MiB are free and no idle models make room"
+        why=f"{model.name} needs {model.memory_mib} MiB, {largest} MiB are free and no idle models make room"
     )

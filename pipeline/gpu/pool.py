@@ -67,9 +67,9 @@ class Pool:
         """
         now = time.monotonic()
         with self._guard:
-            at, known = self._open.get(need, (-OPEN_S, False))
+            at, cached = self._open.get(need, (-OPEN_S, False))
         if now - at < OPEN_S:
-            return known
+            return cached
         try:
             snapshot = self.planner.snapshot()
             answer = policy.served(snapshot, need) or policy.open_to_shared(snapshot, need)
@@ -104,7 +104,8 @@ class Pool:
         ttl_ms = self.settings.internal.lease_ttl_ms if ttl_ms is None else ttl_ms
         if not holder or ttl_ms < 1 or (timeout_s is not None and not timeout_s >= 0):
             raise BadInput(
-                f"holder {holder!r}, ttl_ms {ttl_ms}, timeout_s {timeout_s}: name a holder, and give times above 0"
+                f"holder {holder!r}, ttl_ms {ttl_ms}, timeout_s {timeout_s}: name a holder, and give times "
+                "above 0"
             )
         if why := self.refusal(need):
             raise BadInput(why)

@@ -12,7 +12,7 @@ from typing import Final
 from pipeline.settings import Settings
 
 TENANT: Final = "logweir"  # our own workers
-WHOLE: Final = 100  # percent
+FULL_PERCENT: Final = 100  # percent
 # Of a GPU, never leased: drivers and contexts differ by some ten MiB from what a lease was computed for.
 HEADROOM_MIB: Final = 256
 INFER_PERCENT: Final = 10  # of a GPU for a scoring process, which computes in short bursts
@@ -45,7 +45,8 @@ class Backfill(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A compute process that the driver sees on a device; `used_mib` is None where the driver does not say."""
+    """A compute process that the driver sees on a device; `used_mib` is None where the driver does not
+    say."""
 
     pid: int
     used_mib: int | None = None

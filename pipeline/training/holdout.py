@@ -135,7 +135,8 @@ def _newest(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _take(frame: pl.DataFrame, order: Sequence[int], *, limit: int, room: int, records: int) -> pl.DataFrame:
-    """The lines of the first `limit` calm templates in this order: at most `room` lines, `records` records."""
+    """The lines of the first `limit` calm templates in this order: at most `room` lines, `records`
+    records."""
     sizes = dict(frame.group_by("template_id").len().iter_rows())
     # Reads no template that cannot fit, and few more than wanted.
     fitting = [t for t in order if 0 < sizes.get(t, 0) <= room][: 4 * limit]

@@ -15,7 +15,7 @@ from bench.gpu_policy import broken, envy
 from pipeline.errors import BadSetting
 from pipeline.gpu.policy.fairness import ENTRY_S, accrued, decayed, parse_tenants, standings
 from pipeline.gpu.policy.policy import make_plan
-from pipeline.gpu.values import WHOLE, Backfill, Device, Need, Snapshot, Tenant, Usage
+from pipeline.gpu.values import FULL_PERCENT, Backfill, Device, Need, Snapshot, Tenant, Usage
 
 HOUR_S = 3600.0
 moments = st.integers(0, 10**9)
@@ -378,8 +378,8 @@ def test_nothing_that_fits_outside_the_reservation_is_left_waiting(
 @given(backlogs())
 @effort(max_examples=40, deadline=None)
 def test_every_grant_went_to_the_lowest_share_that_could_fit(world: Snapshot) -> None:
-    on = {d.uuid: [d.schedulable_mib, WHOLE] for d in world.devices}
-    total = [sum(free[0] for free in on.values()), WHOLE * len(on)]
+    on = {d.uuid: [d.schedulable_mib, FULL_PERCENT] for d in world.devices}
+    total = [sum(free[0] for free in on.values()), FULL_PERCENT * len(on)]
     held: dict[str, list[int]] = {name: [0, 0] for name in world.tenants}
     kinds = {r.need.tenant: r.need for r in world.waiting}
     for grant in make_plan(world, backfill=Backfill.FREE).grants:

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from pipeline.gpu.policy.policy import make_plan, open_to_shared, served
 from pipeline.gpu.values import (
-    WHOLE,
+    FULL_PERCENT,
     Backfill,
     LeaseMode,
     Need,
@@ -155,7 +155,7 @@ def test_an_exclusive_need_takes_the_smallest_empty_device_whole() -> None:
     world = snapshot([large, ONE], waiting=[request("r", exclusive(4 * GIB))])
     (grant,) = make_plan(world).grants
     (part,) = grant.parts
-    assert (part.uuid, part.memory_mib, part.compute_percent) == (ONE.uuid, 8 * GIB, WHOLE)
+    assert (part.uuid, part.memory_mib, part.compute_percent) == (ONE.uuid, 8 * GIB, FULL_PERCENT)
 
 
 def test_what_a_dead_holder_left_counts_as_taken_and_keeps_exclusive_needs_out() -> None:
@@ -244,7 +244,7 @@ def test_an_exclusive_need_is_charged_to_the_quota_with_all_of_its_device() -> N
 
 def busy(end_s: float | None) -> list[PoolLease]:
     """One device held by somebody who says when it ends."""
-    need = shared(8 * GIB, compute_percent=WHOLE, max_duration_s=None if end_s is None else 60 + end_s)
+    need = shared(8 * GIB, compute_percent=FULL_PERCENT, max_duration_s=None if end_s is None else 60 + end_s)
     return [lease("busy", need, [ONE], age_s=60)]
 
 

@@ -12,7 +12,7 @@ from pool_devices import put_devices
 
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable
 from pipeline.gpu.leasing import planner
-from pipeline.gpu.leasing.planner import AGAIN, Planner
+from pipeline.gpu.leasing.planner import PLAN_MEANWHILE, Planner
 from pipeline.gpu.policy import policy
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Committed, LeaseMode, LeaseState, Need, PoolLease
@@ -346,7 +346,7 @@ def test_who_plans_plans_again_for_one_who_came_meanwhile(
         looks.append(1)
         if len(looks) == 1:
             assert other.plan() == ()
-            assert client.get(other.slot) == AGAIN
+            assert client.get(other.slot) == PLAN_MEANWHILE
         return look()
 
     monkeypatch.setattr(pool.ledger, "snapshot", interrupted)

@@ -50,7 +50,7 @@ def pool_facts(s: Snapshot) -> dict[str, Any]:
         "devices": [_device(s, view) for view in views],
         "leases": lease_rows(s),
         "waiting": [_waits(s, request, views) for request in in_order(s)],
-        "left": [_left(s, x) for x in s.orphans],
+        "left": [_orphan_facts(s, x) for x in s.orphans],
         "nodes": [
             {
                 "node": node.name,
@@ -101,7 +101,7 @@ def lease_rows(s: Snapshot) -> list[dict[str, Any]]:
 
 def tenant_rows(s: Snapshot) -> list[dict[str, Any]]:
     """Who may use the pool, in the order in which their needs of one priority come."""
-    held, standing = held_mib(s), standings(s)
+    memory_mib, standing = held_mib(s), standings(s)
     names = sorted(standing, key=lambda name: (standing[name], name))
     found = []
     for name in names:
@@ -113,7 +113,7 @@ def tenant_rows(s: Snapshot) -> list[dict[str, Any]]:
                 "known": tenant is not None,
                 "weight": 1.0 if tenant is None else tenant.weight,
                 "quota_mib": None if tenant is None else tenant.quota_mib,
-                "held_mib": held.get(name, 0),
+                "held_mib": memory_mib.get(name, 0),
                 "leases": sum(lease.need.tenant == name for lease in s.leases),
                 "waiting": sum(request.need.tenant == name for request in s.waiting),
                 "used_share_s": 0.0 if usage is None else decayed(usage, s.now_ms, s.half_life_s).value,
@@ -184,7 +184,7 @@ def _waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView]) -> di
     }
 
 
-def _left(s: Snapshot, x: Orphan) -> dict[str, Any]:
+def _orphan_facts(s: Snapshot, x: Orphan) -> dict[str, Any]:
     device = next((device for device in s.devices if device.uuid == x.uuid), None)
     return {
         "opens_by_itself": device is not None and device.processes is not None,

@@ -27,11 +27,11 @@ def add(verbs: Any, common: argparse.ArgumentParser, place: argparse.ArgumentPar
     actions = gpu.add_subparsers(dest="action", metavar="WHAT", required=True)
 
     def action(name: str, text: str, **kwargs: Any) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = actions.add_parser(
+        parser: argparse.ArgumentParser = actions.add_parser(
             name, parents=[common, place], help=text, description=text[0].upper() + text[1:] + ".", **kwargs
         )
-        made.set_defaults(command="gpu.verbs")
-        return made
+        parser.set_defaults(command="gpu.verbs")
+        return parser
 
     _looking(action)
     _running(action)
@@ -55,7 +55,8 @@ def _running(action: Any) -> None:
         "run a program inside a lease on this machine's GPUs, and give it back however the program ends",
         usage="logweir gpu run [flags] -- CMD [ARG ...]",
         epilog="The exit code is the program's; 75 when it got no GPU in time, its name was in use, Redis did not answer, or "
-        "the GPU had to be given back; 127 and 126 when it cannot be started, 137 when it was stopped for using more "
+        "the GPU had to be given back; 127 and 126 when it cannot be started, 137 when it was stopped for "
+        "using more "
         "memory than it leased.",
     )
     _need(run)

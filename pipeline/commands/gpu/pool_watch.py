@@ -64,20 +64,21 @@ class PoolWatch:
 
     def devices(self) -> list[Device]:
         """The devices of the last snapshot; none when it is too old."""
-        seen = self._seen
-        return [] if seen is None or time.monotonic() - seen[0] > OLD_S else fresh(seen[1])
+        newest = self._seen
+        return [] if newest is None or time.monotonic() - newest[0] > OLD_S else fresh(newest[1])
 
     def seconds_until(self, at_ms: int) -> float | None:
-        """From now to a moment of the Redis clock, also while Redis is away; None before the first snapshot."""
-        seen = self._seen
-        return None if seen is None else (at_ms - seen[1].now_ms) / 1000 - (time.monotonic() - seen[0])
+        """From now to a moment of the Redis clock, also while Redis is away; None before the first
+        snapshot."""
+        newest = self._seen
+        return None if newest is None else (at_ms - newest[1].now_ms) / 1000 - (time.monotonic() - newest[0])
 
     def _run(self) -> None:
         while not self._ended:
             try:
-                asked = time.monotonic()
+                began = time.monotonic()
                 snapshot = self.pool.snapshot()
-                self._seen = (asked, snapshot)
+                self._seen = (began, snapshot)
                 self._note(snapshot)
                 self._ask_mps(snapshot)
             except RedisUnavailable:
@@ -102,9 +103,9 @@ class PoolWatch:
             self.unlimited = mps.why_not(self.daemon, new)
 
     def _note(self, snapshot: Snapshot) -> None:
-        seen = self._on_devices(snapshot)
+        on_devices = self._on_devices(snapshot)
         now = set(self.pids())
-        new = now - self.noted if len(self.noted) < NOTED else (now & seen) - self.noted
+        new = now - self.noted if len(self.noted) < NOTED else (now & on_devices) - self.noted
         if new and not self._ended:
             self.pool.activate(self.lease, pids=sorted(new), host=self.node)
             self.noted |= new

@@ -1,4 +1,5 @@
-"""`logweir gpu request`: a lease for a program that is started some other way; also reads a need from flags."""
+"""`logweir gpu request`: a lease for a program that is started some other way; also reads a need from
+flags."""
 
 import argparse
 import os
@@ -29,7 +30,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 FOR: Final = "1h"
 MOST_S: Final = 7 * 86_400.0  # such a lease is not renewed, so a forgotten one must end some day
 # Variables of a program's environment about its allocator and MPS.
-ASKED: Final = ("PATH", "CUDA_MPS_PIPE_DIRECTORY", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+INHERITED: Final = ("PATH", "CUDA_MPS_PIPE_DIRECTORY", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
@@ -115,9 +116,11 @@ def _other_than(lease: PoolLease, need: Need, snapshot: Snapshot) -> str:
     has = lease.need
     amount = ("mode", "memory_mib", "compute_percent", "devices")
     if any(getattr(has, name) != getattr(need, name) for name in amount):
-        said, wished = wanted(has), wanted(need)
+        offered, wished = wanted(has), wanted(need)
         return (
-            f"{said}, not {wished}" if said != wished else f"{has.memory_mib} MiB, not {need.memory_mib} MiB"
+            f"{offered}, not {wished}"
+            if offered != wished
+            else f"{has.memory_mib} MiB, not {need.memory_mib} MiB"
         )
     if has.tenant != need.tenant:
         return f"tenant {has.tenant}, not {need.tenant}"
@@ -231,7 +234,7 @@ def program_environment(
 
     Raises BadInput when one process cannot use the lease.
     """
-    base = inherited(*ASKED)
+    base = inherited(*INHERITED)
     directory = base.get("CUDA_MPS_PIPE_DIRECTORY")
     daemon = None
     if node == this_node():

@@ -82,7 +82,7 @@ def main(args: argparse.Namespace, pool: Pool, settings: Settings) -> int:
         allocator=not args.no_torch_limit,
     )  # fmt: skip
     try:
-        return running.run(told=tell.told or sys.stderr.isatty())
+        return running.run(reported=tell.told or sys.stderr.isatty())
     except LeaseRefused as exc:
         return _say(console, str(exc), LATER)
 
@@ -102,8 +102,8 @@ class WaitReporter:
         self._next = time.monotonic() + TELL_S
         with suppress(RedisUnavailable):
             snapshot = self.pool.snapshot()
-            mine = next((r for r in snapshot.waiting if r.request_id == self.request_id), None)
-            why = "" if mine is None else why_it_waits(snapshot, mine, device_views(snapshot))
+            request = next((r for r in snapshot.waiting if r.request_id == self.request_id), None)
+            why = "" if request is None else why_it_waits(snapshot, request, device_views(snapshot))
             if why and _gist(why) != self._said:
                 self._said, self.told = _gist(why), True
                 _note(self.console, f"{self.request_id} waits: {why}")
@@ -113,7 +113,7 @@ class Stop(IntEnum):
     """Why the program was asked to end; a stronger reason leaves less time."""
 
     NOT = 0
-    ASKED = 1
+    REQUESTED = 1
     TOO_MUCH = 2
     LOST = 3
 
@@ -147,9 +147,9 @@ class Run:
         self._asked = False
         self._told_of_mps = False
 
-    def run(self, *, told: bool) -> int:
+    def run(self, *, reported: bool) -> int:
         """Returns the exit code; the lease has been given back then."""
-        with self.pool.holding(self.lease) as held, ExitStack() as locks:
+        with self.pool.holding(self.lease) as in_use, ExitStack() as locks:
             variables = program_environment(
                 self.pool, self.lease, self.settings, node=self.node, allocator=self.allocator
             )
@@ -163,14 +163,15 @@ class Run:
                 if lock.fd is None:
                     _note(
                         self.console,
-                        f"{short(part.uuid)} cannot be locked on this machine (no file in {host_lock.HOST_DIRECTORY}), "
+                        f"{short(part.uuid)} cannot be locked on this machine (no file in "
+                        f"{host_lock.HOST_DIRECTORY}), "
                         "so only the lease keeps other stacks here off it; make that directory writable",
                     )
             if not self.pool.activate(self.lease, pids=(), host=self.node):
                 raise LeaseRefused(
                     f"lease {self.lease.lease_id} was lost before the program began; try again"
                 )
-            if told:
+            if reported:
                 _note(self.console, f"{self.lease.lease_id} has {lease_words(self.lease)}")
             supervised = SupervisedProgram(self.command, grace_s=self.grace_s, alone_s=self.alone_s, fds=fds)
             try:
@@ -179,13 +180,13 @@ class Run:
                     daemon = mps.limiting(variables, path=inherited("PATH").get("PATH", mps.PATHS))
                     look = PoolWatch(self.pool, self.lease, supervised.pids, node=self.node, daemon=daemon)
                     with _passing_on(supervised), look:
-                        self._mind(supervised, held, look)
+                        self._mind(supervised, in_use, look)
             finally:
                 if supervised.survivors:
-                    held.dirty()  # its memory stays taken until the driver no longer sees these
+                    in_use.dirty()  # its memory stays taken until the driver no longer sees these
         return self._result(supervised)
 
-    def _mind(self, supervised: SupervisedProgram, held: LeaseInUse, look: PoolWatch) -> None:
+    def _mind(self, supervised: SupervisedProgram, in_use: LeaseInUse, look: PoolWatch) -> None:
         """Until the program has ended, or cannot be ended. Never waits for Redis."""
         began, next_compare = False, 0.0
         watch = self._watchdog(supervised, look)
@@ -193,10 +194,10 @@ class Run:
             if supervised.program_pid is not None and not began:
                 began = True
                 look.at_once()
-            if held.lost.is_set():
-                self._stop(supervised, Stop.LOST, f"the lease is lost ({held.why()})", self.lost_s)
-            elif held.yield_by_ms is not None:
-                self._give_back(supervised, held, look.seconds_until(held.yield_by_ms))
+            if in_use.lost.is_set():
+                self._stop(supervised, Stop.LOST, f"the lease is lost ({in_use.why()})", self.lost_s)
+            elif in_use.yield_by_ms is not None:
+                self._give_back(supervised, in_use, look.seconds_until(in_use.yield_by_ms))
             if time.monotonic() >= next_compare:
                 next_compare = time.monotonic() + POLL_S
                 self._compare(supervised, watch)
@@ -234,19 +235,19 @@ class Run:
                 self.warned = True
                 _note(self.console, verdict.why)
 
-    def _give_back(self, supervised: SupervisedProgram, held: LeaseInUse, left_s: float | None) -> None:
+    def _give_back(self, supervised: SupervisedProgram, in_use: LeaseInUse, left_s: float | None) -> None:
         """A preemptible program is asked to end at once, any other as late as its grace allows."""
         if left_s is None:
             return
         within_s = max(0.0, left_s - BEFORE_S)
         if self.lease.need.preemptible or within_s <= self.grace_s:
-            self._stop(supervised, Stop.ASKED, f"the GPU is to be given back ({held.why()})", within_s)
+            self._stop(supervised, Stop.REQUESTED, f"the GPU is to be given back ({in_use.why()})", within_s)
         elif not self._asked:
             self._asked = True
             end = within_s - self.grace_s
             _note(
                 self.console,
-                f"somebody needs this GPU ({held.why()}); the program may go on for {seconds(end)}",
+                f"somebody needs this GPU ({in_use.why()}); the program may go on for {seconds(end)}",
             )
 
     def _stop(

@@ -20,7 +20,8 @@ from pipeline.settings import Settings
 from pipeline.units import plural, seconds
 
 LEGEND = (
-    "waits are means; who may overtake the first that finds no room: easy whoever does not delay it, strict nobody, free "
+    "waits are means; who may overtake the first that finds no room: easy whoever does not delay it, strict "
+    "nobody, free "
     f"everybody; starved: waits for more than {PATIENCE_S / 60:.0f} min at the end"
 )
 
@@ -71,7 +72,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, object]]:
         for cells in reader:
             if None in cells:
                 raise BadInput(
-                    f"line {reader.line_num} of {printable(path)} has more cells than the header has names; correct it"
+                    f"line {reader.line_num} of {printable(path)} has more cells than the header has names; "
+                    "correct it"
                 )
             yield cells
         return
@@ -95,7 +97,8 @@ def _about(args: argparse.Namespace, one: SimulationResult) -> str:
     if args.file is not None:
         return f"{plural(one.gangs.count + one.small.count, 'need')} of {printable(args.file)} on 8 GPUs, until all were done"
     return (
-        f"8 GPUs asked for {args.load * 100:g} % of their time: {one.small.count:,} needs for one GPU ({workloads.SMALL_S:.0f} s on average) and "
+        f"8 GPUs asked for {args.load * 100:g} % of their time: {one.small.count:,} needs for one GPU "
+        f"({workloads.SMALL_S:.0f} s on average) and "
         f"{one.gangs.count} for all 8 ({workloads.GANG_S} s each, one every {workloads.PERIOD_S} s)"
     )
 

@@ -59,10 +59,10 @@ class SupervisedProgram:
         self._heard = b""
         self._others = {p.pid for p in psutil.Process().children()}
         _adopt_orphans(True)
-        ours, theirs = socket.socketpair()
-        self._line = ours
-        with theirs:
-            number = theirs.fileno()
+        keeper_end, guard_end = socket.socketpair()
+        self._line = keeper_end
+        with guard_end:
+            number = guard_end.fileno()
             # By its file and with -P: nothing in the user's directory can take the place of a module.
             guard = [sys.executable, "-P", __file__, str(number)]
             self.guard = subprocess.Popen(guard, pass_fds=(number, *fds), start_new_session=True)
@@ -115,10 +115,10 @@ class SupervisedProgram:
         self._heard += data
         *lines, self._heard = self._heard.split(b"\n")
         for line in lines:
-            said: dict[str, Any] = json.loads(line)
-            self.program_pid = said.get("started", self.program_pid)
-            self.failed = said.get("failed", self.failed)
-            self.code = said.get("code", self.code)
+            message: dict[str, Any] = json.loads(line)
+            self.program_pid = message.get("started", self.program_pid)
+            self.failed = message.get("failed", self.failed)
+            self.code = message.get("code", self.code)
         return self.code is not None
 
     def pids(self) -> tuple[int, ...]:
@@ -163,8 +163,10 @@ class Guard:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: the program shall inherit that
                 signal.signal(number, lambda n, _frame: self._pass_on(n))
         while self.code is None:
-            left = POLL_S if self.kill_at is None else max(0.0, min(POLL_S, self.kill_at - time.monotonic()))
-            ready, _, _ = select.select([wake] if self.alone else [self.line, wake], [], [], left)
+            remaining_s = (
+                POLL_S if self.kill_at is None else max(0.0, min(POLL_S, self.kill_at - time.monotonic()))
+            )
+            ready, _, _ = select.select([wake] if self.alone else [self.line, wake], [], [], remaining_s)
             if wake in ready:
                 wake.recv(4096)
             if self.line in ready and not self._listen():
@@ -258,9 +260,9 @@ class Guard:
         _kill(_below)
         self._reap()
 
-    def _say(self, **what: Any) -> None:
+    def _say(self, **message: Any) -> None:
         with contextlib.suppress(OSError):
-            self.line.sendall(json.dumps(what).encode() + b"\n")
+            self.line.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _children(process: psutil.Process) -> "list[psutil.Process]":

@@ -26,7 +26,8 @@ DRAW_S: Final = 1.0  # longest pause between two drawings, so that the age of a 
 SILENT_S: Final = 2.0  # a picture overdue for so long is called old
 WIDE: Final = 110  # columns of a terminal with room for names and temperatures
 EMPTY: Final = (
-    "no GPUs in the pool; `logweir up` on a machine with NVIDIA GPUs adds them (LOGWEIR_GPU_AGENT=yes), and without any "
+    "no GPUs in the pool; `logweir up` on a machine with NVIDIA GPUs adds them (LOGWEIR_GPU_AGENT=yes), and "
+    "without any "
     "everything runs on the CPU"
 )
 
@@ -50,17 +51,18 @@ def main(args: argparse.Namespace, look: Callable[[], Snapshot]) -> int:
 
 def _watch(console: Console, look: Callable[[], Snapshot], interval_s: float) -> None:
     """Until q or Ctrl-C. While Redis is away or hangs, the last picture stays, with a note."""
-    with _Refresher(look, interval_s) as seen, _keys() as pressed, Live(
+    with _Refresher(look, interval_s) as refresher, _keys() as pressed, Live(
         console=console, screen=True, auto_refresh=False
     ) as live:  # fmt: skip
         while True:
-            live.update(_page(seen.shown, seen.silent_s(), console), refresh=True)
+            live.update(_page(refresher.shown, refresher.silent_s(), console), refresh=True)
             if pressed(min(interval_s, DRAW_S)) == "q":
                 return
 
 
 class _Refresher:
-    """Reads the pool in a thread of its own, once per interval: a hung Redis answers after its time-out only."""
+    """Reads the pool in a thread of its own, once per interval: a hung Redis answers after its time-out
+    only."""
 
     def __init__(self, look: Callable[[], Snapshot], interval_s: float) -> None:
         """Look once, here. Raises RedisUnavailable."""
@@ -157,9 +159,9 @@ def cropped(shown: Mapping[str, Any], height: int) -> dict[str, Any]:
             break
         devices.append(device)
     more = [
-        plural(len(shown[name]) - len(kept), noun)
-        for name, kept, noun in (("devices", devices, "GPU"), ("waiting", waiting, "waiting need"))
-        if len(kept) < len(shown[name])
+        plural(len(shown[name]) - len(visible), noun)
+        for name, visible, noun in (("devices", devices, "GPU"), ("waiting", waiting, "waiting need"))
+        if len(visible) < len(shown[name])
     ]
     return {**shown, "devices": devices, "waiting": waiting, "more": " and ".join(more)}
 
@@ -177,39 +179,43 @@ def _headline(shown: Mapping[str, Any]) -> list[str]:
 
 def _remarks(shown: Mapping[str, Any]) -> list[str]:
     """Warnings for an operator, above the tables."""
-    said = []
+    remarks = []
     if shown["quarantine_s"] > 0:
         wait = seconds(shown["quarantine_s"])
-        said.append(f"Redis was restarted and may have forgotten a lease: nothing is granted for {wait} more")
+        remarks.append(
+            f"Redis was restarted and may have forgotten a lease: nothing is granted for {wait} more"
+        )
     if shown["reservation"]:
-        kept = shown["reservation"]
-        names = listed(map(short, kept["devices"]))
-        said.append(f"door closed to new leases: {names} kept for {kept['for']}")
+        reservation = shown["reservation"]
+        names = listed(map(short, reservation["devices"]))
+        remarks.append(f"door closed to new leases: {names} kept for {reservation['for']}")
     for node in shown["nodes"]:
         if node["silent"]:
-            ago = seconds(node["heard_s_ago"])
-            said.append(
-                f"{shorten(node['node'])} has been silent for {ago}: no new leases there; look after its agent"
+            silence = seconds(node["heard_s_ago"])
+            remarks.append(
+                f"{shorten(node['node'])} has been silent for {silence}: no new leases there; look after its "
+                "agent"
             )
         if node["clock_wrong"]:
             off = node["clock_ahead_s"]
             word = "ahead of" if off > 0 else "behind"
-            said.append(
+            remarks.append(
                 f"the clock of {shorten(node['node'])} is {seconds(abs(off))} {word} the one of Redis"
             )
-    for left in shown["left"]:
-        pids = ", ".join(map(str, left["pids"])) or "unknown"
-        clear = f"`logweir gpu clear {short(left['device'])}`"
+    for orphan in shown["left"]:
+        pids = ", ".join(map(str, orphan["pids"])) or "unknown"
+        clear = f"`logweir gpu clear {short(orphan['device'])}`"
         how = (
             "it opens by itself"
-            if left["opens_by_itself"]
+            if orphan["opens_by_itself"]
             else f"its driver lists no processes, so say {clear}"
         )
-        said.append(
-            f"{short(left['device'])} keeps {size(left['memory_mib'])} back until the processes of lease {left['lease']} "
-            f"({pids}) are gone, because {left['why']}; {how} then"
+        remarks.append(
+            f"{short(orphan['device'])} keeps {size(orphan['memory_mib'])} back until the processes of lease "
+            f"{orphan['lease']} "
+            f"({pids}) are gone, because {orphan['why']}; {how} then"
         )
-    return said
+    return remarks
 
 
 def _devices(shown: Mapping[str, Any], width: int) -> Table:
@@ -265,15 +271,15 @@ def _lease(lease: Mapping[str, Any], uuid: str, wide: bool) -> list[Text]:
     row += [f"{part['memory_mib'] / 1024:.1f}"]
     row += [f"{part['compute_percent']}%" if part["compute_percent"] else ""] if wide else []
     row += [_gib(part["used_mib"]), ""] + ([""] if wide else [])
-    said = "" if wide else f"{holder}, {tenant}; "
-    said += f"{seconds(lease['age_s'])} old, "
+    remark = "" if wide else f"{holder}, {tenant}; "
+    remark += f"{seconds(lease['age_s'])} old, "
     if lease["yields_in_s"] is not None:
-        said += f"gives back within {seconds(lease['yields_in_s'])}: {lease['yield_why']}"
+        remark += f"gives back within {seconds(lease['yields_in_s'])}: {lease['yield_why']}"
     elif lease["expires_in_s"] < 0:
-        said += "expired"
+        remark += "expired"
     else:
-        said += f"expires in {seconds(lease['expires_in_s'])}"
-    return [cell(text) for text in (*row, said)]
+        remark += f"expires in {seconds(lease['expires_in_s'])}"
+    return [cell(text) for text in (*row, remark)]
 
 
 def _waiting(shown: Mapping[str, Any], width: int) -> Table:

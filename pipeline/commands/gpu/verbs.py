@@ -52,8 +52,8 @@ def _no_answer(exc: BadInput) -> bool:
     """A Redis that is away, not one that refuses us."""
     import redis
 
-    away = isinstance(exc.__cause__, redis.ConnectionError | redis.TimeoutError)
-    return away and not isinstance(exc.__cause__, redis.AuthenticationError)
+    unreachable = isinstance(exc.__cause__, redis.ConnectionError | redis.TimeoutError)
+    return unreachable and not isinstance(exc.__cause__, redis.AuthenticationError)
 
 
 def _done_with_pool(args: argparse.Namespace) -> int:
@@ -107,13 +107,16 @@ def _leases(args: argparse.Namespace, snapshot: Snapshot) -> int:
             for part in lease["parts"]
         )
         until = lease["yields_in_s"]
-        asked = "" if until is None else f"; asked to give back within {seconds(until)}: {lease['yield_why']}"
+        yielding = (
+            "" if until is None else f"; asked to give back within {seconds(until)}: {lease['yield_why']}"
+        )
         preemptible = ", preemptible" if lease["preemptible"] else ""
         lines = [
             f"token {lease['token']}, {lease['mode']}, {lease['state']}{preemptible}, {parts}",
             f"{lease['holder']} for {lease['tenant']}, {seconds(lease['age_s'])} old, "
-            f"expires in {seconds(lease['expires_in_s'])}{asked}",
-            f"on {lease['node'] or 'several machines'}, processes {', '.join(map(str, lease['pids'])) or 'unknown'}",
+            f"expires in {seconds(lease['expires_in_s'])}{yielding}",
+            f"on {lease['node'] or 'several machines'}, processes "
+            f"{', '.join(map(str, lease['pids'])) or 'unknown'}",
         ]
         for line in lines:
             console.print(f"  {printable(line)}", markup=False, soft_wrap=True)
@@ -158,15 +161,15 @@ def _tenants(args: argparse.Namespace, snapshot: Snapshot) -> int:
 
 def _release(args: argparse.Namespace, pool: Any) -> int:
     if not pool.release_by_id(args.lease, args.token):
-        known = any(lease.lease_id == args.lease for lease in pool.snapshot().leases)
-        if known:
+        exists = any(lease.lease_id == args.lease for lease in pool.snapshot().leases)
+        if exists:
             raise BadInput(
                 f"--token {args.token} is not the token of lease {args.lease!r}; it was given with the lease"
             )
         raise BadInput(
             f"there is no lease {args.lease!r} (any more); `logweir gpu leases` shows those that live"
         )
-    return _done(args, {"released": args.lease}, f"released {args.lease}")
+    return _report(args, {"released": args.lease}, f"released {args.lease}")
 
 
 def _revoke(args: argparse.Namespace, pool: Any) -> int:
@@ -177,7 +180,7 @@ def _revoke(args: argparse.Namespace, pool: Any) -> int:
             f"there is no lease {args.lease!r} (any more); `logweir gpu leases` shows those that live"
         )
     words = f"revoked {args.lease}; its devices are free again when its processes are gone"
-    return _done(args, {"revoked": args.lease, "why": args.why}, words)
+    return _report(args, {"revoked": args.lease, "why": args.why}, words)
 
 
 def _clear(args: argparse.Namespace, pool: Any) -> int:
@@ -185,33 +188,34 @@ def _clear(args: argparse.Namespace, pool: Any) -> int:
 
     snapshot = pool.snapshot()
     device = device_of(args.device, snapshot)
-    left = [x for x in snapshot.orphans if x.uuid == device.uuid]
-    if not left:
+    orphans = [x for x in snapshot.orphans if x.uuid == device.uuid]
+    if not orphans:
         raise BadInput(
             f"nothing is left of an ended lease on {device.uuid}; `logweir gpu top` shows why it is taken"
         )
-    there = _still_there(device, left)
+    there = _still_there(device, orphans)
     if there and not args.yes:
         raise BadInput(
-            f"process {', '.join(map(str, there[:5]))} may still be on {device.uuid}; end what belongs to the lease first, "
+            f"process {', '.join(map(str, there[:5]))} may still be on {device.uuid}; end what belongs to "
+            "the lease first, "
             "or say --yes when nothing of it is there"
         )
     cleared = pool.clear(device.uuid)
-    return _done(args, {"cleared": device.uuid, "parts": cleared}, f"{device.uuid} is free for new leases")
+    return _report(args, {"cleared": device.uuid, "parts": cleared}, f"{device.uuid} is free for new leases")
 
 
-def _still_there(device: Device, left: Sequence[Orphan]) -> list[int]:
+def _still_there(device: Device, orphans: Sequence[Orphan]) -> list[int]:
     """Processes that may be those of the ended leases, as far as the driver or this machine can tell."""
-    named = {pid for x in left for pid in x.pids}
+    named = {pid for x in orphans for pid in x.pids}
     if device.processes is None:
         from pipeline.gpu.node.inventory import this_node
 
         return sorted(pid for pid in named if device.node != this_node() or psutil.pid_exists(pid))
-    seen = {process.pid for process in device.processes}
-    return sorted(seen & named if all(x.pids for x in left) else seen)
+    on_device = {process.pid for process in device.processes}
+    return sorted(on_device & named if all(x.pids for x in orphans) else on_device)
 
 
-def _done(args: argparse.Namespace, facts: dict[str, Any], words: str) -> int:
+def _report(args: argparse.Namespace, facts: dict[str, Any], words: str) -> int:
     if args.json:
         print_json(facts)
     else:

@@ -25,7 +25,7 @@ SLOT_MS: Final = 1_000  # a dead planner blocks the others for no longer
 POLL_MS: Final = 500  # time alone changes what is possible (a quarantine ends, a node falls silent)
 TRIES: Final = 8  # the pool may change between the snapshot and the commit
 ROUNDS_S: Final = 0.1  # a process plans for others so long; waiting processes go on from there
-AGAIN: Final = b"again"
+PLAN_MEANWHILE: Final = b"again"
 
 
 class Planner:
@@ -63,25 +63,25 @@ class Planner:
             try:
                 granted += self._commit()
             finally:
-                again = self._leave()
-            if not again:
+                planned_meanwhile = self._leave()
+            if not planned_meanwhile:
                 break
             if time.monotonic() - began > ROUNDS_S:
                 self._hand_on()
                 break
         return tuple(granted)
 
-    def offer(self, request: PoolRequest, *, most: int | None = None) -> tuple[int, PoolPlan] | None:
+    def offer(self, request: PoolRequest, *, limit: int | None = None) -> tuple[int, PoolPlan] | None:
         """The epoch and plan of now with this request waiting; None when the plan would not grant it.
 
-        None too when more than `most` others wait. Changes nothing. The plan is empty for a request that has
+        None too when more than `limit` others wait. Changes nothing. The plan is empty for a request that has
         its lease already. Raises RedisUnavailable.
         """
         snapshot, name = self.snapshot(), request.request_id
         if any(lease.lease_id == name for lease in snapshot.leases):
             return snapshot.epoch, PoolPlan(reservation=snapshot.reservation)
         others = [other for other in snapshot.waiting if other.request_id != name]
-        if most is not None and len(others) > most:
+        if limit is not None and len(others) > limit:
             return None
         now = snapshot.now_ms
         waits = replace(request, since_ms=now, until_ms=now + self.remembered_ms(request))
@@ -152,7 +152,7 @@ class Planner:
         """False: another process plans, and our mark asks it to plan once more."""
         with answering():
             while not self.client.set(self.slot, self.name, nx=True, px=SLOT_MS):
-                if self.client.set(self.slot, AGAIN, xx=True, keepttl=True):
+                if self.client.set(self.slot, PLAN_MEANWHILE, xx=True, keepttl=True):
                     return False
         return True
 
@@ -163,7 +163,7 @@ class Planner:
         costs one stale commit.
         """
         with answering():
-            return bool(self.client.getdel(self.slot) == AGAIN)
+            return bool(self.client.getdel(self.slot) == PLAN_MEANWHILE)
 
     def _hand_on(self) -> None:
         """The next poll of any process plans at once; this one has its own work to go back to."""

@@ -77,8 +77,8 @@ class PoolLedger:
         epoch, now, quarantine, beats, deadlines, usage, reservation, large = self._read()
         nodes, devices, leases, waiting, orphans = large
         now = int(now)
-        known = self._nodes(nodes, _scores(beats), now)
-        silent = {node.name for node in known if node.silent}
+        roster = self._nodes(nodes, _scores(beats), now)
+        silent = {node.name for node in roster if node.silent}
         requests = _waiting(waiting, now)
         place = wire.decode(Reservation, reservation) if reservation else None
         if place is not None and all(request.request_id != place.request_id for request in requests):
@@ -88,7 +88,7 @@ class PoolLedger:
             epoch=int(epoch),
             now_ms=now,
             quarantine_ms=int(quarantine),
-            nodes=tuple(known),
+            nodes=tuple(roster),
             devices=tuple(_devices(devices, silent)),
             leases=tuple(_lease(text, ends) for text in leases),
             waiting=tuple(requests),
@@ -163,8 +163,8 @@ class PoolLedger:
         self, request: PoolRequest, ttl_ms: int, epoch: int, plan: PoolPlan
     ) -> tuple[PoolLease | None, Committed]:
         """`wait` and then `commit` in one round trip. Raises as `wait` does."""
-        waited, done = self.scripts.run_all([self._wait(request, ttl_ms), self._commit(epoch, plan)])
-        return self._waited(request, waited), self._committed(done)
+        waited, committed = self.scripts.run_all([self._wait(request, ttl_ms), self._commit(epoch, plan)])
+        return self._waited(request, waited), self._committed(committed)
 
     def _wait(self, request: PoolRequest, ttl_ms: int) -> tuple[str, list[str], list[Any]]:
         _check(request)
@@ -233,8 +233,8 @@ class PoolLedger:
         """`release`, and the number of needs that wait after it."""
         half_life = repr(self.settings.gpu.half_life_s)
         call = self._call("release", lease.lease_id, lease.holder, _tokens(lease), int(clean), half_life)
-        done, waits = self.scripts.run(*call)
-        return bool(done), int(waits)
+        released, waits = self.scripts.run(*call)
+        return bool(released), int(waits)
 
     def release_by_id(self, lease_id: str, token: int) -> bool:
         """For programs that know only the id and first token of their lease; they are off the devices."""

@@ -41,15 +41,15 @@ class Waiting:
         turn = _Turn(self.ledger, self.planner, request, waits=timeout_s != 0)
         try:
             while (granted := self._round(turn, end)) is None:
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
+                remaining_s = None if end is None else end - time.monotonic()
+                if remaining_s is not None and remaining_s <= 0:
                     granted = turn.last()
                     if granted is not None:
                         break
                     raise LeaseRefused(self._reason(request, timeout_s or 0.0))
                 if go_on is not None:
                     go_on()
-                turn.sleep(left)
+                turn.sleep(remaining_s)
             return granted
         finally:
             if granted is None and turn.known_to_ledger:
@@ -61,7 +61,7 @@ class Waiting:
         except RedisUnavailable as exc:
             if end is not None and time.monotonic() >= end:
                 raise
-            turn.away(exc)
+            turn.redis_away(exc)
             return None
 
     def _reason(self, request: PoolRequest, timeout_s: float) -> str:
@@ -97,7 +97,7 @@ class _Turn:
     def ask(self) -> PoolLease | None:
         """One round: register again if it is time, then plan if it is our turn. Raises RedisUnavailable."""
         request, now = self.request, time.monotonic()
-        offer = None if self.planned else self.planner.offer(request, most=FEW if self.waits else None)
+        offer = None if self.planned else self.planner.offer(request, limit=FEW if self.waits else None)
         if not self.waits and offer is None:
             return None
         self.known_to_ledger = True
@@ -110,7 +110,7 @@ class _Turn:
                 return lease
         granted = self.planner.poll() if self.planned else self.planner.first()
         self.planned = True
-        return self._ours(granted)
+        return self._own_lease(granted)
 
     def _accept(self, offer: tuple[int, PoolPlan], now: float) -> PoolLease | None:
         """Register and take the offer at once; if the pool has changed meanwhile, wait as any other need."""
@@ -120,9 +120,9 @@ class _Turn:
             return lease
         if not granted and self.waits:
             granted = self.planner.first()
-        return self._ours(granted)
+        return self._own_lease(granted)
 
-    def _ours(self, granted: Sequence[PoolLease]) -> PoolLease | None:
+    def _own_lease(self, granted: Sequence[PoolLease]) -> PoolLease | None:
         return next((lease for lease in granted if lease.lease_id == self.request.request_id), None)
 
     def last(self) -> PoolLease | None:
@@ -140,9 +140,9 @@ class _Turn:
         try:
             self.woken = self.ledger.wait_for_news(self.request.request_id, pause)
         except RedisUnavailable as exc:
-            self.away(exc)
+            self.redis_away(exc)
 
-    def away(self, error: RedisUnavailable) -> None:
+    def redis_away(self, error: RedisUnavailable) -> None:
         """Redis does not answer; it is asked again.
 
         The request registers anew, since Redis may have forgotten it.

@@ -121,30 +121,30 @@ class Agent:
             driver=self._version,
         )
 
-    def _learn(self, seen: MachineReading, at: datetime) -> None:
-        before, now = self._known, {one.uuid: one for one in seen.readings}
-        whole = {uuid for uuid, one in (before | now).items() if not one.parent}
+    def _learn(self, machine: MachineReading, at: datetime) -> None:
+        before, now = self._known, {one.uuid: one for one in machine.readings}
+        gpus = {uuid for uuid, one in (before | now).items() if not one.parent}
         faults: dict[str, str] = {}
-        for uuid in whole:
+        for uuid in gpus:
             if uuid in now:
-                event = event_fault(uuid, seen.events, whole)
+                event = event_fault(uuid, machine.events, gpus)
                 faults[uuid] = event or reading_fault(now[uuid], self._errors.get(uuid, 0))
                 self._errors[uuid] = now[uuid].ecc_errors or self._errors.get(uuid, 0)
             else:
-                why = seen.lost.get(uuid)
+                why = machine.lost.get(uuid)
                 faults[uuid] = NOT_SHOWN if why is None else f"{SILENT} ({why})"
         # A missing slice was destroyed, unless its whole GPU is missing too.
         unread = {uuid: _unread(one) for uuid, one in before.items() if (one.parent or uuid) not in now}
         self._known = unread | now
-        self._version = seen.driver
-        self._driver.reopen = bool(seen.unnamed) or not whole <= now.keys()
+        self._version = machine.driver
+        self._driver.reopen = bool(machine.unnamed) or not gpus <= now.keys()
         if self._away:
             self._away = False
-            logger(node=self.node).info("agent.driver_back", driver=seen.driver)
+            logger(node=self.node).info("agent.driver_back", driver=machine.driver)
         # A device that was never read has no size, so only the log can name it.
         strange = (
-            *seen.unnamed,
-            *(f"{uuid}: {why}" for uuid, why in seen.lost.items() if uuid not in before),
+            *machine.unnamed,
+            *(f"{uuid}: {why}" for uuid, why in machine.lost.items() if uuid not in before),
         )
         if strange and strange != self._strange:
             logger(node=self.node).warning("agent.device_unread", why="; ".join(strange))

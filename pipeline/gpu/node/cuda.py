@@ -32,7 +32,8 @@ def fraction(leased_mib: int, context_mib: int, total_mib: int) -> float:
         raise BadInput(f"a device of {total_mib} MiB cannot be leased; look at it with `logweir gpu top`")
     if leased_mib <= context_mib:
         raise BadInput(
-            f"a lease of {leased_mib} MiB leaves no room for tensors, since CUDA itself takes {context_mib} MiB"
+            f"a lease of {leased_mib} MiB leaves no room for tensors, since CUDA itself takes {context_mib} "
+            "MiB"
             f" (gpu_context_mib); lease more than {context_mib} MiB"
         )
     return min(1.0, (leased_mib - context_mib) / total_mib)
@@ -72,7 +73,8 @@ def begin(uuid: str, *, memory_mib: int | None, context_mib: int) -> str:
             torch.empty(1, device=f"cuda:{index}")  # a lost device fails here, not in the first batch
         except (ImportError, RuntimeError, AssertionError) as exc:  # torch raises all of them for "no CUDA"
             raise DeviceFailed(
-                f"CUDA does not start on {uuid} ({str(exc).splitlines()[0] if str(exc) else type(exc).__name__});"
+                f"CUDA does not start on {uuid} "
+                f"({str(exc).splitlines()[0] if str(exc) else type(exc).__name__});"
                 " see `nvidia-smi`, and that torch was built for CUDA"
             ) from exc
         return f"cuda:{index}"
@@ -101,21 +103,23 @@ def _index(torch: Any, uuid: str) -> int:
     """Torch's number of a device. Raises DeviceFailed when this process does not see it."""
     if not torch.cuda.is_available():
         raise DeviceFailed(
-            f"this process cannot use {uuid}: no CUDA device is visible; see `nvidia-smi`, and that torch was built"
+            f"this process cannot use {uuid}: no CUDA device is visible; see `nvidia-smi`, and that torch "
+            "was built"
             " for CUDA"
         )
-    count, seen = torch.cuda.device_count(), []
+    count, visible = torch.cuda.device_count(), []
     for index in range(count):
         # torch before 2.5 has no `uuid`, and that of a MIG slice may be its parent's: then the order says it.
-        own = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-        if own is not None and _bare(str(own)) == _bare(uuid):
+        device_uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        if device_uuid is not None and _bare(str(device_uuid)) == _bare(uuid):
             return index
-        seen.append(str(own))
+        visible.append(str(device_uuid))
     named = [name.strip() for name in (visible_devices() or "").split(",")]
     if uuid in named and len(named) == count:
         return named.index(uuid)
     raise DeviceFailed(
-        f"this process does not see {uuid}, only {', '.join(seen) or 'nothing'}; set CUDA_VISIBLE_DEVICES to it"
+        f"this process does not see {uuid}, only {', '.join(visible) or 'nothing'}; set CUDA_VISIBLE_DEVICES "
+        "to it"
         " or unset it"
     )
 

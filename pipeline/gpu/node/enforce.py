@@ -35,7 +35,8 @@ VARIABLES: Final[Mapping[str, str]] = {
     "GPU_MEMORY_FRACTION": "leased memory / memory of the device: per_process_gpu_memory_fraction of an Arena program",
     "GPU_ALLOCATOR_FRACTION": "the same less what CUDA itself takes: for an allocator that counts only tensors",
     "PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction added to what was set, for a shared lease without MPS; torch"
-    " from 2.10 keeps to it, an older one refuses to start with it. Where only PYTORCH_ALLOC_CONF was set, it is added there",
+    " from 2.10 keeps to it, an older one refuses to start with it. Where only PYTORCH_ALLOC_CONF was set, "
+    "it is added there",
     "CUDA_MPS_PIPE_DIRECTORY": "where the MPS daemon of the device listens, when one runs",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "memory limit per device, for a shared lease under MPS",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "compute limit, for a shared lease under MPS",
@@ -103,13 +104,13 @@ def here(lease: PoolLease, devices: Sequence[Device], *, node: str = "") -> list
     Raises BadInput for an unknown device, for no device at all, and for a MIG slice among several devices:
     CUDA shows a process only the first slice.
     """
-    known = {device.uuid: device for device in devices}
-    missing = [part.uuid for part in lease.parts if part.uuid not in known]
+    by_uuid = {device.uuid: device for device in devices}
+    missing = [part.uuid for part in lease.parts if part.uuid not in by_uuid]
     if missing:
         raise BadInput(
             f"the pool does not know {missing[0]} any more; release lease {lease.lease_id} and ask again"
         )
-    pairs = [(part, known[part.uuid]) for part in lease.parts]
+    pairs = [(part, by_uuid[part.uuid]) for part in lease.parts]
     pairs = [(part, device) for part, device in pairs if node in ("", device.node)]
     if not pairs:
         raise BadInput(
@@ -117,7 +118,8 @@ def here(lease: PoolLease, devices: Sequence[Device], *, node: str = "") -> list
         )
     if len(pairs) > 1 and any(_is_slice(device) for _, device in pairs):
         raise BadInput(
-            f"lease {lease.lease_id} has {len(pairs)} devices with a MIG slice among them, and a process sees only one"
+            f"lease {lease.lease_id} has {len(pairs)} devices with a MIG slice among them, and a process "
+            "sees only one"
             " slice; ask for one device, or for whole GPUs"
         )
     return pairs
@@ -144,12 +146,12 @@ def _alloc_conf(base: Mapping[str, str], limit: float) -> dict[str, str]:
     options = []
     # A list in brackets, as in roundup_power2_divisions:[256:1,512:2], is one option.
     for option in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", base.get(name, "")):
-        own = _FRACTION.fullmatch(option)
-        if own is None:
+        limited = _FRACTION.fullmatch(option)
+        if limited is None:
             options.append(option.strip())
             continue
         with suppress(ValueError):  # torch would refuse it
-            limit = min(limit, float(own.group(1))) if float(own.group(1)) > 0 else limit
+            limit = min(limit, float(limited.group(1))) if float(limited.group(1)) > 0 else limit
     return {
         name: ",".join(
             [*(option for option in options if option), f"per_process_memory_fraction:{_digits(limit)}"]

@@ -111,9 +111,9 @@ def xid_fault(xid: int | None) -> str:
     return f"XID {xid} ({XID_WORDS[xid]})" if xid in XID_WORDS else f"XID {xid}"
 
 
-def event_fault(uuid: str, events: Iterable[DriverEvent], known: Iterable[str]) -> str:
+def event_fault(uuid: str, events: Iterable[DriverEvent], gpus: Iterable[str]) -> str:
     """The first fault of this whole GPU. An event that names no GPU, or an unknown one, concerns all."""
-    names = set(known)
+    names = set(gpus)
     for event in events:
         if event.uuid == uuid or event.uuid is None or event.uuid not in names:
             fault = xid_fault(event.xid)

@@ -45,10 +45,10 @@ def find(
     """
     places = [(directory, "")] if directory is not None else []
     places += [(root.with_name(f"{root.name}-{uuid}"), uuid), (root, "")]
-    for place, own in places:
+    for place, limited_uuid in places:
         # The pipe is made by the daemon; the directory alone outlives it.
         if place is not None and place.is_dir():
-            daemon = Daemon(directory=place, uuid=own, path=path)
+            daemon = Daemon(directory=place, uuid=limited_uuid, path=path)
             if _ask(daemon, "get_server_list", timeout_s) is not None:
                 return daemon
     return None
@@ -120,7 +120,8 @@ def why_not(daemon: Daemon, pids: Collection[int], *, timeout_s: float = ANSWER_
         return f"the MPS daemon of {daemon.directory} does not answer; its limits may not hold, restart it"
     if not found & set(pids):
         return (
-            f"the MPS daemon of {daemon.directory} lists none of the processes {sorted(pids)}, so they run without its"
+            f"the MPS daemon of {daemon.directory} lists none of the processes {sorted(pids)}, so they run "
+            "without its"
             " limits; check that they have the daemon's user and see its directory"
         )
     return ""
@@ -129,7 +130,7 @@ def why_not(daemon: Daemon, pids: Collection[int], *, timeout_s: float = ANSWER_
 def _ask(daemon: Daemon, command: str, timeout_s: float) -> str | None:
     """One command to the daemon; None when there is no daemon, no control program, or no answer in time."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["/usr/bin/env", CONTROL],  # env looks the program up in the PATH given here, not in ours
             input=f"{command}\n",
             env={**reach(daemon), "PATH": daemon.path, "LC_ALL": "C"},
@@ -141,7 +142,9 @@ def _ask(daemon: Daemon, command: str, timeout_s: float) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 and not _absent(done.stdout + done.stderr) else None
+    return (
+        process.stdout if process.returncode == 0 and not _absent(process.stdout + process.stderr) else None
+    )
 
 
 def _absent(text: str) -> bool:

@@ -18,7 +18,8 @@ MIB: Final = 1 << 20
 # Numbers of nvml.h, which never change; the names of some are missing in older nvidia-ml-py.
 NOT_SUPPORTED, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND = 3, 6, 10, 13
 INVALID_ARGUMENT: Final = 2
-AWAY: Final = {1, 9, 12, 18}  # uninitialised, driver not loaded, library not found, library and kernel differ
+# uninitialised, driver not loaded, library not found, library and kernel differ
+NO_DRIVER: Final = {1, 9, 12, 18}
 LOST: Final = {15, 16, 28}  # GPU lost, reset required, GPU not found
 OLD: Final = {NOT_SUPPORTED, FUNCTION_NOT_FOUND}
 RECOVERY_FIELD: Final = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, drivers from 570
@@ -110,7 +111,7 @@ class Nvml:
         self._handles[_address(handle)] = uuid
         mode = self._optional(api.nvmlDeviceGetMigMode, handle)
         total_mib, reserved_mib, used_mib = self._memory(handle)
-        whole = Reading(
+        gpu = Reading(
             uuid=uuid,
             index=index,
             name=str(self._required(api.nvmlDeviceGetName, handle)),
@@ -125,9 +126,9 @@ class Nvml:
             recovery=self._recovery(handle),
             blind=self._watch(uuid, handle),
         )
-        return [whole, *(self._slices(handle, whole) if whole.split else [])]
+        return [gpu, *(self._slices(handle, gpu) if gpu.split else [])]
 
-    def _slices(self, parent: Any, whole: Reading) -> list[Reading]:
+    def _slices(self, parent: Any, gpu: Reading) -> list[Reading]:
         api, found = self._api, []
         for slot in range(int(self._optional(api.nvmlDeviceGetMaxMigDeviceCount, parent) or 0)):
             try:
@@ -140,19 +141,19 @@ class Nvml:
                 if exc.value in (NOT_FOUND, INVALID_ARGUMENT):
                     continue  # an empty slot, or the slice was destroyed while we looked
                 raise _Trouble(str(exc)) from exc
-            self._handles[_address(handle)] = whole.uuid
+            self._handles[_address(handle)] = gpu.uuid
             found.append(
                 Reading(
                     uuid=uuid,
-                    index=whole.index,
+                    index=gpu.index,
                     name=name,
                     total_mib=total_mib,
                     reserved_mib=reserved_mib,
                     used_mib=used_mib,
-                    parent=whole.uuid,
+                    parent=gpu.uuid,
                     processes=self._processes_of_slice(handle, parent),
                     utilisation_percent=self._number(api.nvmlDeviceGetUtilizationRates, handle, of="gpu"),
-                    temperature_c=whole.temperature_c,
+                    temperature_c=gpu.temperature_c,
                 )
             )
         return found
@@ -179,9 +180,9 @@ class Nvml:
 
     def _processes_of_slice(self, handle: Any, parent: Any) -> tuple[Process, ...] | None:
         """Its own where the driver tells them, else those of the whole GPU that may be in it."""
-        own = self._processes(handle)
-        if own is not None:
-            return own
+        processes = self._processes(handle)
+        if processes is not None:
+            return processes
         instance = self._number(self._api.nvmlDeviceGetGpuInstanceId, handle)
         anywhere = (None, ANY_INSTANCE)
         return self._listed(
@@ -218,9 +219,9 @@ class Nvml:
             if self._events is None:
                 self._events = api.nvmlEventSetCreate()
             wanted = DOUBLE_BIT_EVENT | XID_EVENT
-            known = self._optional(api.nvmlDeviceGetSupportedEventTypes, handle)
-            if known is not None:
-                wanted &= int(known)
+            supported = self._optional(api.nvmlDeviceGetSupportedEventTypes, handle)
+            if supported is not None:
+                wanted &= int(supported)
             if wanted:
                 api.nvmlDeviceRegisterEvents(handle, wanted, self._events)
         except api.NVMLError as exc:
@@ -237,7 +238,7 @@ class Nvml:
             try:
                 data = api.nvmlEventSetWait_v2(self._events, WAIT_MS)
             except api.NVMLError as exc:
-                if exc.value in AWAY:
+                if exc.value in NO_DRIVER:
                     raise NoDriver(f"the NVIDIA driver went away ({exc})") from exc
                 if exc.value == TIMEOUT or exc.value in OLD:
                     break
@@ -263,9 +264,9 @@ class Nvml:
         """The uuid of an event's device, by address first: a lost device does not answer."""
         if not handle:
             return None
-        known = self._handles.get(_address(handle))
+        uuid = self._handles.get(_address(handle))
         try:
-            return known or str(self._api.nvmlDeviceGetUUID(handle))
+            return uuid or str(self._api.nvmlDeviceGetUUID(handle))
         except self._api.NVMLError:
             return None
 
@@ -290,7 +291,7 @@ class Nvml:
 
     def _sort(self, exc: Any) -> None:
         """Raises if the failure concerns the device or the driver, not only one call."""
-        if exc.value in AWAY:
+        if exc.value in NO_DRIVER:
             raise NoDriver(f"the NVIDIA driver went away ({exc})") from exc
         if exc.value in LOST:
             raise _Trouble(str(exc)) from exc

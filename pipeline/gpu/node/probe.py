@@ -50,14 +50,14 @@ def probe(timeout_s: float = 5.0) -> Probed | None:
     except OSError as exc:
         return Probed(trouble=f"no process could be started to ask the driver ({exc.strerror})")
     try:
-        said, _ = child.communicate(timeout=timeout_s)
+        output, _ = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         child.kill()
         # A thread reaps the child when the driver lets go of it.
         threading.Thread(target=child.communicate, name="nvml-probe", daemon=True).start()
         return Probed(trouble=f"the driver did not answer within {timeout_s:g} s")
     try:
-        count, driver = json.loads(said)
+        count, driver = json.loads(output)
         return Probed(driver=str(driver), count=int(count))
     except (ValueError, TypeError):
         return Probed(trouble="the driver does not work")

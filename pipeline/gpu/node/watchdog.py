@@ -76,14 +76,14 @@ def judge_usage(
     if used <= leased_mib + tolerance_mib:
         return UsageVerdict(uuid=uuid, word=Word.OK, leased_mib=leased_mib, used_mib=used)
     last = over_s is not None and over_s >= grace_s
-    rest = 0.0 if over_s is None else over_s
+    excess_s = 0.0 if over_s is None else over_s
     return UsageVerdict(
         uuid=uuid,
         word=Word.KILL if last else Word.WARN,
         leased_mib=leased_mib,
         used_mib=used,
         why=f"{used} MiB are used of {uuid} and {leased_mib} MiB are leased, "
-        + (f"for {rest:.0f} s" if last else f"and it is ended in {max(grace_s - rest, 0.0):.0f} s")
+        + (f"for {excess_s:.0f} s" if last else f"and it is ended in {max(grace_s - excess_s, 0.0):.0f} s")
         + f"; lease at least {used} MiB, or make it use less",
     )
 
@@ -95,7 +95,8 @@ def fresh(snapshot: Snapshot) -> list[Device]:
 
 
 class Watchdog:
-    """Watches one lease. `leased`: MiB by uuid; `pids`: its processes now; `reading`: the agents' last reports.
+    """Watches one lease. `leased`: MiB by uuid; `pids`: its processes now; `reading`: the agents' last
+    reports.
 
     `lambda: fresh(pool.snapshot())` fits as `reading`: only the agents ask the driver.
     """

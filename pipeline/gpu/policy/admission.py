@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pipeline.gpu.policy.fairness import is_name
-from pipeline.gpu.values import WHOLE, Device, LeaseMode, Need, Tenant
+from pipeline.gpu.values import FULL_PERCENT, Device, LeaseMode, Need, Tenant
 from pipeline.units import listed
 
 PRIORITIES: Final = range(-1000, 1001)
@@ -33,8 +33,8 @@ def _bad_value(need: Need) -> str:
         return f"{need.memory_mib:,} MiB is no size of memory; ask for 1 MiB or more"
     if need.memory_mib == 0 and need.mode is LeaseMode.SHARED:
         return "a shared lease needs memory, and 0 MiB were asked for; name what the process takes, as in --memory 4GiB"
-    if not 0 <= need.compute_percent <= WHOLE:
-        return f"{need.compute_percent} % is no share of a GPU; ask for 0 to {WHOLE}"
+    if not 0 <= need.compute_percent <= FULL_PERCENT:
+        return f"{need.compute_percent} % is no share of a GPU; ask for 0 to {FULL_PERCENT}"
     if need.max_duration_s is not None and not 0 < need.max_duration_s < math.inf:
         return (
             f"a duration of {need.max_duration_s:g} s cannot be planned with; "
@@ -53,8 +53,8 @@ def _bad_tenant(need: Need, tenants: Mapping[str, Tenant]) -> str:
         )
     if need.tenant in tenants:
         return ""
-    known = ", ".join(sorted(tenants)) or "none"
-    return f"tenant {need.tenant!r} may not use the GPUs; known are {known}, and the setting gpu_tenants adds more"
+    names = ", ".join(sorted(tenants)) or "none"
+    return f"tenant {need.tenant!r} may not use the GPUs; known are {names}, and the setting gpu_tenants adds more"
 
 
 def _no_room(need: Need, devices: Sequence[Device]) -> str:
@@ -71,11 +71,11 @@ def _no_room(need: Need, devices: Sequence[Device]) -> str:
     if not named:
         return f"no device{place} is called {need.device!r}; known are {listed(sorted(d.uuid for d in here))}"
     if need.devices > len(named):
-        asked = f"one need cannot have {need.devices} devices"
+        refused = f"one need cannot have {need.devices} devices"
         if need.device:
-            return f"{asked} and name one of them; ask for 1, or leave the device open"
+            return f"{refused} and name one of them; ask for 1, or leave the device open"
         there = f" on node {need.node}" if need.node else ""
-        return f"{asked}: the pool has {len(named)}{there}; ask for fewer"
+        return f"{refused}: the pool has {len(named)}{there}; ask for fewer"
     large = [device for device in named if device.schedulable_mib >= need.memory_mib]
     if len(large) >= need.devices:
         return ""
@@ -88,7 +88,8 @@ def _no_room(need: Need, devices: Sequence[Device]) -> str:
     )
     if large:
         return (
-            f"{amount(need.memory_mib)} fit on {len(large)} of the {need.devices} devices asked for: {reasons}; "
+            f"{amount(need.memory_mib)} fit on {len(large)} of the {need.devices} devices asked for: "
+            f"{reasons}; "
             "ask for less memory or fewer devices"
         )
     return f"{amount(need.memory_mib)} fit on no device{place}: {reasons}; ask for less memory"
@@ -98,7 +99,7 @@ def _quota(need: Need, devices: Sequence[Device], tenants: Mapping[str, Tenant])
     quota = tenants[need.tenant].quota_mib
     if quota is None:
         return ""
-    least = need.memory_mib * need.devices
+    needed_mib = need.memory_mib * need.devices
     if need.mode is LeaseMode.EXCLUSIVE:
         sizes = (
             device.schedulable_mib
@@ -107,11 +108,11 @@ def _quota(need: Need, devices: Sequence[Device], tenants: Mapping[str, Tenant])
             and need.device in ("", device.uuid)
             and device.schedulable_mib >= need.memory_mib
         )
-        least = sum(heapq.nsmallest(need.devices, sizes))
-    if least <= quota:
+        needed_mib = sum(heapq.nsmallest(need.devices, sizes))
+    if needed_mib <= quota:
         return ""
     return (
-        f"{amount(least)} is more than tenant {need.tenant!r} may hold at a time, {amount(quota)}; "
+        f"{amount(needed_mib)} is more than tenant {need.tenant!r} may hold at a time, {amount(quota)}; "
         "ask for less or raise its quota in the setting gpu_tenants"
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.gpu.policy.packing import Capacities, Capacity
 from pipeline.gpu.values import (
-    WHOLE,
+    FULL_PERCENT,
     Device,
     LeaseMode,
     Need,
@@ -49,7 +49,7 @@ class DeviceView:
 
     @property
     def leased_percent(self) -> int:
-        return WHOLE - self.free_percent
+        return FULL_PERCENT - self.free_percent
 
     @property
     def closed(self) -> bool:
@@ -81,14 +81,14 @@ def why_it_waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView])
     need = request.need
     if s.quarantine_ms > 0:
         return f"Redis was restarted, so nothing is granted for {seconds(s.quarantine_ms / 1000)} more"
-    near = [view for view in views if need.node in ("", view.device.node)]
-    near = [view for view in near if need.device in ("", view.device.uuid)]
+    candidates = [view for view in views if need.node in ("", view.device.node)]
+    candidates = [view for view in candidates if need.device in ("", view.device.uuid)]
     where = shorten(need.device or need.node)
-    if not near:
+    if not candidates:
         return f"there is no GPU {where} in the pool now" if where else "there is no GPU in the pool now"
-    usable = [view for view in near if view.device.usable]
+    usable = [view for view in candidates if view.device.usable]
     if len(usable) < need.devices:
-        return _unusable(need, near, len(usable))
+        return _unusable(need, candidates, len(usable))
     quota = _over_quota(s, request)
     if quota:
         return quota
@@ -97,14 +97,14 @@ def why_it_waits(s: Snapshot, request: PoolRequest, views: Sequence[DeviceView])
     return _no_room(s, request, usable)
 
 
-def _unusable(need: Need, near: Sequence[DeviceView], usable: int) -> str:
+def _unusable(need: Need, candidates: Sequence[DeviceView], usable: int) -> str:
     """Too few of the devices that the need may have are usable at all."""
-    bad = [f"{short(view.device.uuid)}: {view.device.why}" for view in near if not view.device.usable]
+    bad = [f"{short(view.device.uuid)}: {view.device.why}" for view in candidates if not view.device.usable]
     if need.device:
         return f"needs the GPU {', '.join(bad)}"
     there = f" of {shorten(need.node)}" if need.node else ""
     count = f"{need.devices} GPU{'' if need.devices == 1 else 's'}{there}"
-    whose = f"its {len(near)}" if need.node else f"{len(near)}"
+    whose = f"its {len(candidates)}" if need.node else f"{len(candidates)}"
     why = f": {listed(bad, 2)}" if bad else ""
     return f"needs {count}; {usable or 'none'} of {whose} can be used{why}"
 
@@ -118,7 +118,7 @@ def _no_room(s: Snapshot, request: PoolRequest, usable: Sequence[DeviceView]) ->
         if need.devices > 1:
             alone = need.mode is LeaseMode.EXCLUSIVE
             return f"needs {wish}; free now: {len(free)}{_obstacle(usable) if alone else ''}"
-        return f"needs {wish}; {_most(need.mode, usable)}"
+        return f"needs {wish}; {_largest_free(need.mode, usable)}"
     if sum(view.device.uuid not in reserved for view in free) < need.devices and s.reservation is not None:
         return f"needs {wish}; what is free is kept for {s.reservation.request_id}"
     if any(other.request_id != request.request_id for other in s.waiting):
@@ -135,7 +135,7 @@ def wanted(need: Need) -> str:
     return f"{size(need.memory_mib)}{percent}{each}"
 
 
-def _most(mode: LeaseMode, usable: Sequence[DeviceView]) -> str:
+def _largest_free(mode: LeaseMode, usable: Sequence[DeviceView]) -> str:
     if mode is LeaseMode.EXCLUSIVE:
         return f"none is free{_obstacle(usable)}"
     best = max((r for r in usable if not r.closed), key=lambda r: r.free_mib, default=None)
@@ -160,13 +160,13 @@ def _reserved(
     """The reason for the need that has the reservation."""
     reserved = [view for view in views if view.device.uuid in reservation.uuids]
     holders = {lease.lease_id: lease for view in reserved for lease in view.leases}
-    asked = [lease for lease in holders.values() if lease.yield_by_ms is not None]
+    yielding = [lease for lease in holders.values() if lease.yield_by_ms is not None]
     words = f"needs {wanted(request.need)}; {', '.join(short(u) for u in reservation.uuids)} "
     words += "is kept for it" if len(reservation.uuids) == 1 else "are kept for it"
-    if asked:
-        latest = max(lease.yield_by_ms or 0 for lease in asked) - s.now_ms
+    if yielding:
+        latest = max(lease.yield_by_ms or 0 for lease in yielding) - s.now_ms
         words += (
-            f", {plural(len(asked), 'holder')} asked to give back within {seconds(max(0, latest) / 1000)}"
+            f", {plural(len(yielding), 'holder')} asked to give back within {seconds(max(0, latest) / 1000)}"
         )
     elif holders:
         start = until(s, reservation.start_ms)
@@ -191,11 +191,11 @@ def _over_quota(s: Snapshot, request: PoolRequest) -> str:
 
 def held_mib(s: Snapshot) -> dict[str, int]:
     """Memory that each tenant holds now, over all devices."""
-    held: dict[str, int] = {}
+    by_tenant: dict[str, int] = {}
     for lease in s.leases:
         total = sum(part.memory_mib for part in lease.parts)
-        held[lease.need.tenant] = held.get(lease.need.tenant, 0) + total
-    return held
+        by_tenant[lease.need.tenant] = by_tenant.get(lease.need.tenant, 0) + total
+    return by_tenant
 
 
 def open_door(s: Snapshot, view: DeviceView) -> bool:
@@ -242,9 +242,9 @@ def outside_mib(view: DeviceView) -> int | None:
     device = view.device
     if device.processes is None:
         return None
-    known = {pid for lease in view.leases if lease.host == device.node for pid in lease.pids}
-    known |= {pid for x in view.orphans for pid in x.pids}
-    return sum(process.used_mib or 0 for process in device.processes if process.pid not in known)
+    leased_pids = {pid for lease in view.leases if lease.host == device.node for pid in lease.pids}
+    leased_pids |= {pid for x in view.orphans for pid in x.pids}
+    return sum(process.used_mib or 0 for process in device.processes if process.pid not in leased_pids)
 
 
 def until(s: Snapshot, at_ms: int | None) -> float | None:
@@ -254,10 +254,10 @@ def until(s: Snapshot, at_ms: int | None) -> float | None:
 
 def short(uuid: str) -> str:
     """The beginning of a UUID: it tells devices apart, and `gpu clear` takes it."""
-    kind, mark, rest = uuid.partition("-")
-    return f"{kind}-{rest[:8]}" if mark and kind in ("GPU", "MIG") else uuid[:12]
+    kind, mark, digits = uuid.partition("-")
+    return f"{kind}-{digits[:8]}" if mark and kind in ("GPU", "MIG") else uuid[:12]
 
 
-def shorten(name: str, most: int = 64) -> str:
-    """A foreign name, cut to `most` characters."""
-    return name if len(name) <= most else name[: most - 3] + "..."
+def shorten(name: str, limit: int = 64) -> str:
+    """A foreign name, cut to `limit` characters."""
+    return name if len(name) <= limit else name[: limit - 3] + "..."

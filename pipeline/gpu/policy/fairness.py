@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.errors import BadSetting
-from pipeline.gpu.values import TENANT, WHOLE, LeaseMode, Need, PoolLease, Snapshot, Tenant, Usage
+from pipeline.gpu.values import FULL_PERCENT, TENANT, LeaseMode, Need, PoolLease, Snapshot, Tenant, Usage
 from pipeline.units import mib
 
 # Seconds of its share that a lease prepays at the grant and settles at its end. A tenant that submits many
@@ -94,7 +94,7 @@ class Shares:
     def __init__(self, snapshot: Snapshot) -> None:
         usable = [device for device in snapshot.devices if device.usable]
         self.memory_mib = sum(device.schedulable_mib for device in usable)
-        self.compute_percent = WHOLE * len(usable)
+        self.compute_percent = FULL_PERCENT * len(usable)
         self.tenants = snapshot.tenants
         self._held: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         past: dict[str, list[float]] = defaultdict(list)
@@ -113,21 +113,25 @@ class Shares:
 
     def weight(self, tenant: str) -> float:
         """1 for a tenant that the settings no longer name."""
-        known = self.tenants.get(tenant)
-        return 1.0 if known is None else known.weight
+        settings = self.tenants.get(tenant)
+        return 1.0 if settings is None else settings.weight
 
     def held_mib(self, tenant: str) -> int:
         return self._held[tenant][0] if tenant in self._held else 0
 
     def quota_left_mib(self, tenant: str) -> int | None:
         """Signed; None where there is no bound."""
-        known = self.tenants.get(tenant)
-        return None if known is None or known.quota_mib is None else known.quota_mib - self.held_mib(tenant)
+        settings = self.tenants.get(tenant)
+        return (
+            None
+            if settings is None or settings.quota_mib is None
+            else settings.quota_mib - self.held_mib(tenant)
+        )
 
     def add(self, tenant: str, memory_mib: int, compute_percent: int) -> None:
-        held = self._held[tenant]
-        held[0] += memory_mib
-        held[1] += compute_percent
+        holding = self._held[tenant]
+        holding[0] += memory_mib
+        holding[1] += compute_percent
 
     def dominant(self, memory_mib: int, compute_percent: int) -> float:
         """The larger of both parts of the pool; 0 of an empty pool."""
@@ -138,9 +142,9 @@ class Shares:
 
     def weighted(self, tenant: str, memory_mib: int = 0, compute_percent: int = 0) -> float:
         """Dominant share with this much more (or less), over the weight; infinite at weight 0."""
-        held = self._held.get(tenant, (0, 0))
+        holding = self._held.get(tenant, (0, 0))
         weight = self.weight(tenant)
-        share = self.dominant(held[0] + memory_mib, held[1] + compute_percent)
+        share = self.dominant(holding[0] + memory_mib, holding[1] + compute_percent)
         return share / weight if weight > 0 else math.inf
 
     def order(self, tenant: str, less: tuple[int, int] = (0, 0)) -> tuple[float, float, str]:
@@ -148,8 +152,8 @@ class Shares:
 
         `less`: (MiB, percent) that it will have given back by then.
         """
-        held = self._held.get(tenant, (0, 0))
-        used = self.dominant(held[0] - less[0], held[1] - less[1]) + self._past.get(tenant, 0.0)
+        holding = self._held.get(tenant, (0, 0))
+        used = self.dominant(holding[0] - less[0], holding[1] - less[1]) + self._past.get(tenant, 0.0)
         weight = self.weight(tenant)
         return used / weight if weight > 0 else math.inf, used, tenant
 
@@ -163,7 +167,7 @@ def standings(snapshot: Snapshot) -> dict[str, float]:
 
 def need_size(need: Need) -> tuple[int, int]:
     """(MiB, percent) over all its devices; an exclusive need gets more where its devices are larger."""
-    percent = WHOLE if need.mode is LeaseMode.EXCLUSIVE else need.compute_percent
+    percent = FULL_PERCENT if need.mode is LeaseMode.EXCLUSIVE else need.compute_percent
     return need.memory_mib * need.devices, percent * need.devices
 
 

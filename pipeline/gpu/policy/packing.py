@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from pipeline.gpu.values import WHOLE, Device, LeaseMode, Need, PoolLease, Snapshot
+from pipeline.gpu.values import FULL_PERCENT, Device, LeaseMode, Need, PoolLease, Snapshot
 
 Entry = tuple[PoolLease, int, int]  # a lease and the (MiB, percent) that it has on one device
 
@@ -51,7 +51,7 @@ class Capacity:
         exclusive = need.mode is LeaseMode.EXCLUSIVE
         memory, compute = need.memory_mib, need.compute_percent
         if exclusive:
-            memory, compute = self.device.schedulable_mib, WHOLE
+            memory, compute = self.device.schedulable_mib, FULL_PERCENT
         self.memory_mib -= memory
         self.compute_percent -= compute
         self.empty = False
@@ -60,7 +60,8 @@ class Capacity:
 
 
 class _Index:
-    """Devices by free compute, then by free memory: a best fit is one bisection per percentage (at most 101)."""
+    """Devices by free compute, then by free memory: a best fit is one bisection per percentage (at most
+    101)."""
 
     def __init__(self, devices: Sequence[Capacity]) -> None:
         self._buckets: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -102,7 +103,9 @@ class Capacities:
     def __init__(self, snapshot: Snapshot) -> None:
         usable = sorted((d for d in snapshot.devices if d.usable), key=lambda d: (d.node, d.index, d.uuid))
         self.devices = [
-            Capacity(device=device, order=order, memory_mib=device.schedulable_mib, compute_percent=WHOLE)
+            Capacity(
+                device=device, order=order, memory_mib=device.schedulable_mib, compute_percent=FULL_PERCENT
+            )
             for order, device in enumerate(usable)
         ]
         self.by_uuid = {one.device.uuid: one for one in self.devices}
@@ -150,7 +153,7 @@ class Capacities:
             ]
             return sorted(fitting, key=lambda one: one.best_fit_key)[: need.devices]
         exclusive = need.mode is LeaseMode.EXCLUSIVE
-        memory, compute = need.memory_mib, WHOLE if exclusive else need.compute_percent
+        memory, compute = need.memory_mib, FULL_PERCENT if exclusive else need.compute_percent
         indexes = (self._empty,) if exclusive else (self._used, self._empty)
         fits: list[Capacity] = []
         for index in indexes:

@@ -316,14 +316,14 @@ def _incumbent(
     need = request.need
     if candidate.needs_only_yields:
         return None
-    most = draft.shares.memory_mib, draft.shares.compute_percent
+    limit = draft.shares.memory_mib, draft.shares.compute_percent
     if need.mode is LeaseMode.SHARED:
-        most = need_size(need)
+        limit = need_size(need)
     returned: dict[str, tuple[int, int]] = {}
     for one in candidate.devices:
         for lease, memory, compute in one.entries:
             mib, percent = returned.get(lease.need.tenant, (0, 0))
-            returned[lease.need.tenant] = min(most[0], mib + memory), min(most[1], percent + compute)
+            returned[lease.need.tenant] = min(limit[0], mib + memory), min(limit[1], percent + compute)
 
     def standing(tenant: str) -> tuple[float, float]:
         return draft.shares.order(tenant, returned.get(tenant, (0, 0)))[:2]
@@ -337,9 +337,9 @@ def _incumbent(
             continue  # it starts when it is its turn
         if not _may_reserve(draft, other, queues):
             continue
-        theirs = _candidate(draft, other)
-        if theirs is not None:
-            return other, theirs
+        place = _candidate(draft, other)
+        if place is not None:
+            return other, place
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from pipeline.gpu.policy.fairness import Shares, lease_size, need_size
 from pipeline.gpu.policy.packing import Capacity
 from pipeline.gpu.policy.reservation import is_yielding
-from pipeline.gpu.values import WHOLE, LeaseMode, Need, PoolLease
+from pipeline.gpu.values import FULL_PERCENT, LeaseMode, Need, PoolLease
 
 # A new lease is safe for this long: loading a model and CUDA takes about as long. Training does not wait for
 # it within its own tenant, because it shall start when the longest batch has ended.
@@ -93,7 +93,7 @@ class Preemption:
         need = self.need
         cost = need_size(need)
         if need.mode is LeaseMode.EXCLUSIVE:
-            cost = sum(one.device.schedulable_mib for one in devices), WHOLE * len(devices)
+            cost = sum(one.device.schedulable_mib for one in devices), FULL_PERCENT * len(devices)
         new_share = self._new_share(cost)
         losses: dict[str, list[int]] = {}
         others = [lease for lease in victims if lease.need.tenant != need.tenant]

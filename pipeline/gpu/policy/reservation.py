@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.gpu.policy.packing import Capacities, Capacity, Entry
-from pipeline.gpu.values import WHOLE, LeaseMode, Need, PoolLease, PoolRequest, Reservation
+from pipeline.gpu.values import FULL_PERCENT, LeaseMode, Need, PoolLease, PoolRequest, Reservation
 
 MayPreempt = Callable[[PoolLease], bool]
 # A lease that overran is still expected to end for this long, or for a tenth of its announced time if that is
@@ -211,7 +211,7 @@ class ReservedCapacity:
     def _spares(self, one: Capacity, need: Need) -> bool:
         memory, compute = self._spare[one.order]
         if need.mode is LeaseMode.EXCLUSIVE:
-            return memory >= one.device.schedulable_mib and compute >= WHOLE
+            return memory >= one.device.schedulable_mib and compute >= FULL_PERCENT
         return memory >= need.memory_mib and compute >= need.compute_percent
 
     def take(self, one: Capacity, need: Need) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from pipeline.errors import BadInput, BadSetting
 from pipeline.gpu.policy.admission import refusal
 from pipeline.gpu.policy.simulator import Job, SimulationResult, simulate
-from pipeline.gpu.values import TENANT, WHOLE, Backfill, Device, LeaseMode, Need, Tenant
+from pipeline.gpu.values import FULL_PERCENT, TENANT, Backfill, Device, LeaseMode, Need, Tenant
 from pipeline.units import mib
 
 MEMORY_MIB: Final = 81_920  # per GPU
@@ -108,13 +108,13 @@ def jobs_of(rows: Iterable[Mapping[str, object]]) -> list[Job]:
 
 def _story(load: float, seed: int, gangs: int, gpus: int) -> list[Job]:
     chance = random.Random(seed)  # noqa: S311 - a simulation, no secret
-    whole = Need(mode=LeaseMode.SHARED, memory_mib=MEMORY_MIB, compute_percent=WHOLE)
+    full = Need(mode=LeaseMode.SHARED, memory_mib=MEMORY_MIB, compute_percent=FULL_PERCENT)
     jobs = [
         Job(
             name=f"gang{number:04}",
             arrival_s=number * PERIOD_S + PERIOD_S / 2,
             duration_s=GANG_S,
-            need=replace(whole, devices=gpus, max_duration_s=float(GANG_S)),
+            need=replace(full, devices=gpus, max_duration_s=float(GANG_S)),
         )
         for number in range(gangs)
     ]
@@ -123,7 +123,7 @@ def _story(load: float, seed: int, gangs: int, gpus: int) -> list[Job]:
     at_s, number = chance.expovariate(rate), 0
     while at_s < gangs * PERIOD_S:
         lasts_s = round(min(5 * SMALL_S, chance.expovariate(1 / SMALL_S)) + 0.001, 3)
-        need = replace(whole, max_duration_s=lasts_s)
+        need = replace(full, max_duration_s=lasts_s)
         jobs.append(Job(name=f"small{number:06}", arrival_s=at_s, duration_s=lasts_s, need=need))
         at_s, number = at_s + chance.expovariate(rate), number + 1
     return jobs
@@ -140,7 +140,7 @@ def _job(number: int, row: Mapping[str, object]) -> Job:
             f"known are name, {', '.join(COLUMNS)}"
         )
     alone = _truth(number, texts, "exclusive")
-    most = _number(number, texts, "max_duration_s", math.nan)
+    duration_max_s = _number(number, texts, "max_duration_s", math.nan)
     need = Need(
         tenant=texts.get("tenant", TENANT),
         mode=LeaseMode.EXCLUSIVE if alone else LeaseMode.SHARED,
@@ -148,7 +148,7 @@ def _job(number: int, row: Mapping[str, object]) -> Job:
         compute_percent=int(_number(number, texts, "compute", 0)),
         devices=int(_number(number, texts, "devices", 1)),
         priority=int(_number(number, texts, "priority", 0)),
-        max_duration_s=None if math.isnan(most) else most,
+        max_duration_s=None if math.isnan(duration_max_s) else duration_max_s,
         preemptible=_truth(number, texts, "preemptible"),
     )
     arrival_s, duration_s = _number(number, texts, "arrival_s"), _number(number, texts, "duration_s")
@@ -172,8 +172,10 @@ def _number(number: int, texts: Mapping[str, str], column: str, default: float |
         value = default if text is None else float(text)
     except ValueError:
         value = None
-    whole = column in ("compute", "devices", "priority")
-    if value is None or (text is not None and (not math.isfinite(value) or (whole and value != int(value)))):
+    integral = column in ("compute", "devices", "priority")
+    if value is None or (
+        text is not None and (not math.isfinite(value) or (integral and value != int(value)))
+    ):
         raise BadInput(
             f"row {number} of the workload has {column} = {text!r}; write {COLUMNS[column]}, as a number"
         )

@@ -153,6 +153,7 @@ def _checked(pattern: str) -> KeyPattern:
     number = len(groups.struct.fields)
     if number != 1:
         raise BadSetting(
-            f"session_keys {shown!r} has {number} groups; put the key, and nothing else, into one: order=([0-9]+)"
+            f"session_keys {shown!r} has {number} groups; put the key, and nothing else, into one: "
+            "order=([0-9]+)"
         )
     return KeyPattern(name="user", pattern=pattern, hint="")
