@@ -57,9 +57,15 @@ class Counting(Context):
     passes = 0
     lines: Counter[str]
 
-    def scorer(self, version: str) -> Any:
-        self.model_of = super().scorer(version)
-        return self
+    def count_scoring(self) -> None:
+        """Stand in for the network of the context."""
+        network = self.models.scorer
+
+        def scorer(version: str) -> Any:
+            self.model_of = network(version)
+            return self
+
+        setattr(self.models, "scorer", scorer)  # noqa: B010 - mypy refuses a method's assignment
 
     def score(self, masked: Sequence[str]) -> list[Evidence]:
         self.passes += 1
@@ -91,23 +97,23 @@ def measure(data: Path) -> dict[str, Any]:
             out=context.registry.path(VERSION), mode=Mode.BASELINE, version=VERSION)):  # fmt: skip
             pass
         source = Source(context, frame["masked"].to_list())
-        taken_along = merging.ALONG
+        taken_along = merging.PASS_BATCHES
         turns = []
         for turn in range(TURNS + 1):  # the first one imports, allocates and loads scripts
             ways = {}
             for way, along in (("merged", taken_along), ("alone", 0)):
-                merging.ALONG = along  # type: ignore[misc]
+                merging.PASS_BATCHES = along  # type: ignore[misc]
                 source.fill(shared=1)
                 ways[way] = worked(context)
             turns += [ways] if turn else []
-        merging.ALONG = taken_along  # type: ignore[misc]
+        merging.PASS_BATCHES = taken_along  # type: ignore[misc]
         source.fill(shared=SHARED)
         both = side_by_side(settings)
     together = sum((stint.lines for stint in both), Counter[str]())
     return {
         "batches": BATCHES,
         "unknown_lines": BATCHES * UNKNOWN,
-        "full_pass_lines": merging.FULL["cpu"],
+        "full_pass_lines": merging.PASS_LINES["cpu"],
         **{
             way: {
                 "passes": round(median(turn[way].passes for turn in turns)),
@@ -156,6 +162,7 @@ def stack(folder: Path) -> Iterator[Settings]:
 def counting(settings: Settings) -> Counting:
     context = Counting(make_app(settings), settings)
     context.lines = Counter()
+    context.count_scoring()
     return context
 
 
@@ -227,7 +234,7 @@ class Taker:
     def begin(cls, settings: Settings, door: Any) -> None:
         set_up("error")
         cls.context, cls.door = counting(settings), door
-        cls.context.model(VERSION)
+        cls.context.models.network(VERSION)
 
     @classmethod
     def take(cls) -> Stint:

@@ -295,7 +295,7 @@ def parts(settings: Settings, load: Load) -> dict[str, float]:
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in watched]
     context = Context(make_app(settings), settings)
     names = put(settings, load)
-    context.knowledge(VERSION)
+    context.models.knowledge(VERSION)
     for owner, name, label in watched:
         setattr(owner, name, spent.of(label, getattr(owner, name)))
     try:

@@ -81,7 +81,7 @@ def step(context: Context, claim: Claim) -> Stage | None:
     lease = granted(_request(context), "the template tree")
     work = context.ledger.work(claim.batch_id)
     version = work["version"][0]
-    knowledge = None if version == WARMING_VERSION else context.knowledge(version)
+    knowledge = None if version == WARMING_VERSION else context.models.knowledge(version)
     known = context.verdicts.lookup(version, detect.unknown(work)["key"].to_list())
     work = detect.without_evidence(detect.answer(work, known), known)
     rows = detect.unknown(work).to_dicts()

@@ -20,15 +20,15 @@ from pipeline.messages.routing import QUEUE_CPU, TASK_INFER
 from pipeline.models.evidence import Evidence
 from pipeline.observe import counters as metrics
 from pipeline.tasks.context import Context
-from pipeline.tasks.merging import merged
-from pipeline.tasks.step import End, perform_joint
+from pipeline.tasks.merging import score_together
+from pipeline.tasks.step import StepResult, perform_joint
 
 NAME: Final = TASK_INFER
 
 
 def run(context: Context, batch_id: str, *_: str) -> str | None:
     if context.share is None:
-        context.prepare()  # a cold start takes seconds, which are no part of a step
+        context.models.prepare()  # a cold start takes seconds, which are no part of a step
         return perform_joint(context, Stage.INFER, batch_id, step)
     with context.share.using() as ours:
         if ours:
@@ -39,9 +39,9 @@ def run(context: Context, batch_id: str, *_: str) -> str | None:
     return None
 
 
-def step(context: Context, claim: Claim, held: Holding) -> Iterator[tuple[Claim, End]]:
+def step(context: Context, claim: Claim, holding: Holding) -> Iterator[tuple[Claim, StepResult]]:
     """The batch, and what waits behind it."""
-    return merged(context, claim, held, answered)
+    return score_together(context, claim, holding, answered)
 
 
 def answered(context: Context, version: str, works: list[pl.DataFrame]) -> list[pl.DataFrame]:
@@ -64,13 +64,13 @@ def answered(context: Context, version: str, works: list[pl.DataFrame]) -> list[
 def _score(context: Context, version: str, masked: list[str]) -> list[Evidence]:
     """Raises BadBundle; DeviceFailed for whatever a GPU raises, which is no fault of the lines: the CPU may score them."""
     try:
-        model = context.scorer(version)
+        model = context.models.scorer(version)
         began = time.monotonic()
         evidence = model.score(masked)
-        metrics.scored(len(masked), time.monotonic() - began, context.place)
+        metrics.scored(len(masked), time.monotonic() - began, context.models.place)
         return evidence
     except Exception as exc:
-        if isinstance(exc, LogweirError) or context.share is None or context.place == "cpu":
+        if isinstance(exc, LogweirError) or context.share is None or context.models.place == "cpu":
             raise
         context.share.fail(exc)
         raise DeviceFailed(f"the GPU failed ({type(exc).__name__}); the batch is scored elsewhere") from exc

@@ -1,13 +1,13 @@
-"""Many small batches in one pass of the model: a scoring worker takes along what waits behind its batch.
+"""Many small batches in one pass of the model: a scoring worker takes along the batches that wait behind its own.
 
-Their messages are only looked at, so whoever gets them finds the batches held or done, as the ledger allows at any
-time. What is promised of a batch stays as it is:
+Their messages are only read, so a later reader finds these batches claimed or finished, as the ledger allows anyway.
+The promises to each batch stay:
 
-* One that has failed before, or is a part of one, is worked on alone, and so is everything where one attempt must do.
-* A pass that fails because of a line says nothing of the others: they are given back uncounted, and not taken along
-  again by this process. The batch whose turn it was goes on alone, and counts.
-* A worker that is killed or hangs costs each of them one attempt. Alone from then on, only the one at fault fails again.
-* Fresh batches take no backfill along, so they do not wait for it; a pass is full with `FULL` lines, `ALONG` batches or `BYTES`.
+* A batch that failed before, or a half of one, is scored alone. So is every batch where only one attempt is allowed.
+* A pass that fails because of a line says nothing about the other batches: they are given back uncounted, and this
+  process scores them alone from then on. The batch whose turn it was goes on alone, and counts.
+* A worker that is killed or hangs costs each batch one attempt. Scored alone, only the one at fault fails again.
+* Fresh batches take no backfill along, so they do not wait for it. `PASS_LINES`, `PASS_BATCHES` and `PASS_BYTES` end a pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,117 +24,119 @@ from pipeline.ledger.renewal import Holding
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU
 from pipeline.tasks.context import Context
-from pipeline.tasks.step import End, GivenBack, attempt, outside, suspect
+from pipeline.tasks.step import GivenBack, StepResult, attempt, is_external, suspect
 
-# Distinct lines that fill a pass. A core of a CPU scores 2,100 lines/s ten at a time, 8,000 two hundred at a time and no
-# more of them however many there are; 512 take it 0.07 s. A GPU gets what is encoded at once (models/line.py).
-FULL: Final = {"cpu": 512, "cuda": 2_048}
-ALONG: Final = 64  # batches
-BYTES: Final = (
-    32 << 20
-)  # of their works: what is known of a batch is as long as the batch, however few lines are unknown
-APART_MOST: Final = 10_000  # batches that are remembered as not to be taken along
+# Distinct lines that fill a pass. A CPU core scores 2,100 lines/s ten at a time, 8,000 two hundred at a time, and no
+# more beyond; 512 lines take it 0.07 s. A GPU gets as many as one encoding holds (models/line.py).
+PASS_LINES: Final = {"cpu": 512, "cuda": 2_048}
+PASS_BATCHES: Final = 64
+PASS_BYTES: Final = 32 << 20  # of work columns, which are as long as the batch even if few lines are unknown
+SOLO_MAX: Final = 10_000  # remembered batches that are scored alone
 
-# The works of some batches of one version, with what is known now filled in, in the same order.
-Answered = Callable[[Context, str, list[pl.DataFrame]], list[pl.DataFrame]]
+# Fills in the verdicts that are known by now for batches of one version; keeps their order.
+Answer = Callable[[Context, str, list[pl.DataFrame]], list[pl.DataFrame]]
 
 
-class Part(NamedTuple):
-    """A batch in hand: its claim, the version it began with, and its work."""
+class ClaimedWork(NamedTuple):
+    """A claimed batch, the version it began with, and its work columns."""
 
     claim: Claim
     version: str
     work: pl.DataFrame
 
 
-def merged(context: Context, claim: Claim, held: Holding, answered: Answered) -> Iterator[tuple[Claim, End]]:
-    """What becomes of the batch and of those that it takes along (tasks/step.py, `Joint`)."""
+def score_together(
+    context: Context, claim: Claim, holding: Holding, answer: Answer
+) -> Iterator[tuple[Claim, StepResult]]:
+    """The results of the batch and of those that it takes along (a `JointStep`)."""
 
     def alone(context: Context, claim: Claim) -> Stage:
-        part = _part(context, claim)
-        (work,) = answered(context, part.version, [part.work])
-        return _handed_on(context, claim, work=work)
+        batch = _claimed_work(context, claim)
+        (work,) = answer(context, batch.version, [batch.work])
+        return _hand_on(context, claim, work=work)
 
-    if claim.batch_id in context.apart or suspect(context, claim):
+    if claim.batch_id in context.solo or suspect(context, claim):
         yield claim, attempt(context, claim, alone)
         return
-    groups: dict[str, list[Part]] = {}  # by version, its own first
-    for taken, found in _taken(context, claim, held):
-        if isinstance(found, Part):
-            groups.setdefault(found.version, []).append(found)
+    groups: dict[str, list[ClaimedWork]] = {}  # by version, the version of `claim` first
+    for member, batch in _fill_pass(context, claim, holding):
+        if isinstance(batch, ClaimedWork):
+            groups.setdefault(batch.version, []).append(batch)
         else:
-            yield taken, found
+            yield member, batch
     for version, group in groups.items():
         try:
-            works = answered(context, version, [part.work for part in group])
-        except Exception as exc:  # noqa: BLE001 - it is told by whoever settles the batch
-            if len(group) == 1 or outside(exc):
-                yield from ((part.claim, exc) for part in group)
+            works = answer(context, version, [batch.work for batch in group])
+        except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
+            if len(group) == 1 or is_external(exc):
+                yield from ((batch.claim, exc) for batch in group)
                 continue
             logger(version=version, batches=len(group)).warning("merging.failed", why=str(exc))
-            yield from _apart(context, [part.claim for part in group if part.claim is not claim], exc)
+            yield from _separate(context, [batch.claim for batch in group if batch.claim is not claim], exc)
             if group[0].claim is claim:
                 yield claim, attempt(context, claim, alone)
             continue
-        for part, work in zip(group, works, strict=True):
-            yield part.claim, attempt(context, part.claim, partial(_handed_on, work=work))
+        for batch, work in zip(group, works, strict=True):
+            yield batch.claim, attempt(context, batch.claim, partial(_hand_on, work=work))
 
 
-def _taken(context: Context, claim: Claim, held: Holding) -> Iterator[tuple[Claim, Part | Exception]]:
-    """The batch and those to take along, until they are a full pass."""
-    full = FULL.get(context.place.partition(":")[0], FULL["cpu"])
+def _fill_pass(
+    context: Context, claim: Claim, holding: Holding
+) -> Iterator[tuple[Claim, ClaimedWork | Exception]]:
+    """The batch and those to take along, until the pass is full."""
+    max_lines = PASS_LINES.get(context.models.place.partition(":")[0], PASS_LINES["cpu"])
     lines: set[tuple[str, int]] = set()
     size = 0
-    for taken in chain([claim], _others(context, claim, held)):
+    for member in chain([claim], _claim_others(context, claim, holding)):
         try:
-            part = _part(context, taken)
-            unknown = detect.unknown(part.work)["pattern_id"].to_list()
-        except Exception as exc:  # noqa: BLE001 - it is told by whoever settles the batch
-            yield taken, exc
+            batch = _claimed_work(context, member)
+            unknown = detect.unknown(batch.work)["pattern_id"].to_list()
+        except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
+            yield member, exc
             continue
-        yield taken, part
-        lines.update((part.version, pattern_id) for pattern_id in unknown)
-        size += int(part.work.estimated_size())
-        if len(lines) >= full or size >= BYTES:
+        yield member, batch
+        lines.update((batch.version, pattern_id) for pattern_id in unknown)
+        size += int(batch.work.estimated_size())
+        if len(lines) >= max_lines or size >= PASS_BYTES:
             return
 
 
-def _others(context: Context, claim: Claim, held: Holding) -> Iterator[Claim]:
-    """Batches behind this one, each claimed when it is asked for."""
+def _claim_others(context: Context, claim: Claim, holding: Holding) -> Iterator[Claim]:
+    """Batches behind this one, each claimed when the caller asks for it."""
     queue = QUEUE_CPU if context.share is None else QUEUE_GPU
     try:
-        for batch_id in context.submit.next_ids(queue, ALONG, backfill=claim.backfill):
-            if HALF in batch_id or batch_id in context.apart:
+        for batch_id in context.submit.next_ids(queue, PASS_BATCHES, backfill=claim.backfill):
+            if HALF in batch_id or batch_id in context.solo:
                 continue
             try:
                 other = context.ledger.claim(batch_id, Stage.INFER, context.owner, first=True)
             except RedisUnavailable:
                 raise
-            except Exception as exc:  # noqa: BLE001 - whose turn it is then says so; those in hand must not suffer
+            except Exception as exc:  # noqa: BLE001 - its own turn reports the fault; this pass must not suffer
                 logger(batch=batch_id).warning("merging.left_alone", why=str(exc))
-                context.apart[batch_id] = None
+                context.solo[batch_id] = None
                 continue
             if isinstance(other, Claim):
-                held.add(other)
+                holding.add(other)
                 yield other
     except RedisUnavailable:
-        return  # what follows says so
+        return  # the next call to Redis reports it
 
 
-def _part(context: Context, claim: Claim) -> Part:
+def _claimed_work(context: Context, claim: Claim) -> ClaimedWork:
     work = context.ledger.work(claim.batch_id)
-    return Part(claim, work["version"][0], work)
+    return ClaimedWork(claim, work["version"][0], work)
 
 
-def _handed_on(context: Context, claim: Claim, *, work: pl.DataFrame) -> Stage:
+def _hand_on(context: Context, claim: Claim, *, work: pl.DataFrame) -> Stage:
     context.ledger.advance(claim, Stage.DRAIN, work)
     return Stage.DRAIN
 
 
-def _apart(context: Context, claims: list[Claim], exc: Exception) -> Iterator[tuple[Claim, End]]:
-    """Who of them is at fault nobody knows, so nobody's attempt counts."""
+def _separate(context: Context, claims: list[Claim], exc: Exception) -> Iterator[tuple[Claim, StepResult]]:
+    """Give the batches back to be scored alone. Their attempts do not count: the one at fault is unknown."""
     for claim in claims:
-        context.apart[claim.batch_id] = None
+        context.solo[claim.batch_id] = None
         yield claim, GivenBack(f"scored together with others it failed ({exc}); it is tried alone")
-    while len(context.apart) > APART_MOST:
-        context.apart.popitem(last=False)
+    while len(context.solo) > SOLO_MAX:
+        context.solo.popitem(last=False)

@@ -1,9 +1,9 @@
-"""One stage of one batch, or of several: claim, do the step, hand on. Every task that moves a batch runs through here.
+"""One stage of one batch, or of several: claim, work, settle. Every task that moves a batch runs through here.
 
-The claim is taken before the step and counted as an attempt, so that a killed worker counts too. Faults of the
-surroundings (Redis, a full disk, a lease, a damaged model) give the batch back uncounted; faults of the batch are
-counted, and after the last attempt it is split, or buried when it is a single record. A step that does not end is such
-a fault too: its process ends itself.
+The claim comes before the work and counts as an attempt, so a killed worker counts too. External faults (Redis, a full
+disk, a lease, a damaged model) give the batch back uncounted. Faults of the batch are counted: after the last attempt
+the ledger bisects the batch, or makes a single record a dead letter. A step that hangs counts as such a fault: its
+process ends itself.
 """
 
 import os
@@ -39,21 +39,32 @@ from pipeline.redis.connection import is_refusal
 from pipeline.sources.pushed import framed
 from pipeline.tasks.context import Context
 
-# A step says where the batch goes next; None: it is committed.
+# A step returns the next stage of its batch, or None once the batch is committed.
 Step = Callable[[Context, Claim], Stage | None]
 
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """Nothing is wrong with the batch, and it is not done: it is tried again at once, uncounted."""
+    """The batch is sound but unfinished: it is tried again at once, uncounted."""
 
-    why: str
+    reason: str
 
 
-# What came of a batch: where it goes next, or why it does not.
-End = Stage | GivenBack | Exception | None
-# A step of the batch whose turn it is and of those that it adds to what is held; each is told of once, as soon as it ends.
-Joint = Callable[[Context, Claim, Holding], Iterable[tuple[Claim, End]]]
+# The result of the work on one batch: its next stage, or why it has none.
+StepResult = Stage | GivenBack | Exception | None
+# Works on the batch and on others that it adds to the holding; yields each result once, as soon as it is known.
+JointStep = Callable[[Context, Claim, Holding], Iterable[tuple[Claim, StepResult]]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """The end of a step after the ledger has recorded it."""
+
+    outcome: str  # one of counters.OUTCOMES
+    next: Stage | None = None  # the stage whose workers are woken
+    reason: str | None = None  # why the step was not done; None: it was
+    waits_for: str | None = None  # one of counters.REASONS, for a batch that waits
+
 
 RETRY_S: Final = 2.0
 WAITS_FOR: Final = (
@@ -64,106 +75,104 @@ WAITS_FOR: Final = (
     (ModelUnavailable, "model"),
     (BadBundle, "model"),
 )
-# A part of a batch that was given up has fewer lines, so it has less time; but always enough to load a model.
-PART_S: Final = 30.0
-# The exit code of a process whose step did not end.
+# A half has fewer lines and so less time, but always enough to load a model.
+HALF_MIN_S: Final = 30.0
+# The exit code of a process whose step hung.
 HUNG: Final = 74
-# Of the stack of a step that did not end: enough to see where it waits.
-WHERE_FRAMES: Final = 12
+# Stack frames that are logged of a hung step.
+STACK_FRAMES: Final = 12
 
 
 def perform(context: Context, stage: Stage, batch_id: str, step: Step) -> str | None:
-    """Run `step` on the batch if it is ours to run; the reason when it was and the step was not done.
+    """Run `step` on the batch if this process gets its claim; the reason if the step was not done.
 
-    The reason is for people: whatever follows from it stands in the ledger already.
+    The reason is for readers: the ledger already has its consequences.
     """
 
-    def one(context: Context, claim: Claim, _: Holding) -> Iterator[tuple[Claim, End]]:
+    def joint(context: Context, claim: Claim, _: Holding) -> Iterator[tuple[Claim, StepResult]]:
         yield claim, attempt(context, claim, step)
 
-    return perform_joint(context, stage, batch_id, one)
+    return perform_joint(context, stage, batch_id, joint)
 
 
-def perform_joint(context: Context, stage: Stage, batch_id: str, joint: Joint) -> str | None:
-    """`perform` with a step that may take other batches along. The time a step may take holds for all of them."""
+def perform_joint(context: Context, stage: Stage, batch_id: str, joint: JointStep) -> str | None:
+    """`perform` with a step that may take other batches along. All of them share the time limit."""
     log = logger(batch=batch_id, stage=stage.value)
-    began = time.monotonic()
-    why = None
+    start = time.monotonic()
+    reason = None
     try:
         claim = context.ledger.claim(batch_id, stage, context.owner)
         if isinstance(claim, str):
             if claim == "newer":
-                context.presence.complain(
-                    stage.value, f"batch {batch_id} is of a newer build; its workers take it, update this one"
-                )
+                why = f"batch {batch_id} is of a newer build; its workers take it, update this one"
+                context.presence.complain(stage.value, why)
             log.debug("batch.left_alone", why=claim)
             metrics.step(stage, "skipped")
             return None
         limit_s = _limit_s(context, claim)
         with context.ledger.holding(
-            claim, at_most_s=limit_s, late=lambda claims: _hung(context, claims, limit_s)
-        ) as held:
-            for ended, end in joint(context, claim, held):
-                then, reason = _settled(context, ended, end)
-                held.drop(ended)
-                _told(context, ended, then, reason, time.monotonic() - began)
-                if ended is claim:
-                    why = reason
+            claim, at_most_s=limit_s, late=lambda claims: _end_hung(context, claims, limit_s)
+        ) as holding:
+            for member, result in joint(context, claim, holding):
+                end = _settle(context, member, result)
+                holding.drop(member)
+                _report(context, member, end, time.monotonic() - start)
+                if member is claim:
+                    reason = end.reason
     except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
-        # What is claimed expires by itself and the sweeper sends it again.
+        # The claims expire and the sweeper sends their batches again.
         log.warning("redis.away", why=str(exc))
         metrics.step(stage, "away")
         return str(exc)
-    return why
+    return reason
 
 
-def attempt(context: Context, claim: Claim, step: Step) -> End:
-    """What comes of a step of one batch. One that has used up its attempts is given up, not tried."""
+def attempt(context: Context, claim: Claim, step: Step) -> StepResult:
+    """The result of `step` on one batch. An exhausted batch is not tried: `_settle` gives it up."""
     if claim.exhausted:
         return None
     try:
         return step(context, claim)
-    except Exception as exc:  # noqa: BLE001 - whoever settles the batch tells it, with its traceback
+    except Exception as exc:  # noqa: BLE001 - _settle logs it with its traceback
         return exc
 
 
 def suspect(context: Context, claim: Claim) -> bool:
-    """Whether the batch may be at fault for what happened before: then others must not suffer with it."""
+    """True if the batch may have caused an earlier failure, so that no other batch may share its pass."""
     return claim.attempts > 1 or HALF in claim.batch_id or context.settings.internal.max_attempts == 1
 
 
-def outside(exc: Exception) -> bool:
-    """Whether it is a fault of the surroundings, which says nothing of the batch."""
+def is_external(exc: Exception) -> bool:
+    """True for a fault of the surroundings, which says nothing about the batch."""
     return isinstance(exc, Retryable | BadBundle | redis.ConnectionError | redis.TimeoutError) or (
         isinstance(exc, redis.ResponseError) and is_refusal(exc)
     )
 
 
 def _limit_s(context: Context, claim: Claim) -> float:
-    """How long the step may take: `step_s`, and less for a part of a batch, so that bad lines are soon found."""
-    limit = context.settings.stack.step_s
+    """The time limit of a step: `step_s`, less for a half, so that bisecting soon finds a line that hangs."""
+    limit_s = context.settings.stack.step_s
     if HALF not in claim.batch_id:
-        return limit
-    return min(limit, max(PART_S, limit * claim.records / context.settings.internal.batch_records))
+        return limit_s
+    return min(limit_s, max(HALF_MIN_S, limit_s * claim.records / context.settings.internal.batch_records))
 
 
-def _hung(context: Context, claims: list[Claim], limit_s: float) -> None:
-    """The step does not end, and nothing ends a thread: the process goes, and whoever supervises it starts another.
+def _end_hung(context: Context, claims: list[Claim], limit_s: float) -> None:
+    """End the process, because no call ends a thread that hangs. A supervisor starts another process.
 
-    The attempt stays counted, unless it is the sink that does not answer: of several batches too, since nobody knows
-    which one hangs, and each is tried alone then. The first one rests for as long as it took, so that others get their
-    turn.
+    The attempt counts unless the sink does not answer. It counts for every batch of the pass: the one at fault is
+    unknown, and each is tried alone next time. The first batch pauses for `limit_s`, so that others get their turn.
     """
     in_sink, first = context.in_sink, claims[0]
     why = f"stage {first.stage} did not end within {limit_s:g} s"
     if in_sink:
         why += ": the results are not stored or read; look after their disk or their server"
     log = logger(batch=first.batch_id, stage=first.stage.value, attempt=first.attempts)
-    log.error("step.hung", why=why, records=first.records, batches=len(claims), where=_where())
+    log.error("step.hung", why=why, records=first.records, batches=len(claims), where=_main_stack())
     with suppress(RedisUnavailable, redis.RedisError):  # then their claims expire
         for claim in claims:
-            rest_s = limit_s if claim is first else 0.0
-            context.ledger.release(claim, reason=why, delay_s=rest_s, counted=not in_sink)
+            delay_s = limit_s if claim is first else 0.0
+            context.ledger.release(claim, reason=why, delay_s=delay_s, counted=not in_sink)
         if in_sink:
             context.presence.complain(first.stage.value, why)
     for claim in claims:
@@ -174,96 +183,86 @@ def _hung(context: Context, claims: list[Claim], limit_s: float) -> None:
     os._exit(HUNG)
 
 
-def _where() -> str:
-    """What the main thread is at: tasks run there, in solo workers and in processes of a pool."""
+def _main_stack() -> str:
+    """The stack of the main thread: tasks run there, in solo workers and in processes of a pool."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "".join(traceback.format_stack(frame, limit=WHERE_FRAMES)) if frame else "?"
+    return "".join(traceback.format_stack(frame, limit=STACK_FRAMES)) if frame else "?"
 
 
-def _settled(context: Context, claim: Claim, end: End) -> tuple[Stage | None, str | None]:
-    """(where the batch goes next, why the step was not done)."""
+def _settle(context: Context, claim: Claim, result: StepResult) -> StepEnd:
+    """Record the result in the ledger, unless the step has done so itself."""
+    log = logger(batch=claim.batch_id, stage=claim.stage.value, attempt=claim.attempts)
     try:
         if claim.exhausted:
-            return None, _give_up(context, claim, claim.error)
-        if isinstance(end, GivenBack):
-            # Its message lies in the queue, or the sweeper sends another one.
-            context.ledger.release(claim, reason=end.why, delay_s=0.0, counted=False)
-            metrics.step(claim.stage, "waits")
-            return None, end.why
-        if isinstance(end, Exception):
-            return _failed(context, claim, end)
+            return _give_up(context, claim, claim.error)
+        match result:
+            case None | Stage():
+                return StepEnd("done", next=result)
+            case GivenBack(reason):
+                # Its message lies in the queue, or the sweeper sends another one.
+                context.ledger.release(claim, reason=reason, delay_s=0.0, counted=False)
+                return StepEnd("waits", reason=reason)
+            case ClaimLost():
+                raise result
+            case BadBundle() if _restarts(context, claim, str(result)):
+                return StepEnd("done", next=Stage.INGEST)
+            case LogweirError() if is_external(result):
+                return _wait(context, claim, str(result), _waits_for(result))
+            case redis.ResponseError() if is_external(result):
+                why = f"Redis refuses to work ({result}); give it memory or disk space"
+                return _wait(context, claim, why, "redis")
+            case _ if is_external(result):
+                return _wait(context, claim, f"Redis does not answer ({result}); it is tried again", "redis")
+            case Rejected():
+                # The store has named the records: a retry or bisection would only find the same ones.
+                log.warning("batch.rejected", why=str(result), records=len(result.ids))
+                return _give_up(context, claim, str(result), result.ids)
+            case _:
+                log.error("batch.failed", exc_info=result)
+                return _fail(context, claim, f"{type(result).__name__}: {result}")
     except ClaimLost as exc:
-        return None, _lost(claim, exc)
-    return end, None
+        log.warning("claim.lost", why=str(exc))
+        return StepEnd("lost", reason=str(exc))
 
 
-def _told(context: Context, claim: Claim, then: Stage | None, why: str | None, took_s: float) -> None:
-    if then is not None:
-        _wake(context, claim, then)
+def _report(context: Context, claim: Claim, end: StepEnd, took_s: float) -> None:
+    """Wake the next stage, count and log."""
+    if end.next is not None:
+        context.submit.wake(
+            end.next, claim.batch_id, backfill=claim.backfill, workload=claim.workload, lines=claim.lines
+        )
     metrics.took(claim.stage, took_s)
-    if why is None:
-        metrics.step(claim.stage, "done")
+    metrics.step(claim.stage, end.outcome)
+    if end.waits_for is not None:
+        metrics.waited(claim.stage, end.waits_for)
+    if end.outcome == "done":
         log = logger(batch=claim.batch_id, stage=claim.stage.value)
-        log.info("batch.step", records=claim.records, ms=round(took_s * 1000), then=then or "-")
+        log.info("batch.step", records=claim.records, ms=round(took_s * 1000), then=end.next or "-")
 
 
-def _failed(context: Context, claim: Claim, exc: Exception) -> tuple[Stage | None, str | None]:
-    """(where the batch goes next, why the step was not done) after what the step has raised. Raises ClaimLost."""
-    if isinstance(exc, ClaimLost):
-        return None, _lost(claim, exc)
-    if isinstance(exc, BadBundle) and _replaced(context, claim, str(exc)):
-        return Stage.INGEST, None
-    if isinstance(exc, LogweirError) and outside(exc):
-        return None, _wait(context, claim, str(exc), _for(exc))
-    if isinstance(exc, redis.ResponseError) and outside(exc):
-        why = f"Redis refuses to work ({exc}); give it memory or disk space"
-        return None, _wait(context, claim, why, "redis")
-    if outside(exc):
-        return None, _wait(context, claim, f"Redis does not answer ({exc}); it is tried again", "redis")
-    log = logger(batch=claim.batch_id, stage=claim.stage.value, attempt=claim.attempts)
-    if isinstance(exc, Rejected):
-        # The store knows which records; trying them again, or halving around them, would only find out the same.
-        log.warning("batch.rejected", why=str(exc), records=len(exc.ids))
-        return None, _give_up(context, claim, str(exc), exc.ids)
-    log.error("batch.failed", exc_info=exc)
-    why = f"{type(exc).__name__}: {exc}"
-    if claim.attempts >= context.settings.internal.max_attempts:
-        return None, _give_up(context, claim, why)
-    context.ledger.release(claim, reason=why, delay_s=0.2 * claim.attempts, counted=True)
-    metrics.step(claim.stage, "failed")
-    _wake(context, claim, claim.stage)
-    return None, why
-
-
-def _lost(claim: Claim, exc: ClaimLost) -> str:
-    logger(batch=claim.batch_id, stage=claim.stage.value).warning("claim.lost", why=str(exc))
-    metrics.step(claim.stage, "lost")
-    return str(exc)
-
-
-def _wake(context: Context, claim: Claim, stage: Stage) -> None:
-    context.submit.wake(
-        stage, claim.batch_id, backfill=claim.backfill, workload=claim.workload, lines=claim.lines
-    )
-
-
-def _for(exc: Exception) -> str:
-    """What a batch waits for after this, as metrics name it."""
+def _waits_for(exc: Exception) -> str:
+    """The label in metrics of the thing that a batch waits for after `exc`."""
     return next((word for kind, word in WAITS_FOR if isinstance(exc, kind)), metrics.OTHER)
 
 
-def _wait(context: Context, claim: Claim, why: str, reason: str) -> str:
-    """Give the batch back, uncounted, and say to operators what it waits for."""
+def _wait(context: Context, claim: Claim, why: str, waits_for: str) -> StepEnd:
+    """Give the batch back, uncounted, and show operators what it waits for. Raises ClaimLost."""
     logger(batch=claim.batch_id, stage=claim.stage.value).warning("batch.waits", why=why)
     context.presence.complain(claim.stage.value, why)
     context.ledger.release(claim, reason=why, delay_s=RETRY_S, counted=False)
-    metrics.step(claim.stage, "waits")
-    metrics.waited(claim.stage, reason)
-    return why
+    return StepEnd("waits", reason=why, waits_for=waits_for)
 
 
-def _replaced(context: Context, claim: Claim, why: str) -> bool:
-    """The batch began under a model that cannot be read here, and it can begin again under another one."""
+def _fail(context: Context, claim: Claim, why: str) -> StepEnd:
+    """Count a fault of the batch; give the batch up after its last attempt. Raises ClaimLost."""
+    if claim.attempts >= context.settings.internal.max_attempts:
+        return _give_up(context, claim, why)
+    context.ledger.release(claim, reason=why, delay_s=0.2 * claim.attempts, counted=True)
+    return StepEnd("failed", next=claim.stage, reason=why)
+
+
+def _restarts(context: Context, claim: Claim, why: str) -> bool:
+    """Send a batch whose model cannot be read here back to ingest; False if no other version can answer it."""
     if claim.stage not in (Stage.INFER, Stage.DRAIN):
         return False
     version = context.ledger.work(claim.batch_id)["version"][0]
@@ -280,31 +279,28 @@ def _replaced(context: Context, claim: Claim, why: str) -> bool:
     return True
 
 
-def _give_up(context: Context, claim: Claim, why: str, refused: Collection[str] = ()) -> str:
-    """Split the batch or bury it. `refused`: record ids that the store named as the ones at fault."""
+def _give_up(context: Context, claim: Claim, why: str, refused: Collection[str] = ()) -> StepEnd:
+    """Bisect the batch or make it a dead letter. `refused`: ids of records that the store refused. Raises ClaimLost."""
     why = why or "it failed without a reason"
     try:
-        apart: list[int] = []
+        refused_rows: list[int] = []
         if not claim.rescore:
             if refused:
-                apart = rows_of(context, claim, refused)
-            # A worker may have died between storing and committing; a split or dead batch must not be stored as well.
+                refused_rows = row_numbers(context, claim, refused)
+            # A worker may have died between storing and committing: the rows of a batch that is given up must go.
             with context.at_sink(claim.meta.purpose) as sink:
                 sink.remove(claim.batch_id, claim.workload, last=lambda: context.ledger.check(claim))
-        halves = context.ledger.give_up(claim, why, apart=apart, framing=framed)
-        metrics.step(claim.stage, "split" if halves else "dead")
-        for half in halves:
-            context.submit.wake(Stage.INGEST, half, backfill=claim.backfill, workload=claim.workload)
-    except ClaimLost as exc:
-        _lost(claim, exc)
+        halves = context.ledger.give_up(claim, why, apart=refused_rows, framing=framed)
     except SinkUnavailable as exc:
         return _wait(context, claim, str(exc), "sink")
+    for half in halves:
+        context.submit.wake(Stage.INGEST, half, backfill=claim.backfill, workload=claim.workload)
     times = "the first attempt" if claim.attempts == 1 else f"{claim.attempts} attempts"
-    return f"given up after {times}: {why}"
+    return StepEnd("split" if halves else "dead", reason=f"given up after {times}: {why}")
 
 
-def rows_of(context: Context, claim: Claim, record_ids: Collection[str]) -> list[int]:
-    """Where these records stand in the batch, in the order they were accepted."""
+def row_numbers(context: Context, claim: Claim, record_ids: Collection[str]) -> list[int]:
+    """The rows of these records in the batch, in the order of acceptance."""
     records, formats = framed(context.ledger.payload(claim.batch_id), claim.meta.formats)
     prepared = detect.prepare(records, replace(claim.meta, formats=formats), context.masks)
     ids = detect.record_ids(prepared, claim.meta)

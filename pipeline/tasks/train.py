@@ -185,8 +185,8 @@ def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
 
     A machine whose GPU cannot be had or used trains on its CPU: a model that comes late is better than none.
     """
-    if not context.pooled:
-        yield Workplace(device=context.device)
+    if not context.profile.leased:
+        yield Workplace(device=context.profile.device)
         return
     with ExitStack() as stack:
         try:
@@ -196,7 +196,7 @@ def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
             place = _begun(context, stack, lease)
         except (BadInput, BadPayload, DeviceFailed, LeaseRefused) as exc:
             logger().warning("training.without_gpu", why=str(exc))
-            if context.begun is None:
+            if context.models.cuda_device is None:
                 stack.close()
             place = Workplace()
         yield place
@@ -208,19 +208,19 @@ def _begun(context: Context, stack: ExitStack, lease: PoolLease) -> Workplace:
     enrol(context.pool, lease)
     stack.enter_context(host_locks(lease, wait_s=LOCK_S))
     try:
-        context.begin(lease)
+        context.models.begin(lease)
     except LogweirError:
         held.dirty()  # what was begun ends with this process: the device stays closed until then
-        context.unload()
+        context.models.unload()
         raise
     except Exception as exc:
         held.dirty()
-        context.unload()
+        context.models.unload()
         raise DeviceFailed(f"the GPU does not begin ({type(exc).__name__}: {exc})") from exc
-    if context.begun is not None:
-        stack.enter_context(ended_after_loss(held, context.end))
-    stack.callback(context.unload)
-    return Workplace(device=context.place, lost=held.lost)
+    if context.models.cuda_device is not None:
+        stack.enter_context(ended_after_loss(held, context.models.end))
+    stack.callback(context.models.unload)
+    return Workplace(device=context.models.place, lost=held.lost)
 
 
 def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
@@ -232,7 +232,7 @@ def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
     need = Need(
         mode=LeaseMode.EXCLUSIVE,
         node=this_node(),
-        device=context.begun or "",  # CUDA's context stays where it was begun
+        device=context.models.cuda_device or "",  # CUDA's context stays where it was begun
         max_duration_s=60 + 3 * settings.train.seconds,
     )
     now = time.monotonic()

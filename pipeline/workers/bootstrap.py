@@ -51,25 +51,19 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     parse_tenants(settings.gpu.tenants)  # a mistake there is said here, not by every batch
     guard.install({module.NAME for module in role.tasks})
     app = make_app(settings)
-    context = Context(
-        app,
-        settings,
-        device=device or role.device,
-        loads=role.loads or "manifest",
-        pooled=role.pooled,
-        shard=shard,
-    )
+    profile = replace(role.profile, device=device) if device else role.profile
+    context = Context(app, settings, profile, shard=shard)
     register(app, context, role)
     stay_with(settings)
     _count(settings, role_name)
     _announce(settings, role_name=role_name, role=role, name=name)
-    if role.pooled:
+    if profile.leased:
         _give_back_at_the_end(context)
-    if role.loads:
+    if profile.part is not None:
         _reload_along(context, role, name)
     visible = visible_devices()
     # Which GPU of several the pool will choose is not known yet.
-    place = device_name(context.device, visible) if visible or not role.pooled else context.device
+    place = device_name(profile.device, visible) if visible or not profile.leased else profile.device
     worker = app.Worker(
         hostname=f"{name}.{place}@{socket.gethostname()}",
         pool=role.pool,

@@ -20,6 +20,7 @@ from pipeline.observe.presence import Presence
 from pipeline.redis.connection import answering, connect
 from pipeline.redis.keys import Keys
 from pipeline.tasks.context import Context
+from pipeline.tasks.loaded import ModelPart
 from pipeline.tasks.reload import HINT
 
 # Five looks a second in three processes were a third of what an idle stack cost.
@@ -45,7 +46,8 @@ class Reloader(threading.Thread):
         self.quiet_s = 0.0
         self.worked = time.monotonic()
         signals.task_prerun.connect(self.works, weak=False)
-        self.imports = context.loads == "network"
+        self.models = context.models  # built here, before a second thread asks for it
+        self.imports = context.profile.part is ModelPart.NETWORK
 
     def run(self) -> None:
         while True:
@@ -72,7 +74,7 @@ class Reloader(threading.Thread):
 
     def look(self) -> None:
         """Compare once, and say what is served when it changed."""
-        serving = self.context.serving
+        serving = self.models.serving
         lives, faults = self.registry.snapshot_all()
         if self.imports and (lives or self._model_comes()):
             # torch takes seconds to import, and 160 MiB: not before it is needed, and not only when lines wait for it.

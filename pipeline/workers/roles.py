@@ -12,6 +12,7 @@ from pipeline.redis.shards import shard_named
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
+from pipeline.tasks.loaded import CPU_PROFILE, ModelPart, WorkerProfile
 from pipeline.workers.liveness import HELD_S
 
 # An exception may quote what it could not read; a sentence is enough to know which one it was.
@@ -26,26 +27,33 @@ class Role:
     tasks: tuple[Any, ...]  # modules with NAME and run(context, *ids)
     pool: str = "solo"
     time_limit_s: float | None = None
-    device: str = "cpu"
-    pooled: bool = False  # works only under a lease of the GPU pool
-    tasks_per_child: int | None = None  # then the child ends, and with it what CUDA keeps
-    loads: str = ""  # what it needs of a model version (tasks/context.py); "": it answers under none
+    profile: WorkerProfile = CPU_PROFILE
+    tasks_per_child: int | None = None  # a child that ends frees the memory of CUDA's context
 
 
 ROLES: Final[dict[str, Role]] = {
-    "ingest": Role(queues=routing.both(routing.QUEUE_INGEST), tasks=(ingest,), loads="manifest"),
+    "ingest": Role(
+        queues=routing.both(routing.QUEUE_INGEST),
+        tasks=(ingest,),
+        profile=WorkerProfile(part=ModelPart.MANIFEST),
+    ),
     "infer-cpu": Role(
-        queues=routing.both(routing.QUEUE_CPU), tasks=(infer,), pool="prefork", loads="network"
+        queues=routing.both(routing.QUEUE_CPU),
+        tasks=(infer,),
+        pool="prefork",
+        profile=WorkerProfile(part=ModelPart.NETWORK),
     ),
     "infer-gpu": Role(
         queues=routing.both(routing.QUEUE_GPU),
         tasks=(infer,),
         pool="prefork",
-        device="cuda",
-        pooled=True,
-        loads="network",
+        profile=WorkerProfile(part=ModelPart.NETWORK, device="cuda", leased=True),
     ),
-    "drain": Role(queues=routing.both(routing.QUEUE_DRAIN), tasks=(drain,), loads="knowledge"),
+    "drain": Role(
+        queues=routing.both(routing.QUEUE_DRAIN),
+        tasks=(drain,),
+        profile=WorkerProfile(part=ModelPart.KNOWLEDGE),
+    ),
     "store": Role(
         queues=(routing.QUEUE_PERIODIC, *routing.both(routing.QUEUE_STORE)),
         tasks=(store, periodic, tick, watch),
@@ -57,8 +65,7 @@ ROLES: Final[dict[str, Role]] = {
         tasks=(train,),
         pool="prefork",
         time_limit_s=6 * 3600,
-        device="cuda",
-        pooled=True,
+        profile=WorkerProfile(device="cuda", leased=True),
         tasks_per_child=1,
     ),
 }

@@ -121,7 +121,7 @@ def test_ready_means_to_answer_under_the_live_model_where_a_role_answers(
 
 
 def test_the_roles_that_answer_are_those_that_load_a_version() -> None:
-    assert {name for name, role in ROLES.items() if role.loads} == ANSWERING
+    assert {name for name, role in ROLES.items() if role.profile.part is not None} == ANSWERING
 
 
 def test_a_redis_that_is_away_is_one_sentence_and_not_well(

@@ -29,9 +29,9 @@ from pipeline.settings import Settings
 A = "GPU-aaaaaaaa-0000"
 # The GPU worker as it is, but for CUDA: what it begins stays with its process, as a context does.
 WORKER = """
-from pipeline.tasks.context import Context
-Context.begin = lambda self, lease: vars(self).update(marked=lease.parts[0].uuid)
-Context.begun = property(lambda self: vars(self).get("marked"))
+from pipeline.tasks.loaded import LoadedModels
+LoadedModels.begin = lambda self, lease: vars(self).update(marked=lease.parts[0].uuid)
+LoadedModels.cuda_device = property(lambda self: vars(self).get("marked"))
 from pipeline.workers.gpu import main
 raise SystemExit(main(["gpu-test", "cpu"]))
 """

@@ -23,6 +23,7 @@ from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.tasks import infer, periodic
 from pipeline.tasks.context import Context
+from pipeline.tasks.loaded import WorkerProfile
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_unknown_lines_go_to_a_live_gpu_worker_and_to_the_cpu_while_training_has
 def test_batches_queued_for_the_gpu_go_on_to_the_cpu_untouched_while_somebody_holds_it_alone(
     context: Context,
 ) -> None:
-    worker = Context(context.app, context.settings, pooled=True)
+    worker = Context(context.app, context.settings, WorkerProfile(leased=True))
     put_devices(worker.pool, n=1, mib=16_000, node=this_node())
     worker.pool.request(Need(mode=LeaseMode.EXCLUSIVE), holder="trainer")
     accept(worker, "a", "b")

@@ -22,8 +22,9 @@ from pipeline.models.verdict import Knowledge
 from pipeline.producer import Producer
 from pipeline.redis.leases import Lease, Leases, granted
 from pipeline.settings import Settings
-from pipeline.tasks.context import LOADED_MODELS, Context
+from pipeline.tasks.context import Context
 from pipeline.tasks.ingest import step
+from pipeline.tasks.loaded import LOADED_MODELS, ModelPart, WorkerProfile
 from pipeline.tasks.reload import Hint
 from pipeline.tasks.step import perform
 from pipeline.workers.reloader import IDLE_AFTER_S, IDLE_POLL_S, POLL_S, Reloader
@@ -240,18 +241,18 @@ def test_a_process_keeps_the_versions_it_used_last(context: Context, monkeypatch
     names = [f"m{n:06d}-0a1b2c3d" for n in range(most + 1)]
     for name in names:
         written(context.registry, name)
-    monkeypatch.setattr("pipeline.tasks.context.load_known", lambda path: path.name)
-    first = context.knowledge(names[0])
+    monkeypatch.setattr("pipeline.tasks.loaded.load_known", lambda path: path.name)
+    first = context.models.knowledge(names[0])
     assert isinstance(first, Knowledge)
     for name in names[1:-1]:
-        context.knowledge(name)
-    assert context.knowledge(names[0]) is first, "asked for again, so it stays"
-    context.knowledge(names[-1])
-    assert context.knowledge(names[0]) is first
+        context.models.knowledge(name)
+    assert context.models.knowledge(names[0]) is first, "asked for again, so it stays"
+    context.models.knowledge(names[-1])
+    assert context.models.knowledge(names[0]) is first
     shutil.rmtree(context.registry.path(names[1]))
     with pytest.raises(BadBundle):
-        context.knowledge(names[1])
-    assert len(context._known) == most
+        context.models.knowledge(names[1])
+    assert len(context.models._knowledge) == most
 
 
 def test_a_batch_waits_uncounted_while_no_version_can_be_read(context: Context, held: Lease) -> None:
@@ -312,7 +313,7 @@ def test_the_reloader_looks_often_while_its_process_works_and_rarely_while_it_do
 def test_a_scoring_process_reads_torch_when_a_training_is_asked_for_and_not_before(
     context: Context, settings: Settings, client: "redis.Redis"
 ) -> None:
-    scoring = Context(make_app(settings), settings, loads="network")
+    scoring = Context(make_app(settings), settings, WorkerProfile(part=ModelPart.NETWORK))
     reloader = Reloader(scoring, "w1")
     reloader.look()
     assert reloader.imports

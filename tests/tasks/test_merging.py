@@ -27,6 +27,7 @@ from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, merging
 from pipeline.tasks import share as share_module
 from pipeline.tasks.context import Context
+from pipeline.tasks.loaded import WorkerProfile
 from pipeline.tasks.step import HUNG, perform
 
 
@@ -36,9 +37,7 @@ class Worker(Context):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.passes: list[list[str]] = []
-
-    def scorer(self, version: str) -> Any:
-        return self
+        setattr(self.models, "scorer", lambda version: self)  # noqa: B010 - mypy refuses a method's assignment
 
     def score(self, masked: Sequence[str]) -> list[Evidence]:
         self.passes.append(list(masked))
@@ -56,8 +55,8 @@ def worker(settings: Settings) -> Iterator[Worker]:
     made.app.close()
 
 
-def make(settings: Settings, **options: Any) -> Worker:
-    return Worker(make_app(settings), settings, **options)
+def make(settings: Settings, *profile: WorkerProfile) -> Worker:
+    return Worker(make_app(settings), settings, *profile)
 
 
 def live(context: Context, version: str) -> None:
@@ -144,17 +143,17 @@ def test_what_waits_behind_a_batch_is_scored_in_its_pass_and_every_line_once(wor
 def test_a_pass_is_full_at_some_number_of_lines_and_of_batches(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "FULL", {"cpu": 20})
+    monkeypatch.setattr(merging, "PASS_LINES", {"cpu": 20})
     names = small(worker, 8)
     infer.run(worker, taken(worker, QUEUE_CPU) or "")
     assert [worker.ledger.state(name) for name in names] == ["drain"] * 3 + ["infer"] * 5, (
         "10, 15 and 20 lines"
     )
-    monkeypatch.setattr(merging, "FULL", {"cpu": 5})
+    monkeypatch.setattr(merging, "PASS_LINES", {"cpu": 5})
     infer.run(worker, names[3])
     assert worker.ledger.state(names[4]) == "infer", "one that fills a pass goes alone"
-    monkeypatch.setattr(merging, "FULL", {"cpu": 1_000})
-    monkeypatch.setattr(merging, "ALONG", 2)
+    monkeypatch.setattr(merging, "PASS_LINES", {"cpu": 1_000})
+    monkeypatch.setattr(merging, "PASS_BATCHES", 2)
     assert [taken(worker, QUEUE_CPU) for _ in range(4)] == names[1:5]
     infer.run(worker, names[4])
     assert [worker.ledger.state(name) for name in names[5:]] == ["drain", "drain", "infer"]
@@ -269,7 +268,7 @@ def test_every_batch_is_scored_under_the_version_it_began_with(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(worker, "scorer", lambda version: asked.append(version) or worker)
+    monkeypatch.setattr(worker.models, "scorer", lambda version: asked.append(version) or worker)
     small(worker, 2)
     written(worker.registry, TWO)
     live(worker, TWO)
@@ -294,7 +293,7 @@ def test_a_version_that_cannot_be_read_keeps_only_its_own_batches_waiting(
             raise BadBundle("its weights are no numbers")
         return worker
 
-    monkeypatch.setattr(worker, "scorer", damaged)
+    monkeypatch.setattr(worker.models, "scorer", damaged)
     small(worker, 2)
     written(worker.registry, TWO)
     live(worker, TWO)
@@ -325,7 +324,7 @@ def test_an_entry_that_is_damaged_harms_nobody_before_it_in_the_queue(worker: Wo
 def test_a_pass_takes_no_more_along_than_its_works_have_room(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "BYTES", 1)
+    monkeypatch.setattr(merging, "PASS_BYTES", 1)
     names = small(worker, 3)
     infer.run(worker, taken(worker, QUEUE_CPU) or "")
     assert [worker.ledger.state(name) for name in names] == ["drain", "infer", "infer"]
@@ -338,7 +337,7 @@ def test_the_words_of_a_line_are_measured_once_however_many_batches_have_it(
     for name in names:
         sent(worker, name, ["alpha beta gamma delta epsilon"])
     infer.run(worker, taken(worker, QUEUE_CPU) or "")
-    monkeypatch.setattr(worker, "knowledge", lambda _version: None)
+    monkeypatch.setattr(worker.models, "knowledge", lambda _version: None)
     for name in names:
         assert perform(worker, Stage.DRAIN, name, drain.step) is None
     counted = [worker.ledger.work(name)["tokens"].is_not_null().sum() for name in names]
@@ -349,10 +348,10 @@ def test_a_worker_of_the_gpu_takes_along_what_waits_for_the_gpu(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(share_module, "HOST_DIRECTORY", tmp_path / "locks")
-    on_gpu = make(worker.settings.replace(gpu_infer_mib=2_000), pooled=True)
+    on_gpu = make(worker.settings.replace(gpu_infer_mib=2_000), WorkerProfile(leased=True))
     put_devices(on_gpu.pool, n=1, mib=8_000, node=share_module.this_node())
-    monkeypatch.setattr(on_gpu, "begin", lambda lease: setattr(on_gpu, "_place", "cuda:0"))
-    monkeypatch.setattr(on_gpu, "prepare", lambda: None)
+    monkeypatch.setattr(on_gpu.models, "begin", lambda lease: setattr(on_gpu.models, "place", "cuda:0"))
+    monkeypatch.setattr(on_gpu.models, "prepare", lambda: None)
     small(worker, 4)
     for name in ("b0", "b1"):
         worker.submit.wake(Stage.INFER, name, queue=QUEUE_GPU)
@@ -374,9 +373,6 @@ from pipeline.tasks import infer
 from pipeline.tasks.context import Context
 
 class Worker(Context):
-    def scorer(self, version):
-        return self
-
     def score(self, masked):
         if any("deadly" in line for line in masked):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -385,7 +381,9 @@ class Worker(Context):
         return [Evidence(surprisal=1.0, tokens=3) for _ in masked]
 
 settings = Settings.load()
-infer.run(Worker(make_app(settings), settings), sys.argv[1])
+worker = Worker(make_app(settings), settings)
+worker.models.scorer = lambda version: worker
+infer.run(worker, sys.argv[1])
 """
 
 

@@ -18,6 +18,7 @@ from pipeline.settings import Settings
 from pipeline.tasks import infer
 from pipeline.tasks import share as module
 from pipeline.tasks.context import Context
+from pipeline.tasks.loaded import WorkerProfile
 from pipeline.tasks.share import GpuShare, ended_after_loss, enrol, host_locks
 
 ALONE = Need(mode=LeaseMode.EXCLUSIVE)
@@ -427,10 +428,10 @@ def test_what_a_gpu_raises_is_no_fault_of_the_lines(
     small: Settings, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = make_app(small)
-    context = Context(app, small, pooled=True)
-    monkeypatch.setattr(context, "begin", lambda lease: setattr(context, "_place", "cuda:0"))
-    monkeypatch.setattr(context, "prepare", lambda: None)
-    monkeypatch.setattr(context, "scorer", lambda version: Broken())
+    context = Context(app, small, WorkerProfile(leased=True))
+    monkeypatch.setattr(context.models, "begin", lambda lease: setattr(context.models, "place", "cuda:0"))
+    monkeypatch.setattr(context.models, "prepare", lambda: None)
+    monkeypatch.setattr(context.models, "scorer", lambda version: Broken())
     assert context.share is not None
     with context.share.using() as ours:
         assert ours
@@ -447,7 +448,7 @@ def test_what_the_cpu_raises_stays_a_fault_of_the_batch(
 ) -> None:
     app = make_app(settings)
     context = Context(app, settings)
-    monkeypatch.setattr(context, "scorer", lambda version: Broken())
+    monkeypatch.setattr(context.models, "scorer", lambda version: Broken())
     with pytest.raises(RuntimeError, match="CUDA error"):
         infer._score(context, "m1", ["a line"])
     app.close()

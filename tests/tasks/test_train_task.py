@@ -38,6 +38,7 @@ from pipeline.sinks.parquet import ParquetSink
 from pipeline.tasks import periodic
 from pipeline.tasks import train as task
 from pipeline.tasks.context import Context
+from pipeline.tasks.loaded import WorkerProfile
 from pipeline.training import judging, training
 from pipeline.training.judging import Judgement
 
@@ -561,7 +562,7 @@ def test_a_training_past_its_time_limit_says_where_it_was(
 
 def pooled(context: Context) -> Context:
     """As a trainer on a GPU works, but for the arithmetic."""
-    made = Context(context.app, context.settings, device="cpu", pooled=True)
+    made = Context(context.app, context.settings, WorkerProfile(leased=True))
     made.leases.clear_quarantine()
     return made
 
@@ -636,7 +637,7 @@ def test_a_trainer_whose_machine_has_no_usable_gpu_trains_on_its_cpu(
     def broken(_: PoolLease) -> None:
         raise DeviceFailed("CUDA does not start")
 
-    monkeypatch.setattr(trainer_, "begin", broken)
+    monkeypatch.setattr(trainer_.models, "begin", broken)
     store(trainer_)
     asked(trainer_)
     assert task.run(trainer_) is None

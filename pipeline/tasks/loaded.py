@@ -1,0 +1,180 @@
+"""Model versions in the memory of one process, and on its leased device."""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from cachetools import LRUCache
+
+from pipeline.errors import BadBundle, ModelUnavailable, RedisUnavailable
+from pipeline.gpu.values import PoolLease
+from pipeline.logs import logger
+from pipeline.models import bundle
+from pipeline.models.bundle import load_known
+from pipeline.models.registry import Registry
+from pipeline.models.serving import Serving
+from pipeline.models.verdict import Knowledge
+from pipeline.observe import counters as metrics
+from pipeline.settings import Settings
+from pipeline.watching.sessions.model import SessionModel
+from pipeline.watching.sessions.model import load as load_session_models
+
+if TYPE_CHECKING:
+    from pipeline.models.line import LineModel
+
+T = TypeVar("T")
+# Model versions in memory, some MiB each: the shared one, its predecessor, and own models of a few workloads.
+LOADED_MODELS: Final = 8
+
+
+class ModelPart(StrEnum):
+    """The part of a model version that a process reads before it answers under that version."""
+
+    NETWORK = "network"
+    KNOWLEDGE = "knowledge"
+    MANIFEST = "manifest"  # its hashes are checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProfile:
+    """How a worker process uses models."""
+
+    part: ModelPart | None = None  # None: it answers under no version
+    device: str = "cpu"  # where networks run
+    # Runs networks only under a lease of the GPU pool. `device` is a kind then ("cuda"): the lease names the device,
+    # and networks stay in host memory until there is a lease.
+    leased: bool = False
+
+
+CPU_PROFILE: Final = WorkerProfile()
+
+
+class LoadedModels:
+    """The models of one process. Threads share it: the reloader loads the version that the next batch needs."""
+
+    def __init__(self, registry: Registry, settings: Settings, profile: WorkerProfile) -> None:
+        self.registry = registry
+        self.settings = settings
+        self.profile = profile
+        self.place = "cpu"  # where networks run now, as torch names it
+        self._networks: LRUCache[str, LineModel] = LRUCache(LOADED_MODELS)
+        self._on_device: LRUCache[str, LineModel] = LRUCache(LOADED_MODELS)
+        self._knowledge: LRUCache[str, Knowledge] = LRUCache(LOADED_MODELS)
+        self._sessions: LRUCache[str, dict[str | None, SessionModel]] = LRUCache(LOADED_MODELS)
+        self._lock = threading.RLock()
+        read: dict[ModelPart | None, Callable[[str], object]] = {
+            ModelPart.NETWORK: self.network,
+            ModelPart.KNOWLEDGE: self.knowledge,
+        }
+        self.serving = Serving(registry, read.get(profile.part, registry.manifest))
+
+    def network(self, version: str) -> "LineModel":
+        """The network of a version. Raises BadBundle."""
+        from pipeline.models.line import LineModel
+
+        device = "cpu" if self.profile.leased else self.profile.device
+        return self._cached(
+            self._networks, version, lambda: LineModel.load(self.registry.path(version), device)
+        )
+
+    def scorer(self, version: str) -> "LineModel":
+        """The network of a version on the device where this process may score now. Raises BadBundle."""
+        network = self.network(version)
+        if self.place == "cpu":
+            return network
+        return self._cached(self._on_device, version, lambda: network.on(self.place))
+
+    def knowledge(self, version: str) -> Knowledge:
+        """The calibration and known lines of a version. Raises BadBundle."""
+
+        def load() -> Knowledge:
+            calibration = self.registry.manifest(version).calibration
+            return Knowledge(calibration=calibration, known=load_known(self.registry.path(version)))
+
+        return self._cached(self._knowledge, version, load)
+
+    def session_model(self, version: str, workload: str) -> SessionModel | None:
+        """The session model of a workload; None if the version has none for it or it cannot be read."""
+        models = self._cached(
+            self._sessions, version, lambda: read_session_models(self.registry.path(version))
+        )
+        return models.get(workload, models.get(None))
+
+    def _cached(self, cache: "LRUCache[str, T]", version: str, load: Callable[[], T]) -> T:
+        # Several versions: batches end under the version they began with, and workloads may have models of their own.
+        with self._lock:
+            value: T | None = cache.get(version)
+        if value is None:
+            value = load()  # outside the lock: meanwhile the worker goes on under the version before
+            with self._lock:
+                cache[version] = value
+        return value
+
+    # The interface of tasks/share.py, `DeviceUser`.
+
+    @property
+    def cuda_device(self) -> str | None:
+        """The device that this process has started CUDA on. CUDA's context ends only with the process."""
+        if self.profile.device == "cpu" or not self.profile.leased:
+            return None
+        from pipeline.gpu.node import cuda
+
+        return cuda.started_on()
+
+    @property
+    def began(self) -> bool:
+        """True if this process has memory on a device until it ends."""
+        return self.cuda_device is not None
+
+    def prepare(self) -> None:
+        """Import torch and read the live model, which takes seconds, before there is a claim or a lease."""
+        with suppress(ModelUnavailable, RedisUnavailable):  # the step that needs the model reports it
+            self.serving.version()
+
+    def begin(self, lease: PoolLease) -> None:
+        """Start to use the leased device, within the leased memory. Raises LogweirError."""
+        if self.profile.device == "cpu":
+            return
+        from pipeline.gpu.node import cuda
+
+        part = lease.parts[0]
+        context_mib = self.settings.internal.gpu_context_mib
+        self.place = cuda.begin(part.uuid, memory_mib=part.memory_mib, context_mib=context_mib)
+
+    def unload(self) -> None:
+        """Take the networks off the device."""
+        with self._lock:
+            self._on_device.clear()
+        self.place = "cpu"
+        if self.profile.device != "cpu":
+            from pipeline.gpu.node import cuda
+
+            cuda.unload()
+
+    def end(self) -> None:
+        """End this process between two batches, to free the memory of CUDA's context. Celery starts another one."""
+        metrics.flush()
+        os._exit(0)
+
+
+def read_session_models(path: Path) -> dict[str | None, SessionModel]:
+    """The session models of a bundle by workload, under None the one for all other workloads; {} if unreadable."""
+    try:
+        manifest = bundle.load_manifest(path)
+        blob = bundle.optional(path, bundle.SEQUENCES)
+        models: dict[str | None, SessionModel] = {}
+        if blob is not None:
+            models.update(load_session_models(blob))
+    except BadBundle as exc:
+        logger(version=path.name).error("watch.damaged", what="sequences", why=str(exc))
+        return {}
+    # A baseline often has another name than the workload it judges: `logweir run new.log --baseline old.log`. If a
+    # model has learnt from several workloads, the sessions of one say nothing about those of another.
+    if len(models) == 1 and len(manifest.workloads) <= 1:
+        models[None] = next(iter(models.values()))
+    return models
