@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pipeline.gpu.values import (
-    WHOLE,
+    FULL_PERCENT,
     Device,
     LeaseMode,
     LeasePart,
@@ -74,7 +74,7 @@ def lease(
             LeasePart(
                 uuid=d.uuid,
                 memory_mib=d.schedulable_mib if alone else need.memory_mib,
-                compute_percent=WHOLE if alone else need.compute_percent,
+                compute_percent=FULL_PERCENT if alone else need.compute_percent,
                 token=1,
             )
             for d in on
@@ -167,7 +167,7 @@ def obeys(world: Snapshot, plan: PoolPlan) -> None:
     """What holds of every plan, whatever the pool: conservation, whole gangs, closed doors, one reservation, quotas."""
     known = {d.uuid: d for d in world.devices}
     requests = {r.request_id: r for r in world.waiting}
-    free = {d.uuid: [d.schedulable_mib, WHOLE] for d in world.devices}
+    free = {d.uuid: [d.schedulable_mib, FULL_PERCENT] for d in world.devices}
     alone: Counter[str] = Counter()
     holders: Counter[str] = Counter()
     for uuid, mib, percent, only in held(world):
@@ -188,7 +188,7 @@ def obeys(world: Snapshot, plan: PoolPlan) -> None:
             assert need.device in ("", d.uuid)
             only = need.mode is LeaseMode.EXCLUSIVE
             assert (part.memory_mib, part.compute_percent) == (
-                (d.schedulable_mib, WHOLE) if only else (need.memory_mib, need.compute_percent)
+                (d.schedulable_mib, FULL_PERCENT) if only else (need.memory_mib, need.compute_percent)
             )
             assert alone[d.uuid] == 0, "somebody has it alone"
             assert not only or holders[d.uuid] == 0, "it is not empty"
@@ -271,7 +271,7 @@ def pools(draw: st.DrawFn) -> tuple[Device, ...]:
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Pools in mid-life: leases that fit, leftovers, people waiting, tenants with weights and quotas."""
     on = draw(pools())
-    free = {d.uuid: [d.schedulable_mib, WHOLE] for d in on}
+    free = {d.uuid: [d.schedulable_mib, FULL_PERCENT] for d in on}
     used: set[str] = set()
     closed: set[str] = set()
     leases = []
