@@ -2,199 +2,374 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
+import redis
 from rich.console import Console
 from rich.table import Table
 
 from pipeline.commands.common import cell, out, print_json, printable, reached, settings_of
-from pipeline.controller.trainings import TrainingState
+from pipeline.controller.tick import decisions
+from pipeline.controller.trainings import Status, Trainings, TrainingState
+from pipeline.controller.watchlist import Watchlist
+from pipeline.errors import RedisUnavailable
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.ledger.batches import Stage
+from pipeline.ledger.ledger import Ledger
+from pipeline.messages.routing import both, stage_queues
+from pipeline.models.registry import Live, Registry
+from pipeline.observe.presence import Presence, Trouble, WorkerView
+from pipeline.redis.attach import running
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import SHARED, Keys
 from pipeline.settings import Settings
 from pipeline.units import plural
 
-COUNTED = (
-    "accepted", "stored", "dead", "discarded", "skipped", "anomalous", "normal", "warming", "unclassified",
-)  # fmt: skip
+LATE_S: Final = 30.0  # a watcher's pause from which the status names it as late
 
 
-LATE_S = 30.0  # a watcher that has not been at it for so long is told of
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadLines:
+    """Lines of one workload: accepted = stored + in flight + dead + discarded + skipped."""
+
+    accepted: int = 0
+    stored: int = 0
+    dead: int = 0
+    discarded: int = 0
+    skipped: int = 0
+    anomalous: int = 0
+    normal: int = 0
+    warming: int = 0
+    unclassified: int = 0
+    in_flight: int = 0
+    watched: bool = False
+
+
+_COUNTED: Final = [f.name for f in fields(WorkloadLines)][:-2]  # the fields of Ledger.totals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingWorker(WorkerView):
+    """A live worker with the version it serves of each model."""
+
+    serves: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainShard:
+    """The queue of a drain shard; `served`: a live worker takes from it."""
+
+    queue: str
+    messages: int
+    served: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """The GPU pool in numbers; `trouble` names each unusable device and its reason."""
+
+    devices: int
+    usable: int
+    leases: int
+    waiting: int
+    trouble: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackStatus:
+    """Facts of a pipeline; `status --json` prints the fields under these names."""
+
+    model: Live | None  # the shared one
+    models: list[Live]
+    model_faults: dict[str, str]  # live version -> why it cannot be read
+    training: Status  # the current or the last
+    trainings_waiting: int
+    decisions: dict[str, dict[str, Any]]  # model -> what the controller decided last
+    retrained: dict[str, dict[str, Any]]  # model -> why it was trained again last
+    versions_on_disk: int
+    watchlist: dict[str, Any]  # version, patterns
+    batches: int  # in flight
+    bytes: int
+    stages: dict[str, int]
+    dead: dict[str, int]  # batches, bytes
+    closed: str | None  # why intake is paused
+    full: str | None  # why intake refuses fresh batches
+    warming_batches: int
+    trouble: Trouble | None
+    watching: dict[str, float]
+    drain_shards: list[DrainShard]
+    gpus: PoolCounts
+    flower: str | None
+    metrics: str | None
+    workers: list[ServingWorker]
+    workloads: dict[str, WorkloadLines]
 
 
 def main(args: argparse.Namespace) -> int:
     settings = reached(settings_of(args))
-    facts = gather(settings)
+    status = read_status(settings)
     if args.json:
-        print_json(facts)
+        print_json(asdict(status))
         return 0
     console = out()
-    _models(console, facts)
-    _trainings(console, facts)
-    stages = ", ".join(f"{name} {n}" for name, n in facts["stages"].items() if n) or "nothing waits"
-    console.print(
-        f"waiting   {plural(facts['batches'], 'batch')}, {facts['bytes'] / 2**20:.1f} MiB ({stages})",
-        markup=False,
-    )
-    _shards(console, facts["drain_shards"])
-    _gpus(console, facts["gpus"])
-    _watching(console, facts["watching"])
-    if facts["dead"]["batches"]:
-        dead = f"{plural(facts['dead']['batches'], 'batch')}, {facts['dead']['bytes'] / 2**20:.1f} MiB"
-        console.print(f"dead      {dead}; `logweir dead list` shows them", markup=False, soft_wrap=True)
-    if facts["closed"] is not None:
-        why = f"{printable(facts['closed'])}; `logweir drain --undo` opens the door again"
-        console.print(f"drained   nothing is taken in: {why}", style="yellow", markup=False, soft_wrap=True)
-    elif facts["full"]:
-        console.print(f"full      {facts['full']}", style="red", markup=False, soft_wrap=True)
-    if facts["trouble"]:
-        console.print(
-            f"trouble   {printable(facts['trouble']['reason'])}", style="red", markup=False, soft_wrap=True
-        )
-    if facts["flower"]:
-        console.print(f"watch it  {facts['flower']}", markup=False, soft_wrap=True)
-    if facts["metrics"]:
-        console.print(f"metrics   {facts['metrics']}", markup=False, soft_wrap=True)
+    _models(console, status)
+    _trainings(console, status)
+    _intake(console, status)
+    if status.flower:
+        console.print(f"watch it  {status.flower}", markup=False, soft_wrap=True)
+    if status.metrics:
+        console.print(f"metrics   {status.metrics}", markup=False, soft_wrap=True)
     console.print()
-    _workers(console, facts)
-    _workloads(console, facts, settings)
+    _workers(console, status)
+    _workloads(console, status, settings)
     return 0
 
 
-def _shards(console: Console, shards: Sequence[Mapping[str, Any]]) -> None:
-    """Only where there are several: of one the stage says it all."""
-    if len(shards) < 2:
-        return
-    parts = [f"{s['queue']} {s['messages']}{'' if s['served'] else ' (nobody serves it)'}" for s in shards]
-    idle = any(not s["served"] for s in shards)
-    text = f"drain     {', '.join(parts)}"
-    console.print(text, style="red" if idle else None, markup=False, soft_wrap=True)
+def read_status(settings: Settings) -> StackStatus:
+    """Raises RedisUnavailable."""
+    try:
+        return _read(connect(settings), settings)
+    except redis.RedisError as exc:
+        raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
 
 
-def _drain_shards(client: Any, settings: Settings, workers: Sequence[Any]) -> list[dict[str, Any]]:
-    """Every shard's queue, what lies in it, and whether a worker that lives takes from it."""
-    from pipeline.ledger.batches import Stage
-    from pipeline.messages.routing import both, stage_queues
-    from pipeline.redis.keys import Keys
+def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
+    stack = running(settings.data.dir) or {}
+    urls: Mapping[str, Any] = stack if stack.get("redis_url") == settings.redis.url else {}
+    ledger, registry = Ledger(client, settings), Registry(client, settings)
+    counts, refusal = ledger.counts(), ledger.refusal()
+    models, faults = registry.live(), registry.faults()
+    watched = Watchlist(client, settings).look()
+    decided = decisions(client, ledger.keys)
+    retrained = decisions(client, ledger.keys, "retrain")
+    presence = Presence(client, settings)
+    workers = _live_workers(presence)
+    live_versions = {model.version for model in models}
+    return StackStatus(
+        model=next((model for model in models if model.model == SHARED), None),
+        models=list(models),
+        model_faults={version: why for version, why in faults.items() if version in live_versions},
+        training=Trainings(client, settings).now(),
+        trainings_waiting=int(client.zcard(ledger.keys.training_queue)),
+        decisions=decided,
+        retrained={model: entry for model, entry in retrained.items() if model in decided},
+        versions_on_disk=len(registry.versions()),
+        watchlist={"version": watched.version, "patterns": list(watched.patterns)},
+        batches=counts.get("batches", 0),
+        bytes=counts.get("bytes", 0),
+        stages={name.removeprefix("stage:"): n for name, n in counts.items() if name.startswith("stage:")},
+        dead={"batches": int(client.zcard(ledger.keys.dead)), "bytes": counts.get("dead_bytes", 0)},
+        closed=ledger.door(),
+        full=None if refusal is None else str(refusal),
+        warming_batches=ledger.warming(),
+        trouble=presence.trouble(),
+        watching=ledger.watching(),
+        drain_shards=_drain_shards(client, settings, workers),
+        gpus=_pool_counts(client, settings),
+        flower=urls.get("flower"),
+        metrics=urls.get("metrics"),
+        workers=workers,
+        workloads={
+            name: _workload_lines(total, watched=watched.covers(name))
+            for name, total in ledger.totals().items()
+        },
+    )
 
+
+def _live_workers(presence: Presence) -> list[ServingWorker]:
+    serving = presence.serving()
+    return [
+        ServingWorker(
+            name=worker.name,
+            role=worker.role,
+            pid=worker.pid,
+            queues=worker.queues,
+            beat_ms=worker.beat_ms,
+            progress=worker.progress,
+            serves=serving[worker.name].versions if worker.name in serving else {},
+        )
+        for worker in presence.live()
+    ]
+
+
+def _drain_shards(
+    client: "redis.Redis", settings: Settings, workers: Sequence[WorkerView]
+) -> list[DrainShard]:
     keys = Keys(settings.redis.key_prefix)
     served = {queue for worker in workers for queue in worker.queues}
     return [
-        {
-            "queue": queue,
-            "messages": sum(int(client.llen(keys.kombu(name))) for name in both(queue)),
-            "served": queue in served,
-        }
+        DrainShard(
+            queue=queue,
+            messages=sum(int(client.llen(keys.kombu(name))) for name in both(queue)),
+            served=queue in served,
+        )
         for queue in stage_queues(Stage.DRAIN, settings.drain.shards)
     ]
 
 
-def _gpus(console: Console, gpus: Mapping[str, Any]) -> None:
-    if not gpus["devices"]:
+def _pool_counts(client: "redis.Redis", settings: Settings) -> PoolCounts:
+    pool = PoolLedger(client, settings).snapshot()
+    return PoolCounts(
+        devices=len(pool.devices),
+        usable=sum(device.usable for device in pool.devices),
+        leases=len(pool.leases),
+        waiting=len(pool.waiting),
+        trouble=[f"{device.name} of {device.node}: {device.why}" for device in pool.devices if device.why],
+    )
+
+
+def _workload_lines(total: Mapping[str, int], *, watched: bool) -> WorkloadLines:
+    settled = sum(total.get(name, 0) for name in ("stored", "dead", "discarded", "skipped"))
+    return WorkloadLines(
+        **{name: total.get(name, 0) for name in _COUNTED},
+        in_flight=total.get("accepted", 0) - settled,
+        watched=watched,
+    )
+
+
+def _intake(console: Console, status: StackStatus) -> None:
+    """Batches that wait, by stage, and every reason why they do."""
+
+    def line(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, markup=False, soft_wrap=True)
+
+    stages = ", ".join(f"{name} {n}" for name, n in status.stages.items() if n) or "nothing waits"
+    console.print(
+        f"waiting   {plural(status.batches, 'batch')}, {status.bytes / 2**20:.1f} MiB ({stages})",
+        markup=False,
+    )
+    _shards(console, status.drain_shards)
+    _gpus(console, status.gpus)
+    _watching(console, status.watching)
+    if status.dead["batches"]:
+        size = f"{plural(status.dead['batches'], 'batch')}, {status.dead['bytes'] / 2**20:.1f} MiB"
+        line(f"dead      {size}; `logweir dead list` shows them")
+    if status.closed is not None:
+        why = f"{printable(status.closed)}; `logweir drain --undo` opens the door again"
+        line(f"drained   nothing is taken in: {why}", "yellow")
+    elif status.full:
+        line(f"full      {status.full}", "red")
+    if status.trouble:
+        line(f"trouble   {printable(status.trouble.reason)}", "red")
+
+
+def _shards(console: Console, shards: Sequence[DrainShard]) -> None:
+    """Silent for a single shard, because the stage has the same number."""
+    if len(shards) < 2:
         return
-    parts = [f"{gpus['usable']} of {gpus['devices']} usable", f"{gpus['leases']} leases"]
-    parts += [f"{gpus['waiting']} waiting"] if gpus["waiting"] else []
+    parts = [f"{s.queue} {s.messages}{'' if s.served else ' (nobody serves it)'}" for s in shards]
+    idle = any(not s.served for s in shards)
+    text = f"drain     {', '.join(parts)}"
+    console.print(text, style="red" if idle else None, markup=False, soft_wrap=True)
+
+
+def _gpus(console: Console, gpus: PoolCounts) -> None:
+    if not gpus.devices:
+        return
+    parts = [f"{gpus.usable} of {gpus.devices} usable", f"{gpus.leases} leases"]
+    parts += [f"{gpus.waiting} waiting"] if gpus.waiting else []
     console.print(f"GPUs      {', '.join(parts)}; `logweir gpu top` shows them", markup=False, soft_wrap=True)
-    for trouble in gpus["trouble"]:
+    for trouble in gpus.trouble:
         console.print(f"          {printable(trouble)}", style="red", markup=False, soft_wrap=True)
 
 
-def _watching(console: Console, watching: Mapping[str, Any]) -> None:
-    """Only where there is something to know: a session, an incident, a watcher that does not keep up."""
+def _watching(console: Console, watching: Mapping[str, float]) -> None:
+    """Silent without open sessions, open incidents and watcher lag."""
     parts = [
-        plural(watching[name], word)
+        plural(int(watching[name]), word)
         for name, word in (("sessions", "open session"), ("incidents", "open incident"))
         if watching[name]
     ]
     late = watching["age_s"] > LATE_S
     if late:
-        waits = plural(watching["observations"], "stored batch")
+        waits = plural(int(watching["observations"]), "stored batch")
         parts.append(f"nobody has looked at them for {watching['age_s']:,.0f} s, {waits} wait")
     if watching["dropped"]:
-        parts.append(f"{plural(watching['dropped'], 'batch')} dropped unseen")
+        parts.append(f"{plural(int(watching['dropped']), 'batch')} dropped unseen")
     if parts:
         text = f"watching  {', '.join(parts)}"
         console.print(text, style="red" if late else None, markup=False, soft_wrap=True)
 
 
-def _models(console: Console, facts: Mapping[str, Any]) -> None:
-    if not facts["models"]:
-        kept = facts["versions_on_disk"]
-        hint = f"; {kept} on disk, `logweir models promote VERSION` takes one" if kept else ""
+def _models(console: Console, status: StackStatus) -> None:
+    if not status.models:
+        count = status.versions_on_disk
+        hint = f"; {count} on disk, `logweir models promote VERSION` takes one" if count else ""
         console.print(f"model     none yet: lines are warming{hint}", markup=False, soft_wrap=True)
-    for model in facts["models"]:
-        name = "model" if model["model"] == "shared" else f"model of {printable(model['model'])}"
-        since = _moment(model["published_ms"]) if model["published_ms"] else model["published"]
-        how = "" if model["how"] == "published" else f", {model['how']}"
-        console.print(f"{name:<9} {model['version']} since {since} UTC{how}", markup=False, soft_wrap=True)
-    for version, why in facts["model_faults"].items():
-        console.print(
-            f"fault     {version} cannot be read, so another version serves: {printable(why)}",
-            style="red", markup=False, soft_wrap=True,
-        )  # fmt: skip
+    for model in status.models:
+        name = "model" if model.model == SHARED else f"model of {printable(model.model)}"
+        since = _moment(model.published_ms) if model.published_ms else model.published
+        how = "" if model.how == "published" else f", {model.how}"
+        console.print(f"{name:<9} {model.version} since {since} UTC{how}", markup=False, soft_wrap=True)
+    for version, why in status.model_faults.items():
+        text = f"fault     {version} cannot be read, so another version serves: {printable(why)}"
+        console.print(text, style="red", markup=False, soft_wrap=True)
 
 
-def _trainings(console: Console, facts: Mapping[str, Any]) -> None:
-    console.print(f"training  {_training(facts['training'])}", markup=False, soft_wrap=True)
-    if facts["trainings_waiting"] > 1:
-        console.print(f"          {facts['trainings_waiting']} trainings wait", markup=False)
-    for model, asked in facts["retrained"].items():
-        whose = "" if model == "shared" else f"{printable(model)}: "
-        why = f"{whose}trained because {printable(asked['reason'])}, {_iso(asked['at'])} UTC"
+def _trainings(console: Console, status: StackStatus) -> None:
+    console.print(f"training  {_training(status.training)}", markup=False, soft_wrap=True)
+    if status.trainings_waiting > 1:
+        console.print(f"          {status.trainings_waiting} trainings wait", markup=False)
+    for model, entry in status.retrained.items():
+        whose = "" if model == SHARED else f"{printable(model)}: "
+        why = f"{whose}trained because {printable(entry['reason'])}, {_iso(entry['at'])} UTC"
         console.print(f"decided   {why}", markup=False, soft_wrap=True)
-    for model, decision in facts["decisions"].items():
-        whose = "" if model == "shared" else f"{printable(model)}: "
+    for model, decision in status.decisions.items():
+        whose = "" if model == SHARED else f"{printable(model)}: "
         what = decision.get("why") or f"trains, because {decision.get('reason')}"
         until = decision.get("until")
         then = f"; looks again at {_iso(until)} UTC at the latest" if until else ""
         console.print(f"next      {whose}{printable(what)}{then}", markup=False, soft_wrap=True)
 
 
-def _training(status: Mapping[str, Any]) -> str:
-    state = status["state"]
-    if state == TrainingState.NONE.value:
+def _training(training: Status) -> str:
+    state = training.state
+    if state is TrainingState.NONE:
         return "none yet"
-    whose = "" if status["model"] == "shared" else f" of {printable(status['model'])}"
-    if state == TrainingState.QUEUED.value:
-        later = f" since {_moment(status['created_ms'])} UTC"
-        retry = f", try {status['attempt']}" if status["attempt"] > 1 else ""
-        return f"queued{whose}{later}{retry}: {printable(status['why'])}".rstrip(": ")
-    if status["ended_ms"]:
-        at = _moment(status["ended_ms"])
-        kept = "" if status["published"] or state != TrainingState.COMPLETED.value else " but not published"
-        lines = f", {status['lines']:,} lines" if status["lines"] else ""
-        why = f": {printable(status['reason'])}" if status["reason"] else ""
-        return f"{state}{kept}{whose} at {at} UTC{lines}{why}"
-    left = f", {status['remaining_s']:.0f} s left" if status["remaining_s"] else ""
+    whose = "" if training.model == SHARED else f" of {printable(training.model)}"
+    if state is TrainingState.QUEUED:
+        later = f" since {_moment(training.created_ms)} UTC"
+        retry = f", try {training.attempt}" if training.attempt > 1 else ""
+        return f"queued{whose}{later}{retry}: {printable(training.why)}".rstrip(": ")
+    if training.ended_ms:
+        at = _moment(training.ended_ms)
+        fate = " but not published" if state is TrainingState.COMPLETED and not training.published else ""
+        lines = f", {training.lines:,} lines" if training.lines else ""
+        why = f": {printable(training.reason)}" if training.reason else ""
+        return f"{state}{fate}{whose} at {at} UTC{lines}{why}"
+    left = f", {training.remaining_s:.0f} s left" if training.remaining_s else ""
     return (
-        f"{state}{whose} {status['percent']:.0f} % after {status['elapsed_s']:.0f} s{left}, "
-        f"{status['lines']:,} lines, asked by {status['asked_by']}: {printable(status['why'])}"
+        f"{state}{whose} {training.percent:.0f} % after {training.elapsed_s:.0f} s{left}, "
+        f"{training.lines:,} lines, asked by {training.asked_by}: {printable(training.why)}"
     )
 
 
-def _workers(console: Console, facts: Mapping[str, Any]) -> None:
+def _workers(console: Console, status: StackStatus) -> None:
     table = Table("worker", "role", "pid", "queues", "serves", box=None, pad_edge=False)
-    shared = next((m["version"] for m in facts["models"] if m["model"] == "shared"), "")
-    for worker in facts["workers"]:
-        serves = worker["serves"].get("shared", "")
-        own = len(worker["serves"]) - ("shared" in worker["serves"])
-        shown = f"{serves}{f' and {own} own' if own else ''}"
-        row = (worker["name"], worker["role"], worker["pid"], " ".join(worker["queues"]), shown)
+    shared = "" if status.model is None else status.model.version
+    for worker in status.workers:
+        serves = worker.serves.get(SHARED, "")
+        others = len(worker.serves) - (SHARED in worker.serves)
+        text = f"{serves}{f' and {others} own' if others else ''}"
+        row = (worker.name, worker.role, worker.pid, " ".join(worker.queues), text)
         table.add_row(*map(cell, row), style="yellow" if serves and serves != shared else None)
     console.print(table)
 
 
-def _workloads(console: Console, facts: Mapping[str, Any], settings: Settings) -> None:
-    # accepted = stored + in flight + dead + discarded + skipped: whatever is not zero shows.
-    rare = [n for n in ("discarded", "skipped") if any(t[n] for t in facts["workloads"].values())]
+def _workloads(console: Console, status: StackStatus, settings: Settings) -> None:
+    # The columns that are rarely above 0 appear only when one is.
+    rare = [n for n in ("discarded", "skipped") if any(getattr(w, n) for w in status.workloads.values())]
     names = ["accepted", "stored", "in_flight", "dead", *rare, "anomalous", "warming"]
     table = Table("workload", *(n.replace("_", " ") for n in names), "watched", box=None, pad_edge=False)
-    for name, t in facts["workloads"].items():
-        table.add_row(cell(name), *(f"{t[n]:,}" for n in names), "yes" if t["watched"] else "")
-    if facts["workloads"]:
+    for name, lines in status.workloads.items():
+        numbers = (f"{getattr(lines, column):,}" for column in names)
+        table.add_row(cell(name), *numbers, "yes" if lines.watched else "")
+    if status.workloads:
         console.print()
         console.print(table)
-    if settings.watch.unwatched == "skip" and not facts["watchlist"]["patterns"]:
+    if settings.watch.unwatched == "skip" and not status.watchlist["patterns"]:
         console.print(
             "nothing is watched and unwatched = skip, so every line is only counted; "
             "`logweir watch add NAME` changes that",
@@ -208,88 +383,3 @@ def _moment(ms: int) -> str:
 
 def _iso(text: str) -> str:
     return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def _pool(client: Any, settings: Settings) -> dict[str, Any]:
-    """The GPU pool in a few numbers."""
-    from pipeline.gpu.leasing.pool_ledger import PoolLedger
-
-    pool = PoolLedger(client, settings).snapshot()
-    return {
-        "devices": len(pool.devices),
-        "usable": sum(device.usable for device in pool.devices),
-        "leases": len(pool.leases),
-        "waiting": len(pool.waiting),
-        "trouble": [f"{d.name} of {d.node}: {d.why}" for d in pool.devices if d.why],
-    }
-
-
-def gather(settings: Settings) -> dict[str, Any]:
-    """The facts of `status`, JSON-ready. Raises RedisUnavailable."""
-    import redis
-
-    from pipeline.controller.tick import decisions
-    from pipeline.controller.trainings import Trainings
-    from pipeline.controller.watchlist import Watchlist
-    from pipeline.errors import RedisUnavailable
-    from pipeline.ledger.ledger import Ledger
-    from pipeline.models.registry import Registry
-    from pipeline.observe.presence import Presence
-    from pipeline.redis.attach import running
-    from pipeline.redis.connection import connect
-
-    client = connect(settings)
-    stack = running(settings.data.dir) or {}
-    ours = stack if stack.get("redis_url") == settings.redis.url else {}
-    ledger, presence = Ledger(client, settings), Presence(client, settings)
-    trainings, registry = Trainings(client, settings), Registry(client, settings)
-    try:
-        counts, trouble, totals = ledger.counts(), presence.trouble(), ledger.totals()
-        models, faults, workers, serving = (
-            registry.live(),
-            registry.faults(),
-            presence.live(),
-            presence.serving(),
-        )
-        status, watched = trainings.now(), Watchlist(client, settings).look()
-        decided, waiting = decisions(client, ledger.keys), int(client.zcard(ledger.keys.training_queue))
-        asked = decisions(client, ledger.keys, "retrain")
-        gpus, refusal, door = _pool(client, settings), ledger.refusal(), ledger.door()
-        watching = ledger.watching()
-        dead = int(client.zcard(ledger.keys.dead))
-        shards = _drain_shards(client, settings, workers)
-    except redis.RedisError as exc:
-        raise RedisUnavailable(f"Redis does not answer ({exc}); start the stack with `logweir up`") from exc
-    workloads: dict[str, dict[str, Any]] = {n: {c: t.get(c, 0) for c in COUNTED} for n, t in totals.items()}
-    for name, t in workloads.items():
-        t["in_flight"] = t["accepted"] - t["stored"] - t["dead"] - t["discarded"] - t["skipped"]
-        t["watched"] = watched.covers(name)
-    live_models = {model.version for model in models}
-    return {
-        "model": next((asdict(m) for m in models if m.model == "shared"), None),
-        "models": [asdict(m) for m in models],
-        "model_faults": {v: why for v, why in faults.items() if v in live_models},
-        "training": asdict(status),
-        "trainings_waiting": waiting,
-        "decisions": decided,
-        "retrained": {model: entry for model, entry in asked.items() if model in decided},
-        "versions_on_disk": len(registry.versions()),
-        "watchlist": {"version": watched.version, "patterns": list(watched.patterns)},
-        "batches": counts.get("batches", 0),
-        "bytes": counts.get("bytes", 0),
-        "stages": {n.removeprefix("stage:"): c for n, c in counts.items() if n.startswith("stage:")},
-        "dead": {"batches": dead, "bytes": counts.get("dead_bytes", 0)},
-        "closed": door,
-        "full": None if refusal is None else str(refusal),
-        "warming_batches": ledger.warming(),
-        "trouble": asdict(trouble) if trouble else None,
-        "watching": watching,
-        "drain_shards": shards,
-        "gpus": gpus,
-        "flower": ours.get("flower"),
-        "metrics": ours.get("metrics"),
-        "workers": [
-            asdict(w) | {"serves": serving[w.name].versions if w.name in serving else {}} for w in workers
-        ],
-        "workloads": workloads,
-    }

@@ -1,21 +1,23 @@
 """What `logweir status` knows about the GPUs; the rest of it is tested beside what it shows."""
 
 import io
+from dataclasses import asdict
 
 import redis
 from pool_devices import put_devices
 from rich.console import Console
 
-from pipeline.commands.status import _gpus, _workloads, gather
+from pipeline.commands.status import _gpus, _workloads, read_status
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Need
+from pipeline.observe.presence import Presence
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
 
 def shown(settings: Settings) -> str:
     text = io.StringIO()
-    _gpus(Console(width=200, file=text), gather(settings)["gpus"])
+    _gpus(Console(width=200, file=text), read_status(settings).gpus)
     return text.getvalue()
 
 
@@ -41,7 +43,7 @@ def test_what_was_discarded_or_skipped_shows_where_there_is_some(
 ) -> None:
     def table() -> str:
         text = io.StringIO()
-        _workloads(Console(width=200, file=text), gather(settings), settings)
+        _workloads(Console(width=200, file=text), read_status(settings), settings)
         return text.getvalue()
 
     keys = Keys(settings.redis.key_prefix)
@@ -50,3 +52,39 @@ def test_what_was_discarded_or_skipped_shows_where_there_is_some(
     assert "discarded" not in table() and "skipped" not in table()
     client.hset(keys.totals("w"), mapping={"discarded": 2, "skipped": 3})
     assert table().splitlines()[-1].split() == ["w", "9", "4", "0", "0", "2", "3", "0", "0"]
+
+
+def test_the_json_of_status_has_the_names_that_programs_read(
+    settings: Settings, client: "redis.Redis"
+) -> None:
+    Presence(client, settings).beat(name="a", role="ingest", pid=1, queues=["ingest"])
+    facts = asdict(read_status(settings))
+    assert list(facts) == [
+        "model",
+        "models",
+        "model_faults",
+        "training",
+        "trainings_waiting",
+        "decisions",
+        "retrained",
+        "versions_on_disk",
+        "watchlist",
+        "batches",
+        "bytes",
+        "stages",
+        "dead",
+        "closed",
+        "full",
+        "warming_batches",
+        "trouble",
+        "watching",
+        "drain_shards",
+        "gpus",
+        "flower",
+        "metrics",
+        "workers",
+        "workloads",
+    ]
+    assert list(facts["gpus"]) == ["devices", "usable", "leases", "waiting", "trouble"]
+    (worker,) = facts["workers"]
+    assert list(worker) == ["name", "role", "pid", "queues", "beat_ms", "progress", "serves"]

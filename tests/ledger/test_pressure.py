@@ -182,11 +182,11 @@ def test_every_refusal_says_why_and_status_says_the_same(ledger: Ledger, reason:
         assert str(answer).startswith(words)
         told = own.refusal()
         assert told is not None and (told.reason, str(told)) == (reason, str(answer))
-        facts = status.gather(own.settings)
-        assert facts["full"] == str(answer)
-        assert facts["closed"] == ("an upgrade" if reason == "closed" else None)
-        assert facts["dead"]["batches"] == (1 if reason == "dead" else 0)
-        assert (facts["dead"]["bytes"] > 2**20) is (reason == "dead")
+        facts = status.read_status(own.settings)
+        assert facts.full == str(answer)
+        assert facts.closed == ("an upgrade" if reason == "closed" else None)
+        assert facts.dead["batches"] == (1 if reason == "dead" else 0)
+        assert (facts.dead["bytes"] > 2**20) is (reason == "dead")
 
 
 def test_who_is_refused_again_and_again_asks_less_often_until_something_is_taken(
