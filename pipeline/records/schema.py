@@ -38,7 +38,7 @@ RESULT_SCHEMA: Final[dict[str, Any]] = {
     "template_id": pl.Int64,
     "score": pl.Float64,  # null while warming
     "anomalous": pl.Boolean,  # null while warming
-    "p_value": pl.Float64,  # null while warming, without a measurement, and in older files
+    "p_value": pl.Float64,  # null while warming, or without a measurement
     "reasons": pl.List(pl.String),
     "model_version": pl.String,  # null while warming
     "host": pl.String,
@@ -103,9 +103,12 @@ def raw_frame(lines: Sequence[str], *, first_line: int = 1) -> pl.DataFrame:
             "lines": pl.repeat(1, n, dtype=pl.UInt32, eager=True),
         }
     )
+    return with_missing_columns(frame)
+
+
+def with_missing_columns(frame: pl.DataFrame) -> pl.DataFrame:
+    """RAW_SCHEMA in its order; columns that the frame lacks are null."""
     missing = [
-        pl.lit(None, dtype=dtype).alias(name)
-        for name, dtype in RAW_SCHEMA.items()
-        if name not in frame.columns
+        pl.lit(None, dtype=kind).alias(name) for name, kind in RAW_SCHEMA.items() if name not in frame.columns
     ]
     return frame.with_columns(missing).select(list(RAW_SCHEMA))

@@ -41,12 +41,12 @@ class Codec(Generic[T]):
         """The inverse of `pack`. Raises BadPayload for damaged bytes, `newer` for a newer version."""
         try:
             version, raw = self._frame.decode(blob)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise self._damaged(what, exc) from exc
         self._check(version, what)
         try:
             return self._decoder.decode(raw)
-        except (msgspec.DecodeError, ValueError, OverflowError) as exc:
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as exc:
             raise self._damaged(what, exc) from exc
 
     def to_json(self, value: T) -> str:
@@ -58,7 +58,7 @@ class Codec(Generic[T]):
         try:
             self._check(msgspec.json.decode(text, type=_Versioned).v, what)
             return self._json.decode(text)
-        except (msgspec.DecodeError, ValueError, OverflowError) as exc:
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as exc:
             raise self._damaged(what, exc, text) from exc
 
     def _check(self, version: int, what: str) -> None:

@@ -69,7 +69,7 @@ class ParquetSink:
             path = day / f"workload={folder_part(workload)}" / _file_name(batch_id)
             if path.exists():
                 # A workload may be called *, so Polars must take the path as it is.
-                return results.complete(pl.read_parquet(path, hive_partitioning=False, glob=False))
+                return pl.read_parquet(path, hive_partitioning=False, glob=False)
         return None
 
     def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
@@ -215,7 +215,7 @@ def _batch_id(file_name: str) -> str | None:
 
 
 def _id_of(path: Path) -> str | None:
-    """The batch of a file; None when neither its name nor the file tells it (an older build wrote it)."""
+    """The batch of a file; None when neither its name nor the file tells it."""
     named = _batch_id(path.name)
     if named is not None:
         return named

@@ -3,14 +3,11 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.records.schema import RESULT_SCHEMA
-
-LATER: Final = frozenset({"p_value"})  # columns that files of older builds lack
 
 
 @contextmanager
@@ -34,22 +31,15 @@ def scan(results: Path) -> pl.LazyFrame:
 
 
 def lazily(files: Sequence[Path]) -> pl.LazyFrame:
-    """The records of these files, RESULT_SCHEMA: files of older builds lack columns, which are null then."""
+    """The records of these files, RESULT_SCHEMA."""
     # Names may hold * and =, so they are taken as they are.
     return pl.scan_parquet(
         list(files),
         schema=RESULT_SCHEMA,
-        missing_columns="insert",
         extra_columns="ignore",  # of a newer build
         hive_partitioning=False,
         glob=False,
     )
-
-
-def complete(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of an older build as RESULT_SCHEMA."""
-    lacking = [pl.lit(None, dtype=RESULT_SCHEMA[n]).alias(n) for n in LATER if n not in frame.columns]
-    return frame.with_columns(lacking).select(list(RESULT_SCHEMA)) if lacking else frame
 
 
 def files_of(results: Path) -> list[Path]:
@@ -59,6 +49,6 @@ def files_of(results: Path) -> list[Path]:
 
 def _intact(file: Path) -> bool:
     try:
-        return set(RESULT_SCHEMA) - LATER <= set(pl.read_parquet_schema(file))
+        return set(RESULT_SCHEMA) <= set(pl.read_parquet_schema(file))
     except (pl.exceptions.PolarsError, OSError):
         return False

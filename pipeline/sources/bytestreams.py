@@ -23,6 +23,8 @@ _OTHER_PACKED: Final = {
     b"\x04\x22\x4d\x18": "lz4",
 }
 _UTF16: Final = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+# The first bytes of files whose offsets in UTF-8 text are not their own.
+REWRITTEN_MARKS: Final = (GZIP_MAGIC, ZSTD_MAGIC, *_UTF16)
 _LOOK_BYTES: Final = 65536
 # A log may hold a few NULs after a crash; text has no other control characters to speak of. Random bytes have
 # 10 % of them, executables far more.

@@ -1,15 +1,16 @@
 """Where a source stands, and what it hands over: cursors and chunks of records."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
+from pipeline.records.wire import Codec
 from pipeline.sources import formats
 from pipeline.sources.flush_policy import Due, FlushPolicy
 from pipeline.sources.framing import Framer
@@ -17,7 +18,7 @@ from pipeline.sources.lines import LineCutter
 
 MAX_RECORDS: Final = 10_000  # as `batch_records` and `batch_kib` are shipped
 MAX_BYTES: Final = 2048 * 1024
-_VERSION: Final = 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,41 +32,21 @@ class Cursor:
 
     path: str
     identity: str
-    offset: int = 0
-    line: int = 0
+    offset: Count = 0
+    line: Count = 0
     inside: bool = False
 
     def pack(self) -> str:
         """JSON."""
-        return json.dumps(
-            {
-                "v": _VERSION,
-                "path": self.path,
-                "identity": self.identity,
-                "offset": self.offset,
-                "line": self.line,
-                "inside": self.inside,
-            }
-        )
+        return _CODEC.to_json(self)
 
     @classmethod
     def unpack(cls, text: str) -> "Cursor":
-        """Raises BadPayload when the text is no cursor."""
-        try:
-            fields = json.loads(text)
-            if fields["v"] > _VERSION:
-                raise BadPayload(
-                    f"a cursor has version {fields['v']}; this build reads up to {_VERSION}, so upgrade it"
-                )
-            return cls(
-                path=str(fields["path"]),
-                identity=str(fields["identity"]),
-                offset=int(fields["offset"]),
-                line=int(fields["line"]),
-                inside=bool(fields["inside"]),
-            )
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as exc:
-            raise BadPayload(f"{text[:80]!r} is not a cursor: {exc}") from exc
+        """Raises BadPayload for other text and for a newer version."""
+        return _CODEC.from_json(text)
+
+
+_CODEC: Final = Codec(Cursor, version=1, what="a cursor", newer=BadPayload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +93,7 @@ class Assembly:
 
     def identify(self, identity: str) -> None:
         """Further cursors carry this identity."""
-        place = self._place
-        self._place = Cursor(
-            path=place.path, identity=identity, offset=place.offset, line=place.line, inside=place.inside
-        )
+        self._place = replace(self._place, identity=identity)
 
     def push(self, block: bytes, position: int) -> Iterator[Chunk]:
         """The chunks that this block fills."""
@@ -186,13 +164,7 @@ class Assembly:
 
     def _chunk(self, records: pl.DataFrame, position: int) -> Chunk:
         line, lines, end = records.select("line", "lines", "end").row(-1)
-        self._place = Cursor(
-            path=self._place.path,
-            identity=self._place.identity,
-            offset=abs(end),
-            line=line + max(lines, 1) - 1,
-            inside=end < 0,
-        )
+        self._place = replace(self._place, offset=abs(end), line=line + max(lines, 1) - 1, inside=end < 0)
         return Chunk(
             records=records.drop("end").rechunk(),
             formats=self.framer.formats,

@@ -7,19 +7,18 @@ at most its shard's place, or it is remembered. Inside a page only the remembere
 """
 
 import base64
-import binascii
-import json
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
+import msgspec
 import numpy as np
 
 from pipeline.errors import BadPayload
+from pipeline.records.wire import Codec
 
-VERSION: Final = 1
 # A write of which a later one is visible already becomes visible with the next refresh: 1 s as shipped, 30 s in
 # indices that were tuned for writing. After this long it is there, or its bulk was refused.
 OVERLAP_S: Final = 60
@@ -107,36 +106,37 @@ class DedupWindow:
         # Column by column: three of four compress to nearly nothing.
         columns = b"".join(np.ascontiguousarray(rows[name]).tobytes() for name in _ROW.names or ())
         packed = base64.b85encode(zlib.compress(columns, 1)).decode()
-        return json.dumps({"v": VERSION, "places": self.places, "shards": names, "known": packed})
+        return _CODEC.to_json(_Packed(places=self.places, shards=names, known=packed))
 
     @classmethod
     def unpack(cls, text: str | None) -> Self:
         """None: from the beginning. Raises BadPayload."""
         if text is None:
             return cls()
+        packed = _CODEC.from_json(text)
         try:
-            data = json.loads(text)
-            if data["v"] > VERSION:
-                raise BadPayload(f"a cursor has version {data['v']}; this build reads up to {VERSION}")
-            blob = zlib.decompress(base64.b85decode(data["known"]))
+            blob = zlib.decompress(base64.b85decode(packed.known))
             size, offset, columns = len(blob) // _ROW.itemsize, 0, []
             for name in _ROW.names or ():
                 kind = _ROW[name]
                 columns.append(np.frombuffer(blob, dtype=kind, count=size, offset=offset).tolist())
                 offset += kind.itemsize * size
             ids, shards, seqs, ats = columns
-            names = data["shards"]
+            names = packed.shards
             entries = {
                 d: AcceptedDocument(names[s], q, a) for d, s, q, a in zip(ids, shards, seqs, ats, strict=True)
             }
-            return cls({str(k): int(v) for k, v in data["places"].items()}, entries)
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            IndexError,
-            AttributeError,
-            zlib.error,
-            binascii.Error,
-        ) as exc:
+            return cls(packed.places, entries)
+        except (ValueError, IndexError, zlib.error) as exc:
             raise BadPayload(f"the cursor of a polled source is not readable: {exc!r}") from exc
+
+
+class _Packed(msgspec.Struct, frozen=True, kw_only=True):
+    """The wire form of a window. `known` holds the entries: `_ROW` by column, zlib, base 85."""
+
+    places: dict[str, int]
+    shards: list[str]
+    known: str
+
+
+_CODEC: Final = Codec(_Packed, version=1, what="the cursor of a polled source", newer=BadPayload)

@@ -14,10 +14,10 @@ import polars as pl
 from pipeline.opensearch.scan import as_text
 from pipeline.records.batch import MAX_NAME, digest
 from pipeline.records.levels import LEVELS
-from pipeline.records.schema import RAW_SCHEMA
+from pipeline.records.schema import RAW_SCHEMA, with_missing_columns
 from pipeline.settings import Settings
 from pipeline.sources.formats_text import LEVEL_WORDS
-from pipeline.sources.framing import MAX_RECORD_BYTES, cut_between_characters
+from pipeline.sources.framing import split_text
 from pipeline.sources.times import read_times
 
 
@@ -109,7 +109,7 @@ def document_records(
         level = level_of(value_at(document.source, layout.level))
         message = text.rstrip()  # a blank end says nothing, and would make a second pattern of the message
         lines = message.count("\n") + 1
-        for piece in _pieces(message):
+        for piece in split_text(message):
             rows.append((piece, document.number, lines, moment, level))
             lines = 0
     raw, line, lines_, timestamp, levels = zip(*rows, strict=True)
@@ -117,23 +117,10 @@ def document_records(
         {"raw": raw, "line": line, "lines": lines_, "timestamp": timestamp, "level": levels, "message": raw},
         schema={n: RAW_SCHEMA[n] for n in ("raw", "line", "lines", "timestamp", "level", "message")},
     )
-    blank = [pl.lit(None, dtype=t).alias(n) for n, t in RAW_SCHEMA.items() if n not in frame.columns]
-    return frame.with_columns(blank).select(list(RAW_SCHEMA))
+    return with_missing_columns(frame)
 
 
 def level_of(value: Any) -> str | None:
     """One of LEVELS, None for what no program calls a level."""
     word = value.strip().lower() if isinstance(value, str) else ""
     return word if word in LEVELS else LEVEL_WORDS.get(word)
-
-
-def _pieces(message: str) -> list[str]:
-    if len(message) * 4 <= MAX_RECORD_BYTES:
-        return [message]
-    data = message.encode()
-    pieces, at = [], 0
-    while at < len(data):
-        cut = cut_between_characters(data, at, MAX_RECORD_BYTES)
-        pieces.append(data[at:cut].decode())
-        at = cut
-    return pieces

@@ -4,33 +4,16 @@ import glob
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from pipeline.errors import BadInput
 from pipeline.records.batch import digest
-from pipeline.sources.bytestreams import ByteStream
+from pipeline.sources.bytestreams import REWRITTEN_MARKS, ByteStream
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
-
-# A caller that reads files needs no second import for what it gets from them.
-__all__ = [
-    "BLOCK_BYTES",
-    "IDENTITY_BYTES",
-    "STREAM",
-    "Chunk",
-    "Cursor",
-    "check_file",
-    "expand",
-    "identify",
-    "is_same",
-    "look_at_beginning",
-    "open_file",
-    "read_file",
-    "resume_at",
-    "total_bytes",
-]
 
 BLOCK_BYTES: Final = 1024 * 1024
 IDENTITY_BYTES: Final = 256
@@ -194,10 +177,8 @@ def resume_at(path: Path, file: BinaryIO, start: Cursor | None) -> Cursor:
     identity = identify(file)
     if start is None or not is_same(start.identity, file):
         return Cursor(path=str(path), identity=identity)
-    packed = os.pread(file.fileno(), 4, 0)
-    plain = not packed.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff"))
+    head = os.pread(file.fileno(), 4, 0)
+    plain = not head.startswith(REWRITTEN_MARKS)
     if plain and os.fstat(file.fileno()).st_size < start.offset:
         return Cursor(path=str(path), identity=identity)
-    return Cursor(
-        path=str(path), identity=identity, offset=start.offset, line=start.line, inside=start.inside
-    )
+    return replace(start, path=str(path), identity=identity)

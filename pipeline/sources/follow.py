@@ -3,11 +3,12 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from pipeline.errors import BadInput
-from pipeline.sources.bytestreams import GZIP_MAGIC, ZSTD_MAGIC
+from pipeline.sources.bytestreams import REWRITTEN_MARKS
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import (
     BLOCK_BYTES,
@@ -19,8 +20,6 @@ from pipeline.sources.files import (
     resume_at,
 )
 from pipeline.sources.flush_policy import FlushPolicy
-
-_UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 def follow(
@@ -98,7 +97,7 @@ class _Tail:
             raise BadInput(f"{self._path} is a directory; follow one file in it")
         self._file = open_file(self._path)
         head = os.pread(self._file.fileno(), 4, 0)
-        if head.startswith((GZIP_MAGIC, ZSTD_MAGIC, *_UTF16_MARKS)):
+        if head.startswith(REWRITTEN_MARKS):
             raise BadInput(
                 f"{self._path} is compressed or UTF-16 and cannot be followed; read it without --follow"
             )
@@ -187,4 +186,4 @@ def _end_of(file: BinaryIO, place: Cursor) -> Cursor:
             line += newlines
             offset = read + block.rfind(b"\n") + 1
         read += len(block)
-    return Cursor(path=place.path, identity=place.identity, offset=offset, line=line)
+    return replace(place, offset=offset, line=line)

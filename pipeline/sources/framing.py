@@ -175,7 +175,7 @@ class Framer:
             if size <= self._cap:
                 pieces: Iterator[str] = iter((raw,))
             else:
-                pieces = _pieces(raw, self._cap)
+                pieces = split_text(raw, self._cap)
                 part = FIRST_PIECE if part == WHOLE else part  # noqa: PLW2901
             for number, piece in enumerate(pieces):
                 raws.append(piece)
@@ -286,7 +286,8 @@ class Framer:
         return frame.with_columns(marks, marks.cast(pl.UInt32).cum_sum().alias("group"))
 
 
-def _pieces(text: str, cap: int) -> Iterator[str]:
+def split_text(text: str, cap: int = MAX_RECORD_BYTES) -> Iterator[str]:
+    """Pieces of at most `cap` bytes of UTF-8, cut between characters."""
     data, at = text.encode(), 0
     while len(data) - at > cap:
         cut = cut_between_characters(data, at, cap)

@@ -299,13 +299,7 @@ class Polled:
     without_time: int = 0
 
     def __add__(self, other: "Polled") -> "Polled":
-        return Polled(
-            documents=self.documents + other.documents,
-            batches=self.batches + other.batches,
-            duplicates=self.duplicates + other.duplicates,
-            without_message=self.without_message + other.without_message,
-            without_time=self.without_time + other.without_time,
-        )
+        return Polled(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
 def deliver(

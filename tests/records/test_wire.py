@@ -51,6 +51,14 @@ def test_arbitrary_bytes_are_refused_in_one_way(blob: bytes) -> None:
             read(blob)
 
 
+def test_deep_nesting_is_refused_like_other_damage() -> None:
+    for text in ('{"v":1,"x":' + "[" * 100_000, '{"v":1,"name":' + '{"a":' * 100_000):
+        with pytest.raises(BadPayload, match="the box is not readable"):
+            CODEC.from_json(text)
+    with pytest.raises(BadPayload, match="the box is not readable"):
+        CODEC.unpack(b"\x92\x01" + b"\x91" * 100_000)
+
+
 def test_a_bound_of_a_field_is_kept() -> None:
     with pytest.raises(BadPayload, match=r"the box is not readable: .*count"):
         CODEC.unpack(msgspec.msgpack.encode((2, {"name": "a", "count": -1})))

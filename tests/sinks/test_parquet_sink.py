@@ -18,10 +18,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import ClaimLost, SinkUnavailable
+from pipeline.errors import BadPayload, ClaimLost, SinkUnavailable
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import parquet
 from pipeline.sinks.parquet import LOCK, TEMPORARY, ParquetSink
+from pipeline.sinks.results import readable
 
 AT = datetime(2026, 11, 20, 23, 59, tzinfo=UTC)
 
@@ -84,6 +85,23 @@ def test_all_days_and_workloads_are_one_table(sink: ParquetSink) -> None:
     sink.write("c", rows(4, at=datetime(2026, 11, 21, tzinfo=UTC)))
     assert sink.scan().collect().height == 7
     assert sorted(sink.scan().collect()["workload"].unique()) == ["bank", "shop"]
+
+
+def test_columns_of_a_newer_build_are_passed_over(sink: ParquetSink) -> None:
+    frame = rows()
+    sink.write("b", frame)
+    frame.with_columns(pl.lit(1).alias("of tomorrow")).write_parquet(sink.path("b", frame))
+    assert dict(sink.scan().collect().schema) == RESULT_SCHEMA
+
+
+def test_a_file_without_a_column_is_named_as_damaged(sink: ParquetSink) -> None:
+    frame = rows()
+    for batch in ("a", "b"):
+        sink.write(batch, frame)
+    lacking = sink.path("b", frame)
+    frame.drop("p_value").write_parquet(lacking)
+    with pytest.raises(BadPayload, match=str(lacking)), readable(sink.root):
+        sink.scan().collect()
 
 
 def test_no_reader_sees_a_file_before_it_is_whole(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,12 +260,12 @@ def test_a_cursor_of_another_file_starts_at_the_beginning(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v": 1}', "null"])
 def test_text_that_is_no_cursor_is_refused(text: str) -> None:
-    with pytest.raises(BadPayload, match="is not a cursor"):
+    with pytest.raises(BadPayload, match="a cursor is not readable"):
         Cursor.unpack(text)
 
 
 def test_a_cursor_of_a_newer_build_is_refused() -> None:
-    packed = Cursor(path="a", identity="b").pack().replace('"v": 1', '"v": 9')
+    packed = Cursor(path="a", identity="b").pack().replace('"v":1', '"v":9')
     with pytest.raises(BadPayload, match="version 9; this build reads up to 1"):
         Cursor.unpack(packed)
 
