@@ -106,7 +106,7 @@ def feed(settings: Settings, fed: Fed, batch_lines: int = BATCH_LINES) -> None:
     producer, ledger = Producer.connect(settings), Ledger(connect(settings), settings)
     number = 0
     while not fed.stop.is_set():
-        if ledger.counts().get("batches", 0) >= IN_FLIGHT:
+        if ledger.backlog.counts().get("batches", 0) >= IN_FLIGHT:
             fed.stop.wait(0.01)
             continue
         number += 1

@@ -87,9 +87,9 @@ def settled(settings: Settings) -> None:
     """Until nothing waits, for a model neither. Raises RuntimeError when that takes too long."""
     ledger = Ledger(connect(settings), settings)
     until = time.monotonic() + SETTLE_S
-    while any(ledger.pending()):
+    while any(ledger.backlog.pending()):
         if time.monotonic() > until:
-            raise RuntimeError(f"batches wait that nobody works on: {ledger.counts()}")
+            raise RuntimeError(f"batches wait that nobody works on: {ledger.backlog.counts()}")
         time.sleep(0.2)
 
 

@@ -74,7 +74,7 @@ def _send(settings: Settings, number: int, lines: int, took: list[float]) -> Non
             batch_id=f"b{number}-{n}", workload="w", source="bench", source_key=f"k{number}", purpose=Purpose.SCORE,
             arrived=utc_now(), formats=(), zone="UTC", records=frame,
         )  # fmt: skip
-        answer = ledger.accept(batch)
+        answer = ledger.intake.accept(batch)
         if not isinstance(answer, Accepted):
             break  # its room is full: what was measured until then counts
         took.append(time.monotonic() - began)

@@ -118,7 +118,7 @@ def _flood(folder: Path, settings: Settings, seconds: float) -> _Course:
     while time.monotonic() < until:
         rss, _ = memory(tree)
         info: Any = client.info("memory")
-        done = ledger.totals().get(WORKLOAD, {}).get("stored", 0)
+        done = ledger.backlog.totals().get(WORKLOAD, {}).get("stored", 0)
         course.seen.append((time.monotonic(), done, rss, info["used_memory"] / 2**20))
         time.sleep(LOOK_S)
     stop.set()

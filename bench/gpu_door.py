@@ -129,7 +129,7 @@ def _once(pool: Pool, number: int) -> float:
 def _judged(settings: Settings, fed: Fed, waits: list[float], log: Path) -> dict[str, Any]:
     ledger = Ledger(connect(settings), settings)
     deadline = time.monotonic() + DRAINED_S
-    while ledger.counts().get("batches", 0) and time.monotonic() < deadline:
+    while ledger.backlog.counts().get("batches", 0) and time.monotonic() < deadline:
         time.sleep(0.1)
     files = list(settings.data.results.glob("date=*/workload=load*/*.parquet"))
     rows = pl.concat(
@@ -146,7 +146,7 @@ def _judged(settings: Settings, fed: Fed, waits: list[float], log: Path) -> dict
         "max_ms": round(float(taken.max()) * 1000),
         "batches": len(fed.batches),
         "batches_on_the_gpu": len(_steps_ms(log)),
-        "unfinished": ledger.counts().get("batches", 0),
+        "unfinished": ledger.backlog.counts().get("batches", 0),
         "lost": sum(fed.batches.values()) - int(rows.unique("record_id")["lines"].sum()),
         "doubled": rows.height - rows["record_id"].n_unique(),
     }

@@ -255,25 +255,27 @@ class Bench:
 
     def _until(self, workload: str, count: int) -> None:
         deadline = time.monotonic() + STORED_S
-        while self.ledger.totals().get(workload, {}).get("stored", 0) < count:
+        while self.ledger.backlog.totals().get(workload, {}).get("stored", 0) < count:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"{workload}: {self.ledger.totals().get(workload)} of {count} after {STORED_S} s"
+                    f"{workload}: {self.ledger.backlog.totals().get(workload)} of {count} after {STORED_S} s"
                 )
             time.sleep(0.05)
-        while any(self.ledger.pending()):  # what is stored twice is stored a second time later
+        while any(self.ledger.backlog.pending()):  # what is stored twice is stored a second time later
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{workload}: batches wait that nobody works on: {self.ledger.counts()}")
+                raise RuntimeError(
+                    f"{workload}: batches wait that nobody works on: {self.ledger.backlog.counts()}"
+                )
             time.sleep(0.05)
 
     def _until_read(self, workload: str) -> None:
         """Until the follower has sent all that is in the file."""
         lines = (self.folder / f"{workload}.log").read_bytes().count(b"\n")
         deadline = time.monotonic() + STORED_S
-        while self.ledger.totals().get(workload, {}).get("accepted", 0) < lines:
+        while self.ledger.backlog.totals().get(workload, {}).get("accepted", 0) < lines:
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"{workload} was not read to its end: {self.ledger.totals().get(workload)}"
+                    f"{workload} was not read to its end: {self.ledger.backlog.totals().get(workload)}"
                 )
             time.sleep(0.05)
 

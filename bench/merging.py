@@ -204,7 +204,7 @@ class Source:
                 batch_id=f"b{self.number}", workload="shop", source="bench", source_key="k", purpose=Purpose.SCORE,
                 arrived=utc_now(), formats=(), zone="UTC", records=raw_frame(lines),
             )  # fmt: skip
-            assert isinstance(context.ledger.accept(batch), Accepted)
+            assert isinstance(context.ledger.intake.accept(batch), Accepted)
             claim = context.ledger.claim(batch.batch_id, Stage.INGEST, "ingest")
             assert isinstance(claim, Claim)
             work = self.work(lines)

@@ -103,7 +103,7 @@ def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
                     time.sleep(BESIDE_S)
             before = dict(pushed.refused)
             down = _down(settings, pushed, ledger, 60 * args.minutes)
-            began, waiting = time.monotonic(), ledger.counts().get("batches", 0)
+            began, waiting = time.monotonic(), ledger.backlog.counts().get("batches", 0)
             drained = _drained(ledger)
             drain_s = time.monotonic() - began
         lines = _lines(settings.data.results)
@@ -115,7 +115,7 @@ def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
             "accepted_lines": accepted,
             "lost": accepted - lines.n_unique(),
             "doubled": lines.len() - lines.n_unique(),
-            "dead": sum(t.get("dead", 0) for t in ledger.totals().values()),
+            "dead": sum(t.get("dead", 0) for t in ledger.backlog.totals().values()),
             "drained": drained,
             "offered_lines_s": round(down["offered_s"]),
             "drain_lines_s": round(drain_rate),
@@ -226,7 +226,7 @@ def _down(settings: Settings, pushed: Pushed, ledger: Ledger, seconds: float) ->
 
 def _drained(ledger: Ledger) -> bool:
     deadline = time.monotonic() + DRAIN_MOST_S
-    while ledger.counts().get("batches", 0):
+    while ledger.backlog.counts().get("batches", 0):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
@@ -255,7 +255,7 @@ def _watched(settings: Settings) -> Iterator[Peak]:
         names: dict[int, str] = {}
         while not stop.wait(0.5):
             with suppress(RedisUnavailable, redis.RedisError):
-                counts = ledger.counts()
+                counts = ledger.backlog.counts()
                 peak.bytes = max(peak.bytes, counts.get("bytes", 0))
                 peak.batches = max(peak.batches, counts.get("batches", 0))
                 peak.redis = max(peak.redis, int(client.info("memory")["used_memory"]))

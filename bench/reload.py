@@ -152,7 +152,7 @@ def _judged(settings: Settings, fed: Fed, first: str, swaps: list[Swap], seconds
     client = connect(settings)
     ledger = Ledger(client, settings)
     deadline = time.monotonic() + DRAINED_S
-    while ledger.counts().get("batches", 0) and time.monotonic() < deadline:
+    while ledger.backlog.counts().get("batches", 0) and time.monotonic() < deadline:
         time.sleep(0.1)
     pipe = client.pipeline(transaction=False)
     for batch_id in fed.batches:

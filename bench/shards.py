@@ -143,7 +143,7 @@ def put(settings: Settings, load: Load, kind: str = "batch") -> list[tuple[str, 
     names = []
     for number, (workload, work) in enumerate(load.batches):
         name = f"{kind}-{number}"
-        ledger.accept(
+        ledger.intake.accept(
             Batch(
                 batch_id=name, workload=workload, source="bench", source_key="bench", purpose=Purpose.SCORE,
                 arrived=AT, formats=(), zone="UTC", records=raw_frame(["a line"]),
@@ -213,7 +213,7 @@ def turn(settings: Settings, load: Load, folder: Path) -> Turn:
     submit = Submit(make_app(settings), client, settings)
 
     def idle() -> bool:
-        return not ledger.counts().get("stage:drain", 0)
+        return not ledger.backlog.counts().get("stage:drain", 0)
 
     with ExitStack() as stack:
         roles = stage_queues(Stage.DRAIN, settings.drain.shards)

@@ -87,7 +87,7 @@ class Bench:
             arrived=datetime(2026, 11, 20, tzinfo=UTC), formats=(), zone="UTC",
             records=raw_frame(some, first_line=number * RECORDS + 1),
         )  # fmt: skip
-        self.ledger.accept(batch)
+        self.ledger.intake.accept(batch)
         claim = self.ledger.claim(batch.batch_id, Stage.INGEST, "bench")
         assert isinstance(claim, Claim)
         began = time.perf_counter()

@@ -175,7 +175,7 @@ class Producer:
         if backfill is None:
             backfill = self._is_past(_latest(batch))
         try:
-            answer = self.ledger.accept(
+            answer = self.ledger.intake.accept(
                 batch,
                 cursor_key=cursor_key,
                 cursor=cursor,

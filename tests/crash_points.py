@@ -340,7 +340,7 @@ class World:
         found = snapshot(self.plain, self.settings.redis.key_prefix)
         check_sums(found)
         assert (found["batches"], found["bytes"], found["due"]) == (0, 0, 0)
-        letters = self.now.ledger.dead()
+        letters = self.now.ledger.dead_letters.newest()
         lines = [
             raw for letter in letters for raw in framed(self.now.ledger.payload(letter.batch_id))[0]["raw"]
         ]

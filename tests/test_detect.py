@@ -280,7 +280,7 @@ def test_pieces_of_one_line_in_different_batches_have_different_ids(
     for cut in range(1, frame.height):
         names = [f"00aa-{cut}-0", f"00aa-{cut}-1"]
         for name, part in zip(names, (frame[:cut], frame[cut:]), strict=True):
-            ledger.accept(batch(name, part))
+            ledger.intake.accept(batch(name, part))
         ids = [i for name in names for i in ids_through(ledger, name)]
         assert len(set(ids)) == frame.height, cut
 
@@ -288,7 +288,7 @@ def test_pieces_of_one_line_in_different_batches_have_different_ids(
 def test_the_halves_of_a_split_batch_have_different_ids(client: "redis.Redis", settings: Settings) -> None:
     ledger, frame = Ledger(client, settings), pieces()
     waiting, ids = ["b"], []
-    ledger.accept(batch("b", frame[2:]))  # begins inside the long line
+    ledger.intake.accept(batch("b", frame[2:]))  # begins inside the long line
     while waiting:
         name = waiting.pop()
         claim = ledger.claim(name, Stage.INGEST, "w")

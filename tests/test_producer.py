@@ -162,7 +162,7 @@ def test_records_keep_what_the_producer_knows(producer: Producer) -> None:
 def test_what_cannot_be_a_batch_is_refused_with_the_remedy(producer: Producer, items: Any, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         producer.send(items, workload="shop")
-    assert producer.ledger.totals() == {}
+    assert producer.ledger.backlog.totals() == {}
     assert awake(producer) == set()
 
 
@@ -256,7 +256,7 @@ def test_an_answer_of_redis_that_is_none_is_one_documented_error(
         with pytest.raises(RedisUnavailable, match="send the batch again under its id"):
             producer.send(["a"], workload="shop", batch_id="b")
     assert producer.send(["a"], workload="shop", batch_id="b") == Accepted(batch_id="b", duplicate=True)
-    assert producer.ledger.totals()["shop"]["accepted"] == 1
+    assert producer.ledger.backlog.totals()["shop"]["accepted"] == 1
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, RedisUnavailable("away")], ids=repr)
@@ -267,7 +267,7 @@ def test_a_watchlist_that_cannot_be_read_is_one_documented_error(
     monkeypatch.setattr(producer.watchlist, "look", after(producer.watchlist.look, fault))
     with pytest.raises(RedisUnavailable):
         producer.send(["a"], workload="shop")
-    assert producer.ledger.totals() == {}
+    assert producer.ledger.backlog.totals() == {}
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_name_that_cannot_be_shown_is_refused(producer: Producer, name: Any) -
     for names in ({"workload": name}, {"workload": "shop", "batch_id": name if name is not None else 5}):
         with pytest.raises(BadInput, match="is not usable; use 1 to 200 printable characters"):
             producer.send(["a"], **names)
-    assert producer.ledger.totals() == {}
+    assert producer.ledger.backlog.totals() == {}
 
 
 def test_the_mark_of_halves_cannot_stand_in_an_id(producer: Producer) -> None:
@@ -357,7 +357,7 @@ HOSTILE = [
 def test_a_hostile_name_is_only_a_name(producer: Producer, name: str) -> None:
     batch_id = id_of(producer.send(["a"], workload=name, batch_id=name.replace("~", "-")))
     assert claim(producer, batch_id).workload == name
-    assert producer.ledger.totals() == {name: producer.ledger.totals()[name]}
+    assert producer.ledger.backlog.totals() == {name: producer.ledger.backlog.totals()[name]}
     prefix = "{" + producer.settings.redis.key_prefix + "}:"
     keys = [
         k.decode() for k in producer.ledger.client.scan_iter(match=f"{producer.settings.redis.key_prefix}*")
@@ -387,7 +387,7 @@ def test_two_workloads_keep_two_accounts(settings: Settings, one: str, other: st
     producer = connect(settings.replace(key_prefix=f"t{uuid.uuid4().hex[:12]}"))
     for n, name in enumerate((one, other), start=1):
         id_of(producer.send(["a"] * n, workload=name, batch_id=f"{n}{name}"[:MAX_NAME]))
-    accepted = {name: totals["accepted"] for name, totals in producer.ledger.totals().items()}
+    accepted = {name: totals["accepted"] for name, totals in producer.ledger.backlog.totals().items()}
     assert accepted == ({one: 3} if one == other else {one: 1, other: 2})
 
 
@@ -412,7 +412,7 @@ def test_reading_a_place_again_gives_the_same_batch_and_the_cursor_moves_with_it
     producer: Producer, send_chunk: Callable[..., Accepted | Full]
 ) -> None:
     assert send_chunk(31, ["a"]) == Accepted(batch_id="00aa-1f")
-    stored = producer.ledger.cursor("app")
+    stored = producer.ledger.intake.cursor("app")
     assert stored is not None
     assert Cursor.unpack(stored).offset == 41
     assert send_chunk(31, ["a"]) == Accepted(batch_id="00aa-1f", duplicate=True)

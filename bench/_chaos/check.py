@@ -57,7 +57,7 @@ def check(history: Path, settings: Settings, *, rss_mib: float = RSS_MIB) -> Rep
     client = connect(settings)
     ledger = Ledger(client, settings)
     waiting, have = letters(ledger), stored(settings)
-    discarded = {workload: t.get("discarded", 0) for workload, t in ledger.totals().items()}
+    discarded = {workload: t.get("discarded", 0) for workload, t in ledger.backlog.totals().items()}
     lines = account(told, have, waiting, discarded)
     violations = [
         *lines.violations,

@@ -37,7 +37,7 @@ def sums(told: Told, have: Stored, waiting: list[Letter], ledger: Ledger) -> Ite
             of = dead if letter.state == "dead" else flying
             of[letter.workload] = of.get(letter.workload, 0) + letter.lines
     least, most = _accepted(told)
-    totals = ledger.totals()
+    totals = ledger.backlog.totals()
     for workload in sorted(totals.keys() | have.physical.keys() | most.keys()):
         t = totals.get(workload, {})
         n = {name: t.get(name, 0) for name in ("accepted", "stored", "dead", "discarded", "skipped")}

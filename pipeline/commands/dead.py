@@ -34,9 +34,9 @@ def _dead(args: argparse.Namespace, settings: Settings) -> int:
     if args.action == "show":
         return _show(ledger, letters)
     act, word = (
-        (ledger.retry, "sent through the pipeline again")
+        (ledger.dead_letters.retry, "sent through the pipeline again")
         if args.action == "retry"
-        else (ledger.discard, "discarded")
+        else (ledger.dead_letters.discard, "discarded")
     )
     # Somebody else may be quicker with one of them.
     done = [letter.batch_id for letter in letters if act(letter.batch_id)]
@@ -71,7 +71,7 @@ def _chosen(args: argparse.Namespace, ledger: Ledger) -> list[DeadLetter]:
         )
     if args.batch == ["all"]:
         return _all_dead(ledger)
-    found = {batch_id: ledger.dead_letter(batch_id) for batch_id in args.batch}
+    found = {batch_id: ledger.dead_letters.find(batch_id) for batch_id in args.batch}
     unknown = [batch_id for batch_id, letter in found.items() if letter is None]
     if unknown:
         undone = "" if len(found) == 1 else ", so nothing was done"
@@ -81,13 +81,13 @@ def _chosen(args: argparse.Namespace, ledger: Ledger) -> list[DeadLetter]:
 
 def _all_dead(ledger: Ledger) -> list[DeadLetter]:
     """Those that are dead now: one that is retried and dies again meanwhile is not taken twice."""
-    return ledger.dead(limit=max(1, int(ledger.client.zcard(ledger.keys.dead))))
+    return ledger.dead_letters.newest(limit=max(1, int(ledger.client.zcard(ledger.keys.dead))))
 
 
 def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
     many = int(ledger.client.zcard(ledger.keys.dead))
     # A program wants all of them; a person reads a page.
-    letters = ledger.dead(limit=args.limit or (max(1, many) if args.json else PAGE))
+    letters = ledger.dead_letters.newest(limit=args.limit or (max(1, many) if args.json else PAGE))
     if args.json:
         print_json([asdict(letter) for letter in letters])
         return 0

@@ -57,7 +57,7 @@ def _drain(args: argparse.Namespace) -> int:
     with redis_explained():
         drain = Drain.of(settings)
         if args.undo:
-            opened = drain.ledger.open_door()
+            opened = drain.ledger.intake.resume()
             _say(
                 args, {"open": True, "was_closed": opened}, "open again" if opened else "it was open already"
             )
@@ -156,10 +156,10 @@ class Drain:
         A door that was closed before is left as it was.
         """
         # What `stop` closed opens again by itself; what `drain` closes does not.
-        ours = self.ledger.door() in ((None, STOPPED) if leave_closed else (None,))
+        ours = self.ledger.intake.paused_because() in ((None, STOPPED) if leave_closed else (None,))
         try:
             if ours:  # within the try: Ctrl-C may come when the door is closed and this has not heard so
-                self.ledger.close_door(why, for_s=None if leave_closed else DOOR_S)
+                self.ledger.intake.pause(why, for_s=None if leave_closed else DOOR_S)
             yield
         except _Ended:
             raise  # the next `logweir up` opens what `stop` closed
@@ -174,12 +174,12 @@ class Drain:
 
     def reopen(self) -> None:
         """Open the door that `stop` closed, and no other."""
-        if self.ledger.door() == STOPPED:
-            self.ledger.open_door()
+        if self.ledger.intake.paused_because() == STOPPED:
+            self.ledger.intake.resume()
 
     def _open(self) -> None:
         try:
-            self.ledger.open_door()
+            self.ledger.intake.resume()
         except RedisUnavailable as exc:
             why = (
                 f"broken off, and the door could not be opened ({exc}); `logweir drain --undo` does it later"
@@ -204,7 +204,7 @@ class Drain:
                 try:
                     left = self.left()
                     if keep is not None and now - renewed > RENEW_S:
-                        self.ledger.keep_door(keep, for_s=DOOR_S)
+                        self.ledger.intake.stay_paused(keep, for_s=DOOR_S)
                         renewed = now
                     answered = now
                 except RedisUnavailable as exc:
@@ -238,13 +238,13 @@ class Drain:
     def unseen(self) -> int:
         """What the watcher has not looked at; 0 when nobody can say."""
         try:
-            return self.ledger.unseen()
+            return self.ledger.backlog.watcher_lag()
         except RedisUnavailable:
             return 0
 
     def left(self) -> "Left | None":
         """What is in flight, None when nothing is."""
-        counts = self.ledger.counts()
+        counts = self.ledger.backlog.counts()
         batches = counts.get("batches", 0)
         if batches <= 0:
             return None
@@ -270,7 +270,10 @@ class Drain:
 
     def kept(self) -> dict[str, int]:
         """What stays: batches that wait for a model, dead letters."""
-        return {"warming_batches": self.ledger.warming(), "dead_batches": len(self.ledger.dead())}
+        return {
+            "warming_batches": self.ledger.backlog.warming(),
+            "dead_batches": len(self.ledger.dead_letters.newest()),
+        }
 
 
 def _stack(settings: Settings) -> dict[str, object]:

@@ -139,7 +139,7 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
     stack = running(settings.data.dir) or {}
     urls: Mapping[str, Any] = stack if stack.get("redis_url") == settings.redis.url else {}
     ledger, registry = Ledger(client, settings), Registry(client, settings)
-    counts, refusal = ledger.counts(), ledger.refusal()
+    counts, refusal = ledger.backlog.counts(), ledger.intake.full()
     models, faults = registry.live(), registry.faults()
     watched = Watchlist(client, settings).look()
     decided = decisions(client, ledger.keys)
@@ -161,11 +161,11 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
         bytes=counts.get("bytes", 0),
         stages={name.removeprefix("stage:"): n for name, n in counts.items() if name.startswith("stage:")},
         dead={"batches": int(client.zcard(ledger.keys.dead)), "bytes": counts.get("dead_bytes", 0)},
-        closed=ledger.door(),
+        closed=ledger.intake.paused_because(),
         full=None if refusal is None else str(refusal),
-        warming_batches=ledger.warming(),
+        warming_batches=ledger.backlog.warming(),
         trouble=presence.trouble(),
-        watching=ledger.watching(),
+        watching=ledger.backlog.watching(),
         drain_shards=_drain_shards(client, settings, workers),
         gpus=_pool_counts(client, settings),
         flower=urls.get("flower"),
@@ -173,7 +173,7 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
         workers=workers,
         workloads={
             name: _workload_lines(total, watched=watched.covers(name))
-            for name, total in ledger.totals().items()
+            for name, total in ledger.backlog.totals().items()
         },
     )
 

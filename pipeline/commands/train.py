@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace, settings: Settings) -> int:
     client = connect(settings)
-    request = _request(args, settings, sorted(Ledger(client, settings).totals()))
+    request = _request(args, settings, sorted(Ledger(client, settings).backlog.totals()))
     trainings = Trainings(client, settings)
     request_id, new = trainings.request(request)
     Producer.connect(settings).submit.train(request_id)

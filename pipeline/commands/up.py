@@ -74,6 +74,6 @@ def main(args: argparse.Namespace) -> int:
 def _door(settings: Settings) -> str | None:
     """Open what `logweir stop` closed; why the door is closed still, None when it is open."""
     ledger = Ledger(connect(settings), settings)
-    if ledger.door() == STOPPED:
-        ledger.open_door()
-    return ledger.door()
+    if ledger.intake.paused_because() == STOPPED:
+        ledger.intake.resume()
+    return ledger.intake.paused_because()

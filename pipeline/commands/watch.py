@@ -94,7 +94,7 @@ def facts(watched: Watched, totals: dict[str, dict[str, int]]) -> dict[str, Any]
 
 def _list(args: argparse.Namespace, settings: Settings) -> int:
     client = connect(settings)
-    found = facts(Watchlist(client, settings).look(), Ledger(client, settings).totals())
+    found = facts(Watchlist(client, settings).look(), Ledger(client, settings).backlog.totals())
     if args.json:
         print_json(found | {"unwatched_are": settings.watch.unwatched})
         return 0

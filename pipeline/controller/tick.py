@@ -81,9 +81,9 @@ class Controller:
 
     def tick(self) -> list[str]:
         """Decide for every model once; returns the ids of the trainings that were asked for."""
-        totals = self.ledger.totals()
+        totals = self.ledger.backlog.totals()
         inputs = _Inputs(
-            now=datetime.fromtimestamp(self.ledger.now_ms() / 1000, UTC),
+            now=datetime.fromtimestamp(self.ledger.store.now_ms() / 1000, UTC),
             watched=self.watchlist.look(),
             stored={name: t.get("stored", 0) for name, t in totals.items()},
             busy=frozenset(s.model for s in self.trainings.active()),

@@ -1,23 +1,26 @@
-"""What the ledger says about batches: their stages, how they are taken in, who holds them, what died. Values only."""
+"""Values of the ledger: stages, answers of intake, claims, dead letters."""
 
-import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from pipeline.errors import BadPayload, TooNew
-from pipeline.records.batch import WIRE_VERSION, Purpose
+from pipeline.records.batch import WIRE_VERSION, Batch, Purpose
 from pipeline.units import plural
 
-# Stands in the ids of halves and in no other, so that a half never takes the place of somebody's batch.
+# Marks the ids of halves, and is refused in other ids: a half never replaces a batch of a sender.
 HALF: Final = "~"
-# What backfill may fill of max_pending_*: the rest is for fresh batches, which so get in beside any backfill.
+# Share of max_pending_* that backfill may fill; fresh batches get in beside it.
 BACKFILL_PART: Final = 0.8
+# A finished batch id is remembered for a week: no sender repeats a batch later than that.
+KEEP_DONE_S: Final = 604_800
 
 
 class Stage(StrEnum):
-    """Where an unfinished batch waits; also the first part of its queue's name."""
+    """The stage that an unfinished batch waits for; also the first part of the name of its queue."""
 
     INGEST = "ingest"
     INFER = "infer"
@@ -29,15 +32,17 @@ UNFINISHED: Final = tuple(Stage)
 
 
 def half_ids(batch_id: str) -> list[str]:
-    """The ids of the two halves of a split batch: `x~0`, `x~1`; of such a half `x~00`, `x~01`."""
+    """The ids of the two halves of a batch: `x~0` and `x~1`; of the half `x~0`: `x~00` and `x~01`."""
     return [f"{batch_id}{'' if HALF in batch_id else HALF}{side}" for side in ("0", "1")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The batch is in. `duplicate`: its id had been accepted before, nothing was added. `skipped`: its workload is
-    not watched, so it was only counted (setting `unwatched`). `pending_batches`: how many were in the pipeline then, this
-    one among them."""
+    """The batch is in.
+
+    `duplicate`: the id had been accepted before, and nothing was added. `skipped`: the workload is not watched, so its
+    lines were only counted (setting `unwatched`). `pending_batches`: batches in flight then, with this one.
+    """
 
     batch_id: str
     duplicate: bool = False
@@ -49,7 +54,7 @@ class Accepted:
 class Full:
     """The batch was not taken. Try again after `retry_after_s`.
 
-    `reason`: "bytes" or "batches" when too much waits, "memory" when Redis has used four fifths of its own, "dead" when
+    `reason`: "bytes" or "batches" when too much waits, "memory" when Redis has used four fifths of its memory, "dead" when
     dead letters fill their room, "closed" when an operator drains the pipeline.
     """
 
@@ -78,11 +83,25 @@ class Full:
                 )
 
 
+class _StoredMeta(msgspec.Struct, kw_only=True):
+    wire: int = WIRE_VERSION
+    source: str
+    source_key: str
+    purpose: Purpose
+    arrived: datetime
+    formats: tuple[str, ...]
+    zone: str
+
+
+class _Versioned(msgspec.Struct):
+    wire: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What a batch's ledger entry says about its records besides counts.
+    """The description of a batch's records in its ledger entry.
 
-    `batch_id` is the id of the entry this was read from; it is not part of the stored text.
+    `batch_id` is the id of that entry; it is not part of the stored text.
     """
 
     batch_id: str = ""
@@ -93,42 +112,33 @@ class Meta:
     formats: tuple[str, ...]
     zone: str
 
+    @classmethod
+    def of(cls, batch: Batch) -> "Meta":
+        """The description of a batch that is sent."""
+        names = [name for name in cls.__dataclass_fields__ if name != "batch_id"]
+        return cls(**{name: getattr(batch, name) for name in names})
+
     def dump(self) -> str:
-        return json.dumps(
-            {
-                "wire": WIRE_VERSION,
-                "source": self.source,
-                "source_key": self.source_key,
-                "purpose": self.purpose.value,
-                "arrived": self.arrived.isoformat(),
-                "formats": self.formats,
-                "zone": self.zone,
-            },
-            ensure_ascii=True,
-        )
+        """JSON with the wire version."""
+        names = [name for name in _StoredMeta.__struct_fields__ if name != "wire"]
+        stored = _StoredMeta(**{name: getattr(self, name) for name in names})
+        return msgspec.json.encode(stored).decode()
 
     @classmethod
     def load(cls, text: str | bytes, batch_id: str = "") -> "Meta":
-        """Raises BadPayload, TooNew."""
+        """The inverse of `dump`. Raises BadPayload, TooNew."""
         try:
-            data = json.loads(text)
-            not_newer(data["wire"])
-            return cls(
-                batch_id=batch_id,
-                source=data["source"],
-                source_key=data["source_key"],
-                purpose=Purpose(data["purpose"]),
-                arrived=datetime.fromisoformat(data["arrived"]),
-                formats=tuple(data["formats"]),
-                zone=data["zone"],
-            )
-        except (ValueError, KeyError, TypeError) as exc:
+            not_newer(msgspec.json.decode(text, type=_Versioned).wire)
+            stored = msgspec.structs.asdict(msgspec.json.decode(text, type=_StoredMeta))
+        except (msgspec.DecodeError, ValueError) as exc:
             raise BadPayload(f"a batch's ledger entry is not readable: {exc}") from exc
+        del stored["wire"]
+        return cls(batch_id=batch_id, **stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The right to do one stage of one batch, until its deadline."""
+    """The right to process one stage of one batch until a deadline. `seq`: the fencing number of the claim."""
 
     batch_id: str
     stage: Stage
@@ -147,7 +157,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A batch that could not be processed, as operators see it."""
+    """A batch that could not be processed, for operators."""
 
     batch_id: str
     workload: str
@@ -160,7 +170,7 @@ class DeadLetter:
 
 
 def not_newer(wire: int) -> None:
-    """Raises TooNew for what this build cannot read."""
+    """Raises TooNew for a wire version that this build cannot read."""
     if wire > WIRE_VERSION:
         raise TooNew(
             f"a batch has wire version {wire}; this build reads up to {WIRE_VERSION}: it is left to newer workers"

@@ -1,7 +1,7 @@
-"""Claims that are renewed while their holder works, by one thread however many they are.
+"""Renewal of claims while their holder works, in one thread for any number of claims.
 
-Not for ever: a step that never ends loses them. A holder that ignores what is said here does no harm, since every
-move of a batch compares its claim again.
+Renewal ends after a limit, so a step that hangs loses its claims. A holder that ignores a lost claim does no harm, because
+every move of a batch compares its claim again.
 """
 
 import threading
@@ -11,8 +11,8 @@ from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Claim
 
 
-class Holding:
-    """The claims of one step. Safe for threads: the holder adds and drops, the thread renews."""
+class ClaimRenewal:
+    """The claims of one step. Thread-safe: the holder adds and drops claims, the thread renews them."""
 
     def __init__(
         self,
@@ -20,36 +20,36 @@ class Holding:
         renew: Callable[[Sequence[Claim]], Sequence[bool]],
         *,
         pause_s: float,
-        at_most_s: float,
-        late: Callable[[list[Claim]], None],
+        limit_s: float,
+        on_timeout: Callable[[list[Claim]], None],
     ) -> None:
-        """`renew` says of each claim whether it is still ours; `late` gets those in hand after `at_most_s` of work.
+        """`renew` answers for each claim whether it is still ours; `on_timeout` gets the claims after `limit_s` of work.
 
-        Time in which Redis did not answer, or this process was stopped, is not counted.
+        Time in which Redis did not answer, or this process was stopped, does not count.
         """
         self._claims = {claim.batch_id: claim for claim in claims}
         self._lost: set[str] = set()
-        self._renew, self._late = renew, late
-        self._pause_s, self._left_s = pause_s, at_most_s
+        self._renew, self._on_timeout = renew, on_timeout
+        self._pause_s, self._left_s = pause_s, limit_s
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, claim: Claim) -> None:
-        """Renew this one too from now on."""
+        """Renews this claim too from now on."""
         with self._lock:
             self._claims[claim.batch_id] = claim
 
     def drop(self, claim: Claim) -> None:
-        """This one is handed on, or given back."""
+        """Forgets a claim whose batch was handed on or released."""
         with self._lock:
             self._claims.pop(claim.batch_id, None)
 
     def ours(self, claim: Claim) -> bool:
-        """Whether the claim was still ours at the last renewal."""
+        """True when the claim was ours at the last renewal."""
         return claim.batch_id not in self._lost
 
     def claims(self) -> list[Claim]:
-        """Those in hand, the first one first."""
+        """The current claims in the order they were added."""
         with self._lock:
             return list(self._claims.values())
 
@@ -58,23 +58,23 @@ class Holding:
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew nothing any more. No renewal is under way afterwards."""
+        """Ends renewal; no renewal is under way afterwards."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
     def _beat(self) -> None:
         while self._left_s > 0:
-            waits = min(self._pause_s, self._left_s)
-            if self._stop.wait(waits):
+            wait_s = min(self._pause_s, self._left_s)
+            if self._stop.wait(wait_s):
                 return
-            self._left_s -= waits
+            self._left_s -= wait_s
             ours = [claim for claim in self.claims() if claim.batch_id not in self._lost]
             try:
-                held = self._renew(ours) if ours else ()
+                answers = self._renew(ours) if ours else ()
             except RedisUnavailable:
-                self._left_s += waits  # the deadline decides whose they are; Redis may be back before it
+                self._left_s += wait_s  # Redis may be back before the claims expire
                 continue
-            self._lost |= {claim.batch_id for claim, still in zip(ours, held, strict=True) if not still}
-        if not self._stop.is_set() and (late := self.claims()):
-            self._late(late)
+            self._lost |= {claim.batch_id for claim, still in zip(ours, answers, strict=True) if not still}
+        if not self._stop.is_set() and (claims := self.claims()):
+            self._on_timeout(claims)

@@ -364,7 +364,7 @@ def poll_once(
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Polled:
-    """Read everything that is new in `settings.opensearch_source`, once: `poll_once(s, p.accept, p.ledger.cursor)`.
+    """Read everything that is new in `settings.opensearch_source`, once: `poll_once(s, p.accept, p.ledger.intake.cursor)`.
 
     Raises SourceUnavailable, BadSetting without a server, and what `accept` raises.
     """

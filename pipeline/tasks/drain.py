@@ -35,7 +35,7 @@ def run(context: Context, batch_id: str, *rest: str) -> str | None:
     if _other_writer(context):
         # It takes the batch; this worker takes nothing before the tree is its own.
         with suppress(RedisUnavailable):  # the sweeper does it then
-            backfill = bool(context.ledger.backfills([batch_id]))
+            backfill = bool(context.ledger.backlog.backfills([batch_id]))
             shard = context.shard if several else None
             context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill, shard=shard)
         _stand_by(context)
@@ -46,13 +46,13 @@ def run(context: Context, batch_id: str, *rest: str) -> str | None:
 def _handed_on(context: Context, batch_id: str) -> bool:
     """Whether the batch is of another shard, whose queue has it now. It is done there whatever that worker thinks."""
     with suppress(RedisUnavailable):  # what follows says so
-        workload = context.ledger.owners([batch_id]).get(batch_id)
+        workload = context.ledger.backlog.workloads_of([batch_id]).get(batch_id)
         if workload is None:
             return False
         shard = shard_of(workload, context.settings.drain.shards)
         if shard == context.shard:
             return False
-        backfill = bool(context.ledger.backfills([batch_id]))
+        backfill = bool(context.ledger.backlog.backfills([batch_id]))
         context.submit.wake(Stage.DRAIN, batch_id, backfill=backfill, workload=workload, shard=shard)
         logger(batch=batch_id).info("drain.handed_on", shard=shard)
         return True

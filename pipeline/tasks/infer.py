@@ -15,7 +15,7 @@ import polars as pl
 from pipeline import detect
 from pipeline.errors import DeviceFailed, LogweirError
 from pipeline.ledger.batches import Claim, Stage
-from pipeline.ledger.renewal import Holding
+from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.messages.routing import QUEUE_CPU, TASK_INFER
 from pipeline.models.evidence import Evidence
 from pipeline.observe import counters as metrics
@@ -34,12 +34,12 @@ def run(context: Context, batch_id: str, *_: str) -> str | None:
         if ours:
             return perform_joint(context, Stage.INFER, batch_id, step)
         # Training holds or wants the GPU: the batch goes on without it.
-        backfill = bool(context.ledger.backfills([batch_id]))
+        backfill = bool(context.ledger.backlog.backfills([batch_id]))
         context.submit.wake(Stage.INFER, batch_id, backfill=backfill, queue=QUEUE_CPU)
     return None
 
 
-def step(context: Context, claim: Claim, holding: Holding) -> Iterator[tuple[Claim, StepResult]]:
+def step(context: Context, claim: Claim, holding: ClaimRenewal) -> Iterator[tuple[Claim, StepResult]]:
     """The batch, and what waits behind it."""
     return score_together(context, claim, holding, answered)
 

@@ -20,7 +20,7 @@ import polars as pl
 from pipeline import detect
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import HALF, Claim, Stage
-from pipeline.ledger.renewal import Holding
+from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU
 from pipeline.tasks.context import Context
@@ -46,7 +46,7 @@ class ClaimedWork(NamedTuple):
 
 
 def score_together(
-    context: Context, claim: Claim, holding: Holding, answer: Answer
+    context: Context, claim: Claim, holding: ClaimRenewal, answer: Answer
 ) -> Iterator[tuple[Claim, StepResult]]:
     """The results of the batch and of those that it takes along (a `JointStep`)."""
 
@@ -81,7 +81,7 @@ def score_together(
 
 
 def _fill_pass(
-    context: Context, claim: Claim, holding: Holding
+    context: Context, claim: Claim, holding: ClaimRenewal
 ) -> Iterator[tuple[Claim, ClaimedWork | Exception]]:
     """The batch and those to take along, until the pass is full."""
     max_lines = PASS_LINES.get(context.models.place.partition(":")[0], PASS_LINES["cpu"])
@@ -101,7 +101,7 @@ def _fill_pass(
             return
 
 
-def _claim_others(context: Context, claim: Claim, holding: Holding) -> Iterator[Claim]:
+def _claim_others(context: Context, claim: Claim, holding: ClaimRenewal) -> Iterator[Claim]:
     """Batches behind this one, each claimed when the caller asks for it."""
     queue = QUEUE_CPU if context.share is None else QUEUE_GPU
     try:

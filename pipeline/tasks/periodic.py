@@ -41,14 +41,16 @@ def sweep(context: Context) -> int:
         logger().info("queues.dropped", queues=dropped, why="their drain shards are gone")
     sent = _send_missing(context)
     # They are backfill, and leave as much room to fresh ones; accept does not see them.
-    room = int(context.settings.internal.max_pending_batches * BACKFILL_PART) - ledger.counts().get(
+    room = int(context.settings.internal.max_pending_batches * BACKFILL_PART) - ledger.backlog.counts().get(
         "batches", 0
     )
-    models = {live.model for live in context.registry.live()} if room > 0 and ledger.warming() else set()
+    models = (
+        {live.model for live in context.registry.live()} if room > 0 and ledger.backlog.warming() else set()
+    )
     if models:
         own = context.settings.train.own_models
         # As Context.version chooses: a workload whose own model is off the settings would come back for ever.
-        ready = ledger.start_rescoring(
+        ready = ledger.backlog.start_rescoring(
             min(RESCORE_AT_ONCE, room), has_model=lambda w: SHARED in models or model_of(w, own) in models
         )
         for batch_id in ready:
@@ -67,11 +69,11 @@ def _send_missing(context: Context) -> int:
     not wait until thousands that were not have had their turn.
     """
     ledger, submit = context.ledger, context.submit
-    now, sent = ledger.now_ms(), 0
+    now, sent = ledger.store.now_ms(), 0
     waiting: dict[tuple[Stage, bool], set[str] | None] = {}
-    while sent < SENT_AT_ONCE and (overdue := ledger.overdue(until_ms=now)):
+    while sent < SENT_AT_ONCE and (overdue := ledger.backlog.overdue(until_ms=now)):
         ids = [batch_id for batch_id, _ in overdue]
-        backfill = ledger.backfills(ids)
+        backfill = ledger.backlog.backfills(ids)
         missing = []
         for batch_id, stage in overdue:
             kind = (stage, batch_id in backfill)
@@ -80,10 +82,12 @@ def _send_missing(context: Context) -> int:
             queued = waiting[kind]
             if queued is not None and batch_id not in queued:
                 missing.append((batch_id, kind))
-        ledger.postpone(ids)
+        ledger.backlog.postpone(ids)
         # Asked at once: in stage drain the workload tells the queue.
         several = context.settings.drain.shards > 1
-        owners = ledger.owners([i for i, (stage, _) in missing if several and stage is Stage.DRAIN])
+        owners = ledger.backlog.workloads_of(
+            [i for i, (stage, _) in missing if several and stage is Stage.DRAIN]
+        )
         for batch_id, (stage, late) in missing:
             submit.wake(stage, batch_id, backfill=late, workload=owners.get(batch_id, ""))
         sent += len(missing)

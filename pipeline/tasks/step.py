@@ -32,7 +32,7 @@ from pipeline.errors import (
     SinkUnavailable,
 )
 from pipeline.ledger.batches import HALF, Claim, Stage
-from pipeline.ledger.renewal import Holding
+from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.redis.connection import is_refusal
@@ -53,7 +53,7 @@ class GivenBack:
 # The result of the work on one batch: its next stage, or why it has none.
 StepResult = Stage | GivenBack | Exception | None
 # Works on the batch and on others that it adds to the holding; yields each result once, as soon as it is known.
-JointStep = Callable[[Context, Claim, Holding], Iterable[tuple[Claim, StepResult]]]
+JointStep = Callable[[Context, Claim, ClaimRenewal], Iterable[tuple[Claim, StepResult]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def perform(context: Context, stage: Stage, batch_id: str, step: Step) -> str | 
     The reason is for readers: the ledger already has its consequences.
     """
 
-    def joint(context: Context, claim: Claim, _: Holding) -> Iterator[tuple[Claim, StepResult]]:
+    def joint(context: Context, claim: Claim, _: ClaimRenewal) -> Iterator[tuple[Claim, StepResult]]:
         yield claim, attempt(context, claim, step)
 
     return perform_joint(context, stage, batch_id, joint)
@@ -111,7 +111,7 @@ def perform_joint(context: Context, stage: Stage, batch_id: str, joint: JointSte
             return None
         limit_s = _limit_s(context, claim)
         with context.ledger.holding(
-            claim, at_most_s=limit_s, late=lambda claims: _end_hung(context, claims, limit_s)
+            claim, limit_s=limit_s, on_timeout=lambda claims: _end_hung(context, claims, limit_s)
         ) as holding:
             for member, result in joint(context, claim, holding):
                 end = _settle(context, member, result)

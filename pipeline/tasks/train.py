@@ -144,7 +144,7 @@ def _was_live(context: Context, version: str) -> bool:
 
 
 def _steps(context: Context, held: HeldLease, status: Status, request: TrainingRequest) -> Iterator[Status]:
-    totals = context.ledger.totals()
+    totals = context.ledger.backlog.totals()
     seen, watched, own = sorted(totals), context.watchlist.look().patterns, context.settings.train.own_models
     workloads = training.chosen_workloads(request, seen, watched, own)
     if not workloads and (request.patterns or watched or seen):

@@ -88,7 +88,7 @@ def watch(context: Context, *, end: bool = False) -> bool:
 
 def _waits(context: Context) -> bool:
     """Whether batches wait for the stage that this process works for."""
-    return context.ledger.counts().get(f"stage:{Stage.STORE.value}", 0) > 0
+    return context.ledger.backlog.counts().get(f"stage:{Stage.STORE.value}", 0) > 0
 
 
 def _count(summary: RoundSummary) -> None:

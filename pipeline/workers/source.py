@@ -88,7 +88,7 @@ class SourceWorker:
     def _poll(self, go_on: Callable[[], bool]) -> bool:
         """False after a failure, which has been waited for already."""
         try:
-            cursor = self.producer.ledger.cursor(self.poller.cursor_key)
+            cursor = self.producer.ledger.intake.cursor(self.poller.cursor_key)
             polled = deliver(self.poller, cursor, self._accept, go_on=go_on, wait=self.stop.wait)
         except (SourceUnavailable, BadPayload, BadInput) as exc:
             self._troubled(str(exc))

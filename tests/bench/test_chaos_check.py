@@ -68,7 +68,7 @@ class World:
 
     def accept(self, batch_id: str, first: int, *, workload: str = "shop", **cursor: str) -> None:
         records = raw_frame([text(workload, first + n) for n in range(LINES)], first_line=first)
-        answer = self.ledger.accept(
+        answer = self.ledger.intake.accept(
             Batch(
                 batch_id=batch_id, workload=workload, source="push", source_key=f"key-{batch_id}",
                 purpose=Purpose.SCORE, arrived=AT, formats=(), zone="UTC", records=records,
@@ -226,7 +226,7 @@ def test_a_damaged_payload_may_die_as_a_whole(world: World) -> None:
 
 
 def test_a_poisoned_line_may_be_discarded_and_is_not_lost(world: World) -> None:
-    assert world.ledger.discard("p~1")
+    assert world.ledger.dead_letters.discard("p~1")
     report = world.over()
     assert not report.violations, found(report)
     assert (report.lost, report.dead) == (0, 0)
@@ -377,7 +377,7 @@ def die_while_scored_again(w: World) -> None:
     claim = w.claim("b")
     w.sink.write("b", w.rows("b", claim))
     w.ledger.commit(claim, warming=True, outcomes={})
-    assert w.ledger.start_rescoring(9, has_model=lambda _: True) == ["b"]
+    assert w.ledger.backlog.start_rescoring(9, has_model=lambda _: True) == ["b"]
     w.ledger.give_up(w.claim("b"), "the network is broken")
 
 

@@ -60,7 +60,7 @@ def accept(ledger: Ledger, batch_id: str, lines: int = 1, workload: str = "shop"
         zone="UTC",
         records=raw_frame([f"line {n}" for n in range(lines)]),
     )
-    ledger.accept(batch)
+    ledger.intake.accept(batch)
     return batch_id
 
 
@@ -295,7 +295,7 @@ def test_all_dead_letters_are_listed_and_retried_however_many_there_are(verb: Ve
     assert ids[-1] in said.out and ids[-2] not in said.out
     said = verb("dead", "retry", "all")
     assert (said.code, said.out) == (0, "1,003 batches sent through the pipeline again\n")
-    assert ledger.dead() == []
+    assert ledger.dead_letters.newest() == []
 
 
 @pytest.mark.parametrize("action", ["retry", "discard", "show"])
@@ -308,7 +308,7 @@ def test_an_unknown_batch_among_several_leaves_all_as_they_are(
     assert said.err == (
         "logweir: there is no dead batch 'nothing', so nothing was done; `logweir dead list` shows them\n"
     )
-    assert said.out == "" and len(ledger.dead()) == 2
+    assert said.out == "" and len(ledger.dead_letters.newest()) == 2
     if action != "show":
         assert verb("dead", action, "d00000", "d00001", "d00000").out.startswith("2 batches ")
 
@@ -337,7 +337,7 @@ def test_waiting_ends_when_ones_own_batches_have_ended_whatever_others_send(ledg
     assert not own.look() and own.open == ["mine too"]
     finish(ledger, "mine too", warming=True)
     assert own.look() and own.trouble() == ""
-    assert ledger.counts()["batches"] == 1
+    assert ledger.backlog.counts()["batches"] == 1
 
 
 def test_waiting_for_a_split_batch_is_waiting_for_its_halves(ledger: Ledger) -> None:
@@ -360,9 +360,9 @@ def test_what_is_scored_again_was_stored_and_what_is_discarded_or_gone_was_not(l
     own = Own(ledger)
     own.open = [accept(ledger, "again"), accept(ledger, "away", lines=1), "gone"]
     finish(ledger, "again", warming=True)
-    assert ledger.start_rescoring(10, has_model=lambda _: True) == ["again"]
+    assert ledger.backlog.start_rescoring(10, has_model=lambda _: True) == ["again"]
     bury(ledger, "away")
-    ledger.discard("away")
+    ledger.dead_letters.discard("away")
     assert own.look()
     assert (own.dead, own.discarded, own.lost) == (0, 1, 1)
     assert "discarded" in own.trouble() and "not in Redis any more" in own.trouble()
@@ -416,7 +416,7 @@ def due(ledger: Ledger) -> list[tuple[str, Stage]]:
     """What waits, at once instead of after `overdue_ms`."""
     raw: Any = ledger.client.zrange(ledger.keys.due, 0, -1)
     ledger.client.zadd(ledger.keys.due, dict.fromkeys(raw, 0))
-    return ledger.overdue()
+    return ledger.backlog.overdue()
 
 
 # Following, and what a look at the files says

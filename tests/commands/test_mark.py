@@ -227,7 +227,7 @@ def test_what_does_not_go_together_is_refused(logweir: Verb, args: list[str], wo
 
 
 def test_a_mark_is_shown_with_all_that_was_said(logweir: Verb, settings: Settings, ledger: Ledger) -> None:
-    ledger.accept(_batch("shop/cart"))
+    ledger.intake.accept(_batch("shop/cart"))
     store(settings, LINE)
     said = logweir(
         "mark", LINE, "normal", "--for", "7d", "--workload", "shop/cart", "--why", "nightly [/]\x1b[2J"

@@ -39,12 +39,12 @@ def controller(client: "redis.Redis", settings: Settings) -> Controller:
 
 def store(ledger: Ledger, workload: str, lines: int, *, batch_id: str | None = None, **more: Any) -> None:
     """So many lines of a workload are stored."""
-    name = batch_id or f"{workload}-{ledger.totals().get(workload, {}).get('commits', 0)}"
+    name = batch_id or f"{workload}-{ledger.backlog.totals().get(workload, {}).get('commits', 0)}"
     batch = Batch(
         batch_id=name, workload=workload, source="push", source_key="k", purpose=Purpose.SCORE, arrived=AT, formats=(),
         zone="UTC", records=raw_frame([f"line {n}" for n in range(lines)]),
     )  # fmt: skip
-    assert ledger.accept(batch) == Accepted(batch_id=name)
+    assert ledger.intake.accept(batch) == Accepted(batch_id=name)
     claim = ledger.claim(name, Stage.INGEST, "w")
     assert isinstance(claim, Claim)
     ledger.commit(claim, warming=False, outcomes={}, **more)

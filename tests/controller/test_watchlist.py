@@ -22,8 +22,7 @@ from pipeline.controller.watchlist import (
     unwatched,
 )
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.ledger.batches import Accepted
-from pipeline.ledger.ledger import KEEP_DONE_S
+from pipeline.ledger.batches import KEEP_DONE_S, Accepted
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
 from pipeline.records.batch import MAX_NAME, Batch, Purpose
@@ -189,16 +188,20 @@ def test_lines_of_unwatched_workloads_are_counted_once_and_nothing_else(context:
     assert sender.send(["a", "b"], workload="dev/x", batch_id="1") == Accepted(batch_id="1", skipped=True)
     assert sender.send(["a", "b"], workload="dev/x", batch_id="1").duplicate  # type: ignore[union-attr]
     assert sender.send(["c"], workload="dev/x", batch_id="2") == Accepted(batch_id="2", skipped=True)
-    totals = context.ledger.totals()["dev/x"]
+    totals = context.ledger.backlog.totals()["dev/x"]
     assert totals.pop("last_ms") > 0
     assert totals == {"accepted": 3, "skipped": 3}
-    assert context.ledger.counts() == {}
-    assert (waiting(context), context.ledger.pending(), context.ledger.overdue()) == (0, (0, 0), [])
+    assert context.ledger.backlog.counts() == {}
+    assert (waiting(context), context.ledger.backlog.pending(), context.ledger.backlog.overdue()) == (
+        0,
+        (0, 0),
+        [],
+    )
     assert not context.client.exists(context.ledger.keys.payload("1"))
     assert 0 < int(context.client.ttl(context.ledger.keys.batch("1"))) <= KEEP_DONE_S
     with pytest.raises(BadInput, match="other content"):
         sender.send(["z"], workload="dev/x", batch_id="1")
-    assert unwatched(context.watchlist.look(), context.ledger.totals()) == ["dev/x"]
+    assert unwatched(context.watchlist.look(), context.ledger.backlog.totals()) == ["dev/x"]
 
 
 def test_watched_workloads_and_baselines_are_never_skipped(context: Context) -> None:
@@ -221,7 +224,7 @@ def test_a_source_goes_on_reading_past_what_is_skipped(context: Context) -> None
     assert producer(context).accept(batch, cursor_key="f", cursor="here") == Accepted(
         batch_id="1", skipped=True
     )
-    assert context.ledger.cursor("f") == "here"
+    assert context.ledger.intake.cursor("f") == "here"
 
 
 def test_skipping_goes_on_while_the_ledger_is_full(context: Context) -> None:

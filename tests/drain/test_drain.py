@@ -38,7 +38,7 @@ def test_an_empty_pipeline_is_drained_at_once_and_takes_nothing_in_until_it_is_o
     assert isinstance(answer, Full) and answer.reason == "closed"
     assert logweir("drain", "--undo").out == "open again\n"
     assert logweir("drain", "--undo").out == "it was open already\n"
-    assert ledger.door() is None
+    assert ledger.intake.paused_because() is None
 
 
 def test_work_that_nobody_serves_is_said_after_a_while_and_stays_accepted(
@@ -50,7 +50,7 @@ def test_work_that_nobody_serves_is_said_after_a_while_and_stays_accepted(
     assert done.code == 1
     assert "1 batch left (ingest 1), and no worker serves ingest; " in done.err and "--now" in done.err
     assert ledger.state("b") == "ingest"
-    assert ledger.door() == drain.DRAINED, "the operator wanted it closed"
+    assert ledger.intake.paused_because() == drain.DRAINED, "the operator wanted it closed"
 
 
 def test_a_drain_ends_when_the_last_batch_is_stored(
@@ -60,7 +60,7 @@ def test_a_drain_ends_when_the_last_batch_is_stored(
     Presence(client, settings).beat(name="w", role="ingest", pid=1, queues=("ingest",))
 
     def work() -> None:
-        assert wait_until(lambda: ledger.door() is not None, timeout_s=20)
+        assert wait_until(lambda: ledger.intake.paused_because() is not None, timeout_s=20)
         claim = ledger.claim("b", Stage.INGEST, "w")
         ledger.commit(claim, warming=False, outcomes={"stored": 1})  # type: ignore[arg-type]
 
@@ -74,15 +74,15 @@ def test_a_drain_ends_when_the_last_batch_is_stored(
 def test_a_door_that_somebody_closed_stays_closed_when_a_drain_is_broken_off(
     settings: Settings, ledger: Ledger
 ) -> None:
-    ledger.close_door("an upgrade of the disks")
+    ledger.intake.pause("an upgrade of the disks")
     mine = drain.Drain.of(settings)
     with pytest.raises(KeyboardInterrupt), mine.closing(drain.STOPPED, leave_closed=False):
         raise KeyboardInterrupt
-    assert ledger.door() == "an upgrade of the disks"
-    ledger.open_door()
+    assert ledger.intake.paused_because() == "an upgrade of the disks"
+    ledger.intake.resume()
     with pytest.raises(KeyboardInterrupt), mine.closing(drain.STOPPED, leave_closed=False):
         raise KeyboardInterrupt
-    assert ledger.door() is None
+    assert ledger.intake.paused_because() is None
 
 
 def test_stop_without_a_stack_says_so(logweir: Verb, settings: Settings) -> None:
@@ -135,7 +135,7 @@ def test_a_stack_on_a_shared_redis_is_ended_and_the_door_of_the_others_stays_ope
         stop = logweir("stop")
         assert process.wait(10) == -signal.SIGTERM
     assert stop.code == 0 and "its Redis is shared" in stop.out, stop
-    assert ledger.door() is None
+    assert ledger.intake.paused_because() is None
     assert ledger.state("b") == "ingest", "others work on it"
 
 
@@ -150,4 +150,4 @@ def test_a_stack_that_does_not_end_takes_lines_in_again(
         stop = logweir("stop")
     (folder / "stack.json").unlink()
     assert stop.code == 1 and "did not end" in stop.err, stop
-    assert Ledger(connect(own), own).door() is None
+    assert Ledger(connect(own), own).intake.paused_because() is None

@@ -61,15 +61,15 @@ def test_a_door_that_stop_closed_opens_by_itself_and_one_that_drain_closed_does_
     mine = drain.Drain.of(settings)
     with mine.closing(drain.STOPPED, leave_closed=False):
         assert 0 < int(ledger.client.pttl(ledger.keys.closed)) <= drain.DOOR_S * 1000
-        ledger.keep_door("another", for_s=0.05)
-        ledger.keep_door(drain.STOPPED, for_s=200)
+        ledger.intake.stay_paused("another", for_s=0.05)
+        ledger.intake.stay_paused(drain.STOPPED, for_s=200)
         assert int(ledger.client.pttl(ledger.keys.closed)) > drain.DOOR_S * 1000
     with mine.closing(drain.DRAINED, leave_closed=True):
-        assert ledger.door() == drain.DRAINED
+        assert ledger.intake.paused_because() == drain.DRAINED
     assert int(ledger.client.pttl(ledger.keys.closed)) == -1
-    ledger.open_door()
-    ledger.close_door(drain.STOPPED, for_s=0.05)
-    assert wait_until(lambda: ledger.door() is None, timeout_s=5)
+    ledger.intake.resume()
+    ledger.intake.pause(drain.STOPPED, for_s=0.05)
+    assert wait_until(lambda: ledger.intake.paused_because() is None, timeout_s=5)
 
 
 def test_off_a_terminal_a_long_wait_is_told_once_and_again_when_it_changes_in_kind(

@@ -237,7 +237,7 @@ class Lab:
         def feed() -> None:
             number = 0
             while not stop.wait(0.05):
-                if self.ledger.counts().get("batches", 0) < 5:
+                if self.ledger.backlog.counts().get("batches", 0) < 5:
                     producer.send(lines(number), workload=workload)
                     number += 1
 

@@ -96,7 +96,7 @@ def send(lines: list[str] = LINES, *, cursor: str = "", name: str = "b") -> Life
 def warming(world: World) -> None:
     send()(world)
     world.act(World.work)
-    assert world.now.ledger.warming() == 1
+    assert world.now.ledger.backlog.warming() == 1
     world.check_end(stored=LINES)
 
 
@@ -104,7 +104,7 @@ def scored(world: World) -> None:
     world.model()
     send()(world)
     world.act(World.work)
-    assert world.now.ledger.warming() == 0
+    assert world.now.ledger.backlog.warming() == 0
     world.check_end(stored=LINES)
 
 
@@ -124,16 +124,16 @@ def rescored(world: World) -> None:
     world.model()
     world.act(World.work)
     world.act(World.work)
-    assert world.now.ledger.warming() == 0
+    assert world.now.ledger.backlog.warming() == 0
     world.check_end(stored=LINES[:1])
-    totals = world.now.ledger.totals()["shop"]
+    totals = world.now.ledger.backlog.totals()["shop"]
     assert (totals["stored"], totals["warming"]) == (1, 0)
     assert totals.get("normal", 0) + totals.get("anomalous", 0) == 1
 
 
 def from_a_source(world: World) -> None:
     send(cursor="behind it")(world)
-    assert world.now.ledger.cursor("app.log") == "behind it"
+    assert world.now.ledger.intake.cursor("app.log") == "behind it"
     world.act(World.work)
     world.check_end(stored=LINES)
 
@@ -144,8 +144,8 @@ def buried_and_retried(world: World) -> None:
     world.check_end(stored=LINES[:1], dead=[POISON])
 
     def retry(world: World) -> None:
-        for letter in world.now.ledger.dead():
-            world.now.ledger.retry(letter.batch_id)
+        for letter in world.now.ledger.dead_letters.newest():
+            world.now.ledger.dead_letters.retry(letter.batch_id)
 
     world.act(retry)
     world.act(World.work)
@@ -157,12 +157,12 @@ def discarded(world: World) -> None:
     world.act(World.work)
 
     def discard(world: World) -> None:
-        for letter in world.now.ledger.dead():
-            world.now.ledger.discard(letter.batch_id)
+        for letter in world.now.ledger.dead_letters.newest():
+            world.now.ledger.dead_letters.discard(letter.batch_id)
 
     world.act(discard)
     world.check_end(stored=[])
-    assert world.now.ledger.totals()["shop"]["discarded"] == 1
+    assert world.now.ledger.backlog.totals()["shop"]["discarded"] == 1
 
 
 def skipped(world: World) -> None:
@@ -170,7 +170,7 @@ def skipped(world: World) -> None:
     world.now.settings = world.settings
     send()(world)
     world.check_end(stored=[])
-    assert world.now.ledger.totals()["shop"]["skipped"] == 2
+    assert world.now.ledger.backlog.totals()["shop"]["skipped"] == 2
 
 
 def trained(world: World) -> None:
@@ -194,7 +194,7 @@ def trained(world: World) -> None:
     assert (live.generation, live.version) == (1, next(s.version for s in done if s.published))
     world.act(World.work)
     world.act(World.work)
-    assert world.now.ledger.warming() == 0
+    assert world.now.ledger.backlog.warming() == 0
     world.check_end(stored=LINES * 10)
 
 

@@ -118,7 +118,7 @@ def test_a_running_send_sends_again_what_redis_lost(own: Power, tmp_path: Path, 
     ledger = sending.producer.ledger
     assert lines(ledger) == numbered(1, 10)
     assert (sending.lines, sending.batches) == (10, 5)
-    stored = ledger.cursor(send._cursor_key(sending, path, "shop"))
+    stored = ledger.intake.cursor(send._cursor_key(sending, path, "shop"))
     assert stored is not None and Cursor.unpack(stored).line == 10
 
 
@@ -163,7 +163,7 @@ def test_standard_input_is_sent_again_from_what_is_kept(own: Power) -> None:
     ledger = sending.producer.ledger
     assert lines(ledger) == numbered(1, 10)
     assert not sending.gone
-    assert ledger.cursor("stdin-key") is None, "nobody can go on there"
+    assert ledger.intake.cursor("stdin-key") is None, "nobody can go on there"
 
 
 def test_standard_input_that_is_not_kept_any_more_is_named_as_lost(
@@ -269,7 +269,7 @@ def test_a_cursor_in_another_form_is_compared_as_it_stands(own: Power, tmp_path:
     first = sender(own)
     send._file(first, path, "shop")
     ledger, key = first.producer.ledger, send._cursor_key(first, path, "shop")
-    stored = ledger.cursor(key)
+    stored = ledger.intake.cursor(key)
     assert stored is not None
     ledger.client.hset(ledger.keys.cursors, key, stored.replace(": ", ":").replace("}", ',"more":1}'))
     log(path, 5, 6)
@@ -287,14 +287,14 @@ def test_a_batch_from_elsewhere_changes_nothing(own: Power, tmp_path: Path) -> N
     assert producer.send_chunk(first, start=0, after="", **given) == Accepted(batch_id="k-0")
     lost_answer = producer.send_chunk(first, start=0, after="", **given)
     assert lost_answer == Accepted(batch_id="k-0", duplicate=True)
-    before = producer.ledger.counts()
+    before = producer.ledger.backlog.counts()
     for after in ("", "somewhere"):
         with pytest.raises(CursorMoved) as moved:
             producer.send_chunk(second, start=250, after=after, **given)
         assert moved.value.cursor == first.cursor.pack()
-    assert producer.ledger.counts() == before
+    assert producer.ledger.backlog.counts() == before
     assert producer.send_chunk(second, start=250, after=first.cursor.pack(), **given)
-    assert producer.ledger.cursor("app") == second.cursor.pack()
+    assert producer.ledger.intake.cursor("app") == second.cursor.pack()
 
 
 # ---- acknowledged pushes -------------------------------------------------------------------------
@@ -400,8 +400,8 @@ def messages(context: Context) -> list[str]:
 
 def balanced(context: Context) -> dict[str, int]:
     """Nothing in flight, and every accepted line accounted for."""
-    totals = context.ledger.totals()["shop"]
-    assert context.ledger.counts()["batches"] == 0
+    totals = context.ledger.backlog.totals()["shop"]
+    assert context.ledger.backlog.counts()["batches"] == 0
     assert totals["accepted"] == sum(totals.get(n, 0) for n in ("stored", "dead", "discarded", "skipped"))
     return totals
 
@@ -490,18 +490,18 @@ def test_a_burial_a_retry_and_a_discard_that_redis_forgot_may_be_repeated(own: P
     work_off(context, broken="bad")
     assert balanced(context)["dead"] == 1
     dead = own.now()
-    assert ledger.retry("b")
+    assert ledger.dead_letters.retry("b")
     work_off(context)
     assert messages(context) == ["bad"]
     own.cut(dead)
-    assert [letter.batch_id for letter in ledger.dead()] == ["b"]
+    assert [letter.batch_id for letter in ledger.dead_letters.newest()] == ["b"]
     producer.send(["other"], workload="shop", batch_id="c")
     work_off(context)
     assert messages(context) == ["other"], "what is dead again stands in no results"
-    assert ledger.discard("b")
+    assert ledger.dead_letters.discard("b")
     assert balanced(context)["discarded"] == 1
     own.cut(dead)
-    assert ledger.retry("b")
+    assert ledger.dead_letters.retry("b")
     work_off(context)
     assert messages(context) == ["bad", "other"]
 
@@ -588,7 +588,7 @@ def test_who_stalls_before_its_write_does_not_write_over_what_was_scored_again(o
 
     def scored_again() -> None:
         work_off(quick)
-        assert quick.ledger.start_rescoring(9, has_model=lambda _: True) == ["b"]
+        assert quick.ledger.backlog.start_rescoring(9, has_model=lambda _: True) == ["b"]
         claim = quick.ledger.claim("b", Stage.INGEST, "quick")
         assert not isinstance(claim, str)
         verdict = results(quick).with_columns(score=pl.lit(0.9), anomalous=pl.lit(True))
@@ -644,14 +644,14 @@ def test_a_dead_batch_that_is_retried_while_others_look_keeps_its_results(own: P
     producer.send(["bad"], workload="shop", batch_id="b")
     work_off(context, broken="bad")
     dead = own.now()
-    assert context.ledger.retry("b")
+    assert context.ledger.dead_letters.retry("b")
     work_off(context)
     own.cut(dead)
     slow, quick = context_of(own).forgotten(Purpose.SCORE), context_of(own)
     assert slow is not None
 
     def retried() -> None:
-        assert quick.ledger.retry("b")
+        assert quick.ledger.dead_letters.retry("b")
         work_off(quick)
 
     stopped_before(slow._files, "take_out", retried)
@@ -665,7 +665,7 @@ def test_a_damaged_file_of_a_dead_batch_stops_nobody(own: Power) -> None:
     producer.send(["bad"], workload="shop", batch_id="b")
     work_off(context, broken="bad")
     dead = own.now()
-    assert context.ledger.retry("b")
+    assert context.ledger.dead_letters.retry("b")
     work_off(context)
     (file,) = own.settings.data.results.rglob("*.parquet")
     file.write_bytes(b"PAR1 damaged PAR1")
@@ -719,11 +719,11 @@ def test_a_rescoring_that_redis_forgot_is_done_again(own: Power) -> None:
     work_off(context)
     before, stored = own.now(), balanced(context)
     for _ in range(2):
-        assert ledger.start_rescoring(10, has_model=lambda _: True) == ["b"]
+        assert ledger.backlog.start_rescoring(10, has_model=lambda _: True) == ["b"]
         work_off(context)  # no model after all: it waits for one again
         assert messages(context) == ["one", "two"]
         own.cut(before)
-        assert ledger.warming() == 1
+        assert ledger.backlog.warming() == 1
         assert balanced(context) == stored
 
 

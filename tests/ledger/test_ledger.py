@@ -11,8 +11,8 @@ import redis
 from polling import wait_until
 
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable, TooNew
-from pipeline.ledger.batches import Accepted, Claim, Full, Meta, Stage
-from pipeline.ledger.ledger import KEEP_DONE_S, Ledger
+from pipeline.ledger.batches import KEEP_DONE_S, Accepted, Claim, Full, Meta, Stage
+from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import WIRE_VERSION, Batch, Purpose
 from pipeline.records.schema import RAW_SCHEMA, pack_frame, raw_frame
 from pipeline.redis.connection import answering
@@ -49,7 +49,7 @@ def take(ledger: Ledger, batch_id: str = "b", stage: Stage = Stage.INGEST) -> Cl
 
 def expire(ledger: Ledger, batch_id: str = "b") -> None:
     """Let the claim's time pass: its deadline, on Redis time, was a moment ago."""
-    past = ledger.now_ms() - 1
+    past = ledger.store.now_ms() - 1
     ledger.client.hset(ledger.keys.batch(batch_id), "deadline", past)
     ledger.client.zadd(ledger.keys.due, {batch_id: past})
 
@@ -65,7 +65,7 @@ def exhaust(ledger: Ledger, batch_id: str = "b") -> Claim:
 
 
 def balance(ledger: Ledger, workload: str = "shop") -> dict[str, int]:
-    totals = ledger.totals().get(workload, {})
+    totals = ledger.backlog.totals().get(workload, {})
     return {name: totals.get(name, 0) for name in ("accepted", "stored", "dead", "discarded")}
 
 
@@ -79,7 +79,7 @@ def entry(ledger: Ledger, batch_id: str = "b") -> dict[str, str]:
 
 def test_an_accepted_batch_gives_back_the_records_it_was_given(ledger: Ledger) -> None:
     given = batch("b", ["a ü", "b\nc", ""])
-    assert ledger.accept(given) == Accepted(batch_id="b")
+    assert ledger.intake.accept(given) == Accepted(batch_id="b")
     assert ledger.payload("b").equals(given.records)
     claim = take(ledger)
     assert (claim.lines, claim.records, claim.workload, claim.attempts) == (3, 3, "shop", 1)
@@ -89,14 +89,14 @@ def test_an_accepted_batch_gives_back_the_records_it_was_given(ledger: Ledger) -
 
 def test_the_same_batch_twice_is_taken_once_even_after_it_is_done(ledger: Ledger) -> None:
     again = Accepted(batch_id="b", duplicate=True)
-    assert ledger.accept(batch("b")) == Accepted(batch_id="b")
-    counts = ledger.counts()
-    assert ledger.accept(batch("b")) == again
-    assert ledger.counts() == counts
+    assert ledger.intake.accept(batch("b")) == Accepted(batch_id="b")
+    counts = ledger.backlog.counts()
+    assert ledger.intake.accept(batch("b")) == again
+    assert ledger.backlog.counts() == counts
     ledger.commit(take(ledger), warming=False, outcomes={})
-    assert ledger.accept(batch("b")) == again
+    assert ledger.intake.accept(batch("b")) == again
     assert balance(ledger) == {"accepted": 3, "stored": 3, "dead": 0, "discarded": 0}
-    assert ledger.counts() == {"batches": 0, "bytes": 0, "stage:ingest": 0}
+    assert ledger.backlog.counts() == {"batches": 0, "bytes": 0, "stage:ingest": 0}
 
 
 def structured(level: str) -> pl.DataFrame:
@@ -115,36 +115,38 @@ def structured(level: str) -> pl.DataFrame:
     ids=["text", "fewer", "place", "workload", "level"],
 )
 def test_other_content_under_a_known_id_is_refused(ledger: Ledger, first: Batch, second: Batch) -> None:
-    ledger.accept(first)
+    ledger.intake.accept(first)
     with pytest.raises(BadInput, match="use a new id"):
-        ledger.accept(second)
-    assert ledger.counts()["batches"] == 1
+        ledger.intake.accept(second)
+    assert ledger.backlog.counts()["batches"] == 1
 
 
 def test_the_cursor_moves_with_its_batch_and_with_a_repetition(ledger: Ledger) -> None:
-    assert ledger.cursor("file") is None
-    ledger.accept(batch("b"), cursor_key="file", cursor="10")
-    assert ledger.cursor("file") == "10"
+    assert ledger.intake.cursor("file") is None
+    ledger.intake.accept(batch("b"), cursor_key="file", cursor="10")
+    assert ledger.intake.cursor("file") == "10"
     ledger.client.hdel(ledger.keys.cursors, "file")  # as after a Redis that lost it
-    ledger.accept(batch("b"), cursor_key="file", cursor="10")
-    assert ledger.cursor("file") == "10"
+    ledger.intake.accept(batch("b"), cursor_key="file", cursor="10")
+    assert ledger.intake.cursor("file") == "10"
     with pytest.raises(BadInput):
-        ledger.accept(batch("b", ["other"]), cursor_key="file", cursor="20")
-    assert ledger.cursor("file") == "10"
+        ledger.intake.accept(batch("b", ["other"]), cursor_key="file", cursor="20")
+    assert ledger.intake.cursor("file") == "10"
 
 
 def test_too_many_batches_are_refused_until_one_is_done(client: "redis.Redis", settings: Settings) -> None:
     ledger = Ledger(client, settings.replace(max_pending_batches=2))
-    ledger.accept(batch("a"))
-    ledger.accept(batch("b"))
-    answer = ledger.accept(batch("c"), cursor_key="file", cursor="9")
+    ledger.intake.accept(batch("a"))
+    ledger.intake.accept(batch("b"))
+    answer = ledger.intake.accept(batch("c"), cursor_key="file", cursor="9")
     assert isinstance(answer, Full)
     assert answer.pending_batches == 2
     assert answer.retry_after_s > 0
-    assert ledger.cursor("file") is None
-    assert ledger.accept(batch("a")) == Accepted(batch_id="a", duplicate=True), "a repetition needs no room"
+    assert ledger.intake.cursor("file") is None
+    assert ledger.intake.accept(batch("a")) == Accepted(batch_id="a", duplicate=True), (
+        "a repetition needs no room"
+    )
     ledger.commit(take(ledger, "a"), warming=False, outcomes={})
-    assert ledger.accept(batch("c")) == Accepted(batch_id="c")
+    assert ledger.intake.accept(batch("c")) == Accepted(batch_id="c")
 
 
 def noise(seed: int) -> list[str]:
@@ -160,30 +162,30 @@ def test_too_many_bytes_are_refused_but_a_batch_above_the_limit_gets_in_alone(
 ) -> None:
     ledger = Ledger(client, settings.replace(max_pending_mib=1))
     big = [batch("a", noise(1) + noise(2)), batch("b", noise(3))]
-    assert ledger.accept(big[0]) == Accepted(batch_id="a")
-    assert ledger.counts()["bytes"] > 2**20, "the first batch must be above the whole limit"
-    answer = ledger.accept(big[1])
+    assert ledger.intake.accept(big[0]) == Accepted(batch_id="a")
+    assert ledger.backlog.counts()["bytes"] > 2**20, "the first batch must be above the whole limit"
+    answer = ledger.intake.accept(big[1])
     assert isinstance(answer, Full)
-    assert answer.pending_bytes == ledger.counts()["bytes"]
+    assert answer.pending_bytes == ledger.backlog.counts()["bytes"]
     ledger.commit(take(ledger, "a"), warming=False, outcomes={})
-    assert ledger.accept(big[1]) == Accepted(batch_id="b")
+    assert ledger.intake.accept(big[1]) == Accepted(batch_id="b")
 
 
 def test_a_stack_trace_counts_as_its_physical_lines(ledger: Ledger) -> None:
     frame = raw_frame(["head\n  at x\n  at y", "next"]).with_columns(
         pl.Series("lines", [3, 1], dtype=pl.UInt32)
     )
-    ledger.accept(batch("b", records=frame))
+    ledger.intake.accept(batch("b", records=frame))
     ledger.commit(take(ledger), warming=False, outcomes={"normal": 4})
     assert balance(ledger)["accepted"] == balance(ledger)["stored"] == 4
-    assert ledger.totals()["shop"]["stored_records"] == 2
+    assert ledger.backlog.totals()["shop"]["stored_records"] == 2
 
 
 # Claims
 
 
 def test_a_batch_has_one_claim_at_a_time(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     take(ledger)
     assert ledger.claim("b", Stage.INGEST, "other") == "held"
     assert ledger.claim("b", Stage.DRAIN, "other") == "elsewhere"
@@ -191,23 +193,23 @@ def test_a_batch_has_one_claim_at_a_time(ledger: Ledger) -> None:
 
 
 def test_a_finished_batch_is_left_alone(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     ledger.commit(take(ledger), warming=False, outcomes={})
     assert ledger.claim("b", Stage.INGEST, "other") == "finished"
 
 
 def test_a_silent_claim_expires_by_itself(client: "redis.Redis", settings: Settings) -> None:
     ledger = Ledger(client, settings.replace(claim_ttl_ms=1000))
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     first = take(ledger)
     assert ledger.renew(first)
-    assert wait_until(lambda: bool(ledger.overdue()), timeout_s=10)
+    assert wait_until(lambda: bool(ledger.backlog.overdue()), timeout_s=10)
     assert not ledger.renew(first)
     assert take(ledger).attempts == 2
 
 
 def test_who_asks_for_a_first_attempt_gets_no_batch_that_has_failed_before(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     claim = ledger.claim("b", Stage.INGEST, "one", first=True)
     assert isinstance(claim, Claim) and claim.attempts == 1
     ledger.release(claim, reason="it waits", delay_s=0, counted=False)
@@ -225,7 +227,7 @@ def test_holding_renews_those_that_are_added_and_no_more_those_that_are_dropped(
     ledger = Ledger(client, settings.replace(claim_ttl_ms=1000))
     claims = []
     for name in ("a", "b", "c"):
-        ledger.accept(batch(name))
+        ledger.intake.accept(batch(name))
         claim = ledger.claim(name, Stage.INGEST, "w")
         assert isinstance(claim, Claim)
         claims.append(claim)
@@ -234,7 +236,7 @@ def test_holding_renews_those_that_are_added_and_no_more_those_that_are_dropped(
     def told(left: list[Claim]) -> None:
         late.extend(claim.batch_id for claim in left)
 
-    with ledger.holding(claims[0], at_most_s=1.5, late=told) as held:
+    with ledger.holding(claims[0], limit_s=1.5, on_timeout=told) as held:
         held.add(claims[1])
         held.add(claims[2])
         held.drop(claims[1])
@@ -247,10 +249,10 @@ def test_holding_renews_those_that_are_added_and_no_more_those_that_are_dropped(
 
 def test_holding_renews_a_claim_until_the_work_is_over(client: "redis.Redis", settings: Settings) -> None:
     ledger = Ledger(client, settings.replace(claim_ttl_ms=1000))
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     claim = take(ledger)
     first = int(entry(ledger)["deadline"])
-    with ledger.holding(claim, at_most_s=30) as held:
+    with ledger.holding(claim, limit_s=30) as held:
         assert wait_until(lambda: int(entry(ledger)["deadline"]) > first, timeout_s=10)
         assert held.ours(claim)
         expire(ledger)
@@ -261,8 +263,8 @@ def test_holding_renews_a_claim_until_the_work_is_over(client: "redis.Redis", se
 
 def test_a_step_that_never_ends_loses_its_claim(client: "redis.Redis", settings: Settings) -> None:
     ledger = Ledger(client, settings.replace(claim_ttl_ms=1000))
-    ledger.accept(batch("b"))
-    with ledger.holding(take(ledger), at_most_s=0):
+    ledger.intake.accept(batch("b"))
+    with ledger.holding(take(ledger), limit_s=0):
         assert wait_until(lambda: isinstance(ledger.claim("b", Stage.INGEST, "other"), Claim), timeout_s=10)
 
 
@@ -276,36 +278,41 @@ MOVES: dict[str, Callable[[Ledger, Claim], object]] = {
 @pytest.mark.parametrize("move", MOVES, ids=str)
 @pytest.mark.parametrize("taken", [False, True], ids=["expired", "taken over"])
 def test_a_stale_claim_moves_nothing(ledger: Ledger, move: str, taken: bool) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     stale = take(ledger)
     expire(ledger)
     if taken:
         take(ledger)
-    before = entry(ledger), ledger.counts(), ledger.totals(), ledger.overdue()
+    before = entry(ledger), ledger.backlog.counts(), ledger.backlog.totals(), ledger.backlog.overdue()
     with pytest.raises(ClaimLost):
         MOVES[move](ledger, stale)
-    assert (entry(ledger), ledger.counts(), ledger.totals(), ledger.overdue()) == before
+    assert (
+        entry(ledger),
+        ledger.backlog.counts(),
+        ledger.backlog.totals(),
+        ledger.backlog.overdue(),
+    ) == before
     assert ledger.payload("b").height == 3
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["expired", "taken over"])
 def test_a_stale_claim_can_neither_bury_nor_give_back(ledger: Ledger, taken: bool) -> None:
-    ledger.accept(batch("b", ["alone"]))
+    ledger.intake.accept(batch("b", ["alone"]))
     stale = take(ledger)
     expire(ledger)
     if taken:
         take(ledger)
-    before = entry(ledger), ledger.counts(), ledger.totals()
+    before = entry(ledger), ledger.backlog.counts(), ledger.backlog.totals()
     with pytest.raises(ClaimLost):
         ledger.give_up(stale, "late")
     ledger.release(stale, reason="late", delay_s=60, counted=False)
     assert not ledger.renew(stale)
-    assert (entry(ledger), ledger.counts(), ledger.totals()) == before
-    assert ledger.dead() == []
+    assert (entry(ledger), ledger.backlog.counts(), ledger.backlog.totals()) == before
+    assert ledger.dead_letters.newest() == []
 
 
 def test_an_attempt_counts_when_it_begins_and_not_when_the_surroundings_failed(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     assert take(ledger).attempts == 1
     expire(ledger)
     second = take(ledger)
@@ -319,24 +326,24 @@ def test_an_attempt_counts_when_it_begins_and_not_when_the_surroundings_failed(l
 
 
 def test_a_batch_given_back_waits_for_its_time(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     ledger.release(take(ledger), reason="disk full", delay_s=60, counted=False)
     assert ledger.claim("b", Stage.INGEST, "worker") == "early"
-    assert ledger.overdue() == []
+    assert ledger.backlog.overdue() == []
     ledger.client.hset(ledger.keys.batch("b"), "not_before", 0)
     ledger.client.zadd(ledger.keys.due, {"b": 1})
-    assert ledger.overdue() == [("b", Stage.INGEST)]
+    assert ledger.backlog.overdue() == [("b", Stage.INGEST)]
     assert take(ledger).attempts == 1
 
 
 def test_the_next_stage_begins_with_fresh_attempts_and_the_work_so_far(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     take(ledger)
     expire(ledger)
     ledger.advance(take(ledger), Stage.DRAIN, pl.DataFrame({"key": [7]}))
     assert ledger.work("b")["key"].to_list() == [7]
-    assert ledger.counts()["stage:ingest"] == 0
-    assert ledger.counts()["stage:drain"] == 1
+    assert ledger.backlog.counts()["stage:ingest"] == 0
+    assert ledger.backlog.counts()["stage:drain"] == 1
     claim = take(ledger, stage=Stage.DRAIN)
     assert claim.attempts == 1
     ledger.advance(claim, Stage.STORE)
@@ -347,12 +354,12 @@ def test_the_next_stage_begins_with_fresh_attempts_and_the_work_so_far(ledger: L
 
 
 def test_a_batch_is_counted_as_stored_once(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     claim = take(ledger)
     ledger.commit(claim, warming=False, outcomes={"normal": 2, "anomalous": 1, "warming": 0})
     with pytest.raises(ClaimLost):
         ledger.commit(claim, warming=False, outcomes={"normal": 2, "anomalous": 1})
-    totals = ledger.totals()["shop"]
+    totals = ledger.backlog.totals()["shop"]
     assert (totals["stored"], totals["normal"], totals["anomalous"], totals["commits"]) == (3, 2, 1, 1)
     assert "warming" not in totals
     with pytest.raises(BadPayload, match="not in Redis"):
@@ -361,7 +368,7 @@ def test_a_batch_is_counted_as_stored_once(ledger: Ledger) -> None:
 
 def test_a_done_batch_is_remembered_for_a_time_and_a_warming_one_until_it_is_rescored(ledger: Ledger) -> None:
     for name, warming in (("plain", False), ("warm", True)):
-        ledger.accept(batch(name))
+        ledger.intake.accept(batch(name))
         ledger.commit(take(ledger, name), warming=warming, outcomes={})
     ttl = ledger.client.ttl
     assert 0 < int(ttl(ledger.keys.batch("plain"))) <= KEEP_DONE_S
@@ -373,19 +380,23 @@ def has_model(workload: str) -> bool:
 
 
 def test_a_rescored_batch_is_stored_once_and_leaves_the_waiting_list(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     ledger.commit(take(ledger), warming=True, outcomes={"warming": 3})
-    assert ledger.warming() == 1
-    assert ledger.start_rescoring(10, has_model=lambda _: False) == []
-    assert ledger.start_rescoring(10, has_model=has_model) == ["b"]
-    assert ledger.start_rescoring(10, has_model=has_model) == []
-    assert (ledger.warming(), ledger.counts()["batches"], ledger.counts()["stage:ingest"]) == (0, 1, 1)
+    assert ledger.backlog.warming() == 1
+    assert ledger.backlog.start_rescoring(10, has_model=lambda _: False) == []
+    assert ledger.backlog.start_rescoring(10, has_model=has_model) == ["b"]
+    assert ledger.backlog.start_rescoring(10, has_model=has_model) == []
+    assert (
+        ledger.backlog.warming(),
+        ledger.backlog.counts()["batches"],
+        ledger.backlog.counts()["stage:ingest"],
+    ) == (0, 1, 1)
     claim = take(ledger)
     assert claim.rescore
     ledger.commit(claim, warming=False, outcomes={"warming": -3, "normal": 3})
-    totals = ledger.totals()["shop"]
+    totals = ledger.backlog.totals()["shop"]
     assert (totals["accepted"], totals["stored"], totals["warming"], totals["normal"]) == (3, 3, 0, 3)
-    assert ledger.counts() == {"batches": 0, "bytes": 0, "stage:ingest": 0}
+    assert ledger.backlog.counts() == {"batches": 0, "bytes": 0, "stage:ingest": 0}
     assert int(ledger.client.ttl(ledger.keys.batch("b"))) > 0
 
 
@@ -393,27 +404,27 @@ def test_batches_without_a_model_do_not_hide_those_with_one(ledger: Ledger) -> N
     for n in range(25):
         ledger.client.zadd(ledger.keys.warming, {f"other-{n}": n})
         ledger.client.hset(ledger.keys.batch(f"other-{n}"), mapping={"workload": "other", "state": "done"})
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     ledger.commit(take(ledger), warming=True, outcomes={})
-    sent = [ledger.start_rescoring(1, has_model=has_model) for _ in range(4)]
+    sent = [ledger.backlog.start_rescoring(1, has_model=has_model) for _ in range(4)]
     assert sent == [[], [], ["b"], []]
-    assert ledger.warming() == 25
+    assert ledger.backlog.warming() == 25
 
 
 def test_a_rescoring_that_fails_leaves_the_lines_counted_as_stored(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     ledger.commit(take(ledger), warming=True, outcomes={})
-    ledger.start_rescoring(10, has_model=has_model)
+    ledger.backlog.start_rescoring(10, has_model=has_model)
     assert ledger.give_up(take(ledger), "the stored results are gone") == []
-    assert [d.reason for d in ledger.dead()] == ["the stored results are gone"]
+    assert [d.reason for d in ledger.dead_letters.newest()] == ["the stored results are gone"]
     assert balance(ledger) == {"accepted": 3, "stored": 3, "dead": 0, "discarded": 0}
-    assert ledger.retry("b")
+    assert ledger.dead_letters.retry("b")
     assert take(ledger).rescore
     expire(ledger)
     ledger.give_up(take(ledger), "again")
-    assert ledger.discard("b")
+    assert ledger.dead_letters.discard("b")
     assert balance(ledger) == {"accepted": 3, "stored": 3, "dead": 0, "discarded": 0}
-    assert ledger.counts() == {"batches": 0, "bytes": 0, "dead_bytes": 0, "stage:ingest": 0}
+    assert ledger.backlog.counts() == {"batches": 0, "bytes": 0, "dead_bytes": 0, "stage:ingest": 0}
 
 
 # Giving up
@@ -423,21 +434,21 @@ def test_a_batch_that_kills_its_workers_is_split_into_halves_with_all_its_lines(
     frame = raw_frame(["a", "b\nc", "d", "e", "f"]).with_columns(
         pl.Series("lines", [1, 2, 1, 1, 1], dtype=pl.UInt32)
     )
-    ledger.accept(batch("b", records=frame))
+    ledger.intake.accept(batch("b", records=frame))
     claim = exhaust(ledger)
     assert claim.error == "the worker died or hung in stage ingest"
     left, right = ledger.give_up(claim, claim.error)
     assert pl.concat([ledger.payload(left), ledger.payload(right)]).equals(frame)
     assert (entry(ledger, left)["lines"], entry(ledger, right)["lines"]) == ("3", "3")
     assert ledger.claim("b", Stage.INGEST, "worker") == "finished"
-    counts = ledger.counts()
+    counts = ledger.backlog.counts()
     assert (counts["batches"], counts["stage:ingest"]) == (2, 2)
     assert counts["bytes"] == int(entry(ledger, left)["bytes"]) + int(entry(ledger, right)["bytes"])
-    assert ledger.accept(batch("b", records=frame)) == Accepted(batch_id="b", duplicate=True)
+    assert ledger.intake.accept(batch("b", records=frame)) == Accepted(batch_id="b", duplicate=True)
 
 
 def test_a_half_of_many_records_gets_one_attempt_and_a_single_record_all_of_them(ledger: Ledger) -> None:
-    ledger.accept(batch("b", ["a", "b", "c"]))
+    ledger.intake.accept(batch("b", ["a", "b", "c"]))
     left, right = ledger.give_up(exhaust(ledger), "died")
     assert take(ledger, left).attempts == 1, "one record"
     last = take(ledger, right)
@@ -448,7 +459,7 @@ def test_a_half_of_many_records_gets_one_attempt_and_a_single_record_all_of_them
 
 
 def test_one_bad_record_ends_alone_as_a_dead_letter_and_the_rest_is_stored(ledger: Ledger) -> None:
-    ledger.accept(batch("b", [f"line {i}" for i in range(11)] + ["POISON"] + ["more"] * 5))
+    ledger.intake.accept(batch("b", [f"line {i}" for i in range(11)] + ["POISON"] + ["more"] * 5))
     waiting, rounds = ["b"], 0
     while waiting:
         rounds += 1
@@ -463,23 +474,23 @@ def test_one_bad_record_ends_alone_as_a_dead_letter_and_the_rest_is_stored(ledge
             waiting.append(name)
         else:
             ledger.commit(claim, warming=False, outcomes={})
-    (letter,) = ledger.dead()
+    (letter,) = ledger.dead_letters.newest()
     assert (letter.lines, letter.first_line, letter.workload, letter.source) == (1, 12, "shop", "app.log")
     assert (letter.reason, letter.died_in) == ("ValueError: bad line", "ingest")
     assert ledger.payload(letter.batch_id)["raw"].to_list() == ["POISON"]
     assert balance(ledger) == {"accepted": 17, "stored": 16, "dead": 1, "discarded": 0}
     held = int(entry(ledger, letter.batch_id)["bytes"])
-    assert ledger.counts() == {"batches": 0, "bytes": 0, "dead_bytes": held, "stage:ingest": 0}
+    assert ledger.backlog.counts() == {"batches": 0, "bytes": 0, "dead_bytes": held, "stage:ingest": 0}
 
 
 def test_a_dead_letter_can_be_tried_again(ledger: Ledger) -> None:
-    ledger.accept(batch("b", ["alone"]))
+    ledger.intake.accept(batch("b", ["alone"]))
     ledger.give_up(take(ledger), "no luck")
     assert ledger.claim("b", Stage.INGEST, "worker") == "finished"
     assert balance(ledger)["dead"] == 1
-    assert ledger.retry("b")
-    assert not ledger.retry("b")
-    assert ledger.dead() == []
+    assert ledger.dead_letters.retry("b")
+    assert not ledger.dead_letters.retry("b")
+    assert ledger.dead_letters.newest() == []
     claim = take(ledger)
     assert (claim.attempts, claim.error) == (1, "")
     ledger.commit(claim, warming=False, outcomes={})
@@ -488,35 +499,35 @@ def test_a_dead_letter_can_be_tried_again(ledger: Ledger) -> None:
 
 
 def test_a_discarded_dead_letter_stays_counted_and_is_not_accepted_again(ledger: Ledger) -> None:
-    ledger.accept(batch("b", ["alone"]))
+    ledger.intake.accept(batch("b", ["alone"]))
     ledger.give_up(take(ledger), "no luck")
-    assert ledger.discard("b")
-    assert not ledger.discard("b")
-    assert not ledger.retry("b")
+    assert ledger.dead_letters.discard("b")
+    assert not ledger.dead_letters.discard("b")
+    assert not ledger.dead_letters.retry("b")
     assert balance(ledger) == {"accepted": 1, "stored": 0, "dead": 0, "discarded": 1}
-    assert ledger.accept(batch("b", ["alone"])) == Accepted(batch_id="b", duplicate=True)
+    assert ledger.intake.accept(batch("b", ["alone"])) == Accepted(batch_id="b", duplicate=True)
     assert not ledger.client.exists(ledger.keys.payload("b"))
 
 
 def test_nothing_but_a_dead_letter_can_be_retried_or_discarded(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     for name in ("b", "nobody"):
-        assert not ledger.retry(name)
-        assert not ledger.discard(name)
-        assert ledger.dead_letter(name) is None
+        assert not ledger.dead_letters.retry(name)
+        assert not ledger.dead_letters.discard(name)
+        assert ledger.dead_letters.find(name) is None
 
 
 def test_halves_never_take_the_id_of_another_batch(ledger: Ledger) -> None:
     others = {f"app.log.{n}": [f"rotated {n}", "more"] for n in range(2)}
-    ledger.accept(batch("app.log", ["a", "b"]))
+    ledger.intake.accept(batch("app.log", ["a", "b"]))
     for name, lines in others.items():
-        ledger.accept(batch(name, lines))
+        ledger.intake.accept(batch(name, lines))
     halves = ledger.give_up(take(ledger, "app.log"), "died")
     assert not set(halves) & set(others)
     for name, lines in others.items():
         assert ledger.payload(name)["raw"].to_list() == lines
     with pytest.raises(BadInput, match="~"):
-        ledger.accept(batch(halves[0], ["x"]))
+        ledger.intake.accept(batch(halves[0], ["x"]))
 
 
 # What cannot be read
@@ -526,26 +537,26 @@ def test_halves_never_take_the_id_of_another_batch(ledger: Ledger) -> None:
     "meta", ["", "{", "[]", "{}", '{"wire": "new"}', '{"wire": 1, "source": "x"}'], ids=repr
 )
 def test_a_batch_with_an_unreadable_entry_is_buried_and_does_not_come_back(ledger: Ledger, meta: str) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     ledger.client.hset(ledger.keys.batch("b"), "meta", meta)
     assert ledger.claim("b", Stage.INGEST, "worker") == "unreadable"
     assert ledger.claim("b", Stage.INGEST, "worker") == "finished"
-    (letter,) = ledger.dead()
+    (letter,) = ledger.dead_letters.newest()
     assert "not readable" in letter.reason
     assert letter.source == "?"
     assert balance(ledger) == {"accepted": 3, "stored": 0, "dead": 3, "discarded": 0}
-    assert ledger.overdue() == []
+    assert ledger.backlog.overdue() == []
 
 
 def test_an_entry_without_its_description_is_buried_too(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     ledger.client.hdel(ledger.keys.batch("b"), "meta")
     assert ledger.claim("b", Stage.INGEST, "worker") == "unreadable"
-    assert [d.batch_id for d in ledger.dead()] == ["b"]
+    assert [d.batch_id for d in ledger.dead_letters.newest()] == ["b"]
 
 
 def test_a_newer_wire_version_is_refused_with_its_number(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     meta = entry(ledger)["meta"].replace(f'"wire": {WIRE_VERSION}', f'"wire": {WIRE_VERSION + 1}')
     with pytest.raises(TooNew, match=f"wire version {WIRE_VERSION + 1}; this build reads up to"):
         Meta.load(meta)
@@ -562,7 +573,7 @@ def test_a_newer_wire_version_is_refused_with_its_number(ledger: Ledger) -> None
 def test_a_batch_whose_records_cannot_be_read_is_buried_with_both_reasons(
     ledger: Ledger, damage: bytes | str | None
 ) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     key = ledger.keys.payload("b")
     if damage is None:
         ledger.client.delete(key)
@@ -571,14 +582,14 @@ def test_a_batch_whose_records_cannot_be_read_is_buried_with_both_reasons(
     else:
         ledger.client.set(key, damage)
     assert ledger.give_up(take(ledger), "ValueError: it failed") == []
-    (letter,) = ledger.dead()
+    (letter,) = ledger.dead_letters.newest()
     assert letter.reason.startswith("ValueError: it failed; ")
     assert letter.lines == 3
     assert balance(ledger)["dead"] == 3
 
 
 def test_the_records_of_a_batch_keep_their_columns_and_types(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     assert dict(ledger.payload("b").schema) == RAW_SCHEMA
 
 
@@ -587,25 +598,25 @@ def test_the_records_of_a_batch_keep_their_columns_and_types(ledger: Ledger) -> 
 
 def test_only_batches_whose_time_has_come_are_overdue(ledger: Ledger) -> None:
     for name in ("early", "late", "done"):
-        ledger.accept(batch(name))
-    assert ledger.overdue() == []
+        ledger.intake.accept(batch(name))
+    assert ledger.backlog.overdue() == []
     ledger.client.zadd(ledger.keys.due, {"late": 1})
     ledger.commit(take(ledger, "done"), warming=False, outcomes={})
     ledger.client.zadd(ledger.keys.due, {"done": 1, "vanished": 1})  # as left by a Redis that rolled back
-    assert ledger.overdue() == [("late", Stage.INGEST)]
+    assert ledger.backlog.overdue() == [("late", Stage.INGEST)]
     assert ledger.client.zscore(ledger.keys.due, "done") is None
-    ledger.postpone(["late"])
-    assert ledger.overdue() == []
-    ledger.postpone(["vanished"])
+    ledger.backlog.postpone(["late"])
+    assert ledger.backlog.overdue() == []
+    ledger.backlog.postpone(["vanished"])
     assert ledger.client.zcard(ledger.keys.due) == 2
 
 
 def test_an_expired_claim_is_overdue(ledger: Ledger) -> None:
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     take(ledger)
-    assert ledger.overdue() == []
+    assert ledger.backlog.overdue() == []
     expire(ledger)
-    assert ledger.overdue() == [("b", Stage.INGEST)]
+    assert ledger.backlog.overdue() == [("b", Stage.INGEST)]
 
 
 def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
@@ -627,7 +638,7 @@ def full_redis(client: "redis.Redis") -> Iterator[None]:
 @pytest.mark.usefixtures("full_redis")
 def test_a_redis_without_memory_is_said_so_by_scripts_and_plain_commands(ledger: Ledger) -> None:
     with pytest.raises(RedisUnavailable, match="give it memory or disk space"):
-        ledger.accept(batch("b"))
+        ledger.intake.accept(batch("b"))
     with pytest.raises(RedisUnavailable, match="give it memory or disk space"), answering():
         ledger.client.set(ledger.keys("probe"), "x")
 
@@ -659,15 +670,15 @@ def test_a_fault_of_ours_is_not_called_a_fault_of_redis() -> None:
 @pytest.mark.parametrize("forgot", ["the claim", "the batch"])
 def test_a_claim_number_is_not_given_again_whatever_redis_forgot(ledger: Ledger, forgot: str) -> None:
     key, key_due = ledger.keys.batch("b"), ledger.keys.due
-    ledger.accept(batch("b"))
+    ledger.intake.accept(batch("b"))
     before: Any = ledger.client.dump(key)
     first = take(ledger)
     if forgot == "the claim":
         ledger.client.restore(key, 0, before, replace=True)
     else:
         ledger.client.delete(key, key_due, ledger.keys.payload("b"), ledger.keys.counts)
-        ledger.accept(batch("b"))
-    assert wait_until(lambda: ledger.now_ms() > int(first.seq), timeout_s=5)
+        ledger.intake.accept(batch("b"))
+    assert wait_until(lambda: ledger.store.now_ms() > int(first.seq), timeout_s=5)
     second = take(ledger)
     assert int(second.seq) > int(first.seq)
     assert not ledger.renew(first), "its holder is a zombie"
@@ -678,7 +689,7 @@ def test_of_what_has_ended_only_that_is_kept_which_readers_need(ledger: Ledger) 
     """At 5 batches/s they are three million in KEEP_DONE_S."""
     kept = {"state", "hash", "lines", "records", "workload", "kind", "seq", "accepted_ms", "done_ms"}
     for name in ("done", "halved"):
-        ledger.accept(batch(name))
+        ledger.intake.accept(batch(name))
     claim = take(ledger, "done")
     ledger.commit(claim, warming=False, outcomes={})
     ledger.give_up(take(ledger, "halved"), "why")
@@ -686,9 +697,9 @@ def test_of_what_has_ended_only_that_is_kept_which_readers_need(ledger: Ledger) 
         assert entry(ledger, name).keys() == kept
         assert ledger.state(name) == state
         assert int(ledger.client.memory_usage(ledger.keys.batch(name)) or 0) < 500
-        assert ledger.accept(batch(name)) == Accepted(batch_id=name, duplicate=True)
+        assert ledger.intake.accept(batch(name)) == Accepted(batch_id=name, duplicate=True)
         with pytest.raises(BadInput, match="other content"):
-            ledger.accept(batch(name, ["else"]))
+            ledger.intake.accept(batch(name, ["else"]))
         assert ledger.claim(name, Stage.INGEST, "w") == "finished"
     with pytest.raises(ClaimLost):
         ledger.commit(claim, warming=False, outcomes={})

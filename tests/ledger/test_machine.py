@@ -94,13 +94,13 @@ class LedgerMachine(RuleBasedStateMachine):
         texts = [f"{name} line {i}" for i in range(len(sizes))]
         expected = Expected(workload=workload, sizes=sizes, texts=texts, backfill=backfill and not skip)
         batch = self._made(name, expected)
-        answer = self.ledger.accept(batch, skip=skip, backfill=backfill)
+        answer = self.ledger.intake.accept(batch, skip=skip, backfill=backfill)
         if self.closed:
             assert isinstance(answer, Full) and answer.reason == "closed"
             return
         self.model[name] = expected
         assert answer == Accepted(batch_id=name, skipped=skip)
-        again = self.ledger.accept(batch, skip=skip, backfill=backfill)
+        again = self.ledger.intake.accept(batch, skip=skip, backfill=backfill)
         assert again == Accepted(batch_id=name, duplicate=True)
         self._count(workload, "accepted", sum(sizes))
         if skip:
@@ -118,20 +118,20 @@ class LedgerMachine(RuleBasedStateMachine):
         name = self.pick(data)
         if "~" in name:
             with pytest.raises(BadInput):
-                self.ledger.accept(self._batch(name))
+                self.ledger.intake.accept(self._batch(name))
         else:
-            assert self.ledger.accept(self._batch(name)) == Accepted(batch_id=name, duplicate=True)
+            assert self.ledger.intake.accept(self._batch(name)) == Accepted(batch_id=name, duplicate=True)
 
     @rule()
     def close_or_open_the_door(self) -> None:
         if self.closed:
-            assert self.ledger.open_door()
-            assert not self.ledger.open_door()
+            assert self.ledger.intake.resume()
+            assert not self.ledger.intake.resume()
         else:
-            self.ledger.close_door("an operator drains")
-            self.ledger.close_door("another one, too")
+            self.ledger.intake.pause("an operator drains")
+            self.ledger.intake.pause("another one, too")
         self.closed = not self.closed
-        assert self.ledger.door() == ("an operator drains" if self.closed else None)
+        assert self.ledger.intake.paused_because() == ("an operator drains" if self.closed else None)
 
     @precondition(
         lambda self: any(e.state in ("done", "split") and not e.warming for e in self.model.values())
@@ -152,7 +152,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if any(self.model[half].state != "done" or self.model[half].warming for half in halves):
             return  # it takes a batch that is split again longer than that
         self.model[name] = Expected(workload=expected.workload, sizes=expected.sizes, texts=expected.texts)
-        assert self.ledger.accept(self._batch(name)) == Accepted(batch_id=name)
+        assert self.ledger.intake.accept(self._batch(name)) == Accepted(batch_id=name)
         self._count(expected.workload, "accepted", expected.lines)
 
     def _batch(self, name: str) -> Batch:
@@ -348,7 +348,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _time_passes_over_a_claim(self, claim: Claim) -> None:
         if self._ours(claim):
-            past = self.ledger.now_ms() - 1
+            past = self.ledger.store.now_ms() - 1
             self.client.hset(self.ledger.keys.batch(claim.batch_id), "deadline", past)
             self.client.zadd(self.ledger.keys.due, {claim.batch_id: past})
             self.model[claim.batch_id].claimed = False
@@ -359,8 +359,8 @@ class LedgerMachine(RuleBasedStateMachine):
         name = self.pick(data, state="dead" if aimed else "")
         expected = self.model[name]
         dead = expected.state == "dead"
-        assert self.ledger.retry(name) == dead
-        assert not self.ledger.retry(name)
+        assert self.ledger.dead_letters.retry(name) == dead
+        assert not self.ledger.dead_letters.retry(name)
         if dead:
             expected.state, expected.attempts = "ingest", 0
             if not expected.rescore:
@@ -372,8 +372,8 @@ class LedgerMachine(RuleBasedStateMachine):
         name = self.pick(data, state="dead" if aimed else "")
         expected = self.model[name]
         dead = expected.state == "dead"
-        assert self.ledger.discard(name) == dead
-        assert not self.ledger.discard(name)
+        assert self.ledger.dead_letters.discard(name) == dead
+        assert not self.ledger.dead_letters.discard(name)
         if dead:
             expected.state, expected.has_payload = "done", False
             if not expected.rescore:
@@ -384,8 +384,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def a_model_arrives(self) -> None:
         waiting = {name for name, e in self.model.items() if e.warming}
-        assert set(self.ledger.start_rescoring(1_000, has_model=lambda _: True)) == waiting
-        assert self.ledger.start_rescoring(1_000, has_model=lambda _: True) == []
+        assert set(self.ledger.backlog.start_rescoring(1_000, has_model=lambda _: True)) == waiting
+        assert self.ledger.backlog.start_rescoring(1_000, has_model=lambda _: True) == []
         for name in waiting:
             expected = self.model[name]
             expected.state, expected.attempts = "ingest", 0
@@ -401,7 +401,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def every_line_is_counted(self) -> None:
         if not hasattr(self, "ledger"):
             return
-        found = self.ledger.totals()
+        found = self.ledger.backlog.totals()
         assert set(found) == set(self.totals)
         for workload, totals in found.items():
             for name in ("accepted", "stored", "dead", "discarded", "skipped", "commits"):
@@ -420,7 +420,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         ledger, keys = self.ledger, self.ledger.keys
         waiting = {name: e for name, e in self.model.items() if e.state in UNFINISHED}
-        counts = ledger.counts()
+        counts = ledger.backlog.counts()
         assert counts.get("batches", 0) == len(waiting)
         for stage in Stage:
             assert counts.get(f"stage:{stage}", 0) == sum(e.state == stage for e in waiting.values())
@@ -428,7 +428,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert counts.get("bytes", 0) == sum(payloads[name] for name in waiting)
         dead_bytes = sum(payloads[name] for name, e in self.model.items() if e.state == "dead")
         assert counts.get("dead_bytes", 0) == dead_bytes
-        assert ledger.backfills(sorted(waiting)) == {name for name, e in waiting.items() if e.backfill}
+        assert ledger.backlog.backfills(sorted(waiting)) == {
+            name for name, e in waiting.items() if e.backfill
+        }
         works = {name for name in self.model if self.client.exists(keys.work(name))}
         assert works <= set(waiting), "work that nobody deletes"
         assert {name for name, size in payloads.items() if size} == {
@@ -437,8 +439,8 @@ class LedgerMachine(RuleBasedStateMachine):
         members = {x.decode() for x in self.client.zrange(keys.due, 0, -1)}
         assert members == set(waiting), "exactly the unfinished batches are looked after"
         dead = {name for name, e in self.model.items() if e.state == "dead"}
-        assert {letter.batch_id for letter in ledger.dead()} == dead
-        assert ledger.warming() == sum(e.warming for e in self.model.values())
+        assert {letter.batch_id for letter in ledger.dead_letters.newest()} == dead
+        assert ledger.backlog.warming() == sum(e.warming for e in self.model.values())
 
     @invariant()
     def what_is_stored_is_observed_once_and_the_oldest_are_dropped_at_the_limit(self) -> None:

@@ -14,7 +14,7 @@ import redis
 from polling import wait_until
 from rich.console import Console
 
-import pipeline.ledger.ledger
+import pipeline.ledger.intake
 from pipeline.commands import status
 from pipeline.commands.send.sender import Sender
 from pipeline.ledger.batches import Accepted, Claim, Full, Stage
@@ -72,25 +72,25 @@ def refused(answer: Accepted | Full) -> str:
 
 
 def test_a_closed_door_lets_nothing_new_in_and_tells_a_repetition_that_it_is_in(ledger: Ledger) -> None:
-    ledger.accept(batch("in"))
-    assert ledger.door() is None and not ledger.open_door()
-    ledger.close_door("an operator asked for it")
-    ledger.close_door("again")
-    assert ledger.door() == "an operator asked for it"
+    ledger.intake.accept(batch("in"))
+    assert ledger.intake.paused_because() is None and not ledger.intake.resume()
+    ledger.intake.pause("an operator asked for it")
+    ledger.intake.pause("again")
+    assert ledger.intake.paused_because() == "an operator asked for it"
     for skip in (False, True):
-        assert refused(ledger.accept(batch("new"), cursor_key="f", cursor="9", skip=skip)) == "closed"
-    assert (ledger.cursor("f"), ledger.state("new")) == (None, "")
-    assert ledger.accept(batch("in")) == Accepted(batch_id="in", duplicate=True)
+        assert refused(ledger.intake.accept(batch("new"), cursor_key="f", cursor="9", skip=skip)) == "closed"
+    assert (ledger.intake.cursor("f"), ledger.state("new")) == (None, "")
+    assert ledger.intake.accept(batch("in")) == Accepted(batch_id="in", duplicate=True)
     finish(ledger, "in")
-    assert ledger.counts()["batches"] == 0, "what is in is worked off"
-    assert ledger.open_door()
-    assert ledger.accept(batch("new")) == Accepted(batch_id="new")
+    assert ledger.backlog.counts()["batches"] == 0, "what is in is worked off"
+    assert ledger.intake.resume()
+    assert ledger.intake.accept(batch("new")) == Accepted(batch_id="new")
 
 
 def test_a_reason_that_somebody_wrote_by_hand_is_shown_as_it_is(ledger: Ledger) -> None:
     ledger.client.set(ledger.keys.closed, "maintenance")
-    assert ledger.door() == "maintenance"
-    assert refused(ledger.accept(batch("new"))) == "closed"
+    assert ledger.intake.paused_because() == "maintenance"
+    assert refused(ledger.intake.accept(batch("new"))) == "closed"
 
 
 # Dead letters
@@ -117,36 +117,36 @@ def test_dead_letters_fill_their_room_and_then_nothing_new_comes_in_until_one_go
     ledger = Ledger(client, settings.replace(max_dead_mib=1))
     sizes = {}
     for name, seed in (("a", 1), ("b", 2)):
-        assert ledger.accept(batch(name, noise(seed))) == Accepted(batch_id=name)
+        assert ledger.intake.accept(batch(name, noise(seed))) == Accepted(batch_id=name)
         sizes[name] = bury(ledger, name)
-    assert ledger.counts()["dead_bytes"] == sum(sizes.values()) > 2**20
-    assert refused(ledger.accept(batch("new"), cursor_key="f", cursor="9")) == "dead"
-    assert ledger.cursor("f") is None
-    assert ledger.accept(batch("a", noise(1))) == Accepted(batch_id="a", duplicate=True)
-    assert ledger.retry("a")
-    assert ledger.counts()["dead_bytes"] == sizes["b"]
-    assert ledger.counts()["bytes"] == sizes["a"], "its payload waits again, and is counted there"
-    assert ledger.accept(batch("new")) == Accepted(batch_id="new")
+    assert ledger.backlog.counts()["dead_bytes"] == sum(sizes.values()) > 2**20
+    assert refused(ledger.intake.accept(batch("new"), cursor_key="f", cursor="9")) == "dead"
+    assert ledger.intake.cursor("f") is None
+    assert ledger.intake.accept(batch("a", noise(1))) == Accepted(batch_id="a", duplicate=True)
+    assert ledger.dead_letters.retry("a")
+    assert ledger.backlog.counts()["dead_bytes"] == sizes["b"]
+    assert ledger.backlog.counts()["bytes"] == sizes["a"], "its payload waits again, and is counted there"
+    assert ledger.intake.accept(batch("new")) == Accepted(batch_id="new")
     bury(ledger, "a")
-    assert refused(ledger.accept(batch("newer"))) == "dead"
-    assert ledger.discard("a")
-    assert ledger.discard("b")
-    assert ledger.counts()["dead_bytes"] == 0
-    assert ledger.accept(batch("newer")) == Accepted(batch_id="newer")
+    assert refused(ledger.intake.accept(batch("newer"))) == "dead"
+    assert ledger.dead_letters.discard("a")
+    assert ledger.dead_letters.discard("b")
+    assert ledger.backlog.counts()["dead_bytes"] == 0
+    assert ledger.intake.accept(batch("newer")) == Accepted(batch_id="newer")
 
 
 def test_dead_letters_of_a_build_that_did_not_count_them_take_nothing_off(ledger: Ledger) -> None:
     for name in ("old", "new"):
-        ledger.accept(batch(name))
+        ledger.intake.accept(batch(name))
         bury(ledger, name)
     ledger.client.hdel(ledger.keys.batch("old"), "dead_bytes")
     ledger.client.hset(
         ledger.keys.counts, "dead_bytes", 7
     )  # of the new one, as if that build had discarded more
-    assert ledger.discard("old")
-    assert ledger.counts()["dead_bytes"] == 7
-    assert ledger.retry("new")
-    assert ledger.counts()["dead_bytes"] == 0, "with the last one gone nothing is counted"
+    assert ledger.dead_letters.discard("old")
+    assert ledger.backlog.counts()["dead_bytes"] == 7
+    assert ledger.dead_letters.retry("new")
+    assert ledger.backlog.counts()["dead_bytes"] == 0, "with the last one gone nothing is counted"
 
 
 # What is told
@@ -175,7 +175,7 @@ def at_limit(ledger: Ledger, reason: str) -> Iterator[Ledger]:
     ],
 )
 def test_every_refusal_says_why_and_status_says_the_same(ledger: Ledger, reason: str, words: str) -> None:
-    assert ledger.refusal() is None
+    assert ledger.intake.full() is None
     with at_limit(ledger, reason) as own:
         answer = own.accept(batch("new", ["x"]))
         assert refused(answer) == reason
@@ -193,16 +193,16 @@ def test_who_is_refused_again_and_again_asks_less_often_until_something_is_taken
     client: "redis.Redis", settings: Settings
 ) -> None:
     ledger = Ledger(client, settings.replace(max_pending_batches=1))
-    ledger.accept(batch("a"))
+    ledger.intake.accept(batch("a"))
     pauses = []
     for _ in range(5):
-        answer = ledger.accept(batch("b"))
+        answer = ledger.intake.accept(batch("b"))
         assert isinstance(answer, Full)
         pauses.append((answer.refused, answer.retry_after_s))
     assert pauses == [(1, 0.5), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
     finish(ledger, "a")
-    ledger.accept(batch("b"))
-    answer = ledger.accept(batch("c"))
+    ledger.intake.accept(batch("b"))
+    answer = ledger.intake.accept(batch("c"))
     assert isinstance(answer, Full) and (answer.refused, answer.retry_after_s) == (1, 0.5)
 
 
@@ -210,11 +210,11 @@ def test_send_says_once_that_it_waits_and_goes_on_when_there_is_room(
     client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.commands.send.sender.SAY_EVERY_S", 0.1)
-    monkeypatch.setattr(pipeline.ledger.ledger, "RETRY_AFTER_S", {"batches": 0.01})
+    monkeypatch.setattr(pipeline.ledger.intake, "RETRY_AFTER_S", {"batches": 0.01})
     own = settings.replace(max_pending_batches=1)
     app = make_app(own)
     ledger = Ledger(client, own)
-    ledger.accept(batch("in the way"))
+    ledger.intake.accept(batch("in the way"))
     shown = StringIO()
     sender = Sender(
         Producer(ledger, submit.Submit(app, client, own), own), own, Console(file=shown, width=200)
@@ -249,17 +249,17 @@ def test_a_redis_that_is_nearly_full_takes_no_more_in_and_can_still_work_off_wha
     try:
         own = Settings(redis_url=server.url, data_dir=tmp_path)
         ledger = Ledger(redis.Redis.from_url(server.url), own)
-        assert ledger.accept(batch("first")) == Accepted(batch_id="first")
+        assert ledger.intake.accept(batch("first")) == Accepted(batch_id="first")
         memory: Any = ledger.client.info("memory")
         for n in range(int(0.82 * memory["maxmemory"] - memory["used_memory"]) // 2**18 + 1):
             ledger.client.set(f"filler{n}", b"x" * 2**18)
-        answer = ledger.accept(batch("new"))
+        answer = ledger.intake.accept(batch("new"))
         assert refused(answer) == "memory"
         assert "four fifths of its memory" in str(answer)
-        told = ledger.refusal()
+        told = ledger.intake.full()
         assert told is not None and told.reason == "memory"
         finish(ledger, "first")
-        assert ledger.accept(batch("new")) == Accepted(batch_id="new"), (
+        assert ledger.intake.accept(batch("new")) == Accepted(batch_id="new"), (
             "where nothing waits, it would wait for ever"
         )
         ledger.client.close()
@@ -282,12 +282,12 @@ def test_one_lost_message_in_a_long_backlog_is_sent_by_the_next_sweep(
 ) -> None:
     names = [f"b{n:02}" for n in range(30)]
     for name in names:
-        context.ledger.accept(batch(name))
+        context.ledger.intake.accept(batch(name))
         if name != "b29":
             context.submit.wake(Stage.INGEST, name)
     overdue(context, names)
-    look = context.ledger.overdue
-    monkeypatch.setattr(context.ledger, "overdue", lambda **until: look(limit=7, **until))
+    look = context.ledger.backlog.overdue
+    monkeypatch.setattr(context.ledger.backlog, "overdue", lambda **until: look(limit=7, **until))
     reads: list[Stage] = []
     waiting = context.submit.waiting_ids
 
@@ -307,11 +307,11 @@ def test_what_a_queue_too_long_to_be_read_may_hold_is_not_sent_before_it_is_shor
     monkeypatch.setattr(submit, "LOOK_AT_MOST", 3)
     names = [f"b{n}" for n in range(5)]
     for name in names:
-        context.ledger.accept(batch(name))
+        context.ledger.intake.accept(batch(name))
         if name != "b4":
             context.submit.wake(Stage.INGEST, name)
     old = batch("old")
-    context.ledger.accept(old, backfill=True)
+    context.ledger.intake.accept(old, backfill=True)
     overdue(context, [*names, "old"])
     assert periodic.sweep(context) == 1, "the queue of the other class is short"
     queue = f"{context.settings.redis.key_prefix}:{QUEUE_INGEST}"
@@ -327,10 +327,10 @@ def test_a_sweep_sends_a_bounded_number_and_the_next_one_goes_on(
     monkeypatch.setattr(periodic, "SENT_AT_ONCE", 4)
     names = [f"b{n:02}" for n in range(10)]
     for name in names:
-        context.ledger.accept(batch(name))
+        context.ledger.intake.accept(batch(name))
     overdue(context, names)
-    look = context.ledger.overdue
-    monkeypatch.setattr(context.ledger, "overdue", lambda **until: look(limit=3, **until))
+    look = context.ledger.backlog.overdue
+    monkeypatch.setattr(context.ledger.backlog, "overdue", lambda **until: look(limit=3, **until))
     assert [periodic.sweep(context) for _ in range(3)] == [6, 4, 0]
     assert context.submit.waiting_ids(Stage.INGEST) == set(names)
 
@@ -350,7 +350,7 @@ def test_bytes_of_dead_letters_that_an_older_build_took_away_refuse_nobody(
 ) -> None:
     ledger = Ledger(client, settings.replace(max_dead_mib=1))
     ledger.client.hset(ledger.keys.counts, "dead_bytes", 2**30)
-    assert ledger.refusal() is None
-    assert ledger.accept(batch("a")) == Accepted(batch_id="a")
+    assert ledger.intake.full() is None
+    assert ledger.intake.accept(batch("a")) == Accepted(batch_id="a")
     bury(ledger, "a")
-    assert refused(ledger.accept(batch("b"))) == "dead", "there is one to look after"
+    assert refused(ledger.intake.accept(batch("b"))) == "dead", "there is one to look after"

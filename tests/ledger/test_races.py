@@ -64,12 +64,12 @@ class Fire:
     def produce(self, ledger: Ledger, draw: random.Random) -> None:
         if len(self.known) < BATCHES:
             name = uuid.uuid4().hex[:8]
-            assert ledger.accept(batch(name, draw.choice(["shop", "bank"]))) == Accepted(batch_id=name)
+            assert ledger.intake.accept(batch(name, draw.choice(["shop", "bank"]))) == Accepted(batch_id=name)
             self.known.append(name)
         else:
             name = draw.choice(self.known)
             workloads = (ledger.client.hget(ledger.keys.batch(name), "workload") or b"shop").decode()
-            assert ledger.accept(batch(name, workloads)) == Accepted(batch_id=name, duplicate=True)
+            assert ledger.intake.accept(batch(name, workloads)) == Accepted(batch_id=name, duplicate=True)
             self.done["duplicate"] += 1
 
     def work(self, ledger: Ledger, draw: random.Random) -> None:
@@ -109,10 +109,10 @@ class Fire:
             self.use(ledger, draw.choice(self.zombies), draw.choice(DEEDS[:-2]), draw)
 
     def operate(self, ledger: Ledger, draw: random.Random) -> None:
-        for letter in ledger.dead(limit=5):
-            act = draw.choice([ledger.retry, ledger.discard])
+        for letter in ledger.dead_letters.newest(limit=5):
+            act = draw.choice([ledger.dead_letters.retry, ledger.dead_letters.discard])
             self.done[act.__name__] += act(letter.batch_id)
-        self.done["rescored"] += len(ledger.start_rescoring(5, has_model=lambda _: True))
+        self.done["rescored"] += len(ledger.backlog.start_rescoring(5, has_model=lambda _: True))
 
     def run_out(self, ledger: Ledger, draw: random.Random) -> None:
         """Time is up for some claim, and the sweeper may see it."""
@@ -124,8 +124,8 @@ class Fire:
         time.sleep(0.002)
 
     def sweep(self, ledger: Ledger, draw: random.Random) -> None:
-        overdue = ledger.overdue(limit=20)
-        ledger.postpone([name for name, _ in overdue])
+        overdue = ledger.backlog.overdue(limit=20)
+        ledger.backlog.postpone([name for name, _ in overdue])
         self.done["overdue"] += len(overdue)
         time.sleep(0.005)
 
@@ -173,6 +173,8 @@ def test_the_sums_hold_at_every_moment_whoever_does_what_at_the_same_time(
     assert (found["batches"], found["bytes"], found["works"]) == (0, 0, {})
     # What is scored anew is read from the results, so it has no payload, dead or alive.
     first = {
-        i.batch_id for i in ledger.dead() if client.hget(ledger.keys.batch(i.batch_id), "kind") != b"rescore"
+        i.batch_id
+        for i in ledger.dead_letters.newest()
+        if client.hget(ledger.keys.batch(i.batch_id), "kind") != b"rescore"
     }
     assert set(found["payloads"]) == first

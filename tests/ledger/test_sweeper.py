@@ -40,7 +40,7 @@ def accept(context: Context, *names: str) -> None:
             batch_id=name, workload="shop", source="push", source_key="k", purpose=Purpose.SCORE,
             arrived=datetime(2026, 11, 20, tzinfo=UTC), formats=(), zone="UTC", records=raw_frame(["a", "b"]),
         )  # fmt: skip
-        assert context.ledger.accept(batch) == Accepted(batch_id=name)
+        assert context.ledger.intake.accept(batch) == Accepted(batch_id=name)
 
 
 def let_pass(context: Context, *names: str) -> None:
@@ -92,8 +92,8 @@ def test_a_backlog_longer_than_one_look_is_sent_whole_and_never_doubled(
 ) -> None:
     names = [f"b{i}" for i in range(30)]
     accept(context, *names)
-    look = context.ledger.overdue
-    monkeypatch.setattr(context.ledger, "overdue", lambda **until: look(limit=7, **until))
+    look = context.ledger.backlog.overdue
+    monkeypatch.setattr(context.ledger.backlog, "overdue", lambda **until: look(limit=7, **until))
     for _ in range(3):
         let_pass(context, *names)
         while periodic.sweep(context):
@@ -190,7 +190,7 @@ def test_rescoring_starts_when_a_model_is_there_and_every_batch_is_sent_once(con
     for name, warming in (("a", True), ("b", True), ("c", False)):
         context.ledger.commit(take(context, name), warming=warming, outcomes={})
     assert periodic.sweep(context) == 0
-    assert context.ledger.warming() == 2
+    assert context.ledger.backlog.warming() == 2
     publish(context)
     assert periodic.sweep(context) == 2
     assert Counter(messages(context)[QUEUE_INGEST + BACKFILL]) == {
@@ -198,7 +198,7 @@ def test_rescoring_starts_when_a_model_is_there_and_every_batch_is_sent_once(con
         ("logweir.ingest", "b"): 1,
     }
     assert periodic.sweep(context) == 0
-    assert context.ledger.warming() == 0
+    assert context.ledger.backlog.warming() == 0
     assert take(context, "a").rescore
 
 
@@ -253,7 +253,7 @@ def test_only_workloads_that_a_model_answers_are_scored_again(context: Context) 
             assert periodic.sweep(context) == 0, (
                 "its own model is off the settings, so it would only warm again"
             )
-            assert context.ledger.warming() == 1
+            assert context.ledger.backlog.warming() == 1
     assert periodic.sweep(apart) == 1
     assert take(context, "a").rescore
 

@@ -278,7 +278,7 @@ def test_a_batch_is_stored_and_counted_as_marked_while_drift_sees_what_the_model
     quiet, loud = (False, "marked:normal by ann"), (True, "marked:anomalous by ann")
     assert sent("a", "shop") == [quiet, quiet, loud]
     assert sent("b", "bank") == [quiet, quiet, (False, "")]
-    totals = context.ledger.totals()
+    totals = context.ledger.backlog.totals()
     assert [(totals[w].get("anomalous", 0), totals[w]["normal"]) for w in ("shop", "bank")] == [
         (1, 2),
         (0, 3),

@@ -163,7 +163,7 @@ def test_a_batch_keeps_its_class_through_stages_parts_retries_and_the_sweeper(
         batch_id="b", workload="shop", source="push", source_key="k", purpose=Purpose.SCORE,
         arrived=NOW, formats=(), zone="UTC", records=records,
     )  # fmt: skip
-    ledger.accept(batch, backfill=backfill)
+    ledger.intake.accept(batch, backfill=backfill)
     ledger.client.zadd(ledger.keys.due, {"b": 1})
     periodic.sweep(context)
     assert queued(settings, context.client) == {QUEUE_INGEST + end: ["b"]}, "sent by the sweeper"
@@ -183,8 +183,8 @@ def test_a_batch_keeps_its_class_through_stages_parts_retries_and_the_sweeper(
         claim = ledger.claim(half, Stage.INGEST, "w")
         assert isinstance(claim, Claim) and claim.backfill is backfill, "a part"
         ledger.give_up(claim, "bad")
-        assert ledger.retry(half)
-        assert (ledger.backfills([half]) == {half}) is backfill, "a dead letter"
+        assert ledger.dead_letters.retry(half)
+        assert (ledger.backlog.backfills([half]) == {half}) is backfill, "a dead letter"
 
 
 def test_a_batch_of_a_build_without_classes_is_fresh(context: Context) -> None:
@@ -193,7 +193,7 @@ def test_a_batch_of_a_build_without_classes_is_fresh(context: Context) -> None:
         arrived=NOW, formats=(), zone="UTC", records=raw_frame(["a", "b"]),
     )  # fmt: skip
     ledger = context.ledger
-    ledger.accept(batch, backfill=True)
+    ledger.intake.accept(batch, backfill=True)
     ledger.client.hdel(ledger.keys.batch("b"), "backfill")
     ledger.client.zadd(ledger.keys.due, {"b": 1})
     periodic.sweep(context)
@@ -209,12 +209,12 @@ def test_what_is_scored_again_is_backfill_whatever_it_was(context: Context) -> N
         batch_id="b", workload="shop", source="push", source_key="k", purpose=Purpose.SCORE,
         arrived=NOW, formats=(), zone="UTC", records=raw_frame(["a"]),
     )  # fmt: skip
-    ledger.accept(batch)
+    ledger.intake.accept(batch)
     claim = ledger.claim("b", Stage.INGEST, "w")
     assert isinstance(claim, Claim)
     ledger.commit(claim, warming=True, outcomes={})
-    assert ledger.start_rescoring(1, has_model=lambda _: True) == ["b"]
-    assert ledger.backfills(["b"]) == {"b"}
+    assert ledger.backlog.start_rescoring(1, has_model=lambda _: True) == ["b"]
+    assert ledger.backlog.backfills(["b"]) == {"b"}
 
 
 def test_backfill_goes_to_the_cpu_while_the_gpu_worker_is_of_a_build_without_classes(

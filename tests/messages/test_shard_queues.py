@@ -47,7 +47,7 @@ def accept(context: Context, name: str, workload: str, *, backfill: bool = False
         batch_id=name, workload=workload, source="push", source_key="k", purpose=Purpose.SCORE,
         arrived=utc_now(), formats=(), zone="UTC", records=raw_frame([f"line of {name}"]),
     )  # fmt: skip
-    assert context.ledger.accept(batch, backfill=backfill) == Accepted(batch_id=name)
+    assert context.ledger.intake.accept(batch, backfill=backfill) == Accepted(batch_id=name)
     assert perform(context, Stage.INGEST, name, ingest.step) is None
     assert context.ledger.state(name) == "drain"
 

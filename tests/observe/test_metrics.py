@@ -71,7 +71,7 @@ def at(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def accept(ledger: Ledger, batch_id: str, *, backfill: bool = False, workload: str = "shop") -> None:
-    ledger.accept(
+    ledger.intake.accept(
         Batch(
             batch_id=batch_id,
             workload=workload,
@@ -249,7 +249,7 @@ def test_the_age_of_the_oldest_batch_is_told_for_fresh_ones_and_backfill(
     ledger = Ledger(client, settings)
     for name in ("old", "new", "late", "again", "retried"):
         accept(ledger, name, backfill=name == "late")
-    now = ledger.now_ms()
+    now = ledger.store.now_ms()
     client.hset(ledger.keys.batch("old"), "accepted_ms", now - 60_000)
     client.hset(ledger.keys.batch("late"), "accepted_ms", now - 600_000)
     # These were accepted long ago, and wait since a moment only.
@@ -315,7 +315,7 @@ def test_who_leads_who_works_and_what_is_wrong_is_told(client: "redis.Redis", se
     assert at(samples, "drain_leader") == 0 and at(samples, "trouble", stage="source") == 0
     presence.complain("source", "the log index does not answer")
     Leases(client, settings).request(DRAIN, "drain:1")
-    Ledger(client, settings).close_door("maintenance")
+    Ledger(client, settings).intake.pause("maintenance")
     samples = read(client, settings)
     assert at(samples, "drain_leader") == 1 and at(samples, "door_closed") == 1
     assert at(samples, "trouble", stage="source") == 1 and at(samples, "trouble", stage="store") == 0
@@ -342,7 +342,7 @@ def test_every_label_is_of_a_closed_set_whatever_redis_holds(
     Presence(client, settings).complain("secret", "secret")
     Presence(client, settings).beat(name="secret", role="secret", pid=1, queues=("secret",))
     client.hset(keys.workers, "broken", "{")
-    client.hset(keys.model(), mapping={"version": "m000001-0a1b2c3d", "published_ms": ledger.now_ms()})
+    client.hset(keys.model(), mapping={"version": "m000001-0a1b2c3d", "published_ms": ledger.store.now_ms()})
     client.hset(keys.model("own/secret"), mapping={"version": "m000002-0a1b2c3d"})
     samples = read(client, settings)
     known = {meter.name: meter.labels for meter in (*metrics.METERS, *SHOWN)}

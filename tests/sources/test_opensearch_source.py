@@ -89,7 +89,7 @@ def lines(count: int, **more: Any) -> list[dict[str, Any]]:
 def drain(logs: Settings, ledger: Ledger, *, clock: Callable[[], datetime] = lambda: NOW) -> Polled:
     """One poll by a poller that was just started."""
     poller = Poller(opensearch_client(logs, reading=True), logs, clock=clock)
-    return deliver(poller, ledger.cursor(poller.cursor_key), ledger.accept)
+    return deliver(poller, ledger.intake.cursor(poller.cursor_key), ledger.intake.accept)
 
 
 def stored(ledger: Ledger) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def test_a_poll_that_brings_nothing_is_seen_to_be_at_work(
     )
     for _ in range(2):
         before = len(pulses)
-        deliver(poller, ledger.cursor(poller.cursor_key), ledger.accept)
+        deliver(poller, ledger.intake.cursor(poller.cursor_key), ledger.intake.accept)
         assert len(pulses) > before
 
 
@@ -244,7 +244,7 @@ def test_a_crash_between_the_batches_of_a_page_neither_loses_nor_doubles(
         if accepted == 2:
             raise Crash
         accepted += 1
-        return ledger.accept(batch, **cursor)
+        return ledger.intake.accept(batch, **cursor)
 
     poller = Poller(opensearch_client(logs), logs, clock=lambda: NOW)
     with pytest.raises(Crash):
@@ -266,7 +266,7 @@ def test_a_poll_from_an_old_cursor_goes_on_where_the_ledger_stands(
     write(server, named(logs), *[{"message": f"line {n}", "cluster": f"c{n % 3}"} for n in range(30)])
     assert drain(logs, ledger).duplicates == 0
     poller = Poller(opensearch_client(logs), logs)  # another clock: arrival is no part of what a batch is
-    assert deliver(poller, None, ledger.accept) == Polled()
+    assert deliver(poller, None, ledger.intake.accept) == Polled()
     assert len(messages(ledger)) == 30
 
 
@@ -282,7 +282,7 @@ def test_a_poller_reads_again_what_redis_lost(logs: Settings, server: OpenSearch
 
         def accept(batch: Batch, **cursor: str) -> Accepted | Full:
             nonlocal accepted
-            answer = ledger.accept(batch, **cursor)
+            answer = ledger.intake.accept(batch, **cursor)
             accepted += 1
             if accepted == after:
                 own.cut(before)
@@ -290,8 +290,8 @@ def test_a_poller_reads_again_what_redis_lost(logs: Settings, server: OpenSearch
             return answer
 
         write(server, named(logs), *lines(30))
-        deliver(poller, ledger.cursor(poller.cursor_key), accept)
-        deliver(poller, ledger.cursor(poller.cursor_key), accept)
+        deliver(poller, ledger.intake.cursor(poller.cursor_key), accept)
+        deliver(poller, ledger.intake.cursor(poller.cursor_key), accept)
         assert messages(ledger) == sorted(f"line {n}" for n in range(30))
 
 
@@ -301,7 +301,7 @@ def test_a_full_ledger_is_waited_for(logs: Settings, server: OpenSearch, ledger:
     waited: list[float] = []
 
     def accept(batch: Batch, **cursor: str) -> Accepted | Full:
-        return answers.pop() if answers else ledger.accept(batch, **cursor)
+        return answers.pop() if answers else ledger.intake.accept(batch, **cursor)
 
     poller = Poller(opensearch_client(logs), logs)
     assert deliver(poller, None, accept, wait=waited.append).documents == 10
@@ -372,11 +372,13 @@ def test_a_reader_polls_a_secure_server_and_needs_no_other_right(
     ledger = Ledger(client, own)
     write(admin, index, *lines(12), {"body": "no message"})
     try:
-        assert poll_once(own, ledger.accept, ledger.cursor).documents == 13
+        assert poll_once(own, ledger.intake.accept, ledger.intake.cursor).documents == 13
         with pytest.raises(SourceUnavailable, match=r"the user 'reader' \(401\)"):
-            poll_once(own.replace(opensearch_read_password="guess"), ledger.accept, ledger.cursor)
+            poll_once(
+                own.replace(opensearch_read_password="guess"), ledger.intake.accept, ledger.intake.cursor
+            )
         with pytest.raises(SourceUnavailable, match="the user 'writer' has not the right"):
-            poll_once(own.replace(opensearch_read_user=None), ledger.accept, ledger.cursor)
+            poll_once(own.replace(opensearch_read_user=None), ledger.intake.accept, ledger.intake.cursor)
     finally:
         admin.indices.delete(index=index)
 

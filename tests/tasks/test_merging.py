@@ -406,13 +406,15 @@ def test_a_line_that_kills_or_hangs_its_worker_takes_the_others_with_it_once(
     everyone = [*names, "bad"]
     assert {field(worker, name, "attempts") for name in everyone} == {"1"}
     assert states(worker, everyone) == {"infer"}
-    now = worker.ledger.now_ms()
+    now = worker.ledger.store.now_ms()
     ready = [
         n for n in everyone if n != "b0" or what == "deadly"
     ]  # the first of a hung pass rests for as long as it took
     assert wait_until(
         lambda: all(
-            int(field(worker, n, "deadline")) <= worker.ledger.now_ms() >= int(field(worker, n, "not_before"))
+            int(field(worker, n, "deadline"))
+            <= worker.ledger.store.now_ms()
+            >= int(field(worker, n, "not_before"))
             for n in ready
         ),
         timeout_s=10,
@@ -426,8 +428,8 @@ def test_a_line_that_kills_or_hangs_its_worker_takes_the_others_with_it_once(
         assert run("bad") == code
     expired(worker, "bad")
     run("bad")
-    assert [letter.batch_id for letter in worker.ledger.dead()] == ["bad"]
-    assert {letter.lines for letter in worker.ledger.dead()} == {1}
+    assert [letter.batch_id for letter in worker.ledger.dead_letters.newest()] == ["bad"]
+    assert {letter.lines for letter in worker.ledger.dead_letters.newest()} == {1}
     check_sums(snapshot(worker.client, worker.settings.redis.key_prefix))
 
 

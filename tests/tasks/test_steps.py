@@ -59,17 +59,17 @@ def test_a_batch_that_is_split_after_it_was_stored_is_not_stored_twice(context: 
 
 def test_lines_past_the_template_limit_are_counted_once_when_they_are_scored_again(context: Context) -> None:
     stored_while_warming(context)
-    first = context.ledger.totals()["shop"]
+    first = context.ledger.backlog.totals()["shop"]
     assert (first["unclassified"], first["warming"]) == (2, 3)
-    assert context.ledger.start_rescoring(10, has_model=lambda _: True) == ["b"]
+    assert context.ledger.backlog.start_rescoring(10, has_model=lambda _: True) == ["b"]
     perform(context, Stage.INGEST, "b", ingest.step)  # no model yet after all: warming again
-    again = context.ledger.totals()["shop"]
+    again = context.ledger.backlog.totals()["shop"]
     assert (again["unclassified"], again["warming"], again["stored"]) == (2, 3, 3)
 
 
 def test_burying_a_batch_that_is_scored_again_leaves_what_was_stored(context: Context) -> None:
     stored_while_warming(context)
-    context.ledger.start_rescoring(10, has_model=lambda _: True)
+    context.ledger.backlog.start_rescoring(10, has_model=lambda _: True)
 
     def fails(_context: Context, _claim: Claim) -> None:
         raise ValueError("no")
@@ -79,7 +79,7 @@ def test_burying_a_batch_that_is_scored_again_leaves_what_was_stored(context: Co
         perform(context, Stage.INGEST, "b", fails)
     assert context.client.hget(context.ledger.keys.batch("b"), "state") == b"dead"
     assert context.sink(Purpose.SCORE).read("b", "shop").height == 3
-    totals = context.ledger.totals()["shop"]
+    totals = context.ledger.backlog.totals()["shop"]
     assert (totals["stored"], totals.get("dead", 0)) == (3, 0)
 
 
@@ -143,10 +143,10 @@ def test_records_that_the_store_refuses_by_name_die_together_at_once_and_the_res
     everything(context, apart)
     stored = sink.read(rest, "shop")
     assert stored is not None and stored["line"].to_list() == [1, 3, 4, 7, 8]
-    (letter,) = context.ledger.dead()
+    (letter,) = context.ledger.dead_letters.newest()
     assert (letter.batch_id, letter.lines, letter.reason) == (apart, 3, "the mapping does not take it")
     assert context.ledger.payload(apart)["line"].to_list() == [2, 5, 6]
-    assert context.ledger.totals()["shop"]["stored"] == 5
+    assert context.ledger.backlog.totals()["shop"]["stored"] == 5
 
 
 def test_a_batch_that_a_store_refuses_as_a_whole_is_one_dead_letter(
@@ -162,7 +162,7 @@ def test_a_batch_that_a_store_refuses_as_a_whole_is_one_dead_letter(
         ["one", "two", "three"], workload="shop", batch_id="b"
     )
     everything(context, "b")
-    (letter,) = context.ledger.dead()
+    (letter,) = context.ledger.dead_letters.newest()
     assert (letter.batch_id, letter.lines) == ("b", 3)
 
 

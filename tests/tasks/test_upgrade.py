@@ -101,7 +101,7 @@ def lying(context: Context) -> int:
 
 
 def sums(context: Context) -> dict[str, int]:
-    totals = context.ledger.totals()[SHOP]
+    totals = context.ledger.backlog.totals()[SHOP]
     return {name: totals.get(name, 0) for name in ("accepted", "stored", "dead", "discarded")}
 
 
@@ -120,19 +120,19 @@ def finish(context: Context, name: str) -> None:
 
 
 def test_a_dead_letter_of_the_build_before_is_listed_and_can_be_retried(old: Context) -> None:
-    (letter,) = old.ledger.dead()
+    (letter,) = old.ledger.dead_letters.newest()
     assert (letter.batch_id, letter.source, letter.reason) == ("dead", "push", "ValueError: it failed")
-    assert old.ledger.retry("dead")
+    assert old.ledger.dead_letters.retry("dead")
     finish(old, "dead")
     assert stored(old, "dead") == [["one that dies"]]
     assert sums(old)["dead"] == 0
-    assert min(old.ledger.counts().values()) >= 0, "it was counted in other sums than this build's"
+    assert min(old.ledger.backlog.counts().values()) >= 0, "it was counted in other sums than this build's"
 
 
 def test_a_dead_letter_of_the_build_before_can_be_discarded(old: Context) -> None:
-    assert old.ledger.discard("dead")
+    assert old.ledger.dead_letters.discard("dead")
     assert sums(old) == {"accepted": 6, "stored": 1, "dead": 0, "discarded": 1}
-    assert min(old.ledger.counts().values()) >= 0, "it was counted in other sums than this build's"
+    assert min(old.ledger.backlog.counts().values()) >= 0, "it was counted in other sums than this build's"
 
 
 def test_a_batch_of_the_build_before_is_split_and_died_over_like_any_other(old: Context) -> None:
@@ -148,10 +148,10 @@ def test_a_batch_of_the_build_before_is_split_and_died_over_like_any_other(old: 
 def test_what_the_build_before_stored_while_warming_is_scored_again_when_a_model_is_there(
     old: Context,
 ) -> None:
-    assert old.ledger.start_rescoring(10, has_model=lambda _: True) == ["warm"]
+    assert old.ledger.backlog.start_rescoring(10, has_model=lambda _: True) == ["warm"]
     finish(old, "warm")  # no model after all: warming again
     assert stored(old, "warm") == [["a third shape of a line"]]
-    assert (old.ledger.warming(), sums(old)["stored"]) == (1, 1)
+    assert (old.ledger.backlog.warming(), sums(old)["stored"]) == (1, 1)
 
 
 def test_the_sweeper_sends_again_what_the_build_before_had_sent_and_redis_lost(old: Context) -> None:
@@ -210,8 +210,8 @@ def left_alone(context: Context, entry: str, stage: Stage) -> None:
     """Nothing of it was counted, and the sweeper will offer it again, soon."""
     state, attempts, owner, wait = context.client.hmget(entry, ["state", "attempts", "owner", "not_before"])
     assert (state, attempts, owner) == (stage.value.encode(), b"0", b"")
-    assert 0 < int(wait) - context.ledger.now_ms() <= 2_000
-    assert context.ledger.dead() == []
+    assert 0 < int(wait) - context.ledger.store.now_ms() <= 2_000
+    assert context.ledger.dead_letters.newest() == []
     due = context.client.zscore(context.ledger.keys.due, entry.rpartition(":")[2])
     assert due is not None and int(due) == int(wait)
 
@@ -242,7 +242,7 @@ def test_a_worker_of_this_build_takes_the_message_of_a_newer_one_and_loses_nothi
         assert wait_until(lambda: context.ledger.state("ours") == "done", timeout_s=15)
         assert wait_until(lambda: lying(context) == 0, timeout_s=15)
     assert context.client.hget(entry, "state") == b"ingest"
-    assert context.ledger.dead() == []
+    assert context.ledger.dead_letters.newest() == []
 
 
 def test_work_that_a_newer_build_has_done_is_gone_on_with_by_that_build(context: Context) -> None:

@@ -117,7 +117,7 @@ class World:
             batch_id=f"b{self.batches}", workload=workload, source="app.log", source_key="k", purpose=purpose,
             arrived=T0, formats=(), zone="UTC", records=raw_frame(["x"] * n, first_line=self.lines + 1),
         )  # fmt: skip
-        assert isinstance(self.ledger.accept(batch), Accepted)
+        assert isinstance(self.ledger.intake.accept(batch), Accepted)
         return batch.batch_id
 
     def commit(self, batch_id: str, rows: pl.DataFrame, sessions: Sequence[str | None]) -> Observation | None:
@@ -436,7 +436,7 @@ def test_a_damaged_state_is_dropped_and_the_rest_goes_on(world: World, what: str
 
 
 def test_anomalous_templates_become_incidents_and_their_number_is_known(world: World) -> None:
-    now = world.ledger.now_ms() // 1000 - int(T0.timestamp())
+    now = world.ledger.store.now_ms() // 1000 - int(T0.timestamp())
     world.stored((None, now, 17), (None, now + 1, 17), (None, now, 18), anomalous=True)
     world.round()
     (incident,) = Incidents.unpack(world.watcher.state.incidents()).all()
@@ -456,7 +456,7 @@ def test_incidents_that_fail_stop_no_round(world: World, monkeypatch: pytest.Mon
 
 
 def test_one_line_that_claims_a_time_to_come_does_not_stretch_its_cause_until_then(world: World) -> None:
-    now = world.ledger.now_ms() // 1000 - int(T0.timestamp())
+    now = world.ledger.store.now_ms() // 1000 - int(T0.timestamp())
     world.stored((None, now, 17), (None, now + 3_000 * 86_400, 17), anomalous=True)
     world.stored((None, now + 3_600, 17), anomalous=True)
     world.round()
@@ -601,7 +601,7 @@ def test_one_process_watches_and_another_leaves_it_to_it(settings: Settings) -> 
     first.leases.release(held)
     assert task.watch(second) and task.watch(first), "it is given back after every round"
     task.run(first)
-    assert first.ledger.watching()["age_s"] < 60
+    assert first.ledger.backlog.watching()["age_s"] < 60
 
 
 def test_what_watching_does_is_counted_and_shown(settings: Settings) -> None:
@@ -759,12 +759,12 @@ def test_a_redis_that_loses_its_last_moments_within_a_round_is_told_nothing_of_i
 
 
 def test_one_line_of_the_year_9999_does_not_make_every_minute_complete(world: World) -> None:
-    now = world.ledger.now_ms() // 1000 - int(T0.timestamp())
+    now = world.ledger.store.now_ms() // 1000 - int(T0.timestamp())
     far = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp() - T0.timestamp())
     world.stored((None, now - 60, 5), (None, far, 5))
     world.round()
     (pulse,) = world.watcher.state.snapshot(1, 0).minute_counts.values()
-    assert pulse.at_ms is not None and pulse.at_ms <= world.ledger.now_ms() + 600_000
+    assert pulse.at_ms is not None and pulse.at_ms <= world.ledger.store.now_ms() + 600_000
     # And what is so far away does not wait here until its time has come.
     assert pulse.counts == {}
 

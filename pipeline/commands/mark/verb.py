@@ -55,7 +55,7 @@ def _put(args: argparse.Namespace, settings: Settings, marks: Marks, finder: Fin
     named = finder.find(args.pattern)
     remarks = list(named.remarks)
     workload = args.workload or ""
-    if workload and workload not in Ledger(marks.client, settings).totals():
+    if workload and workload not in Ledger(marks.client, settings).backlog.totals():
         remarks.append(f"no line of {workload!r} was seen yet; `logweir watch list` shows the names")
     mark, replaced = marks.put(
         named.target, State(args.state), text=named.text, workload=workload, lasts=lasts, by=_who(), why=args.why or "",

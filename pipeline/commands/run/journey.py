@@ -173,14 +173,14 @@ class Journey:
 
     def _view(self, live: bool) -> "_View":
         """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""
-        totals = self.ledger.totals().values()
+        totals = self.ledger.backlog.totals().values()
         lines, over, warming, ended = (
             sum(t.get(name, 0) for t in totals for name in names)
             for names in (("accepted",), ("stored", "dead"), ("warming",), ("commits", "dead"))
         )
-        stages = self.ledger.counts()
+        stages = self.ledger.backlog.counts()
         moves = (ended, *(stages[name] for name in sorted(stages)))
-        batches, waiting = self.ledger.pending()
+        batches, waiting = self.ledger.backlog.pending()
         pending = batches + (waiting if live else 0)
         return _View(pending=pending, moves=moves, lines=lines, done=max(0, over - (warming if live else 0)))
 
@@ -198,7 +198,7 @@ class Journey:
 
         def left() -> tuple[str, int]:
             """The name of the last round, and what was not looked at; rates say nothing of how far they are."""
-            known = self.ledger.watching()
+            known = self.ledger.backlog.watching()
             last_round = cast("bytes | None", self.client.hget(self.keys.watching(), "round")) or b""
             return last_round.decode(), int(known["observations"] + known["sessions"])
 

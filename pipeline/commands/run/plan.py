@@ -224,7 +224,7 @@ def _go(plan: Plan, journey: Journey, began: float) -> Outcome:
         "baseline": [str(p) for p in plan.baseline],
         "lines_read": lines,
         "baseline_lines": learnt_lines,
-        "dead_lines": sum(t.get("dead", 0) for t in journey.asked(journey.ledger.totals).values()),
+        "dead_lines": sum(t.get("dead", 0) for t in journey.asked(journey.ledger.backlog.totals).values()),
         "model_version": status.version or None,
         "training": status.state.value,
         "seconds": round(time.monotonic() - began, 2),
@@ -265,7 +265,7 @@ def _write(plan: Plan, journey: Journey, about: dict[str, Any]) -> Outcome:
         notes.append(f"{about['dead_lines']:,} lines could not be processed and are not in the results:")
         notes += [
             f"{letter.source}:{letter.first_line} ({letter.lines} lines): {letter.reason}"
-            for letter in journey.asked(lambda: journey.ledger.dead(limit=5))
+            for letter in journey.asked(lambda: journey.ledger.dead_letters.newest(limit=5))
         ]
     return Outcome(out=out, findings=found, summary=summary, report=report, notes=notes)
 

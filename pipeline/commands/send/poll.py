@@ -78,7 +78,7 @@ def _poll(producer: Producer, settings: Settings, held: HeldLease, backfill: boo
     polled = poll_once(
         settings,
         partial(_accept, producer, backfill),
-        producer.ledger.cursor,
+        producer.ledger.intake.cursor,
         go_on=lambda: not held.lost.is_set(),
     )
     if held.lost.is_set():

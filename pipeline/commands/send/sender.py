@@ -146,7 +146,7 @@ class Sender:
 
     def begin(self, cursor_key: str) -> Cursor | None:
         """Where the ledger says that the source goes on; None for the beginning."""
-        stored = self._asked(lambda: self.producer.ledger.cursor(cursor_key))
+        stored = self._asked(lambda: self.producer.ledger.intake.cursor(cursor_key))
         self.stands[cursor_key] = stored or ""
         try:
             return Cursor.unpack(stored) if stored else None
@@ -155,7 +155,7 @@ class Sender:
 
     def confirm(self, cursor_key: str) -> None:
         """See that Redis still has what it took, or send it again. Raises CursorMoved as `send` does."""
-        stored = self._asked(lambda: self.producer.ledger.cursor(cursor_key)) or ""
+        stored = self._asked(lambda: self.producer.ledger.intake.cursor(cursor_key)) or ""
         self.confirmed = self.clock()
         if stored != self.stands[cursor_key]:
             self._again(cursor_key, CursorMoved(f"{cursor_key} was read to another place", stored))
@@ -167,14 +167,14 @@ class Sender:
 
     def confirm_all(self) -> None:
         """Of every source that this command has sent; what is not kept any more is left for the next command."""
-        stored = self.producer.ledger.cursors(list(self.stands))
+        stored = self.producer.ledger.intake.cursors(list(self.stands))
         for (cursor_key, stands), now in zip(list(self.stands.items()), stored, strict=True):
             if stands != (now or ""):
                 with contextlib.suppress(CursorMoved):
                     self.confirm(cursor_key)
 
     def forget(self, cursor_key: str) -> None:
-        self._asked(lambda: self.producer.ledger.forget_cursor(cursor_key))
+        self._asked(lambda: self.producer.ledger.intake.forget_cursor(cursor_key))
         del self.stands[cursor_key]
 
     def saving_the_rest(self, step: Callable[[], None], source: str, cursor_key: str) -> None:

@@ -1,4 +1,4 @@
--- The batch cannot be processed: a dead letter, with its payload kept.
+-- Makes a batch that cannot be processed a dead letter, with its payload.
 -- KEYS batch, due, counts, totals, work, dead
 -- ARGV id, seq, reason
 -- returns 1, or 0 when the claim is no longer ours

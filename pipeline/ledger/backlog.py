@@ -1,0 +1,119 @@
+"""The backlog: unfinished batches, batches that wait for a model, and counters."""
+
+from collections.abc import Callable, Sequence
+
+from pipeline.ledger.batches import UNFINISHED, Stage
+from pipeline.ledger.store import LedgerStore, numbers, text
+
+
+class Backlog:
+    """Reads of the ledger as a whole, and the sweeper's part of it."""
+
+    def __init__(self, store: LedgerStore) -> None:
+        self.store = store
+        self.client, self.keys = store.client, store.keys
+        self._rescored_to = 0
+
+    def overdue(self, limit: int = 1_000, *, until_ms: int | None = None) -> list[tuple[str, Stage]]:
+        """Unfinished batches that are due now or by `until_ms`: never claimed, released, or with an expired claim."""
+        until = self.store.now_ms() if until_ms is None else until_ms
+        due = self.store.ask(self.client.zrangebyscore, self.keys.due, "-inf", until, start=0, num=limit)
+        ids = [text(x) for x in due]
+        batches, others = [], []
+        for batch_id, state in zip(ids, self.store.field_of_each(ids, "state"), strict=True):
+            if state is not None and text(state) in UNFINISHED:
+                batches.append((batch_id, Stage(text(state))))
+            # The script compares again: an operator or a new model may have put the batch back to work meanwhile.
+            elif not self.store.scripts.run(
+                "ledger/tidy", [self.keys.batch(batch_id), self.keys.due], [batch_id]
+            ):
+                others.append(batch_id)
+        self.postpone(others)
+        return batches
+
+    def backfills(self, batch_ids: Sequence[str]) -> set[str]:
+        """The backfill batches among these."""
+        flags = self.store.field_of_each(list(batch_ids), "backfill")
+        return {batch_id for batch_id, flag in zip(batch_ids, flags, strict=True) if flag == b"1"}
+
+    def workloads_of(self, batch_ids: Sequence[str]) -> dict[str, str]:
+        """Batch id -> workload, without unknown batches."""
+        names = self.store.field_of_each(list(batch_ids), "workload")
+        pairs = zip(batch_ids, names, strict=True)
+        return {batch_id: text(name) for batch_id, name in pairs if name is not None}
+
+    def postpone(self, batch_ids: Sequence[str]) -> None:
+        """Keeps these batches out of `overdue` for `overdue_ms`."""
+        if batch_ids:
+            at = self.store.now_ms() + self.store.settings.internal.overdue_ms
+            self.store.ask(self.client.zadd, self.keys.due, dict.fromkeys(batch_ids, at), xx=True)
+
+    def start_rescoring(self, limit: int, *, has_model: Callable[[str], bool]) -> list[str]:
+        """Sends batches through the stages again that were stored while warming and have a model now; their ids."""
+        # Where only some workloads have a model, batches of the others must not hide theirs. So more batches are read
+        # than sent, and when none of them was ready, the next call reads further.
+        first, many = self._rescored_to, 10 * limit
+        warming = self.store.ask(self.client.zrange, self.keys.warming, first, first + many - 1)
+        ids = [text(x) for x in warming]
+        workloads = self.workloads_of(ids)
+        ready = [i for i in ids if i not in workloads or has_model(workloads[i])]
+        self._rescored_to = first + many if not ready and len(ids) == many else 0
+        k, overdue_ms = self.keys, self.store.settings.internal.overdue_ms
+        return [
+            batch_id
+            for batch_id in ready[:limit]
+            if self.store.scripts.run(
+                "ledger/rescore", [k.batch(batch_id), k.due, k.counts, k.warming], [batch_id, overdue_ms]
+            )
+        ]
+
+    def pending(self) -> tuple[int, int]:
+        """(batches in flight, warming batches) of one moment, because batches move between the two."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.hget(self.keys.counts, "batches")
+        pipe.zcard(self.keys.warming)
+        batches, warming = self.store.ask(pipe.execute)
+        return int(batches or 0), int(warming)
+
+    def warming(self) -> int:
+        """Batches that wait for a model."""
+        return int(self.store.ask(self.client.zcard, self.keys.warming))
+
+    def watcher_lag(self) -> int:
+        """Stored batches that the watcher has not read, plus findings that no sink has."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.llen(self.keys.watching("observations"))
+        pipe.llen(self.keys.watching("outbox"))
+        return sum(map(int, self.store.ask(pipe.execute)))
+
+    def watching(self) -> dict[str, float]:
+        """The state of the watcher: open sessions and incidents, waiting and dropped observations.
+
+        `age_s`: seconds since the last round while there was anything to read.
+        """
+        k = self.keys
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hgetall(k.watching())
+        pipe.llen(k.watching("observations"))
+        pipe.hlen(k.watching("sessions"))
+        flat, observations, sessions = self.store.ask(pipe.execute)
+        totals, now = numbers(flat), self.store.now_ms()
+        return {
+            "sessions": sessions,
+            "incidents": totals.get("incidents", 0),
+            "observations": observations,
+            "dropped": totals.get("dropped", 0),
+            "age_s": max(0, now - totals.get("round_ms", now)) / 1000,
+        }
+
+    def counts(self) -> dict[str, int]:
+        """`batches`, `bytes` and `stage:<name>` in flight."""
+        return numbers(self.store.ask(self.client.hgetall, self.keys.counts))
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Line counters by workload."""
+        names = sorted(text(x) for x in self.store.ask(self.client.smembers, self.keys.workloads))
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hgetall(self.keys.totals(name))
+        return dict(zip(names, map(numbers, self.store.ask(pipe.execute)), strict=True))

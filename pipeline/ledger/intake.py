@@ -1,0 +1,209 @@
+"""Intake: takes batches in, moves source cursors with them, and applies back-pressure."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from pipeline.errors import BadInput, CursorMoved
+from pipeline.ledger.batches import BACKFILL_PART, HALF, KEEP_DONE_S, Accepted, Full, Meta, Stage
+from pipeline.ledger.store import LedgerStore, text
+from pipeline.records.batch import Batch
+from pipeline.records.payload import pack
+from pipeline.redis.connection import answering
+
+# Share of Redis' memory that may be in use when a batch is taken in: waiting batches grow while they are worked on.
+MEMORY_PART: Final = 0.8
+# Half a second drains a few batches on the slowest machine we tried. The other reasons need a person.
+RETRY_AFTER_S: Final = {"bytes": 0.5, "batches": 0.5, "memory": 0.5, "closed": 2.0, "dead": 5.0}
+# A refused try carries its payload to Redis in vain, so the pause doubles up to this factor.
+MAX_BACKOFF: Final = 4
+
+
+class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of ledger/accept.lua by name."""
+
+    batch_id: str
+    content: str  # hash of the payload
+    lines: int  # physical lines
+    records: int
+    workload: str
+    meta: str  # JSON
+    stage: Stage
+    max_bytes: int
+    max_batches: int
+    max_dead_bytes: int
+    memory_part: float
+    overdue_ms: int
+    backfill: bool
+    skip_keep_s: int | None  # None: process the batch; else only count its lines, and remember the id so long
+    cursor_key: str
+    cursor: str | None  # None: the source has no cursor
+    after: str | None  # the cursor that the batch continues from; None: not compared
+
+
+class Intake:
+    """The intake gate, the one door of all batches."""
+
+    def __init__(self, store: LedgerStore) -> None:
+        self.store = store
+        self.client, self.keys = store.client, store.keys
+        self._refused = 0  # tries in a row
+
+    def accept(
+        self,
+        batch: Batch,
+        *,
+        cursor_key: str = "",
+        cursor: str = "",
+        skip: bool = False,
+        backfill: bool = False,
+        after: str | None = None,
+    ) -> Accepted | Full:
+        """Takes a batch in and moves the cursor of its source in the same step. Idempotent by batch id and content.
+
+        `skip`: only counts the lines. `backfill`: the batch waits behind fresh ones and leaves room for them. `after`: the
+        cursor that the batch continues from, "" for none; None: not compared.
+
+        Raises BadInput when the id is known with other content, CursorMoved when the cursor is not `after`,
+        RedisUnavailable when Redis cannot take the batch.
+        """
+        k, s, bid = self.keys, self.store.settings, batch.batch_id
+        if HALF in bid:
+            raise BadInput(
+                f"batch id {bid!r} has a {HALF}, which marks parts of split batches; use another id"
+            )
+        packed = pack(batch)
+        part = BACKFILL_PART if backfill else 1.0
+        args = AcceptArgs(
+            batch_id=bid,
+            content=packed.content,
+            lines=packed.lines,
+            records=packed.records,
+            workload=batch.workload,
+            meta=Meta.of(batch).dump(),
+            stage=Stage.INGEST,
+            max_bytes=int(s.intake.max_pending_mib * 2**20 * part),
+            max_batches=max(1, int(s.internal.max_pending_batches * part)),
+            max_dead_bytes=s.intake.max_dead_mib * 2**20,
+            memory_part=MEMORY_PART,
+            overdue_ms=s.internal.overdue_ms,
+            backfill=backfill,
+            skip_keep_s=KEEP_DONE_S if skip else None,
+            cursor_key=cursor_key,
+            cursor=cursor or None,
+            after=after,
+        )
+        ours = [k.batch(bid), k.payload(bid), k.due, k.counts, k.workloads, k.totals(batch.workload)]
+        answer = self.store.scripts.run(
+            "ledger/accept", [*ours, k.cursors, k.closed, k.dead], [msgspec.msgpack.encode(args), packed.blob]
+        )
+        match text(answer[0]):
+            case "accepted":
+                self._refused = 0
+                return Accepted(batch_id=bid, pending_batches=int(answer[1]))
+            case "skipped":
+                return Accepted(batch_id=bid, skipped=True)
+            case "duplicate":
+                return Accepted(batch_id=bid, duplicate=True)
+            case "full":
+                return self._full(int(answer[1]), int(answer[2]), text(answer[3]))
+            case "moved":
+                raise CursorMoved(
+                    f"{batch.source} goes on from another place than batch {bid}: Redis lost its last moments, "
+                    "or somebody else reads the same",
+                    text(answer[1]),
+                )
+            case _:
+                raise BadInput(f"batch id {bid!r} was accepted before with other content; use a new id")
+
+    def _full(self, pending_bytes: int, pending_batches: int, reason: str) -> Full:
+        pause = RETRY_AFTER_S[reason] * min(2**self._refused, MAX_BACKOFF)
+        self._refused += 1
+        return Full(
+            pending_bytes=pending_bytes,
+            pending_batches=pending_batches,
+            reason=reason,
+            retry_after_s=pause,
+            refused=self._refused,
+        )
+
+    def full(self) -> Full | None:
+        """The answer of `accept` to any fresh batch now, None while batches are taken in."""
+        s = self.store.settings
+        with answering():
+            closed, counts = self.client.exists(self.keys.closed), self._counts()
+            memory: Any = self.client.info("memory")
+            dead = self.client.zcard(self.keys.dead)
+        pending, batches = counts.get("bytes", 0), counts.get("batches", 0)
+        if closed:
+            reason = "closed"
+        elif dead and counts.get("dead_bytes", 0) >= s.intake.max_dead_mib * 2**20:
+            reason = "dead"
+        elif batches and memory["used_memory"] > MEMORY_PART * memory.get("maxmemory", 0) > 0:
+            reason = "memory"
+        elif batches and pending >= s.intake.max_pending_mib * 2**20:
+            reason = "bytes"
+        elif batches >= s.internal.max_pending_batches:
+            reason = "batches"
+        else:
+            return None
+        pause = RETRY_AFTER_S[reason]
+        return Full(pending_bytes=pending, pending_batches=batches, reason=reason, retry_after_s=pause)
+
+    def _counts(self) -> dict[str, int]:
+        flat: Any = self.client.hgetall(self.keys.counts)
+        return {text(name): int(value) for name, value in flat.items()}
+
+    # ---- the gate --------------------------------------------------------------------------------
+
+    def pause(self, why: str, *, for_s: float | None = None) -> None:
+        """Takes no new batch in until `resume`; accepted batches are worked off. `why`: a sentence for operators.
+
+        A second call keeps the first reason and time. `for_s`: the gate opens by itself after so long unless
+        `stay_paused` extends the time; a later call without `for_s` makes the pause permanent.
+        """
+        closed = json.dumps({"since_ms": self.store.now_ms(), "why": why}, ensure_ascii=True)
+        if for_s is not None:
+            self.store.ask(self.client.set, self.keys.closed, closed, nx=True, px=round(for_s * 1000))
+        elif not self.store.ask(self.client.set, self.keys.closed, closed, nx=True) and (
+            int(self.store.ask(self.client.pttl, self.keys.closed)) >= 0
+        ):
+            self.store.ask(self.client.set, self.keys.closed, closed)
+
+    def stay_paused(self, why: str, *, for_s: float) -> None:
+        """Extends a pause that was made with the same reason; no other pause changes."""
+        if self.paused_because() == why:
+            self.store.ask(self.client.pexpire, self.keys.closed, round(for_s * 1000))
+
+    def resume(self) -> bool:
+        """Takes batches in again; False when intake was not paused."""
+        return bool(self.store.ask(self.client.delete, self.keys.closed))
+
+    def paused_because(self) -> str | None:
+        """The reason of the pause, None while the gate is open."""
+        closed = self.store.ask(self.client.get, self.keys.closed)
+        if closed is None:
+            return None
+        try:
+            return str(json.loads(closed)["why"])
+        except (ValueError, KeyError, TypeError):
+            return text(closed)  # an operator's own words, set by hand
+
+    # ---- cursors ---------------------------------------------------------------------------------
+
+    def cursor(self, cursor_key: str) -> str | None:
+        """The position where the source continues, None when it was never read."""
+        return self.cursors([cursor_key])[0]
+
+    def cursors(self, cursor_keys: Sequence[str]) -> list[str | None]:
+        """`cursor` of several sources in one round trip."""
+        if not cursor_keys:
+            return []
+        values = self.store.ask(self.client.hmget, self.keys.cursors, list(cursor_keys))
+        return [None if value is None else text(value) for value in values]
+
+    def forget_cursor(self, cursor_key: str) -> None:
+        """Forgets the position of a source that cannot be read again, such as a pipe."""
+        self.store.ask(self.client.hdel, self.keys.cursors, cursor_key)
