@@ -125,7 +125,7 @@ class Ledger:
             return ClaimRefused.NEWER
         except BadPayload as exc:
             # No worker can ever process it, so it must not come back for ever.
-            self._dead_letter(batch_id, seq, entry["workload"], str(exc))
+            self._entry_to_dead_letters(batch_id, seq, entry["workload"], str(exc))
             return ClaimRefused.UNREADABLE
         return Claim(
             batch_id=batch_id,
@@ -261,7 +261,7 @@ class Ledger:
         except BadPayload as exc:
             reason = reason if str(exc) in reason else f"{reason}; {exc}"
         if frame is None or frame.height < 2 or len(apart) == frame.height:
-            _must_hold(self._dead_letter(claim.batch_id, claim.seq, claim.workload, reason), claim)
+            self.dead_letter(claim, reason)
             return []
         if apart:
             import polars as pl
@@ -272,7 +272,11 @@ class Ledger:
         middle = frame.height // 2
         return self._bisect(claim, (frame.head(middle), frame.tail(frame.height - middle)))
 
-    def _dead_letter(self, batch_id: str, seq: str, workload: str, reason: str) -> int:
+    def dead_letter(self, claim: Claim, reason: str) -> None:
+        """Makes the batch a dead letter. Raises ClaimLost."""
+        _must_hold(self._entry_to_dead_letters(claim.batch_id, claim.seq, claim.workload, reason), claim)
+
+    def _entry_to_dead_letters(self, batch_id: str, seq: str, workload: str, reason: str) -> int:
         k = self.keys
         keys = [k.batch(batch_id), k.due, k.counts, k.totals(workload), k.work(batch_id), k.dead]
         answer = int(self.scripts.run("ledger/dead_letter", keys, [batch_id, seq, reason[:MAX_REASON]]))

@@ -557,7 +557,7 @@ def test_an_entry_without_its_description_is_buried_too(ledger: Ledger) -> None:
 
 def test_a_newer_wire_version_is_refused_with_its_number(ledger: Ledger) -> None:
     ledger.intake.accept(batch("b"))
-    meta = entry(ledger)["meta"].replace(f'"wire": {WIRE_VERSION}', f'"wire": {WIRE_VERSION + 1}')
+    meta = entry(ledger)["meta"].replace(f'"wire":{WIRE_VERSION}', f'"wire":{WIRE_VERSION + 1}')
     with pytest.raises(TooNew, match=f"wire version {WIRE_VERSION + 1}; this build reads up to"):
         Meta.load(meta)
 
@@ -621,7 +621,13 @@ def test_an_expired_claim_is_overdue(ledger: Ledger) -> None:
 
 def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     away = Ledger(redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None), settings)
-    for ask in (away.counts, away.overdue, away.now_ms, away.dead, lambda: away.accept(batch("b"))):
+    for ask in (
+        away.backlog.counts,
+        away.backlog.overdue,
+        away.store.now_ms,
+        away.dead_letters.newest,
+        lambda: away.intake.accept(batch("b")),
+    ):
         with pytest.raises(RedisUnavailable, match="does not answer"):
             ask()
 

@@ -106,7 +106,7 @@ def noise(seed: int) -> list[str]:
 
 def bury(ledger: Ledger, batch_id: str) -> int:
     """Bury a batch whole; the bytes of its payload."""
-    ledger._bury(take(ledger, batch_id), "why")
+    ledger.dead_letter(take(ledger, batch_id), "why")
     size = ledger.client.hget(ledger.keys.batch(batch_id), "bytes")
     return int(size or 0)
 
@@ -157,11 +157,11 @@ def at_limit(ledger: Ledger, reason: str) -> Iterator[Ledger]:
     """A ledger that refuses for this reason."""
     changes: dict[str, Any] = {"batches": {"max_pending_batches": 1}, "bytes": {"max_pending_mib": 1}}
     own = Ledger(ledger.client, ledger.settings.replace(max_dead_mib=1, **changes.get(reason, {})))
-    own.accept(batch("first", noise(1) + noise(2) if reason in ("bytes", "dead") else None))
+    own.intake.accept(batch("first", noise(1) + noise(2) if reason in ("bytes", "dead") else None))
     if reason == "dead":
         bury(own, "first")
     if reason == "closed":
-        own.close_door("an upgrade")
+        own.intake.pause("an upgrade")
     yield own
 
 
@@ -177,10 +177,10 @@ def at_limit(ledger: Ledger, reason: str) -> Iterator[Ledger]:
 def test_every_refusal_says_why_and_status_says_the_same(ledger: Ledger, reason: str, words: str) -> None:
     assert ledger.intake.full() is None
     with at_limit(ledger, reason) as own:
-        answer = own.accept(batch("new", ["x"]))
+        answer = own.intake.accept(batch("new", ["x"]))
         assert refused(answer) == reason
         assert str(answer).startswith(words)
-        told = own.refusal()
+        told = own.intake.full()
         assert told is not None and (told.reason, str(told)) == (reason, str(answer))
         facts = status.read_status(own.settings)
         assert facts.full == str(answer)
@@ -229,7 +229,7 @@ def test_send_says_once_that_it_waits_and_goes_on_when_there_is_room(
     )  # fmt: skip
     sending.start()
     assert wait_until(lambda: "waiting:" in shown.getvalue(), timeout_s=5)
-    assert wait_until(lambda: ledger._refused > 12, timeout_s=5), "it tries on"
+    assert wait_until(lambda: ledger.intake._refused > 12, timeout_s=5), "it tries on"
     assert sending.is_alive()
     finish(ledger, "in the way")
     sending.join(5)

@@ -127,7 +127,7 @@ def test_finished_and_dead_batches_are_never_sent(context: Context) -> None:
     accept(context, "done", "dead")
     context.ledger.commit(take(context, "done"), warming=False, outcomes={})
     claim = take(context, "dead")
-    context.ledger._bury(claim, "why")
+    context.ledger.dead_letter(claim, "why")
     let_pass(context, "done", "dead")  # a list that lags behind, as after a rollback
     context.client.zadd(context.ledger.keys.due, {"unknown": 1})
     assert periodic.sweep(context) == 0
