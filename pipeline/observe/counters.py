@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from typing import Any, Final
 
@@ -45,15 +46,24 @@ ROLES: Final = (
 )  # fmt: skip
 
 
+class MeterKind(Enum):
+    """The type of a metric, as Prometheus names it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
-    """One thing that is counted. `labels` names the closed set of each label; with `buckets` it is a histogram.
+    """One metric. `labels` names the closed set of each label; `buckets` are those of a histogram.
 
     Redis has counted in the buckets: other buckets need another name.
     """
 
     name: str
     about: str
+    kind: MeterKind = MeterKind.COUNTER
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
 
@@ -65,6 +75,7 @@ STEPS: Final = Meter(
 )
 STEP_SECONDS: Final = Meter(
     name="logweir_step_seconds",
+    kind=MeterKind.HISTOGRAM,
     about="How long a step took from its claim on.",
     labels={"stage": STAGES},
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
@@ -86,12 +97,14 @@ SCORED: Final = Meter(
 )
 SCORE_SECONDS: Final = Meter(
     name="logweir_score_seconds",
+    kind=MeterKind.HISTOGRAM,
     about="How long the model took for one pass: the lines of a batch, or of several.",
     labels={"device": DEVICES},
     buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 LEASE_SECONDS: Final = Meter(
     name="logweir_lease_wait_seconds",
+    kind=MeterKind.HISTOGRAM,
     about="How long was waited for leases that were granted.",
     labels={"kind": LEASES},
     buckets=(0.01, 0.05, 0.25, 1, 5, 15, 60, 150, 300),
@@ -218,7 +231,7 @@ def _registry() -> tuple[Any, dict[str, Any]]:
     registry, found = CollectorRegistry(), {}
     for meter in METERS:
         names = tuple(meter.labels)
-        if meter.buckets:
+        if meter.kind is MeterKind.HISTOGRAM:
             found[meter.name] = Histogram(
                 meter.name, meter.about, names, buckets=meter.buckets, registry=registry
             )

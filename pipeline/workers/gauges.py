@@ -1,10 +1,25 @@
-"""The gauges that the exporter shows, computed at each scrape."""
+"""The metrics that the exporter computes at each scrape from answers of Redis."""
 
-from typing import Final
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
 
-from pipeline.messages.routing import all_queues
-from pipeline.observe.counters import OTHER, ROLES, STAGES, Meter
-from pipeline.settings import MAX_SHARDS
+from pipeline.gpu.leasing.pool_ledger import PoolLedger
+from pipeline.gpu.values import LeaseMode
+from pipeline.messages.routing import QUEUE_DRAIN, all_queues, both
+from pipeline.observe.counters import OTHER, ROLES, STAGES, MeterKind, Meter
+from pipeline.redis.connection import text_map
+from pipeline.redis.keys import WORKER_TTL_S
+from pipeline.redis.shards import of_shard
+from pipeline.settings import MAX_SHARDS, Settings
+
+# (name of the metric, values of its labels) -> value
+Values = dict[tuple[str, tuple[str, ...]], float]
+# Answers of Redis by the name of the question; None where Redis refused to answer (a missing right).
+Answers = Mapping[str | tuple[str, object], Any]
 
 # Counters of workloads that only grow, and those that do not (a rescored or retried batch leaves them again).
 GROWING: Final = ("accepted", "stored", "skipped", "discarded", "anomalous", "normal", "unclassified")
@@ -14,6 +29,10 @@ TROUBLES: Final = (*STAGES, "source", "templates", "model", OTHER)
 
 
 def _gauge(name: str, about: str, **labels: tuple[str, ...]) -> Meter:
+    return Meter(name=f"logweir_{name}", about=about, labels=labels, kind=MeterKind.GAUGE)
+
+
+def _counter(name: str, about: str, **labels: tuple[str, ...]) -> Meter:
     return Meter(name=f"logweir_{name}", about=about, labels=labels)
 
 
@@ -31,7 +50,7 @@ QUEUED: Final = _gauge(
     "queue_messages", "Wake-ups that no worker has taken yet.", queue=all_queues(MAX_SHARDS)
 )
 UNACKED: Final = _gauge("unacked_messages", "Wake-ups that a worker has taken and not acknowledged.")
-LINES_TOTAL: Final = _gauge("lines_total", "Physical lines by what became of them.", outcome=GROWING)
+LINES_TOTAL: Final = _counter("lines_total", "Physical lines by what became of them.", outcome=GROWING)
 LINES: Final = _gauge("lines", "Physical lines that are so now.", state=("in_flight", *PASSING))
 WARMING: Final = _gauge("warming_batches", "Batches stored without a verdict, which wait for a model.")
 WORKLOADS: Final = _gauge("workloads", "Workloads seen.")
@@ -55,7 +74,7 @@ MEMORY_MAX: Final = _gauge("redis_memory_max_bytes", "Memory that Redis may use;
 DURABLE: Final = _gauge("redis_durable", "1 while Redis writes its append-only file.")
 WATCH_AGE: Final = _gauge("watch_age_seconds", "Time since the watcher last looked at what was stored.")
 UNSEEN: Final = _gauge("observations", "Stored batches that the watcher has not looked at.")
-UNWATCHED: Final = _gauge(
+UNWATCHED: Final = _counter(
     "observations_dropped_total", "Stored batches that the watcher was never told of: their list was full."
 )
 SESSIONS_OPEN: Final = _gauge("open_sessions", "Sessions that are open.")
@@ -76,3 +95,142 @@ SHOWN: Final = (
     SESSIONS_OPEN, INCIDENTS_OPEN, NODES, DEVICES, GPU_MEMORY, GPU_LEASED, GPU_LEASES,
     GPU_WAITING, GPU_OLDEST, GPU_LEFT, SCRAPE,
 )  # fmt: skip
+
+
+# ---- from answers of Redis -----------------------------------------------------------------------
+
+
+def set_value(values: Values, meter: Meter, value: float, *labels: str) -> None:
+    values[meter.name, labels] = float(value)
+
+
+def set_local(values: Values, settings: Settings) -> None:
+    """Gauges that need no Redis."""
+    set_value(values, LIMIT_BATCHES, settings.internal.max_pending_batches)
+    set_value(values, LIMIT_BYTES, settings.intake.max_pending_mib * 2**20)
+    set_value(values, DEAD_LIMIT, settings.intake.max_dead_mib * 2**20)
+    set_value(values, MODEL_MAX, settings.train.retrain_age_s)
+    for place, path in (("data", settings.data.dir), ("results", settings.data.results)):
+        with suppress(OSError):
+            usage = shutil.disk_usage(_existing(path))
+            set_value(values, DISK_FREE, usage.free, place)
+            set_value(values, DISK_SIZE, usage.total, place)
+
+
+def set_lines(values: Values, totals: Sequence[Mapping[str, bytes]]) -> None:
+    """Lines by outcome, over the totals of all workloads."""
+    sums = {name: sum(int(of.get(name, 0)) for of in totals) for name in (*GROWING, *PASSING)}
+    for name in GROWING:
+        set_value(values, LINES_TOTAL, sums[name], name)
+    for name in PASSING:
+        set_value(values, LINES, sums[name], name)
+    ended = sum(sums[name] for name in ("stored", "dead", "discarded", "skipped"))
+    set_value(values, LINES, max(0, sums["accepted"] - ended), "in_flight")
+
+
+def set_state(values: Values, found: Answers, now: int, shards: int) -> None:
+    """Gauges of the first round trip of a scrape. `now` in ms."""
+    _set_in_flight(values, found, shards)
+    _set_processes(values, found, now, shards)
+    _set_redis(values, found)
+    _set_watching(values, found, now)
+
+
+def _set_in_flight(values: Values, found: Answers, shards: int) -> None:
+    counts = text_map(found["counts"])
+    for stage in STAGES:
+        set_value(values, PENDING, int(counts.get(f"stage:{stage}", 0)), stage)
+    set_value(values, PENDING_BYTES, int(counts.get("bytes", 0)))
+    set_value(values, DEAD_BYTES, int(counts.get("dead_bytes", 0)))
+    set_value(values, DEAD, found["dead"] or 0)
+    set_value(values, WARMING, found["warming"] or 0)
+    set_value(values, CLOSED, found["closed"] or 0)
+    set_value(values, UNACKED, found["unacked"] or 0)
+    for queue in all_queues(shards):
+        set_value(values, QUEUED, found["queue", queue] or 0, queue)
+
+
+def _set_processes(values: Values, found: Answers, now: int, shards: int) -> None:
+    """Workers, writers of drain shards, the reported problem, and the live model."""
+    roles = dict.fromkeys(ROLES, 0)
+    for text in found["workers"] or []:
+        with suppress(ValueError, KeyError, TypeError):
+            worker = json.loads(text)
+            if now - int(worker["beat_ms"]) < WORKER_TTL_S * 1000:
+                roles[worker["role"] if worker["role"] in roles else OTHER] += 1
+    for role, count in roles.items():
+        set_value(values, WORKERS, count, role)
+    set_value(values, LEADER, _drain_leads(found, now, shards))
+    trouble = ""
+    with suppress(ValueError, KeyError, TypeError):
+        trouble = str(json.loads(found["trouble"])["stage"])
+    for word in TROUBLES:
+        known = trouble if trouble in TROUBLES or not trouble else OTHER
+        set_value(values, TROUBLE, word == known, word)
+    model = found["model"] or {}
+    if "version" in model:
+        set_value(values, MODEL, 1, str(model["version"], "utf-8", "replace"))
+        if model.get("published_ms"):
+            set_value(values, MODEL_AGE, max(0, now - int(model["published_ms"])) / 1000)
+    set_value(values, MODELS, found["models"] or 0)
+    set_value(values, FAULTS, found["faults"] or 0)
+    set_value(values, TRAININGS, found["training_queue"] or 0, "queued")
+    set_value(values, TRAININGS, found["training_now"] or 0, "running")
+
+
+def _drain_leads(found: Answers, now: int, shards: int) -> bool:
+    """True if every drain shard with work has a writer. A writer keeps its lease only while it has work."""
+    leads = {}
+    for shard in range(shards):
+        lease = found["leader", shard] or {}
+        leads[shard] = bool(lease.get("holder")) and int(lease.get("deadline") or 0) > now
+    busy = [
+        shard for shard in leads if any(found["queue", queue] for queue in both(of_shard(QUEUE_DRAIN, shard)))
+    ]
+    return all(leads[shard] for shard in busy) if busy else any(leads.values())
+
+
+def _set_redis(values: Values, found: Answers) -> None:
+    memory, persistence = found["memory"] or {}, found["persistence"] or {}
+    if "used_memory" in memory:
+        set_value(values, MEMORY, memory["used_memory"])
+        set_value(values, MEMORY_MAX, memory.get("maxmemory", 0))
+    if "aof_enabled" in persistence:
+        written = persistence.get("aof_last_write_status", "ok") == "ok"
+        set_value(values, DURABLE, bool(persistence["aof_enabled"]) and written)
+
+
+def _set_watching(values: Values, found: Answers, now: int) -> None:
+    numbers = text_map(found["watching"] or {})
+    round_ms = int(numbers.get("round_ms", now))
+    set_value(values, WATCH_AGE, max(0, now - round_ms) / 1000)
+    set_value(values, UNSEEN, found["unseen"] or 0)
+    set_value(values, UNWATCHED, int(numbers.get("dropped", 0)))
+    set_value(values, SESSIONS_OPEN, found["open_sessions"] or 0)
+    set_value(values, INCIDENTS_OPEN, int(numbers.get("incidents", 0)))
+
+
+def set_gpus(values: Values, pool: PoolLedger | None) -> None:
+    """`pool` None: there is no node, and Redis is not asked again. Raises LogweirError."""
+    view = None if pool is None else pool.snapshot()
+    nodes, devices, leases = (view.nodes, view.devices, view.leases) if view else ((), (), ())
+    waiting, orphans = (view.waiting, view.orphans) if view else ((), ())
+    silent = sum(node.silent for node in nodes)
+    usable = [device for device in devices if device.usable]
+    set_value(values, NODES, len(nodes) - silent, "alive")
+    set_value(values, NODES, silent, "silent")
+    set_value(values, DEVICES, len(usable), "usable")
+    set_value(values, DEVICES, len(devices) - len(usable), "unusable")
+    set_value(values, GPU_MEMORY, sum(device.schedulable_mib for device in usable) * 2**20)
+    set_value(values, GPU_LEASED, sum(part.memory_mib for lease in leases for part in lease.parts) * 2**20)
+    for mode in LeaseMode:
+        set_value(values, GPU_LEASES, sum(lease.need.mode is mode for lease in leases), mode.value)
+    set_value(values, GPU_WAITING, len(waiting))
+    oldest = max((view.now_ms - request.since_ms for request in waiting), default=0) if view else 0
+    set_value(values, GPU_OLDEST, oldest / 1000)
+    set_value(values, GPU_LEFT, len(orphans))
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory that exists: results may not have been written yet."""
+    return next((place for place in (path, *path.parents) if place.exists()), path)

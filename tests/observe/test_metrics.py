@@ -328,6 +328,12 @@ def test_the_labels_know_every_role_and_every_stage() -> None:
     assert tuple(Stage) == metrics.STAGES
 
 
+def test_a_meter_is_a_counter_where_its_name_says_total_and_a_histogram_where_it_has_buckets() -> None:
+    for meter in (*metrics.METERS, *SHOWN):
+        assert (meter.kind is metrics.MeterKind.COUNTER) == meter.name.endswith("_total"), meter.name
+        assert (meter.kind is metrics.MeterKind.HISTOGRAM) == bool(meter.buckets), meter.name
+
+
 def test_every_label_is_of_a_closed_set_whatever_redis_holds(
     counting: metrics.Pusher, client: "redis.Redis", settings: Settings
 ) -> None:
