@@ -10,7 +10,7 @@ from typing import Any, Final
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.gpu.values import LeaseMode
 from pipeline.messages.routing import QUEUE_DRAIN, all_queues, both
-from pipeline.observe.counters import OTHER, ROLES, STAGES, MeterKind, Meter
+from pipeline.observe.counters import OTHER, ROLES, STAGES, Meter, MeterKind
 from pipeline.redis.connection import text_map
 from pipeline.redis.keys import WORKER_TTL_S
 from pipeline.redis.shards import of_shard

@@ -21,7 +21,7 @@ from pipeline.errors import LogweirError, RedisUnavailable
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.logs import logger
 from pipeline.messages.routing import all_queues
-from pipeline.observe.counters import METERS, ROLES, MeterKind, Meter, field_name
+from pipeline.observe.counters import METERS, ROLES, Meter, MeterKind, field_name
 from pipeline.redis.connection import answering, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN
