@@ -29,10 +29,10 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
     "key": pl.UInt64,  # of the verdict cache: pattern_id, its lowest bit flipped when severe
     "pattern_id": pl.UInt64,
     "masked": pl.String,
-    "severe": pl.Boolean,  # seen at an error-like level
-    "level": pl.String,  # of its first record
-    "version": pl.String,  # model version of the batch, or WARMING_VERSION
-    "rows": pl.List(pl.UInt32),  # of the batch that have this key; null until the batch leaves ingest
+    "severe": pl.Boolean,  # Seen at an error-like level.
+    "level": pl.String,  # Of its first record.
+    "version": pl.String,  # Model version of the batch, or WARMING_VERSION.
+    "rows": pl.List(pl.UInt32),  # Of the batch that have this key; null until the batch leaves ingest.
     # evidence (models/evidence.py), filled by infer
     "surprisal": pl.Float64,
     "words": pl.List(pl.String),

@@ -2,11 +2,11 @@
 
 One call decides for one model: "shared", or the own model of one workload. Causes, in order:
 
-    addition   watched workloads with stored lines, in neither the last attempt nor the live model
-    schedule   a time of day has come
-    drift      novelty, unknown words or scores have moved (drift.py)
-    volume     many lines were stored since the last attempt
-    age        the model, or the last attempt at a better one, is old
+    addition   Watched workloads with stored lines are in neither the last attempt nor the live model.
+    schedule   A time of day has come.
+    drift      Novelty, unknown words or scores have moved (drift.py).
+    volume     Many lines were stored since the last attempt.
+    age        The model, or the last attempt at a better one, is old.
 
 Invariants:
 
@@ -146,7 +146,8 @@ def _drift_causes(drift: Drift | None, rules: RetrainRules) -> Iterator[_Cause]:
         )
         yield _Cause(key=f"drift:{drift.version}:unknown", text=text)
     if drift.score > rules.drift_score:
-        text = f"drift: the scores have a stability index of {drift.score:.2f}, {rules.drift_score:.2f} is allowed"
+        text = f"drift: the scores have a stability index of {drift.score:.2f}, "
+        text += f"{rules.drift_score:.2f} is allowed"
         yield _Cause(key=f"drift:{drift.version}:score", text=text)
 
 

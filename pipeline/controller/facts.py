@@ -83,12 +83,12 @@ class Facts:
     """All that a decision rests on. Times are aware UTC."""
 
     now: datetime
-    model: str  # "shared" or the workload whose own model it is
-    watching: bool  # is anything on the watchlist
-    workloads: Mapping[str, int] = field(default_factory=dict)  # watched ones of this model -> stored lines
-    silent: tuple[str, ...] = ()  # watchlist patterns that match no workload yet
-    trained: frozenset[str] = frozenset()  # what the live version was trained on
-    live_since: datetime | None = None  # publication of the live version; None: no model
+    model: str  # "shared" or the workload whose own model it is.
+    watching: bool  # The watchlist has an entry.
+    workloads: Mapping[str, int] = field(default_factory=dict)  # Watched ones of this model -> stored lines.
+    silent: tuple[str, ...] = ()  # Watchlist patterns that match no workload yet.
+    trained: frozenset[str] = frozenset()  # Workloads of the live version's training.
+    live_since: datetime | None = None  # Publication of the live version; None: no model.
     history: History = field(default_factory=History)
     busy: bool = False  # a training of this model is queued or runs
     drift: Drift | None = None  # None: not measured (no model)

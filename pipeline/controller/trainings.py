@@ -3,8 +3,8 @@
     request --merge with an equal one--> queued --take--> fetching, training, judging, publishing
         publishing --> completed | failed(reason) | cancelled
         cancel: at once while queued, at the next step while running
-        a dead trainer: the sweep ends its training as failed and queues it again, a bounded number of times
-                        and with a growing pause
+        a dead trainer: the sweep ends its training as failed.
+        It queues the training again, a bounded number of times and with a growing pause.
 
 Invariants: one training runs at a time, by the holder of the `training` lease. Every script compares the
 lease's token, so a trainer that lost the lease can neither report progress nor end a training.
@@ -326,7 +326,8 @@ class Trainings:
             ],
             [
                 status.request_id, token, status.state.value, _dump(status), KEEP_S,
-                retry_id, retry.key if retry else "", REQUESTS.to_json(retry) if retry else "", int(pause_s * 1000), KEEP,
+                retry_id, retry.key if retry else "", REQUESTS.to_json(retry) if retry else "",
+                int(pause_s * 1000), KEEP,
             ],
         )  # fmt: skip
         return str(answer.decode())

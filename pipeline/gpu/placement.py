@@ -2,7 +2,7 @@
 unloaded first.
 
 gpu/placing.py decides. A lease gives a process memory on devices, and a Placement fills it. One entry per
-model and device in Redis makes loading single-flight: while a copy is ready in any process, `ensure` answers
+model and device in Redis makes loading single-flight. While a copy is ready in any process, `ensure` answers
 its device, and `request` in another process names its holder. Nothing here forwards a request. An entry ends
 with its lease, so a killed process leaves none behind.
 """

@@ -84,10 +84,10 @@ def choose_device(
 ) -> PlacementChoice:
     """The device for a model. Pure.
 
-    In order: a ready copy, our own first; waiting for a copy that loads; best fit, exact fits accepted; the
-    device whose least recently used idle models make room, oldest first. `rooms`: MiB by device that the
-    models of `lease_id` may take together. `loaded`: all entries, of other leases too. `busy`: keys that
-    answer a request now.
+    In order: a ready copy, first one of this lease; waiting for a copy that loads; best fit, exact fits
+    accepted. Last comes the device whose least recently used idle models make room, oldest first. `rooms`:
+    MiB by device that the models of `lease_id` may take together. `loaded`: all entries, of other leases too.
+    `busy`: keys that answer a request now.
     """
     same = copies(model, loaded)
     ready = [entry for entry in same if entry.state is LoadState.READY]

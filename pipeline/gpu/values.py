@@ -141,9 +141,9 @@ class PoolLease:
     granted_ms: int
     deadline_ms: int = 0  # kept beside the lease in Redis
     ttl_ms: int
-    share: float = 0.0  # dominant share of the pool when granted: what its tenant is charged per second
-    prepaid: float = 0.0  # share-seconds charged at the grant, settled at the end
-    yield_by_ms: int | None = None  # asked to yield by then; revoked after it
+    share: float = 0.0  # Dominant share of the pool when granted: what its tenant is charged per second.
+    prepaid: float = 0.0  # Share-seconds charged at the grant, settled at the end.
+    yield_by_ms: int | None = None  # Asked to yield by then; revoked after it.
     yield_why: str = ""
     host: str = ""  # node of its processes
     pids: tuple[int, ...] = ()

@@ -9,10 +9,10 @@ Scoring shares prefixes, since a causal network never looks ahead:
 
     line 0   [CLS]@0 send@1 packet@2    targets: send, packet, to
     line 1   [CLS]@0 send@1 packet@2    targets: now               the others follow prefixes of line 0
-    line 2   [CLS]@0 drop@1 packet@2    targets: drop, packet, to  another prefix, asked again
+    line 2   [CLS]@0 drop@1 packet@2    targets: drop, packet, to  another prefix, scored too
     inputs   U = 6 distinct (piece, column) pairs: embedding, ln_1 and qkv of the first block run once each
-    rows     [[0 1 3] [0 1 3] [0 2 3]]: (B, T) the input at each place; attention gathers them line by line
-    asked    K = 7 of 9 places: proj, mlp and the output layer of the last block run on these only
+    rows     [[0 1 3] [0 1 3] [0 2 3]]: (B, T) the input at each place. Attention gathers them line by line.
+    scored   K = 7 of 9 places: proj, mlp and the output layer of the last block run on these only.
 """
 
 import math
@@ -38,7 +38,7 @@ _BATCH_TOKENS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
 _RECTANGLES: Final = 4  # of a batch at least: attention over one of them fits a core's cache
 _SPLITMIX: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
-# Packed lines of similar length: `rows` (B, T), the input at each place, and `asked` (K,), flat places row *
+# Packed lines of similar length: `rows` (B, T), the input at each place, and `scored` (K,), flat places row *
 # T + column.
 Packed = tuple[torch.Tensor, torch.Tensor]
 Floats = npt.NDArray[np.float32]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 class Evidence:
     """The measurements of one masked line."""
 
-    surprisal: float  # mean NLL in nats of the worst words; 0 for a line of mask tokens only
-    words: tuple[str, ...] = ()  # whole words of the masked line, highest surprisal first
-    unseen: tuple[str, ...] = ()  # words that no training line holds
-    tokens: int = 0  # scored pieces
-    severity: str | None = None  # the error word found by `severity_words`
-    novelty: float = 0.0  # share of trigrams that no training line holds (models/novelty.py)
-    prior: float = 0.0  # logit that a line of these words is an error (models/prior.py)
+    surprisal: float  # Mean NLL in nats of the worst words; 0 for a line of mask tokens only.
+    words: tuple[str, ...] = ()  # Whole words of the masked line, highest surprisal first.
+    unseen: tuple[str, ...] = ()  # Words that no training line holds.
+    tokens: int = 0  # Scored pieces.
+    severity: str | None = None  # The error word found by `severity_words`.
+    novelty: float = 0.0  # Share of trigrams that no training line holds (models/novelty.py).
+    prior: float = 0.0  # Logit that a line of these words is an error (models/prior.py).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

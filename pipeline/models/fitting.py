@@ -34,13 +34,13 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: int = 8  # lines per step: many small steps learn more in the same time than few large ones
     learning_rate: float = 6e-3
-    epochs: int = 40  # upper bound by data ...
-    min_steps: int = 200  # ... a handful of lines still needs this many steps to be learnt
-    max_steps: int = 800  # ... and a huge sample is seen in part, most frequent lines first
-    least_steps: int = 120  # past the budget, as far as the grace allows; 20 steps learn nothing
-    warm_share: float = 0.5  # of the steps of a cold start; reaches its loss (docs/LOG.md)
-    max_distinct: int = 20_000  # lines encoded in memory, about 1 KiB each; more than max_steps can draw
-    tokenizer_lines: int = 5_000  # the most frequent; merges hardly change after that, time does
+    epochs: int = 40  # Upper bound by data.
+    min_steps: int = 200  # A handful of lines still needs this many steps to be learnt.
+    max_steps: int = 800  # A huge sample is seen in part, most frequent lines first.
+    least_steps: int = 120  # Past the budget, as far as the grace allows; 20 steps learn nothing.
+    warm_share: float = 0.5  # Of the steps of a cold start; reaches its loss (docs/LOG.md).
+    max_distinct: int = 20_000  # Lines encoded in memory, about 1 KiB each; more than max_steps can draw.
+    tokenizer_lines: int = 5_000  # The most frequent; merges hardly change after that, time does.
     min_distinct: int = 2
     min_records: int = 20
     batch_tokens: int = 256  # ids per step: a log of stack traces trains as fast as one of short lines

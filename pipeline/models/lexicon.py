@@ -34,13 +34,13 @@ Bools = npt.NDArray[np.bool_]
 class EncodedLines:
     """Lines as flat arrays: L lines, W words, N pieces. Without [CLS] and [SEP]."""
 
-    ids: Ints  # (N,)
-    place: Ints  # (N,) the word of a piece, 0..W-1
-    start: Ints  # (L + 1,) first piece of each line
-    scored: Bools  # (N,) False for mask tokens, which stand for any value
-    words: list[str]  # (W,)
-    line: Ints  # (W,) the line of a word
-    flags: npt.NDArray[np.uint8]  # (W,) from `describe`
+    ids: Ints  # (N,).
+    place: Ints  # (N,) the word of a piece, 0..W-1.
+    start: Ints  # (L + 1,) first piece of each line.
+    scored: Bools  # (N,) False for mask tokens, which stand for any value.
+    words: list[str]  # (W,).
+    line: Ints  # (W,) the line of a word.
+    flags: npt.NDArray[np.uint8]  # (W,) from `describe`.
 
     def batches(self, room: int) -> Iterator[tuple[slice, Ints]]:
         """Consecutive lines: the slice of their pieces, and where each line begins in it (L' + 1,).

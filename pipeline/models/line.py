@@ -1,8 +1,8 @@
 """The line model: the surprisal of a masked line, and the words that cause it.
 
 A line's surprisal is the mean over its worst words. The surprisal of a word is that of its most unlikely
-piece under a small causal transformer (models/causal.py), which is trained from scratch on the distinct lines
-of the sample. A mean over all words would hide one wrong word in a familiar sentence.
+piece under a small causal transformer (models/causal.py). The network is trained from scratch on the distinct
+lines of the sample. A mean over all words would hide one wrong word in a familiar sentence.
 """
 
 import copy

@@ -29,8 +29,8 @@ _FIXED: Final = 5  # features in front of the hashed ones
 _SIZE: Final = _FIXED + _HASHED
 # Logits: a named fault outweighs all else; three words of trouble together are nearly one.
 _MEAN: Final = {_BIAS: -1.5, _WORD: 3.0, _GRAVE: 0.5, _TROUBLE: 0.8, _WELL: -0.5}
-_MOST_OF_A_KIND: Final = 3  # words of trouble in a line; a stack trace is not worse than a sentence
-_CLASS_LEAST: Final = 3  # different lines of either class; fewer show the words of one incident
+_MOST_OF_A_KIND: Final = 3  # Words of trouble in a line; a stack trace is not worse than a sentence.
+_CLASS_LEAST: Final = 3  # Different lines of either class; fewer show the words of one incident.
 # Of the Gaussian: some ten lines move a word by a logit, thirty lines a word list, which is right more often
 # than the levels of one log. With a tenth of it, words of a topic passed for words of trouble (docs/LOG.md).
 _PRECISION: Final = 10.0

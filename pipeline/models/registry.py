@@ -1,8 +1,8 @@
 """Model versions: immutable directories on disk, one pointer per model in Redis.
 
-    train --> directory --judge--> publish: the pointer moves, fenced by the lease (published)
-                              '--> stays beside the live one, with the reason      (candidate)
-    promote VERSION, roll back: an operator moves the pointer at any time          (promoted, rolled-back)
+    train --> directory --judge--> publish: The pointer moves, fenced by the lease.    (published)
+                              '--> Stays beside the live one, with the reason.         (candidate)
+    promote VERSION, roll back: An operator moves the pointer at any time.             (promoted, rolled-back)
 
 Earlier versions stay until retention removes the oldest. Every process compares `current()` between batches.
 Nothing needs invalidation, because every cache is keyed by version. A note beside the directory of a version

@@ -81,11 +81,11 @@ class Calibration:
 
     mode: Mode
     method: Literal["conformal", "pot", "student", "none"]
-    median: Finite  # of the normalised scores of held-out templates, logits
-    threshold: Finite  # likewise; a new calm template is flagged above it
-    held_out: int  # templates behind the figures
-    total: int  # training lines, counted with repetition
-    chance: Finite = CHANCE  # that a new calm normal template lies above the threshold
+    median: Finite  # Of the normalised scores of held-out templates, logits.
+    threshold: Finite  # Likewise; a new calm template is flagged above it.
+    held_out: int  # Templates behind the figures.
+    total: int  # Training lines, counted with repetition.
+    chance: Finite = CHANCE  # That a new calm normal template lies above the threshold.
     surprisal: Scale = Scale()
     novelty: Scale = Scale()
     scores: tuple[Finite, ...] = ()  # logits of the held-out templates as if new, ascending

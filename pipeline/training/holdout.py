@@ -19,12 +19,12 @@ from pipeline.models.verdict import is_rare
 from pipeline.records.batch import digest
 from pipeline.records.schema import SAMPLE_SCHEMA
 
-SPLIT_LEAST: Final = 20  # templates; a tenth of fewer is one line, which shows nothing
-_SPARE: Final = 0.1  # of templates, patterns and records at most, so that the fit hardly suffers
-_SPARE_RECORDS: Final = 0.05  # a template with more is typical of the log and must be learnt
-_HELD_MOST: Final = 2_000  # patterns; the manifest lists their ids
-_NEWEST: Final = 0.1  # of the time
-_SHOWN: Final = 80  # templates each way: a rate of 5 % is then known to about 5 points, in half a second
+SPLIT_LEAST: Final = 20  # Templates; a tenth of fewer is one line, which shows nothing.
+_SPARE: Final = 0.1  # Of templates, patterns and records at most, so that the fit hardly suffers.
+_SPARE_RECORDS: Final = 0.05  # A template with more is typical of the log and must be learnt.
+_HELD_MOST: Final = 2_000  # Patterns; the manifest lists their ids.
+_NEWEST: Final = 0.1  # Of the time.
+_SHOWN: Final = 80  # Templates each way: a rate of 5 % is then known to about 5 points, in half a second.
 
 LEARNT: Final = 60  # lines; a share of 60 is known to about 6 points
 

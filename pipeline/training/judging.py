@@ -30,9 +30,9 @@ from pipeline.training.comparison import auc, auc_falls, auc_upper, more_often, 
 from pipeline.training.holdout import LEARNT, SPLIT_LEAST, HeldOut, calm
 from pipeline.training.injection import injected
 
-_RECENT_HEAD: Final = 90  # distinct lines of the stream, most frequent first ...
+_RECENT_HEAD: Final = 90  # Distinct lines of the stream, most frequent first ...
 _RECENT_TAIL: Final = 50  # ... and some of the others
-_NEW_SHAPE: Final = -1  # a template id that no model knows
+_NEW_SHAPE: Final = -1  # A template id that no model knows.
 # A split conformal threshold from 20 templates, the fewest possible, lets through a share of normal lines
 # that is Beta(1, 20) distributed: above 0.15 in one of 26 sound models. A share below is no fault of a model.
 _TOLERATED: Final = 0.15
@@ -82,12 +82,12 @@ class ModelFigures:
     """The figures of one model. Shares are 0..1; None where there was no line to ask."""
 
     version: str
-    alert_rate_time: float | None  # of normal lines first seen in the newest part of the range
-    alert_rate_template: float | None  # of normal lines of held-out templates
-    alert_rate_recent: float | None  # of the calm records of the current stream, weighted by their counts
-    injected_recall: float | None  # of all injected anomalies
-    injected_auc: float | None  # of those without an error word, against lines of the stream, all as unseen
-    calibration: float | None  # held-out normal lines above the threshold; nominally 0.05
+    alert_rate_time: float | None  # Of normal lines first seen in the newest part of the range.
+    alert_rate_template: float | None  # Of normal lines of held-out templates.
+    alert_rate_recent: float | None  # Of the calm records of the current stream, weighted by their counts.
+    injected_recall: float | None  # Of all injected anomalies.
+    injected_auc: float | None  # Of those without an error word, against lines of the stream, all as unseen.
+    calibration: float | None  # Held-out normal lines above the threshold; nominally 0.05.
     time_lines: int
     template_lines: int
     recent_lines: int  # distinct

@@ -31,17 +31,17 @@ TIMED_SCHEMA: Final[dict[str, Any]] = SAMPLE_SCHEMA | {"first_seen": UTC_US, "la
 
 # Distinct masked lines of one training: a bound of its memory, and enough for train_seconds.
 MAX_PATTERNS: Final = 100_000
-MAX_TEXT_BYTES: Final = 1024  # of a masked line; the line model reads 128 tokens, rarely more than this
-_SLICE_ROWS: Final = 65_536  # grouped at once; more rows are not faster per row
-_MERGE_ROWS: Final = 65_536  # counts before they are added up
-_UNMASKED_CHARS: Final = 32 << 20  # of messages masked together: one call costs as much as 2,000 lines
-_KNOWN_KEYS: Final = 400_000  # stored pattern ids -> pattern ids under today's masks, about 60 MB
-_WORKLOADS: Final = 10_000  # names counted one by one
-_NEWEST: Final = 2**63 - 1  # stands for UNCLASSIFIED while the lowest template id is sought
-_SKETCH: Final = 4096  # smallest pattern ids, to estimate their number: standard error 1/sqrt(4096) = 1.6 %
-_PAGE_FILES: Final = 32  # of 10,000 records and at most 2 MiB of text each as shipped
-_PAGE_BYTES: Final = 8 << 20  # on disk, where repetitive logs are a thirtieth of their size
-_REREADS: Final = 3  # of a page whose files were taken back while it was read
+MAX_TEXT_BYTES: Final = 1024  # Of a masked line; the line model reads 128 tokens, rarely more than this.
+_SLICE_ROWS: Final = 65_536  # Grouped at once; more rows are not faster per row.
+_MERGE_ROWS: Final = 65_536  # Counts before they are added up.
+_UNMASKED_CHARS: Final = 32 << 20  # Of messages masked together: one call costs as much as 2,000 lines.
+_KNOWN_KEYS: Final = 400_000  # Stored pattern ids -> pattern ids under today's masks, about 60 MB.
+_WORKLOADS: Final = 10_000  # Names counted one by one.
+_NEWEST: Final = 2**63 - 1  # Stands for UNCLASSIFIED while the lowest template id is sought.
+_SKETCH: Final = 4096  # Smallest pattern ids, to estimate their number: standard error 1/sqrt(4096) = 1.6 %.
+_PAGE_FILES: Final = 32  # Of 10,000 records and at most 2 MiB of text each as shipped.
+_PAGE_BYTES: Final = 8 << 20  # On disk, where repetitive logs are a thirtieth of their size.
+_REREADS: Final = 3  # Of a page whose files were taken back while it was read.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,12 @@ class TrainingSample:
 
     frame: pl.DataFrame
     lines: int
-    left_out: int  # records whose pattern (or an earlier life of it) is not in `frame`
-    distinct: int  # patterns seen; when not `exact` an estimate with 1.6 % standard error
-    exact: bool  # nothing was dropped
-    workloads: dict[str, int]  # records of each workload; those without a name stand under ""
-    other_workloads: int  # records of workloads past the first 10,000
-    first: datetime | None  # of all records read that have a time
+    left_out: int  # Records whose pattern (or an earlier life of it) is not in `frame`.
+    distinct: int  # Patterns seen; when not `exact` an estimate with 1.6 % standard error.
+    exact: bool  # Nothing was dropped.
+    workloads: dict[str, int]  # Records of each workload; those without a name stand under "".
+    other_workloads: int  # Records of workloads past the first 10,000.
+    first: datetime | None  # Of all records read that have a time.
     last: datetime | None
 
 
@@ -70,16 +70,15 @@ class Sampler:
 
     Past that, `limit` patterns stay. One half are the most frequent ones, so that no pattern with more than
     2/limit of the records read so far is dropped. The other half is drawn without replacement by the square
-    root of the counts (A-ES, Efraimidis and Spirakis 2006, as a bottom-k sketch: the random number of a
-    pattern is a hash of its id, so that each draw uses the same number). A dropped pattern that comes back
+    root of the counts (A-ES, Efraimidis and Spirakis 2006, as a bottom-k sketch). The random number of a
+    pattern is a hash of its id, so that each draw uses the same number. A dropped pattern that comes back
     counts anew. A steady pattern above that share is never dropped; a late one must outgrow the share, or be
     drawn.
 
-    Template ids: the lowest id stored with any record of the pattern, else the id of the known template that
-    it matches, else a negative id from a tree of this sample alone. A negative id only groups lines of one
-    shape for the training. A later line of that shape gets a new id and is judged as a new template, unless
-    its pattern was in the sample. Not thread-safe.
-    """
+    The template id of a pattern is the lowest id stored with any record of it. Else it is the id of the known
+    template that the pattern matches, else a negative id from a tree of this sample alone. A negative id only
+    groups lines of one shape for the training. A later line of that shape gets a new id and is judged as a
+    new template, unless its pattern was in the sample. Not thread-safe."""
 
     def __init__(
         self,
@@ -302,12 +301,11 @@ def _lots(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
 def read_parquet(root: Path, query: Query) -> Iterator[pl.DataFrame]:
     """Pages (LEARN_SCHEMA) of the stored results that answer the query, a bounded number of files at a time.
 
-    Folders of other workloads are not opened. Folders of other days are: a folder is named after the first
-    record of a batch, whose other records may be of any day; statistics in the files skip those outside the
-    span. A record without time is in no span; a record without verdict is not anomalous. A batch that is
-    withdrawn while it is read (split, or stored again) is skipped. Raises BadPayload that names the damaged
-    file, SourceUnavailable for one without permission.
-    """
+    Folders of other workloads are not opened. Folders of other days are, because a folder is named after the
+    first record of a batch, whose other records may be of any day. Statistics skip files outside the span. A
+    record without time is in no span; a record without verdict is not anomalous. A batch that is withdrawn
+    while it is read (split, or stored again) is skipped. Raises BadPayload that names the damaged file,
+    SourceUnavailable for one without permission."""
     wanted = query.selects() & of_lines()
     for files in _pages(_candidates(root, query.workloads)):
         page = _read(files, wanted)

@@ -137,7 +137,7 @@ class Training:
     request: TrainingRequest
     status: Status  # that was reported last
     lines: StoredLines
-    # All lines that the model will answer, where these are more than it learns from: a model that knows less
+    # All lines that the model will answer, where these are more than it learns from. A model that knows less
     # of them than the live one must not replace it unseen.
     stream: StoredLines | None = None
     masks: MaskSet

@@ -29,12 +29,12 @@ from pipeline.watching.view import LOST, Changes, View
 
 # Open sessions, and pasts of sessions with gaps; the longest idle one is closed first.
 MAX_OPEN: Final = 100_000
-MAX_CLOSED: Final = 5_000  # sessions of one round and lane
-MAX_JUDGED: Final = 2_000_000  # events of the sessions of one round; events before a gap count again after it
-MAX_PER_CALL: Final = 200_000  # events of one call of the session model, which takes many times their memory
-MAX_OPEN_EVENTS: Final = 2_000_000  # in all open sessions: some 20 MiB in Redis
-MAX_HISTORY_EVENTS: Final = 2_000_000  # in all histories
-_NEVER_MS: Final = 1 << 52  # later than every time, and exact as a score of a sorted set
+MAX_CLOSED: Final = 5_000  # Sessions of one round and lane.
+MAX_JUDGED: Final = 2_000_000  # Events of the sessions of one round; each gap counts those before it again.
+MAX_PER_CALL: Final = 200_000  # Events of one call of the session model, which takes many times their memory.
+MAX_OPEN_EVENTS: Final = 2_000_000  # In all open sessions: some 20 MiB in Redis.
+MAX_HISTORY_EVENTS: Final = 2_000_000  # In all histories.
+_NEVER_MS: Final = 1 << 52  # Later than every time, and exact as a score of a sorted set.
 _GRACE_MS: Final = round(GRACE_S * 1000)
 
 

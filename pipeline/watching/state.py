@@ -44,11 +44,11 @@ class RoundWire(msgspec.Struct, frozen=True, kw_only=True):
     """The argument of watched.lua. Lua's numbers are doubles, so ids of 64 bits travel as text."""
 
     token: str
-    head: int  # observations ever taken from the list, with those of this round
-    newest: str  # SHA-1 of the newest observation that the round read, "" for none
-    after: str  # name of the round that was the last one when this one read, "" for none
-    name: str  # of this round
-    incidents: bytes  # b"" leaves them as they are
+    head: int  # Observations ever taken from the list, with those of this round.
+    newest: str  # SHA-1 of the newest observation that the round read, "" for none.
+    after: str  # Name of the round that was the last one when this one read, "" for none.
+    name: str  # Of this round.
+    incidents: bytes  # B"" leaves them as they are.
     sessions: list[
         tuple[str, int, int, bytes]
     ]  # (name, number of the lane, closes at ms, state) of open ones

@@ -101,8 +101,8 @@ def _named(event: str, texts: Mapping[int, str]) -> str:
 def _events(segment: Segment, texts: Mapping[int, str]) -> str:
     """A line per event of the segment; of many only the first and the last."""
     rows = [
-        f"{_moment(at):%Y-%m-%d %H:%M:%S}  T{template_id}  {_cut(texts.get(template_id, ''), TEXT_CHARS)}".rstrip()
-        for at, template_id in zip(segment.at_ms, segment.templates, strict=True)
+        f"{_moment(at):%Y-%m-%d %H:%M:%S}  T{event}  {_cut(texts.get(event, ''), TEXT_CHARS)}".rstrip()
+        for at, event in zip(segment.at_ms, segment.templates, strict=True)
     ]
     if len(rows) > MAX_SHOWN:
         hidden = len(rows) - MAX_SHOWN + segment.dropped

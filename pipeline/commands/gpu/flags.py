@@ -6,7 +6,7 @@ from typing import Any, Final
 EXAMPLES: Final = """examples:
   logweir gpu top                                          who has the GPUs, and what really happens there
   logweir gpu run --memory 4GiB --compute 25 -- python train.py
-  logweir gpu run --exclusive --for 2h -- ./fit.sh         a device alone: a GPU, or a MIG slice where one fits
+  logweir gpu run --exclusive --for 2h -- ./fit.sh         one device alone: a GPU or a MIG slice that fits
   env=$(logweir gpu request --memory 4GiB --shell) && eval "$env" && ./anything
                                                            for a program that is started some other way
   logweir gpu release "$GPU_LEASE" --token "$GPU_LEASE_TOKEN"
@@ -54,10 +54,9 @@ def _running(action: Any) -> None:
         "run",
         "run a program inside a lease on this machine's GPUs, and give it back however the program ends",
         usage="logweir gpu run [flags] -- CMD [ARG ...]",
-        epilog="The exit code is the program's; 75 when it got no GPU in time, its name was in use, Redis did not answer, or "
-        "the GPU had to be given back; 127 and 126 when it cannot be started, 137 when it was stopped for "
-        "using more "
-        "memory than it leased.",
+        epilog="The exit code is the program's; 75 when it got no GPU in time, its name was in use, Redis "
+        "did not answer, or the GPU had to be given back; 127 and 126 when it cannot be started, 137 when "
+        "it was stopped for using more memory than it leased.",
     )
     _need(run)
     run.add_argument(
@@ -81,8 +80,8 @@ def _lending(action: Any) -> None:
     _need(request)
     request.add_argument("--wait", metavar="SPAN", help="wait for so long at most; default: answer at once")
     request.add_argument(
-        "--pid", type=int, metavar="PID", help="a process of this machine that will use it: after the lease its part "
-        "stays taken while the driver lists that process",
+        "--pid", type=int, metavar="PID", help="a process of this machine that will use it: after the lease "
+        "its part stays taken while the driver lists that process",
     )  # fmt: skip
     request.add_argument(
         "--shell",

@@ -18,8 +18,8 @@ from pipeline.gpu.values import Device, PoolLease, Snapshot
 from pipeline.logs import logger
 
 POLL_S: Final = 1.0
-OLD_S: Final = 5.0  # an older snapshot says nothing about now
-JOIN_S: Final = 1.0  # a snapshot that hangs in a dead connection can change nothing
+OLD_S: Final = 5.0  # An older snapshot says nothing about now.
+JOIN_S: Final = 1.0  # A snapshot that hangs in a dead connection can change nothing.
 # A shell script may start thousands of short processes; beyond this, only processes on the devices are
 # registered.
 NOTED: Final = 256

@@ -28,7 +28,7 @@ from pipeline.units import mib, seconds, size, span
 LATER: Final = 75  # EX_TEMPFAIL of sysexits.h: trying again later may succeed
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 FOR: Final = "1h"
-MOST_S: Final = 7 * 86_400.0  # such a lease is not renewed, so a forgotten one must end some day
+MOST_S: Final = 7 * 86_400.0  # a lease that is not renewed must end some day.
 # Variables of a program's environment about its allocator and MPS.
 INHERITED: Final = ("PATH", "CUDA_MPS_PIPE_DIRECTORY", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 

@@ -48,9 +48,9 @@ from pipeline.units import seconds
 TOO_MUCH: Final = 137  # as when the kernel ends a program that takes too much memory
 TELL_S: Final = 2.0  # between two words about what is waited for
 WAIT_S: Final = 0.1
-OVER_S: Final = GRACE_S  # how long a program may use more than it leased
-BEFORE_S: Final = 1.0  # a program that must give back has been killed so long before its lease is revoked
-KILLING_S: Final = 1.0  # of a lost lease: for the kernel to end what was killed, and for us to notice
+OVER_S: Final = GRACE_S  # How long a program may use more than it leased.
+BEFORE_S: Final = 1.0  # A program that must give back has been killed so long before its lease is revoked.
+KILLING_S: Final = 1.0  # Of a lost lease: for the kernel to end what was killed, and for us to notice.
 # Passed on to the program. Ctrl-Z is not: a stopped program would keep its GPU.
 PASSED_ON: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 

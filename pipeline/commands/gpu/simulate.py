@@ -95,7 +95,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, object]]:
 
 def _about(args: argparse.Namespace, one: SimulationResult) -> str:
     if args.file is not None:
-        return f"{plural(one.gangs.count + one.small.count, 'need')} of {printable(args.file)} on 8 GPUs, until all were done"
+        needs = plural(one.gangs.count + one.small.count, "need")
+        return f"{needs} of {printable(args.file)} on 8 GPUs, until all were done"
     return (
         f"8 GPUs asked for {args.load * 100:g} % of their time: {one.small.count:,} needs for one GPU "
         f"({workloads.SMALL_S:.0f} s on average) and "
@@ -111,7 +112,8 @@ def _table(found: Mapping[Backfill, SimulationResult]) -> Table:
     for rule, f in found.items():
         row: tuple[Any, ...] = (
             rule.value, f"{f.gangs.count - f.gangs.pending}/{f.gangs.count}", seconds(f.gangs.mean_s),
-            seconds(f.gangs.max_s), seconds(f.small.mean_s), seconds(f.small.p99_s), f"{f.utilisation * 100:.1f}%", f.starved,
+            seconds(f.gangs.max_s), seconds(f.small.mean_s), seconds(f.small.p99_s),
+            f"{f.utilisation * 100:.1f}%", f.starved,
         )  # fmt: skip
         table.add_row(*map(str, row))
     return table

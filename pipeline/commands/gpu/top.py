@@ -22,13 +22,12 @@ from pipeline.gpu.policy.explain import short, shorten
 from pipeline.gpu.values import Snapshot
 from pipeline.units import listed, plural, seconds, size, span
 
-DRAW_S: Final = 1.0  # longest pause between two drawings, so that the age of a picture is seen to grow
-SILENT_S: Final = 2.0  # a picture overdue for so long is called old
-WIDE: Final = 110  # columns of a terminal with room for names and temperatures
+DRAW_S: Final = 1.0  # Longest pause between two drawings, so that the age of a picture is seen to grow.
+SILENT_S: Final = 2.0  # A picture overdue for so long is called old.
+WIDE: Final = 110  # Columns of a terminal with room for names and temperatures.
 EMPTY: Final = (
     "no GPUs in the pool; `logweir up` on a machine with NVIDIA GPUs adds them (LOGWEIR_GPU_AGENT=yes), and "
-    "without any "
-    "everything runs on the CPU"
+    "without any everything runs on the CPU"
 )
 
 

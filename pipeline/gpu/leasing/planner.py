@@ -21,10 +21,10 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 
-SLOT_MS: Final = 1_000  # a dead planner blocks the others for no longer
-POLL_MS: Final = 500  # time alone changes what is possible (a quarantine ends, a node falls silent)
-TRIES: Final = 8  # the pool may change between the snapshot and the commit
-ROUNDS_S: Final = 0.1  # a process plans for others so long; waiting processes go on from there
+SLOT_MS: Final = 1_000  # A dead planner blocks the others for no longer.
+POLL_MS: Final = 500  # Time alone changes what is possible (a quarantine ends, a node falls silent).
+TRIES: Final = 8  # The pool may change between the snapshot and the commit.
+ROUNDS_S: Final = 0.1  # A process plans for others so long; waiting processes go on from there.
 PLAN_MEANWHILE: Final = b"again"
 
 

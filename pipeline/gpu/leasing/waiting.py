@@ -131,7 +131,7 @@ class _Turn:
 
     def sleep(self, left_s: float | None) -> None:
         """Sleep until woken, or for about a second; never so long that the request would be forgotten."""
-        pause = min(random.uniform(*SLEEP_S), self.remember_ms / 3000)  # noqa: S311 - spreads load, keeps no secret
+        pause = min(random.uniform(*SLEEP_S), self.remember_ms / 3000)  # noqa: S311 - spreads load
         if left_s is not None:
             pause = min(pause, max(left_s, 0.01))
         if self.is_away:

@@ -16,7 +16,7 @@ from pipeline.errors import BadPayload
 
 T = TypeVar("T")
 VERSION: Final = 1
-CACHED: Final = 16_384  # texts that did not change between two snapshots are not read again; about 1 KiB each
+CACHED: Final = 16_384  # Texts that are not decoded again when a snapshot repeats them; about 1 KiB each.
 # A whole string at a time, so that nothing inside one is touched; only a key is followed by a colon.
 _STRING: Final = re.compile(rb'("(?:[^"\\]|\\.)*")(:\{\})?')
 

@@ -32,15 +32,18 @@ VARIABLES: Final[Mapping[str, str]] = {
     "GPU_LEASE_TOKEN": "its fencing token, of the first device",
     "GPU_MEMORY_MIB": "memory leased on each device, CUDA's own included",
     "GPU_COMPUTE_PERCENT": "compute leased on each device",
-    "GPU_MEMORY_FRACTION": "leased memory / memory of the device: per_process_gpu_memory_fraction of an Arena program",
-    "GPU_ALLOCATOR_FRACTION": "the same less what CUDA itself takes: for an allocator that counts only tensors",
-    "PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction added to what was set, for a shared lease without MPS; torch"
-    " from 2.10 keeps to it, an older one refuses to start with it. Where only PYTORCH_ALLOC_CONF was set, "
-    "it is added there",
+    "GPU_MEMORY_FRACTION": "leased memory / memory of the device: per_process_gpu_memory_fraction of an "
+    "Arena program",
+    "GPU_ALLOCATOR_FRACTION": "the same less what CUDA itself takes: for an allocator that counts only "
+    "tensors",
+    "PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction added to what was set, for a shared lease "
+    "without MPS; torch from 2.10 keeps to it, an older one refuses to start with it. Where only "
+    "PYTORCH_ALLOC_CONF was set, it is added there",
     "CUDA_MPS_PIPE_DIRECTORY": "where the MPS daemon of the device listens, when one runs",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "memory limit per device, for a shared lease under MPS",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "compute limit, for a shared lease under MPS",
-    "ALIYUN_COM_GPU_MEM_CONTAINER": "as GPU_MEMORY_MIB, for programs written for gpushare; both of these are in MiB",
+    "ALIYUN_COM_GPU_MEM_CONTAINER": "as GPU_MEMORY_MIB, for programs written for gpushare; both of these are "
+    "in MiB",
     "ALIYUN_COM_GPU_MEM_DEV": "memory of the (smallest) device in MiB, for programs written for gpushare",
 }
 _FRACTION: Final = re.compile(r"\s*per_process_memory_fraction\s*:\s*([^,]*)")

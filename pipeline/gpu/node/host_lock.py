@@ -20,8 +20,9 @@ from pipeline.errors import LeaseRefused
 from pipeline.logs import logger
 
 # The same for every stack and user of a host, so neither the data directory nor one of a user. A container
-# has its own unless this path is mounted into it.
-HOST_DIRECTORY: Final = Path("/tmp/logweir-gpu")  # noqa: S108 - sticky, and nothing found there is followed or trusted
+# has its own unless this path is mounted into it. It is sticky, and nothing found there is followed or
+# trusted.
+HOST_DIRECTORY: Final = Path("/tmp/logweir-gpu")  # noqa: S108 - see above
 WAIT_S: Final = 2.0  # the holder before us may be a process that is just ending
 POLL_S: Final = 0.05
 
@@ -91,7 +92,7 @@ def _open(directory: Path, uuid: str) -> int:
     """The file of a device, created if need be; symbolic links are not followed. Raises OSError."""
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-        directory.chmod(0o1777)  # whatever the umask: for all users, who cannot remove each other's files
+        directory.chmod(0o1777)  # for all users, whatever the umask; sticky, so none removes another's file
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         name, plain = _name(uuid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

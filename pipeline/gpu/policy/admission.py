@@ -32,7 +32,10 @@ def _bad_value(need: Need) -> str:
     if need.memory_mib < 0:
         return f"{need.memory_mib:,} MiB is no size of memory; ask for 1 MiB or more"
     if need.memory_mib == 0 and need.mode is LeaseMode.SHARED:
-        return "a shared lease needs memory, and 0 MiB were asked for; name what the process takes, as in --memory 4GiB"
+        return (
+            "a shared lease needs memory, and 0 MiB were asked for; "
+            "name what the process takes, as in --memory 4GiB"
+        )
     if not 0 <= need.compute_percent <= FULL_PERCENT:
         return f"{need.compute_percent} % is no share of a GPU; ask for 0 to {FULL_PERCENT}"
     if need.max_duration_s is not None and not 0 < need.max_duration_s < math.inf:
@@ -54,7 +57,10 @@ def _bad_tenant(need: Need, tenants: Mapping[str, Tenant]) -> str:
     if need.tenant in tenants:
         return ""
     names = ", ".join(sorted(tenants)) or "none"
-    return f"tenant {need.tenant!r} may not use the GPUs; known are {names}, and the setting gpu_tenants adds more"
+    return (
+        f"tenant {need.tenant!r} may not use the GPUs; known are {names}, "
+        "and the setting gpu_tenants adds more"
+    )
 
 
 def _no_room(need: Need, devices: Sequence[Device]) -> str:

@@ -37,11 +37,11 @@ WIRE_VERSION: Final = 1
 QUIET: Final = timedelta(minutes=15)  # most retries, health checks and cron jobs repeat within that
 LATE: Final = timedelta(
     minutes=5
-)  # batches of one moment arrive within that: they wait for seconds, not minutes
-MAX_INCIDENTS: Final = 1_000  # the oldest closed ones go first
-AHEAD: Final = timedelta(days=1)  # the most of a wrong time zone; times further ahead are of a broken clock
-MAX_YOUNG: Final = 600  # young onsets; past that the oldest are settled early
-RECENT: Final = 16_384  # event ids that are remembered: an event is delivered again within seconds, if at all
+)  # Batches of one moment arrive within that: they wait for seconds, not minutes.
+MAX_INCIDENTS: Final = 1_000  # The oldest closed ones go first.
+AHEAD: Final = timedelta(days=1)  # The most of a wrong time zone; times further ahead are of a broken clock.
+MAX_YOUNG: Final = 600  # Young onsets; past that the oldest are settled early.
+RECENT: Final = 16_384  # Event ids that are remembered. An event is delivered again within seconds.
 BYTES: Final = 1 << 20
 NOISY: Final = 5  # incidents with a cause before it counts as noise
 SIMILAR: Final = 0.5  # share of an incident's weighted causes that an earlier one has

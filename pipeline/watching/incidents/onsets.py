@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
 
-GAP: Final = timedelta(seconds=60)  # services retry and time out within a minute as a rule
-BURST_SPAN: Final = timedelta(seconds=120)  # the longest that one onset keeps its incident open
-SPAN: Final = timedelta(seconds=180)  # a longer chain of onsets is more than one incident
-SHORTEST_GAP: Final = timedelta(seconds=5)  # below this, order in time tells nothing of cause and effect
+GAP: Final = timedelta(seconds=60)  # Services retry and time out within a minute as a rule.
+BURST_SPAN: Final = timedelta(seconds=120)  # The longest that one onset keeps its incident open.
+SPAN: Final = timedelta(seconds=180)  # A longer chain of onsets is more than one incident.
+SHORTEST_GAP: Final = timedelta(seconds=5)  # Below this, order in time tells nothing of cause and effect.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class Onset:
     """The beginning of one cause."""
 
     first: datetime
-    burst_end: datetime  # end of the opening burst: no gap over GAP, at most BURST_SPAN after `first`
-    leads: bool  # it may make an incident; another onset joins a near incident, or makes one of its own
-    key: tuple[Any, ...]  # orders onsets of one moment; different for every onset
+    burst_end: datetime  # End of the opening burst: no gap over GAP, at most BURST_SPAN after `first`.
+    leads: bool  # It may make an incident; another onset joins a near incident, or makes one of its own.
+    key: tuple[Any, ...]  # Orders onsets of one moment; different for every onset.
 
 
 def together(onsets: Sequence[Onset]) -> list[list[Onset]]:

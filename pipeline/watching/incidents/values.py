@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from pipeline.records.batch import digest
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset
 
-MAX_CAUSES: Final = 50  # listed with one incident, the most urgent; nobody reads more
-MAX_UNLISTED: Final = 1_000  # further causes of one incident that are recognised, by their hash
-TEXT_BYTES: Final = 240  # of a sample: the width of a table or a phone
-NAME_BYTES: Final = 200  # of a workload, as records.MAX_NAME; of a cause and a kind
-MAX_COUNT: Final = 1 << 53  # the largest number that every reader of JSON keeps
-FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)  # times outside are mistakes, and could overflow
+MAX_CAUSES: Final = 50  # Listed with one incident, the most urgent; nobody reads more.
+MAX_UNLISTED: Final = 1_000  # Further causes of one incident that are recognised, by their hash.
+TEXT_BYTES: Final = 240  # Of a sample: the width of a table or a phone.
+NAME_BYTES: Final = 200  # Of a workload, as records.MAX_NAME; of a cause and a kind.
+MAX_COUNT: Final = 1 << 53  # The largest number that every reader of JSON keeps.
+FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)  # Times outside are mistakes, and could overflow.
 LAST: Final = datetime(2200, 1, 1, tzinfo=UTC)
 
 Key = tuple[str, str]  # workload, cause
@@ -120,10 +120,10 @@ class YoungCause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A cause that began lately, so its onset may still be grouped with others."""
 
     cause: Cause
-    bursts: tuple[tuple[_Time, _Time], ...]  # more than GAP apart, cut BURST_SPAN after the first
-    severe: _Time | None  # when it was first an error or a warning
-    sample: Hash  # of the event with its text; the smaller one of two that begin at once
-    since: _Time | None = None  # the first `close` after its onset changed last
+    bursts: tuple[tuple[_Time, _Time], ...]  # More than GAP apart, cut BURST_SPAN after the first.
+    severe: _Time | None  # When it was first an error or a warning.
+    sample: Hash  # Of the event with its text; the smaller one of two that begin at once.
+    since: _Time | None = None  # The first `close` after its onset changed last.
     incident: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z]*\Z", max_length=TEXT_BYTES)] = (
         ""  # its id when shown
     )

@@ -16,12 +16,12 @@ from pipeline.watching.rates.tail_bounds import Bools, Floats, common_factor
 SLOW: Final = 1 / 2880  # forgetting per minute: two days
 FAST: Final = 1 / 60  # of each of two stages; together two hours
 RECENT: Final = 1 / 10
-YOUNG: Final = 60.0  # minutes of history before anything is judged
-LASTING: Final = 360.0  # minutes after which a deviation becomes the new level
-NOTHING: Final = 1e-9  # lines a minute; keeps ratios finite
-_RECENT_LEAST: Final = 3.0  # lines expected of a template before it counts for the common factor
-_FEW: Final = 5.0  # lines, times the dispersion, of the slow level in the fast one
-_FORGET_TO: Final = 60.0  # minutes' worth of the old level that is remaining past LASTING
+YOUNG: Final = 60.0  # Minutes of history before anything is judged.
+LASTING: Final = 360.0  # Minutes after which a deviation becomes the new level.
+NOTHING: Final = 1e-9  # Lines a minute; keeps ratios finite.
+_RECENT_LEAST: Final = 3.0  # Lines expected of a template before it counts for the common factor.
+_FEW: Final = 5.0  # Lines, times the dispersion, of the slow level in the fast one.
+_FORGET_TO: Final = 60.0  # Minutes' worth of the old level that is remaining past LASTING.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,11 @@ PENDING: Final = 0.0
 ALERTED: Final = 1.0
 LEARNT: Final = 2.0  # an episode of a baseline or of a young template: it only calibrates
 
-FEW_TIMES: Final = 3.0  # minutes with a line before more lines can be a burst
-_QUIET: Final = 15.0  # quiet minutes in a row that end a burst
-_REPEAT: Final = 5.0  # nats that a burst adds to what the next one of the same template needs
-_CAPPED: Final = 4 * _REPEAT  # nats past the threshold at which a CUSUM statistic is cut
-_TESTS: Final = 3 * 1440  # of a template a day: each minute, and two CUSUM statistics
+FEW_TIMES: Final = 3.0  # Minutes with a line before more lines can be a burst.
+_QUIET: Final = 15.0  # Quiet minutes in a row that end a burst.
+_REPEAT: Final = 5.0  # Nats that a burst adds to what the next one of the same template needs.
+_CAPPED: Final = 4 * _REPEAT  # Nats past the threshold at which a CUSUM statistic is cut.
+_TESTS: Final = 3 * 1440  # Of a template a day: each minute, and two CUSUM statistics.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,11 @@ from pipeline.watching.rates.tail_bounds import Bools, Floats
 ROWS: Final = 768
 TOTAL: Final = 0
 OTHER: Final = 1
-HEAD: Final = 2  # the first row of a template
-UNCOUNTED: Final = -(2**63)  # template id for the templates beyond the limit of one minute
-NEW_ROWS: Final = 128  # templates that get a row in one minute; the rest of a flood counts as OTHER
-DROP: Final = 64  # rows freed at once, so that a stream of new templates does not move the table for each
-_MAX_VALUE: Final = 1e60  # of any value, against damaged bytes
+HEAD: Final = 2  # The first row of a template.
+UNCOUNTED: Final = -(2**63)  # Template id for the templates beyond the limit of one minute.
+NEW_ROWS: Final = 128  # Templates that get a row in one minute; the rest of a flood counts as OTHER.
+DROP: Final = 64  # Rows freed at once, so that a stream of new templates does not move the table for each.
+_MAX_VALUE: Final = 1e60  # Of any value, against damaged bytes.
 
 
 class Columns:

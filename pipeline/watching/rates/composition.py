@@ -3,7 +3,7 @@
 Each count is compared with its expectation, scaled as the whole window is, under the scatter that the
 template's own windows had (a share that scatters more than multinomially: Dirichlet-multinomial in the limit
 of many templates). The mean of these deviances (G statistic) is judged as a gamma variable with the mean and
-variance of earlier windows: templates that move together make that variance wide, so they are no surprise.
+variance of earlier windows. Templates that move together make that variance wide, so they are no surprise.
 """
 
 from typing import Final
@@ -25,12 +25,12 @@ _EXPECTED: Final = 5.0  # lines of a template in a window before it counts
 _MAX_NATS: Final = (
     8.0  # nats that one template adds at most: one that runs wild is a burst, no composition shift
 )
-_NORMAL: Final = 0.5  # nats of a count that scatters as it should: half of a squared normal
-_LEAST_SCALE: Final = 0.1  # a window with a smaller part of its usual lines is another kind of work
-_OVER: Final = 3.0  # nats; below, the composition is as in usual windows
-_PRIOR: Final = 12.0  # windows' worth of what perfect counts would give
-_TWO_DAYS: Final = 192.0  # windows
-_TESTS: Final = 96  # windows a day
+_NORMAL: Final = 0.5  # Nats of a count that scatters as it should: half of a squared normal.
+_LEAST_SCALE: Final = 0.1  # A window with a smaller part of its usual lines is another kind of work.
+_OVER: Final = 3.0  # Nats; below, the composition is as in usual windows.
+_PRIOR: Final = 12.0  # Windows' worth of what perfect counts would give.
+_TWO_DAYS: Final = 192.0  # Windows.
+_TESTS: Final = 96  # Windows a day.
 
 
 class Composition(Columns):

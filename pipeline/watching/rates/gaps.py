@@ -17,13 +17,13 @@ from pipeline.watching.rates.detection import TOGETHER, Context, Detection, caus
 from pipeline.watching.rates.tail_bounds import Bools, Floats
 from pipeline.watching.rates.thresholds import DAYS_28, OVER, PeaksOverThreshold
 
-_REGULAR: Final = 20.0  # returns after which a template counts as one that keeps coming
-_PATIENCE: Final = 240.0  # minutes of history before anything is waited for
-_GIVEN_UP: Final = 2880.0  # minutes after which a silent template is no longer waited for
-_STEADY: Final = 0.35  # least scale of the tail of gaps, in usual gaps: the clocks of heartbeats drift
-_MISSED: Final = 2.0  # lines expected in the gap: a template that hardly comes any more is not missed
-_EMPTY: Final = 3.0  # minutes without a line before a silence can be
-_LEAST_TESTS: Final = 10.0  # a day
+_REGULAR: Final = 20.0  # Returns after which a template counts as one that keeps coming.
+_PATIENCE: Final = 240.0  # Minutes of history before anything is waited for.
+_GIVEN_UP: Final = 2880.0  # Minutes after which a silent template is no longer waited for.
+_STEADY: Final = 0.35  # Least scale of the tail of gaps, in usual gaps: the clocks of heartbeats drift.
+_MISSED: Final = 2.0  # Lines expected in the gap: a template that hardly comes any more is not missed.
+_EMPTY: Final = 3.0  # Minutes without a line before a silence can be.
+_LEAST_TESTS: Final = 10.0  # A day.
 _MOST_RETURNS: Final = 20_000
 
 

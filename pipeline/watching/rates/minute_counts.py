@@ -41,15 +41,15 @@ Counts = dict[tuple[int, int], int]  # (minute, template) -> lines
 class MinuteCounts:
     """The counts of a workload between two rounds. Minutes and times of lines are event time."""
 
-    at_ms: int | None = None  # watermark: newest line before which no batch is missing
-    began_ms: int | None = None  # oldest line that was judged
-    newest_ms: int = 0  # when its newest batch was accepted
-    last_round: int = 0  # minute of Redis time of the last round
-    size: int = 0  # bytes of the detector's packed state
-    live: bool = False  # silences show without new lines (`Rates.live`)
-    after: int = 0  # rounds still to come although nothing came
-    behind: bool = False  # the last round ran out of time
-    ahead: list[tuple[Lane, int, int]] = field(default_factory=list)  # (lane, accepted, newest line)
+    at_ms: int | None = None  # Watermark: newest line before which no batch is missing.
+    began_ms: int | None = None  # Oldest line that was judged.
+    newest_ms: int = 0  # When its newest batch was accepted.
+    last_round: int = 0  # Minute of Redis time of the last round.
+    size: int = 0  # Bytes of the detector's packed state.
+    live: bool = False  # Silences show without new lines (`Rates.live`).
+    after: int = 0  # Rounds still to come although nothing came.
+    behind: bool = False  # The last round ran out of time.
+    ahead: list[tuple[Lane, int, int]] = field(default_factory=list)  # (lane, accepted, newest line).
     counts: Counts = field(default_factory=dict)
     learnt: Counts = field(default_factory=dict)  # of lines that are only learnt from
 

@@ -30,15 +30,15 @@ VERSION: Final = 2
 MAX_PACKED: Final = 640 << 10
 FUTURE: Final = 10  # minutes that clocks of other machines may be ahead of ours
 
-_LATENESS: Final = 1  # allowed lateness: minutes after its end in which a minute's lines may still come
-_LATENESS_REPLAY: Final = 5  # minutes of event time; a replay is in no hurry, and its files may overlap
-_QUIET: Final = 2  # minutes of the caller's clock without lines after which a replay is at its end
-_LIVE: Final = 15  # minutes of lag up to which a stream is live
-_OUT_OF_RANGE: Final = 120  # minutes behind: not late but out of range
-_STEPS: Final = 60  # empty minutes judged one by one; a longer gap goes on by hours
-_WEEK: Final = 7 * 1440  # minutes of a gap that are judged
-_PER_MINUTE: Final = 1024  # templates counted apart in one minute
-_FOUND: Final = 64  # detections that wait for `close`
+_LATENESS: Final = 1  # Allowed lateness: minutes after its end in which a minute's lines may still come.
+_LATENESS_REPLAY: Final = 5  # Minutes of event time; a replay is in no hurry, and its files may overlap.
+_QUIET: Final = 2  # Minutes of the caller's clock without lines after which a replay is at its end.
+_LIVE: Final = 15  # Minutes of lag up to which a stream is live.
+_OUT_OF_RANGE: Final = 120  # Minutes behind: not late but out of range.
+_STEPS: Final = 60  # Empty minutes judged one by one; a longer gap goes on by hours.
+_WEEK: Final = 7 * 1440  # Minutes of a gap that are judged.
+_PER_MINUTE: Final = 1024  # Templates counted apart in one minute.
+_FOUND: Final = 64  # Detections that wait for `close`.
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _COUNTS: Final = ("minute", "template_id", "n")
 

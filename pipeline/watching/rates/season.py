@@ -12,11 +12,11 @@ from pipeline.watching.rates.columns import HEAD, OTHER, TOTAL, Columns
 from pipeline.watching.rates.tail_bounds import Bools, Floats
 
 SEASONS: Final = 128
-SLOTS: Final = 168  # hours of a week, UTC, from Monday 00:00
-KINDS: Final = ("no", "24", "168")  # seasonality kinds by number: slots that the factor rests on
-_DAYS: Final = (2.0, 14.0)  # of history for 24 slots, and for 168
-_PSEUDO: Final = 20.0  # lines' worth of the overall mean in each slot, times the dispersion
-_SLOT_CAP: Final = 360.0  # minutes of a slot, six weeks of it; then its sums halve
+SLOTS: Final = 168  # Hours of a week, UTC, from Monday 00:00.
+KINDS: Final = ("no", "24", "168")  # Seasonality kinds by number: slots that the factor rests on.
+_DAYS: Final = (2.0, 14.0)  # Of history for 24 slots, and for 168.
+_PSEUDO: Final = 20.0  # Lines' worth of the overall mean in each slot, times the dispersion.
+_SLOT_CAP: Final = 360.0  # Minutes of a slot, six weeks of it; then its sums halve.
 # Relative variance of a level by seasonality kind: 25 % without a season, 20 % with hours, 14 % with
 # weekdays.
 _UNSURE: Final = np.array((0.0625, 0.04, 0.02))
@@ -63,7 +63,7 @@ class Season(Columns):
     def _factors(self, places: Any, slot: int, dispersion: Floats) -> Floats:
         """The factors of one slot for these seasons.
 
-        A slot shrinks to the mean of its hour, an hour to the overall mean, by pseudo-counts that grow with
+        A slot shrinks to the mean of its hour, an hour to the overall mean, by pseudo-counts. These grow with
         the dispersion: clumps need more lines before an hour differs from chance.
         """
         sums = self.sums[places].astype(np.float64)

@@ -20,13 +20,13 @@ ALLOWED: Final = {
     Reason.RATE_SILENCE: 0.3 * ALARMS_PER_DAY,
     Reason.RATE_MIX: 0.2 * ALARMS_PER_DAY,
 }
-OVER: Final = 2.0  # nats that an alarm past the budget adds to what the next one of the workload needs
-DAYS_28: Final = 1 / (28 * 1440)  # forgetting per minute of maxima
-_SHORT: Final = 360.0  # minutes of history that ask for twice the nats: the tail is not known yet
-_PEAKS: Final = 64  # highest scores remembered: a budget of one a day over 28 days asks for the 29th
-_MIN_PEAK: Final = 3.0  # nats; lower peaks happen all the time and never set a threshold
-_HISTORY: Final = 28 * 1440  # minutes; history is judged by its last four weeks
-_TOP: Final = 10  # peaks behind an estimate of the tail's scale
+OVER: Final = 2.0  # Nats that an alarm past the budget adds to what the next one of the workload needs.
+DAYS_28: Final = 1 / (28 * 1440)  # Forgetting per minute of maxima.
+_SHORT: Final = 360.0  # Minutes of history that ask for twice the nats: the tail is not known yet.
+_PEAKS: Final = 64  # Highest scores remembered: a budget of one a day over 28 days asks for the 29th.
+_MIN_PEAK: Final = 3.0  # Nats; lower peaks happen all the time and never set a threshold.
+_HISTORY: Final = 28 * 1440  # Minutes; history is judged by its last four weeks.
+_TOP: Final = 10  # Peaks behind an estimate of the tail's scale.
 
 Peak = tuple[Annotated[float, Meta(ge=0.0, lt=1e300)], int, bool]  # score, minute, alerted
 PackedPeaks = Annotated[list[Peak], Meta(max_length=_PEAKS)]

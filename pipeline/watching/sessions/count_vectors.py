@@ -7,8 +7,8 @@ ait-aecid's ECVC (Landauer et al. 2023) in three things:
 
 * Counts are on a logarithmic scale: 200 for 190 reads is nothing, 2 for 1 is much.
 * Weights are learnt. An event whose count differs between neighbouring vectors of training weighs little, a
-  constant one weighs much: log(1 + 1/m), m the mean difference to the nearest other vector (a geometric
-  distribution). An event that training has not seen weighs most.
+  constant one much. The weight is log(1 + 1/m), m the mean difference to the nearest other vector (a
+  geometric distribution). An event that training has not seen weighs most.
 * Calibration leaves out a whole vector with all its sessions, never one session. A session with a known
   vector scores 0, so only the distance of an unknown normal vector shows how far normal sessions vary.
 
@@ -27,10 +27,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 LeaveOutMask = npt.NDArray[np.bool_]  # (vectors, vectors): leaving out row i leaves out column j too
 
-_MAX_ROUNDS: Final = 10  # weights and neighbours converge after three to five
-_CELLS: Final = 4_000_000  # of a table of distances: 32 MB at a time
-_ROWS: Final = 4_096  # sessions of one matrix product
-_ZERO: Final = 1e-9  # distances that differ by less are equal; weights are above 0.6
+_MAX_ROUNDS: Final = 10  # Weights and neighbours converge after three to five.
+_CELLS: Final = 4_000_000  # Of a table of distances: 32 MB at a time.
+_ROWS: Final = 4_096  # Sessions of one matrix product.
+_ZERO: Final = 1e-9  # Distances that differ by less are equal; weights are above 0.6.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +222,8 @@ def _tables(
 ) -> Iterator[tuple[int, Floats]]:
     """Distances of some rows of `vectors` at a time: (first row, (rows, references)).
 
-    `a` and `b` are weighted values of the cells. |a - b| is a + b - 2 min(a, b), and min is 0 if one of the
-    two lacks the event: so only common events are compared, one event at a time.
+    `a` and `b` are weighted values of the cells. Only common events are compared, one event at a time: |a -
+    b| is a + b - 2 min(a, b), and min is 0 if one of the two lacks the event.
     """
     sums_a = np.bincount(vectors.row, weights=a, minlength=vectors.rows)
     sums_b = np.bincount(references.row, weights=b, minlength=references.rows)

@@ -69,8 +69,8 @@ KEY_PATTERNS: Final = (
     KeyPattern(name="request", hint="req-", pattern=f"(req-{_UUID})"),
     KeyPattern(
         name="request",
-        hint="equest|EQUEST|[Rr]eq[_.-]?[Ii]|orrelation|ORRELATION|ransaction|RANSACTION|txn|TXN|peration|xecution"
-        "|[Jj]ob[_.-]?[Ii]|ession|ESSION",
+        hint="equest|EQUEST|[Rr]eq[_.-]?[Ii]|orrelation|ORRELATION|ransaction|RANSACTION|txn|TXN|peration"
+        "|xecution|[Jj]ob[_.-]?[Ii]|ession|ESSION",
         pattern=rf"(?i)(?:{_NAMES})[_.-]?id{_IS}([0-9A-Za-z][0-9A-Za-z._:/-]{{3,79}})",
     ),
     KeyPattern(name="uuid", hint="-[0-9a-fA-F]{4}-[1-7][0-9a-fA-F]{3}-[89abAB]", pattern=f"({_UUID})"),

@@ -20,12 +20,12 @@ Example. 1,000 sessions of training: 400 times 1 2 3 9, 300 times 1 2 3 2 3 9, 2
 times 1 2 3 2 3 4 5 9. The session 1 2 3 4 4 4 5 9 is judged:
 
     counts  the nearest vector has 4 once. Event 4 is constant in training, so it weighs 1.79:
-            score 1.79 x |log2(1 + 3) - log2(1 + 1)| / 7 events = 0.256
-            left-out scores are 0.153 (300 sessions) and 0.214 (700): no one of 1,000 is above 0.256
-            chance of an unknown vector (0 + 1) / (1,000 + 1), so p = 1/1,001 x 1/1,001 = 0.000001
-    length  8 events are inside 4 to 8: score 0, p = 1
-    order   "4 after 4" is unseen, but two more of 4 explain up to four unseen transitions: score 0, p = 1
-    verdict p = 3 x 0.000001 <= 0.0005: anomalous, because of `session-counts:4 3/1`
+            Score 1.79 x |log2(1 + 3) - log2(1 + 1)| / 7 events = 0.256.
+            Left-out scores are 0.153 (300 sessions) and 0.214 (700): no one of 1,000 is above 0.256.
+            Chance of an unknown vector (0 + 1) / (1,000 + 1), so p = 1/1,001 x 1/1,001 = 0.000001.
+    length  8 events are inside 4 to 8: score 0, p = 1.
+    order   "4 after 4" is unseen, but two more of 4 explain up to four unseen transitions: score 0, p = 1.
+    verdict p = 3 x 0.000001 <= 0.0005: anomalous, because of `session-counts:4 3/1`.
 
 A session may go on after a gap. It is then judged with everything before the gap, so a stateful model is
 trained on the *prefixes* of sessions (`prefixes.py`). Leaving out a vector leaves out all sessions with a
@@ -68,8 +68,8 @@ from pipeline.watching.sessions.transitions import END, START, Transitions, expl
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-LEVEL: Final = 0.0005  # of normal sessions: one in 2,000
-MAX_VECTORS: Final = 1_000  # a table of 1,000 x 1,000 distances takes a fifth of a second
+LEVEL: Final = 0.0005  # Of normal sessions: one in 2,000.
+MAX_VECTORS: Final = 1_000  # A table of 1,000 x 1,000 distances takes a fifth of a second.
 # With more, no transition can be told from normal ones, so every order is normal.
 MAX_TRANSITIONS: Final = 200_000
 _RULES: Final = 3

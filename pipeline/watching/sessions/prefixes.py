@@ -24,10 +24,10 @@ MAX_PREFIX_EVENTS: Final = 3_000_000
 # Events in the prefixes of one session; without it 2,000 gaps cost as much as 1,000 sessions of that length.
 # A session with a gap after each of its 200 events keeps all prefixes.
 MAX_SESSION_PREFIX_EVENTS: Final = 20_000
-_MAX_MISSES: Final = 1_000  # sessions without room, after which no further session is tried
-_UNKNOWN: Final = 0  # stands for every id that is no template's: unclassified lines, ids of one sample alone
-_END_SESSIONS: Final = 20  # sessions that end with an event before the event is believed to end sessions
-_END_SHARE: Final = 0.99  # of the sessions that have the event
+_MAX_MISSES: Final = 1_000  # Sessions without room, after which no further session is tried.
+_UNKNOWN: Final = 0  # Stands for every id that is no template's: unclassified lines, ids of one sample alone.
+_END_SESSIONS: Final = 20  # Sessions that end with an event before the event is believed to end sessions.
+_END_SHARE: Final = 0.99  # Of the sessions that have the event.
 
 SessionWithGaps = tuple[
     tuple[int, ...], tuple[int, ...]

@@ -1,7 +1,7 @@
 """Samples the sessions of stored records for training, in one pass and in bounded memory.
 
-    pages of records --session key (keys.py)--> events --past the limit: a hash of the key draws whole sessions-->
-    sorted, cut into segments at gaps, unfit sessions left out --> SessionModel (model.py) per workload
+    pages of records --session key (keys.py)--> events, past the limit those of sessions drawn by a hash
+    --> sorted, cut into segments at gaps, unfit sessions left out --> SessionModel (model.py) per workload
 
 A session is in the sample whole or not at all. The same pages in the same order give the same sample. As in
 the watcher, a session has a gap after `timeout_s` without an event, and goes on with later events within

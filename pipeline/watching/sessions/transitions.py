@@ -1,9 +1,9 @@
 """Transitions of sessions: pairs of consecutive events, the start and the end of a session included.
 
-An unseen transition weighs -log of the greater of two chances: that something unseen follows its first event,
-and that something unseen precedes its second event (Witten and Bell 1991: distinct successors to all
-successors). So it weighs next to nothing beside events of any order, rare events, and events that training
-has not seen: the rule of counts reports the latter.
+An unseen transition weighs -log of the greater of two chances (Witten and Bell 1991: distinct successors to
+all successors). Something unseen follows its first event, or something unseen precedes its second. So it
+weighs next to nothing beside events of any order, rare events, and events that training has not seen: the
+rule of counts reports the latter.
 
 Events are template ids, 0 and up.
 """
