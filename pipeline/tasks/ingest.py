@@ -83,6 +83,8 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
 
     warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
     outcomes = detect.outcomes(rows)
+    if claim.meta.purpose is Purpose.BASELINE:
+        outcomes["warming"] = 0  # a baseline is never judged, so it waits for no model
     if claim.rescore:
         # They were counted when they were stored the first time.
         outcomes["warming"] -= claim.lines

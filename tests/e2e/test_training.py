@@ -288,6 +288,8 @@ def test_known_good_lines_are_learnt_and_never_judged(lab: Lab) -> None:
         assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["lines"] == 0
     assert up.rows(workload).is_empty()
+    totals = up.totals(workload)
+    assert (totals["stored"], totals.get("warming", 0)) == (300, 0)  # a baseline waits for no model
     done = up.logweir("train", "--workload", workload, "--json")
     version = json.loads(done.stdout)["version"]
     shown = json.loads(up.logweir("models", "show", version, "--json").stdout)
