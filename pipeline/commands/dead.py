@@ -39,11 +39,11 @@ def _dead(args: argparse.Namespace, settings: Settings) -> int:
         else (ledger.dead_letters.discard, "discarded")
     )
     # Somebody else may be quicker with one of them.
-    done = [letter.batch_id for letter in letters if act(letter.batch_id)]
+    changed = [letter.batch_id for letter in letters if act(letter.batch_id)]
     if args.json:
-        print_json({"batches": done, "action": args.action})
+        print_json({"batches": changed, "action": args.action})
     else:
-        out().print(f"{plural(len(done), 'batch')} {word}", markup=False)
+        out().print(f"{plural(len(changed), 'batch')} {word}", markup=False)
     return 0
 
 
@@ -93,11 +93,11 @@ def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
         return 0
     console = out()
     for x in letters:
-        what = f"{x.lines:,} {'line' if x.lines == 1 else 'lines'} of {printable(x.workload)}, {printable(x.source)}:{x.first_line}"
+        text = f"{x.lines:,} {'line' if x.lines == 1 else 'lines'} of {printable(x.workload)}, {printable(x.source)}:{x.first_line}"
         when = f"died in {x.died_in} on {x.died:%Y-%m-%d %H:%M:%S} UTC"
         # Never cut: an id is there to be copied.
         console.print(x.batch_id, style="bold", markup=False, soft_wrap=True)
-        console.print(f"  {what}, {when}\n  {printable(x.reason)}", markup=False, soft_wrap=True)
+        console.print(f"  {text}, {when}\n  {printable(x.reason)}", markup=False, soft_wrap=True)
     if many > len(letters):
         console.print(
             f"the newest {len(letters):,} of {many:,} dead batches; --limit N shows more", markup=False

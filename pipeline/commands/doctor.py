@@ -76,19 +76,19 @@ def _gpu_check() -> dict[str, Any]:
     """Nothing fails without a GPU; what keeps one from being used is a warning."""
     from pipeline.gpu.node.probe import probe
 
-    seen = probe(PROBE_S)
-    if seen is None:
+    found_gpu = probe(PROBE_S)
+    if found_gpu is None:
         return {"what": "GPU", "ok": True, "found": "none (no NVIDIA driver)", "warning": False}
-    if seen.trouble:
-        found = f"{seen.trouble}; see what `nvidia-smi` says"
+    if found_gpu.trouble:
+        found = f"{found_gpu.trouble}; see what `nvidia-smi` says"
         return {"what": "GPU", "ok": True, "found": found, "warning": True}
-    found = f"{seen.count or 'none'}, driver {seen.driver}"
+    found = f"{found_gpu.count or 'none'}, driver {found_gpu.driver}"
     # Wheels without CUDA say so in the local part of their version; asking torch itself takes seconds.
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = ""  # a line of its own says so
-    blind = seen.count > 0 and torch.endswith("+cpu")
+    blind = found_gpu.count > 0 and torch.endswith("+cpu")
     if blind:
         found += (
             f"; torch {torch} cannot use it: install a build with CUDA, see https://pytorch.org/get-started"
@@ -98,9 +98,9 @@ def _gpu_check() -> dict[str, Any]:
 
 def _place(what: str, path: Path, remedy: str) -> dict[str, Any]:
     """A directory that has to take files; looking is no reason to leave one behind."""
-    made: list[Path] = []
+    created: list[Path] = []
     try:
-        made = [p for p in (path, *path.parents) if not p.exists()]
+        created = [p for p in (path, *path.parents) if not p.exists()]
         path.mkdir(parents=True, exist_ok=True)
         probe = path / ".probe"
         probe.write_bytes(b"x")
@@ -110,7 +110,7 @@ def _place(what: str, path: Path, remedy: str) -> dict[str, Any]:
         found = f"{path}: {exc.strerror}; choose another with {remedy}"
         return {"what": what, "ok": False, "found": found}
     finally:
-        for directory in made:
+        for directory in created:
             if directory.exists():
                 directory.rmdir()
     few = "" if free >= NEEDED_DISK_MIB else f"; at least {NEEDED_DISK_MIB} are needed"
@@ -145,11 +145,11 @@ def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
 def _redis_promises(client: "redis.Redis") -> list[dict[str, Any]]:
     """Which promises of docs/durability.md this server does not keep."""
     policy = str(client.info("memory").get("maxmemory_policy", ""))
-    kept = bool(int(client.info("persistence").get("aof_enabled", 0)))
+    durable = bool(int(client.info("persistence").get("aof_enabled", 0)))
     sent = time.time()
     seconds, micros = client.time()
     fsync = _fsync(client)
-    apart = abs(int(seconds) + int(micros) / 1e6 - (sent + time.time()) / 2)
+    skew = abs(int(seconds) + int(micros) / 1e6 - (sent + time.time()) / 2)
     return [
         {
             "what": "Redis memory",
@@ -160,18 +160,16 @@ def _redis_promises(client: "redis.Redis") -> list[dict[str, Any]]:
         },
         {
             "what": "Redis on disk",
-            "warning": not kept or fsync == "no",
+            "warning": not durable or fsync == "no",
             "found": f"appendonly yes{_risk(fsync)}"
-            if kept
+            if durable
             else "appendonly no: what was accepted is lost when Redis dies or its machine does; set appendonly yes",
         },
         {
             "what": "clocks",
-            "warning": apart > CLOCK_S,
-            "found": f"{apart:.1f} s apart from Redis"
-            + (
-                ", so lines are dated wrongly; run a time service on both machines" if apart > CLOCK_S else ""
-            ),
+            "warning": skew > CLOCK_S,
+            "found": f"{skew:.1f} s apart from Redis"
+            + (", so lines are dated wrongly; run a time service on both machines" if skew > CLOCK_S else ""),
         },
     ]
 
@@ -194,13 +192,13 @@ def _risk(fsync: str) -> str:
 
 def _stack_checks(settings: Settings) -> list[dict[str, Any]]:
     """The embedded stack of this data directory, where one runs."""
-    from pipeline.commands.health import look
+    from pipeline.commands.health import check_health
     from pipeline.redis.attach import attached, running
 
     if settings.redis.url is not None or running(settings.data.dir) is None:
         return []
     try:
-        workers, missing = look(attached(settings), "", ready=False)
+        workers, missing = check_health(attached(settings), "", ready=False)
     except LogweirError as exc:
         return [{"what": "running stack", "ok": False, "found": str(exc)}]
     wrong = [missing] if missing else [f"{h.name} {h.why}" for h in workers if h.why]
@@ -216,7 +214,7 @@ def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
 
     found: list[dict[str, Any]] = []
 
-    def look(what: str, look_at: Callable[[], str]) -> None:
+    def check_health(what: str, look_at: Callable[[], str]) -> None:
         try:
             found.append({"what": what, "ok": True, "found": look_at()})
         except LogweirError as exc:
@@ -228,7 +226,7 @@ def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
         pieces.close()  # type: ignore[attr-defined] # a generator: gives its point in time back now
         return f"{settings.opensearch.source} can be read{'' if first else ', and is empty'}"
 
-    look("OpenSearch results", OpenSearchSink(settings).probe)
+    check_health("OpenSearch results", OpenSearchSink(settings).probe)
     if settings.opensearch.source:
-        look("OpenSearch source", source)
+        check_health("OpenSearch source", source)
     return found

@@ -52,8 +52,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _drain(args: argparse.Namespace) -> int:
-    given = settings_of(args)
-    settings = reached(given)
+    own_settings = settings_of(args)
+    settings = reached(own_settings)
     with redis_explained():
         drain = Drain.of(settings)
         if args.undo:
@@ -62,31 +62,35 @@ def _drain(args: argparse.Namespace) -> int:
                 args, {"open": True, "was_closed": opened}, "open again" if opened else "it was open already"
             )
             return 0
-        gone = None if given.redis.url is not None else _gone(given, int(str(_stack(given)["pid"])))
+        ended = (
+            None
+            if own_settings.redis.url is not None
+            else _ended(own_settings, int(str(_stack(own_settings)["pid"])))
+        )
         with drain.closing(DRAINED, leave_closed=True):
-            waited = drain.wait(args.timeout, gone=gone)
+            waited = drain.wait(args.timeout, ended=ended)
         text = f"drained in {waited:.1f} s: everything that was accepted is stored; `logweir drain --undo` opens it again"
-        _say(args, {"drained": True, "waited_s": round(waited, 1), **drain.kept()}, text)
+        _say(args, {"drained": True, "waited_s": round(waited, 1), **drain.remaining()}, text)
     return 0
 
 
 def _stop(args: argparse.Namespace) -> int:
-    given = settings_of(args)
-    state = _stack(given)
+    own_settings = settings_of(args)
+    state = _stack(own_settings)
     pid = int(str(state["pid"]))
     waited = 0.0
     # The stack's own Redis, whatever REDIS_URL says here.
-    its = given.replace(redis_url=str(state["redis_url"]), key_prefix=str(state["key_prefix"]))
-    shared = its.redis.url != private_url(given.data.dir)
+    its = own_settings.replace(redis_url=str(state["redis_url"]), key_prefix=str(state["key_prefix"]))
+    shared = its.redis.url != private_url(own_settings.data.dir)
     drains = not shared and not args.now
     if drains:
         with redis_explained():
             drain = Drain.of(its)
             with _saying("broken off; the stack runs on"), drain.closing(STOPPED, leave_closed=False):
-                waited = drain.wait(args.timeout, gone=_gone(given, pid), keep=STOPPED)
+                waited = drain.wait(args.timeout, ended=_ended(own_settings, pid), keep=STOPPED)
     with _saying("the stack is ending; this command no longer waits for it"):
         try:
-            _end(given, pid)
+            _end(own_settings, pid)
         except NotDrained:
             if drains:  # it runs on, so it takes lines in
                 with suppress(RedisUnavailable):
@@ -104,19 +108,19 @@ class _Ended(NotDrained):
 
 
 @contextmanager
-def _saying(what: str) -> Iterator[None]:
+def _saying(text: str) -> Iterator[None]:
     """What it means when Ctrl-C or SIGTERM ends this, for the command line to say."""
     try:
         yield
     except Exception:
         raise
     except BaseException as exc:
-        exc.args = (what,)
+        exc.args = (text,)
         raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class InFlight:
     """What is in flight, in words, and in which stages (all, and those where nobody works on it)."""
 
     text: str
@@ -125,7 +129,7 @@ class Left:
 
 
 @dataclass(slots=True)
-class _Told:
+class WaitReport:
     """Says how the wait goes where no line can be drawn over: once it gets long, then when it changes in kind."""
 
     began: float = field(default_factory=time.monotonic)
@@ -156,19 +160,19 @@ class Drain:
         A door that was closed before is left as it was.
         """
         # What `stop` closed opens again by itself; what `drain` closes does not.
-        ours = self.ledger.intake.paused_because() in ((None, STOPPED) if leave_closed else (None,))
+        closes = self.ledger.intake.paused_because() in ((None, STOPPED) if leave_closed else (None,))
         try:
-            if ours:  # within the try: Ctrl-C may come when the door is closed and this has not heard so
+            if closes:  # within the try: Ctrl-C may come when the door is closed and this has not heard so
                 self.ledger.intake.pause(why, for_s=None if leave_closed else DOOR_S)
             yield
         except _Ended:
             raise  # the next `logweir up` opens what `stop` closed
         except NotDrained:
-            if ours and not leave_closed:
+            if closes and not leave_closed:
                 self._open()
             raise
         except BaseException:
-            if ours:
+            if closes:
                 self._open()
             raise
 
@@ -189,60 +193,60 @@ class Drain:
             err().print("broken off: lines are taken in again", markup=False)
 
     def wait(
-        self, timeout_s: float | None, *, gone: Callable[[], bool] | None, keep: str | None = None
+        self, timeout_s: float | None, *, ended: Callable[[], bool] | None, keep: str | None = None
     ) -> float:
         """Until nothing is in flight; how long it took. Raises NotDrained when it does not get empty.
 
-        `gone` tells whether the embedded stack has ended; None: it is a Redis of others, which may be away for AWAY_S.
+        `ended` tells whether the embedded stack has ended; None: it is a Redis of others, which may be away for AWAY_S.
         `keep`: a door that was closed with these words stays closed meanwhile.
         """
-        began = served = answered = looked = renewed = stored = time.monotonic()
-        told = _Told()
+        began = served = answered = checked = renewed = stored = time.monotonic()
+        report = WaitReport()
         with err().status("draining") as line:
             while True:
                 now = time.monotonic()
                 try:
-                    left = self.left()
+                    in_flight = self.in_flight()
                     if keep is not None and now - renewed > RENEW_S:
                         self.ledger.intake.stay_paused(keep, for_s=DOOR_S)
                         renewed = now
                     answered = now
                 except RedisUnavailable as exc:
-                    left = Left(text=str(exc), stages=("Redis is away",))
-                    if gone is None and now - answered > AWAY_S:
+                    in_flight = InFlight(text=str(exc), stages=("Redis is away",))
+                    if ended is None and now - answered > AWAY_S:
                         raise NotDrained(
                             f"Redis has not answered for {AWAY_S:.0f} s; whatever is in it is kept, look after it and drain again"
                         ) from exc
-                if left is None:
-                    if not self.unseen() or now - stored > WATCHED_S:
+                if in_flight is None:
+                    if not self.watcher_lag() or now - stored > WATCHED_S:
                         return now - began
                     line.update("draining: sessions and rates are looked at")
                     time.sleep(LOOK_S)
                     continue
                 stored = now
-                if gone is not None and now - looked > GONE_S:
-                    looked = now
-                    if gone():
+                if ended is not None and now - checked > GONE_S:
+                    checked = now
+                    if ended():
                         raise _Ended("the stack has ended meanwhile; nothing is lost, `logweir up` goes on")
-                line.update(f"draining: {printable(left.text)}")
-                told.say(f"draining: {printable(left.text)}", left.stages)
-                if not left.unserved:
+                line.update(f"draining: {printable(in_flight.text)}")
+                report.say(f"draining: {printable(in_flight.text)}", in_flight.stages)
+                if not in_flight.unserved:
                     served = now
                 elif now - served > UNSERVED_S:
-                    who = " and ".join(left.unserved)
-                    raise NotDrained(f"{left.text}, and no worker serves {who}; {REMEDY}")
+                    who = " and ".join(in_flight.unserved)
+                    raise NotDrained(f"{in_flight.text}, and no worker serves {who}; {REMEDY}")
                 if timeout_s is not None and now - began > timeout_s:
-                    raise NotDrained(f"not drained within {timeout_s:g} s: {left.text}; {REMEDY}")
+                    raise NotDrained(f"not drained within {timeout_s:g} s: {in_flight.text}; {REMEDY}")
                 time.sleep(LOOK_S)
 
-    def unseen(self) -> int:
+    def watcher_lag(self) -> int:
         """What the watcher has not looked at; 0 when nobody can say."""
         try:
             return self.ledger.backlog.watcher_lag()
         except RedisUnavailable:
             return 0
 
-    def left(self) -> "Left | None":
+    def in_flight(self) -> "InFlight | None":
         """What is in flight, None when nothing is."""
         counts = self.ledger.backlog.counts()
         batches = counts.get("batches", 0)
@@ -252,7 +256,7 @@ class Drain:
         where = ", ".join(f"{stage} {n}" for stage, n in waits.items())
         trouble = self.presence.trouble()
         queues = {queue for worker in self.presence.live() for queue in worker.queues}
-        return Left(
+        return InFlight(
             text=f"{plural(batches, 'batch')} left ({where})" + (f"; {trouble.reason}" if trouble else ""),
             stages=(*waits, *([trouble.stage] if trouble else [])),
             unserved=tuple(stage for stage in waits if not self._served(stage, queues)),
@@ -268,7 +272,7 @@ class Drain:
             key = self.ledger.keys.kombu
             return not any(self.ledger.client.llen(key(n)) for name in alone for n in both(name))
 
-    def kept(self) -> dict[str, int]:
+    def remaining(self) -> dict[str, int]:
         """What stays: batches that wait for a model, dead letters."""
         return {
             "warming_batches": self.ledger.backlog.warming(),
@@ -284,24 +288,24 @@ def _stack(settings: Settings) -> dict[str, object]:
     return state
 
 
-def _gone(settings: Settings, pid: int) -> Callable[[], bool]:
+def _ended(settings: Settings, pid: int) -> Callable[[], bool]:
     return lambda: holder(settings.data.dir) != pid
 
 
 def _end(settings: Settings, pid: int) -> None:
     """Raises NotDrained when the stack does not end."""
-    gone = _gone(settings, pid)
+    ended = _ended(settings, pid)
     # Looked up again: it may have ended since it was found, and another process may have its number.
-    if gone():
+    if ended():
         return
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + END_S
-    told = _Told()
+    report = WaitReport()
     text = "stopping: workers finish their step"
     with err().status(text):
-        while not gone():
-            told.say(text, ())
+        while not ended():
+            report.say(text, ())
             if time.monotonic() > deadline:
                 raise NotDrained(
                     f"process {pid} did not end within {END_S:.0f} s; see {settings.data.dir / 'logs'}"

@@ -32,7 +32,7 @@ NEEDED: Final = ("ingest", "infer-cpu", "drain", "store", "beat")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class WorkerHealth:
     """One worker, and what is wrong with it; `why` is "" when it is well."""
 
     name: str
@@ -46,8 +46,8 @@ class Health:
 def main(args: argparse.Namespace) -> int:
     try:
         # NAME@ is the worker of that name on this machine, for probes in containers.
-        what = args.what + socket.gethostname() if args.what.endswith("@") else args.what
-        found, missing = look(reached(settings_of(args), timeout_s=PROBE_S), what, ready=args.ready)
+        target = args.what + socket.gethostname() if args.what.endswith("@") else args.what
+        found, missing = check_health(reached(settings_of(args), timeout_s=PROBE_S), target, ready=args.ready)
     except LogweirError as exc:
         return _answer(args, str(exc), [])
     wrong = [h for h in found if h.why]
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     return _answer(args, "", found)
 
 
-def look(settings: Settings, what: str, *, ready: bool) -> tuple[list[Health], str]:
+def check_health(settings: Settings, target: str, *, ready: bool) -> tuple[list[WorkerHealth], str]:
     """The workers that are meant, and in a sentence who is missing ("" when nobody is). Raises LogweirError."""
     client = connect(settings, timeout_s=PROBE_S)
     presence = Presence(client, settings)
@@ -68,29 +68,29 @@ def look(settings: Settings, what: str, *, ready: bool) -> tuple[list[Health], s
     live, faults = registry.snapshot()
     version = "" if live is None or live.version in faults else live.version
     chosen = [
-        Health(
+        WorkerHealth(
             name=w.name,
             role=w.role,
             pid=w.pid,
             silent_s=round(silent_s, 1),
             quiet_s=None if w.progress is None else round(w.progress.quiet_s + silent_s, 1),
-            why=judge(w, silent_s, stall_s=settings.internal.stall_s)
+            why=liveness_fault(w, silent_s, stall_s=settings.internal.stall_s)
             or (_behind(w, serving, version) if ready else ""),
         )
         for w, silent_s in heard
-        if what in ("", w.name, w.role, *w.queues)
+        if target in ("", w.name, w.role, *w.queues)
     ]
     well = {h.name for h in chosen if not h.why}
     idle = _unserved(settings, {queue for w, _ in heard if w.name in well for queue in w.queues})
-    if not what:
+    if not target:
         return _everybody(settings, chosen, idle)
     if not chosen:
         names = ", ".join(sorted({w.role for w, _ in heard})) or "none"
-        return [], f"no worker or role {what!r} was heard of; the roles that were: {names}"
-    if what == "drain" and idle and well:
+        return [], f"no worker or role {target!r} was heard of; the roles that were: {names}"
+    if target == "drain" and idle and well:
         return chosen, f"nobody serves {', '.join(idle)}; see the logs of those, or start them"
     # Of several workers of a role, one that is well does the work; of a name there is one.
-    if all(h.name != what for h in chosen) and any(not h.why for h in chosen):
+    if all(h.name != target for h in chosen) and any(not h.why for h in chosen):
         return [h for h in chosen if not h.why], ""
     return chosen, ""
 
@@ -103,8 +103,8 @@ def _unserved(settings: Settings, served: Collection[str]) -> list[str]:
 
 
 def _everybody(
-    settings: Settings, found: Sequence[Health], unserved: Sequence[str]
-) -> tuple[list[Health], str]:
+    settings: Settings, found: Sequence[WorkerHealth], unserved: Sequence[str]
+) -> tuple[list[WorkerHealth], str]:
     """Everything that should be there: the processes of the embedded stack, or else every role that is needed."""
     well = {h.name for h in found if not h.why}
     state = running(settings.data.dir)
@@ -112,23 +112,23 @@ def _everybody(
         state = None  # it works for others
     if state is not None and isinstance(names := state.get("workers"), Mapping):
         wanted = {called(settings, str(name), embedded=True) for name in names}
-        gone = sorted(wanted - {h.name for h in found})
+        missing = sorted(wanted - {h.name for h in found})
     else:
-        gone = sorted((set(NEEDED) - {h.role for h in found if h.name in well}) | set(unserved))
-    told = [h for h in found if h.silent_s < WORKER_TTL_S or (state is not None and h.name not in well)]
-    if not gone:
-        return told, ""
-    return told, f"missing: {', '.join(gone)}; see the logs of those, or start them"
+        missing = sorted((set(NEEDED) - {h.role for h in found if h.name in well}) | set(unserved))
+    reporting = [h for h in found if h.silent_s < WORKER_TTL_S or (state is not None and h.name not in well)]
+    if not missing:
+        return reporting, ""
+    return reporting, f"missing: {', '.join(missing)}; see the logs of those, or start them"
 
 
-def judge(worker: WorkerView, silent_s: float, *, stall_s: float) -> str:
+def liveness_fault(worker: WorkerView, silent_s: float, *, stall_s: float) -> str:
     """Why a worker is not live, "" when it is."""
     if silent_s >= WORKER_TTL_S:
         return f"was last heard of {silent_s:.0f} s ago"
-    told = worker.progress
-    if told is not None and told.stalled_s >= stall_s:
-        what = "takes nothing although work waits" if worker.queues else "stands still"
-        return f"{what}, for {told.stalled_s:.0f} s now"
+    progress = worker.progress
+    if progress is not None and progress.stalled_s >= stall_s:
+        state = "takes nothing although work waits" if worker.queues else "stands still"
+        return f"{state}, for {progress.stalled_s:.0f} s now"
     return ""
 
 
@@ -141,7 +141,7 @@ def _behind(worker: WorkerView, serving: Mapping[str, str], version: str) -> str
     return f"answers under {now}, not yet under {version}" if now else f"has not loaded {version} yet"
 
 
-def _answer(args: argparse.Namespace, why: str, found: Sequence[Health]) -> int:
+def _answer(args: argparse.Namespace, why: str, found: Sequence[WorkerHealth]) -> int:
     if args.json:
         facts: dict[str, Any] = {"ok": not why, "why": why, "workers": [asdict(h) for h in found]}
         print_json(facts)
@@ -152,7 +152,7 @@ def _answer(args: argparse.Namespace, why: str, found: Sequence[Health]) -> int:
     return 1 if why else 0
 
 
-def _well(found: Sequence[Health]) -> str:
+def _well(found: Sequence[WorkerHealth]) -> str:
     if len(found) != 1:
         return f"{plural(len(found), 'worker')} are well"
     one = found[0]

@@ -26,20 +26,20 @@ _KINDS: Final = {3: ("error", "bold red"), 2: ("warning", "bold yellow"), 1: ("u
 
 
 def main(args: argparse.Namespace) -> int:
-    given = settings_of(args)
+    own_settings = settings_of(args)
     now = utc_now()
     since = ago(args.since, now) if args.since else None
     if args.incident is not None and (args.open or since is not None):
         raise BadInput("one incident is shown whole; leave out --open and --since, or its id")
-    settings = reached(given)
+    settings = reached(own_settings)
     with redis_explained():
-        found = _kept(settings, now)
+        found = _incidents(settings, now)
     if args.incident is not None:
         return _show(_chosen(found, args.incident), found, as_json=args.json)
     return _list(found, args, since)
 
 
-def facts(incident: Incident) -> dict[str, Any]:
+def incident_facts(incident: Incident) -> dict[str, Any]:
     """An incident for programs."""
     return {
         "id": incident.id,
@@ -58,7 +58,7 @@ def facts(incident: Incident) -> dict[str, Any]:
     }
 
 
-def _kept(settings: Settings, now: datetime) -> list[Incident]:
+def _incidents(settings: Settings, now: datetime) -> list[Incident]:
     blob = connect(settings).get(Keys(settings.redis.key_prefix).watching("incidents"))
     state = Incidents.unpack(cast("bytes | None", blob))
     state.close(now)  # of this copy: what is still open is a matter of now, not of the watcher's last look
@@ -67,18 +67,18 @@ def _kept(settings: Settings, now: datetime) -> list[Incident]:
 
 def _chosen(found: Sequence[Incident], name: str) -> Incident:
     """By its id or the beginning of it. Raises BadInput."""
-    alike = [i for i in found if i.id.startswith(name)] if name else []
-    if len(alike) > 1:
-        raise BadInput(f"{plural(len(alike), 'incident')} begin with {name!r}; write more of the id")
-    if not alike:
+    matches = [i for i in found if i.id.startswith(name)] if name else []
+    if len(matches) > 1:
+        raise BadInput(f"{plural(len(matches), 'incident')} begin with {name!r}; write more of the id")
+    if not matches:
         raise BadInput(f"there is no incident {name!r}; `logweir incidents` lists them")
-    return alike[0]
+    return matches[0]
 
 
 def _list(found: Sequence[Incident], args: argparse.Namespace, since: datetime | None) -> int:
     wanted = [i for i in found if (i.open or not args.open) and (since is None or i.last >= since)]
     if args.json:
-        print_json([facts(i) for i in wanted])
+        print_json([incident_facts(i) for i in wanted])
         return 0
     console = out()
     if not wanted:
@@ -93,7 +93,7 @@ def _list(found: Sequence[Incident], args: argparse.Namespace, since: datetime |
             Text.from_markup(f"{incident.id}\n{state}"),
             Text(f"{incident.first:%Y-%m-%d\n%H:%M:%S}"),
             cell(lasting(incident)),
-            Text("\n").join(_what(incident)),
+            Text("\n").join(_description(incident)),
         )
     console.print(table)
     if len(wanted) > PAGE:
@@ -103,21 +103,21 @@ def _list(found: Sequence[Incident], args: argparse.Namespace, since: datetime |
     return 0
 
 
-def _what(incident: Incident) -> list[Text]:
+def _description(incident: Incident) -> list[Text]:
     word, style = _KINDS[incident.severity]
-    facts = [plural(len(incident.causes) + incident.more, "cause"), plural(incident.count, "time")]
+    parts = [plural(len(incident.causes) + incident.more, "cause"), plural(incident.count, "time")]
     if incident.seen_before is not None:
-        facts.append(f"seen {plural(incident.seen, 'time')} before ({incident.seen_before})")
+        parts.append(f"seen {plural(incident.seen, 'time')} before ({incident.seen_before})")
     return [
         Text.assemble((word, style), " in ", (printable(listed(incident.workloads)), "bold")),
         cell(_one_line(incident.title, TITLE_CHARS)),
-        Text(" · ".join(facts), "dim"),
+        Text(" · ".join(parts), "dim"),
     ]
 
 
 def _show(incident: Incident, found: Sequence[Incident], *, as_json: bool) -> int:
     if as_json:
-        print_json(facts(incident))
+        print_json(incident_facts(incident))
         return 0
     console = out()
     word, style = _KINDS[incident.severity]
@@ -185,7 +185,7 @@ def _before(incident: Incident, found: Sequence[Incident]) -> str:
     return f"seen {plural(incident.seen, 'time')} before; most like {incident.seen_before}{when}"
 
 
-def _one_line(text: str, most: int) -> str:
+def _one_line(text: str, limit: int) -> str:
     """A stack trace is told by its first line."""
-    first, *rest = text.strip().splitlines() or [""]
-    return first[: most - 2] + " …" if rest or len(first) > most else first
+    first, *others = text.strip().splitlines() or [""]
+    return first[: limit - 2] + " …" if others or len(first) > limit else first

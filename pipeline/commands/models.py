@@ -37,10 +37,13 @@ def _list(args: argparse.Namespace, _settings: Settings, registry: Registry) -> 
         created = "" if row["created"] is None else f"{row['created']:%Y-%m-%d %H:%M:%S} UTC"
         lines = "" if row["lines"] is None else plural(row["lines"], "line")
         whose = "" if row["model"] in ("shared", "?") else f"own model of {printable(row['model'])}"
-        said = ", ".join(part for part in (row["state"], created, lines, whose) if part)
+        summary = ", ".join(part for part in (row["state"], created, lines, whose) if part)
         # Never cut: a version is there to be copied, and a reason to be read.
         console.print(
-            f"{row['version']}  {said}", style="bold" if row["live"] else None, markup=False, soft_wrap=True
+            f"{row['version']}  {summary}",
+            style="bold" if row["live"] else None,
+            markup=False,
+            soft_wrap=True,
         )
         if row["reason"]:
             console.print(f"  {printable(row['reason'])}", markup=False, soft_wrap=True)

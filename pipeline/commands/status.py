@@ -318,10 +318,10 @@ def _trainings(console: Console, status: StackStatus) -> None:
         console.print(f"decided   {why}", markup=False, soft_wrap=True)
     for model, decision in status.decisions.items():
         whose = "" if model == SHARED else f"{printable(model)}: "
-        what = decision.get("why") or f"trains, because {decision.get('reason')}"
+        text = decision.get("why") or f"trains, because {decision.get('reason')}"
         until = decision.get("until")
         then = f"; looks again at {_iso(until)} UTC at the latest" if until else ""
-        console.print(f"next      {whose}{printable(what)}{then}", markup=False, soft_wrap=True)
+        console.print(f"next      {whose}{printable(text)}{then}", markup=False, soft_wrap=True)
 
 
 def _training(training: Status) -> str:
@@ -339,9 +339,9 @@ def _training(training: Status) -> str:
         lines = f", {training.lines:,} lines" if training.lines else ""
         why = f": {printable(training.reason)}" if training.reason else ""
         return f"{state}{fate}{whose} at {at} UTC{lines}{why}"
-    left = f", {training.remaining_s:.0f} s left" if training.remaining_s else ""
+    remaining = f", {training.remaining_s:.0f} s left" if training.remaining_s else ""
     return (
-        f"{state}{whose} {training.percent:.0f} % after {training.elapsed_s:.0f} s{left}, "
+        f"{state}{whose} {training.percent:.0f} % after {training.elapsed_s:.0f} s{remaining}, "
         f"{training.lines:,} lines, asked by {training.asked_by}: {printable(training.why)}"
     )
 

@@ -60,31 +60,34 @@ def _train(args: argparse.Namespace, settings: Settings) -> int:
     return 1
 
 
-def _request(args: argparse.Namespace, settings: Settings, seen: list[str]) -> TrainingRequest:
+def _request(args: argparse.Namespace, settings: Settings, seen_workloads: list[str]) -> TrainingRequest:
     patterns = tuple(check_pattern(p) for p in args.workload or ())
-    nothing = unmatched(patterns, seen)
+    nothing = unmatched(patterns, seen_workloads)
     if nothing:
         raise BadInput(f"no workload matches {nothing[0]!r}; `logweir status` shows those that have logs")
     query = _with_span(query_of(settings, utc_now()), args)
     if args.exclude:
         query = replace(query, exclude_words=(*query.exclude_words, *args.exclude))
     return TrainingRequest(
-        model=_model_of(patterns, seen, settings), patterns=patterns, query=query, why="logweir train"
+        model=_model_of(patterns, seen_workloads, settings),
+        patterns=patterns,
+        query=query,
+        why="logweir train",
     )
 
 
-def _model_of(patterns: tuple[str, ...], seen: list[str], settings: Settings) -> str:
+def _model_of(patterns: tuple[str, ...], seen_workloads: list[str], settings: Settings) -> str:
     """Whose model is to be trained. Raises BadInput when the names mean more than one."""
     if not patterns:
         return SHARED
-    named = [w for w in seen if covers(patterns, w)]
-    own = [w for w in named if model_of(w, settings.train.own_models) != SHARED]
-    if not own:
+    named = [w for w in seen_workloads if covers(patterns, w)]
+    own_models = [w for w in named if model_of(w, settings.train.own_models) != SHARED]
+    if not own_models:
         return SHARED
     if len(named) == 1:
-        return own[0]
+        return own_models[0]
     raise BadInput(
-        f"{own[0]!r} has a model of its own and is trained alone; name it alone, or only workloads that share theirs"
+        f"{own_models[0]!r} has a model of its own and is trained alone; name it alone, or only workloads that share theirs"
     )
 
 
@@ -133,8 +136,8 @@ def _progress(status: Status) -> str:
         return f"queued{', try ' + str(status.attempt) if status.attempt > 1 else ''}{later}"
     if status.state is TrainingState.FETCHING:
         return f"reading, {status.lines:,} lines so far"
-    left = f", {status.remaining_s:.0f} s left" if status.remaining_s else ""
-    return f"{status.state.value} {status.percent:.0f} %{left}"
+    remaining = f", {status.remaining_s:.0f} s left" if status.remaining_s else ""
+    return f"{status.state.value} {status.percent:.0f} %{remaining}"
 
 
 def _say_queued(args: argparse.Namespace, status: Status) -> int:
@@ -158,11 +161,11 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
         console.print("no trainings yet; `logweir train` asks for one")
         return 0
     for status in found:
-        asked = datetime.fromtimestamp(status.created_ms / 1000, UTC)
+        created = datetime.fromtimestamp(status.created_ms / 1000, UTC)
         whose = "" if status.model == SHARED else f", own model of {printable(status.model)}"
         console.print(status.request_id, style="bold", markup=False, soft_wrap=True)
         console.print(
-            f"  {_state(status)}; asked by {status.asked_by} on {asked:%Y-%m-%d %H:%M:%S} UTC{whose}",
+            f"  {_state(status)}; asked by {status.asked_by} on {created:%Y-%m-%d %H:%M:%S} UTC{whose}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
         why = status.reason or status.why
@@ -173,8 +176,8 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
 
 def _state(status: Status) -> str:
     if status.state is TrainingState.COMPLETED:
-        kept = "" if status.published else ", kept as a candidate"
-        return f"completed, {status.version}{kept}"
+        fate = "" if status.published else ", kept as a candidate"
+        return f"completed, {status.version}{fate}"
     if status.ended:
         return status.state.value
     return _progress(status)

@@ -37,21 +37,26 @@ def _change(args: argparse.Namespace, settings: Settings) -> int:
     adding = args.action == "add"
     changed = (watchlist.add if adding else watchlist.remove)(*args.pattern)
     watched = watchlist.look()
-    rest = [p for p in dict.fromkeys(args.pattern) if p not in changed]
-    if rest and not adding:
+    unchanged = [p for p in dict.fromkeys(args.pattern) if p not in changed]
+    if unchanged and not adding:
         raise BadInput(
-            f"{rest[0]!r} is not on the watchlist{'; the others were removed' if changed else ''}; "
+            f"{unchanged[0]!r} is not on the watchlist{'; the others were removed' if changed else ''}; "
             "`logweir watch list` shows what is"
         )
     if args.json:
         print_json(
-            {"changed": changed, "unchanged": rest, "version": watched.version, "patterns": watched.patterns}
+            {
+                "changed": changed,
+                "unchanged": unchanged,
+                "version": watched.version,
+                "patterns": watched.patterns,
+            }
         )
         return 0
     console = out()
     for pattern in changed:
         console.print(f"{'watching' if adding else 'no longer watching'} {printable(pattern)}", markup=False)
-    for pattern in rest:
+    for pattern in unchanged:
         console.print(f"{printable(pattern)} was watched already", markup=False)
     if adding and changed:
         console.print(
@@ -60,10 +65,10 @@ def _change(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def facts(watched: Watched, totals: dict[str, dict[str, int]]) -> dict[str, Any]:
+def watchlist_facts(watched: Watched, totals: dict[str, dict[str, int]]) -> dict[str, Any]:
     """The watchlist with what each pattern covers, and what is seen but not watched."""
 
-    def seen(name: str) -> dict[str, Any]:
+    def workload_facts(name: str) -> dict[str, Any]:
         t = totals[name]
         last = datetime.fromtimestamp(t.get("last_ms", 0) / 1000, UTC)
         return {
@@ -88,13 +93,13 @@ def facts(watched: Watched, totals: dict[str, dict[str, int]]) -> dict[str, Any]
             }
             for entry in watched.entries
         ],
-        "unwatched": [seen(name) for name in unwatched(watched, totals)],
+        "unwatched": [workload_facts(name) for name in unwatched(watched, totals)],
     }
 
 
 def _list(args: argparse.Namespace, settings: Settings) -> int:
     client = connect(settings)
-    found = facts(Watchlist(client, settings).look(), Ledger(client, settings).backlog.totals())
+    found = watchlist_facts(Watchlist(client, settings).look(), Ledger(client, settings).backlog.totals())
     if args.json:
         print_json(found | {"unwatched_are": settings.watch.unwatched})
         return 0
@@ -123,8 +128,8 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
     if not found["unwatched"]:
         return 0
     console.print()
-    what = "scored by the shared model" if settings.watch.unwatched == "score" else "counted and skipped"
-    table = Table(f"seen, not watched ({what})", "lines", "last seen (UTC)", box=None, pad_edge=False)
+    treatment = "scored by the shared model" if settings.watch.unwatched == "score" else "counted and skipped"
+    table = Table(f"seen, not watched ({treatment})", "lines", "last seen (UTC)", box=None, pad_edge=False)
     for row in found["unwatched"][:SHOWN]:
         table.add_row(
             *map(cell, (row["workload"], f"{row['lines']:,}", f"{row['last_seen']:%Y-%m-%d %H:%M:%S}"))

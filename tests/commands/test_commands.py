@@ -18,9 +18,9 @@ from command_line import Verb, command_line
 
 from pipeline import cli
 from pipeline.cli import parser
-from pipeline.commands.run.plan import Outcome
+from pipeline.commands.run.plan import RunOutcome
 from pipeline.commands.send import tracking as own_module
-from pipeline.commands.send.tracking import Own
+from pipeline.commands.send.tracking import BatchTracking
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.ledger.ledger import Ledger
@@ -218,7 +218,7 @@ def test_the_paths_of_a_run_are_printed_unbroken(
 ) -> None:
     out = tmp_path / ("a" * 100) / "out"
     about = {"lines_read": 0, "seconds": 1.0, "ready_seconds": 0.5, "lines_per_s": 0}
-    outcome = Outcome(out=out, findings=[], summary={"records": 0, "lines": 0, "warming": 0, "run": about},
+    outcome = RunOutcome(out=out, findings=[], summary={"records": 0, "lines": 0, "warming": 0, "run": about},
                       report=out / "report.html")  # fmt: skip
     monkeypatch.setattr("pipeline.commands.run.plan.run", lambda *_: outcome)
     (tmp_path / "a.log").write_text("x\n")
@@ -329,53 +329,53 @@ def test_every_dead_letter_is_shown_also_behind_one_that_cannot_be_read(verb: Ve
 
 
 def test_waiting_ends_when_ones_own_batches_have_ended_whatever_others_send(ledger: Ledger) -> None:
-    own = Own(ledger)
-    own.open = [accept(ledger, "mine"), accept(ledger, "mine too")]
+    tracking = BatchTracking(ledger)
+    tracking.open = [accept(ledger, "mine"), accept(ledger, "mine too")]
     accept(ledger, "of somebody else")
-    assert not own.look()
+    assert not tracking.look()
     finish(ledger, "mine")
-    assert not own.look() and own.open == ["mine too"]
+    assert not tracking.look() and tracking.open == ["mine too"]
     finish(ledger, "mine too", warming=True)
-    assert own.look() and own.trouble() == ""
+    assert tracking.look() and tracking.unstored() == ""
     assert ledger.backlog.counts()["batches"] == 1
 
 
 def test_waiting_for_a_split_batch_is_waiting_for_its_halves(ledger: Ledger) -> None:
-    own = Own(ledger)
-    own.open = [accept(ledger, "b", lines=3)]
+    tracking = BatchTracking(ledger)
+    tracking.open = [accept(ledger, "b", lines=3)]
     first = ledger.give_up(claimed(ledger, "b"), "one of them is bad")
-    assert not own.look() and sorted(own.open) == sorted(first)
+    assert not tracking.look() and sorted(tracking.open) == sorted(first)
     finish(ledger, first[0])
     second = ledger.give_up(claimed(ledger, first[1]), "one of them is bad")
-    while not own.look() and set(own.open) != set(second):
+    while not tracking.look() and set(tracking.open) != set(second):
         pass
-    assert sorted(own.open) == sorted(second)
+    assert sorted(tracking.open) == sorted(second)
     finish(ledger, second[0])
     bury(ledger, second[1])
-    assert own.look()
-    assert own.trouble() == "1 line could not be processed; `logweir dead list` shows it and why"
+    assert tracking.look()
+    assert tracking.unstored() == "1 line could not be processed; `logweir dead list` shows it and why"
 
 
 def test_what_is_scored_again_was_stored_and_what_is_discarded_or_gone_was_not(ledger: Ledger) -> None:
-    own = Own(ledger)
-    own.open = [accept(ledger, "again"), accept(ledger, "away", lines=1), "gone"]
+    tracking = BatchTracking(ledger)
+    tracking.open = [accept(ledger, "again"), accept(ledger, "away", lines=1), "gone"]
     finish(ledger, "again", warming=True)
     assert ledger.backlog.start_rescoring(10, has_model=lambda _: True) == ["again"]
     bury(ledger, "away")
     ledger.dead_letters.discard("away")
-    assert own.look()
-    assert (own.dead, own.discarded, own.lost) == (0, 1, 1)
-    assert "discarded" in own.trouble() and "not in Redis any more" in own.trouble()
+    assert tracking.look()
+    assert (tracking.dead, tracking.discarded, tracking.lost) == (0, 1, 1)
+    assert "discarded" in tracking.unstored() and "not in Redis any more" in tracking.unstored()
 
 
 def test_a_redis_that_goes_away_loses_nothing_that_is_waited_for(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_module, "LOOK_AT_ONCE", 2)
-    own = Own(ledger)
-    own.open = [accept(ledger, f"b{n}") for n in range(5)]
+    tracking = BatchTracking(ledger)
+    tracking.open = [accept(ledger, f"b{n}") for n in range(5)]
     bury(ledger, "b0")
-    answer, calls = own._entries, []
+    answer, calls = tracking._entries, []
 
     def once(ids: Any) -> Any:
         calls.append(ids)
@@ -383,11 +383,11 @@ def test_a_redis_that_goes_away_loses_nothing_that_is_waited_for(
             raise RedisUnavailable("away")
         return answer(ids)
 
-    monkeypatch.setattr(own, "_entries", once)
+    monkeypatch.setattr(tracking, "_entries", once)
     with pytest.raises(RedisUnavailable):
-        own.look()
-    assert not own.look()
-    assert (own.open, own.dead) == (["b1", "b2", "b3", "b4"], 1)
+        tracking.look()
+    assert not tracking.look()
+    assert (tracking.open, tracking.dead) == (["b1", "b2", "b3", "b4"], 1)
 
 
 def test_send_and_wait_says_that_a_line_is_dead_and_fails(

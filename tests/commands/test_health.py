@@ -10,7 +10,7 @@ import pytest
 import redis
 from command_line import Verb, command_line
 
-from pipeline.commands.health import ANSWERING, judge
+from pipeline.commands.health import ANSWERING, liveness_fault
 from pipeline.observe.presence import Pace, Presence, WorkerView
 from pipeline.redis.keys import SHARED, WORKER_TTL_S
 from pipeline.settings import Settings
@@ -63,12 +63,15 @@ def test_a_worker_is_well_while_it_is_heard_and_takes_its_work() -> None:
         plain = WorkerView(name="a", role="store", pid=1, queues=("store",), beat_ms=0, progress=WELL)
         return replace(plain, **changes)
 
-    assert judge(view(), 3, stall_s=30) == ""
-    assert judge(view(progress=None), 3, stall_s=30) == "", "one of an older build tells nothing"
-    assert judge(view(), WORKER_TTL_S, stall_s=30) == "was last heard of 15 s ago"
+    assert liveness_fault(view(), 3, stall_s=30) == ""
+    assert liveness_fault(view(progress=None), 3, stall_s=30) == "", "one of an older build tells nothing"
+    assert liveness_fault(view(), WORKER_TTL_S, stall_s=30) == "was last heard of 15 s ago"
     deaf = Pace(quiet_s=60, busy=False, stalled_s=31)
-    assert judge(view(progress=deaf), 3, stall_s=30) == "takes nothing although work waits, for 31 s now"
-    assert judge(view(progress=deaf, queues=()), 3, stall_s=30) == "stands still, for 31 s now"
+    assert (
+        liveness_fault(view(progress=deaf), 3, stall_s=30)
+        == "takes nothing although work waits, for 31 s now"
+    )
+    assert liveness_fault(view(progress=deaf, queues=()), 3, stall_s=30) == "stands still, for 31 s now"
 
 
 def test_the_exit_code_and_one_sentence_say_how_one_worker_is(presence: Presence, logweir: Verb) -> None:

@@ -29,11 +29,11 @@ def test_a_wait_ends_soon_when_the_stack_has_ended(
     lock(settings.data.dir).close()
     mine = drain.Drain.of(settings)
     with pytest.raises(NotDrained, match="the stack has ended meanwhile; nothing is lost"):
-        mine.wait(None, gone=drain._gone(settings, os.getpid()))
+        mine.wait(None, ended=drain._ended(settings, os.getpid()))
     with lock(settings.data.dir):
         assert holder(settings.data.dir) == os.getpid()
         with pytest.raises(NotDrained, match=r"within 0\.3 s"):
-            mine.wait(0.3, gone=drain._gone(settings, os.getpid()))
+            mine.wait(0.3, ended=drain._ended(settings, os.getpid()))
 
 
 def test_a_redis_of_others_may_be_away_for_so_long(
@@ -42,7 +42,7 @@ def test_a_redis_of_others_may_be_away_for_so_long(
     monkeypatch.setattr(drain, "AWAY_S", 0.2)
     away = drain.Drain.of(settings.replace(redis_url=f"unix://{tmp_path}/none.sock"))
     with pytest.raises(NotDrained, match="Redis has not answered for"):
-        away.wait(None, gone=None)
+        away.wait(None, ended=None)
 
 
 def test_a_process_that_took_the_number_of_the_stack_is_left_alone(
@@ -75,7 +75,7 @@ def test_a_door_that_stop_closed_opens_by_itself_and_one_that_drain_closed_does_
 def test_off_a_terminal_a_long_wait_is_told_once_and_again_when_it_changes_in_kind(
     monkeypatch: pytest.MonkeyPatch, capsys: "pytest.CaptureFixture[str]"
 ) -> None:
-    told = drain._Told()
+    told = drain.WaitReport()
     told.say("at once", ("ingest",))
     told.began = time.monotonic() - drain.QUIET_S - 1
     for text, kind in (("a", ("ingest",)), ("b", ("ingest",)), ("c", ("ingest", "store")), ("d", ("store",))):

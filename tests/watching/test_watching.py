@@ -650,12 +650,12 @@ def test_draining_waits_until_what_is_stored_was_looked_at_and_not_for_ever(
     world.stored(*GOOD)
     looks = threading.Timer(0.3, world.round)
     looks.start()
-    drain.Drain.of(world.settings).wait(None, gone=None)
+    drain.Drain.of(world.settings).wait(None, ended=None)
     assert world.waits() == 0 and world.open() == 1, "its sessions stay open"
     looks.join()
     monkeypatch.setattr(drain, "WATCHED_S", 0.2)
     world.stored(*GOOD)
-    assert drain.Drain.of(world.settings).wait(None, gone=None) < 5
+    assert drain.Drain.of(world.settings).wait(None, ended=None) < 5
     assert world.waits() == 1
 
 

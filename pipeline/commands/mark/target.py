@@ -39,13 +39,13 @@ _ENOUGH_S: Final = 2.0  # spent on counting; whether a line was seen at all is l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StoredRecords:
     """What is stored of a pattern or a template, newest first."""
 
     records: int = 0
     message: str = ""  # of the newest
     template_id: int = UNCLASSIFIED
-    whole: bool = True  # False: there may be more
+    complete: bool = True  # False: there may be more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Named:
 
     target: Target
     text: str  # masked line or template
-    seen: Seen
+    stored: StoredRecords
     template: int | None = None  # of a pattern, where it is known
     remarks: tuple[str, ...] = ()
 
@@ -96,8 +96,8 @@ class Finder:
     def _pattern(self, number: int) -> Named:
         if number >= 2**64:
             raise BadInput(f"{number} is no pattern id; `logweir results --json` shows them")
-        cached, seen = self._cached(number), self._stored("pattern_id", number)
-        if cached is None and not seen.records and seen.whole:
+        cached, stored = self._cached(number), self._stored("pattern_id", number)
+        if cached is None and not stored.records and stored.complete:
             template = self._known_template(number) if number < 2**63 else None
             instead = (
                 f"template T{number} is written with its T" if template else "a line's text does as well"
@@ -105,17 +105,17 @@ class Finder:
             raise BadInput(
                 f"no line with pattern id {number} was seen; `logweir results --json` shows the ids, and {instead}"
             )
-        template_id = cached or seen.template_id
-        masked = self.masks.mask_one(seen.message) if seen.records else ""
+        template_id = cached or stored.template_id
+        masked = self.masks.mask_one(stored.message) if stored.records else ""
         if pattern_ids([masked]) != [number]:  # stored under other masks, or not to be read now
-            known = self._known_template(template_id)
-            masked = known.text if known else seen.message
+            template_known = self._known_template(template_id)
+            masked = template_known.text if template_known else stored.message
         return Named(
             target=Target.pattern(number),
             text=masked,
-            seen=seen,
+            stored=stored,
             template=template_id or None,
-            remarks=self._doubts(seen),
+            remarks=self._doubts(stored),
         )
 
     def _template(self, number: int) -> Named:
@@ -129,17 +129,19 @@ class Finder:
         if template is None:
             raise BadInput(f"there is no template T{number}; `logweir results --json` shows template_id")
         return Named(
-            target=Target.template(number), text=template.text, seen=self._stored("template_id", number)
+            target=Target.template(number), text=template.text, stored=self._stored("template_id", number)
         )
 
     def _finding(self, number: int) -> Named:
         """What was found in sessions or rates, as its newest row tells it."""
-        seen = self._stored("template_id", number)
-        if not seen.records and seen.whole:
+        stored = self._stored("template_id", number)
+        if not stored.records and stored.complete:
             raise BadInput(
                 f"nothing that was found in sessions or rates has the id T{number}; `logweir incidents ID` shows the ids"
             )
-        return Named(target=Target.template(number), text=seen.message, seen=seen, remarks=self._doubts(seen))
+        return Named(
+            target=Target.template(number), text=stored.message, stored=stored, remarks=self._doubts(stored)
+        )
 
     def _template_text(self, text: str) -> Named:
         words = " ".join(text.split())
@@ -157,21 +159,21 @@ class Finder:
 
     def _line(self, text: str) -> Named:
         readings, sure = self._readings(text)
-        found: list[tuple[str, int, int | None, Seen]] = []
+        found: list[tuple[str, int, int | None, StoredRecords]] = []
         for masked, number in readings:
-            cached, seen = self._cached(number), self._stored("pattern_id", number, patient=False)
-            found.append((masked, number, cached, seen))
-            if cached is not None or seen.records:
+            cached, stored = self._cached(number), self._stored("pattern_id", number, patient=False)
+            found.append((masked, number, cached, stored))
+            if cached is not None or stored.records:
                 break
         else:
             # Nobody has seen either: a header is one when it is written like hardly anything else.
             found = found[:1] if sure else found[-1:]
-        masked, number, cached, seen = found[-1]
+        masked, number, cached, stored = found[-1]
         return Named(
             target=Target.pattern(number),
             text=masked,
-            seen=seen,
-            template=(cached or seen.template_id) or None,
+            stored=stored,
+            template=(cached or stored.template_id) or None,
             remarks=self._other_masks(),
         )
 
@@ -203,7 +205,7 @@ class Finder:
         except (BadPayload, TooNew):
             return Template(template_id=number, text="", severe=False, workload="")
 
-    def _stored(self, column: str, number: int, *, patient: bool = True) -> Seen:
+    def _stored(self, column: str, number: int, *, patient: bool = True) -> StoredRecords:
         """`patient`: look on until one is found, however long that takes."""
         with err().status("looking through the stored lines"):
             if "parquet" in self.settings.data.sinks:
@@ -214,16 +216,16 @@ class Finder:
             try:
                 count, newest = with_number(opensearch_client(self.settings), self.settings, column, number)
             except SourceUnavailable:
-                return Seen(whole=False)
+                return StoredRecords(complete=False)
             found = newest or {}
-            return Seen(
+            return StoredRecords(
                 records=count,
                 message=str(found.get("message") or ""),
                 template_id=int(found.get("template_id") or UNCLASSIFIED),
             )
 
-    def _doubts(self, seen: Seen) -> tuple[str, ...]:
-        if seen.records or seen.whole:
+    def _doubts(self, stored: StoredRecords) -> tuple[str, ...]:
+        if stored.records or stored.complete:
             return ()
         return ("the stored lines cannot be read now, so nobody knows whether any has this id",)
 
@@ -242,14 +244,14 @@ class Finder:
         )
 
 
-def _in_files(settings: Settings, column: str, number: int, *, patient: bool) -> Seen:
+def _in_files(settings: Settings, column: str, number: int, *, patient: bool) -> StoredRecords:
     files = results.files_of(settings.data.results)[::-1]  # newest first: their folders are named by date
-    began, records, whole = time.monotonic(), 0, True
+    began, records, complete = time.monotonic(), 0, True
     newest: dict[str, Any] = {}
     wanted = pl.col(column) == pl.lit(number, dtype=RESULT_SCHEMA[column])
     for at in range(0, len(files), _PAGE_FILES):
         if time.monotonic() - began > _ENOUGH_S and (records or not patient):
-            return _seen(records, newest, whole=False)
+            return _stored_records(records, newest, complete=False)
         page = files[at : at + _PAGE_FILES]
         try:
             (row,) = (
@@ -260,20 +262,20 @@ def _in_files(settings: Settings, column: str, number: int, *, patient: bool) ->
                 .to_dicts()
             )
         except (pl.exceptions.PolarsError, OSError):  # damaged, or taken back at this moment
-            whole = False
+            complete = False
             continue
         if row["n"] and not records:
             newest = row
         records += row["n"]
-    return _seen(records, newest, whole=whole)
+    return _stored_records(records, newest, complete=complete)
 
 
-def _seen(records: int, newest: dict[str, Any], *, whole: bool) -> Seen:
-    return Seen(
+def _stored_records(records: int, newest: dict[str, Any], *, complete: bool) -> StoredRecords:
+    return StoredRecords(
         records=records,
         message=newest.get("message") or "",
         template_id=newest.get("template_id") or UNCLASSIFIED,
-        whole=whole,
+        complete=complete,
     )
 
 

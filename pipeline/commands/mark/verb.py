@@ -34,14 +34,14 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises BadInput for arguments that do not belong together."""
-    said = [f"--{name}" for name in ("for", "why") if getattr(args, name) is not None]
+    texts = [f"--{name}" for name in ("for", "why") if getattr(args, name) is not None]
     if args.list or args.revoke is not None:
-        what = "--list" if args.list else "--revoke"
-        extra = [repr(word) for word in (args.pattern, args.state) if word is not None] + said
+        flag = "--list" if args.list else "--revoke"
+        extra = [repr(word) for word in (args.pattern, args.state) if word is not None] + texts
         extra += ["--revoke"] if args.list and args.revoke is not None else []
         extra += ["--workload"] if args.list and args.workload is not None else []
         if extra:
-            raise BadInput(f"`logweir mark {what}` goes without {extra[0]}; leave it out")
+            raise BadInput(f"`logweir mark {flag}` goes without {extra[0]}; leave it out")
     elif args.pattern is None or args.state is None:
         raise BadInput(
             "`logweir mark` needs a PATTERN and `normal` or `anomalous`; --list shows the marks, --revoke PATTERN takes one back"
@@ -61,18 +61,18 @@ def _put(args: argparse.Namespace, settings: Settings, marks: Marks, finder: Fin
         named.target, State(args.state), text=named.text, workload=workload, lasts=lasts, by=_who(), why=args.why or "",
     )  # fmt: skip
     if args.json:
-        seen = {
-            "records": named.seen.records if named.seen.records or named.seen.whole else None,
-            "complete": named.seen.whole,
+        stored = {
+            "records": named.stored.records if named.stored.records or named.stored.complete else None,
+            "complete": named.stored.complete,
             "template_id": named.template,
         }
-        before = None if replaced is None else facts(replaced)
-        print_json({"marked": facts(mark), "replaced": before, "seen": seen, "remarks": remarks})
+        before = None if replaced is None else mark_facts(replaced)
+        print_json({"marked": mark_facts(mark), "replaced": before, "seen": stored, "remarks": remarks})
         return 0
     console = out()
     _show(mark, "marked")
     if replaced is not None:
-        console.print(f"  instead of {_said(replaced)}", markup=False, soft_wrap=True)
+        console.print(f"  instead of {_mark_text(replaced)}", markup=False, soft_wrap=True)
     console.print(f"  {_how_often(named)}; it counts from the next batch on", markup=False, soft_wrap=True)
     if mark.target.kind is Kind.PATTERN and named.template:
         console.print(
@@ -93,29 +93,29 @@ def _revoke(args: argparse.Namespace, marks: Marks, finder: Finder) -> int:
     targets += [
         target for (target, _), mark in before.items() if words and " ".join(mark.text.split()) == words
     ]
-    gone = marks.revoke(targets, args.workload)
-    if not gone:
+    revoked = marks.revoke(targets, args.workload)
+    if not revoked:
         where = "" if args.workload is None else f" in {args.workload!r}"
         raise BadInput(
             f"there is no mark of {_shortly(args.revoke)}{where}; `logweir mark --list` shows what is marked"
         )
     rows = [
-        _bare(target, whose) | ({} if (mark := before.get((target, whose))) is None else facts(mark))
-        for target, whose in gone
+        _bare(target, whose) | ({} if (mark := before.get((target, whose))) is None else mark_facts(mark))
+        for target, whose in revoked
     ]
     if args.json:
         print_json({"revoked": rows})
         return 0
-    for target, whose in gone:
+    for target, whose in revoked:
         mark = before.get((target, whose))
-        said = f"marked{_whose(target, whose)}" if mark is None else _said(mark)
-        out().print(f"{target} is not marked any more; it was {said}", markup=False, soft_wrap=True)
+        text = f"marked{_whose(target, whose)}" if mark is None else _mark_text(mark)
+        out().print(f"{target} is not marked any more; it was {text}", markup=False, soft_wrap=True)
     return 0
 
 
 def _list(args: argparse.Namespace, marked: Marked) -> int:
     if args.json:
-        marks = [facts(mark) | {"expired": not mark.holds(marked.now)} for mark in marked.marks]
+        marks = [mark_facts(mark) | {"expired": not mark.holds(marked.now)} for mark in marked.marks]
         print_json({"version": marked.version, "marks": marks, "unreadable": list(marked.unreadable)})
         return 0
     for mark in marked.marks:
@@ -130,7 +130,7 @@ def _list(args: argparse.Namespace, marked: Marked) -> int:
     return 0
 
 
-def facts(mark: Mark) -> dict[str, Any]:
+def mark_facts(mark: Mark) -> dict[str, Any]:
     """A mark for programs."""
     return _bare(mark.target, mark.workload) | {
         "state": mark.state.value,
@@ -154,7 +154,7 @@ def _bare(target: Target, workload: str) -> dict[str, Any]:
 def _show(mark: Mark, word: str) -> None:
     console = out()
     # Never cut: an id is there to be copied.
-    head = " ".join(part for part in (word, str(mark.target), _said(mark)) if part)
+    head = " ".join(part for part in (word, str(mark.target), _mark_text(mark)) if part)
     console.print(head, style="bold", markup=False, soft_wrap=True)
     if mark.text:
         console.print(f"  {_shortly(mark.text)}", markup=False, soft_wrap=True)
@@ -162,7 +162,7 @@ def _show(mark: Mark, word: str) -> None:
         console.print(f"  why: {printable(mark.why)}", markup=False, soft_wrap=True)
 
 
-def _said(mark: Mark) -> str:
+def _mark_text(mark: Mark) -> str:
     until = "" if mark.until is None else f" until {_minute(mark.until)} UTC"
     by = f", by {mark.by}" if mark.by else ""
     whose = _whose(mark.target, mark.workload)
@@ -176,11 +176,13 @@ def _whose(target: Target, workload: str) -> str:
 
 
 def _how_often(named: Named) -> str:
-    seen = named.seen
-    if not seen.records:
-        return "no stored line has it yet" if seen.whole else "nobody knows how many stored lines have it"
-    count = plural(seen.records, "stored line" if named.target.of_lines else "stored finding")
-    return f"{'' if seen.whole else 'at least '}{count} {'has' if seen.records == 1 else 'have'} it"
+    stored = named.stored
+    if not stored.records:
+        return (
+            "no stored line has it yet" if stored.complete else "nobody knows how many stored lines have it"
+        )
+    count = plural(stored.records, "stored line" if named.target.of_lines else "stored finding")
+    return f"{'' if stored.complete else 'at least '}{count} {'has' if stored.records == 1 else 'have'} it"
 
 
 def _shortly(text: str) -> str:

@@ -44,7 +44,7 @@ MARKER: Final = ".logweir"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """What the user asked for, checked."""
 
     inputs: tuple[Path, ...]
@@ -56,7 +56,7 @@ class Plan:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """What came out."""
 
     out: Path
@@ -66,9 +66,9 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def plan(
+def make_plan(
     inputs: Sequence[str], baseline: Sequence[str], *, out: Path, workload: str | None, report: Path | None
-) -> Plan:
+) -> RunPlan:
     """Look at everything before anything starts. Raises BadInput."""
     if not inputs:
         raise BadInput("no log file is named; give at least one, for example: logweir run /var/log/syslog")
@@ -86,7 +86,7 @@ def plan(
         )
     if report is not None:
         _refuse_to_overwrite(report)
-    return Plan(
+    return RunPlan(
         inputs=chosen, baseline=normal, out=out.absolute(), workload=workload, report=report, notes=notes
     )
 
@@ -103,7 +103,7 @@ def _refuse_to_overwrite(report: Path) -> None:
         raise BadInput(f"--report {report} exists and is no report; choose another name")
 
 
-def run(plan: Plan, settings: Settings, show: Show) -> Outcome:
+def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     """Do it. Raises BadInput, SinkUnavailable (disk), StackFailed; KeyboardInterrupt stops cleanly."""
     began = time.monotonic()
     # What can be refused is refused before the results of an earlier run are removed.
@@ -203,7 +203,7 @@ def _clean_redis(settings: Settings) -> Iterator[None]:
         raise RedisUnavailable(f"the keys of this run could not be removed from Redis ({exc})") from exc
 
 
-def _go(plan: Plan, journey: Journey, began: float) -> Outcome:
+def _go(plan: RunPlan, journey: Journey, began: float) -> RunOutcome:
     status, learnt_lines = Status(), 0
     if plan.baseline:
         learnt_lines = journey.send(plan.baseline, Purpose.BASELINE)
@@ -234,7 +234,7 @@ def _go(plan: Plan, journey: Journey, began: float) -> Outcome:
     return _write(plan, journey, about)
 
 
-def _write(plan: Plan, journey: Journey, about: dict[str, Any]) -> Outcome:
+def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome:
     """Findings, templates, summary and report. Raises SinkUnavailable."""
     journey.show("writing", 0, 0, "findings and report")
     results, out = journey.settings.data.results, plan.out
@@ -267,7 +267,7 @@ def _write(plan: Plan, journey: Journey, about: dict[str, Any]) -> Outcome:
             f"{letter.source}:{letter.first_line} ({letter.lines} lines): {letter.reason}"
             for letter in journey.asked(lambda: journey.ledger.dead_letters.newest(limit=5))
         ]
-    return Outcome(out=out, findings=found, summary=summary, report=report, notes=notes)
+    return RunOutcome(out=out, findings=found, summary=summary, report=report, notes=notes)
 
 
 def _templates(journey: Journey) -> pl.DataFrame:

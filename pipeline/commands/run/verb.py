@@ -27,7 +27,7 @@ from rich.table import Column
 from rich.text import Text
 
 from pipeline.commands.common import display, err, out, print_json, settings_of, standard_input
-from pipeline.commands.run import plan as journey
+from pipeline.commands.run import plan as runs
 from pipeline.errors import BadInput
 from pipeline.logs import set_up
 from pipeline.report import terminal
@@ -44,9 +44,9 @@ def main(args: argparse.Namespace) -> int:
             "--baseline - is not possible; a baseline must be files, so save the lines to one first"
         )
     with _stdin_as_file(args.files) as files:
-        plan = journey.plan(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
+        plan = runs.make_plan(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
         with _Bars() as bars, _saying_that_it_stops(bars.console):
-            outcome = journey.run(plan, settings, bars.show)
+            outcome = runs.run(plan, settings, bars.show)
     if args.json:
         print_json(outcome.summary)
         return 0

@@ -36,10 +36,10 @@ def main(args: argparse.Namespace) -> int:
     settings = reached(settings)
     producer = Producer.connect(settings)
     leases = Leases(producer.ledger.client, settings)
-    with redis_explained(), leases.holding(_lease(leases, settings)) as held:
+    with redis_explained(), leases.holding(_lease(leases, settings)) as lease:
         if args.follow:
-            return _for_ever(producer, settings, held, args.backfill)
-        return _once(args, producer, settings, held)
+            return _for_ever(producer, settings, lease, args.backfill)
+        return _once(args, producer, settings, lease)
 
 
 def _lease(leases: Leases, settings: Settings) -> Lease:
@@ -57,31 +57,31 @@ def _lease(leases: Leases, settings: Settings) -> Lease:
     return answer
 
 
-def _once(args: argparse.Namespace, producer: Producer, settings: Settings, held: HeldLease) -> int:
+def _once(args: argparse.Namespace, producer: Producer, settings: Settings, lease: HeldLease) -> int:
     with err().status(f"reading {args.opensearch}"):
-        polled = _poll(producer, settings, held, args.backfill)
+        polled = _poll(producer, settings, lease, args.backfill)
     if args.json:
         print_json(asdict(polled))
         return 0
-    said = f"{plural(polled.documents, 'document')} accepted" if polled.documents else "nothing new"
-    for count, what in (
+    sentence = f"{plural(polled.documents, 'document')} accepted" if polled.documents else "nothing new"
+    for count, subject in (
         (polled.without_message, "without a message"),
         (polled.without_time, "without a time"),
     ):
-        said += f", {count:,} {what}" if count else ""
-    err().print(said, markup=False)
+        sentence += f", {count:,} {subject}" if count else ""
+    err().print(sentence, markup=False)
     return 0
 
 
-def _poll(producer: Producer, settings: Settings, held: HeldLease, backfill: bool | None) -> Polled:
+def _poll(producer: Producer, settings: Settings, lease: HeldLease, backfill: bool | None) -> Polled:
     """Everything new. Raises LeaseRefused when another poller has taken over."""
     polled = poll_once(
         settings,
         partial(_accept, producer, backfill),
         producer.ledger.intake.cursor,
-        go_on=lambda: not held.lost.is_set(),
+        go_on=lambda: not lease.lost.is_set(),
     )
-    if held.lost.is_set():
+    if lease.lost.is_set():
         raise LeaseRefused("another process polls this OpenSearch now; what it has not read yet it will read")
     return polled
 
@@ -94,13 +94,13 @@ def _accept(producer: Producer, backfill: bool | None, batch: Batch, **cursor: s
     return answer
 
 
-def _for_ever(producer: Producer, settings: Settings, held: HeldLease, backfill: bool | None) -> int:
+def _for_ever(producer: Producer, settings: Settings, lease: HeldLease, backfill: bool | None) -> int:
     console = err()
     console.print(f"polling {settings.opensearch.source}; Ctrl-C stops", markup=False, soft_wrap=True)
     trouble = ""
     while True:
         try:
-            polled = _poll(producer, settings, held, backfill)
+            polled = _poll(producer, settings, lease, backfill)
         except (SourceUnavailable, RedisUnavailable) as exc:
             if str(exc) != trouble:
                 console.print(f"waiting: {exc}", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from rich.console import Console
 
-from pipeline.commands.send.tracking import LOOK_AT_ONCE, Own
+from pipeline.commands.send.tracking import LOOK_AT_ONCE, BatchTracking
 from pipeline.errors import BadPayload, CursorMoved, RedisUnavailable
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.producer import Producer
@@ -37,7 +37,7 @@ class Sender:
         settings: Settings,
         console: Console,
         clock: Callable[[], float] = time.monotonic,
-        own: Own | None = None,
+        tracking: BatchTracking | None = None,
         *,
         backfill: bool | None = None,
         purpose: Purpose = Purpose.SCORE,
@@ -46,7 +46,7 @@ class Sender:
         self.settings = settings
         self.console = console
         self.clock = clock
-        self.own = own
+        self.tracking = tracking
         self.backfill = backfill
         self.purpose = purpose
         self.lines = self.batches = self.duplicates = 0
@@ -79,16 +79,16 @@ class Sender:
                 answer = self._accepted(sent)
                 break
             except CursorMoved as moved:
-                self._again(cursor_key, moved)
+                self._resend(cursor_key, moved)
         self.kept.add(sent)
         self.batches += 1
         self.duplicates += answer.duplicate
         self.lines += 0 if answer.duplicate else int(chunk.records["lines"].sum())
-        if self.own is not None:
-            self.own.open.append(answer.batch_id)
+        if self.tracking is not None:
+            self.tracking.open.append(answer.batch_id)
             if self.batches % LOOK_AT_ONCE == 0:  # those that have ended need not be remembered
                 with contextlib.suppress(RedisUnavailable):
-                    self.own.look()
+                    self.tracking.look()
         self.say()
 
     def _accepted(self, sent: SentChunk) -> Accepted:
@@ -133,11 +133,11 @@ class Sender:
             self.console.print(f"going on after {waited:,.0f} s", markup=False)
         self.full = None
 
-    def _again(self, cursor_key: str, moved: CursorMoved) -> None:
+    def _resend(self, cursor_key: str, moved: CursorMoved) -> None:
         """Send what was lost in the pieces it had, so that they keep their ids. Raises CursorMoved when it is not kept."""
-        while again := self.kept.since(cursor_key, moved.cursor):
+        while lost := self.kept.since(cursor_key, moved.cursor):
             try:
-                for sent in again:
+                for sent in lost:
                     self._accepted(sent)
                 return
             except CursorMoved as further:
@@ -146,7 +146,7 @@ class Sender:
 
     def begin(self, cursor_key: str) -> Cursor | None:
         """Where the ledger says that the source goes on; None for the beginning."""
-        stored = self._asked(lambda: self.producer.ledger.intake.cursor(cursor_key))
+        stored = self._ask(lambda: self.producer.ledger.intake.cursor(cursor_key))
         self.stands[cursor_key] = stored or ""
         try:
             return Cursor.unpack(stored) if stored else None
@@ -155,10 +155,10 @@ class Sender:
 
     def confirm(self, cursor_key: str) -> None:
         """See that Redis still has what it took, or send it again. Raises CursorMoved as `send` does."""
-        stored = self._asked(lambda: self.producer.ledger.intake.cursor(cursor_key)) or ""
+        stored = self._ask(lambda: self.producer.ledger.intake.cursor(cursor_key)) or ""
         self.confirmed = self.clock()
         if stored != self.stands[cursor_key]:
-            self._again(cursor_key, CursorMoved(f"{cursor_key} was read to another place", stored))
+            self._resend(cursor_key, CursorMoved(f"{cursor_key} was read to another place", stored))
 
     def confirm_at_times(self, cursor_key: str) -> None:
         """While nothing new comes nobody else would notice."""
@@ -174,7 +174,7 @@ class Sender:
                     self.confirm(cursor_key)
 
     def forget(self, cursor_key: str) -> None:
-        self._asked(lambda: self.producer.ledger.intake.forget_cursor(cursor_key))
+        self._ask(lambda: self.producer.ledger.intake.forget_cursor(cursor_key))
         del self.stands[cursor_key]
 
     def saving_the_rest(self, step: Callable[[], None], source: str, cursor_key: str) -> None:
@@ -183,7 +183,7 @@ class Sender:
         while True:
             try:
                 if lost is not None:
-                    self._again(cursor_key, lost)
+                    self._resend(cursor_key, lost)
                 return step()
             except CursorMoved as moved:
                 first = self.kept.restart(cursor_key, moved.cursor)
@@ -201,7 +201,7 @@ class Sender:
             soft_wrap=True,
         )
 
-    def _asked(self, question: Callable[[], T]) -> T:
+    def _ask(self, question: Callable[[], T]) -> T:
         while True:
             try:
                 return question()
@@ -211,32 +211,32 @@ class Sender:
     def say(self, *, final: bool = False) -> None:
         """How much was sent, every few seconds and at the end."""
         now = self.clock()
-        told = (self.lines, self.duplicates)
-        if not final and (now - self.said < SAY_EVERY_S or told == self.told):
+        reported = (self.lines, self.duplicates)
+        if not final and (now - self.said < SAY_EVERY_S or reported == self.told):
             return
-        self.said, self.told = now, told
+        self.said, self.told = now, reported
         rate = self.lines / max(0.001, now - self.began)
-        again = f", {self.duplicates} batches were there already" if self.duplicates else ""
-        self.console.print(f"{self.lines:,} lines accepted ({rate:,.0f} lines/s){again}", markup=False)
+        lost = f", {self.duplicates} batches were there already" if self.duplicates else ""
+        self.console.print(f"{self.lines:,} lines accepted ({rate:,.0f} lines/s){lost}", markup=False)
 
-    def wait_stored(self, own: Own) -> None:
+    def wait_stored(self, tracking: BatchTracking) -> None:
         """Until every batch of this command has ended; one that waits for a model is stored, too."""
         while True:
             try:
                 self.confirm_all()
-                if own.look():
+                if tracking.look():
                     break
             except RedisUnavailable as exc:
                 self._wait(f"waiting: {exc}", REDIS_RETRY_S)
                 continue
             self._wait(
-                f"{plural(len(own.open), 'batch')} {'is' if len(own.open) == 1 else 'are'} not stored yet",
+                f"{plural(len(tracking.open), 'batch')} {'is' if len(tracking.open) == 1 else 'are'} not stored yet",
                 WAIT_S,
             )
-        said = own.trouble()
+        sentence = tracking.unstored()
         if not self.batches:
-            said = "this command sent nothing new, so there is nothing to wait for"
-        self.console.print(said or "everything accepted is stored", markup=False, soft_wrap=True)
+            sentence = "this command sent nothing new, so there is nothing to wait for"
+        self.console.print(sentence or "everything accepted is stored", markup=False, soft_wrap=True)
 
     def _wait(self, why: str, seconds: float) -> None:
         if self.clock() - self.said >= SAY_EVERY_S:

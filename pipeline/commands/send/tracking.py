@@ -22,7 +22,7 @@ class _Entry:
     lines: int
 
 
-class Own:
+class BatchTracking:
     """The batches of this command that are not known to have ended, and what became of the others."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -37,11 +37,13 @@ class Own:
         while at < len(self.open):
             part = self.open[at : at + LOOK_AT_ONCE]
             found = self._entries(part)
-            left = [
-                i for batch_id, entry in zip(part, found, strict=True) for i in self._left(batch_id, entry)
+            remaining = [
+                i
+                for batch_id, entry in zip(part, found, strict=True)
+                for i in self._successors(batch_id, entry)
             ]
-            self.open[at : at + len(part)] = left
-            at += len(left)
+            self.open[at : at + len(part)] = remaining
+            at += len(remaining)
         return not self.open
 
     def _entries(self, batch_ids: Sequence[str]) -> list[_Entry]:
@@ -56,7 +58,7 @@ class Own:
             for state, kind, discarded, lines in found
         ]
 
-    def _left(self, batch_id: str, entry: _Entry) -> list[str]:
+    def _successors(self, batch_id: str, entry: _Entry) -> list[str]:
         """What there is to wait for instead of this batch."""
         match entry.state:
             case "split":
@@ -73,7 +75,7 @@ class Own:
                 return [batch_id]
         return []
 
-    def trouble(self) -> str:
+    def unstored(self) -> str:
         """What was not stored, in a sentence; "" when everything was."""
         parts = []
         if self.dead:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.commands.common import err, print_json, reached, settings_of, standard_input
 from pipeline.commands.send.sender import Sender
-from pipeline.commands.send.tracking import Own
+from pipeline.commands.send.tracking import BatchTracking
 from pipeline.errors import BadInput, CursorMoved
 from pipeline.logs import set_up
 from pipeline.producer import Producer, workload_of_file
@@ -44,8 +44,8 @@ def main(args: argparse.Namespace) -> int:
         for note in filter(None, map(files.check_file, files.expand(args.files))):
             console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     producer = Producer.connect(reached(settings))
-    own = Own(producer.ledger) if args.wait else None
-    sender = Sender(producer, settings, console, own=own, backfill=args.backfill, purpose=purpose)
+    tracking = BatchTracking(producer.ledger) if args.wait else None
+    sender = Sender(producer, settings, console, tracking=tracking, backfill=args.backfill, purpose=purpose)
     try:
         if args.files == ["-"]:
             _standard_input(sender, args.workload)
@@ -57,12 +57,12 @@ def main(args: argparse.Namespace) -> int:
     finally:
         sender.say(final=True)
     facts = {"lines": sender.lines, "batches": sender.batches, "duplicates": sender.duplicates}
-    if own is not None:
-        sender.wait_stored(own)
-        facts["dead_lines"] = own.dead
+    if tracking is not None:
+        sender.wait_stored(tracking)
+        facts["dead_lines"] = tracking.dead
     if args.json:
         print_json(facts)
-    return 1 if sender.gone or (own is not None and own.trouble()) else 0
+    return 1 if sender.gone or (tracking is not None and tracking.unstored()) else 0
 
 
 def _refuse_unfollowable(path: Path) -> None:
@@ -95,7 +95,7 @@ def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None
     stored = sender.begin(cursor_key)
     with path.open("rb") as file:
         place = files.resume_at(path, file, stored)
-    key = digest("file", str(path.absolute()), place.identity, workload, *_apart(sender))
+    key = digest("file", str(path.absolute()), place.identity, workload, *_purpose_key(sender))
     start, before = place.offset, sender.batches
     for chunk in files.read_file(
         path,
@@ -115,10 +115,10 @@ def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None
 
 def _cursor_key(sender: Sender, path: Path, workload: str) -> str:
     """One for sending and following: a follower goes on where a sender stopped."""
-    return digest("cursor", str(path.absolute()), workload, *_apart(sender))
+    return digest("cursor", str(path.absolute()), workload, *_purpose_key(sender))
 
 
-def _apart(sender: Sender) -> tuple[str, ...]:
+def _purpose_key(sender: Sender) -> tuple[str, ...]:
     """A file may be sent as baseline and to be judged: each has batch ids and a cursor of its own."""
     return () if sender.purpose is Purpose.SCORE else (sender.purpose.value,)
 
@@ -166,7 +166,7 @@ def _follow_from(sender: Sender, path: Path, workload: str, cursor_key: str) -> 
     for chunk in _chunks(sender, path, cursor_key, start):
         if place[0] != chunk.cursor.identity and place[1] and chunk.records["line"].min() == 1:
             place = ("", 0)  # rotated or truncated: a file of its own, from its beginning
-        key = digest("file", str(path.absolute()), chunk.cursor.identity, workload, *_apart(sender))
+        key = digest("file", str(path.absolute()), chunk.cursor.identity, workload, *_purpose_key(sender))
         sender.send(
             chunk,
             start=place[1],
