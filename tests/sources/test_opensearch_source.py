@@ -276,7 +276,7 @@ def test_a_poller_reads_again_what_redis_lost(logs: Settings, server: OpenSearch
         mine = own.settings.replace(
             opensearch_url=logs.opensearch.url, opensearch_source=logs.opensearch.source
         )
-        ledger = Ledger(redis.Redis.from_url(str(mine.redis_url)), mine)
+        ledger = Ledger(redis.Redis.from_url(str(mine.redis.url)), mine)
         poller = Poller(opensearch_client(mine), mine, clock=lambda: NOW)
         before, accepted = own.now(), 0
 
