@@ -55,8 +55,7 @@ _MASK: Final = r"<[A-Z0-9_]+>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """The result of `advance`. Shares are 0..1; `novelty` and `unknown` are rises (now - then), never below
-    0.
+    """The result of `advance`. Shares are 0..1; `novelty` and `unknown` are rises (now - then) of at least 0.
 
     While not `ready` (the reference or the window is not full yet) the three figures are 0. A rise that
     chance alone explains is 0 too.

@@ -149,8 +149,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _part(part: str) -> str:
-    """One part as an expression. Text between two stars matches at its first place, atomically, as in
-    `fnmatch`.
+    """One part as an expression. Text between two stars matches at its first place, as in `fnmatch`.
 
     Backtracking over all places would take years for a pattern such as *a*a*a*a*b.
     """

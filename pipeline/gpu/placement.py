@@ -1,5 +1,4 @@
-"""Loads models on leased devices: at most once in the whole pool, best fit, least recently used idle ones
-unloaded first.
+"""Loads models on leased devices, at most once in the pool: best fit, least recently used idle ones go first.
 
 gpu/placing.py decides. A lease gives a process memory on devices, and a Placement fills it. One entry per
 model and device in Redis makes loading single-flight. While a copy is ready in any process, `ensure` answers
@@ -113,8 +112,7 @@ class Placement:
 
     @contextmanager
     def request(self, tenant: str, model: Model) -> Iterator[Loaded]:
-        """Around one request of a tenant to a model that is ready in this process; the model stays loaded
-        meanwhile.
+        """Around one request of a tenant to a model that is ready in this process and stays loaded meanwhile.
 
         Raises BadInput for another tenant's model, ModelUnavailable when it is not ready here; a copy that is
         ready in another process is named.

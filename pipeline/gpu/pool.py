@@ -150,8 +150,7 @@ class Pool:
 
     @contextmanager
     def holding(self, lease: PoolLease, *, clean: bool = True) -> Iterator[LeaseInUse]:
-        """Renew in the background while the body works; give back at the end unless the lease was lost
-        (renewal.py).
+        """Renew in the background while the body works; give back at the end unless the lease was lost.
 
         `clean`: the holder is off the device when the body ends; `dirty()` corrects that later. Raises
         LeaseRefused when the lease has ended already, RedisUnavailable.

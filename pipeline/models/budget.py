@@ -1,5 +1,4 @@
-"""The alert budget: how often new normal templates come, and the chance of a false alarm that the budget
-allows.
+"""The alert budget: how often new normal templates come, and the chance of a false alarm that it allows.
 
 A detector judges every template that it has not learnt. In a log that grows by 1,000 normal templates a day,
 a threshold at 5 % raises fifty false alarms a day. People set the budget; the training data tells the growth.

@@ -201,9 +201,7 @@ def load_manifest(bundle: Path) -> Manifest:
 
 
 def optional(bundle: Path, name: str) -> bytes | None:
-    """The bytes of an optional file of a bundle that `load_manifest` has verified; None where the file is
-    absent.
-    """
+    """The bytes of an optional file of a bundle that `load_manifest` has verified; None without one."""
     path = bundle / name
     if not path.exists():
         return None
@@ -212,8 +210,7 @@ def optional(bundle: Path, name: str) -> bytes | None:
 
 
 def weights_header(file: IO[bytes], size: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the arrays in a safetensors file of `size` bytes, before memory is allocated for
-    them.
+    """Names and shapes of the arrays in a safetensors file of `size` bytes, before memory is allocated.
 
     Raises BadBundle unless the arrays are contiguous and fill the file to its end.
     """

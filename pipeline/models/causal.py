@@ -29,8 +29,7 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.lexicon import Bools, EncodedLines, Ints, rectangles
 from pipeline.models.tokenizer import CLS_ID, PAD_ID
 
-# Weight of (log Z)^2 in the loss; 0.03 and 0.1 cost nothing measurable, and at 0.1 the logits are nearer to
-# NLL.
+# Weight of (log Z)^2 in the loss; 0.03 and 0.1 cost nothing, and at 0.1 the logits are nearer to NLL.
 _LOG_Z_WEIGHT: Final = 0.1
 _INIT_STD: Final = 0.05  # near 1/sqrt(width)
 # Ids per forward: bounds memory for any number of lines. Larger batches fall out of a core's cache.
@@ -45,9 +44,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class CausalNetwork(nn.Module):
-    """(B, T) ids, each row beginning with [CLS] -> (B, T, D). Padding stands on the right and is never
-    attended to.
-    """
+    """(B, T) ids, rows beginning with [CLS] -> (B, T, D). Padding on the right is never attended to."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -168,9 +165,7 @@ def piece_surprisals(network: CausalNetwork, lines: EncodedLines, device: torch.
 def _batch_surprisals(
     network: CausalNetwork, ids: Ints, start: Ints, scored: Bools, packing: Iterable[tuple[Ints, Bools]]
 ) -> Floats:
-    """(N,) nats of the pieces `ids` (N,) of lines that begin at `start` (L + 1,), packed as `rectangles`
-    says.
-    """
+    """(N,) nats of the pieces `ids` (N,) of lines that begin at `start` (L + 1,), packed by `rectangles`."""
     column = np.arange(len(ids)) - np.repeat(start[:-1], np.diff(start))
     pairs, pair = np.unique(column << 32 | ids, return_inverse=True)
     # The input of a place is the piece before its target; [CLS] stands before the first one.

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from pipeline.models.tokenizer import LineTokenizer, head_and_tail
 
-# Cached words and pieces: about 30 MiB. Past that the cache is cleared; an LRU order would cost more than it
-# saves.
+# Cached words and pieces: about 30 MiB. Past that the cache is cleared; an LRU costs more than it saves.
 _WORDS_MOST: Final = 100_000
 _PIECES_MOST: Final = 1_000_000
 # Padding is at most one part in so many of a rectangle. Less padding makes more rectangles, and each costs a
@@ -58,8 +57,7 @@ class EncodedLines:
 
 
 def rectangles(start: Ints, room: int) -> Iterator[tuple[Ints, Bools]]:
-    """Packs lines of similar length: the places of their pieces, and which of these are no padding, both (B,
-    T).
+    """Packs lines of similar length: the places of their pieces, and which are no padding, both (B, T).
 
     `start` (L + 1,): where each line begins. About `room` places each; empty lines are in none.
     """

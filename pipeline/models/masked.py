@@ -60,9 +60,7 @@ def readings(
     *,
     says: Callable[[str], bool],
 ) -> Iterator[tuple[float, int, list[str]]]:
-    """Per line: mean NLL of its worst tokens in nats, number of scored tokens, words near the worst, worst
-    first.
-    """
+    """Per line: mean NLL of its worst tokens in nats, number of scored tokens, words near the worst."""
     encoded = tokenizer.encode(lines)
     for line, values in zip(
         encoded, token_surprisals(network, encoded, groups=config.groups, device=device), strict=True

@@ -17,8 +17,7 @@ from msgspec import Meta
 
 TAIL_LEAST: Final = 200  # Values; a tenth of fewer says nothing about the shape of a tail.
 _TAIL_SHARE: Final = 0.1  # The largest of them are the tail.
-# Below 0 the tail ends, and from twenty excesses that end is often too near. Above 0.5 the variance is
-# infinite.
+# Below 0 the tail ends, from twenty excesses often too near. Above 0.5 the variance is infinite.
 _SHAPE_MOST: Final = 0.5
 
 

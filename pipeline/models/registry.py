@@ -35,11 +35,9 @@ from pipeline.settings import Settings
 VERSION: Final = re.compile(r"m(\d{6,})-[0-9a-f]{8}")
 # Versions of a model that retention spares, so that one can roll back.
 HISTORY_KEPT: Final = 3
-# Versions on disk besides those in use: a week of daily trainings and some; keep_models_mib bounds large
-# ones.
+# Versions on disk besides those in use: a week of daily trainings; keep_models_mib bounds large ones.
 KEEP: Final = 10
-# Serving reports a fault every few seconds while it lasts (models/serving.py); after this silence it counts
-# as mended.
+# Serving reports a fault every few seconds while it lasts; after this silence it counts as mended.
 FAULT_TTL_S: Final = 20
 
 
@@ -147,9 +145,7 @@ class Registry:
         return sorted(names, key=lambda name: (_token(name), name))
 
     def newest_token(self) -> int:
-        """The highest fencing token that ever published to disk: leases start above it, even on an empty
-        Redis.
-        """
+        """The highest fencing token ever published to disk: leases start above it, even on an empty Redis."""
         return max((_token(v) for v in self.versions()), default=0)
 
     def name(self, token: int, content: str) -> str:
@@ -276,9 +272,7 @@ class Registry:
         return path.with_name(f"{path.name}.json")
 
     def report_fault(self, version: str, reason: str) -> None:
-        """Reports that this process cannot read a version. Repeat it while it is so: a fault counts
-        FAULT_TTL_S.
-        """
+        """Reports that this process cannot read a version. Repeated while it lasts: it counts FAULT_TTL_S."""
         with answering():
             seconds, _ = self.client.time()
             entry = json.dumps({"reason": reason[:500], "at_s": int(seconds)})

@@ -20,9 +20,7 @@ RETRY_S: Final = 5.0  # until an unreadable version is tried again
 
 
 class Serving:
-    """One per process; threads share it. `prepare(version)` reads the parts that this process needs; raises
-    BadBundle.
-    """
+    """One per process; threads share it. `prepare(version)` reads the parts needed here; raises BadBundle."""
 
     def __init__(self, registry: Registry, prepare: Callable[[str], object]) -> None:
         self.registry = registry

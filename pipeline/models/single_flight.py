@@ -26,13 +26,11 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 NEAR_LIMIT: Final = 20_000  # lines in a process: 20 MiB
-# Lines in each of two halves. A line of 2 KiB takes 2.3 KiB there, an ordinary one 0.2: 48 MiB at most, 4 as
-# a rule.
+# Lines in each half. A line of 2 KiB takes 2.3 KiB, an ordinary one 0.2: 48 MiB at most, 4 as a rule.
 HALF_LIMIT: Final = 10_000
 BLOB_LIMIT: Final = 2_048  # longer evidence is not shared: with 25 words of 64 characters it has 1.7 KiB
 TTL_S: Final = 60  # from the last write
-# A claim. A full pass takes 0.1 s where a process has a core for itself, and some seconds where ten share
-# one.
+# A claim. A full pass takes 0.1 s where a process has a core, and some seconds where ten share one.
 CLAIM_MS: Final = 10_000
 WAIT_S: Final = 2.0  # for a claimed line; a peer that died costs this once
 POLL_S: Final = 0.02

@@ -1,5 +1,4 @@
-"""The verdict for one masked line: a pure function of evidence, calibration and the training's knowledge of
-the line.
+"""The verdict for one masked line: a pure function of evidence, calibration and the training's knowledge.
 
 The score is a logistic of a few added terms; a line is anomalous exactly when its score is at least 0.5. More
 evidence never lowers the score. For all data: a new calm template is flagged exactly above the threshold, and
@@ -113,9 +112,7 @@ def conclude(
 
 
 def _variation_word(evidence: Evidence) -> float:
-    """The logit of an error word in a variation of a known template: 0 for a word that the model expects
-    there.
-    """
+    """The logit of an error word in a variation of a known template: 0 for a word expected there."""
     if evidence.severity is None:
         return 0.0
     head = evidence.severity.split()[-1]

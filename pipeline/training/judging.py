@@ -164,8 +164,7 @@ class _Answers:
 
 
 def _shown(held_out: HeldOut, recent: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """The lines that both models are asked about, and the calm lines that injected anomalies are ranked
-    against.
+    """The lines that both models are asked about, and the calm lines that rank injected anomalies.
 
     Columns: `part` ("normal": held out, "recent": calm lines of the stream, "injected"), masked, pattern_id,
     template_id, `whole` (the whole template is held out), `late` (held out by time), `weight`, `error_word`.

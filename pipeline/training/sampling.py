@@ -65,8 +65,7 @@ class TrainingSample:
 
 
 class Sampler:
-    """Adds up pages of records. Holds at most 2 x `limit` patterns after each page, a masked line at most 1
-    KiB each.
+    """Adds up pages of records. Holds at most 2 x `limit` patterns of 1 KiB at most after each page.
 
     Past that, `limit` patterns stay. One half are the most frequent ones, so that no pattern with more than
     2/limit of the records read so far is dropped. The other half is drawn without replacement by the square
@@ -244,8 +243,7 @@ _ADDED: Final = (
 
 
 class _Distinct:
-    """Estimates the number of distinct pattern ids from the smallest ones (k minimum values, Bar-Yossef
-    2002).
+    """Estimates the number of distinct pattern ids from the k smallest ones (Bar-Yossef 2002).
 
     Pattern ids are hashes, so that they spread evenly over 64 bits.
     """

@@ -156,8 +156,7 @@ class Training:
     session_models: Mapping[str, SessionModel] = field(default_factory=dict)  # by workload
 
     def run(self) -> Iterator[Status]:
-        """Reads, fits, judges, publishes; yields each status to report. The last one is COMPLETED, with the
-        version.
+        """Reads, fits, judges, publishes; yields each status to report, at last COMPLETED with the version.
 
         Raises TrainingFailed (no or too few lines), StaleToken (the lease was lost: nothing was published),
         SourceUnavailable (the store does not answer).
@@ -302,9 +301,7 @@ class Training:
         )
 
     def _examinee(self, live: Live | None) -> judging.Examinee | None:
-        """The live model; None where it cannot be read, because a damaged version must not block its
-        successor.
-        """
+        """The live model; None where it cannot be read: a damaged version must not block its successor."""
         if live is None:
             return None
         try:

@@ -1,5 +1,4 @@
-"""Observations: the watcher's view of a stored batch, a few kilobytes of Arrow beside the batch's megabyte of
-lines.
+"""Observations: the watcher's view of a stored batch, a few kilobytes of Arrow beside megabytes of lines.
 
 An observation counts templates per minute, lists the events of sessions, and the anomalous templates. It
 comes from rows that the step computes anyway. The script that makes the batch `done` also stores the
@@ -58,9 +57,7 @@ _SCHEMAS: Final = {"rates": RATES_SCHEMA, "events": EVENTS_SCHEMA, "anomalies": 
 
 
 class Lane(StrEnum):
-    """Batches of one lane are stored in about the order of their acceptance; those of different lanes are
-    not.
-    """
+    """Batches of one lane are stored about in the order of their acceptance; those of several are not."""
 
     FRESH = "fresh"
     BACKFILL = "backfill"

@@ -1,6 +1,4 @@
-"""A round's work on rates: counts lines per minute, and looks at the rates of workloads whose minutes are
-complete.
-"""
+"""A round's work on rates: counts lines per minute, and looks at workloads whose minutes are complete."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,9 +23,7 @@ FORGET_MS: Final = 30 * 86_400_000  # after so long without a line a workload is
 
 @dataclass(slots=True, kw_only=True)
 class RateRound:
-    """The work of one round on rates, of `budget_s` at most. `end`: nothing more will come, so every minute
-    is complete.
-    """
+    """The work of one round on rates, of `budget_s` at most. `end`: nothing more comes, every minute is complete."""
 
     state: WatcherState
     view: View

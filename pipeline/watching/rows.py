@@ -1,5 +1,4 @@
-"""The watcher's findings as rows of RESULT_SCHEMA, so that stores, findings and reports treat them as they
-treat lines.
+"""The watcher's findings as rows of RESULT_SCHEMA: stores, findings and reports treat them as lines.
 
 A row belongs to no line: `lines` is 0, so line counts stay true, and `source` begins with records.OURS. Its
 template id is negative and derives from workload and cause, so equal faults are one finding. Its record id

@@ -82,9 +82,7 @@ class WatcherState:
         self.scripts = Scripts(client)
 
     def snapshot(self, limit: int, most_events: int) -> View:
-        """The state, with the oldest `limit` observations; fewer if they have more session events, but at
-        least one.
-        """
+        """The state, with the oldest `limit` observations; fewer if these have more events, at least one."""
         k = self.keys
         # Batches in flight are read first: a batch that is stored meanwhile is at worst in both.
         with answering():

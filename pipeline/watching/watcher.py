@@ -47,9 +47,7 @@ class RoundSummary:
 
 
 class Watcher:
-    """One per process. Raises RedisUnavailable, SinkUnavailable, ModelUnavailable; a round that raises
-    changes nothing.
-    """
+    """One per process. Raises RedisUnavailable, SinkUnavailable, ModelUnavailable, with nothing changed."""
 
     def __init__(
         self,

@@ -6,7 +6,8 @@ from typing import Any, Final
 EXAMPLES: Final = """examples:
   logweir gpu top                                          who has the GPUs, and what really happens there
   logweir gpu run --memory 4GiB --compute 25 -- python train.py
-  logweir gpu run --exclusive --for 2h -- ./fit.sh         one device alone: a GPU or a MIG slice that fits
+  logweir gpu run --exclusive --for 2h -- ./fit.sh         a device alone: a GPU, or a MIG slice where \
+one fits
   env=$(logweir gpu request --memory 4GiB --shell) && eval "$env" && ./anything
                                                            for a program that is started some other way
   logweir gpu release "$GPU_LEASE" --token "$GPU_LEASE_TOKEN"

@@ -20,8 +20,7 @@ from pipeline.logs import logger
 POLL_S: Final = 1.0
 OLD_S: Final = 5.0  # An older snapshot says nothing about now.
 JOIN_S: Final = 1.0  # A snapshot that hangs in a dead connection can change nothing.
-# A shell script may start thousands of short processes; beyond this, only processes on the devices are
-# registered.
+# A shell script may start thousands of short processes; beyond this, only those on devices are registered.
 NOTED: Final = 256
 
 

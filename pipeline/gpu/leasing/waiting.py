@@ -31,8 +31,7 @@ class Waiting:
     def ask(
         self, request: PoolRequest, *, timeout_s: float | None, go_on: Callable[[], None] | None
     ) -> PoolLease:
-        """The lease, once granted. `timeout_s`: 0 asks once, None waits for ever; `go_on` may raise to stop
-        waiting.
+        """The lease, once granted. `timeout_s`: 0 asks once, None waits for ever; `go_on` may raise to stop.
 
         Raises LeaseRefused when it is not granted in time, RedisUnavailable when Redis was away at the end.
         """

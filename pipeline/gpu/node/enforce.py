@@ -94,15 +94,13 @@ def lease_environment(
         sizes = [part.memory_mib - settings.internal.gpu_context_mib for part, _ in pairs]
         env |= mps_limits.limits(mps, memory_mib=sizes, compute_percent=compute)
     elif allocator and not exclusive:
-        # Not under MPS: a process there may see its limit as the size of the device, and take the fraction of
-        # that.
+        # Not under MPS: there a process may see its limit as the device's size, and take the fraction of that.
         env |= _alloc_conf(base or {}, limit)
     return env
 
 
 def here(lease: PoolLease, devices: Sequence[Device], *, node: str = "") -> list[tuple[LeasePart, Device]]:
-    """The parts of a lease that a program on `node` can use, with their devices, in the order that it sees
-    them.
+    """The parts of a lease that a program on `node` can use, with their devices, in the program's order.
 
     Raises BadInput for an unknown device, for no device at all, and for a MIG slice among several devices:
     CUDA shows a process only the first slice.

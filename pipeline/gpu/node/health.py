@@ -123,8 +123,7 @@ def event_fault(uuid: str, events: Iterable[DriverEvent], gpus: Iterable[str]) -
 
 
 def reading_fault(reading: Reading, ecc_before: int) -> str:
-    """The fault that a reading shows, or "". `ecc_before`: errors counted at the last reading, 0 the first
-    time.
+    """The fault that a reading shows, or "". `ecc_before`: errors at the last reading, 0 the first time.
 
     So errors from before the agent count as new: their time is unknown.
     """

@@ -95,8 +95,7 @@ def fresh(snapshot: Snapshot) -> list[Device]:
 
 
 class Watchdog:
-    """Watches one lease. `leased`: MiB by uuid; `pids`: its processes now; `reading`: the agents' last
-    reports.
+    """Watches one lease. `leased`: MiB by uuid; `pids`: its processes; `reading`: the agents' last reports.
 
     `lambda: fresh(pool.snapshot())` fits as `reading`: only the agents ask the driver.
     """

@@ -1,5 +1,4 @@
-"""Admission check: a need that can never be granted is refused when it is asked for, not after a day of
-waiting.
+"""Admission check: a need that can never be granted is refused at once, not after a day of waiting.
 
 A device that is broken or held by others may come back, so only sizes, places and rules are reasons here.
 """

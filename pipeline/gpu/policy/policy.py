@@ -1,5 +1,4 @@
-"""The scheduling policy as a pure function: a snapshot gives grants, the one reservation and requests to
-yield.
+"""The scheduling policy, a pure function: a snapshot gives grants, the one reservation, requests to yield.
 
 Needs come by priority, then fair share (fairness.py), then age. A gang gets all of its devices or none. The
 first need that does not fit reserves concrete devices (reservation.py); later ones are backfilled if they do
@@ -307,8 +306,7 @@ def _preempt_and_reserve(draft: Draft, request: PoolRequest, candidate: Candidat
 def _incumbent(
     draft: Draft, request: PoolRequest, candidate: Candidate, queues: Queues
 ) -> tuple[PoolRequest, Candidate] | None:
-    """A waiting need of a tenant that holds these devices, if without them that tenant would come before this
-    one.
+    """A waiting need of a tenant that holds these devices and would come before this one without them.
 
     A tenant that holds a device has the larger share of the two, whatever their weights and their past.
     Without this rule two tenants with whole needs would take turns on one device.

@@ -1,5 +1,4 @@
-"""The live state of incidents: groups causes that begin together, keeps incidents while they go on,
-recognises them later.
+"""The live state of incidents: groups causes that begin together, keeps incidents, recognises them later.
 
 An event says that one cause of one workload (a template, a rule of a session, a rate) was seen: when, how
 often, how bad. Three rules make incidents of events. All read event time, so late or repeated events change
@@ -279,9 +278,7 @@ class _Settled:
         return replace(incident, seen_before=None if best is None else best.id, seen=len(similar))
 
     def shrink(self, limit: int, room: int, is_open: Callable[[Incident], bool]) -> None:
-        """Forget incidents until at most `limit` remain and take at most `room` bytes: closed ones first, by
-        their end.
-        """
+        """Forget incidents down to `limit`, and `room` bytes in all: closed ones first, by their end."""
         sizes = {name: values.weight(incident) for name, incident in self.incidents.items()}
         size = sum(sizes.values())
         if len(sizes) <= limit and size <= room:

@@ -232,9 +232,7 @@ def _cause_weight(cause: Cause) -> int:
 
 
 def _bursts(spans: tuple[tuple[datetime, datetime], ...]) -> tuple[tuple[datetime, datetime], ...]:
-    """Merges spans with gaps of at most GAP, and cuts them BURST_SPAN after the first. Raises ValueError for
-    none.
-    """
+    """Merges spans with gaps of at most GAP, cut BURST_SPAN after the first. Raises ValueError for none."""
     end = min(first for first, _ in spans) + BURST_SPAN
     out: list[tuple[datetime, datetime]] = []
     for first, last in sorted((first, min(last, end)) for first, last in spans if first <= end):

@@ -27,8 +27,7 @@ ENDS_PART: Final = (
     10  # a stream at least so many session gaps long has at most a tenth of itself near its end
 )
 MOST_COUNTS: Final = 2_000  # pairs of minute and template that may gather; the detector takes 4,096 at once
-# Pairs of one workload beyond which nothing is read until its detector has taken some. One batch may bring
-# twice that.
+# Pairs of a workload past which nothing is read until its detector takes some. A batch may bring twice that.
 MOST_WAITING: Final = 2 * MOST_COUNTS
 MOST_AHEAD: Final = 32  # batches that wait for their predecessors; beyond, the newest two become one
 
@@ -164,8 +163,7 @@ class MinuteCounts:
         return _CODEC.unpack(blob)
 
 
-# A newer version is as unreadable as a damaged one: the watcher starts anew instead of waiting for a newer
-# worker.
+# A newer version is as unreadable as a damaged one: the watcher starts anew and waits for no newer worker.
 _CODEC: Final = Codec(MinuteCounts, version=1, what="the minute counts of a workload", newer=BadPayload)
 
 

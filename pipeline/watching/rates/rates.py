@@ -83,8 +83,7 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
     detector: PackedDetector
 
 
-# A newer version is as unreadable as a damaged one: the watcher starts anew instead of waiting for a newer
-# worker.
+# A newer version is as unreadable as a damaged one: the watcher starts anew and waits for no newer worker.
 _CODEC: Final = Codec(_Packed, version=VERSION, what="a state of rates", newer=BadPayload)
 
 

@@ -17,8 +17,7 @@ KINDS: Final = ("no", "24", "168")  # Seasonality kinds by number: slots that th
 _DAYS: Final = (2.0, 14.0)  # Of history for 24 slots, and for 168.
 _PSEUDO: Final = 20.0  # Lines' worth of the overall mean in each slot, times the dispersion.
 _SLOT_CAP: Final = 360.0  # Minutes of a slot, six weeks of it; then its sums halve.
-# Relative variance of a level by seasonality kind: 25 % without a season, 20 % with hours, 14 % with
-# weekdays.
+# Relative variance of a level by seasonality kind: 25 % without, 20 % with hours, 14 % with weekdays.
 _UNSURE: Final = np.array((0.0625, 0.04, 0.02))
 
 

@@ -66,8 +66,7 @@ class PeaksOverThreshold:
         """
         days = min(minutes, _HISTORY) / 1440
         allowed = max(1, int(per_day * days))
-        # An alarm within the budget does not make the next one harder; beyond, alarms are noise to be shut
-        # out.
+        # An alarm within the budget does not make the next one harder; beyond, alarms are noise to shut out.
         beyond = self.scores[-1 - allowed][0] if allowed < len(self.scores) else -math.inf
         if per_day * days >= 1:
             return beyond

@@ -1,5 +1,4 @@
-"""Count vectors: the distance between the event counts of a session and those of the nearest training
-session.
+"""Count vectors: the distance between a session's event counts and those of the nearest training session.
 
 The distance of two count vectors is the sum over events of weight x |log2(1 + n) - log2(1 + m)|. Divided by
 the mean number of events of the two vectors, it is the session's score. It differs from the plain distance of
@@ -159,9 +158,7 @@ class VectorVocabulary:
     def differences(
         self, vectors: CountVectors, row: int, reference: int
     ) -> list[tuple[int, int, int, float]]:
-        """(event, count in a row, count in a known vector, weighted difference) where they differ, heaviest
-        first.
-        """
+        """(event, count in a row, count in a known vector, weighted difference), heaviest first."""
         counts, expected = _row(vectors, row), _row(self.vectors, reference)
         events = sorted(set(counts) | set(expected))
         weights = self.weigh(np.array(events, dtype=np.int64)).tolist()
@@ -182,8 +179,7 @@ class VectorVocabulary:
 
 
 def leave_out_mask(vector: Ints, session: Ints, vectors: int) -> LeaveOutMask:
-    """mask[i, j]: every session with vector j has vector i too, so that leaving out the sessions of i leaves
-    out j.
+    """mask[i, j]: every session with vector j has vector i too, so leaving out those of i leaves out j.
 
     The pairs say that `session[k]` has `vector[k]`; a negative vector is none of these.
     """
@@ -283,9 +279,7 @@ def _all_nearest(vectors: CountVectors, weights: Floats, mask: LeaveOutMask) -> 
 
 
 def _differences(vectors: CountVectors, rows: Ints, others: Ints, events: Ints) -> Floats:
-    """|difference| of logarithmic counts per event, summed over rows; equally near others share their row's
-    weight.
-    """
+    """Sum over rows of |difference| of logarithmic counts per event; equally near others share the weight."""
     places = np.searchsorted(events, vectors.event)
     dense = np.zeros((vectors.rows, len(events)))
     dense[vectors.row, places] = np.log2(1.0 + vectors.n)

@@ -86,8 +86,7 @@ def user_patterns(patterns: Sequence[str]) -> tuple[KeyPattern, ...]:
 
 
 def extract(frame: pl.DataFrame, patterns: Sequence[KeyPattern] = ()) -> pl.Series:
-    """The session key of each record (String, "session"), null without one; `patterns` of the user come
-    first.
+    """The session key of each record (String, "session") or null; `patterns` of the user come first.
 
     `frame` has `raw`, `message`, or both: only `raw` has the header.
     """

@@ -29,9 +29,7 @@ class TailWire(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmpiricalTail:
-    """Positive scores of left-out sessions, ascending, with the number of sessions at each; `total` counts
-    all sessions.
-    """
+    """Positive left-out scores, ascending, and the sessions at each; `total` counts all sessions."""
 
     values: Floats
     sessions: Ints
@@ -53,9 +51,7 @@ class EmpiricalTail:
         return np.where(scores > 0, p, 1.0)
 
     def limit(self, level: float) -> float:
-        """The highest score whose p-value is above `level`; infinite if there are too few sessions for this
-        level.
-        """
+        """The highest score whose p-value is above `level`; infinite if there are too few sessions for it."""
         if self.chance / (self.total + 1.0) > level:
             return np.inf
         normal = self.values[self.p_values(self.values) > level]
@@ -77,18 +73,14 @@ class EmpiricalTail:
 
 
 class ExponentialTail(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A tail where too few left-out sessions score to count them: the chance of a positive score, and their
-    mean.
-    """
+    """A tail where too few left-out sessions score: the chance of a positive score, and their mean."""
 
     chance: Annotated[float, msgspec.Meta(gt=0, le=1)]
     mean: Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 
     @classmethod
     def of(cls, scores: Floats, sessions: int, *, total: int, prior: float) -> Self:
-        """From left-out scores; `sessions` of `total` have a positive one, and `prior` counts as one more
-        score.
-        """
+        """From left-out scores; `sessions` of `total` have a positive one. `prior` counts as one more."""
         scored = scores[scores > 0]
         mean = (float(scored.sum()) + prior) / (len(scored) + 1.0)
         return cls(chance=min(1.0, (sessions + 1.0) / (total + 1.0)), mean=mean)

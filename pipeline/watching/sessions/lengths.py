@@ -18,9 +18,7 @@ def length_excess(lengths: Ints, usual: tuple[int, int]) -> Floats:
 
 
 def fit_length_tail(prefixes: Prefixes) -> ExponentialTail:
-    """Leave out all sessions with a prefix of one length: only the shortest and the longest length change the
-    range.
-    """
+    """Leave out all sessions with a prefix of one length; only the shortest and the longest matter."""
     lengths = prefixes.lengths()[prefixes.prefix]
     excesses, sessions = [], []
     for edge in sorted({int(lengths.min()), int(lengths.max())}):

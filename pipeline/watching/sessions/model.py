@@ -1,5 +1,4 @@
-"""The session model: finds sessions that go wrong although each of their lines is known. One model per
-workload.
+"""The session model of a workload: finds sessions that go wrong although each of their lines is known.
 
     session = template ids in order --> count vector, length, transitions --a p-value each--> one verdict
 
@@ -153,8 +152,7 @@ class SessionModel:
 
     @classmethod
     def fit(cls, sessions: Iterable[Sequence[int]], *, trusted: bool = True, level: float = LEVEL) -> Self:
-        """From normal sessions without gaps, template ids in order; equal ones may repeat. Raises ValueError
-        without any.
+        """From normal sessions without gaps: template ids in order. Raises ValueError without any.
 
         `trusted=False`: no user vouches that these are normal, so sessions unlike the common ones are not
         learnt.
@@ -288,9 +286,7 @@ class SessionModel:
         return reasons, reason(found[0][0], found[0][2])
 
     def _explain_counts(self, scored: _Scored, row: int) -> list[tuple[Reason, str, str]]:
-        """The events behind a distance: unknown ones, and known ones with other counts; the heavier group
-        first.
-        """
+        """The events behind a distance, unknown ones or known ones with other counts; heavier group first."""
         differences = self.vocabulary.differences(scored.vectors, row, int(scored.nearest[row]))
         learnt = self.vocabulary.learnt_events(np.array([event for event, *_ in differences])).tolist()
         found = []

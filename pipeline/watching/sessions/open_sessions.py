@@ -93,9 +93,7 @@ _Steps = Annotated[list[int], msgspec.Meta(max_length=MAX_SESSION_EVENTS)]
 
 
 class _SessionWire(msgspec.Struct, frozen=True, array_like=True):
-    """Wire form of an OpenSession. Steps are differences to the value before: one or two bytes instead of
-    nine.
-    """
+    """Wire form of an OpenSession. Steps are differences to the value before: one or two bytes, not nine."""
 
     source: str
     lane: Lane
@@ -234,8 +232,7 @@ def _gaps(times: Sequence[int], longer_than_ms: int) -> list[int]:
 
 
 def _thinned_out(times: Sequence[int], ends: Sequence[int], *, before: int) -> list[int]:
-    """The gaps at which a session is judged with everything before them, `before` events of a history
-    included.
+    """The gaps at which a session is judged with all before them, `before` events of a history included.
 
     After a gap of a day another session begins.
     """

@@ -104,9 +104,7 @@ class Prefixes:
 
 
 def reset_at_gaps(counted: Mapping[SessionWithGaps, int]) -> bool:
-    """Whether most segments after a gap have the counts of a first segment: the key is reused for a new
-    session.
-    """
+    """Whether most segments after a gap have the counts of a first segment: a new session reuses the key."""
     if all(len(lengths) == 1 for _, lengths in counted):
         return False
     first: set[frozenset[tuple[int, int]]] = set()
@@ -131,8 +129,7 @@ def separate(counted: Mapping[SessionWithGaps, int]) -> Counter[SessionWithGaps]
 
 
 def most_frequent(counted: Mapping[SessionWithGaps, int]) -> list[tuple[SessionWithGaps, int]]:
-    """Non-empty sessions, most frequent first, then by their ids, within MAX_DISTINCT and MAX_PREFIX_EVENTS;
-    at least one.
+    """Non-empty sessions by frequency, then by ids, within MAX_DISTINCT and MAX_PREFIX_EVENTS; at least one.
 
     A session without room does not keep out a smaller one after it.
     """
@@ -160,9 +157,7 @@ def unique_pairs(a: Ints, b: Ints) -> tuple[Ints, Ints]:
 
 
 def factorize(keys: Sequence[bytes]) -> tuple[list[int], Ints]:
-    """(index of the first occurrence of each distinct key, number of the distinct key of each key), as in
-    pandas.
-    """
+    """(index of the first occurrence of each distinct key, number of the distinct key of each key)."""
     numbers: dict[bytes, int] = {}
     codes = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     return np.unique(codes, return_index=True)[1].tolist(), codes

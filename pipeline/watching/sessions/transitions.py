@@ -125,8 +125,7 @@ class Transitions:
 def explained_by_counts(
     vocabulary: VectorVocabulary, vectors: CountVectors, nearest: Ints, unseen: UnseenTransitions
 ) -> Ints:
-    """Per session: the number of unseen transitions that its difference in counts to its nearest vector may
-    cause.
+    """Per session: the unseen transitions that its difference in counts to its nearest vector may cause.
 
     `nearest` is -1 for a session that has its nearest vector's counts.
     """
