@@ -75,7 +75,8 @@ class DeviceFailed(Retryable):
 
 
 class CursorMoved(Retryable):
-    """A source continues from another place than the ledger's cursor. `cursor`: the ledger's, "" when there is none."""
+    """A source continues from another place than the ledger's cursor. `cursor`: the ledger's, "" when there
+    is none."""
 
     def __init__(self, message: str, cursor: str) -> None:
         super().__init__(message)

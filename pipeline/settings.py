@@ -54,7 +54,7 @@ REMOVED: Final = {
     "opensearch_level_field": "name the level field third in opensearch_fields",
     "polars_threads": "set POLARS_MAX_THREADS instead",
 }
-# Those whose values are fixed now.
+# Former settings whose values are fixed now.
 FIXED: Final = frozenset((
     "backfill_after_s", "drain_depth", "drift_lines", "drift_novelty", "drift_score", "drift_unknown",
     "gpu_headroom_mib", "gpu_infer_percent", "keep_done_s", "keep_models", "loaded_models", "max_open_sessions",
@@ -71,7 +71,7 @@ TIB_MIB: Final = 1_048_576
 
 
 def says(text: str, least: float | None = None, most: float | None = None) -> msgspec.Meta:
-    """What a setting is, for the manual, and its bounds, both included."""
+    """The description of a setting for the manual, and its inclusive bounds."""
     return msgspec.Meta(description=text, ge=least, le=most)
 
 
@@ -192,7 +192,7 @@ _TRAIN: Final = {
 
 
 class Train(Group, frozen=True, rename=_TRAIN):
-    """What models learn from, and when."""
+    """The sources and times of trainings."""
 
     seconds: Annotated[float, says("time that the fit of a model may take", 1, DAY_S)] = 20.0
     source: Annotated[
@@ -312,8 +312,10 @@ class Internal(Group, frozen=True):
     def __post_init__(self) -> None:
         if self.gpu_beat_s * 2_000 > self.gpu_node_ttl_ms:
             raise ValueError(
-                f"gpu_beat_s = {self.gpu_beat_s:g} is more than half of gpu_node_ttl_ms = {self.gpu_node_ttl_ms}, "
-                "so every node would look silent now and then; look at the GPUs more often or raise gpu_node_ttl_ms"
+                f"gpu_beat_s = {self.gpu_beat_s:g} is more than half of gpu_node_ttl_ms = "
+                f"{self.gpu_node_ttl_ms}, "
+                "so every node would look silent now and then; look at the GPUs more often or raise "
+                "gpu_node_ttl_ms"
             )
 
 
@@ -321,9 +323,8 @@ class Internal(Group, frozen=True):
 class Settings:
     """All settings, in groups. Units stand in the names.
 
-    `Settings(seed=7, gpu_yield_s=60)` takes flat names. Raises BadSetting for an unknown name, a wrong type or a
-    value out of range.
-    """
+    `Settings(seed=7, gpu_yield_s=60)` takes flat names. Raises BadSetting for an unknown name, a wrong type
+    or a value out of range."""
 
     data: Data
     redis: Redis
@@ -349,10 +350,11 @@ class Settings:
             raise BadSetting(str(exc)) from None
 
     def _check(self) -> None:
-        """What two groups say together."""
+        """Checks across groups."""
         if self.gpu.infer_mib <= self.internal.gpu_context_mib:
             raise ValueError(
-                f"gpu_infer_mib = {self.gpu.infer_mib} leaves a scoring process nothing beside what CUDA takes, "
+                f"gpu_infer_mib = {self.gpu.infer_mib} leaves a scoring process nothing beside what CUDA "
+                "takes, "
                 f"gpu_context_mib = {self.internal.gpu_context_mib}; raise gpu_infer_mib above it"
             )
         uses_opensearch = "opensearch" in (*self.data.sinks, self.train.source) or self.opensearch.source
@@ -389,7 +391,7 @@ class Settings:
         return self.replace(**{name: policy[name] for name in ALIKE if name in policy})
 
     def to_environ(self) -> dict[str, str]:
-        """What a child process needs in its environment to build the same Settings."""
+        """The environment of a child process that builds the same Settings."""
         return {ITEMS[name].variable: _joined(value) for name, value in self._changed().items()}
 
     @classmethod
@@ -561,7 +563,7 @@ def visible_devices(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def inherited(*names: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Those variables of other programs that are set, for the processes that we start."""
+    """The variables of other programs that are set, for child processes."""
     env = os.environ if environ is None else environ
     return {name: env[name] for name in names if name in env}
 
@@ -590,17 +592,21 @@ def page() -> str:
         "# Settings",
         "",
         "Precedence: defaults < configuration file < environment < flags. The file (`--config FILE` or",
-        "`LOGWEIR_CONFIG`) is TOML with the names of the first column. An unknown name, a wrong type or a value out",
+        "`LOGWEIR_CONFIG`) is TOML with the names of the first column. An unknown name, a wrong type or a "
+        "value out",
         "of range is refused.",
         "",
-        "All processes of one GPU pool need the same rules, all senders into one pipeline the same limits, and all",
-        "its workers the same queues. A command that joins a running stack takes these settings from the stack.",
+        "All processes of one GPU pool need the same rules, all senders into one pipeline the same limits, "
+        "and all",
+        "its workers the same queues. A command that joins a running stack takes these settings from the "
+        "stack.",
         "Where `REDIS_URL` names a Redis instead, set them alike everywhere:",
         f"{', '.join(f'`{name}`' for name in ALIKE if name in PUBLIC)}.",
     ]
     for group, kind in _GROUPS.items():
         rows = [
-            f"| `{name}` | `{item.variable}` | {_joined(item.default) or '-'} | {_choices(item)}{item.meta.description} |"
+            f"| `{name}` | `{item.variable}` | {_joined(item.default) or '-'} | "
+            f"{_choices(item)}{item.meta.description} |"
             for name, item in ITEMS.items()
             if item.group == group
         ]

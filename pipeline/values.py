@@ -42,7 +42,8 @@ def check_opensearch_url(url: str) -> None:
 
 
 def masked_url(url: str) -> str:
-    """The URL with its password hidden, for messages and logs, also where the password makes it no valid URL."""
+    """The URL with its password hidden, for messages and logs, also where the password makes it no valid
+    URL."""
     scheme, mark, address = url.partition("://")
     userinfo, at, place = address.rpartition("@")
     if ":" in userinfo:

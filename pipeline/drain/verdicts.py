@@ -18,7 +18,8 @@ from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 CACHE_TTL_S: Final = 86_400
-# Per model version in Redis: fifty times what a busy pipeline meets in a day, and a small part of redis_max_mib.
+# Per model version in Redis: fifty times what a busy pipeline meets in a day, and a small part of
+# redis_max_mib.
 CACHE_ENTRIES: Final = 500_000
 LOCAL_VERDICTS: Final = 100_000  # of one version in a process
 LOCAL_VERSIONS: Final = 4

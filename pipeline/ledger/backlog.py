@@ -15,7 +15,8 @@ class Backlog:
         self._rescored_to = 0
 
     def overdue(self, limit: int = 1_000, *, until_ms: int | None = None) -> list[tuple[str, Stage]]:
-        """Unfinished batches that are due now or by `until_ms`: never claimed, released, or with an expired claim."""
+        """Unfinished batches that are due now or by `until_ms`: never claimed, released, or with an expired
+        claim."""
         until = self.store.now_ms() if until_ms is None else until_ms
         due = self.store.ask(self.client.zrangebyscore, self.keys.due, "-inf", until, start=0, num=limit)
         ids = [text(x) for x in due]
@@ -23,7 +24,8 @@ class Backlog:
         for batch_id, state in zip(ids, self.store.field_of_each(ids, "state"), strict=True):
             if state is not None and text(state) in UNFINISHED:
                 batches.append((batch_id, Stage(text(state))))
-            # The script compares again: an operator or a new model may have put the batch back to work meanwhile.
+            # The script compares again: an operator or a new model may have put the batch back to work
+            # meanwhile.
             elif not self.store.scripts.run(
                 "ledger/tidy", [self.keys.batch(batch_id), self.keys.due], [batch_id]
             ):
@@ -49,9 +51,10 @@ class Backlog:
             self.store.ask(self.client.zadd, self.keys.due, dict.fromkeys(batch_ids, at), xx=True)
 
     def start_rescoring(self, limit: int, *, has_model: Callable[[str], bool]) -> list[str]:
-        """Sends batches through the stages again that were stored while warming and have a model now; their ids."""
-        # Where only some workloads have a model, batches of the others must not hide theirs. So more batches are read
-        # than sent, and when none of them was ready, the next call reads further.
+        """Sends batches through the stages again that were stored while warming and have a model now; their
+        ids."""
+        # Where only some workloads have a model, batches of the others must not hide theirs. So more batches
+        # are read than sent, and when none of them was ready, the next call reads further.
         first, many = self._rescored_to, 10 * limit
         warming = self.store.ask(self.client.zrange, self.keys.warming, first, first + many - 1)
         ids = [text(x) for x in warming]

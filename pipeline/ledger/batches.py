@@ -40,9 +40,9 @@ def half_ids(batch_id: str) -> list[str]:
 class Accepted:
     """The batch is in.
 
-    `duplicate`: the id had been accepted before, and nothing was added. `skipped`: the workload is not watched, so its
-    lines were only counted (setting `unwatched`). `pending_batches`: batches in flight then, with this one.
-    """
+    `duplicate`: the id had been accepted before, and nothing was added. `skipped`: the workload is not
+    watched, so its lines were only counted (setting `unwatched`). `pending_batches`: batches in flight then,
+    with this one."""
 
     batch_id: str
     duplicate: bool = False
@@ -54,9 +54,8 @@ class Accepted:
 class Full:
     """The batch was not taken. Try again after `retry_after_s`.
 
-    `reason`: "bytes" or "batches" when too much waits, "memory" when Redis has used four fifths of its memory, "dead" when
-    dead letters fill their room, "closed" when an operator drains the pipeline.
-    """
+    `reason`: "bytes" or "batches" when too much waits, "memory" when Redis has used four fifths of its
+    memory, "dead" when dead letters fill their room, "closed" when an operator drains the pipeline."""
 
     pending_bytes: int
     pending_batches: int
@@ -138,7 +137,8 @@ class Meta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The right to process one stage of one batch until a deadline. `seq`: the fencing number of the claim."""
+    """The right to process one stage of one batch until a deadline. `seq`: the fencing number of the
+    claim."""
 
     batch_id: str
     stage: Stage
@@ -173,5 +173,6 @@ def not_newer(wire: int) -> None:
     """Raises TooNew for a wire version that this build cannot read."""
     if wire > WIRE_VERSION:
         raise TooNew(
-            f"a batch has wire version {wire}; this build reads up to {WIRE_VERSION}: it is left to newer workers"
+            f"a batch has wire version {wire}; this build reads up to {WIRE_VERSION}: it is left to newer "
+            "workers"
         )

@@ -13,7 +13,8 @@ from pipeline.records.batch import Batch
 from pipeline.records.payload import pack
 from pipeline.redis.connection import answering
 
-# Share of Redis' memory that may be in use when a batch is taken in: waiting batches grow while they are worked on.
+# Share of Redis' memory that may be in use when a batch is taken in: waiting batches grow while they are
+# worked on.
 MEMORY_PART: Final = 0.8
 # Half a second drains a few batches on the slowest machine we tried. The other reasons need a person.
 RETRY_AFTER_S: Final = {"bytes": 0.5, "batches": 0.5, "memory": 0.5, "closed": 2.0, "dead": 5.0}
@@ -61,10 +62,11 @@ class Intake:
         backfill: bool = False,
         after: str | None = None,
     ) -> Accepted | Full:
-        """Takes a batch in and moves the cursor of its source in the same step. Idempotent by batch id and content.
+        """Takes a batch in and moves the cursor of its source in the same step. Idempotent by batch id and
+        content.
 
-        `skip`: only counts the lines. `backfill`: the batch waits behind fresh ones and leaves room for them. `after`: the
-        cursor that the batch continues from, "" for none; None: not compared.
+        `skip`: only counts the lines. `backfill`: the batch waits behind fresh ones and leaves room for them.
+        `after`: the cursor that the batch continues from, "" for none; None: not compared.
 
         Raises BadInput when the id is known with other content, CursorMoved when the cursor is not `after`,
         RedisUnavailable when Redis cannot take the batch.
@@ -95,9 +97,11 @@ class Intake:
             cursor=cursor or None,
             after=after,
         )
-        ours = [k.batch(bid), k.payload(bid), k.due, k.counts, k.workloads, k.totals(batch.workload)]
+        batch_keys = [k.batch(bid), k.payload(bid), k.due, k.counts, k.workloads, k.totals(batch.workload)]
         answer = self.store.scripts.run(
-            "ledger/accept", [*ours, k.cursors, k.closed, k.dead], [msgspec.msgpack.encode(args), packed.blob]
+            "ledger/accept",
+            [*batch_keys, k.cursors, k.closed, k.dead],
+            [msgspec.msgpack.encode(args), packed.blob],
         )
         match text(answer[0]):
             case "accepted":
@@ -111,7 +115,8 @@ class Intake:
                 return self._full(int(answer[1]), int(answer[2]), text(answer[3]))
             case "moved":
                 raise CursorMoved(
-                    f"{batch.source} goes on from another place than batch {bid}: Redis lost its last moments, "
+                    f"{batch.source} goes on from another place than batch {bid}: Redis lost its last "
+                    "moments, "
                     "or somebody else reads the same",
                     text(answer[1]),
                 )
@@ -159,7 +164,8 @@ class Intake:
     # ---- the gate --------------------------------------------------------------------------------
 
     def pause(self, why: str, *, for_s: float | None = None) -> None:
-        """Takes no new batch in until `resume`; accepted batches are worked off. `why`: a sentence for operators.
+        """Takes no new batch in until `resume`; accepted batches are worked off. `why`: a sentence for
+        operators.
 
         A second call keeps the first reason and time. `for_s`: the gate opens by itself after so long unless
         `stay_paused` extends the time; a later call without `for_s` makes the pause permanent.

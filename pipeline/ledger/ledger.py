@@ -4,8 +4,8 @@
                  |         |          |          |
                  +---------+----------+----------+--> bisection (halves start at ingest) or dead letter
 
-Invariant: accepted = stored + in flight + dead + discarded + skipped, in physical lines, per workload. Only the holder
-of a claim (a number and a deadline on Redis time) moves a batch; an expired claim moves nothing.
+Invariant: accepted = stored + in flight + dead + discarded + skipped, in physical lines, per workload. Only
+the holder of a claim (a number and a deadline on Redis time) moves a batch; an expired claim moves nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 # Turns the records of a batch into a frame, and names the formats of their headers (sources/pushed.py).
 Framing = Callable[["pl.DataFrame | Pushed", tuple[str, ...]], tuple["pl.DataFrame", tuple[str, ...]]]
 
-# Pause before a batch of a newer build is offered to all workers again; that build's workers claim it meanwhile.
+# Pause before a batch of a newer build is offered to all workers again; that build's workers claim it
+# meanwhile.
 NEWER_PAUSE_S: Final = 2.0
 DRIFT_KEEP_S: Final = 30 * 86_400
 # Observations that wait for the watcher: those of minutes to hours, in little memory.
@@ -94,7 +95,8 @@ class BisectArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """All moves of a claimed batch; `intake`, `backlog` and `dead_letters` hold the others. One per process."""
+    """All moves of a claimed batch; `intake`, `backlog` and `dead_letters` hold the others. One per
+    process."""
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.store = LedgerStore(client, settings)
@@ -202,9 +204,8 @@ class Ledger:
     ) -> None:
         """Ends a batch that is in every sink. Raises ClaimLost.
 
-        `outcomes`: line counters to add. `measured`: drift counters to add under model `version`. `observation`: a
-        message to the watcher, b"" for none.
-        """
+        `outcomes`: line counters to add. `measured`: drift counters to add under model `version`.
+        `observation`: a message to the watcher, b"" for none."""
         k, bid = self.keys, claim.batch_id
         args = CommitArgs(
             batch_id=bid,
@@ -217,7 +218,7 @@ class Ledger:
             max_observations=MAX_OBSERVATIONS,
             max_observed_bytes=MAX_OBSERVED_BYTES,
         )
-        ours = [
+        batch_keys = [
             k.batch(bid),
             k.due,
             k.counts,
@@ -226,7 +227,7 @@ class Ledger:
             k.work(bid),
             k.warming,
         ]
-        keys = [*ours, k.drift(version), k.watching("observations"), k.watching()]
+        keys = [*batch_keys, k.drift(version), k.watching("observations"), k.watching()]
         _must_hold(
             self.scripts.run("ledger/commit", keys, [msgspec.msgpack.encode(args), observation]), claim
         )
@@ -247,12 +248,12 @@ class Ledger:
         apart: Sequence[int] = (),
         framing: Framing = lambda records, formats: (_frame(records), formats),
     ) -> list[str]:
-        """After the last attempt: bisects the batch, or makes it a dead letter if it is one record or unreadable.
+        """After the last attempt: bisects the batch, or makes it a dead letter if it is one record or
+        unreadable.
 
-        `apart`: rows known to be at fault; they become one half, or a dead letter when they are all rows. `framing` makes
-        records of pushed lines, because a batch is split between records only.
-        Returns the ids of the two halves, [] for a dead letter. Raises ClaimLost.
-        """
+        `apart`: rows known to be at fault; they become one half, or a dead letter when they are all rows.
+        `framing` makes records of pushed lines, because a batch is split between records only. Returns the
+        ids of the two halves, [] for a dead letter. Raises ClaimLost."""
         frame = None
         try:
             if not claim.rescore:
@@ -343,7 +344,8 @@ class Ledger:
         return unpack_frame(blob, max_bytes=self._max_frame_bytes())
 
     def _max_frame_bytes(self) -> int:
-        """The size a batch may unpack to: its text twice, its columns, and room for larger settings elsewhere."""
+        """The size a batch may unpack to: its text twice, its columns, and room for larger settings
+        elsewhere."""
         return max(64 << 20, self.settings.internal.batch_kib << 15)
 
 

@@ -1,8 +1,7 @@
 """Renewal of claims while their holder works, in one thread for any number of claims.
 
-Renewal ends after a limit, so a step that hangs loses its claims. A holder that ignores a lost claim does no harm, because
-every move of a batch compares its claim again.
-"""
+Renewal ends after a limit, so a step that hangs loses its claims. A holder that ignores a lost claim does no
+harm, because every move of a batch compares its claim again."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,8 @@ class ClaimRenewal:
         limit_s: float,
         on_timeout: Callable[[list[Claim]], None],
     ) -> None:
-        """`renew` answers for each claim whether it is still ours; `on_timeout` gets the claims after `limit_s` of work.
+        """`renew` answers for each claim whether it is still ours; `on_timeout` gets the claims after
+        `limit_s` of work.
 
         Time in which Redis did not answer, or this process was stopped, does not count.
         """

@@ -1,4 +1,4 @@
-"""What the four parts of the ledger share: one Redis connection, key names, scripts, and the clock."""
+"""The shared base of the ledger's four parts: one Redis connection, key names, scripts, the clock."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

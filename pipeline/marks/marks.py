@@ -1,9 +1,8 @@
-"""What people said of lines: a mark makes a pattern or a template normal or anomalous, whatever a model says of it.
+"""Marks: a person declares a pattern or a template normal or anomalous, whatever a model says.
 
-Always true: a mark is laid over verdicts where a batch is stored and never enters the verdict cache. So it holds from
-the next batch on and under every model version, and once it is revoked or has run out the model's own answer counts
-again. While there is no model nothing is judged, and a baseline never is: there is nothing to lay a mark over.
-"""
+Marks are applied to verdicts where a batch is stored, and never enter the verdict cache. So a mark holds from
+the next batch on, under every model version; once it is revoked or has expired, the answer of the model
+counts again. Warming lines and baselines have no verdict, so no mark applies to them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,15 +21,15 @@ _ANY_TIME: Final = datetime.min.replace(tzinfo=UTC)  # before every end
 
 
 class State(StrEnum):
-    """What a mark says of its lines."""
+    """The declaration of a mark."""
 
     NORMAL = "normal"
     ANOMALOUS = "anomalous"
 
 
 class Kind(StrEnum):
-    """What a mark is about: one masked line, or all that share a template. A template below -1 is no line's: it is what
-    was found in sessions or rates (watching/rows.py)."""
+    """The scope of a mark: one masked line, or all lines of a template. Template ids below -1 are findings of
+    sessions and rates (watching/rows.py)."""
 
     PATTERN = "pattern"
     TEMPLATE = "template"
@@ -67,7 +66,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What somebody said of some lines, until when."""
+    """The declaration of a person about some lines, with its end."""
 
     target: Target
     state: State
@@ -100,7 +99,8 @@ class Mark:
             version, *rest = msgpack.unpackb(blob)
             if version > MARK_VERSION:
                 raise BadPayload(
-                    f"the mark of {target} has wire version {version}; this build reads up to {MARK_VERSION}: update it"
+                    f"the mark of {target} has wire version {version}; this build reads up to "
+                    f"{MARK_VERSION}: update it"
                 )
             state, text, at_ms, until_ms, by, why = rest
             if not all(isinstance(value, str) for value in (text, by, why)):
@@ -129,10 +129,10 @@ class Marked:
 
 
 class Overlay:
-    """Marks ready to be laid over verdicts. Of several that are about a line the narrowest counts: a pattern before its
-    template, and of the same target the one for the line's workload before the one for all.
+    """Marks prepared for columns of verdicts. The narrowest mark of a line counts: a pattern before its
+    template, and of one target the mark for the workload before the mark for all.
 
-    All of it is done in columns: a batch has thousands of distinct lines, and there may be thousands of marks.
+    A batch has thousands of distinct lines, and there may be thousands of marks, so all work is columnar.
     """
 
     def __init__(self, marks: Iterable[Mark] = ()) -> None:
@@ -142,16 +142,16 @@ class Overlay:
         self._said = {about: _frame(about[0], found.values()) for about, found in several.items()}
 
     def among(self, rows: pl.DataFrame, workload: str, now: datetime) -> pl.DataFrame:
-        """`anomalous` and `reason` of the mark that counts for each of those rows (columns pattern_id, template_id), null
-        where there is none."""
+        """`anomalous` and `reason` of the mark that counts for each of those rows (columns pattern_id,
+        template_id), null where there is none."""
         nothing = {"anomalous": pl.lit(None, pl.Boolean), "reason": pl.lit(None, pl.String)}
         found = rows.select("pattern_id", "template_id", **nothing)
         for kind in (Kind.PATTERN, Kind.TEMPLATE):
             for whose in dict.fromkeys((workload, "")):
-                said = self._said.get((kind, whose))
-                if said is None:
+                overrides = self._said.get((kind, whose))
+                if overrides is None:
                     continue
-                holding = said.filter(pl.col("until").is_null() | (pl.col("until") > _ms(now)))
+                holding = overrides.filter(pl.col("until").is_null() | (pl.col("until") > _ms(now)))
                 found = found.join(holding, on=_COLUMN[kind], how="left", maintain_order="left").select(
                     "pattern_id",
                     "template_id",
@@ -161,25 +161,26 @@ class Overlay:
         return found.select("anomalous", "reason")
 
     def normal(self, template_ids: Iterable[int], workload: str, now: datetime) -> frozenset[int]:
-        """Those of these templates of a workload that somebody called normal."""
-        asked = pl.Series("template_id", list(template_ids), dtype=pl.Int64)
-        said = self.among(asked.to_frame().with_columns(pattern_id=pl.lit(None, pl.UInt64)), workload, now)
-        return frozenset(asked.filter(~said["anomalous"].fill_null(value=True)).to_list())
+        """The templates among these that are marked as normal."""
+        ids = pl.Series("template_id", list(template_ids), dtype=pl.Int64)
+        overrides = self.among(ids.to_frame().with_columns(pattern_id=pl.lit(None, pl.UInt64)), workload, now)
+        return frozenset(ids.filter(~overrides["anomalous"].fill_null(value=True)).to_list())
 
     def over(self, work: pl.DataFrame, workload: str, now: datetime) -> pl.DataFrame:
-        """Judged rows (WORK_SCHEMA of detect.py) as people see them; `work` itself where no mark is about any.
+        """Judged rows (WORK_SCHEMA of detect.py) as people see them; `work` itself where no mark is about
+        any.
 
-        The p-value and the model's reasons stay: they are what the model said.
+        The p-value and the model's reasons stay: they are what the model overrides.
         """
         if not self._said:
             return work
         judged = work.filter(pl.col("score").is_not_null())
-        said = self.among(judged, workload, now)
-        if said["anomalous"].null_count() == said.height:
+        overrides = self.among(judged, workload, now)
+        if overrides["anomalous"].null_count() == overrides.height:
             return work
-        said = (
+        overrides = (
             judged.select("key", "reasons")
-            .with_columns(said)
+            .with_columns(overrides)
             .filter(pl.col("anomalous").is_not_null())
             .select(
                 "key",
@@ -188,11 +189,11 @@ class Overlay:
                 pl.concat_list("reason", "reasons").alias("reasons"),
             )
         )
-        return work.update(said, on="key", how="left")
+        return work.update(overrides, on="key", how="left")
 
 
 def _frame(kind: Kind, marks: Iterable[Mark]) -> pl.DataFrame:
-    """What marks of one kind and workload say, by number; `until` in milliseconds since 1970."""
+    """The marks of one kind and workload by number; `until` in milliseconds since 1970."""
     rows = [(m.target.number, m.until and _ms(m.until), m.state is State.ANOMALOUS, m.reason) for m in marks]
     number = pl.UInt64 if kind is Kind.PATTERN else pl.Int64
     schema = {_COLUMN[kind]: number, "until": pl.Int64, "anomalous": pl.Boolean, "reason": pl.String}
@@ -201,7 +202,7 @@ def _frame(kind: Kind, marks: Iterable[Mark]) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """A training sample after what people said of it."""
+    """A training sample after what people overrides of it."""
 
     frame: pl.DataFrame
     known_normal: frozenset[int] = (
@@ -212,19 +213,18 @@ class Lesson:
 
 
 def lesson(sample: pl.DataFrame, marks: Sequence[Mark], workloads: Iterable[str]) -> Lesson:
-    """What a model may learn from a sample (SAMPLE_SCHEMA), by marks that hold.
+    """The part of a sample (SAMPLE_SCHEMA) that a model may learn from, by marks that hold.
 
-    A mark for one workload counts where only that workload is learnt from: a model of several would forget, or learn,
-    the line for all of them.
-    """
+    A mark for one workload counts only where the sample has that workload alone: a model of several workloads
+    would apply it to all of them."""
     names = set(workloads)
-    said = Overlay(marks).among(sample, names.pop() if len(names) == 1 else "", _ANY_TIME)["anomalous"]
-    bad, good = said.fill_null(value=False), (~said).fill_null(value=False)
+    overrides = Overlay(marks).among(sample, names.pop() if len(names) == 1 else "", _ANY_TIME)["anomalous"]
+    bad, good = overrides.fill_null(value=False), (~overrides).fill_null(value=False)
     return Lesson(
         frame=sample.filter(~bad) if bad.any() else sample,
         known_normal=frozenset(sample["pattern_id"].filter(good).to_list()),
         left_out=int(sample["count"].filter(bad).sum()),
-        marks=said.len() - said.null_count(),
+        marks=overrides.len() - overrides.null_count(),
     )
 
 

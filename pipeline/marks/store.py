@@ -1,11 +1,10 @@
-"""The marks of a deployment: one Redis hash that every process reads again when it has changed, and only then.
+"""The marks of a deployment: one Redis hash, which every process reads again only after a change.
 
     marks = Marks(client, settings)
     marks.put(Target.pattern(pattern_id), State.NORMAL, text="cache refreshed with <NUM> entries", by="alice")
 
-Always true: marks run out by Redis' clock; a mark of the same target and workload replaces the one before; what this
-build cannot read, because a newer one wrote it, is passed over and can still be revoked.
-"""
+Invariants: marks expire by Redis' clock. A mark replaces the earlier mark of its target and workload. A mark
+of a newer build is skipped and can still be revoked."""
 
 import re
 from collections.abc import Iterable
@@ -53,9 +52,9 @@ class Marks:
         by: str = "",
         why: str = "",
     ) -> tuple[Mark, Mark | None]:
-        """The mark as it holds now, and the one of the same target and workload that it replaces.
+        """The new mark, and the one of the same target and workload that it replaces.
 
-        Raises BadInput for what cannot be marked, and when there are too many marks.
+        Raises BadInput for a target that cannot be marked, and when there are too many marks.
         """
         _check(target, state, workload, lasts, why)
         before = self.look()
@@ -69,20 +68,23 @@ class Marks:
         )  # fmt: skip
         # Only as they were seen: somebody may renew one of them at this moment.
         stale = [part for old in _stale(before) for part in (_field(old), old.pack())]
-        done = self.scripts.run(
+        answer = self.scripts.run(
             "marks/mark", [self.keys.marks], ["put", MAX_MARKS, _field(mark), mark.pack(), *stale]
         )
-        if done[0] == b"full":
+        if answer[0] == b"full":
             raise BadInput(
-                f"there are {MAX_MARKS:,} marks, the limit; mark templates instead of single patterns, or revoke some: "
+                f"there are {MAX_MARKS:,} marks, the limit; mark templates instead of single patterns, or "
+                "revoke some: "
                 "`logweir mark --list` shows them"
             )
         replaced = {_field(old): old for old in before.marks if old.holds(before.now)}
-        return mark, replaced.get(_field(mark)) if done[1] else None
+        return mark, replaced.get(_field(mark)) if answer[1] else None
 
     def revoke(self, targets: Iterable[Target], workload: str | None = None) -> list[tuple[Target, str]]:
-        """Take back the marks of these targets, in this workload or in all and each; returns (target, workload) of those
-        that were there, also of those that this build cannot read."""
+        """Revokes the marks of these targets in `workload`, or in all workloads for None.
+
+        Returns (target, workload) of the revoked marks, unreadable ones included.
+        """
         wanted = set(targets)
         with answering():
             names = [name for name in byte_map(self.client.hgetall(self.keys.marks)) if name]
@@ -90,8 +92,8 @@ class Marks:
         fields = [n for n, (t, w) in named if t in wanted and workload in (None, w)]
         if not fields:
             return []
-        gone = set(self.scripts.run("marks/mark", [self.keys.marks], ["revoke", *fields]))
-        return [found for name, found in named if name in gone]
+        revoked = set(self.scripts.run("marks/mark", [self.keys.marks], ["revoke", *fields]))
+        return [found for name, found in named if name in revoked]
 
     def look(self) -> Marked:
         """All marks as they are now."""
@@ -115,7 +117,8 @@ class Marks:
         return Marked(version=version, now=now, marks=tuple(marks), unreadable=tuple(unreadable))
 
     def lay_over(self, work: pl.DataFrame, workload: str) -> pl.DataFrame:
-        """The answered rows of a batch (WORK_SCHEMA) with the marks of this moment; `work` itself where none is about them.
+        """The answered rows of a batch (WORK_SCHEMA) with the marks of this moment; `work` itself where none
+        is about them.
 
         One small round trip; the marks are read again only when somebody has changed them.
         """
@@ -123,7 +126,7 @@ class Marks:
         return overlay.over(work, workload, now)
 
     def normal(self, template_ids: Iterable[int], workload: str) -> frozenset[int]:
-        """Those of these templates of a workload that are marked as normal at this moment."""
+        """The templates among these that are marked as normal now."""
         overlay, now = self._overlay()
         return overlay.normal(template_ids, workload, now)
 
@@ -134,7 +137,7 @@ class Marks:
         pipe.time()
         with answering():
             raw, (seconds, micros) = pipe.execute()
-        # Whoever changes them between the two reads changes the version once more for us.
+        # A change between the two reads gives another version, so the next call reads again.
         if (version := raw or b"") != self._near[0]:
             marked = self.look()
             if marked.unreadable:
@@ -148,7 +151,8 @@ def _check(target: Target, state: State, workload: str, lasts: timedelta | None,
         raise BadInput(f"{target} is the id of no {target.kind}; `logweir results --json` shows them")
     if not target.of_lines and state is State.ANOMALOUS:
         raise BadInput(
-            f"{target} was found in sessions or rates, which finds it by itself; it can be marked normal, or some of its "
+            f"{target} was found in sessions or rates, which finds it by itself; it can be marked normal, or "
+            "some of its "
             "lines anomalous"
         )
     if not target.of_lines and workload:
@@ -181,8 +185,8 @@ def _field(mark: Mark) -> bytes:
 
 def _named(name: bytes) -> tuple[Target, str] | None:
     """(target, workload) of a field; None when a newer build marks other things."""
-    kind, _, rest = name.decode("utf-8", "replace").partition(":")
-    number, _, workload = rest.partition(":")
+    kind, _, tail = name.decode("utf-8", "replace").partition(":")
+    number, _, workload = tail.partition(":")
     if kind not in set(Kind) or not _NUMBER.fullmatch(number):
         return None
     target = Target(kind=Kind(kind), number=int(number))
@@ -190,5 +194,5 @@ def _named(name: bytes) -> tuple[Target, str] | None:
 
 
 def _printable(text: str) -> str:
-    """What ends up in reasons, logs and terminals: nothing of it steers anything."""
+    """Text without control characters, safe for reasons, logs and terminals."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -41,9 +41,8 @@ def broker_url(redis_url: str) -> str:
 def broker_tls(redis_url: str) -> dict[str, Any] | None:
     """TLS options for kombu and Flower; None without TLS.
 
-    From a rediss:// URL without options kombu would make a plain connection and send the password over it. As in
-    redis-py, the server's certificate and name are verified unless the URL says otherwise.
-    """
+    From a rediss:// URL without options kombu would make a plain connection and send the password over it. As
+    in redis-py, the server's certificate and name are verified unless the URL says otherwise."""
     parts = urlsplit(redis_url)
     if parts.scheme != "rediss":
         return None
@@ -89,14 +88,16 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "task_create_missing_queues": False,
         "broker_transport_options": {
             "global_keyprefix": settings.redis.key_prefix + ":",
-            # By name, so that fresh batches come before backfill (messages/routing.py). kombu's default, "round_robin",
-            # takes queues in turn; "priority" had another order in every process before kombu 5.7.
+            # By name, so that fresh batches come before backfill (messages/routing.py). kombu's default,
+            # "round_robin", takes queues in turn; "priority" had another order in every process before kombu
+            # 5.7.
             "queue_order_strategy": "sorted",
             # Longer than any step but a training, which holds a lease of its own.
             "visibility_timeout": 3600,
             # A worker killed inside a restore leaves this mutex behind; kombu's default blocks for 300 s.
             "unacked_mutex_expire": 15,
-            # A connection without answers is dropped after so long; leaving meets it two or three times in a row.
+            # A connection without answers is dropped after so long; leaving meets it two or three times in a
+            # row.
             "socket_timeout": 3,
             "socket_connect_timeout": 5,
             "socket_keepalive": True,

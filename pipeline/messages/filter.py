@@ -1,10 +1,9 @@
 """Keeps what is no message of ours from being executed, and from ending a worker.
 
 kombu decodes messages unguarded, and Celery runs anything that a message asks for: callbacks, chains, expiry,
-compressed bodies. A wake-up is only a task's name and ids. So the filter reads only these, from at most MAX_MESSAGE
-bytes of JSON, and hands Celery a new message made of them. It drops, counts and logs everything else without its
-content; the sweeper sends lost wake-ups again.
-"""
+compressed bodies. A wake-up is only a task's name and ids. So the filter reads only these, from at most
+MAX_MESSAGE bytes of JSON, and hands Celery a new message made of them. It drops, counts and logs everything
+else without its content; the sweeper sends lost wake-ups again."""
 
 import base64
 import json

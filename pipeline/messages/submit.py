@@ -36,17 +36,16 @@ RETRY: Final = {"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "
 # Longer names are cut where tasks are shown. Ids are whole: the ledger takes none that is longer.
 NAME_LIMIT: Final = 60
 ID_LIMIT: Final = 512
-# In a message to a drain worker: do the batch, whatever shard its workload seems to have. Processes with different
-# numbers of shards would send the batch to and fro.
+# In a message to a drain worker: do the batch, whatever shard its workload seems to have. Processes with
+# different numbers of shards would send the batch to and fro.
 HANDED: Final = "handed on"
 
 
 class Submit:
     """Sends by name; never imports what runs.
 
-    `gpu_open` answers whether a GPU would take a scoring process now. Without it unknown lines go to CPU workers: a
-    producer only wakes stage ingest, so it carries no GPU pool.
-    """
+    `gpu_open` answers whether a GPU would take a scoring process now. Without it unknown lines go to CPU
+    workers: a producer only wakes stage ingest, so it carries no GPU pool."""
 
     def __init__(
         self,
@@ -74,12 +73,12 @@ class Submit:
         queue: str | None = None,
         shard: int | None = None,
     ) -> bool:
-        """Wake a worker for a batch in a stage. False when the broker was not reached: the sweeper sends it again.
+        """Wake a worker for a batch in a stage. False when the broker was not reached: the sweeper sends it
+        again.
 
-        `backfill` is the batch's class in the ledger. `queue` chooses one of a stage's two queues, `shard` a drain
-        shard. `workload` and `lines` are for people who watch tasks. Without `workload` the ledger is asked where
-        the workload decides the queue.
-        """
+        `backfill` is the batch's class in the ledger. `queue` chooses one of a stage's two queues, `shard` a
+        drain shard. `workload` and `lines` are for people who watch tasks. Without `workload` the ledger is
+        asked where the workload decides the queue."""
         args = [batch_id]
         if shard is not None:
             queue = of_shard(QUEUE_DRAIN, shard)
@@ -108,7 +107,8 @@ class Submit:
         )
 
     def waiting_ids(self, stage: Stage, *, backfill: bool = False) -> set[str] | None:
-        """The batch ids whose messages wait in the queues of this stage and class; None when a queue is too long to read.
+        """The batch ids whose messages wait in the queues of this stage and class; None when a queue is too
+        long to read.
 
         Messages in the GPU queue count as lost when its last worker ended: the sweeper sends them elsewhere.
         """
@@ -126,9 +126,8 @@ class Submit:
     def drop_former(self) -> int:
         """Delete the queues of drain shards that no longer exist; returns how many there were.
 
-        Their batches wait in the ledger: the sweeper misses their messages and sends them to the shard of today. A
-        queue that a worker with older settings still serves stays.
-        """
+        Their batches wait in the ledger: the sweeper misses their messages and sends them to the shard of
+        today. A queue that a worker with older settings still serves stays."""
         names = former_queues(self.shards)
         if not names or not self.client.exists(*map(self.keys.kombu, names)):
             return 0

@@ -1,12 +1,12 @@
-"""What worker processes count: steps, lookups, scoring, waits. The exporter (workers/metrics.py) shows it to Prometheus.
+"""Counters of worker processes: steps, lookups, scoring, waits. The exporter (workers/metrics.py) serves
+them.
 
-A process counts in memory and adds what is new to a hash in Redis every two seconds, and once more when it ends. So a
-counter outlives its process, and one endpoint shows the whole deployment. What a process that is killed had not pushed
-yet, two seconds at most, is not counted; a push whose answer is lost may be counted twice. What must add up is in the ledger.
+A process counts in memory and adds its increments to a hash in Redis every two seconds, and once more at its
+end. So a counter outlives its process, and one endpoint serves the whole deployment. A killed process loses
+its last two seconds; a push whose answer is lost may count twice. Exact sums are in the ledger.
 
-Labels come from the closed sets below: never a workload, an id or a text. So the hash of a role has at most as many
-fields as these sets allow, however long it grows.
-"""
+Labels come from the closed sets below, never from workloads, ids or texts. So the hash of a role has a
+bounded size."""
 
 import contextlib
 import threading
@@ -26,11 +26,11 @@ PUSH_S: Final = 2.0
 OTHER: Final = "other"
 
 STAGES: Final = ("ingest", "infer", "drain", "store")
-# How a step ended. done: handed on or stored; failed: the batch is tried again, counted; waits: tried again, uncounted;
-# hung: it did not end in time, and its process did;
-# lost: its claim ran out meanwhile; away: Redis was; skipped: it was not ours to do (finished, held, a stale wake-up).
+# The end of a step. done: handed on or stored. failed: tried again, counted. waits: tried again, not counted.
+# hung: over its time limit. lost: its claim expired. away: Redis did not answer. skipped: finished or held by
+# another worker.
 OUTCOMES: Final = ("done", "failed", "waits", "lost", "away", "skipped", "hung", "split", "dead")
-# What a batch waited for.
+# The reason of a wait.
 REASONS: Final = ("sink", "redis", "model", "device", "lease", OTHER)
 RESULTS: Final = ("hit", "miss")
 DEVICES: Final = ("cpu", "cuda", OTHER)
@@ -211,7 +211,8 @@ def trained(result: str) -> None:
 
 
 def watched(observations: int, sessions: int, kinds: Sequence[str]) -> None:
-    """The watcher made a round: batches it looked at, sessions it judged, and what kinds of things it found."""
+    """The watcher made a round: batches it looked at, sessions it judged, and what kinds of things it
+    found."""
     _count(OBSERVED, observations)
     _count(SESSIONS, sessions)
     for kind in kinds:
@@ -225,7 +226,8 @@ def started(role: str) -> None:
 
 @cache
 def _registry() -> tuple[Any, dict[str, Any]]:
-    """prometheus_client's registry of this process, and what is in it by name. It costs 0.1 s to import: senders do not."""
+    """prometheus_client's registry of this process, and what is in it by name. It costs 0.1 s to import:
+    senders do not."""
     from prometheus_client import CollectorRegistry, Counter, Histogram
 
     registry, found = CollectorRegistry(), {}
@@ -254,7 +256,7 @@ def _of(meter: Meter, labels: tuple[str, ...]) -> Any:
     if not labels:
         return metric
     closed = zip(labels, meter.labels.values(), strict=True)
-    return metric.labels(*(label if label in known else OTHER for label, known in closed))
+    return metric.labels(*(label if label in registered else OTHER for label, registered in closed))
 
 
 # ---- pushing -------------------------------------------------------------------------------------
@@ -266,8 +268,8 @@ def field_name(name: str, labels: Mapping[str, str]) -> str:
 
 
 class Pusher(threading.Thread):
-    """Adds what this process has counted to the hash of its role. Redis being away only delays it: what was not pushed
-    stays counted here, in as many numbers as there are labels."""
+    """Adds what this process has counted to the hash of its role. Redis being away only delays it: what was
+    not pushed stays counted here, in as many numbers as there are labels."""
 
     def __init__(self, client: "redis.Redis", keys: Keys, role: str) -> None:
         super().__init__(name="metrics", daemon=True)
@@ -313,8 +315,8 @@ _pushers: list[Pusher] = []
 
 
 def push(client: "redis.Redis", keys: Keys, role: str) -> Pusher:
-    """Begin to count in this process and to push it. A forked child calls it for itself: what its parent had counted,
-    and a lock that its parent may have held, are not taken over."""
+    """Begin to count in this process and to push it. A forked child calls it for itself: what its parent had
+    counted, and a lock that its parent may have held, are not taken over."""
     _registry.cache_clear()
     pusher = Pusher(client, keys, role)
     _pushers[:] = [pusher]

@@ -1,4 +1,5 @@
-"""Which stack and which worker processes are alive, and why work waits: small facts that status and routing read."""
+"""Which stack and which worker processes are alive, and why work waits: small facts that status and routing
+read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from pipeline.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What a heartbeat tells of the work: `quiet_s` since a message was taken or the loop came round, whether something
-    is in hand, and for how long work has waited that is not taken."""
+    """The work in a heartbeat: `quiet_s` since a message was taken or the loop came round, whether
+    something is in hand, and for how long work has waited that is not taken."""
 
     quiet_s: float
     busy: bool
@@ -85,7 +86,7 @@ class Presence:
             self.client.hset(self.keys.serving, name, json.dumps(asdict(entry)))
 
     def serving(self) -> dict[str, Served]:
-        """What each worker said last; a worker that uses no model says nothing."""
+        """The last report of each worker; a worker without a model reports nothing."""
         with answering():
             raw = text_map(self.client.hgetall(self.keys.serving))
         found = {}
@@ -106,14 +107,14 @@ class Presence:
     def drop_silent(self) -> None:
         """Forget workers that were not heard for ten times WORKER_TTL_S."""
         now = now_ms(self.client)
-        known = set()
+        reported = set()
         for worker in self._all():
             if now - worker.beat_ms > WORKER_TTL_S * 10_000:
                 self.leave(worker.name)
             else:
-                known.add(worker.name)
+                reported.add(worker.name)
         for name, served in self.serving().items():  # one may speak once more while its worker ends
-            if name not in known and now - served.since_ms > WORKER_TTL_S * 10_000:
+            if name not in reported and now - served.since_ms > WORKER_TTL_S * 10_000:
                 self.leave(name)
 
     def complain(self, stage: str, reason: str) -> None:

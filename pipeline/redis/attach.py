@@ -15,7 +15,7 @@ def state_file(data_dir: Path) -> Path:
 
 
 def running(data_dir: Path) -> dict[str, object] | None:
-    """What the stack of this data directory wrote about itself, None when none runs."""
+    """The state file of the stack that runs on this data directory, None when none runs."""
     try:
         state: dict[str, object] = json.loads(state_file(data_dir).read_text(encoding="utf-8"))
         os.kill(int(str(state["pid"])), 0)
@@ -36,21 +36,22 @@ def _hidden(data_dir: Path) -> bool:
 
 
 def attached(settings: Settings) -> Settings:
-    """Settings that reach the stack of the data directory, or the Redis of REDIS_URL. Raises BadInput when there is none.
+    """Settings for the stack of the data directory, or for REDIS_URL. Raises BadInput when there is none.
 
-    What all processes must have alike (settings.ALIKE) is the stack's, whatever was set here: a quota that
-    one planner does not know is none, nor is a bound that one sender does not keep. With REDIS_URL there is nobody to ask; it has to be set alike everywhere.
-    """
+    Settings that all processes must share (settings.ALIKE) come from the stack: a quota that one planner
+    ignores is no quota. With REDIS_URL every machine has to set them alike."""
     if settings.redis.url is not None:
         return settings
     state = running(settings.data.dir)
     if state is None and _hidden(settings.data.dir):
         raise BadInput(
-            f"{state_file(settings.data.dir)} cannot be read: the stack there is another user's; work as that user, or set REDIS_URL"
+            f"{state_file(settings.data.dir)} cannot be read: the stack there is another user's; work as "
+            "that user, or set REDIS_URL"
         )
     if state is None:
         raise BadInput(
-            f"no logweir stack runs on {settings.data.dir}; start it with `logweir up`, or set REDIS_URL or --data-dir"
+            f"no logweir stack runs on {settings.data.dir}; start it with `logweir up`, or set REDIS_URL or "
+            "--data-dir"
         )
     return _under(state.get("policy"), settings).replace(
         data_dir=settings.data.dir.absolute(),

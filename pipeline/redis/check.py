@@ -21,7 +21,8 @@ PROBE: Final = (
 
 
 def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
-    """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old, full."""
+    """Raises BadInput in one sentence when the Redis cannot be used: unreachable, wrong password, too old,
+    full."""
     url = masked_url(settings.redis.url or "")
     try:
         # Short time-outs and no second try: somebody waits for the answer.
@@ -56,7 +57,8 @@ def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
 
 
 def _try_rights(client: "redis.Redis", prefix: str) -> None:
-    """One command of each kind that a user needs the right to, on both kinds of key that we write: ours and Celery's."""
+    """One command of each kind that a user needs the right to, on both kinds of key that we write: ours and
+    Celery's."""
     name = f"{prefix}:probe"
     client.ping()
     client.set(name, "1", ex=5)
@@ -93,7 +95,7 @@ def _login(text: str) -> str:
 
 
 def _refusal(error: redis.ResponseError) -> str:
-    """What an error answer means, and what to do about it."""
+    """The meaning of an error answer, and its remedy."""
     text = str(error)
     if any(word in text for word in ("NOAUTH", "WRONGPASS", "invalid password")):
         return f"{_login(text)}; set the right user and password in REDIS_URL"

@@ -14,32 +14,31 @@ from pipeline.settings import Settings
 
 
 class _Pool(redis.ConnectionPool):
-    """Where one connection broke, this process leaves its idle ones too: what broke it has most likely broken
-    them, and one whose answers are lost is noticed only by its time-out, each in its turn, once it is
-    used."""
+    """A pool that closes idle connections of all pools in this process when one connection breaks.
+
+    The others are most likely broken too, and each would be noticed by its own time-out only.
+    """
 
     # Replaced as a whole and never locked: a process may be forked at any moment.
     _all: ClassVar[tuple["weakref.ref[_Pool]", ...]] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _Pool._all = (*(known for known in _Pool._all if known() is not None), weakref.ref(self))
+        _Pool._all = (*(reference for reference in _Pool._all if reference() is not None), weakref.ref(self))
 
     def release(self, connection: Any) -> None:
         super().release(connection)
         if connection._sock is None:  # `is_connected` says so only since redis-py 8
-            for known in _Pool._all:
-                if (pool := known()) is not None:
+            for reference in _Pool._all:
+                if (pool := reference()) is not None:
                     pool.disconnect(inuse_connections=False)
 
 
 def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
-    """A client for the ledger: short time-outs, because a process that waits for ever is not alive. Raises
-    BadSetting.
+    """A client for the ledger, with short time-outs. Raises BadSetting.
 
-    It never sends a command again by itself: one whose answer was lost may have been done, and only whoever
-    asked knows whether doing it twice is harmless. redis-py's own default differs between its constructors.
-    """
+    The client never repeats a command by itself: a command whose answer was lost may have run, and only the
+    caller knows whether it is idempotent. The default of redis-py differs between its constructors."""
     if settings.redis.url is None:
         raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
     pool = _Pool.from_url(

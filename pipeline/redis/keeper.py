@@ -68,8 +68,8 @@ class Keeper:
                 failing = False
             except Exception as exc:  # noqa: BLE001 - the clock decides; a keeper that died would lose the lease
                 if not failing:
-                    known = isinstance(exc, RedisUnavailable)
-                    self._log.warning(self._failed_event, why=str(exc), exc_info=not known)
+                    problem = isinstance(exc, RedisUnavailable)
+                    self._log.warning(self._failed_event, why=str(exc), exc_info=not problem)
                 failing = True
 
     def _watch(self) -> None:

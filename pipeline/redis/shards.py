@@ -21,7 +21,7 @@ def shard_of(workload: str, shards: int) -> int:
 
 
 def of_shard(name: str, shard: int) -> str:
-    """What a shard calls something that has this name in shard 0: `drain`, `drain.1`, `drain.2`."""
+    """The name in a shard of something with this name in shard 0: `drain`, `drain.1`, `drain.2`."""
     return name if shard == 0 else f"{name}.{shard}"
 
 

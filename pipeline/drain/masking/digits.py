@@ -1,7 +1,7 @@
 """Patterns that see no difference between two digits, and lines whose digits are normalised for them.
 
-A pattern whose character classes hold all ten digits or none, and that names no digit, is *digit-invariant*:
-it matches at the same places of two lines that differ in digits alone. A digit-invariant pattern puts the
+A pattern is *digit-invariant* when its character classes hold all ten digits or none, and it names no digit.
+It matches at the same places of two lines that differ in digits alone. A digit-invariant pattern puts the
 same text there, and when no digit is left, the masked lines are equal."""
 
 import re

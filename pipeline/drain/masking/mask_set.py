@@ -119,7 +119,7 @@ class MaskSet:
         return self._exact([message])[0]
 
     def mask_exactly(self, messages: pl.Series) -> pl.DataFrame:
-        """What `mask` gives, by every pass on every line and without memory: the reference."""
+        """The result of `mask` by every pass on every line and without memory: the reference."""
         return _masked(messages, lambda lines: exact(self.plan, lines))
 
     def _exact(self, messages: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ class Mask:
     name: str
     pattern: str
     example: str
-    expect: str | None = None  # what the whole set makes of `example`
+    expect: str | None = None  # the result of the whole set for `example`
     replace: str = ""  # empty: `<NAME>`
     enabled: bool = True
     keep: bool = False

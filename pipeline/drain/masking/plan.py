@@ -34,7 +34,7 @@ _FEW_SHAPES: Final = 0.25
 # Fewer lines cannot tell whether they repeat earlier lines, and searching them for equal lines costs more
 # than it saves.
 _FEW_LINES: Final = 512
-_MAX_ROUNDS: Final = 4  # 90,000 random concatenations of the masks' examples needed one round at most
+_MAX_ROUNDS: Final = 4  # 90,000 random concatenations of examples needed at most one round.
 # Above so many shapes in a batch, every line is new: lookups in the memo, and entries in it, are in vain.
 _MANY_SHAPES: Final = 1_000
 # The memo's value for a shape whose masked line depends on its digits. No masked line is empty.
@@ -73,7 +73,7 @@ def exact(plan: Plan, lines: pl.Series) -> pl.Series:
 
 
 def by_stages(plan: Plan, lines: pl.Series, stage: int = 0) -> pl.Series:
-    """What `exact` gives, for lines that have passed the first `stage` stages."""
+    """The result of `exact` for lines that have passed the first `stage` stages."""
     if not stage and lines.len() < _FEW_LINES:
         return _until_stable(one_round(plan, lines), lambda lines_again: _next_round(plan, lines_again))
     if stage == len(plan.stages):
@@ -179,7 +179,7 @@ def one_round(plan: Plan, lines: pl.Series) -> pl.Series:
 
 
 def _next_round(plan: Plan, lines: pl.Series) -> pl.Series:
-    """What `one_round` gives, through the gates of the stages where the lines are worth them."""
+    """The result of `one_round`, through the gates of the stages where the lines are worth them."""
     if lines.len() < _FEW_LINES:
         if lines.str.contains("[0-9]").any():
             return one_round(plan, lines)
