@@ -151,7 +151,7 @@ METERS: Final = (
 # ---- counting ------------------------------------------------------------------------------------
 
 
-def step(stage: str, outcome: str) -> None:
+def step_ended(stage: str, outcome: str) -> None:
     """A step ended, in one of OUTCOMES."""
     _count(STEPS, 1, stage, outcome)
 

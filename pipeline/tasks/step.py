@@ -107,7 +107,7 @@ def perform_joint(context: Context, stage: Stage, batch_id: str, joint: JointSte
                 why = f"batch {batch_id} is of a newer build; its workers take it, update this one"
                 context.presence.complain(stage.value, why)
             log.debug("batch.left_alone", why=claim)
-            metrics.step(stage, "skipped")
+            metrics.step_ended(stage, "skipped")
             return None
         limit_s = _limit_s(context, claim)
         with context.ledger.holding(
@@ -122,7 +122,7 @@ def perform_joint(context: Context, stage: Stage, batch_id: str, joint: JointSte
     except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
         # The claims expire and the sweeper sends their batches again.
         log.warning("redis.away", why=str(exc))
-        metrics.step(stage, "away")
+        metrics.step_ended(stage, "away")
         return str(exc)
     return reason
 
@@ -176,7 +176,7 @@ def _end_hung(context: Context, claims: list[Claim], limit_s: float) -> None:
         if in_sink:
             context.presence.complain(first.stage.value, why)
     for claim in claims:
-        metrics.step(claim.stage, "hung")
+        metrics.step_ended(claim.stage, "hung")
         if in_sink:
             metrics.waited(claim.stage, "sink")
     metrics.flush()
@@ -232,7 +232,7 @@ def _report(context: Context, claim: Claim, end: StepEnd, took_s: float) -> None
             end.next, claim.batch_id, backfill=claim.backfill, workload=claim.workload, lines=claim.lines
         )
     metrics.took(claim.stage, took_s)
-    metrics.step(claim.stage, end.outcome)
+    metrics.step_ended(claim.stage, end.outcome)
     if end.waits_for is not None:
         metrics.waited(claim.stage, end.waits_for)
     if end.outcome == "done":

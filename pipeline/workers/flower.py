@@ -19,7 +19,7 @@ from pipeline.errors import BadInput
 from pipeline.logs import logger, set_up
 from pipeline.messages.app import make_app
 from pipeline.settings import Settings
-from pipeline.workers import sockets as door
+from pipeline.workers import sockets
 from pipeline.workers.tethered import tether
 
 # In front of what the command line says, so that it can say otherwise.
@@ -41,14 +41,16 @@ OPTIONS: Final = (
 
 def arguments(argv: Sequence[str], settings: Settings) -> list[str]:
     """Flower's arguments with ours in front. Raises BadInput for an open door off loopback."""
-    given = _given(argv)
-    address = given.get("address", settings.stack.flower_address)
+    chosen = _options(argv)
+    address = chosen.get("address", settings.stack.flower_address)
     # OAuth keys (--oauth2_key) without the rule who may enter (--auth) open the door to everybody.
-    check(address, given.get("basic_auth", settings.stack.flower_auth), guarded=bool(given.get("auth")))
+    check_login(
+        address, chosen.get("basic_auth", settings.stack.flower_auth), guarded=bool(chosen.get("auth"))
+    )
     return ["flower", f"--address={address}", *OPTIONS, *(a for a in argv if _name(a) != "address")]
 
 
-def check(address: str, auth: str | None, *, guarded: bool = False) -> None:
+def check_login(address: str, auth: str | None, *, guarded: bool = False) -> None:
     """Refuse an open door off loopback, and logins that Flower would read otherwise. Raises BadInput."""
     for login in [] if auth is None else auth.split(","):
         user, _, password = login.partition(":")
@@ -63,25 +65,25 @@ def check(address: str, auth: str | None, *, guarded: bool = False) -> None:
         )
 
 
-def listen(settings: Settings) -> socket.socket:
+def open_listener(settings: Settings) -> socket.socket:
     """A listening socket on the wanted port, or on the next free one. Raises BadInput."""
-    check(settings.stack.flower_address, settings.stack.flower_auth)
-    return door.listen("flower", settings.stack.flower_address, settings.stack.flower_port)
+    check_login(settings.stack.flower_address, settings.stack.flower_auth)
+    return sockets.listen("flower", settings.stack.flower_address, settings.stack.flower_port)
 
 
 def main(argv: Sequence[str]) -> int:
     settings = Settings.load()
     set_up(settings.stack.log_level)
-    given = _given(argv)
-    rest = [a for a in argv if _name(a) != "fd"]
+    chosen = _options(argv)
+    for_flower = [a for a in argv if _name(a) != "fd"]
     opened = None
     try:
-        args = arguments(rest, settings)
-        if "fd" in given:
-            opened = socket.socket(fileno=int(given["fd"]))
-        elif not given.keys() & {"port", "unix_socket"}:
-            opened = listen(
-                settings.replace(flower_address=given.get("address", settings.stack.flower_address))
+        args = arguments(for_flower, settings)
+        if "fd" in chosen:
+            opened = socket.socket(fileno=int(chosen["fd"]))
+        elif not chosen.keys() & {"port", "unix_socket"}:
+            opened = open_listener(
+                settings.replace(flower_address=chosen.get("address", settings.stack.flower_address))
             )
     except BadInput as exc:
         sys.stderr.write(f"logweir: {exc}\n")
@@ -105,16 +107,16 @@ def _prepare(settings: Settings, opened: socket.socket | None) -> None:
     if opened is None:
         return
     opened.setblocking(False)
-    sockets, port = [opened], int(opened.getsockname()[1])
+    port = int(opened.getsockname()[1])
 
     class Flower(command.Flower):  # type: ignore[misc]
         def start_http_server(self) -> int:
             server = HTTPServer(self, ssl_options=self.ssl_options, xheaders=self.options.xheaders)
-            server.add_sockets(sockets)
+            server.add_sockets([opened])
             return port
 
     command.Flower = Flower
-    logger(url=door.url(opened)).info("flower.starts")
+    logger(url=sockets.url(opened)).info("flower.starts")
 
 
 def plain(task: Any) -> Any:
@@ -130,7 +132,7 @@ def plain(task: Any) -> Any:
     return task
 
 
-def _given(argv: Sequence[str]) -> dict[str, str]:
+def _options(argv: Sequence[str]) -> dict[str, str]:
     return {_name(a): a.partition("=")[2] for a in argv}
 
 

@@ -12,7 +12,7 @@ from pipeline.observe.presence import Pace, Presence
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
-from pipeline.workers.liveness import Liveness, Looker, Progress
+from pipeline.workers.liveness import Liveness, LivenessMonitor, Progress
 from pipeline.workers.stack.data_dir import called
 
 BEAT_S: Final = 4.0
@@ -38,17 +38,17 @@ class Heartbeat(threading.Thread):
         self.queues = queues
         self.worker = called(settings, name, embedded=bool(settings.internal.supervisor_pid))
         self.progress = progress
-        self.looker: Looker | None = None
+        self.monitor: LivenessMonitor | None = None
         if progress is not None:
             keys = list(map(Keys(settings.redis.key_prefix).kombu, queues))
             # A client of its own: neither waits behind the other.
             liveness = Liveness(connect(settings), progress, keys, stall_s=settings.internal.stall_s)
-            self.looker = Looker(liveness) if ends else Looker(liveness, end=lambda: None)
+            self.monitor = LivenessMonitor(liveness) if ends else LivenessMonitor(liveness, end=lambda: None)
         self.stopping = threading.Event()
 
     def run(self) -> None:
-        if self.looker is not None:
-            self.looker.start()
+        if self.monitor is not None:
+            self.monitor.start()
         while True:
             try:
                 self.presence.beat(
@@ -64,15 +64,15 @@ class Heartbeat(threading.Thread):
                 return
 
     def _pace(self) -> Pace | None:
-        if self.progress is None or self.looker is None:
+        if self.progress is None or self.monitor is None:
             return None
         moment = self.progress.now()
-        return Pace(quiet_s=moment.quiet_s, busy=moment.busy, stalled_s=self.looker.stalled_s)
+        return Pace(quiet_s=moment.quiet_s, busy=moment.busy, stalled_s=self.monitor.stalled_s)
 
     def leave(self) -> None:
         self.stopping.set()
-        if self.looker is not None:
-            self.looker.stopping.set()
+        if self.monitor is not None:
+            self.monitor.stopping.set()
         try:
             self.presence.leave(self.worker)
         except (RedisUnavailable, redis.RedisError):

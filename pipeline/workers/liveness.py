@@ -22,7 +22,7 @@ from pipeline.logs import logger
 from pipeline.redis.connection import answering
 
 # The exit code of a worker that served its queues no more.
-DEAF: Final = 75
+STALLED: Final = 75
 # A call that holds the interpreter's lock lets no thread of ours run; it gets so much longer than a step.
 HELD_S: Final = 60.0
 # A look that comes so much later than meant: this process was stopped in between, or Redis answered late.
@@ -106,10 +106,10 @@ class Liveness:
             return False
 
 
-class Looker(threading.Thread):
+class LivenessMonitor(threading.Thread):
     """Looks on and on, and ends the process when it is deaf. `stalled_s` is for the heartbeat to tell."""
 
-    def __init__(self, liveness: Liveness, end: Callable[[], Any] = lambda: os._exit(DEAF)) -> None:
+    def __init__(self, liveness: Liveness, end: Callable[[], Any] = lambda: os._exit(STALLED)) -> None:
         super().__init__(name="liveness", daemon=True)
         self.liveness = liveness
         self.end = end

@@ -26,8 +26,7 @@ from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.logs import logger, set_up
 from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings
-from pipeline.workers import bootstrap
-from pipeline.workers import sockets as door
+from pipeline.workers import bootstrap, sockets
 from pipeline.workers.scrape import Scrape
 
 if TYPE_CHECKING:
@@ -129,13 +128,13 @@ def main(argv: list[str]) -> int:
         opened = (
             socket.socket(fileno=fds[0])
             if fds
-            else door.listen(ROLE, settings.stack.metrics_address, settings.stack.metrics_port)
+            else sockets.listen(ROLE, settings.stack.metrics_address, settings.stack.metrics_port)
         )
         server: BaseServer = Server(opened, application(connect(settings, timeout_s=REDIS_S), settings))
     except BadInput as exc:
         sys.stderr.write(f"logweir: {exc}\n")
         return 2
-    logger(url=door.url(opened), pid=os.getpid()).info("metrics.starts")
+    logger(url=sockets.url(opened), pid=os.getpid()).info("metrics.starts")
     stop = threading.Event()
 
     def run() -> None:

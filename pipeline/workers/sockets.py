@@ -26,22 +26,22 @@ def listen(name: str, address: str, first: int) -> socket.socket:
             family, *_, where = socket.getaddrinfo(
                 address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            door = socket.create_server(where, family=family, backlog=128)
+            listener = socket.create_server(where, family=family, backlog=128)
         except OSError as exc:
             why = exc.strerror or str(exc)
             if exc.errno != errno.EADDRINUSE:
                 break
         else:
-            return door
+            return listener
     raise BadInput(
         f"{name.capitalize()} cannot listen on {address} from port {first} on ({why}); set {name}_address or "
         f"{name}_port, or {name} = false"
     )
 
 
-def url(door: socket.socket) -> str:
+def url(listener: socket.socket) -> str:
     """Where a browser on this machine finds what listens there."""
-    host, port = door.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
-        host = "127.0.0.1" if door.family == socket.AF_INET else "::1"
+        host = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

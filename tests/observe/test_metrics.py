@@ -35,9 +35,8 @@ from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
-from pipeline.workers import agent, roles, source
+from pipeline.workers import agent, roles, sockets, source
 from pipeline.workers import metrics as exporter_process
-from pipeline.workers import sockets as door
 from pipeline.workers.gauges import LINES_TOTAL, SHOWN
 from pipeline.workers.scrape import Scrape
 from pipeline.workers.stack.private_redis import PrivateRedis
@@ -103,9 +102,9 @@ def counting(client: "redis.Redis", settings: Settings) -> Iterator[metrics.Push
 def test_what_is_pushed_twice_is_counted_once(
     counting: metrics.Pusher, client: "redis.Redis", settings: Settings
 ) -> None:
-    metrics.step("ingest", "done")
+    metrics.step_ended("ingest", "done")
     counting.push()
-    metrics.step("ingest", "done")
+    metrics.step_ended("ingest", "done")
     counting.push()
     counting.push()
     assert at(read(client, settings), "steps_total", stage="ingest", outcome="done") == 2
@@ -155,14 +154,14 @@ def test_a_redis_that_is_away_delays_what_was_counted_and_loses_none(tmp_path: P
     settings = settings.replace(redis_url=server.url)
     pusher = metrics.push(connect(settings, timeout_s=1), Keys(settings.redis.key_prefix), "store")
     try:
-        metrics.step("store", "done")
+        metrics.step_ended("store", "done")
         pusher.push()
         process.terminate()
         process.wait(ENDS_S)
-        metrics.step("store", "done")
+        metrics.step_ended("store", "done")
         with pytest.raises(RedisUnavailable):
             pusher.push()
-        metrics.step("store", "done")
+        metrics.step_ended("store", "done")
         process = server.start()
         pusher.push()
         with connect(settings) as client:
@@ -339,7 +338,7 @@ def test_every_label_is_of_a_closed_set_whatever_redis_holds(
 ) -> None:
     ledger, keys = Ledger(client, settings), Keys(settings.redis.key_prefix)
     accept(ledger, "id-secret", workload='we"ird\n{x}/app-secret')
-    metrics.step("secret-stage", "secret-outcome")
+    metrics.step_ended("secret-stage", "secret-outcome")
     metrics.started("secret-role")
     counting.push()
     client.hset(keys.metrics("ingest"), "logweir_steps_total|stage=secret|outcome=secret", 5)
@@ -388,13 +387,13 @@ class Exporter:
 @contextmanager
 def exporter(settings: Settings) -> Iterator[Exporter]:
     """A real one on a socket that we keep, as the stack starts it."""
-    with door.listen("metrics", "127.0.0.1", 20_000) as opened:
+    with sockets.listen("metrics", "127.0.0.1", 20_000) as opened:
         process = subprocess.Popen(
             [sys.executable, "-m", "pipeline.workers.metrics", f"--fd={opened.fileno()}"],
             env={**os.environ, **settings.to_environ()}, pass_fds=(opened.fileno(),),
         )  # fmt: skip
         try:
-            yield Exporter(door.url(opened), process)
+            yield Exporter(sockets.url(opened), process)
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(ENDS_S) == 0
@@ -442,9 +441,9 @@ def test_the_exporter_answers_whatever_redis_does(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_gives_the_next_one_and_a_wrong_address_a_sentence() -> None:
-    with door.listen("metrics", "127.0.0.1", 20_000) as one:
+    with sockets.listen("metrics", "127.0.0.1", 20_000) as one:
         port = one.getsockname()[1]
-        with door.listen("metrics", "127.0.0.1", port) as two:
-            assert port < two.getsockname()[1] < port + door.TRIES
+        with sockets.listen("metrics", "127.0.0.1", port) as two:
+            assert port < two.getsockname()[1] < port + sockets.TRIES
     with pytest.raises(BadInput, match=r"Metrics cannot listen on 192\.0\.2\.1 .*metrics_address"):
-        door.listen("metrics", "192.0.2.1", 20_000)
+        sockets.listen("metrics", "192.0.2.1", 20_000)

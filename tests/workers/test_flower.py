@@ -23,8 +23,7 @@ from pipeline.producer import Producer
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks import ingest
 from pipeline.tasks.context import Context
-from pipeline.workers import flower
-from pipeline.workers import sockets as door
+from pipeline.workers import flower, sockets
 from pipeline.workers.roles import device_name
 from pipeline.workers.stack.stack import Stack
 
@@ -39,7 +38,7 @@ def test_it_does_not_open_off_loopback_without_a_login(address: str) -> None:
     with pytest.raises(BadInput, match="needs authentication"):
         flower.arguments([f"--address={address}"], Settings())
     with pytest.raises(BadInput, match="needs authentication"):
-        flower.listen(Settings(flower_address=address))
+        flower.open_listener(Settings(flower_address=address))
     assert f"--address={address}" in flower.arguments([], Settings(flower_address=address, flower_auth=LOGIN))
 
 
@@ -88,22 +87,22 @@ def free_port() -> int:
 
 def test_two_that_want_the_same_port_get_two() -> None:
     settings = Settings(flower_port=free_port())
-    with flower.listen(settings) as one, flower.listen(settings) as two:
+    with flower.open_listener(settings) as one, flower.open_listener(settings) as two:
         assert one.getsockname()[1] == settings.stack.flower_port
         assert two.getsockname()[1] > settings.stack.flower_port
-        assert door.url(two) == f"http://127.0.0.1:{two.getsockname()[1]}"
+        assert sockets.url(two) == f"http://127.0.0.1:{two.getsockname()[1]}"
 
 
 def test_its_url_is_one_that_a_browser_on_this_machine_can_open() -> None:
-    with flower.listen(
+    with flower.open_listener(
         Settings(flower_address="0.0.0.0", flower_auth=LOGIN, flower_port=free_port())
     ) as opened:
-        assert door.url(opened) == f"http://127.0.0.1:{opened.getsockname()[1]}"
+        assert sockets.url(opened) == f"http://127.0.0.1:{opened.getsockname()[1]}"
 
 
 def test_an_address_that_is_not_ours_is_said_with_its_remedy() -> None:
     with pytest.raises(BadInput, match=r"cannot listen on 192\.0\.2\.1 .*set flower_address"):
-        flower.listen(Settings(flower_address="192.0.2.1", flower_auth=LOGIN))
+        flower.open_listener(Settings(flower_address="192.0.2.1", flower_auth=LOGIN))
 
 
 def test_a_stack_with_an_open_door_is_refused_before_anything_is_made(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from pipeline.redis.leases import DRAIN, Lease
 from pipeline.settings import Settings
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG
-from pipeline.workers.liveness import DEAF, Liveness, Progress
+from pipeline.workers.liveness import STALLED, Liveness, Progress
 from pipeline.workers.stack.restarts import CALM_S, PAUSES_S, UNREADY, Restarts
 
 # What wakes in a worker when its lines hold a word. Loaded before anything else.
@@ -208,7 +208,7 @@ def test_a_worker_whose_consumer_went_deaf_ends_itself_and_its_successor_takes_w
     for name in (queue, f"{queue}.backfill"):
         app.control.cancel_consumer(name.partition(":")[2], reply=True, timeout=5)
     assert submit.wake(stage, "unknown", backfill=False)
-    assert worker.end(within_s=20) == DEAF
+    assert worker.end(within_s=20) == STALLED
     assert "worker.deaf" in worker.log.read_text()
     assert client.llen(queue) == 1, "what waits is still there for its successor"
 

@@ -45,7 +45,7 @@ def end(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
             process.wait()
 
 
-def tail(log: Path) -> str:
+def last_line(log: Path) -> str:
     """The last line of a process's log."""
     try:
         lines = [x for x in log.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()]

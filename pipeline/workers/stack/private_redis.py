@@ -68,7 +68,7 @@ def private_url(data_dir: Path) -> str:
     return f"unix://{quote(str(socket_path(data_dir.absolute())))}?db=0"
 
 
-def configuration(settings: Settings, directory: Path, socket: Path) -> str:
+def redis_conf(settings: Settings, directory: Path, socket: Path) -> str:
     """redis.conf, every line with its reason."""
 
     def quoted(path: Path) -> str:
@@ -109,7 +109,7 @@ class PrivateRedis:
         """Start and wait until it answers. Raises StackFailed with the end of its log."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = self.directory / "redis.conf"
-        wanted = configuration(self.settings, self.directory, self.socket)
+        wanted = redis_conf(self.settings, self.directory, self.socket)
         # A restart on a full disk must not truncate what is right already.
         if not config.exists() or config.read_text(encoding="utf-8") != wanted:
             config.write_text(wanted, encoding="utf-8")

@@ -34,12 +34,12 @@ from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.workers import flower as flower_process
-from pipeline.workers import sockets as door
-from pipeline.workers.stack.child import Child, Rule, end, tail
+from pipeline.workers import sockets
+from pipeline.workers.stack.child import Child, Rule, end, last_line
 from pipeline.workers.stack.data_dir import called, lock, outlive, write_state
 from pipeline.workers.stack.private_redis import PrivateRedis
 from pipeline.workers.stack.restarts import Crashes, Restarts
-from pipeline.workers.stack.sidecars import Windows
+from pipeline.workers.stack.sidecars import Sidecars
 
 READY_S: Final = 60.0
 ASK_S: Final = 1.0  # a Redis that hangs must not hang the supervisor
@@ -68,7 +68,7 @@ class Stack:
         self.private: PrivateRedis | None = None
         self.redis_process: subprocess.Popen[bytes] | None = None
         self.children: list[Child[Restarts]] = []
-        self.windows = Windows(self.settings.data.dir / "logs", self._popen)
+        self.sidecars = Sidecars(self.settings.data.dir / "logs", self._popen)
         self.gpu: list[Child[Crashes]] = []  # not vital either: without them the CPU does it all
         self.ready_s = 0.0
         self._with_gpu = False
@@ -83,14 +83,14 @@ class Stack:
         session_keys.user_patterns(self.settings.watch.session_keys)
         parse_tenants(self.settings.gpu.tenants)
         if self._with_flower:
-            flower_process.check(self.settings.stack.flower_address, self.settings.stack.flower_auth)
+            flower_process.check_login(self.settings.stack.flower_address, self.settings.stack.flower_auth)
         self._lock = lock(self.settings.data.dir)
         try:
             if self._with_flower:
-                self.windows.add("flower", flower_process.listen(self.settings))
+                self.sidecars.add("flower", flower_process.open_listener(self.settings))
             if self._with_metrics:
                 at = (self.settings.stack.metrics_address, self.settings.stack.metrics_port)
-                self.windows.add("metrics", door.listen("metrics", *at))
+                self.sidecars.add("metrics", sockets.listen("metrics", *at))
             outlive(self.settings.data.dir)
             if self.settings.redis.url is None:  # with a Redis of our own nobody else writes there either
                 for place in (self.settings.data.results, self.settings.data.baseline):
@@ -105,7 +105,7 @@ class Stack:
             raise
         self.ready_s = time.monotonic() - began
         self._start_gpu()  # nobody waits for these
-        self.windows.show()
+        self.sidecars.show()
         self._write_state()
         return self
 
@@ -168,7 +168,7 @@ class Stack:
             child.deaths.died()
             try:
                 if child.deaths.hopeless:
-                    raise StackFailed(f"{child.name} {child.deaths}: {tail(child.log)}")
+                    raise StackFailed(f"{child.name} {child.deaths}: {last_line(child.log)}")
                 child.process = self._popen(child.command, child.log)
             except (StackFailed, OSError) as exc:
                 logger(worker=child.name).error("worker.given_up", why=str(exc))
@@ -178,12 +178,12 @@ class Stack:
     @property
     def flower_url(self) -> str | None:
         """Where Flower is looked at; None when it is off or was given up."""
-        return self.windows.url("flower")
+        return self.sidecars.url("flower")
 
     @property
     def metrics_url(self) -> str | None:
         """Where Prometheus reads the metrics; None when they are off or were given up."""
-        url = self.windows.url("metrics")
+        url = self.sidecars.url("metrics")
         return None if url is None else f"{url}/metrics"
 
     def _popen(self, command: list[str], log: Path, fds: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
@@ -209,7 +209,7 @@ class Stack:
                 return
             for child in self.children:
                 if child.process.poll() is not None:
-                    raise StackFailed(f"{child.name} ended while starting: {tail(child.log)}")
+                    raise StackFailed(f"{child.name} ended while starting: {last_line(child.log)}")
             time.sleep(0.05)
         missing = sorted(set(wanted) - here)
         raise StackFailed(
@@ -222,7 +222,7 @@ class Stack:
         for child in self.children:
             self._check_child(child)
         self._check_gpu()
-        if self.windows.check():
+        if self.sidecars.check():
             self._note_state()
 
     def _check_child(self, child: Child[Restarts]) -> None:
@@ -231,7 +231,7 @@ class Stack:
             if (code := child.process.poll()) is None:
                 return
             logger(worker=child.name).error("worker.died", code=code)
-            self._died(restarts, child.name, tail(child.log), ready=code == 0 or self._was_ready(child))
+            self._died(restarts, child.name, last_line(child.log), ready=code == 0 or self._was_ready(child))
         if not restarts.due:
             return
         try:
@@ -283,10 +283,10 @@ class Stack:
 
     def stop(self) -> None:
         """End every child: a warm shutdown first, then by force; Redis last, so that steps can be committed."""
-        end([*(c.process for c in self._workers), *self.windows.processes])
+        end([*(c.process for c in self._workers), *self.sidecars.processes])
         self.children = []
         self.gpu = []
-        self.windows.close()
+        self.sidecars.close()
         if self.redis_process is not None:
             end([self.redis_process])
             self.redis_process = None
@@ -310,9 +310,9 @@ class Stack:
             "workers": {c.name: c.process.pid for c in self._workers},
             "redis": [] if self.redis_process is None else [self.redis_process.pid],
             "flower": self.flower_url,
-            "flower_pids": self.windows.pids("flower"),
+            "flower_pids": self.sidecars.pids("flower"),
             "metrics": self.metrics_url,
-            "metrics_pids": self.windows.pids("metrics"),
+            "metrics_pids": self.sidecars.pids("metrics"),
         }
         write_state(self.settings.data.dir, state)
 
