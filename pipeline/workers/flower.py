@@ -107,12 +107,12 @@ def _prepare(settings: Settings, opened: socket.socket | None) -> None:
     if opened is None:
         return
     opened.setblocking(False)
-    port = int(opened.getsockname()[1])
+    listeners, port = [opened], int(opened.getsockname()[1])
 
     class Flower(command.Flower):  # type: ignore[misc]
         def start_http_server(self) -> int:
             server = HTTPServer(self, ssl_options=self.ssl_options, xheaders=self.options.xheaders)
-            server.add_sockets([opened])
+            server.add_sockets(listeners)
             return port
 
     command.Flower = Flower
