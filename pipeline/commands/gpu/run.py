@@ -1,4 +1,4 @@
-"""`logweir gpu run -- CMD`: waits for a lease on this machine, runs CMD in it, gives it back however CMD ends.
+"""`logweir gpu run -- CMD`: waits for a lease of this host, runs CMD in it, gives it back however CMD ends.
 
 The lease is renewed while CMD lives. When it is lost, or has to be given back, CMD gets SIGTERM, a grace,
 SIGKILL (commands/gpu/supervised.py). Every process that CMD starts is registered with the lease. So the

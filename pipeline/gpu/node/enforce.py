@@ -94,7 +94,7 @@ def lease_environment(
         sizes = [part.memory_mib - settings.internal.gpu_context_mib for part, _ in pairs]
         env |= mps_limits.limits(mps, memory_mib=sizes, compute_percent=compute)
     elif allocator and not exclusive:
-        # Not under MPS: there a process may see its limit as the device's size, and take the fraction of that.
+        # Not under MPS: there a process may see its limit as the device's size, and take its fraction of it.
         env |= _alloc_conf(base or {}, limit)
     return env
 
