@@ -305,9 +305,4 @@ class Swept:
 
 def scoring_need(settings: Settings, *, node: str = "") -> Need:
     """The need of one scoring process, on its own machine."""
-    return Need(
-        memory_mib=settings.gpu.infer_mib,
-        compute_percent=INFER_PERCENT,
-        preemptible=True,
-        node=node,
-    )
+    return Need(memory_mib=settings.gpu.infer_mib, compute_percent=INFER_PERCENT, preemptible=True, node=node)

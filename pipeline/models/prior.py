@@ -261,8 +261,4 @@ def _features(piece: str) -> tuple[tuple[int, ...], bool, bool]:
     """Buckets of a word and its stem; whether the word is a weak sign of trouble, or of success."""
     word = piece.lower()
     names = [f"w:{word}"] * (len(word) > 1) + [f"s:{word[:_STEM]}"] * (len(word) > _STEM)
-    return (
-        tuple([_FIXED + zlib.crc32(n.encode()) % _HASHED for n in names]),
-        trouble(word),
-        all_well(word),
-    )
+    return (tuple([_FIXED + zlib.crc32(n.encode()) % _HASHED for n in names]), trouble(word), all_well(word))

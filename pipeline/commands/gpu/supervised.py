@@ -38,12 +38,7 @@ class SupervisedProgram:
     """The keeper's end. On leaving, all descendants of the program have ended, except `survivors`."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        grace_s: float,
-        alone_s: float | None = None,
-        fds: Sequence[int] = (),
+        self, command: Sequence[str], *, grace_s: float, alone_s: float | None = None, fds: Sequence[int] = ()
     ) -> None:
         """Start the guard, not yet the program. `fds` (locks) stay open in both while they live.
 

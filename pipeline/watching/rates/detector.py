@@ -16,14 +16,7 @@ from pipeline.watching.rates.bursts import LEARNT, Bursts
 from pipeline.watching.rates.columns import DROP, HEAD, NEW_ROWS, OTHER, ROWS, TOTAL, UNCOUNTED, Table
 from pipeline.watching.rates.composition import WINDOW, Composition
 from pipeline.watching.rates.cusum import Cusum
-from pipeline.watching.rates.detection import (
-    LAST_MINUTE,
-    Backoff,
-    Context,
-    Detection,
-    PackedCauses,
-    Positive,
-)
+from pipeline.watching.rates.detection import LAST_MINUTE, Backoff, Context, Detection, PackedCauses, Positive
 from pipeline.watching.rates.gaps import Gaps
 from pipeline.watching.rates.scatter import BLOCK, Scatter
 from pipeline.watching.rates.season import Season

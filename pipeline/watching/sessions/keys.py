@@ -54,11 +54,7 @@ KEY_PATTERNS: Final = (
         hint="00-[0-9a-f]{8}",
         pattern=rf"(?:^|[^0-9A-Za-z])00-({_HEX}{{32}})-{_HEX}{{16}}-{_HEX}{{2}}",
     ),
-    KeyPattern(
-        name="trace",
-        hint="race|RACE",
-        pattern=rf"(?i)trace[_.-]?id{_IS}({_UUID}|{_HEX}{{16,32}})",
-    ),
+    KeyPattern(name="trace", hint="race|RACE", pattern=rf"(?i)trace[_.-]?id{_IS}({_UUID}|{_HEX}{{16,32}})"),
     # Spring Cloud Sleuth: [service,trace,span] or [service,trace,span,exported].
     KeyPattern(
         name="trace",
