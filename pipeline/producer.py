@@ -117,8 +117,8 @@ class Producer:
             raise not_text(items) from exc
 
     def _too_many(self, batch_id: str, lines: int) -> BadInput:
-        most = self.settings.internal.batch_records
-        return BadInput(f"batch {batch_id!r} has {lines:,} lines; send at most {most:,} at once")
+        limit = self.settings.internal.batch_records
+        return BadInput(f"batch {batch_id!r} has {lines:,} lines; send at most {limit:,} at once")
 
     def send_chunk(
         self,
@@ -226,11 +226,11 @@ def workload_of_file(path: Path) -> str:
     return "".join(c if c.isprintable() else "_" for c in name)[:100]
 
 
-def check_name(what: str, name: str) -> str:
+def check_name(noun: str, name: str) -> str:
     """Workloads and batch ids: short, printable, not empty. Raises BadInput."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
         shown = repr(name) if len(repr(name)) <= 40 else repr(name)[:40] + "..."
-        raise BadInput(f"{what} {shown} is not usable; use 1 to {MAX_NAME} printable characters")
+        raise BadInput(f"{noun} {shown} is not usable; use 1 to {MAX_NAME} printable characters")
     return name
 
 

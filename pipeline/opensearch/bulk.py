@@ -1,9 +1,7 @@
-"""Bulk writing that knows the fate of every single document.
+"""Bulk writing with a result per document.
 
-One request may do well for some documents and badly for others. Busy (429, 5xx) is tried again here, only for
-the documents concerned, with back-off, for a few seconds; what cannot heal within seconds goes to the caller.
-Ids are given, so a document that was written although its answer was lost is only written over, and one that was
-deleted is not there any more.
+One request may succeed for some documents and fail for others. Documents refused as busy (429, 5xx) are retried here with
+back-off for a few seconds; other errors go to the caller. Requests are idempotent, because every document has its id.
 """
 
 import json
@@ -23,12 +21,12 @@ from pipeline.opensearch.documents import Document
 # OpenSearch advises 5 to 15 MiB; the rate is flat from about a thousand documents on.
 MAX_BYTES: Final = 5 * 1024 * 1024
 MAX_DOCUMENTS: Final = 5_000
-# Waits of at most 0.2, 0.4, ... 3.2 s, so 6.2 s in all: long enough for a merge or a collection of garbage, short
-# enough for a worker to go on with other batches when it is not.
+# Waits of at most 0.2, 0.4, ... 3.2 s, so 6.2 s in all: enough for a merge or a garbage collection. After that the
+# worker goes on with other batches.
 TRIES: Final = 6
 FIRST_WAIT_S: Final = 0.2
 
-# Answered with 400, but about the index or the cluster (too many shards), so an operator can heal them.
+# Errors with status 400 about the index or the cluster (too many shards), so an operator can heal them.
 _NOT_OF_THE_RECORD: Final = frozenset(
     {"validation_exception", "index_closed_exception", "invalid_index_name_exception"}
 )
@@ -36,7 +34,7 @@ _NOT_OF_THE_RECORD: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """One document to delete, unless it was written since this version of it was seen."""
+    """One document to delete, unless its version has changed (compare-and-set)."""
 
     index: str
     id: str
@@ -49,10 +47,10 @@ Item = Document | Removal
 
 @dataclass(slots=True, kw_only=True)
 class _Outcome:
-    """What one request left to do."""
+    """Documents of one request to retry or to refuse."""
 
-    again: list[Item] = field(default_factory=list)
-    why: str = ""  # the last reason for another try
+    retry: list[Item] = field(default_factory=list)
+    why: str = ""  # the last reason for a retry
     refused: dict[str, str] = field(
         default_factory=dict
     )  # id -> reason, of those that no request will ever store
@@ -61,36 +59,36 @@ class _Outcome:
 def write_documents(
     client: OpenSearch,
     documents: Iterable[Document],
-    what: str,
+    task: str,
     *,
     sleep: Callable[[float], None] = time.sleep,
     jitter: Callable[[], float] = random.random,
 ) -> None:
-    """Store all documents, replacing those of the same id.
+    """Stores all documents, replacing those of the same id.
 
-    Raises SinkUnavailable for what can heal: server away or too busy, no right, index blocked. Raises Rejected,
-    with the ids of the documents that the mapping refuses, once everything else is stored.
+    Raises SinkUnavailable for errors that can heal: server away or too busy, no right, index blocked. Raises Rejected
+    with the ids of documents that the mapping refuses, after all others are stored.
     """
-    _deliver(client, chunks(documents), what, sleep=sleep, jitter=jitter)
+    _deliver(client, chunks(documents), task, sleep=sleep, jitter=jitter)
 
 
 def remove_documents(
     client: OpenSearch,
     removals: Sequence[Removal],
-    what: str,
+    task: str,
     *,
     sleep: Callable[[float], None] = time.sleep,
     jitter: Callable[[], float] = random.random,
 ) -> None:
-    """Delete documents; one that is gone, or was written since it was seen, is left alone. Raises SinkUnavailable."""
+    """Deletes documents; skips missing and changed ones. Raises SinkUnavailable."""
     parts = (list(removals[at : at + MAX_DOCUMENTS]) for at in range(0, len(removals), MAX_DOCUMENTS))
-    _deliver(client, parts, what, sleep=sleep, jitter=jitter)
+    _deliver(client, parts, task, sleep=sleep, jitter=jitter)
 
 
 def _deliver(
     client: OpenSearch,
     parts: Iterable[Sequence[Item]],
-    what: str,
+    task: str,
     *,
     sleep: Callable[[float], None],
     jitter: Callable[[], float],
@@ -99,18 +97,18 @@ def _deliver(
     for part in parts:
         pending = part
         for attempt in range(TRIES):
-            outcome = _send(client, pending, what)
+            outcome = _send(client, pending, task)
             refused |= outcome.refused
-            pending = outcome.again
+            pending = outcome.retry
             if not pending:
                 break
             if attempt == TRIES - 1:
-                raise SinkUnavailable(f"{what}: {len(pending)} documents are left over, {outcome.why}")
+                raise SinkUnavailable(f"{task}: {len(pending)} documents are left over, {outcome.why}")
             sleep(FIRST_WAIT_S * 2**attempt * (0.5 + jitter() / 2))
     if refused:
         first, why = next(iter(refused.items()))
         more = f", and {len(refused) - 1:,} more" if len(refused) > 1 else ""
-        raise Rejected(f"{what}: the record {first} is refused ({why}){more}", refused)
+        raise Rejected(f"{task}: the record {first} is refused ({why}){more}", refused)
 
 
 def chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -128,7 +126,7 @@ def chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _lines(item: Item) -> list[bytes]:
-    """What a request says of one document."""
+    """The lines of a bulk request for one document."""
     place: dict[str, Any] = {"_index": item.index, "_id": item.id}
     if isinstance(item, Removal):
         place |= {"if_seq_no": item.seq_no, "if_primary_term": item.primary_term}
@@ -136,22 +134,22 @@ def _lines(item: Item) -> list[bytes]:
     return [json.dumps({"index": place}).encode(), item.body]
 
 
-def _send(client: OpenSearch, chunk: Sequence[Item], what: str) -> _Outcome:
+def _send(client: OpenSearch, chunk: Sequence[Item], task: str) -> _Outcome:
     body = b"\n".join([*(line for item in chunk for line in _lines(item)), b""])
-    with translate_errors(what, SinkUnavailable):
+    with translate_errors(task, SinkUnavailable):
         try:
             answer = client.bulk(body=body, params={"filter_path": "errors,items.*.status,items.*.error"})
         except ConnectionError:
-            raise  # nobody there: the caller's schedule, not ours
+            raise  # no server: the caller schedules the retry
         except TransportError as exc:
             status = exc.status_code
             if status not in (429, 502, 503, 504):
                 raise
-            return _Outcome(again=list(chunk), why=remedy(int(status), *error_cause(_problem(exc))))
-    return _judged(chunk, answer, what) if answer["errors"] else _Outcome()
+            return _Outcome(retry=list(chunk), why=remedy(int(status), *error_cause(_problem(exc))))
+    return _judged(chunk, answer, task) if answer["errors"] else _Outcome()
 
 
-def _judged(chunk: Sequence[Item], answer: dict[str, Any], what: str) -> _Outcome:
+def _judged(chunk: Sequence[Item], answer: dict[str, Any], task: str) -> _Outcome:
     outcome = _Outcome()
     for document, item in zip(chunk, answer["items"], strict=True):
         (result,) = item.values()
@@ -160,12 +158,12 @@ def _judged(chunk: Sequence[Item], answer: dict[str, Any], what: str) -> _Outcom
             continue
         kind, reason = error_cause(result.get("error", {}))
         if kind != "cluster_block_exception" and (status == 429 or status >= 500):
-            outcome.again.append(document)
+            outcome.retry.append(document)
             outcome.why = remedy(status, kind, reason)
         elif status == 400 and kind not in _NOT_OF_THE_RECORD:
             outcome.refused[document.id] = f"{kind}: {reason}"
         else:
-            raise SinkUnavailable(f"{what}: the index {document.index}, {remedy(status, kind, reason)}")
+            raise SinkUnavailable(f"{task}: the index {document.index}, {remedy(status, kind, reason)}")
     return outcome
 
 

@@ -1,7 +1,6 @@
-"""One way to reach an OpenSearch, and one sentence for everything that can go wrong on the way.
+"""The client of OpenSearch, and one sentence for each of its errors.
 
-Certificates are always verified; there is no switch. Nothing is retried here: a bulk and a poll know best how long
-they can wait.
+Certificates are always verified, without a switch. The client does not retry: a bulk and a poll have their own schedules.
 """
 
 import base64
@@ -48,15 +47,15 @@ class _Connection(Urllib3HttpConnection):  # type: ignore[misc] # opensearch-py 
             raise
 
     def log_request_fail(self, *args: Any, **kwargs: Any) -> None:
-        """Whoever catches the error says it once, without the body of the request."""
+        """The handler of the error logs it once, without the body of the request."""
 
 
 def opensearch_client(settings: Settings, *, reading: bool = False) -> OpenSearch:
     """A client of `settings.opensearch_url`; nothing is sent yet.
 
-    `reading` takes the user who reads log indices, where one is set. Users in settings go before one in the URL.
-    Requests are not compressed: on loopback that costs a fifth of the bulk rate, and 25,000 documents/s are no more
-    than 20 MB/s. Raises BadSetting when no server is named.
+    `reading` takes the user who reads log indices, if one is set. A user in the settings goes before one in the URL.
+    Requests are not compressed: compression costs a fifth of the bulk rate on loopback, and 25,000 documents/s are
+    only 20 MB/s. Raises BadSetting without a server.
     """
     if settings.opensearch.url is None:
         raise BadSetting("OPENSEARCH_URL is not set; name the server, such as https://search.example:9200")
@@ -65,7 +64,7 @@ def opensearch_client(settings: Settings, *, reading: bool = False) -> OpenSearc
     user, password = _credentials(settings, reading=reading)
     headers = {}
     if user is not None:
-        # By hand: urllib3 encodes as Latin-1, which fails on other passwords; the server reads UTF-8.
+        # The server reads UTF-8; urllib3 would encode as Latin-1, which fails for other passwords.
         word = base64.b64encode(f"{user}:{password or ''}".encode()).decode()
         headers["authorization"] = f"Basic {word}"
     options: dict[str, Any] = {}
@@ -88,7 +87,7 @@ def opensearch_client(settings: Settings, *, reading: bool = False) -> OpenSearc
         user=user,
         timeout=Timeout(connect=CONNECT_S, read=READ_S),
         max_retries=0,
-        pool_maxsize=2,  # a scan fetches its next page beside the caller
+        pool_maxsize=2,  # a scan fetches its next page in a thread
         retry_on_timeout=False,
         http_compress=False,
         **options,
@@ -108,31 +107,31 @@ def _credentials(settings: Settings, *, reading: bool) -> tuple[str | None, str 
 
 
 @contextmanager
-def translate_errors(what: str, error: type[Retryable]) -> Iterator[None]:
-    """Turn opensearch-py's exceptions into `error` with one sentence: `what`, why, and the remedy.
+def translate_errors(task: str, error: type[Retryable]) -> Iterator[None]:
+    """Turns opensearch-py's exceptions into `error` with one sentence: `task`, why, and the remedy.
 
-    `what` is a clause such as "results cannot be written to logweir-results-*". Every answer of a server is
+    `task` is a clause such as "results cannot be written to logweir-results-*". Every answer of a server is
     Retryable, because an operator can heal it from outside. Other exceptions, bugs among them, pass.
     """
     try:
         yield
     except TransportError as exc:
-        raise error(f"{what}: {_why(exc)}") from exc
+        raise error(f"{task}: {_why(exc)}") from exc
     except SerializationError as exc:
         if "Unknown mimetype" not in str(exc):
             raise
         raise error(
-            f"{what}: what answers at OPENSEARCH_URL does not speak JSON; name the address of an OpenSearch"
+            f"{task}: what answers at OPENSEARCH_URL does not speak JSON; name the address of an OpenSearch"
         ) from exc
 
 
 def is_absence(exc: BaseException | None) -> bool:
-    """True when the server answered that what was asked for is not there."""
+    """True for the answer 404 of the server."""
     return isinstance(exc, NotFoundError)
 
 
 def reason_of(exc: TransportError) -> tuple[str, str]:
-    """(type, reason) as the server gave them, the innermost cause; empty strings where it gave none."""
+    """(type, reason) of the innermost cause; empty strings without one."""
     info = exc.info
     problem = info.get("error") if isinstance(info, dict) else None
     return error_cause(problem) if problem else ("", "" if isinstance(info, Exception) else str(info or ""))
@@ -141,21 +140,21 @@ def reason_of(exc: TransportError) -> tuple[str, str]:
 def error_cause(problem: Any) -> tuple[str, str]:
     """(type, reason) of an error object of the server, of a request or of one item of a bulk.
 
-    The reason names index, field and type, and no value of a field: it goes to logs, where log text has no place.
+    The reason names index, field and type, but no value of a field, because reasons go to logs.
     """
     if not isinstance(problem, dict):
         return "", str(problem)
     outer = (problem.get("root_cause") or [problem])[0]
     kind, reason = str(outer.get("type") or ""), str(outer.get("reason") or "")
     inner = problem.get("caused_by")
-    while isinstance(inner, dict) and "[" not in reason:  # "failed to parse" alone helps nobody
+    while isinstance(inner, dict) and "[" not in reason:  # "failed to parse" alone does not name the field
         reason = f"{reason}: {inner.get('reason')}"
         inner = inner.get("caused_by")
     return kind, _short(reason.partition(" Preview of field's value")[0])
 
 
 def remedy(status: int, kind: str, reason: str, user: str | None = None) -> str:
-    """Why the server refused with this HTTP status, and what helps; for a request or for one item of a bulk."""
+    """The cause and remedy of an HTTP status, for a request or one item of a bulk."""
     reason = _short(reason)
     if kind == "cluster_block_exception":
         return f"the index is blocked ({reason}); free disk space or remove the block"
@@ -166,14 +165,14 @@ def remedy(status: int, kind: str, reason: str, user: str | None = None) -> str:
             f"{_named(user, 'the user')} has not the right ({reason}); give its role that action on the index"
         )
     if status == 429:
-        return f"the server is too busy (429{_given(reason)}); it will be tried again, or give it more memory"
+        return f"the server is too busy (429{_in_brackets(reason)}); it will be tried again, or give it more memory"
     if status == 404:
-        return f"there is no such index (404{_given(reason)}); check the name and create it"
+        return f"there is no such index (404{_in_brackets(reason)}); check the name and create it"
     if status == 413:
         return "the server takes no request of this size (413); raise its http.max_content_length"
     if status >= 500:
-        return f"the server is not ready ({status}{_given(reason)}); look at the health of the cluster"
-    return f"the server refused it ({status}{_given(reason)}); change the setting or mapping that this names"
+        return f"the server is not ready ({status}{_in_brackets(reason)}); look at the health of the cluster"
+    return f"the server refused it ({status}{_in_brackets(reason)}); change the setting or mapping that this names"
 
 
 def _why(exc: TransportError) -> str:
@@ -210,7 +209,7 @@ def _named(user: str | None, otherwise: str) -> str:
     return otherwise if user is None else f"the user {user!r}"
 
 
-def _given(reason: str) -> str:
+def _in_brackets(reason: str) -> str:
     return f", {reason}" if reason else ""
 
 

@@ -1,8 +1,7 @@
-"""What a stored record looks like in OpenSearch: the index templates, and the way there and back.
+"""Stored records in OpenSearch: index templates, and conversion in both directions.
 
-A document has the columns of RESULT_SCHEMA that are not null, plus `batch_id` and `position` (its row in that
-batch). Two columns change their form: `timestamp` is ISO 8601 text with microseconds, `pattern_id` is text.
-`_source` keeps both exactly, so what is read is what was written.
+A document has the columns of RESULT_SCHEMA that are not null, plus `batch_id` and `position` (its row in the batch).
+`timestamp` is ISO 8601 text with microseconds, `pattern_id` is text. `_source` holds both exactly.
 """
 
 import json
@@ -17,12 +16,12 @@ from opensearchpy.exceptions import NotFoundError
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.settings import Settings
 
-# Raised with every change of a mapping: a process that finds an older template installs its own.
+# Increases with every change of a mapping: a process replaces an older template by its own.
 TEMPLATE_VERSION: Final = 2
-# Before the templates of most log shippers, which also like broad patterns.
+# Above the templates of most log shippers, which have broad patterns too.
 PRIORITY: Final = 200
 
-# Lucene takes terms of 32,766 bytes, UTF-8 up to 4 bytes a character: no name is ever refused for its length.
+# Lucene takes terms of 32,766 bytes, and UTF-8 has up to 4 bytes a character.
 NAME_LENGTH: Final = 8_191
 _NAME: Final = {"type": "keyword", "ignore_above": NAME_LENGTH}
 
@@ -31,8 +30,8 @@ RESULT_PROPERTIES: Final[dict[str, Any]] = {
     "source": _NAME,
     "line": {"type": "long"},
     "lines": {"type": "long"},
-    # Not date_nanos: that ends at 1970 and 2262, and a line with a strange date is still a line. Searches and
-    # aggregations compare milliseconds; the microseconds stay in _source.
+    # Not date_nanos: its range is 1970 to 2262, and lines may have any date. Searches and aggregations compare
+    # milliseconds; _source holds the microseconds.
     "timestamp": {"type": "date", "format": "strict_date_optional_time"},
     "workload": _NAME,
     "level": _NAME,
@@ -52,7 +51,7 @@ RESULT_PROPERTIES: Final[dict[str, Any]] = {
     "host": _NAME,
     "process": _NAME,
     "service": _NAME,
-    "raw": {"type": "text", "index": False},  # the message is what people search; this is what they then read
+    "raw": {"type": "text", "index": False},  # people search the message and read the raw text
     "batch_id": _NAME,
     "position": {"type": "integer"},
 }
@@ -82,8 +81,8 @@ class Document:
 def index_template(pattern: str, properties: dict[str, Any]) -> dict[str, Any]:
     """The index template of one kind of index.
 
-    Fields it does not know are kept but not indexed (`dynamic` false): while versions of Logweir are mixed, a
-    newer document is not refused by an older index, and no log can blow up a mapping.
+    Unknown fields are stored but not indexed (`dynamic` false). So an older index accepts a newer document, and no log
+    can blow up a mapping.
     """
     return {
         "index_patterns": [pattern],
@@ -93,7 +92,7 @@ def index_template(pattern: str, properties: dict[str, Any]) -> dict[str, Any]:
             "settings": {
                 "index": {
                     "number_of_shards": 1,
-                    "auto_expand_replicas": "0-1",  # one copy where there is a second node, green where not
+                    "auto_expand_replicas": "0-1",  # one copy with a second node, green without
                     "refresh_interval": "5s",  # the default of 1 s costs bulk throughput; our own reads refresh
                     "translog": {"durability": "request"},  # acknowledged is on disk, also after kill -9
                 }
@@ -104,7 +103,7 @@ def index_template(pattern: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def ensure_template(client: OpenSearch, name: str, body: dict[str, Any]) -> None:
-    """Install the index template unless this version or a newer one is there; raises what opensearch-py raises."""
+    """Installs the index template unless its version or a newer one exists. Raises errors of opensearch-py."""
     try:
         found = client.indices.get_index_template(
             name=name, params={"filter_path": "index_templates.index_template.version"}
@@ -117,7 +116,7 @@ def ensure_template(client: OpenSearch, name: str, body: dict[str, Any]) -> None
 
 
 def documents(frame: pl.DataFrame, batch_id: str, prefix: str) -> Iterator[Document]:
-    """RESULT_SCHEMA rows as documents of the daily indices `<prefix>-YYYY.MM.DD` (UTC day of the record's time)."""
+    """RESULT_SCHEMA rows as documents of daily indices `<prefix>-YYYY.MM.DD`, by the record's UTC day."""
     columns = frame.select(list(RESULT_SCHEMA)).with_columns(
         pl.col("timestamp").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ"), pl.col("pattern_id").cast(pl.String)
     )

@@ -1,4 +1,4 @@
-"""The newest stored results, for somebody who asks at a terminal."""
+"""The newest stored results, for the CLI."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -11,7 +11,7 @@ from pipeline.opensearch.client import translate_errors
 from pipeline.opensearch.documents import frame_of, indices
 from pipeline.settings import Settings
 
-MOST: Final = 10_000  # what a search gives at once (index.max_result_window)
+MAX_RESULTS: Final = 10_000  # of one search (index.max_result_window)
 
 
 def newest(
@@ -23,9 +23,11 @@ def newest(
     workload: str | None = None,
     anomalous: bool = False,
 ) -> pl.DataFrame:
-    """RESULT_SCHEMA, oldest first. Raises BadInput for more than MOST, SourceUnavailable."""
-    if limit > MOST:
-        raise BadInput(f"--limit {limit:,} is more than OpenSearch gives at once; ask for at most {MOST:,}")
+    """RESULT_SCHEMA, oldest first. Raises BadInput for more than MAX_RESULTS, SourceUnavailable."""
+    if limit > MAX_RESULTS:
+        raise BadInput(
+            f"--limit {limit:,} is more than OpenSearch gives at once; ask for at most {MAX_RESULTS:,}"
+        )
     index = indices(settings)
     wanted: list[dict[str, Any]] = []
     if since is not None:
@@ -47,7 +49,7 @@ def newest(
 def with_number(
     client: OpenSearch, settings: Settings, column: str, number: int
 ) -> tuple[int, dict[str, Any] | None]:
-    """How many records hold this pattern_id or template_id, and the newest of them. Raises SourceUnavailable."""
+    """The count and the newest of the records of a pattern_id or template_id. Raises SourceUnavailable."""
     index = indices(settings)
     body = {
         "size": 1,

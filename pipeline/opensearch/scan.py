@@ -1,10 +1,10 @@
-"""Reads every document of a query, a page at a time: point in time, search_after, the next page while one works.
+"""Reads every document of a query in pages: point in time, search_after, prefetch of the next page.
 
-Order. A page is sorted by the caller's keys and then by `_seq_no`: the number a shard gives each write. It is there in
-every index, cheap to sort by (doc values; `_id` has none), and outlives a point in time, unlike a position inside it.
-It is not total: two shards may give the same number. So no page starts *after* the last document of the page before
-it but *at* its keys, and documents of those keys that were already handed over are dropped. There are at most as
-many of them as shards are read.
+A page is sorted by the caller's keys and then by `_seq_no`, the number that a shard gives each write. `_seq_no` exists in
+every index, is cheap to sort by (doc values; `_id` has none) and outlives a point in time.
+
+The order is not total: two shards may give the same number. So a page starts *at* the keys of the last document of the
+page before, and documents that were yielded already are dropped. Their number is at most the number of shards.
 """
 
 import json
@@ -21,20 +21,20 @@ from pipeline.errors import SourceUnavailable
 from pipeline.opensearch.client import reason_of, translate_errors
 
 PAGE_SIZE: Final = 5_000
-MAX_SIZE: Final = 10_000  # index.max_result_window of an index that nobody changed
-KEEP_ALIVE: Final = "2m"  # renewed by every page; longer than any page takes to be worked on
-_REOPEN: Final = 3  # times in a row; a point in time that never lives until it is used will not
+MAX_SIZE: Final = 10_000  # the default of index.max_result_window
+KEEP_ALIVE: Final = "2m"  # renewed by every page; longer than the work on a page
+_REOPEN: Final = 3  # times in a row
 SEQ: Final = "_seq_no"
 _SORT_MARK: Final = '"sort":['  # inside a text its quotes would be escaped
 
-# What others call the client, so that this package stays the only one that knows where it comes from.
+# An alias for other rooms, so that this room alone imports opensearch-py.
 Client = OpenSearch
 # One page of an answer as text -> a frame with `_index`, `_id`, `sort` (list of int64) and `_source`.
 Decode = Callable[[str], pl.DataFrame]
 
 
 def loose(text: str) -> pl.DataFrame:
-    """`_source` as Python objects, whatever it is: for documents that others wrote."""
+    """`_source` as Python objects, for documents of other programs."""
     hits = json.loads(text)["hits"]["hits"]
     return pl.DataFrame(
         [
@@ -47,7 +47,7 @@ def loose(text: str) -> pl.DataFrame:
 
 
 def typed(fields: Mapping[str, Any]) -> Decode:
-    """`_source` as a struct of these fields, decoded without Python objects. Raises ComputeError on other types."""
+    """`_source` as a struct of these fields, without Python objects. Raises ComputeError for other types."""
     hit = pl.Struct(
         {
             "_index": pl.String,
@@ -77,22 +77,22 @@ def pages(
     decode: Decode = loose,
     preference: str = "",
 ) -> Iterator[pl.DataFrame]:
-    """Pages of the documents that answer `query`, as `decode` makes them; only `fields` of their source.
+    """Pages of the documents that match `query`, decoded by `decode`, with `fields` of their source.
 
-    `sort` are clauses in front of `_seq_no`; their values must be integers (dates are, as milliseconds). `after` are
-    sort values to go on from, exclusive (see `at`). While the caller works on a page one thread fetches the next, so
-    about two pages are in memory. A pattern that no index answers to has no pages. `preference` picks shards.
+    `sort` are clauses before `_seq_no`, with integer values (dates are milliseconds). `after` are sort values to
+    continue from, exclusive (see `at`). `preference` picks shards. A thread prefetches the next page, so about two pages
+    are in memory. A pattern without an index has no pages.
 
-    What was there when the scan began comes exactly once, also when the point in time expires on the way and a new
-    one takes over; a document that is *written again* in between has a new number and then may come twice.
-    Raises SourceUnavailable; a page with missing shards is never taken for a whole one.
+    A document that exists at the begin of the scan comes exactly once, also if the point in time expires and is opened
+    again. A document that is rewritten meanwhile has a new number and may come twice. Raises SourceUnavailable, also
+    for a page with missing shards.
     """
     scan = _Scan(client, index, query=query, fields=fields, sort=sort, preference=preference)
     fetcher = ThreadPoolExecutor(1, thread_name_prefix="opensearch-page")
     try:
         place = None if after is None else list(after)
         text = scan.fetch(place, size)
-        seen: set[tuple[str, str]] = set()  # handed over, at the keys where the next page begins
+        yielded: set[tuple[str, str]] = set()  # at the keys where the next page begins
         while True:
             last = _last_sort(text)
             if last is None:
@@ -101,9 +101,9 @@ def pages(
             following = fetcher.submit(scan.fetch, place, size)
             page = decode(text)
             full = page.height == size
-            if seen:
+            if yielded:
                 ids = zip(page["_index"], page["_id"], strict=True)
-                page = page.filter(pl.Series([pair not in seen for pair in ids], dtype=pl.Boolean))
+                page = page.filter(pl.Series([pair not in yielded for pair in ids], dtype=pl.Boolean))
             ends = page.filter(page["sort"] == pl.Series([last], dtype=pl.List(pl.Int64)))
             newly = set(zip(ends["_index"], ends["_id"], strict=True))
             if page.is_empty():
@@ -114,20 +114,20 @@ def pages(
                 following = fetcher.submit(scan.fetch, place, size)
             else:
                 one_key = newly and page.height == ends.height
-                seen = seen | newly if one_key else newly
+                yielded = yielded | newly if one_key else newly
                 yield page
             if not full:
                 following.cancel()
                 return
             text = following.result()
     finally:
-        # The thread first: it may be opening the point in time that has to be closed.
+        # The thread first: it may be opening the point in time to close.
         fetcher.shutdown(wait=True, cancel_futures=True)
         scan.close()
 
 
 class _Scan:
-    """One query on a point in time that is opened again when it is gone."""
+    """One query on a point in time, opened again after it expired."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Scan:
         self.pit: str | None = None
 
     def fetch(self, after: list[int] | None, size: int) -> str:
-        """The answer as text: decoding it is the caller's, outside of this thread."""
+        """The answer as text; the caller decodes it outside of this thread."""
         with translate_errors(f"{self.index} cannot be read", SourceUnavailable):
             for _ in range(_REOPEN):
                 try:
@@ -157,7 +157,7 @@ class _Scan:
                 except NotFoundError:
                     if self.pit is None:
                         raise  # no such index
-                    self.pit = None  # it expired, or the server was started again
+                    self.pit = None  # it expired, or the server restarted
             return self._ask(after, size)
 
     def _ask(self, after: list[int] | None, size: int) -> str:
@@ -166,7 +166,7 @@ class _Scan:
         body = self.body | {"size": size, "pit": {"id": self.pit, "keep_alive": KEEP_ALIVE}}
         if after is not None:
             body["search_after"] = after
-        # Below the client, which would make Python objects of the answer.
+        # Below the client, which would decode the answer to Python objects.
         connection = self.client.transport.get_connection()
         _, _, text = connection.perform_request(
             "POST",
@@ -177,14 +177,14 @@ class _Scan:
         return str(text)
 
     def _open(self) -> bool:
-        """False when no index answers to the pattern."""
+        """False if no index matches the pattern."""
         params = {"keep_alive": KEEP_ALIVE, "allow_partial_pit_creation": "false"}
         if self.preference:
             params["preference"] = self.preference
         try:
             self.pit = self.client.create_pit(index=self.index, params=params)["pit_id"]
         except RequestError as exc:
-            # What OpenSearch says of a pattern without indices: the point in time that it made has no id.
+            # The error for a pattern without indices: a point in time without an id.
             if "*" in self.index and "invalid id: [null]" in reason_of(exc)[1]:
                 return False
             raise
@@ -192,21 +192,21 @@ class _Scan:
 
     def close(self) -> None:
         if self.pit is not None:
-            # It expires by itself; whatever ends the scan matters more.
+            # It expires by itself; an error here must not replace the one that ends the scan.
             with suppress(OpenSearchException):
                 self.client.delete_pit(body={"pit_id": [self.pit]})
             self.pit = None
 
 
 def at(last: Sequence[int]) -> list[int]:
-    """`after` that hands the documents *at* these sort values over again: search_after is exclusive."""
+    """The `after` that includes documents *at* these sort values: search_after is exclusive."""
     return [*last[:-1], last[-1] - 1]
 
 
 def _last_sort(text: str) -> list[int] | None:
-    """Sort values of the last document, found without decoding the page; None for an empty page.
+    """Sort values of the last document, without decoding the page; None for an empty page.
 
-    They stand behind the source of their document, so the last mark of the text is theirs.
+    Sort values follow the source of their document, so the last mark in the text is the right one.
     """
     start = text.rfind(_SORT_MARK)
     if start < 0:
@@ -225,7 +225,7 @@ def _wider(size: int, index: str) -> int:
 
 
 def as_text(value: Any) -> str | None:
-    """A JSON value as text that can be stored: what is no text is shown as JSON, so that nothing of it is lost."""
+    """A JSON value as text that can be stored; other values than text become JSON."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))

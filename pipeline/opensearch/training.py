@@ -1,10 +1,9 @@
-"""What a training reads from OpenSearch: stored results that answer a query, as frames.
+"""Training data from OpenSearch: stored results that match a query, as frames.
 
-The server narrows down by exact terms and times. Everything is then asked again of the frames, so that a query
-selects here exactly what it selects from Parquet files: the server keeps times in milliseconds, where the records have
-microseconds. Excluded words are asked of the frames alone. The two filters a server has would exclude other lines:
-match_phrase compares whole words after an analyser (`time` would not exclude `timeout`, and `a-b` would exclude
-`a b`), and wildcard, on a keyword, has to walk through every distinct message and ignores long ones.
+The server filters by exact terms and times, in milliseconds. The frames are filtered again, in microseconds, so a query
+selects the same records as from Parquet files. Excluded words are filtered in the frames alone. The server's filters
+would exclude other lines: match_phrase compares analysed words (`time` would not exclude `timeout`), and wildcard walks
+through every distinct message and ignores long ones.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, UTC_US, of_lines
 from pipeline.settings import Settings
 
-# As text, whatever the JSON says: numbers of a document that another program wrote may be strings and the reverse.
+# As text: documents of other programs may hold numbers as strings and the reverse.
 _FIELDS: Final = dict.fromkeys(LEARN_SCHEMA, pl.String) | {"anomalous": pl.Boolean}
 _EPOCH_MS: Final = r"^(-?\d{1,15})$"
 
@@ -35,12 +34,11 @@ def learn_pages(
     index: str | None = None,
     size: int = scan.MAX_SIZE,
 ) -> Iterator[pl.DataFrame]:
-    """Frames (LEARN_SCHEMA) of the records that answer `query`, in the order they were written; none is empty.
+    """Frames (LEARN_SCHEMA) of the records that match `query`, in the order of writing; no frame is empty.
 
-    `index`: indices with the fields of our results, by default our own. An index pattern that nothing matches, and a
-    query that nothing answers, give no frames; whoever needs lines says how many. About two pages are in memory.
-    A record that is stored again (rescored) while it is read may come twice. Raises SourceUnavailable, which names a
-    missing index, the user without the right, or the server that does not answer.
+    `index`: indices with the fields of our results, by default our own. A pattern or query without a match gives no
+    frames. About two pages are in memory. A record that is rescored during the scan may come twice. Raises
+    SourceUnavailable, which names the missing index, the user without the right, or the server.
     """
     decode = scan.typed(_FIELDS)
     keep = query.selects() & of_lines()
@@ -58,7 +56,7 @@ def learn_pages(
 
 
 def count(client: OpenSearch, settings: Settings, query: Query, *, index: str | None = None) -> int:
-    """How many records answer `query`, before words are excluded: an upper bound. Raises SourceUnavailable."""
+    """The number of records that match `query`, excluded words ignored: an upper bound. Raises SourceUnavailable."""
     name = index or indices(settings)
     with translate_errors(f"{name} cannot be read", SourceUnavailable):
         answer = client.count(index=name, body={"query": _question(query)})
@@ -71,7 +69,7 @@ def count(client: OpenSearch, settings: Settings, query: Query, *, index: str | 
 
 
 def _question(query: Query) -> dict[str, Any]:
-    """The part of `query` that a server answers exactly, or a little too widely (times, by a millisecond)."""
+    """The server's part of `query`: exact, except for times, which are up to a millisecond too wide."""
     wanted: list[dict[str, Any]] = []
     if query.workloads:
         wanted.append({"terms": {"workload": list(query.workloads)}})
@@ -91,7 +89,7 @@ def _ms(moment: datetime) -> int:
 
 
 def _decoded(text: str, decode: scan.Decode) -> pl.DataFrame:
-    """A page; document by document where one has a list or an object in place of a text."""
+    """A page; decoded document by document if one has a list or an object in place of a text."""
     try:
         return decode(text)
     except pl.exceptions.ComputeError:
@@ -106,7 +104,7 @@ def _plain(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learn(rows: pl.DataFrame) -> pl.DataFrame:
-    """Texts to the types of LEARN_SCHEMA; what cannot be read becomes null."""
+    """Texts to the types of LEARN_SCHEMA; unreadable values become null."""
     return rows.with_columns(
         _times(rows["timestamp"]),
         rows["pattern_id"].cast(pl.UInt64, strict=False),
@@ -116,7 +114,7 @@ def _learn(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _times(text: pl.Series) -> pl.Series:
     moments = text.str.to_datetime("%+", time_unit="us", time_zone="UTC", strict=False)
-    if moments.null_count() > text.null_count():  # documents may hold milliseconds since 1970 too
+    if moments.null_count() > text.null_count():  # or milliseconds since 1970
         ms = text.str.extract(_EPOCH_MS).cast(pl.Int64, strict=False)
         moments = moments.fill_null((ms * 1000).cast(UTC_US))
     return moments.rename("timestamp")

@@ -13,17 +13,17 @@ _FEW: Final = 512  # rows up to which a dict is faster than a query
 WORTH: Final = 0.9  # share of distinct rows up to which finding them costs less than working on all
 
 
-def spread(column: pl.Series, what: pl.Expr) -> pl.Series:
+def spread(column: pl.Series, expression: pl.Expr) -> pl.Series:
     """`what`, an expression on this column row by row, in slices over Polars' threads when the rows are many.
 
     One expression alone uses one thread.
     """
     frame = column.to_frame()
     if column.len() < PARALLEL_ROWS or pl.thread_pool_size() == 1:
-        return frame.select(what).to_series()
+        return frame.select(expression).to_series()
     size = -(-column.len() // pl.thread_pool_size())
-    slices = [frame.slice(start, size).lazy().select(what) for start in range(0, column.len(), size)]
-    return pl.concat([done.to_series() for done in pl.collect_all(slices)])
+    slices = [frame.slice(start, size).lazy().select(expression) for start in range(0, column.len(), size)]
+    return pl.concat([part.to_series() for part in pl.collect_all(slices)])
 
 
 def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> pl.Series:

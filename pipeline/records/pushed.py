@@ -16,7 +16,7 @@ from pipeline.records.levels import LEVELS
 
 FIELDS: Final = ("message", "timestamp", "level", "host", "process", "service")
 TEXTS: Final = ("host", "process", "service")
-_KNOWN: Final = frozenset(FIELDS)
+_FIELD_SET: Final = frozenset(FIELDS)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 # The times that a `datetime` in UTC can be, in microseconds since 1970.
@@ -125,8 +125,8 @@ def _is_text(item: object) -> bool:
 
 def _row(item: Mapping[str, Any], number: int) -> Sequence[Any]:
     """One record in the order of FIELDS."""
-    if not item.keys() <= _KNOWN:
-        unknown = sorted(set(map(str, item)) - _KNOWN)
+    if not item.keys() <= _FIELD_SET:
+        unknown = sorted(set(map(str, item)) - _FIELD_SET)
         raise BadInput(
             f"record {number} has the unknown field {unknown[0]!r}; the fields are: {', '.join(FIELDS)}"
         )

@@ -26,9 +26,9 @@ from pipeline.sinks.sink import Last, at_once
 KEEP_S: Final = 30 * 86_400
 # Redis loses seconds; a worker that stalled may have written minutes after it died.
 LOOK_BACK_S: Final = 180.0
-MOST: Final = 10_000
+MAX_FILES: Final = 10_000
 # Of the newest files; a worker keeps 12 bytes for each, and reads a million in about a second.
-MOST_RECORDS: Final = 2_000_000
+MAX_RECORDS: Final = 2_000_000
 _NO_RESULTS: Final = (b"dead", b"split")
 _RUN: Final = ""  # the field that says under which start of Redis the files were looked for
 
@@ -71,7 +71,7 @@ class Forgotten:
         self._names, parts, records = [], [], 0
         by_age = self._files.by_age(names)
         for n, name in enumerate(by_age):
-            if records >= MOST_RECORDS:
+            if records >= MAX_RECORDS:
                 logger().warning("results.forgotten_too_many", left_out_files=len(by_age) - n)
                 break
             ids = self._files.record_ids(name)
@@ -90,21 +90,23 @@ class Forgotten:
         with answering():
             still = self._client.hmget(self._key, hit)
         forgotten = [name for name, there in zip(hit, still, strict=True) if there is not None]
-        own, ids = self._files.name(batch_id, rows), rows["record_id"].to_list()
-        gone = [name for name in forgotten if name == own or self._files.take_out(name, ids, last=last)]
-        if gone:
+        own_name, ids = self._files.name(batch_id, rows), rows["record_id"].to_list()
+        removed = [
+            name for name in forgotten if name == own_name or self._files.take_out(name, ids, last=last)
+        ]
+        if removed:
             with answering():
-                self._client.hdel(self._key, *gone)
-        self._drop({*hit} - {*forgotten} | {*gone})
+                self._client.hdel(self._key, *removed)
+        self._drop({*hit} - {*forgotten} | {*removed})
 
     def _hit(self, record_ids: pl.Series) -> list[str]:
         """The forgotten files that have some of these records."""
-        known = self._where["hash"]
-        if known.is_empty():
+        hashes_known = self._where["hash"]
+        if hashes_known.is_empty():
             return []
         hashes = record_ids.hash()
-        places = known.search_sorted(hashes).clip(0, known.len() - 1)
-        if not (known.gather(places) == hashes).any():
+        places = hashes_known.search_sorted(hashes).clip(0, hashes_known.len() - 1)
+        if not (hashes_known.gather(places) == hashes).any():
             return []
         files = self._where.filter(pl.col("hash").is_in(hashes.implode()))["file"].unique().sort()
         return [self._names[n] for n in files]
@@ -117,7 +119,7 @@ class Forgotten:
         """The newest files whose batch is not done, as far as the ledger knows: it never heard of it, or of its commit.
         Of a batch that is dead or split none may be there: its retry was forgotten, or who stored it was killed before it
         saw that it had lost the batch."""
-        latest = self._files.latest(LOOK_BACK_S, MOST)
+        latest = self._files.latest(LOOK_BACK_S, MAX_FILES)
         pipe = self._client.pipeline(transaction=False)
         for _, batch_id in latest:
             pipe.hmget(self._keys.batch(batch_id), "state", "kind")

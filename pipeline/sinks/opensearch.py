@@ -61,8 +61,8 @@ class OpenSearchSink:
                 f"the record {timeless['record_id'][0]} has no timestamp, so it has no daily index",
                 timeless["record_id"].to_list(),
             )
-        what = f"results cannot be written to {self.indices}"
-        with translate_errors(what, SinkUnavailable):
+        task = f"results cannot be written to {self.indices}"
+        with translate_errors(task, SinkUnavailable):
             # Before every write, 2 ms: without its template, after an index was dropped or a server came back
             # empty, a new index would guess its mapping from the first document.
             ensure_template(self._client, self.prefix, index_template(self.indices, RESULT_PROPERTIES))
@@ -70,7 +70,7 @@ class OpenSearchSink:
         bulk.write_documents(
             self._client,
             documents(frame, batch_id, self.prefix),
-            what,
+            task,
             sleep=self._sleep,
             jitter=self._jitter,
         )
@@ -81,8 +81,8 @@ class OpenSearchSink:
         Sees every write that was acknowledged before. No point in time is needed: positions are unique in a
         batch and never change, so no page can miss or repeat one. Raises SinkUnavailable.
         """
-        what = f"results of the batch {batch_id} ({workload}) cannot be read from {self.indices}"
-        found = [hit["_source"] for hit in self._hits(batch_id, workload, what)]
+        task = f"results of the batch {batch_id} ({workload}) cannot be read from {self.indices}"
+        found = [hit["_source"] for hit in self._hits(batch_id, workload, task)]
         return frame_of(found) if found else None
 
     def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
@@ -90,7 +90,7 @@ class OpenSearchSink:
 
         Raises SinkUnavailable, and what `last` raises between looking and removing.
         """
-        what = f"results of the batch {batch_id} ({workload}) cannot be removed from {self.indices}"
+        task = f"results of the batch {batch_id} ({workload}) cannot be removed from {self.indices}"
         # Not a delete by query: that reads by a scroll, which a role without `scroll/clear` leaves open for minutes,
         # and the five-hundredth blocks the server. A document that changes meanwhile belongs to whoever changed it,
         # and an index that is deleted meanwhile took with it what we came for.
@@ -101,37 +101,37 @@ class OpenSearchSink:
                 seq_no=hit["_seq_no"],
                 primary_term=hit["_primary_term"],
             )
-            for hit in self._hits(batch_id, workload, what, versions=True)
+            for hit in self._hits(batch_id, workload, task, versions=True)
         ]
         last()
-        bulk.remove_documents(self._client, removals, what, sleep=self._sleep, jitter=self._jitter)
+        bulk.remove_documents(self._client, removals, task, sleep=self._sleep, jitter=self._jitter)
 
     def probe(self) -> str:
         """Whether results could be written today, in words; changes nothing. Raises SinkUnavailable."""
         # Of a pattern that matches nothing every user may ask, so it says nothing about rights; of a name it does.
         day = f"{self.prefix}-{utc_now():%Y.%m.%d}"
-        what = f"results cannot be written to {day}"
+        task = f"results cannot be written to {day}"
         try:
-            with translate_errors(what, SinkUnavailable):
+            with translate_errors(task, SinkUnavailable):
                 self._client.count(index=day)
                 self._client.indices.exists_index_template(name=self.prefix)
-            said = f"{day} can be read and written"
+            answer = f"{day} can be read and written"
         except SinkUnavailable as exc:
             if not is_absence(exc.__cause__):
                 raise
-            said = f"{day} will be made with the first result"
+            answer = f"{day} will be made with the first result"
         # An id that no record has, in a version that no document has: refused for its version and not for its user.
         bulk.remove_documents(
-            self._client, [bulk.Removal(index=day, id="probe", seq_no=2**53, primary_term=1)], what
+            self._client, [bulk.Removal(index=day, id="probe", seq_no=2**53, primary_term=1)], task
         )
-        return said
+        return answer
 
     def _hits(
-        self, batch_id: str, workload: str, what: str, *, versions: bool = False
+        self, batch_id: str, workload: str, task: str, *, versions: bool = False
     ) -> list[dict[str, Any]]:
         """What is stored of a batch by position: with its source, or with the version of each document instead."""
         found: list[dict[str, Any]] = []
-        with translate_errors(what, SinkUnavailable):
+        with translate_errors(task, SinkUnavailable):
             self._client.indices.refresh(index=self.indices)
             after: list[Any] | None = None
             while True:

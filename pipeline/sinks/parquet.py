@@ -84,11 +84,11 @@ class ParquetSink:
                     last()
                     path.unlink(missing_ok=True)
 
-    def latest(self, within_s: float, most: int) -> list[tuple[str, str]]:
+    def latest(self, within_s: float, limit: int) -> list[tuple[str, str]]:
         """(file below the root, batch id) of what was written last, oldest first, and up to `within_s` before that; the
         newest `most` of them, less those whose id is written nowhere. Raises SinkUnavailable."""
         with self._explained(self.root):
-            newest = sorted(heapq.nlargest(most, self._newest(within_s)))
+            newest = sorted(heapq.nlargest(limit, self._newest(within_s)))
             after = newest[-1][0] - within_s if newest else 0.0
             found = [(str(path.relative_to(self.root)), _id_of(path)) for at, path in newest if at >= after]
         return [(name, batch_id) for name, batch_id in found if batch_id is not None]
@@ -144,19 +144,19 @@ class ParquetSink:
             with _locked(path.parent):  # nobody may bring back what another took out or replaced
                 if not path.exists():
                     return True
-                rest = None if record_ids is None else _without(path, record_ids)
-                if record_ids is not None and rest is None:
+                remaining = None if record_ids is None else _without(path, record_ids)
+                if record_ids is not None and remaining is None:
                     return False
                 last()
-                if rest is None or rest.is_empty():
+                if remaining is None or remaining.is_empty():
                     path.unlink(missing_ok=True)
                 else:
                     batch_id = _id_of(path) if _batch_id(path.name) is None else None
                     metadata = {BATCH_ID: batch_id} if batch_id else None
-                    with _written(path, rest, metadata) as temporary:
+                    with _written(path, remaining, metadata) as temporary:
                         temporary.replace(path)
                 _sync_directory(path.parent)
-                return rest is None or rest.is_empty()
+                return remaining is None or remaining.is_empty()
 
     def scan(self) -> pl.LazyFrame:
         """All results, lazily; an empty frame when nothing is stored yet."""
@@ -164,11 +164,11 @@ class ParquetSink:
 
     def sweep(self) -> int:
         """Remove what killed writers left behind. Only when no writer runs."""
-        gone = 0
+        removed = 0
         for path in self.root.glob(f"date=*/workload=*/.*{TEMPORARY}"):
             path.unlink(missing_ok=True)
-            gone += 1
-        return gone
+            removed += 1
+        return removed
 
     def path(self, batch_id: str, frame: pl.DataFrame) -> Path:
         """Where a batch is stored: the day of its first record, its workload, its id."""

@@ -24,7 +24,7 @@ def templates_index(settings: Settings) -> str:
 def write_templates(client: OpenSearch, settings: Settings, templates: "Iterable[Template]") -> int:
     """Store templates under their ids, replacing older texts; returns how many. Raises SinkUnavailable, Rejected."""
     index = templates_index(settings)
-    what = f"templates cannot be written to {index}"
+    task = f"templates cannot be written to {index}"
     ready = [
         Document(
             index=index,
@@ -40,7 +40,7 @@ def write_templates(client: OpenSearch, settings: Settings, templates: "Iterable
         )
         for template in templates
     ]
-    with translate_errors(what, SinkUnavailable):
+    with translate_errors(task, SinkUnavailable):
         ensure_template(client, index, index_template(index, TEMPLATE_PROPERTIES))
-    bulk.write_documents(client, ready, what)
+    bulk.write_documents(client, ready, task)
     return len(ready)

@@ -1,6 +1,6 @@
-"""The bytes of a log file whatever it is packed in: plain, gzip, zstd, UTF-16.
+"""The text of plain, gzip, zstd and UTF-16 files as UTF-8 bytes.
 
-Offsets are those of the unpacked UTF-8 text. What a file is, its first bytes say, not its name.
+Offsets count unpacked UTF-8. The first bytes of a file tell its kind; the name does not matter.
 """
 
 import codecs
@@ -26,12 +26,12 @@ _UTF16: Final = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-
 # The first bytes of files whose offsets in UTF-8 text are not their own.
 REWRITTEN_MARKS: Final = (GZIP_MAGIC, ZSTD_MAGIC, *_UTF16)
 _LOOK_BYTES: Final = 65536
-# A log may hold a few NULs after a crash; text has no other control characters to speak of. Random bytes have
-# 10 % of them, executables far more.
+# A log may hold a few NULs after a crash. Random bytes have 10 % control characters, executables far more.
 _MAX_CONTROL_SHARE: Final = 0.05
-_TEXT_CONTROLS: Final = (7, 8, 9, 10, 11, 12, 13, 27)  # bell to carriage return, and ESC of terminal colours
-# One zstd input byte can become 32 KiB (a run-length block is 4 bytes for 128 KiB), and all of it comes out at
-# once. So input goes in by small steps, by tiny ones while it expands like that: 2 MiB come out of one then.
+_TEXT_CONTROLS: Final = (7, 8, 9, 10, 11, 12, 13, 27)  # Bell to carriage return, and ESC of terminal colours.
+# One zstd input byte can become 32 KiB at once: a run-length block is 4 bytes for 128 KiB. So input goes in
+# by small steps. After a step that expanded by more than 1 MiB the steps are tiny; one tiny step gives at
+# most 2 MiB.
 _ZSTD_STEP: Final = 1024
 _ZSTD_TINY_STEP: Final = 64
 _ZSTD_EXPANDING: Final = 1024 * 1024
@@ -119,8 +119,8 @@ class _Zstd:
 
     def read(self, size: int) -> bytes:
         out: list[bytes] = []
-        held = 0
-        while held < size:
+        total = 0
+        while total < size:
             if not self._input:
                 self._input = self._file.read(_LOOK_BYTES)
                 self._read += len(self._input)
@@ -133,7 +133,7 @@ class _Zstd:
             try:
                 data = self._frame.decompress(step)
             except zstandard.ZstdError as exc:
-                if out:  # first what could be read; the same bytes fail again at the next call
+                if out:  # readable bytes first; the same bytes fail again at the next call
                     self._input = step + self._input
                     self._frame = zstandard.ZstdDecompressor().decompressobj()
                     break
@@ -144,7 +144,7 @@ class _Zstd:
                 self._frame = zstandard.ZstdDecompressor().decompressobj()
                 self._started = False
             out.append(data)
-            held += len(data)
+            total += len(data)
         return b"".join(out)
 
     def consumed(self) -> int:
@@ -152,7 +152,7 @@ class _Zstd:
 
 
 class _Utf16:
-    """UTF-16 rewritten as UTF-8, its byte order mark left out."""
+    """UTF-16 as UTF-8, without its byte order mark."""
 
     def __init__(self, inner: Unpacker, encoding: str, first: bytes) -> None:
         self._inner = inner
@@ -173,9 +173,9 @@ class _Utf16:
 
 
 class ByteStream:
-    """The text of an open file from an offset on; close the file yourself.
+    """The text of an open file from an offset on. The caller closes the file.
 
-    Raises BadInput when the file is packed in a way we do not read, or is binary.
+    Raises BadInput for unknown compression and for binary files.
     """
 
     def __init__(self, file: BinaryIO, path: Path, *, offset: int = 0) -> None:
@@ -196,9 +196,10 @@ class ByteStream:
         if packed is not None:
             raise BadInput(f"{self._path} is {packed}-compressed, which is not read; unpack it first")
         if first.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
-            rest = _Rejoined(first, file)
+            rejoined = _Rejoined(first, file)
             self.packing = "gzip" if first.startswith(GZIP_MAGIC) else "zstd"
-            self._source = _Gzip(rest, self._path) if self.packing == "gzip" else _Zstd(rest, self._path)  # type: ignore[arg-type]
+            unpacker = _Gzip if self.packing == "gzip" else _Zstd
+            self._source = unpacker(rejoined, self._path)  # type: ignore[arg-type]
             first = self._source.read(_LOOK_BYTES)
         for mark, encoding in _UTF16.items():
             if first.startswith(mark):
@@ -207,8 +208,8 @@ class ByteStream:
                 first = self._source.read(_LOOK_BYTES)
         if share := binary_share(first):
             raise BadInput(
-                f"{self._path} is not a text log: {share:.0%} of its first bytes are NUL or control characters; "
-                "give the log as text"
+                f"{self._path} is not a text log: {share:.0%} of its first bytes are NUL or control "
+                "characters; give the log as text"
             )
         self._ahead = memoryview(first)
 
@@ -244,7 +245,7 @@ class ByteStream:
 
 
 class _Rejoined:
-    """A file whose first bytes were already read; works for pipes, which cannot go back."""
+    """A file with its first bytes put back; pipes cannot seek."""
 
     def __init__(self, first: bytes, file: BinaryIO) -> None:
         self._first, self._file = first, file

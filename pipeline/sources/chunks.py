@@ -1,4 +1,4 @@
-"""Where a source stands, and what it hands over: cursors and chunks of records."""
+"""Cursors in a source, and chunks of records."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,12 +23,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A place in a source: everything before it was handed over.
+    """A place in a source; all records before it were handed over.
 
-    `offset` counts bytes of the unpacked text, `line` the physical lines begun before it; `inside` says
-    that the offset is in the middle of a line too long for one record. `identity` tells a file from
-    another one of the same name.
-    """
+    `offset` counts bytes of the unpacked text, `line` the physical lines begun before it. `inside`: the
+    offset is within a line too long for one record. `identity` tells files of one name apart."""
 
     path: str
     identity: str
@@ -51,10 +49,7 @@ _CODEC: Final = Codec(Cursor, version=1, what="a cursor", newer=BadPayload)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some records of a source, unparsed, and the place behind them.
-
-    `position` is how many bytes of the file itself (packed, where it is) were consumed, for progress.
-    """
+    """Unparsed records and the place behind them. `position` counts consumed bytes of the packed file."""
 
     records: pl.DataFrame  # RAW_SCHEMA
     formats: tuple[str, ...]
@@ -62,7 +57,7 @@ class Chunk:
     position: int
 
     def latest(self, *, arrived: datetime, zone: str) -> datetime | None:
-        """The time of the last record, None where it shows none."""
+        """The time of the last record, None without one."""
         last = formats.parse(self.records.tail(1), self.formats, arrived=arrived, zone=zone)
         moment = last["timestamp"].max()
         return moment if isinstance(moment, datetime) else None
@@ -71,20 +66,19 @@ class Chunk:
 class Assembly:
     """Bytes to chunks: cuts lines, joins records, cuts chunks at the limits.
 
-    Where a chunk ends depends on the text alone, not on the blocks it came in, so reading again gives
-    the same chunks, unless `flush` was called in between.
+    The ends of chunks depend on the text alone, not on the blocks, unless `flush` or `release` was called.
     """
 
     def __init__(self, start: Cursor, *, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
         self._place = start
-        # a line that is still inside has its number already
+        # a line that the cursor is inside of has its number already
         first_line = start.line + 1
         self._cutter = LineCutter(offset=start.offset, inside=start.inside)
         self.framer = Framer(first_line=first_line)
         self._max_records, self._max_bytes = max_records, max_bytes
-        self._held: list[pl.DataFrame] = []
-        self._held_records = self._held_bytes = 0
-        self.unsent = False  # some finished line is not in a chunk yet
+        self._pending: list[pl.DataFrame] = []
+        self._pending_records = self._pending_bytes = 0
+        self.unsent = False  # some whole line is in no chunk
 
     @property
     def cursor(self) -> Cursor:
@@ -92,7 +86,7 @@ class Assembly:
         return self._place
 
     def identify(self, identity: str) -> None:
-        """Further cursors carry this identity."""
+        """Sets the identity of further cursors."""
         self._place = replace(self._place, identity=identity)
 
     def push(self, block: bytes, position: int) -> Iterator[Chunk]:
@@ -104,20 +98,20 @@ class Assembly:
         yield from self._full(position)
 
     def flush(self, position: int) -> Iterator[Chunk]:
-        """Everything that ends with a newline, also the record that might have grown."""
+        """All whole lines, also those of the open record."""
         self._hold(self.framer.flush_frame())
         yield from self._full(position)
-        yield from self._rest(position)
+        yield from self._remaining(position)
 
     def release(self, position: int) -> Iterator[Chunk]:
-        """The finished records; the last one stays open, unless the formats are not known yet."""
+        """The finished records. The last record stays open, unless the formats are unknown."""
         if not self.framer.settled:
             yield from self.flush(position)
         else:
-            yield from self._rest(position, unsent=True)
+            yield from self._remaining(position, unsent=True)
 
     def due(self, pace: FlushPolicy, position: int) -> Iterator[Chunk]:
-        """What has waited long enough by this pace."""
+        """The chunks that the flush policy asks for."""
         match pace.due(unsent=self.unsent, settled=self.framer.settled):
             case Due.EVERYTHING:
                 yield from self.flush(position)
@@ -125,9 +119,9 @@ class Assembly:
                 yield from self.release(position)
 
     def finish(self, position: int) -> Iterator[Chunk]:
-        """Everything: the source has ended, a last line without newline is a line.
+        """All records at the end of the source; a last line without newline is a line.
 
-        Should the source grow after all, its cursor says that what comes next is the rest of that line.
+        If the source grows later, its cursor marks the new bytes as the continuation of that line.
         """
         lines = self._cutter.finish()
         if lines.height:
@@ -137,30 +131,30 @@ class Assembly:
 
     def _hold(self, records: pl.DataFrame) -> None:
         if records.height:
-            self._held.append(records)
-            self._held_records += records.height
-            self._held_bytes += int(records["raw"].str.len_bytes().sum())
+            self._pending.append(records)
+            self._pending_records += records.height
+            self._pending_bytes += int(records["raw"].str.len_bytes().sum())
 
     def _full(self, position: int) -> Iterator[Chunk]:
-        # strictly more: a chunk that is just full is cut when the next record is there, or at the end
-        while self._held_records > self._max_records or self._held_bytes > self._max_bytes:
-            held = pl.concat(self._held)
-            sizes = held["raw"].str.len_bytes().cum_sum().to_numpy()
+        # strictly more: a full chunk is cut with the next record, or at the end
+        while self._pending_records > self._max_records or self._pending_bytes > self._max_bytes:
+            pending = pl.concat(self._pending)
+            sizes = pending["raw"].str.len_bytes().cum_sum().to_numpy()
             fits = int(np.searchsorted(sizes, self._max_bytes, side="right"))
             n = max(1, min(self._max_records, fits))
-            if n >= held.height:
+            if n >= pending.height:
                 return
-            self._held = [held[n:]]
-            self._held_records -= n
-            self._held_bytes -= int(sizes[n - 1])
-            yield self._chunk(held[:n], position)
+            self._pending = [pending[n:]]
+            self._pending_records -= n
+            self._pending_bytes -= int(sizes[n - 1])
+            yield self._chunk(pending[:n], position)
 
-    def _rest(self, position: int, *, unsent: bool = False) -> Iterator[Chunk]:
-        held, self._held = self._held, []
-        self._held_records = self._held_bytes = 0
+    def _remaining(self, position: int, *, unsent: bool = False) -> Iterator[Chunk]:
+        pending, self._pending = self._pending, []
+        self._pending_records = self._pending_bytes = 0
         self.unsent = unsent
-        if held:
-            yield self._chunk(pl.concat(held), position)
+        if pending:
+            yield self._chunk(pl.concat(pending), position)
 
     def _chunk(self, records: pl.DataFrame, position: int) -> Chunk:
         line, lines, end = records.select("line", "lines", "end").row(-1)

@@ -1,10 +1,11 @@
-"""Where the poll of a store goes on: a place per shard, and the documents around it that are known.
+"""The cursor of a poll: a low watermark per shard, and a dedup window of documents above the watermarks.
 
-A shard numbers its writes, so a place is a number: every document up to it was accepted. It trails behind what was
-read, because a number can become visible after a higher one; documents past it that were accepted are remembered by a
-64-bit digest of index and `_id`. Always true between two pages: a document was accepted if and only if its number is
-at most its shard's place, or it is remembered. Inside a page only the remembered ones grow.
-"""
+A shard numbers its writes. Every document up to the shard's place (the watermark) was accepted. The place
+trails behind the read position, because a number can become visible after a higher one. Accepted documents
+above the place stand in the window under a 64-bit digest of index and `_id`.
+
+Invariant between two pages: a document was accepted if and only if its number is at most its shard's place,
+or the window holds the document. Within a page only the window grows."""
 
 import base64
 import zlib
@@ -19,20 +20,21 @@ import numpy as np
 from pipeline.errors import BadPayload
 from pipeline.records.wire import Codec
 
-# A write of which a later one is visible already becomes visible with the next refresh: 1 s as shipped, 30 s in
-# indices that were tuned for writing. After this long it is there, or its bulk was refused.
+# A late write becomes visible with the next refresh: 1 s as shipped, 30 s in indices tuned for writing. After
+# this long the write is visible, or its bulk was refused.
 OVERLAP_S: Final = 60
-# About 12 bytes each in a cursor, which is written with every batch. Also what recognises a shipper's repeated write.
+# About 12 bytes each in a cursor, which every batch writes. The window also recognises a shipper's repeated
+# writes.
 REMEMBERED: Final = 10_000
-# Of each shard at least, however much is read elsewhere: numbers that are in flight at one moment are as many as the
-# shard has writing threads.
+# Entries that each shard keeps. A shard has as many writes in flight as writing threads.
 ALWAYS: Final = 200
 MANY_PLACES: Final = 2_000  # about 30 bytes each in a cursor
 _ROW: Final = np.dtype([("id", "<u8"), ("shard", "<u4"), ("seq", "<i8"), ("at", "<u4")])
 
 
 class AcceptedDocument(NamedTuple):
-    """An accepted document: its shard, its number there, the time of the view that showed it (seconds since 1970)."""
+    """`seq` is the number in the shard, `at` the time of the view that showed the document (seconds since
+    1970)."""
 
     shard: str
     seq: int
@@ -41,51 +43,51 @@ class AcceptedDocument(NamedTuple):
 
 @dataclass(slots=True)
 class DedupWindow:
-    """`places`: "<index uuid>/<shard>" -> number. `entries`: digest -> the document, in the order of acceptance."""
+    """`places`: "<index uuid>/<shard>" -> number. `entries`: digest -> document, in order of acceptance."""
 
     places: dict[str, int] = field(default_factory=dict)
     entries: dict[int, AcceptedDocument] = field(default_factory=dict)
 
     def place(self, shard: str) -> int:
-        """Everything of the shard up to this number was accepted; -1: nothing is known of it."""
+        """All documents of the shard up to this number were accepted; -1 for an unknown shard."""
         return self.places.get(shard, -1)
 
     def add(self, documents: Mapping[int, AcceptedDocument]) -> None:
-        """These documents go with the batch that carries the cursor packed next."""
+        """Adds the documents of the batch that carries the cursor packed next."""
         for document, entry in documents.items():
-            known = self.entries.pop(document, None)
-            if known is not None:  # of an index that was deleted and made anew
-                self.places[known.shard] = max(self.place(known.shard), known.seq)
+            earlier = self.entries.pop(document, None)
+            if earlier is not None:  # of an index that was deleted and created anew
+                self.places[earlier.shard] = max(self.place(earlier.shard), earlier.seq)
             self.entries[document] = entry
 
-    def again(self, document: int, entry: AcceptedDocument) -> bool:
-        """True for a document that is remembered. Written anew, it is remembered under its new number."""
-        known = self.entries.get(document)
-        if known is None or known.shard != entry.shard:
+    def recognises(self, document: int, entry: AcceptedDocument) -> bool:
+        """True for a document in the window. A rewritten document takes its new number."""
+        earlier = self.entries.get(document)
+        if earlier is None or earlier.shard != entry.shard:
             return False
-        if entry.seq > known.seq:
-            self.entries[document] = known._replace(seq=entry.seq)
+        if entry.seq > earlier.seq:
+            self.entries[document] = earlier._replace(seq=entry.seq)
         return True
 
     def settle(self, shard: str, upto: int, view: int) -> None:
-        """Forget what is old or too much, and move the places over it.
+        """Moves places over entries that are old or in excess, and drops those entries.
 
-        `shard` was read up to the number `upto` as it was at `view`; all that was read must be in. Old is what an
-        earlier view showed, OVERLAP_S before: had a lower number been late, this reading would have met it.
-        """
+        `shard` was read up to the number `upto` at the time `view`, and all its documents were added. An
+        entry is old OVERLAP_S after the view that showed it: this reading has met every lower number that was
+        late."""
         for document, entry in list(self.entries.items()):
             if entry.shard == shard and entry.seq <= upto and entry.at <= view - OVERLAP_S:
                 self._forget(document)
         excess = len(self.entries) - REMEMBERED
         if excess <= 0:
             return
-        held = Counter(entry.shard for entry in self.entries.values())
+        counts = Counter(entry.shard for entry in self.entries.values())
         for document, entry in list(self.entries.items()):  # in the order of acceptance
             if excess <= 0:
                 break
-            if held[entry.shard] > ALWAYS:
+            if counts[entry.shard] > ALWAYS:
                 self._forget(document)
-                held[entry.shard] -= 1
+                counts[entry.shard] -= 1
                 excess -= 1
 
     def _forget(self, document: int) -> None:
@@ -93,13 +95,14 @@ class DedupWindow:
         self.places[entry.shard] = max(self.place(entry.shard), entry.seq)
 
     def keep(self, shards: Collection[str]) -> None:
-        """Drop the places of indices that are gone, once there are many: a closed index may be opened again."""
+        """Drops places of missing indices above MANY_PLACES. Until then a closed index may be opened
+        again."""
         if len(self.places) > MANY_PLACES:
             self.places = {shard: n for shard, n in self.places.items() if shard in shards}
             self.entries = {d: e for d, e in self.entries.items() if e.shard in shards}
 
     def pack(self) -> str:
-        """As text for the ledger."""
+        """Text for the ledger."""
         names = sorted({entry.shard for entry in self.entries.values()})
         number = {name: n for n, name in enumerate(names)}
         rows = np.array([(d, number[e.shard], e.seq, e.at) for d, e in self.entries.items()], dtype=_ROW)
@@ -110,7 +113,7 @@ class DedupWindow:
 
     @classmethod
     def unpack(cls, text: str | None) -> Self:
-        """None: from the beginning. Raises BadPayload."""
+        """None is the beginning. Raises BadPayload."""
         if text is None:
             return cls()
         packed = _CODEC.from_json(text)

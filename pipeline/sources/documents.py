@@ -1,8 +1,7 @@
-"""Documents that somebody else wrote, as records: whatever their fields hold, nothing is refused and nothing is lost.
+"""Documents of other programs as records. Every document becomes a record, whatever its fields hold.
 
-A message that is no text is kept as JSON; a document without one is its own message; a time that cannot be read is
-null, which becomes the time of arrival.
-"""
+A message that is no text becomes JSON. A document without a message becomes its own message. An unreadable
+time is null, and ingest replaces null by the time of arrival."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pipeline.sources.times import read_times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where documents have what. Names may be dotted: `a.b` is the key "a.b" or the `b` of `a`."""
+    """The fields of time, message, level and workload. `a.b` is the key "a.b" or the `b` of `a`."""
 
     time: str
     message: str
@@ -32,19 +31,19 @@ class Layout:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """As the settings say."""
+        """From the settings."""
         time, message, level = settings.opensearch.fields
         return cls(time=time, message=message, level=level, workload=settings.opensearch.workload_fields)
 
     @property
     def fields(self) -> list[str]:
-        """All that is read of a document that has a message."""
+        """The fields that a poll fetches."""
         return list(dict.fromkeys((self.time, self.message, self.level, *self.workload)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceDocument:
-    """A hit of a search. `number` is the 63-bit digest of index and `_id`: what tells it from all others."""
+    """A hit of a search. `number` is the 63-bit digest of index and `_id`."""
 
     index: str
     id: str
@@ -54,7 +53,8 @@ class SourceDocument:
 
 
 def document_number(index: str, doc_id: str) -> int:
-    """63 bits, because stores keep it as a signed `line`. At 10 million documents two are equal once in 200,000."""
+    """63 bits, because stores hold a signed `line`. 10 million documents collide with a chance of 1 in
+    200,000."""
     return int(digest(index, doc_id), 16) >> 1
 
 
@@ -83,7 +83,7 @@ def message_of(source: Mapping[str, Any], layout: Layout) -> str | None:
 
 
 def document_workload(document: SourceDocument, layout: Layout) -> str:
-    """The values of the workload fields joined by /, those that are missing left out; without any the index."""
+    """The values of the workload fields joined by /; the index if all are missing."""
     parts = [text_of(value_at(document.source, name)) for name in layout.workload]
     name = "/".join(part for part in parts if part) or document.index
     name = "".join(c if c.isprintable() else "_" for c in name)
@@ -98,7 +98,7 @@ def document_records(
     arrived: datetime,
     zone: str,
 ) -> pl.DataFrame:
-    """RAW_SCHEMA, in the order of the documents; a message longer than a record becomes several, like a long line."""
+    """RAW_SCHEMA, in the order of the documents; a message longer than a record becomes several records."""
     times = read_times(
         pl.Series([text_of(value_at(d.source, layout.time)) for d in documents], dtype=pl.String),
         arrived=arrived,
@@ -107,7 +107,7 @@ def document_records(
     rows: list[tuple[str, int, int, datetime | None, str | None]] = []
     for document, text, moment in zip(documents, messages, times, strict=True):
         level = level_of(value_at(document.source, layout.level))
-        message = text.rstrip()  # a blank end says nothing, and would make a second pattern of the message
+        message = text.rstrip()  # trailing blanks would make a second pattern
         lines = message.count("\n") + 1
         for piece in split_text(message):
             rows.append((piece, document.number, lines, moment, level))
@@ -121,6 +121,6 @@ def document_records(
 
 
 def level_of(value: Any) -> str | None:
-    """One of LEVELS, None for what no program calls a level."""
+    """One of LEVELS, None for other values."""
     word = value.strip().lower() if isinstance(value, str) else ""
     return word if word in LEVELS else LEVEL_WORDS.get(word)

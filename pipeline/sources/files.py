@@ -1,4 +1,4 @@
-"""Log files: which ones are meant, and their records from a cursor on."""
+"""Log files: paths of patterns, and records from a cursor on."""
 
 import glob
 import os
@@ -22,9 +22,9 @@ _GLOB_MARKS: Final = frozenset("*?[")
 
 
 def expand(patterns: Sequence[str]) -> list[Path]:
-    """The files meant by paths and globs, in order, each once.
+    """The files of paths and globs, in order, each once.
 
-    Raises BadInput for a name that is no readable file and for a pattern that matches none.
+    Raises BadInput for an unreadable file and for a pattern without a match.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -46,8 +46,8 @@ def _matches(pattern: str) -> list[Path]:
     names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
     files = [p for p in map(Path, names) if not p.is_dir()]
     if not files:
-        what = "only directories" if names else "no file"
-        raise BadInput(f"{pattern!r} matches {what}; check the pattern, ** descends into directories")
+        matched = "only directories" if names else "no file"
+        raise BadInput(f"{pattern!r} matches {matched}; check the pattern, ** descends into directories")
     return files
 
 
@@ -70,9 +70,9 @@ def _refuse_unreadable(path: Path) -> None:
 
 
 def check_file(path: Path) -> str:
-    """A first look: a note for the user, or "" when there is nothing to say.
+    """A note for the user about an empty or UTF-16 file, else "".
 
-    Raises BadInput when the file is missing, unreadable, packed in an unknown way or binary.
+    Raises BadInput for a file that is missing, unreadable, binary or compressed in an unknown way.
     """
     _refuse_unreadable(path)
     info = path.stat()
@@ -88,7 +88,7 @@ def check_file(path: Path) -> str:
 
 
 def total_bytes(path: Path) -> int:
-    """Size on disk, which `Chunk.position` counts up to; 0 for a pipe."""
+    """Size on disk, the end of `Chunk.position`; 0 for a pipe."""
     info = path.stat()
     return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
@@ -130,7 +130,7 @@ def read_file(
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Unbuffered; raises BadInput where it cannot be opened."""
+    """An unbuffered file. Raises BadInput."""
     try:
         return path.open("rb", buffering=0)
     except OSError as exc:
@@ -138,13 +138,13 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def look_at_beginning(path: Path, framer: Framer, *, final: bool) -> None:
-    """Shows the framer the lines it would have seen first, had it read from the beginning."""
+    """Gives the framer the first lines of the file as its sample."""
     with open_file(path) as file:
         stream, cutter = ByteStream(file, path), LineCutter()
         while not framer.settled:
             try:
                 block = stream.read(BLOCK_BYTES)
-            except BadInput:  # the reader meets the same damage, and says so
+            except BadInput:  # the reader reports the same damage
                 block = b""
             if not block:
                 framer.look(cutter.finish()["raw"], final=final)
@@ -153,14 +153,14 @@ def look_at_beginning(path: Path, framer: Framer, *, final: bool) -> None:
 
 
 def identify(file: BinaryIO) -> str:
-    """Device, inode and a hash of the first bytes, as many as there are."""
+    """Device, inode, and size and hash of the first bytes."""
     info = os.fstat(file.fileno())
     first = os.pread(file.fileno(), IDENTITY_BYTES, 0)
     return f"{info.st_dev:x}:{info.st_ino:x}:{len(first)}:{digest(first)}"
 
 
 def is_same(identity: str, file: BinaryIO) -> bool:
-    """Whether an open file is the one that had this identity, grown perhaps."""
+    """True for the file of this identity, also after it grew."""
     try:
         device, inode, size, first = identity.split(":")
         info = os.fstat(file.fileno())
@@ -173,7 +173,7 @@ def is_same(identity: str, file: BinaryIO) -> bool:
 
 
 def resume_at(path: Path, file: BinaryIO, start: Cursor | None) -> Cursor:
-    """The cursor itself when it is of this very file, else the beginning."""
+    """The cursor for the file that it belongs to, else the beginning."""
     identity = identify(file)
     if start is None or not is_same(start.identity, file):
         return Cursor(path=str(path), identity=identity)

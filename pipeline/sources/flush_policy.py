@@ -1,13 +1,11 @@
-"""When lines that come one by one are sent: soon while the pipeline keeps up, many at once while it does not.
+"""Flush policy of slow sources: short waits while the pipeline keeps up, larger batches while it lags.
 
-A batch costs the pipeline some 25 ms of CPU and one file, whatever is in it. So a line waits LEAST_S for others, and as many
-times longer as batches are waiting already, up to MOST_S: then fewer and larger batches come until the pipeline is
-through. Where lines come faster than that, chunks fill by themselves and nothing here counts.
+A batch costs about 25 ms of CPU and one file, whatever its size. A line waits LEAST_S for others, multiplied
+by the batches in the pipeline, up to MOST_S. Fast sources fill chunks before any wait ends.
 
-The last record of a source stays open, because the next line may belong to it (a stack trace). Sending what is finished
-does not close it; only silence does. Programs write a trace in one go, so QUIET_S without a byte ends a record; but
-not after half a line, for then its writer is not through (a buffer was full) and MOST_S is waited.
-"""
+The last record of a source stays open, because the next line may belong to it (a stack trace). A flush does
+not close the open record. QUIET_S without a byte closes it, because programs write a trace in one go. After
+half a line the writer is still busy (its buffer was full), so the open record waits MOST_S."""
 
 import time
 from collections.abc import Callable
@@ -18,12 +16,12 @@ LEAST_S: Final = 0.25
 MOST_S: Final = 1.0
 # A pause inside a trace is one of the scheduler or of a garbage collector: tens of milliseconds.
 QUIET_S: Final = 0.25
-# Between two looks at a source of which something waits or has come lately.
+# Between two polls of a source with waiting or recent lines.
 POLL_S: Final = 0.05
 
 
 class Due(StrEnum):
-    """What has waited long enough."""
+    """Records whose wait is over."""
 
     NOTHING = "nothing"
     FINISHED = "finished"  # all but the open record
@@ -31,12 +29,13 @@ class Due(StrEnum):
 
 
 def delay_s(pending_batches: int, *, least_s: float = LEAST_S, most_s: float = MOST_S) -> float:
-    """How long a line waits for others while so many batches are in the pipeline."""
+    """How long a line waits for others."""
     return min(most_s, least_s * max(1, pending_batches))
 
 
 class FlushPolicy:
-    """Of one source: its reader says what came and asks what is due, its sender says what accept answered."""
+    """Debounces one source. The reader reports bytes and asks `due`; the sender reports the answers of
+    accept."""
 
     def __init__(
         self,
@@ -49,29 +48,30 @@ class FlushPolicy:
         self._least_s, self._most_s, self._quiet_s = least_s, most_s, quiet_s
         self._clock = clock
         self._pending = 0
-        self._oldest: float | None = (
-            None  # when the first line came that is in no chunk; of what stays behind, the last chunk
-        )
+        # The arrival of the first line in no chunk. After a chunk: the time of that chunk.
+        self._oldest: float | None = None
         self._last = clock()
         self._half = False
 
     def answered(self, pending_batches: int) -> None:
-        """So many batches were in the pipeline when it last took or refused one."""
+        """The pipeline held this many batches at the last accept."""
         self._pending = pending_batches
 
     def came(self, *, half_line: bool) -> None:
-        """Bytes came, and were looked at; `half_line`: they end inside a line."""
+        """Bytes were read; `half_line`: they end inside a line."""
         self._last, self._half = self._clock(), half_line
         if self._oldest is None:
             self._oldest = self._last
 
     def handed_over(self) -> None:
-        """A chunk went. What stays behind has come just now, or is the open record."""
+        """A chunk was sent. Remaining lines came just now, or are the open record."""
         self._oldest = self._clock()
 
     def due(self, *, unsent: bool, settled: bool) -> Due:
-        """What is to be sent now. `unsent`: some whole line is in no chunk. Before the formats are `settled` nothing can be
-        sent without closing the open record, so lines wait for silence, or MOST_S."""
+        """The records to send now. `unsent`: some whole line is in no chunk.
+
+        Before the formats are `settled` every flush closes the open record, so lines wait for silence or
+        MOST_S."""
         if not unsent or self._oldest is None:
             self._oldest = None
             return Due.NOTHING
@@ -85,6 +85,6 @@ class FlushPolicy:
         return Due.EVERYTHING if silent else Due.FINISHED
 
     def poll_s(self, idle_s: float) -> float:
-        """How long to wait before the next look: `idle_s` where nothing waits and nothing came lately."""
+        """Seconds until the next poll: `idle_s` without waiting or recent lines."""
         lively = self._oldest is not None or self._clock() - self._last < self._most_s
         return min(POLL_S, idle_s) if lively else idle_s

@@ -35,14 +35,14 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Chunk | None]:
-    """Records as they are written, at the `pace` given, until `stop()`; None whenever there was nothing new.
+    """Chunks by the flush policy `pace` until `stop()`; None after each poll without new bytes.
 
-    The file may be missing for a while. Renamed: it is read to its end, then its successor from the
-    start. Truncated or rewritten: from the start. A last line without newline is held back until its
-    newline comes or the file is rotated; at `stop` it stays unread, before the cursor. Without a
-    fitting `start`, `from_start` chooses between the beginning and the end as it is now; a file that
-    appears later is read from its beginning. Raises BadInput for compressed files.
-    """
+    The file may be missing for a while. A renamed file is read to its end, then its successor from the start.
+    A truncated or rewritten file is read from the start. A last line without newline waits for its newline or
+    for rotation; at `stop` that line stays unread behind the cursor.
+
+    If `start` does not belong to the file, `from_start` chooses between its beginning and its present end. A
+    file that appears later is read from its beginning. Raises BadInput for compressed files."""
     tail = _Tail(path, max_records=max_records, max_bytes=max_bytes)
     pace = pace or FlushPolicy(clock=clock)
     first = True
@@ -59,7 +59,7 @@ def follow(
                     pace.handed_over()
             if moved:
                 pace.came(half_line=tail.half_line)
-            if tail.behind:  # more is there already: it fills chunks by itself
+            if tail.behind:  # more bytes wait: they fill chunks without flushes
                 continue
             for chunk in tail.due(pace):
                 yield chunk
@@ -74,7 +74,7 @@ def follow(
 
 
 class _Tail:
-    """The open file behind a name and what was read of it."""
+    """The open file of a name, and the read position."""
 
     def __init__(self, path: Path, *, max_records: int, max_bytes: int) -> None:
         self._path = path
@@ -90,7 +90,7 @@ class _Tail:
         return self._file is not None
 
     def open(self, start: Cursor | None, *, from_start: bool) -> None:
-        """Opens the file if it is there."""
+        """Opens the file if it exists."""
         if not self._path.exists():
             return
         if self._path.is_dir():
@@ -115,7 +115,7 @@ class _Tail:
         self._file.seek(place.offset)
 
     def advance(self) -> Iterator[Chunk | None]:
-        """Reads one block; its chunks, and one None when there was something to read."""
+        """Reads one block: its chunks, and one None after any bytes."""
         self.behind = False
         if self._file is None or self._assembly is None:
             return
@@ -124,20 +124,20 @@ class _Tail:
             return
         self.behind, self.half_line = len(block) == BLOCK_BYTES, not block.endswith(b"\n")
         if not is_same(self._assembly.cursor.identity, self._file):
-            # rewritten, and already longer than what we had read: these bytes are not the next ones
+            # rewritten, and already longer than the read position: the block does not continue the old text
             yield from self._start_over()
             yield None
             return
-        if self._at < IDENTITY_BYTES:  # while the first bytes still come, the identity grows with them
+        if self._at < IDENTITY_BYTES:  # the identity covers the first bytes and grows with them
             self._assembly.identify(identify(self._file))
         self._at += len(block)
         yield None
         yield from self._assembly.push(block, self._at)
 
     def due(self, pace: FlushPolicy) -> Iterator[Chunk]:
-        """What has waited long enough."""
+        """The chunks that the flush policy asks for."""
         if self._assembly is None:
-            # A file that comes next does not begin with the age of one that went.
+            # The next file starts with a fresh age.
             pace.due(unsent=False, settled=True)
             return
         yield from self._assembly.due(pace, self._at)
@@ -147,18 +147,18 @@ class _Tail:
             yield from self._assembly.flush(self._at)
 
     def rotate(self) -> Iterator[Chunk]:
-        """At the end of the file: has the name moved on to another one, or does it start over?"""
+        """At the end of the file: follows a rename or a truncation."""
         if self._file is None or self._assembly is None:
             return
-        mine = os.fstat(self._file.fileno())
-        if mine.st_size < self._at or not is_same(self._assembly.cursor.identity, self._file):
+        opened = os.fstat(self._file.fileno())
+        if opened.st_size < self._at or not is_same(self._assembly.cursor.identity, self._file):
             yield from self._start_over()
             return
         try:
             named = self._path.stat()
-        except OSError:  # renamed and not yet made anew: what is written to the old one still counts
+        except OSError:  # renamed without a successor: writes to the old file still count
             return
-        if (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino):
+        if (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino):
             return
         # the writer may have added lines between our last read and its rename
         while block := self._file.read(BLOCK_BYTES):
@@ -179,7 +179,7 @@ class _Tail:
 
 
 def _end_of(file: BinaryIO, place: Cursor) -> Cursor:
-    """Behind the last newline. Lines are counted, because ids are made of line numbers."""
+    """The place behind the last newline. Record ids contain line numbers, so lines are counted."""
     offset = line = read = 0
     while block := file.read(BLOCK_BYTES):
         if newlines := block.count(b"\n"):

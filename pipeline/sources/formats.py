@@ -1,10 +1,9 @@
-"""Log formats: recognised by looking, then parsed a column at a time.
+"""Log formats: detected in a sample, parsed a column at a time.
 
-`detect` names the formats of a sample; `parse` fills time, level, host, process, service and message;
-`head_mask` says which lines begin a record. A line of no known format is its own message and carries
-the arrival time. Formats are tried in the order of their table, specific before general, whatever the
-order of the names given: the order of `detect` only tells which is the most frequent.
-"""
+`detect` names the formats of a sample. `parse` fills time, level, host, process, service and message.
+`head_mask` marks the lines that begin a record. A line of no known format is its own message and gets the
+arrival time. `parse` tries formats in the order of their table, specific before general; the order of
+`detect` is by frequency."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ from pipeline.sources.times import ISO_CLOCK, check_zone, read_times, to_utc
 WRAPPERS: Final = ("docker", "cri")
 _PAIRS: Final = ("json", "logfmt")
 NAMES: Final = (*WRAPPERS, *_PAIRS, *(f.name for f in TEXT_FORMATS))
-# Formats whose header is a written-out time, which other text hardly ever begins with.
+# Formats that begin with a written-out time; other text hardly ever does.
 TIMED: Final = tuple(f.name for f in TEXT_FORMATS if f.clock is not None and f.clock.form)
 _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 
@@ -48,47 +47,46 @@ _CRI_PREFIX: Final = (
 
 
 def detect(lines: Sequence[str]) -> tuple[str, ...]:
-    """Names of the formats seen in a sample of lines, most frequent first; empty when none is known.
+    """Names of the formats in a sample of lines, most frequent first.
 
-    Behind a container runtime's wrapper come the formats of the lines it wraps.
+    The formats inside a container runtime's wrapper follow the wrapper.
     """
     sample = pl.Series("raw", [line for line in lines if line.strip()], dtype=pl.String)
     return _detect(sample, NAMES)
 
 
 def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
-    total, rest = sample.len(), sample
+    total, remaining = sample.len(), sample
     claims: list[tuple[int, str]] = []
     inner: tuple[str, ...] = ()
     for group in _at_once(tuple(names)):
-        if len(group) > 1 and not rest.str.contains(_any_of(group)).any():
+        if len(group) > 1 and not remaining.str.contains(_any_of(group)).any():
             continue
         for name in group:
-            if rest.is_empty():
+            if remaining.is_empty():
                 break
-            mine = _recognised(rest, name)
-            n = int(mine.sum())
+            matches = _recognised(remaining, name)
+            n = int(matches.sum())
             if n < max(1.0, total * _MIN_SHARE):
                 continue
             claims.append((n, name))
             if name in WRAPPERS:
-                inside = inner_lines(rest.filter(mine), (name,))
+                inside = inner_lines(remaining.filter(matches), (name,))
                 inner += _detect(
                     inside.filter(inside.str.strip_chars() != ""),
                     (*_PAIRS, *(f.name for f in TEXT_FORMATS)),
                 )
-            rest = rest.filter(~mine)
+            remaining = remaining.filter(~matches)
     claims.sort(key=lambda claim: -claim[0])
     return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
 
 
 @cache
 def _at_once(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """These formats in their order, in groups of which one question tells whether any line is of one of them.
+    """The formats in their order, in groups that one pattern tests together.
 
-    Polars keeps the 32 patterns compiled that a thread used last, and compiling one takes ten times as long as asking a
-    hundred lines for it. Asked for one by one, more formats than that would push each other out in every sample.
-    """
+    Polars caches the last 32 compiled patterns of a thread; more single patterns would evict each other in
+    every sample. Compiling one takes ten times as long as testing a hundred lines."""
     groups: list[tuple[str, ...]] = []
     for texts, run in groupby(names, key=_TEXTS.__contains__):
         some = tuple(run)
@@ -99,12 +97,12 @@ def _at_once(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 @cache
 def _any_of(names: tuple[str, ...]) -> str:
-    """Matches a line that one of these text formats matches."""
+    """A pattern for lines of any of these text formats."""
     return "(?s)" + "|".join(f"(?:{_NAMED.sub('(?:', BY_NAME[name].pattern)})" for name in names)
 
 
 def _recognised(raw: pl.Series, name: str) -> pl.Series:
-    """Which lines are of this format by their whole shape."""
+    """True for lines of this format, header and message."""
     if name == "docker":
         return raw.str.contains(pairs.DOCKER_LINE)
     if name == "json":
@@ -112,8 +110,8 @@ def _recognised(raw: pl.Series, name: str) -> pl.Series:
     if name == "logfmt":
         return raw.str.contains(pairs.LOGFMT_LINE) & raw.str.contains(pairs.LOGFMT_MARK)
     form = BY_NAME[name]
-    mine = raw.str.contains("(?s)" + form.pattern)
-    return mine & ~raw.str.contains(form.unless) if form.unless else mine
+    matches = raw.str.contains("(?s)" + form.pattern)
+    return matches & ~raw.str.contains(form.unless) if form.unless else matches
 
 
 def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
@@ -135,7 +133,7 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
 
 
 def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
-    """Physical lines without their container wrapper, near enough to see where records begin."""
+    """Physical lines without their container wrapper, exact enough for `head_mask`."""
     inner = raw
     if "cri" in formats:
         inner = inner.str.replace(CRI.head, "")
@@ -153,11 +151,10 @@ def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
 def parse(
     records: pl.DataFrame, formats: tuple[str, ...], *, arrived: datetime, zone: str = "UTC"
 ) -> pl.DataFrame:
-    """The same rows with header columns and message filled.
+    """The rows with header columns and message filled; rows with a message only get a missing timestamp.
 
-    Rows that already have a message only get a missing timestamp. `arrived` is aware; `zone` is the
-    IANA zone of header times without offset. Raises BadInput for an unknown zone or format name.
-    """
+    `arrived` is aware; `zone` is the IANA zone of header times without offset. Raises BadInput for an unknown
+    zone or format name."""
     check_zone(zone)
     arrival = pl.lit(arrived).dt.convert_time_zone("UTC").cast(UTC_US)
     unread = records["message"].null_count()
@@ -166,21 +163,23 @@ def parse(
     todo = records["message"].is_null()
     open_rows = records if unread == records.height else records.filter(todo)
     parsed = _parse_text(open_rows["raw"], _ordered(formats), arrived=arrived, zone=zone)
-    # what a producer already knew about a row stays
-    done = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
+    # values of the producer win
+    complete = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
     if unread < records.height:
-        kept = records.with_row_index("_i")
-        done = done.with_columns(kept.filter(todo)["_i"])
-        done = pl.concat([kept.filter(~todo), done.select(kept.columns)]).sort("_i")
-    done = pl.DataFrame([done[name] for name in RAW_SCHEMA])
+        indexed = records.with_row_index("_i")
+        complete = complete.with_columns(indexed.filter(todo)["_i"])
+        complete = pl.concat([indexed.filter(~todo), complete.select(indexed.columns)]).sort("_i")
+    complete = pl.DataFrame([complete[name] for name in RAW_SCHEMA])
     return (
-        done.with_columns(pl.col("timestamp").fill_null(arrival)) if done["timestamp"].null_count() else done
+        complete.with_columns(pl.col("timestamp").fill_null(arrival))
+        if complete["timestamp"].null_count()
+        else complete
     )
 
 
-def _filled(known: pl.Series, found: pl.Series) -> pl.Series:
-    """`known`, and what was found where that is null."""
-    return found if known.null_count() == known.len() else known.zip_with(known.is_not_null(), found)
+def _filled(given: pl.Series, found: pl.Series) -> pl.Series:
+    """`given` with its nulls filled from `found`."""
+    return found if given.null_count() == given.len() else given.zip_with(given.is_not_null(), found)
 
 
 def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
@@ -190,21 +189,21 @@ def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zone: str) -> pl.DataFrame:
-    """Columns `_PARSED` of each text; message is never null, timestamp null where there is no time."""
-    rest = pl.DataFrame({"raw": raw}).with_row_index("_i")
+    """Columns `_PARSED` of each text; message is never null, timestamp null without a time."""
+    remaining = pl.DataFrame({"raw": raw}).with_row_index("_i")
     pieces: list[pl.DataFrame] = []
     for name in names:
-        if rest.is_empty():
+        if remaining.is_empty():
             break
         if name in WRAPPERS:
             inner = tuple(n for n in names if n not in WRAPPERS)
-            found = _parse_wrapped(rest["raw"], name, inner, arrived=arrived, zone=zone)
+            found = _parse_wrapped(remaining["raw"], name, inner, arrived=arrived, zone=zone)
         elif name == "json":
-            found = pairs.parse_json(rest["raw"], arrived=arrived, zone=zone)
+            found = pairs.parse_json(remaining["raw"], arrived=arrived, zone=zone)
         elif name == "logfmt":
-            found = pairs.parse_logfmt(rest["raw"], arrived=arrived, zone=zone)
+            found = pairs.parse_logfmt(remaining["raw"], arrived=arrived, zone=zone)
         else:
-            maybe = _parse_format(rest["raw"], BY_NAME[name], arrived=arrived, zone=zone)
+            maybe = _parse_format(remaining["raw"], BY_NAME[name], arrived=arrived, zone=zone)
             if maybe is None:
                 continue
             found = maybe
@@ -212,47 +211,47 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
         if hit.all() and not pieces:
             return _trimmed(found)
         if hit.all():
-            pieces.append(found.with_columns(rest["_i"]).select("_i", *_PARSED))
-            rest = rest.clear()
+            pieces.append(found.with_columns(remaining["_i"]).select("_i", *_PARSED))
+            remaining = remaining.clear()
         elif hit.any():
-            pieces.append(found.with_columns(rest["_i"]).filter(hit).select("_i", *_PARSED))
-            rest = rest.filter(~hit)
-    if not rest.is_empty():
+            pieces.append(found.with_columns(remaining["_i"]).filter(hit).select("_i", *_PARSED))
+            remaining = remaining.filter(~hit)
+    if not remaining.is_empty():
         schema = {name: RAW_SCHEMA[name] for name in _PARSED}
         blank = [pl.lit(None, dtype=schema[name]).alias(name) for name in _PARSED[:-1]]
-        pieces.append(rest.select("_i", *blank, pl.col("raw").alias("message")))
-    whole = pieces[0] if len(pieces) == 1 else pl.concat(pieces).sort("_i")
-    return _trimmed(whole)
+        pieces.append(remaining.select("_i", *blank, pl.col("raw").alias("message")))
+    parsed = pieces[0] if len(pieces) == 1 else pl.concat(pieces).sort("_i")
+    return _trimmed(parsed)
 
 
 def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:
-    """Columns `_PARSED`: a trailing blank line or space says nothing, and would make a second pattern of the same message."""
+    """Columns `_PARSED`; trailing blanks would make a second pattern of the same message."""
     return parsed.select(*_PARSED[:-1], pl.col("message").str.strip_chars_end())
 
 
 def _parse_wrapped(
     raw: pl.Series, name: str, inner: tuple[str, ...], *, arrived: datetime, zone: str
 ) -> pl.DataFrame:
-    """Container lines: the runtime's time, which is absolute, and whatever the inner text says."""
+    """Container lines: the runtime's absolute time and the columns of the inner text."""
     if name == "docker":
         wrapped = pairs.unwrap_docker(raw)
         time = read_times(wrapped["time"], arrived=arrived, zone="UTC")
     else:
         parts = _groups(raw, "(?s)" + CRI.pattern)
         time = to_utc(parts, ISO_CLOCK, arrived=arrived, zone="UTC")
-        mine = parts["message"].is_not_null()
+        matches = parts["message"].is_not_null()
         text = raw.str.replace_all(_CRI_PREFIX, "${1}")
-        wrapped = pl.DataFrame({"inner": text.set(~mine, None)})
+        wrapped = pl.DataFrame({"inner": text.set(~matches, None)})
     texts = wrapped["inner"]
-    mine = texts.is_not_null()
+    matches = texts.is_not_null()
     found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone)
     time = time.zip_with(time.is_not_null(), found["timestamp"])
-    message = found["message"].set(~mine, None)
+    message = found["message"].set(~matches, None)
     return found.with_columns(time.alias("timestamp"), message.alias("message"))
 
 
 def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str) -> pl.DataFrame | None:
-    """One declaration applied to a column; message is null where it does not match. None: nowhere."""
+    """Columns of one format; message is null for other lines. None if no line matches."""
     groups = _groups(raw, "(?s)" + form.pattern)
     message = groups["message"]
     if form.unless:
@@ -283,8 +282,10 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
 
 
 def _groups(raw: pl.Series, pattern: str) -> pl.DataFrame:
-    """The pattern's groups. Capturing costs per character, so of long texts only the beginning is matched
-    and the rest put behind the message; where that fails, the whole text is."""
+    """The pattern's groups.
+
+    Capturing costs per character. So only the beginning of a long text is matched, and the remainder appended
+    to the message. A long text that does not match is matched again as a whole."""
     long = raw.str.len_bytes() > _HEADER_CHARS
     if not long.any():
         return _captured(raw, pattern)
@@ -292,23 +293,25 @@ def _groups(raw: pl.Series, pattern: str) -> pl.DataFrame:
     groups = groups.with_columns(groups["message"] + raw.str.slice(_HEADER_CHARS))
     missed = (long & groups["message"].is_null()).arg_true()
     if missed.len():
-        again = _captured(raw.gather(missed), pattern)
-        groups = groups.with_columns([groups[name].scatter(missed, again[name]) for name in groups.columns])
+        recaptured = _captured(raw.gather(missed), pattern)
+        groups = groups.with_columns(
+            [groups[name].scatter(missed, recaptured[name]) for name in groups.columns]
+        )
     return groups
 
 
 def _captured(raw: pl.Series, pattern: str) -> pl.DataFrame:
-    """The pattern's groups. Where the message is all that stands behind the header, it is cut off and not captured:
-    what can be anything costs a capturing engine most. The header that matches is the same, for anything may follow."""
+    """The pattern's groups. A message of any text is cut off behind the header, which is cheaper than
+    capturing it."""
     head = pattern.removesuffix(ANYTHING)
     if head == pattern:
         return spread(raw, pl.col(raw.name).str.extract_groups(pattern)).struct.unnest()
     text = pl.col(raw.name)
     groups = text.str.extract_groups(f"(?P<{_HEAD}>{head})")
-    whole = pl.struct(
+    parsed = pl.struct(
         groups.alias("groups"), text.str.strip_prefix(groups.struct.field(_HEAD)).alias("message")
     )
-    found = spread(raw, whole).struct.unnest()
+    found = spread(raw, parsed).struct.unnest()
     return found["groups"].struct.unnest().drop(_HEAD).with_columns(found["message"])
 
 
@@ -336,7 +339,7 @@ def _level(groups: pl.DataFrame, form: Format) -> pl.Series:
 
 
 def _named(words: pl.Series, form: Format) -> pl.Series:
-    """The levels that these words mean, null where none is known."""
+    """The levels of these words, null for unknown words."""
     few, which = kinds(words.fill_null("") if words.null_count() else words)
     names = few.to_list()
     found = (

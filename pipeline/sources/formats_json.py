@@ -1,9 +1,8 @@
-"""Records made of key-value pairs: JSON lines and logfmt; and the JSON that Docker wraps lines in.
+"""Records of key-value pairs: JSON lines and logfmt; and the JSON around Docker's lines.
 
-Both become one long table (row, pos, key, value) that `_assemble` turns into columns: well-known keys
-fill the header columns, the message key begins the message, and every other pair follows it as
-`key=value`, so that nothing is lost for the model. Nested objects are flattened to dotted keys.
-"""
+Both become one long table (row, pos, key, value), which `_assemble` turns into columns. Well-known keys fill
+the header columns. The message key begins the message, and every other pair follows as `key=value`, so the
+model sees all pairs. Nested objects are flattened to dotted keys."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,24 +18,29 @@ JSON_HEAD: Final = r'^\{\s*"[^"]+"\s*:'
 JSON_LINE: Final = r'(?s)^\s*\{\s*"[^"]+"\s*:.*\}\s*$'
 _PAIR: Final = r'[A-Za-z_@][A-Za-z0-9_.@/-]*=(?:"(?:[^"\\]|\\.)*"|[^ "]*)'
 LOGFMT_LINE: Final = rf"(?s)^{_PAIR}(?: +{_PAIR})+\s*$"
-# key=value text is only taken for logfmt when one of these says so
+# key=value text is logfmt only with one of these keys
 LOGFMT_MARK: Final = r"(?:^| )(?:msg|message|level|lvl|severity)="
 DOCKER_HEAD: Final = r'^\{"log":"((?:[^"\\]|\\.)*)"'
-DOCKER_LINE: Final = r'^\{"log":(?P<log>"(?:[^"\\]|\\.)*"),"stream":"(?:stdout|stderr)"(?:,"attrs":\{.*\})?,"time":"(?P<time>[^"]+)"\}\s*$'
+DOCKER_LINE: Final = (
+    r'^\{"log":(?P<log>"(?:[^"\\]|\\.)*"),"stream":"(?:stdout|stderr)"(?:,"attrs":\{.*\})?'
+    r',"time":"(?P<time>[^"]+)"\}\s*$'
+)
 
-_MAX_KEYS: Final = 200  # wider rows are read one by one instead of as columns
+_MAX_KEYS: Final = 200  # rows with more distinct keys are read one by one
 _MAX_DEPTH: Final = 8  # deeper objects stay compact JSON
 
-# Keys by role, the likeliest first; the first one that can be read is taken, the others stay in the message.
+# Keys by role, the likeliest first. The first readable key fills the column; the others stay in the message.
 _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "message": ("message", "msg", "@message", "@m", "MESSAGE", "short_message", "log", "event", "text", "body"),
+    "message": (
+        "message", "msg", "@message", "@m", "MESSAGE", "short_message", "log", "event", "text", "body",
+    ),
     "level": (
         "level", "severity", "lvl", "levelname", "severityText", "severity_text", "log.level", "log_level",
         "loglevel", "LEVEL", "@l", "s",
     ),
     "time": (
-        "time", "ts", "timestamp", "@timestamp", "datetime", "date", "asctime", "eventTime", "timeUnixNano", "@t",
-        "t.$date", "t",
+        "time", "ts", "timestamp", "@timestamp", "datetime", "date", "asctime", "eventTime", "timeUnixNano",
+        "@t", "t.$date", "t",
     ),
     "service": (
         "service", "service.name", "serviceName", "app", "application", "component", "logger", "logger_name",
@@ -62,8 +66,8 @@ def parse_json(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
     """Header columns and message of the rows that are JSON objects; message is null in the others."""
     rows = pl.DataFrame({"raw": raw}).with_row_index("row")
     rows = rows.filter(pl.col("raw").str.contains(JSON_LINE))
-    # A bracket inside may open a nested value, which columns of text cannot hold; escaped quotes hide where keys
-    # are, and \\u may be half a character.
+    # A bracket may open a nested value, which columns of text cannot hold. Escaped quotes hide keys, and \\u
+    # may be half a character.
     simple = pl.col("raw").str.contains(r"^\s*\{[^\[{]*\}\s*$")
     flat = simple & ~pl.col("raw").str.contains(r'\\["\\u]')
     easy, hard = rows.filter(flat), rows.filter(~flat)
@@ -99,19 +103,18 @@ def parse_logfmt(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFram
 
 
 def unwrap_docker(raw: pl.Series) -> pl.DataFrame:
-    """`inner` (null where the row is not Docker's) and `time` text of Docker json-file records.
+    """`inner` (null for other rows) and `time` text of Docker json-file records.
 
-    A record of several physical lines gives its inner lines joined as they were written: Docker ends
-    each with a newline and leaves it out where it cut a long line.
-    """
+    The inner lines of a record are joined without a separator: Docker ends each with a newline, unless it cut
+    a long line."""
     rows = pl.DataFrame({"raw": raw}).with_row_index("row")
     lines = rows.with_columns(pl.col("raw").str.split("\n")).explode(
         "raw", keep_nulls=False, empty_as_null=False
     )
     lines = lines.with_columns(pl.col("raw").str.extract_groups(DOCKER_LINE)).unnest("raw")
     lines = lines.with_columns(_unquote(lines["log"]))
-    # one line that is not Docker's makes the whole record an ordinary one
-    whole = lines.group_by("row", maintain_order=True).agg(
+    # one line of another kind makes the whole record an ordinary one
+    joined = lines.group_by("row", maintain_order=True).agg(
         pl.when(pl.col("log").is_null().any())
         .then(None)
         .otherwise(pl.col("log").str.join(""))
@@ -121,13 +124,13 @@ def unwrap_docker(raw: pl.Series) -> pl.DataFrame:
     )
     return (
         rows.select("row")
-        .join(whole, on="row", how="left", maintain_order="left")
+        .join(joined, on="row", how="left", maintain_order="left")
         .select(pl.col("inner").str.strip_suffix("\n"), "time")
     )
 
 
 def _unquote(quoted: pl.Series) -> pl.Series:
-    """JSON string literals to text; null where they are not valid."""
+    """JSON string literals to text; null for invalid ones."""
     try:
         return quoted.str.json_decode(pl.String).alias("log")
     except pl.exceptions.PolarsError:
@@ -151,7 +154,7 @@ def _flat_pairs(rows: pl.DataFrame) -> pl.DataFrame:
     shape = pl.Struct(dict.fromkeys(sorted(keys.to_list()), pl.String()))
     try:
         decoded = rows["raw"].str.json_decode(shape)
-    except pl.exceptions.PolarsError:  # one bad row spoils the column: leave out those that do not load
+    except pl.exceptions.PolarsError:  # one bad row fails the column: decode the loadable rows
         good = pl.Series([isinstance(_load(text), dict) for text in rows["raw"].to_list()], dtype=pl.Boolean)
         if good.all() or not good.any():
             return _python_pairs(rows)
@@ -170,7 +173,7 @@ def _flat_pairs(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _python_pairs(rows: pl.DataFrame) -> pl.DataFrame:
-    """Pairs of any objects, one row at a time; rows that are no valid JSON object give none."""
+    """Pairs of any objects, one row at a time; other rows give no pairs."""
     row_of: list[int] = []
     keys: list[str] = []
     values: list[str] = []
@@ -224,15 +227,17 @@ def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> p
     used: list[pl.Series] = []
     for name in _ROLES:
         column = "timestamp" if name == "time" else name
-        own = named.filter(pl.col("role") == name)
-        value = own["value"]
+        candidates = named.filter(pl.col("role") == name)
+        value = candidates["value"]
         if name == "level":
             words = value.str.to_lowercase().str.strip_chars()
             value = words.replace_strict(_LEVELS, default=None, return_dtype=pl.String)
         elif name == "time":
             value = read_times(value, arrived=arrived, zone=zone)
-        own = own.with_columns(value.alias(column)).filter(pl.col(column).is_not_null())
-        best = own.sort("row", "place", maintain_order=True).unique("row", keep="first", maintain_order=True)
+        candidates = candidates.with_columns(value.alias(column)).filter(pl.col(column).is_not_null())
+        best = candidates.sort("row", "place", maintain_order=True).unique(
+            "row", keep="first", maintain_order=True
+        )
         used.append(best["pos"])
         out = out.join(best.select("row", column), on="row", how="left", maintain_order="left")
     extra = (
@@ -242,14 +247,14 @@ def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> p
         .agg(pl.col("extra").str.join(" "))
     )
     out = out.join(extra, on="row", how="left", maintain_order="left")
-    seen = pl.col("row").is_in(pairs["row"].unique().implode())
+    present = pl.col("row").is_in(pairs["row"].unique().implode())
     return out.select(
         "timestamp",
         "level",
         "host",
         "process",
         "service",
-        pl.when(seen)
+        pl.when(present)
         .then(pl.concat_str("message", "extra", separator=" ", ignore_nulls=True))
         .alias("message"),
     )

@@ -1,10 +1,9 @@
 """Physical lines to records: a stack trace is one record of many lines.
 
-What always holds, however the lines are cut into feeds: every physical line is counted once in
-`lines`, nothing is dropped, and no record's text exceeds the cap. A record that would grow past the
-cap is closed and its next line begins a new one. A single line longer than the cap becomes several
-consecutive records of the same `line` number, the first with lines = 1, the others with lines = 0;
-nothing else joins those. Records joined by newlines (pieces with lines = 0: by nothing) are the input.
+Invariants for any division of the lines into feeds: `lines` counts every physical line once, no text is
+dropped, and no record exceeds the cap. A record that would pass the cap is closed, and its next line begins a
+new record. A line longer than the cap becomes consecutive records of one `line` number, the first with lines
+= 1, the others with lines = 0. Records joined by newlines (pieces with lines = 0: by nothing) are the input.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +18,13 @@ from pipeline.sources.formats import TIMED, detect, head_mask, inner_lines
 MAX_RECORD_BYTES: Final = 65536
 # Enough to tell the format of a file that opens with a banner.
 SAMPLE_LINES: Final = 200
-# A source of blank lines must not be held back for ever while the sample fills.
+# A source of blank lines must not wait for ever while the sample fills.
 MAX_LOOKED_AT: Final = 20_000
 # With this share of heads in the sample a line without header belongs to the line before it.
 STRICT_SHARE: Final = 0.8
 
-# What `part` says of a row: a whole line, or the first or a later piece of one longer than the cap.
-WHOLE: Final = 0
+# Values of `part`: a whole line, or the first or a later piece of a line longer than the cap.
+WHOLE_LINE: Final = 0
 FIRST_PIECE: Final = 1
 NEXT_PIECE: Final = 2
 
@@ -40,7 +39,8 @@ _CONTINUATION: Final = "|".join(
         r"^\.\.\. [0-9]+ (?:more|common frames omitted)",
         r"^goroutine [0-9]+ \[",
         r"^created by [^ ]+\.[^ ]+",
-        r"^(?:[A-Za-z0-9_.~-]+/)*[A-Za-z0-9_~-]+\.(?:\(\*?[A-Za-z0-9_]+\)\.)?[A-Za-z0-9_.]+\((?:0x[0-9a-f?]+|\.\.\.|\{|\)$)",
+        r"^(?:[A-Za-z0-9_.~-]+/)*[A-Za-z0-9_~-]+\.(?:\(\*?[A-Za-z0-9_]+\)\.)?[A-Za-z0-9_.]+"
+        r"\((?:0x[0-9a-f?]+|\.\.\.|\{|\)$)",  # a frame of Go
         r"^[}\])]+[;,]?\s*$",
         r"^-->",
     )
@@ -49,7 +49,7 @@ _CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?:
 _DOCKER_START: Final = r'^\{"log":"'
 _DOCKER_LINE_END: Final = r'\\n","stream":"'
 _JOINED: Final = "end"
-# What is not known of a record before its header is looked at is null.
+# Columns are null until `formats.parse` reads the header.
 _COMPLETE: Final = (
     *(
         pl.col(name).cast(kind) if name in ("raw", "line", "lines") else pl.lit(None, dtype=kind).alias(name)
@@ -60,9 +60,9 @@ _COMPLETE: Final = (
 
 
 class Framer:
-    """Joins lines to records; formats are found in the first lines unless given.
+    """Joins lines to records; detects the formats in the first lines unless given.
 
-    `sample` is a look at the beginning of the source, for readers that start in its middle.
+    `sample` holds the first lines of the source, for readers that start in its middle.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Framer:
         self._sample: list[str] = []
         self._looked_at = 0
         self._settled = False
-        self._waiting: list[pl.DataFrame] = []  # lines that came before the formats were known
-        self._open: pl.DataFrame | None = None  # the lines of the record that may still grow
+        self._waiting: list[pl.DataFrame] = []  # lines before the formats were detected
+        self._open: pl.DataFrame | None = None  # the lines of the open record
         self._next_line = first_line
         self._after_partial = False
         self._in_traceback = False
@@ -97,11 +97,10 @@ class Framer:
         return self.flush_frame().drop(_JOINED)
 
     def feed_frame(self, lines: pl.DataFrame) -> pl.DataFrame:
-        """As `feed`, of a frame with column `raw` and optionally `part` (see WHOLE) and `end`.
+        """As `feed`, for a frame with column `raw` and optionally `part` (see WHOLE_LINE) and `end`.
 
-        `end` is any Int64 that goes with a line, such as the offset behind it; records carry the one of
-        their last line.
-        """
+        `end` is an Int64 of a line, such as the offset behind the line; a record has the `end` of its last
+        line."""
         frame = self._numbered(self._split_long(lines))
         if frame.is_empty():
             return _no_records()
@@ -113,22 +112,22 @@ class Framer:
 
     def flush_frame(self) -> pl.DataFrame:
         """As `flush`, with the column `end`."""
-        done = self._frame(self._released()) if self._waiting else _no_records()
+        records = self._frame(self._released()) if self._waiting else _no_records()
         if self._open is not None:
-            done = pl.concat([done, _join(self._open)])
+            records = pl.concat([records, _join(self._open)])
             self._open = None
         self._after_partial = self._in_traceback = False
-        return done
+        return records
 
     # Which formats
 
     @property
     def settled(self) -> bool:
-        """The formats are known for good; before, records only come out by flushing."""
+        """True once the formats are final. Before, only a flush gives records."""
         return self._settled
 
     def look(self, lines: pl.Series, *, final: bool = False) -> None:
-        """Adds lines to the sample without framing them; once it is full, or `final`, the formats stay."""
+        """Adds lines to the sample without framing. A full sample, or `final`, settles the formats."""
         if self._settled:
             return
         missing = SAMPLE_LINES - len(self._sample)
@@ -142,10 +141,10 @@ class Framer:
             self._sample = []
 
     def _decide(self) -> None:
-        """Formats and strictness from what was seen so far."""
+        """Formats and strictness from the sample so far."""
         self.formats = detect(self._sample) if self._given is None else self._given
-        seen = pl.Series("raw", self._sample, dtype=pl.String)
-        heads = head_mask(inner_lines(seen, self.formats), self.formats)
+        sample_lines = pl.Series("raw", self._sample, dtype=pl.String)
+        heads = head_mask(inner_lines(sample_lines, self.formats), self.formats)
         share = heads.mean()
         self._strict = isinstance(share, float) and share >= STRICT_SHARE
 
@@ -176,7 +175,7 @@ class Framer:
                 pieces: Iterator[str] = iter((raw,))
             else:
                 pieces = split_text(raw, self._cap)
-                part = FIRST_PIECE if part == WHOLE else part  # noqa: PLW2901
+                part = FIRST_PIECE if part == WHOLE_LINE else part  # noqa: PLW2901
             for number, piece in enumerate(pieces):
                 raws.append(piece)
                 parts.append(NEXT_PIECE if number else part)
@@ -191,7 +190,7 @@ class Framer:
         return frame.with_columns(pl.col("raw").str.len_bytes().alias("size"))
 
     def _numbered(self, frame: pl.DataFrame) -> pl.DataFrame:
-        if frame.is_empty() or frame["part"].max() == WHOLE:
+        if frame.is_empty() or frame["part"].max() == WHOLE_LINE:
             first, n = self._next_line, frame.height
             self._next_line += n
             number = pl.Series("line", np.arange(first, first + n, dtype=np.uint64))
@@ -199,7 +198,7 @@ class Framer:
         fresh = (frame["part"] != NEXT_PIECE).cast(pl.UInt32)
         count = fresh.cast(pl.UInt64).cum_sum()
         numbered = frame.with_columns(
-            # a later piece of a line that began in an earlier feed has the number before the next one
+            # a later piece of a line from an earlier feed has the previous number
             (count + self._next_line - 1).cast(pl.UInt64).alias("line"),
             fresh.alias("lines"),
         )
@@ -207,18 +206,18 @@ class Framer:
         return numbered
 
     def _frame(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Records that end within these rows; the last one stays open."""
+        """Records that end within these rows; the last record stays open."""
         begins = self._begins(frame)
         frame = frame.with_columns(begins)
-        if begins.all() and frame["part"].max() == WHOLE:
+        if begins.all() and frame["part"].max() == WHOLE_LINE:
             before, self._open = self._open, frame[-1:]
-            done = _completed(frame[:-1])
-            return done if before is None else pl.concat([_join(before), done])
+            records = _completed(frame[:-1])
+            return records if before is None else pl.concat([_join(before), records])
         if self._open is not None:
             frame = pl.concat([self._open, frame])
-        whole = frame["part"] == WHOLE
-        # pieces of a long line stand alone, and so does what follows them
-        begins = frame["begins"] | ~whole | ~whole.shift(1, fill_value=True)
+        is_line = frame["part"] == WHOLE_LINE
+        # pieces of a long line are records of their own, and the next line begins a record
+        begins = frame["begins"] | ~is_line | ~is_line.shift(1, fill_value=True)
         begins[0] = True
         group = begins.cast(pl.UInt32).cum_sum()
         frame = frame.with_columns(begins.alias("begins"), group.alias("group"))
@@ -229,7 +228,7 @@ class Framer:
         return _join(frame[:start])
 
     def _begins(self, frame: pl.DataFrame) -> pl.Series:
-        """Which rows begin a record by their look and by the row before them."""
+        """True for rows that begin a record, by their text and the row before."""
         raw = frame["raw"]
         inner = inner_lines(raw, self.formats)
         heads = head_mask(inner, self.formats)
@@ -250,7 +249,8 @@ class Framer:
 
     @staticmethod
     def _headless(inner: pl.Series, heads: pl.Series) -> pl.Series:
-        """Rows with no header at all: one of a format that the sample did not show still begins a record."""
+        """True for rows without a header. A timed header of a format outside the sample still begins a
+        record."""
         rows = (~heads).arg_true()
         foreign = head_mask(inner.gather(rows), TIMED)
         return (~heads).scatter(rows, ~foreign)
@@ -260,28 +260,28 @@ class Framer:
         return "cri" in self.formats or "docker" in self.formats
 
     def _ends_traceback(self, inner: pl.Series, heads: pl.Series) -> pl.Series:
-        """The first unindented line after `Traceback` names the exception and belongs to it."""
+        """True for the first unindented line after `Traceback`: it names the exception."""
         flush_left = inner.str.contains(r"^\S")
         starts = inner.str.contains(_TRACEBACK)
-        left = flush_left.arg_true()
-        before = starts.gather(left).shift(1, fill_value=self._in_traceback)
-        if left.len():
-            self._in_traceback = bool(starts[int(left[-1])])
-        ends = pl.repeat(False, inner.len(), dtype=pl.Boolean, eager=True).scatter(left, before)
+        unindented = flush_left.arg_true()
+        before = starts.gather(unindented).shift(1, fill_value=self._in_traceback)
+        if unindented.len():
+            self._in_traceback = bool(starts[int(unindented[-1])])
+        ends = pl.repeat(False, inner.len(), dtype=pl.Boolean, eager=True).scatter(unindented, before)
         return ends & ~heads
 
     def _capped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Closes records at the cap: rows that would pass it begin a new one."""
+        """Closes records at the cap: a row that would pass the cap begins a new record."""
         sizes = frame.group_by("group", maintain_order=True).agg((pl.col("size") + 1).sum().alias("total"))
         over = sizes.filter(pl.col("total") - 1 > self._cap)["group"]
         if over.is_empty():
             return frame
         begins = frame["begins"].to_numpy().copy()
         rows = frame.with_row_index("i").filter(pl.col("group").is_in(over.implode()))
-        held = 0
+        total = 0
         for i, size, begin in rows.select("i", "size", "begins").iter_rows():
-            held = size if begin or held + 1 + size > self._cap else held + 1 + size
-            begins[i] = begin or held == size
+            total = size if begin or total + 1 + size > self._cap else total + 1 + size
+            begins[i] = begin or total == size
         marks = pl.Series("begins", begins)
         return frame.with_columns(marks, marks.cast(pl.UInt32).cum_sum().alias("group"))
 

@@ -1,9 +1,8 @@
-"""Bytes to physical lines: cut at newlines, decoded so that nothing is lost.
+"""Bytes to physical lines: cut at newlines, decoded without loss.
 
-Text is UTF-8. A byte that is not becomes `\\xNN`, a NUL becomes `\\x00`, as written in Python; a carriage
-return before the newline is dropped; nothing but the newline ends a line. A line longer than the cap
-is handed on in pieces of at most the cap, cut at places that depend on the line alone.
-"""
+Text is UTF-8. An invalid byte becomes `\\xNN`, a NUL `\\x00`. Only a newline ends a line; a carriage return
+before the newline is dropped. A line longer than the cap becomes pieces, cut at places that depend on the
+line alone."""
 
 import numpy as np
 import polars as pl
@@ -12,7 +11,7 @@ from pipeline.sources.framing import (
     FIRST_PIECE,
     MAX_RECORD_BYTES,
     NEXT_PIECE,
-    WHOLE,
+    WHOLE_LINE,
     cut_between_characters,
 )
 
@@ -29,9 +28,9 @@ def decode(data: bytes) -> str:
 
 
 def _lines(data: bytes) -> pl.Series | None:
-    """The lines of a text that ends with a newline, None where something in it has to be escaped.
+    """The lines of a text that ends with a newline; None for text with bytes to escape.
 
-    The bytes never become a string of Python's, which would be made and unmade for nothing.
+    Polars decodes the bytes directly, without a Python string in between.
     """
     if b"\0" in data:
         return None
@@ -40,12 +39,12 @@ def _lines(data: bytes) -> pl.Series | None:
     except pl.exceptions.ComputeError:  # not UTF-8
         return None
     lines = pl.col("raw").str.split("\n").explode(empty_as_null=False)
-    # Taking it off every line is five times as fast as replacing it in the bytes.
+    # Five times as fast as a replacement in the bytes.
     return text.to_frame().select(lines.str.strip_suffix("\r") if b"\r\n" in data else lines).to_series()
 
 
 class _Rows:
-    """Rows gathered one by one, for the few lines that are long."""
+    """Rows collected one by one, for long lines."""
 
     def __init__(self) -> None:
         self._raws: list[str] = []
@@ -68,12 +67,11 @@ class _Rows:
 class LineCutter:
     """Cuts a byte stream, given in blocks of any size, into rows for `Framer.feed_frame`.
 
-    Rows: `raw` (at most the cap, also after escaping), `part` (see framing.WHOLE), `end` (offset in the
-    stream behind the row, negative where that is inside a line). Holds at most one cap between blocks.
-    """
+    Rows: `raw` (at most the cap, also after escaping), `part` (see framing.WHOLE_LINE), `end` (offset in the
+    stream behind the row, negative within a line). The cutter buffers at most one cap between blocks."""
 
     def __init__(self, *, offset: int = 0, inside: bool = False, cap: int = MAX_RECORD_BYTES) -> None:
-        """`offset` is where the stream begins; `inside` says it is in the middle of a long line."""
+        """`offset`: the begin of the stream; `inside`: the stream begins within a long line."""
         self._cap = cap
         self._tail = b""
         self._at = offset  # of the tail's first byte
@@ -82,7 +80,7 @@ class LineCutter:
 
     @property
     def pending(self) -> int:
-        """Bytes of the last line, which has no newline yet."""
+        """Bytes of the last, unfinished line."""
         return len(self._tail)
 
     def push(self, block: bytes) -> pl.DataFrame:
@@ -114,7 +112,7 @@ class LineCutter:
     def _last_line(self) -> pl.DataFrame:
         stop = len(self._tail)
         rows = self._some_long_lines(self._tail, np.array([stop], dtype=np.int64))
-        # no newline was there to step over
+        # without a newline the end is at the last byte
         rows = rows.with_columns(pl.col("end").clip(upper_bound=self._at + stop))
         self._tail, self._at = b"", self._at + stop
         return rows
@@ -130,8 +128,8 @@ class LineCutter:
             if max(len(line.encode()) for line in text.split("\n")) > self._cap:
                 return self._some_long_lines(data, stops)
             raw = pl.Series("raw", text.replace("\r\n", "\n")[:-1].split("\n"))
-        whole = pl.Series(np.full(len(stops), WHOLE, dtype=np.uint8))
-        return _frame(raw, whole, stops + (self._at + 1))
+        part = pl.Series(np.full(len(stops), WHOLE_LINE, dtype=np.uint8))
+        return _frame(raw, part, stops + (self._at + 1))
 
     def _some_long_lines(
         self, data: bytes, stops: "np.ndarray[tuple[int], np.dtype[np.int64]]"
@@ -140,7 +138,7 @@ class LineCutter:
         start = 0
         for stop in stops.tolist():
             start = self._cut_long(data, start, stop, rows, ended=True)
-            part = NEXT_PIECE if self._inside else WHOLE
+            part = NEXT_PIECE if self._inside else WHOLE_LINE
             rows.add(decode(data[start:stop]).removesuffix("\r"), part, self._at + stop + 1)
             self._inside = False
             start = stop + 1
@@ -161,15 +159,14 @@ class LineCutter:
         *,
         ended: bool,
     ) -> int:
-        """Appends the pieces of data[start:stop] but the last; returns where that begins.
+        """Appends the pieces of data[start:stop] except the last; returns the begin of the last piece.
 
-        `ended` says that the line ends at `stop`; a line still growing is cut only when more than the
-        cap is there, so that the cuts do not depend on how the bytes arrived.
-        """
+        `ended`: the line ends at `stop`. A growing line is cut only above the cap, so cuts do not depend on
+        the blocks."""
         while stop - start > self._cap or (ended and self._too_long(data[start:stop])):
             cut = cut_between_characters(data, start, min(self._cap, stop - start))
             if self._too_long(data[start:cut]):
-                # an escape is four characters for one byte, so a quarter always fits
+                # an escape is four characters for one byte, so a quarter of the cap always fits
                 cut = cut_between_characters(data, start, self._cap // 4)
             part = NEXT_PIECE if self._inside else FIRST_PIECE
             rows.add(decode(data[start:cut]), part, -(self._at + cut))

@@ -1,16 +1,16 @@
 """Polls log indices of an OpenSearch that other programs write: every document becomes a record, once.
 
-Read in the order of writing, not of time. Each shard numbers its writes (`_seq_no`), so a document that comes late, has
-a time of last year, of tomorrow or none at all, is simply the next one; nothing has to be sortable, and equal
-times do not matter. What was read stands in a cursor (see `seen`) that moves in the step that accepts the batch.
+The poll follows the order of writing: each shard numbers its writes (`_seq_no`). Times of documents need no
+order. The cursor (`dedup_window`) moves in the step that accepts the batch, so a document is accepted once,
+also after kill -9.
 
-Guaranteed: a document is accepted once, whatever is killed when, however pages and batches are cut. A write that
-becomes visible after a later one of its shard is found while it is at most 60 s and 200 writes of that shard late
-(`seen.OVERLAP_S`, `ALWAYS`); with OpenSearch's own refresh that is a second and a few writes. A document that is
-written again under the same `_id` is recognised within the last 10,000 documents and left alone; later it is a new
-record with the same record id, which replaces the old one in OpenSearch and stands beside it in Parquet. An index
-that is made anew, restored from a snapshot or reindexed is a new index and is read.
-"""
+A late write becomes visible after a later write of its shard. The poll finds late writes of at most 60 s and
+200 writes (`dedup_window.OVERLAP_S`, `ALWAYS`). With OpenSearch's default refresh a write is late by a second
+and a few writes.
+
+A rewritten document (same `_id`) among the last 10,000 documents is skipped. An older one becomes a new
+record with the same record id: OpenSearch replaces the record, Parquet stores both. An index that is created
+anew, restored from a snapshot or reindexed is a new index and is read."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from pipeline.sources.documents import (
 
 POLL_S: Final = 5.0  # between two polls once all was read: OpenSearch shows new documents after 1 s at best
 _CLAUSES: Final = 500  # shards asked for at once; a query may have 1,024 clauses
-_WHOLE: Final = 200  # documents fetched whole at once, those without a message
+_TEXTS_AT_ONCE: Final = 200  # documents without a message that one request fetches
 
 # Puts a batch in and moves the cursor with it: Producer.accept has this shape.
 Accept = Callable[..., Accepted | Full]
@@ -47,9 +47,9 @@ Accept = Callable[..., Accepted | Full]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolledBatch:
-    """Documents of one workload, to be accepted as one batch together with `cursor`.
+    """Documents of one workload that one accept takes together with `cursor`.
 
-    The batch id derives from the documents, so offering the same piece again is recognised as a duplicate.
+    The batch id derives from the documents, so the ledger recognises a repeated batch as a duplicate.
     """
 
     records: pl.DataFrame  # RAW_SCHEMA; `line` is the 63-bit digest of index and `_id`
@@ -63,7 +63,7 @@ class PolledBatch:
     without_time: int
 
     def batch(self, *, arrived: datetime, zone: str) -> Batch:
-        """The piece as the ledger takes it."""
+        """The batch for the ledger."""
         return Batch(
             batch_id=self.batch_id,
             workload=self.workload,
@@ -81,7 +81,7 @@ class PolledBatch:
 class _Shard:
     index: str
     number: int
-    key: str  # "<index uuid>/<number>": an index that is made anew under the same name is another one
+    key: str  # "<index uuid>/<number>": an index created anew under the same name has another uuid
 
 
 class Poller:
@@ -95,7 +95,7 @@ class Poller:
         clock: Callable[[], datetime] = utc_now,
         pulse: Callable[[], None] = lambda: None,
     ) -> None:
-        """`pulse` is called with every answer: a poll of many pages that bring nothing new is at work, too."""
+        """`pulse` is called with every answer: pages without new documents are progress too."""
         if settings.opensearch.source is None:
             raise BadSetting("no index is named to read from; set opensearch_source, such as app-logs-*")
         self.client = client
@@ -107,27 +107,29 @@ class Poller:
         self.source = f"opensearch:{self.pattern}"
         self.source_key = digest(self.source)
         self.cursor_key = digest("cursor", self.source)
-        # What the last whole poll left, so that what grew old since then is not read again and again.
-        self._left: tuple[str, DedupWindow] | None = None
+        # Cursor and window after the last whole poll. The window forgets old entries that the cursor still
+        # has.
+        self._settled: tuple[str, DedupWindow] | None = None
 
     def poll(self, cursor: str | None) -> Iterator[PolledBatch]:
-        """Everything that is new since `cursor`, as pieces; the end means that all was read.
+        """Batches of all documents that are new since `cursor`.
 
-        Each piece has to be accepted before the next is asked for; who cannot, drops the iterator and polls again with
-        the cursor of the last accepted piece. Raises SourceUnavailable (also when no index answers to the
-        pattern), BadPayload for a cursor of somebody else.
-        """
-        seen = self._left[1] if self._left and self._left[0] == cursor else DedupWindow.unpack(cursor)
-        self._left = None
+        The caller accepts each batch before it asks for the next. A caller that cannot drops the iterator and
+        polls again from the cursor of the last accepted batch. Raises SourceUnavailable (also when no index
+        matches the pattern) and BadPayload for a cursor of another source."""
+        window = (
+            self._settled[1] if self._settled and self._settled[0] == cursor else DedupWindow.unpack(cursor)
+        )
+        self._settled = None
         shards = self._shards()
-        seen.keep({shard.key for shard in shards})
+        window.keep({shard.key for shard in shards})
         last = cursor
-        for shard in self._moved(shards, seen):
-            for piece in self._read(shard, seen):
+        for shard in self._moved(shards, window):
+            for piece in self._read(shard, window):
                 last = piece.cursor
                 yield piece
         if last is not None:
-            self._left = (last, seen)
+            self._settled = (last, window)
 
     def _now(self) -> int:
         return int(self.clock().timestamp())
@@ -150,20 +152,20 @@ class Poller:
             ]
         return shards
 
-    def _moved(self, shards: Sequence[_Shard], seen: DedupWindow) -> list[_Shard]:
-        """Shards with documents past their place: most indices of a long-lived pattern have none."""
+    def _moved(self, shards: Sequence[_Shard], window: DedupWindow) -> list[_Shard]:
+        """Shards with documents past their place; most indices of a long-lived pattern have none."""
         moved: list[_Shard] = []
         for number in sorted({shard.number for shard in shards}):
             group = [shard for shard in shards if shard.number == number]
             for at in range(0, len(group), _CLAUSES):
                 some = group[at : at + _CLAUSES]
-                named = self._with_news(number, some, seen)
+                named = self._with_news(number, some, window)
                 moved += [shard for shard in some if shard.index in named]
         return sorted(moved, key=lambda shard: (shard.index, shard.number))
 
-    def _with_news(self, number: int, shards: Sequence[_Shard], seen: DedupWindow) -> set[str]:
+    def _with_news(self, number: int, shards: Sequence[_Shard], window: DedupWindow) -> set[str]:
         clauses = [
-            {"bool": {"filter": [{"term": {"_index": s.index}}, _past(seen.place(s.key))]}} for s in shards
+            {"bool": {"filter": [{"term": {"_index": s.index}}, _past(window.place(s.key))]}} for s in shards
         ]
         body = {
             "size": 0,
@@ -177,13 +179,13 @@ class Poller:
         self.pulse()
         return {bucket["key"] for bucket in answer["aggregations"]["index"]["buckets"]}
 
-    def _read(self, shard: _Shard, seen: DedupWindow) -> Iterator[PolledBatch]:
-        """The shard's news. With the last piece of a page all of it is in, so places may move then."""
+    def _read(self, shard: _Shard, window: DedupWindow) -> Iterator[PolledBatch]:
+        """Batches of the shard's new documents. Places move with the last batch of a page."""
         view, upto = self._now(), -1
         for page in scan.pages(
             self.client,
             shard.index,
-            query=_past(seen.place(shard.key)),
+            query=_past(window.place(shard.key)),
             fields=self.layout.fields,
             preference=f"_shards:{shard.number}",
         ):
@@ -192,25 +194,25 @@ class Poller:
             fresh: dict[int, SourceDocument] = {}
             for index, doc_id, sort, source in page.iter_rows():
                 number = document_number(index, doc_id)
-                if not seen.again(number, AcceptedDocument(shard.key, sort[0], view)):
+                if not window.recognises(number, AcceptedDocument(shard.key, sort[0], view)):
                     fresh[number] = SourceDocument(
                         index=index, id=doc_id, number=number, seq=sort[0], source=source
                     )
             parts = list(self._parts(list(fresh.values())))
             for n, (workload, documents, messages, missing) in enumerate(parts, start=1):
-                seen.add({d.number: AcceptedDocument(shard.key, d.seq, view) for d in documents})
+                window.add({d.number: AcceptedDocument(shard.key, d.seq, view) for d in documents})
                 if n == len(parts):
-                    seen.settle(shard.key, upto, view)
-                yield self._piece(workload, documents, messages, missing, seen.pack())
-        seen.settle(shard.key, upto, view)
+                    window.settle(shard.key, upto, view)
+                yield self._piece(workload, documents, messages, missing, window.pack())
+        window.settle(shard.key, upto, view)
 
     def _parts(
         self, documents: Sequence[SourceDocument]
     ) -> Iterator[tuple[str, list[SourceDocument], list[str], int]]:
-        """(workload, documents, their messages, how many had none): one batch each."""
+        """(workload, documents, their messages, number of documents without a message) of each batch."""
         messages = {d.number: message_of(d.source, self.layout) for d in documents}
         bare = [d for d in documents if messages[d.number] is None]
-        messages |= self._whole(bare)
+        messages |= self._source_texts(bare)
         without = {d.number for d in bare}
         groups: dict[str, list[SourceDocument]] = {}
         for document in documents:
@@ -227,24 +229,24 @@ class Poller:
         part: list[SourceDocument] = []
         size = 0
         for document in group:
-            own = len(messages[document.number] or "")
+            length = len(messages[document.number] or "")
             full = (
                 len(part) >= self.settings.internal.batch_records
-                or size + own > self.settings.internal.batch_kib * 1024
+                or size + length > self.settings.internal.batch_kib * 1024
             )
             if part and full:
                 yield part
                 part, size = [], 0
             part.append(document)
-            size += own
+            size += length
         if part:
             yield part
 
-    def _whole(self, documents: Sequence[SourceDocument]) -> dict[int, str]:
-        """All that documents without a message hold, as JSON; what was read already of one that is gone by now."""
+    def _source_texts(self, documents: Sequence[SourceDocument]) -> dict[int, str]:
+        """Whole sources as JSON. For a document deleted meanwhile: the fields that were read before."""
         found: dict[int, str] = {}
-        for at in range(0, len(documents), _WHOLE):
-            some = documents[at : at + _WHOLE]
+        for at in range(0, len(documents), _TEXTS_AT_ONCE):
+            some = documents[at : at + _TEXTS_AT_ONCE]
             with translate_errors(f"{self.pattern} cannot be read", SourceUnavailable):
                 answer = self.client.search(
                     index=some[0].index,
@@ -265,8 +267,8 @@ class Poller:
         cursor: str,
     ) -> PolledBatch:
         layout = self.layout
-        # The layout too: under another one the same documents are another content.
-        what = (repr(layout), workload, *(f"{d.number}:{d.seq}" for d in documents))
+        # The layout is part of the content: another layout gives other records of the same documents.
+        content = (repr(layout), workload, *(f"{d.number}:{d.seq}" for d in documents))
         records = document_records(
             documents, messages, layout, arrived=self.clock(), zone=self.settings.intake.time_zone
         )
@@ -274,7 +276,7 @@ class Poller:
         return PolledBatch(
             records=records,
             workload=workload,
-            batch_id=f"{self.source_key}-{digest(*what)}",
+            batch_id=f"{self.source_key}-{digest(*content)}",
             source=self.source,
             source_key=self.source_key,
             cursor=cursor,
@@ -290,7 +292,7 @@ def _past(place: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polled:
-    """What a poll brought in. `duplicates`: pieces that had been accepted before."""
+    """Counts of a poll. `duplicates`: batches that had been accepted before."""
 
     documents: int = 0
     batches: int = 0
@@ -310,12 +312,11 @@ def deliver(
     go_on: Callable[[], bool] = lambda: True,
     wait: Callable[[float], object] = time.sleep,
 ) -> Polled:
-    """Poll once to the end and have every piece accepted, waiting while the ledger is full.
+    """Polls once to the end; waits while the ledger is full (back-pressure).
 
-    `accept` takes a batch, `cursor_key`, `cursor` and `after`: Producer.accept. Before each try `go_on` is asked; when it
-    says no, what is left is read another time. Where the ledger's cursor stands elsewhere (Redis lost its last moments)
-    it is read from there. Raises SourceUnavailable and what `accept` raises.
-    """
+    `accept` is Producer.accept. The poll ends early when `go_on` answers False before a try. If the ledger's
+    cursor differs (Redis lost its last writes), the poll starts over from that cursor. Raises
+    SourceUnavailable and the errors of `accept`."""
     total = Polled()
     while True:
         try:
@@ -333,7 +334,7 @@ def _pieces(
     go_on: Callable[[], bool],
     wait: Callable[[float], object],
 ) -> Iterator[Polled]:
-    """What each piece brought in, once it is accepted. Raises CursorMoved."""
+    """The counts of each accepted batch. Raises CursorMoved."""
     pieces = poller.poll(cursor)
     try:
         for piece in pieces:
@@ -364,9 +365,9 @@ def poll_once(
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Polled:
-    """Read everything that is new in `settings.opensearch_source`, once: `poll_once(s, p.accept, p.ledger.intake.cursor)`.
+    """Polls `settings.opensearch_source` once: `poll_once(s, p.accept, p.ledger.intake.cursor)`.
 
-    Raises SourceUnavailable, BadSetting without a server, and what `accept` raises.
+    Raises SourceUnavailable, BadSetting without a server, and the errors of `accept`.
     """
     poller = Poller(opensearch_client(settings, reading=True), settings)
     return deliver(poller, cursor_of(poller.cursor_key), accept, go_on=go_on)

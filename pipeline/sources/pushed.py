@@ -1,4 +1,4 @@
-"""Pushed lines and records to the columns of RAW_SCHEMA, as a source that reads a file would have framed them."""
+"""Pushed lines and records to the columns of RAW_SCHEMA, framed as in a file."""
 
 import polars as pl
 
@@ -10,7 +10,7 @@ from pipeline.sources.framing import Framer
 def framed(
     records: pl.DataFrame | Pushed, formats: tuple[str, ...] = ()
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """The records of a batch, and the formats of their headers; `formats` are those of a batch that is framed already."""
+    """The records of a batch and the formats of their headers; `formats` belong to a batch framed before."""
     if isinstance(records, PushedLines):
         framer = Framer()
         frame = pl.concat([framer.feed(records.text.split("\n")), framer.flush()])

@@ -1,8 +1,7 @@
-"""What a source handed over lately, kept to hand over again.
+"""The resend buffer: recently accepted chunks, which a sender sends again after Redis lost its last writes.
 
-A Redis that loses its last moments (power cut, `appendfsync everysec`) goes back with cursor and ledger together. Whoever
-still runs then sends the same batches again, cut as before, which a pipe could not do otherwise and a rotated file neither.
-"""
+After a power cut (`appendfsync everysec`) cursor and ledger go back together. A running sender then repeats
+the same batches, cut as before. A pipe or a rotated file could not be read again."""
 
 import time
 from collections import deque
@@ -39,7 +38,7 @@ class ResendBuffer:
         self._bytes = 0
 
     def add(self, sent: SentChunk) -> None:
-        """Keep it; what is too old or too much goes."""
+        """Adds a chunk; drops old and excess chunks."""
         now, size = self._clock(), int(sent.chunk.records.estimated_size())
         self._sent.append((now, size, sent))
         self._bytes += size
@@ -47,14 +46,18 @@ class ResendBuffer:
             self._bytes -= self._sent.popleft()[1]
 
     def since(self, cursor_key: str, cursor: str) -> list[SentChunk]:
-        """Everything of a source that was sent from this cursor on, in order; [] when that is not kept any more."""
-        own = [sent for _, _, sent in self._sent if sent.cursor_key == cursor_key]
-        at = next((n for n in reversed(range(len(own))) if own[n].after == cursor), len(own))
-        return own[at:]
+        """The chunks of a source from this cursor on, in order; [] if the buffer lacks the first."""
+        of_source = [sent for _, _, sent in self._sent if sent.cursor_key == cursor_key]
+        at = next(
+            (n for n in reversed(range(len(of_source))) if of_source[n].after == cursor), len(of_source)
+        )
+        return of_source[at:]
 
     def restart(self, cursor_key: str, cursor: str) -> SentChunk | None:
-        """Let what is kept of a source continue from this cursor: what was between is lost. Returns the first as it was,
-        None when nothing is kept."""
+        """The oldest buffered chunk of the source continues from this cursor; lines between are lost.
+
+        Returns that chunk as it was, None for an empty buffer.
+        """
         for n, (at, size, sent) in enumerate(self._sent):
             if sent.cursor_key == cursor_key:
                 self._sent[n] = (at, size, replace(sent, after=cursor))

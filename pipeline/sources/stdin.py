@@ -13,9 +13,8 @@ from pipeline.sources.files import STREAM
 from pipeline.sources.flush_policy import MOST_S, FlushPolicy
 
 _BLOCK_BYTES: Final = 256 * 1024
-_AHEAD_BYTES: Final = 8 * _BLOCK_BYTES  # the writer waits when we are slower
-# A program that writes line by line would have every line cut and framed alone, which costs a millisecond each. So what
-# comes in small pieces is gathered for so long.
+_AHEAD_BYTES: Final = 8 * _BLOCK_BYTES  # back-pressure: the writer waits above this
+# Cutting and framing a single line costs a millisecond, so small blocks are gathered for this long.
 _SMALL_BYTES: Final = 64 * 1024
 _GATHER_S: Final = 0.02
 
@@ -28,15 +27,14 @@ def read_stream(
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Chunk]:
-    """Chunks as they fill, or at the `pace` given; ends with the stream, which may never end.
+    """Full chunks, or chunks by the flush policy `pace`, until the stream ends.
 
-    After a pause in the stream the open record is handed over too, but never half a line. Raises
-    BadInput when the stream breaks, after handing over what came before.
-    """
+    After a pause the open record is flushed too, but never half a line. If the stream breaks, raises BadInput
+    after the last chunk."""
     assembly = Assembly(Cursor(path=name, identity=STREAM), max_records=max_records, max_bytes=max_bytes)
     pace = pace or FlushPolicy()
     ahead = _Ahead()
-    # a daemon, because a read from a silent pipe cannot be interrupted
+    # a daemon, because a read from a silent pipe blocks for ever
     threading.Thread(target=_pump, args=(stream, ahead), name=f"read-{name}", daemon=True).start()
     position = 0
     try:
@@ -62,7 +60,7 @@ def read_stream(
 
 
 class _Ahead:
-    """Bytes that were read and not taken yet, between the thread that reads and the one that takes."""
+    """A bounded queue of bytes between the reading thread and the consumer."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -70,10 +68,10 @@ class _Ahead:
         self._size = 0
         self._ended = False
         self.failure: OSError | None = None
-        self.left = False  # nobody takes any more
+        self.left = False  # the consumer has stopped
 
     def put(self, block: bytes) -> None:
-        """Waits while too much lies here."""
+        """Waits while the queue is full."""
         with self._changed:
             self._changed.wait_for(lambda: self._size < _AHEAD_BYTES or self.left)
             self._blocks.append(block)
@@ -86,7 +84,7 @@ class _Ahead:
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> bytes | None:
-        """All that is there; b"" when nothing came for so long, None after the end."""
+        """All queued bytes; b"" after the timeout, None after the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._size or self._ended, timeout_s)
             if self._ended and not self._size:
@@ -103,7 +101,7 @@ class _Ahead:
 
 
 def _pump(stream: BinaryIO, ahead: _Ahead) -> None:
-    """Moves blocks from the stream to where they are taken, until either end is gone."""
+    """Moves blocks from the stream to the queue until either side ends."""
     read, failure = _reader(stream), None
     try:
         while not ahead.left and (block := read()):
@@ -116,11 +114,10 @@ def _pump(stream: BinaryIO, ahead: _Ahead) -> None:
 
 
 def _reader(stream: BinaryIO) -> Callable[[], bytes]:
-    """Reads what is there, without waiting for a whole block.
+    """A function that reads available bytes without waiting for a whole block.
 
-    From the descriptor where there is one: a thread inside a buffered reader would hold its lock when
-    the interpreter ends.
-    """
+    A descriptor is read directly: a thread inside a buffered reader would hold its lock when the interpreter
+    ends."""
     try:
         descriptor = stream.fileno()
     except (OSError, io.UnsupportedOperation, AttributeError):

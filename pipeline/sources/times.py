@@ -1,8 +1,7 @@
 """Header times to aware UTC, a column at a time.
 
-A format's pattern captures the parts of a time (`time`, `fraction`, `millis`, `year`, `zone`); the
-format's `Clock` says how they fit together. What cannot be read becomes null and the caller puts the
-arrival time there; a time is never an error.
+A format's pattern captures the parts of a time (`time`, `fraction`, `millis`, `year`, `zone`); the format's
+`Clock` combines the parts. An unreadable time is null, never an error; the caller fills in the arrival time.
 """
 
 import re
@@ -21,11 +20,10 @@ from pipeline.records.schema import UTC_US
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """How a format writes its time.
+    """The time notation of a format.
 
-    `form` is a chrono format of the `time` group without year (when `missing` is "year") or without
-    date (when it is "date"); empty means seconds (or milli-, micro-, nanoseconds) since 1970.
-    """
+    `form` is a chrono format of the `time` group, without the part that `missing` names. An empty `form`
+    means seconds (or milli-, micro-, nanoseconds) since 1970."""
 
     form: str
     missing: Literal["", "year", "date"] = ""
@@ -34,8 +32,7 @@ class Clock:
 ISO_CLOCK: Final = Clock(form="%Y-%m-%d %H:%M:%S")
 EPOCH_CLOCK: Final = Clock(form="")
 
-# Minutes east of Greenwich. Only abbreviations with one meaning in practice: IST or CST name three
-# zones each, so they fall back on the zone of the source.
+# Minutes east of Greenwich. IST and CST name three zones each, so they fall back on the zone of the source.
 ABBREVIATIONS: Final[Mapping[str, int]] = {
     "Z": 0, "UTC": 0, "GMT": 0, "UCT": 0, "WET": 0, "WEST": 60, "CET": 60, "CEST": 120, "EET": 120,
     "EEST": 180, "MSK": 180, "EST": -300, "EDT": -240, "CDT": -300, "MST": -420, "MDT": -360,
@@ -47,11 +44,11 @@ _OFFSET: Final = re.compile(r"([+-])(\d{2}):?(\d{2})?")
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST: Final = datetime(2261, 1, 1, tzinfo=UTC)  # the last whole year that nanosecond readers can hold
 _LAST_MICROS: Final = int(_LAST.timestamp()) * 1_000_000
-_FUTURE: Final = timedelta(days=1)  # how far a clock may run ahead before a missing year is the year before
-_REPEATED: Final = (
-    0.2,
-    0.7,
-)  # share of distinct seconds up to which each is read once; where the year is looked for
+_FUTURE: Final = timedelta(
+    days=1
+)  # a clock may run ahead this far; beyond, a missing year is the year before
+# Share of distinct seconds up to which each is parsed once; the second value is for clocks without a year.
+_REPEATED: Final = (0.2, 0.7)
 _YEARS_BACK: Final = 8  # 29 February comes back within eight years, also across 2100
 
 _ISO_PARTS: Final = (
@@ -62,7 +59,7 @@ _EPOCH_PARTS: Final = r"^(?P<time>[0-9]{9,19})(?:\.(?P<fraction>[0-9]+))?$"
 
 
 def check_zone(zone: str) -> str:
-    """The zone itself; raises BadInput when it is no IANA name."""
+    """The zone itself. Raises BadInput for other than IANA names."""
     try:
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
@@ -71,20 +68,20 @@ def check_zone(zone: str) -> str:
 
 
 def to_utc(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
-    """UTC_US column of the times whose parts are the columns of `parts`; null where unreadable."""
+    """UTC_US column of the times in `parts`; null for unreadable times."""
     seconds = _seconds(parts, clock, arrived=arrived, zone=zone)
     fraction = _fraction(parts)
     utc = seconds if fraction is None else seconds + fraction
     if utc.null_count() == utc.len():
         return utc.cast(UTC_US).alias("timestamp")
-    micros = utc.to_physical()  # some are no time of Python's
+    micros = utc.to_physical()  # some exceed Python's datetime
     if micros.min() < 0 or micros.max() >= _LAST_MICROS:  # type: ignore[operator] # of numbers
         utc = utc.set(((utc < _FIRST) | (utc >= _LAST)).fill_null(True), None)
     return utc.cast(UTC_US).alias("timestamp")
 
 
 def _seconds(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
-    """The times without what is smaller than a second. Where the written second is all, each is read once."""
+    """The times in whole seconds. Repeated texts without year and zone are parsed once."""
     alone = all(n not in parts.columns or parts[n].null_count() == parts.height for n in ("year", "zone"))
     if alone and clock.form and repeats(parts["time"], _REPEATED[clock.missing == "year"]):
         times = parts["time"]
@@ -140,7 +137,7 @@ def _epoch(text: pl.Series) -> pl.Series:
 
 
 def _fraction(parts: pl.DataFrame) -> pl.Series | None:
-    """Duration of the digits after the seconds, None where there can be none; `millis` are unpadded milliseconds."""
+    """Duration of the digits after the seconds, None without such a group; `millis` is not padded."""
     if "millis" in parts.columns:
         micros = pl.col("millis").cast(pl.Int64, strict=False) * 1000
     elif "fraction" in parts.columns:
@@ -152,14 +149,14 @@ def _fraction(parts: pl.DataFrame) -> pl.Series | None:
 
 
 def _localise(naive: pl.Series, parts: pl.DataFrame, zone: str) -> pl.Series:
-    """Aware UTC: by the written offset where there is one, else by the zone of the source."""
+    """Aware UTC, by the written offset or else by the zone of the source."""
     if "zone" not in parts.columns or parts["zone"].null_count() == parts.height:
         return _in_zone(naive, zone)
     words = parts["zone"]
-    known = {w: m for w in words.unique().drop_nulls().to_list() if (m := _minutes(w)) is not None}
-    if not known:
+    offsets = {w: m for w in words.unique().drop_nulls().to_list() if (m := _minutes(w)) is not None}
+    if not offsets:
         return _in_zone(naive, zone)
-    minutes = words.replace_strict(known, default=None, return_dtype=pl.Int64)
+    minutes = words.replace_strict(offsets, default=None, return_dtype=pl.Int64)
     utc = (naive - (minutes * 60_000_000).cast(pl.Duration("us"))).dt.replace_time_zone("UTC")
     if minutes.null_count():
         utc = utc.zip_with(minutes.is_not_null(), _in_zone(naive, zone))
@@ -177,7 +174,7 @@ def _minutes(word: str) -> int | None:
 
 
 def _in_zone(naive: pl.Series, zone: str) -> pl.Series:
-    """Local to UTC. Of a doubled hour the first is meant; a skipped hour keeps the offset before it."""
+    """Local to UTC. A doubled hour means the first; a skipped hour takes the offset before the gap."""
     if zone == "UTC":
         return naive.dt.replace_time_zone("UTC")
     local = naive.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
@@ -186,13 +183,13 @@ def _in_zone(naive: pl.Series, zone: str) -> pl.Series:
         hour = timedelta(hours=1)
         before = (naive - hour).dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
         utc = utc.zip_with(utc.is_not_null(), before.dt.convert_time_zone("UTC") + hour)
-        # a zone that skipped a whole day (Samoa, 2011) leaves nothing better than the bare digits
+        # a zone that skipped a whole day (Samoa, 2011): the digits as UTC
         utc = utc.zip_with(utc.is_not_null(), naive.dt.replace_time_zone("UTC"))
     return utc
 
 
 def _with_year(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
-    """The written year, else the latest one that is not more than a day in the future."""
+    """The written year, else the latest year at most a day in the future."""
     text, form = parts["time"], "%Y " + clock.form
     limit = arrived + _FUTURE
     utc: pl.Series | None = None
@@ -211,11 +208,11 @@ def _with_year(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: st
 
 
 def _with_date(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str) -> pl.Series:
-    """Time of day alone: today, or yesterday when that would lie more than an hour ahead."""
+    """Time of day alone: today, or yesterday if today is more than an hour ahead."""
     today: date = arrived.astimezone(ZoneInfo(zone)).date()
     form = "%Y-%m-%d " + clock.form
     now = _localise(_naive(f"{today} " + parts["time"], form), parts, zone)
-    # the date is built, not parsed: near midnight the day before is also right in every zone
+    # calendar arithmetic: correct near midnight in every zone
     before = datetime.combine(today, time()) - timedelta(days=1)
     then = _localise(_naive(f"{before:%Y-%m-%d} " + parts["time"], form), parts, zone)
     ahead = (now > arrived + timedelta(hours=1)).fill_null(False)

@@ -678,7 +678,7 @@ def test_a_damaged_file_of_a_dead_batch_stops_nobody(own: Power) -> None:
 def test_of_too_many_forgotten_records_the_newest_are_known(
     own: Power, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgotten, "MOST_RECORDS", 2)
+    monkeypatch.setattr(forgotten, "MAX_RECORDS", 2)
     context = context_of(own)
     producer = Producer(context.ledger, context.submit, own.settings)
     before = own.now()

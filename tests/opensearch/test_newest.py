@@ -9,7 +9,7 @@ from sink_contract import rows
 from pipeline.errors import BadInput
 from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import indices
-from pipeline.opensearch.newest import MOST, newest, with_number
+from pipeline.opensearch.newest import MAX_RESULTS, newest, with_number
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
 
@@ -42,7 +42,7 @@ def test_the_newest_that_were_asked_for_come_oldest_first(search_settings: Setti
 
 def test_more_than_a_search_gives_at_once_is_refused(search_settings: Settings) -> None:
     with pytest.raises(BadInput, match="10,001 is more than OpenSearch gives at once"):
-        newest(opensearch_client(search_settings), search_settings, limit=MOST + 1)
+        newest(opensearch_client(search_settings), search_settings, limit=MAX_RESULTS + 1)
 
 
 def test_how_many_records_have_a_pattern_is_counted_with_the_newest_of_them(

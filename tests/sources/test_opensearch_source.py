@@ -396,7 +396,7 @@ def test_a_number_that_becomes_visible_late_is_still_read_and_then_forgotten() -
     assert seen.place("s") == -1
     seen.settle("s", 2, 100 + seen_module.OVERLAP_S)
     assert seen.place("s") == 2
-    assert seen.again(3, AcceptedDocument("s", 1, 170))
+    assert seen.recognises(3, AcceptedDocument("s", 1, 170))
 
 
 def test_an_older_view_does_not_settle_what_it_has_not_read_again() -> None:
