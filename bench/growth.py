@@ -198,7 +198,7 @@ def _stored(data: Path) -> dict[str, Any]:  # noqa: ARG001
             found[f"{lines:,}"] = {
                 "files": there,
                 "newest_files_s": _timed(lambda: ParquetSink(root).latest(5.0, 100)),
-                "report_numbers_s": _timed(lambda: summary.summary(root)),
+                "report_numbers_s": _timed(lambda: summary.run_summary(root)),
                 "report_findings_s": _timed(lambda: findings.collect(root, _NO_TEXTS, limit=100)),
                 "training_sample_s": _timed(lambda: _sample(root)),
             }

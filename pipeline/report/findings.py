@@ -16,12 +16,8 @@ import polars as pl
 
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.verdict import Reason
-from pipeline.report.summary import summary
 from pipeline.sinks.results import readable, scan
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
-
-# `summary` is offered here too: findings and numbers are asked for together.
-__all__ = ["Finding", "Sample", "collect", "order", "rank", "severity", "summary"]
 
 SAMPLES_FIRST: Final = 4  # and the last one: five records show how it began and whether it changed
 SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped payload does not
@@ -41,7 +37,7 @@ _REASON_ORDER: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class FindingSample:
     """One anomalous record as it was read; texts are cut at SAMPLE_CHARS characters."""
 
     source: str
@@ -67,13 +63,13 @@ class Finding:
     level: str | None  # the most severe
     score: float  # the highest
     reasons: tuple[str, ...]  # distinct; kinds in a fixed order, the most frequent of each kind
-    samples: tuple[Sample, ...]  # the first four and the last
+    samples: tuple[FindingSample, ...]  # the first four and the last
     patterns: int  # distinct masked lines
     p_value: float | None = None  # the smallest; None where nothing was measured
     incident: int = 0  # 1-based, by time; 0 until `order` has set it
 
 
-def severity(finding: Finding) -> int:
+def finding_severity(finding: Finding) -> int:
     """3: error-like by level or by a reason, 2: warning, or somebody marked it as anomalous, 1: neither."""
     if finding.level in ERROR_LEVELS or _has(finding, Reason.ERROR_SEVERITY):
         return 3
@@ -93,7 +89,7 @@ def rank(finding: Finding) -> tuple[Any, ...]:
         + 1 * _has(finding, Reason.RARE)
     )
     return (
-        -severity(finding),
+        -finding_severity(finding),
         -_level_rank(finding.level),
         -strength,
         -round(finding.score, 1),
@@ -118,13 +114,13 @@ def order(findings: Iterable[Finding]) -> list[Finding]:
     this is plain `rank`.
     """
     ranked = sorted(findings, key=rank)
-    begun = [
-        Onset(first=f.first_seen, burst_end=f.burst_end, leads=severity(f) > 1, key=(place,))
+    onsets = [
+        Onset(first=f.first_seen, burst_end=f.burst_end, leads=finding_severity(f) > 1, key=(place,))
         for place, f in enumerate(ranked)
     ]
     numbered = [
         [replace(ranked[place], incident=number) for place in sorted(onset.key[0] for onset in run)]
-        for number, run in enumerate(together(begun), start=1)
+        for number, run in enumerate(together(onsets), start=1)
     ]
     numbered.sort(key=lambda found: rank(found[0]))
     return [f for turn in zip_longest(*numbered) for f in turn if f is not None]
@@ -269,11 +265,11 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
     groups = groups.join(reasons, on=_KEY, how="left", nulls_equal=True)
     for group in groups.iter_rows(named=True):
         shown = tuple(_sample(row) for row in samples[group["workload"], group["template_id"]])
-        level_rank, known = group["level_rank"], texts.get(group["template_id"])
+        level_rank, template_text = group["level_rank"], texts.get(group["template_id"])
         yield Finding(
             workload=group["workload"] or "",
             template_id=group["template_id"],
-            template=shown[0].message if known is None else known,
+            template=shown[0].message if template_text is None else template_text,
             count=group["count"],
             lines=group["lines"],
             first_seen=group["first_seen"],
@@ -288,11 +284,11 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
         )
 
 
-def _sample(row: tuple[Any, ...]) -> Sample:
+def _sample(row: tuple[Any, ...]) -> FindingSample:
     _, _, timestamp, source, line, _, message, raw, reasons = row
     prefix = f"{Reason.UNLIKELY_TOKENS}:"
     words = [w for text in reasons or () if text.startswith(prefix) for w in text[len(prefix) :].split()]
-    return Sample(
+    return FindingSample(
         source=source or "",
         line=line or 0,
         timestamp=timestamp,
@@ -305,4 +301,6 @@ def _sample(row: tuple[Any, ...]) -> Sample:
 def _reason_place(text: str) -> int:
     """Reasons by kind; `sorted` keeps the more frequent first inside a kind."""
     name = text.partition(":")[0]
-    return next((at for at, known in enumerate(_REASON_ORDER) if known == name), len(_REASON_ORDER))
+    return next(
+        (at for at, template_text in enumerate(_REASON_ORDER) if template_text == name), len(_REASON_ORDER)
+    )

@@ -14,7 +14,7 @@ TIMELINE_BUCKETS: Final = 240  # bars that can still be told apart on a 1,600 px
 _BUCKET_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
 
-def summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, Any]:
+def run_summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, Any]:
     """The numbers of a results folder, ready for JSON; times are ISO 8601 in UTC, null when empty.
 
     Of lines alone: what watching found in sessions and rates is counted in no number. Keys: records, lines, anomalous, anomalous_lines, warming, first, last, model_versions, by_workload,

@@ -13,8 +13,18 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.report.findings import Finding, by_incident, severity
-from pipeline.report.text import begun, clock, explain, headline, place, sample_text, shown, span, visible
+from pipeline.report.findings import Finding, by_incident, finding_severity
+from pipeline.report.text import (
+    clipped,
+    clock,
+    explain,
+    headline,
+    incident_header,
+    sample_place,
+    sample_text,
+    time_range,
+    visible,
+)
 from pipeline.units import plural
 
 TABLE_WIDTH: Final = 120  # below this, columns would break words
@@ -26,12 +36,12 @@ _LEVEL_STYLE: Final = {3: "bold red", 2: "bold yellow", 1: "cyan"}
 _MARK_STYLE: Final = "bold black on yellow"
 
 
-def render(
+def print_findings(
     findings: Sequence[Finding], summary: Mapping[str, Any], console: Console, *, limit: int = 20
 ) -> None:
     """Print the first `limit` findings, given in reading order, under their incidents, and say how many more there are.
 
-    `summary` comes from `findings.summary`. With no findings, says whether nothing was unusual or
+    `summary` comes from `summary.run_summary`. With no findings, says whether nothing was unusual or
     nothing could be judged yet.
     """
     console.print(_text(console, headline(findings, summary), "bold"))
@@ -39,27 +49,29 @@ def render(
         console.print(_text(console, _sub(findings, summary), "dim"))
     first = findings[:limit]
     if first:
-        for entry, whole in zip(by_incident(first), by_incident(findings), strict=False):
+        for entry, members in zip(by_incident(first), by_incident(findings), strict=False):
             console.print()
-            console.print(_incident([f for _, f in whole], len(entry), console))
+            console.print(_incident([f for _, f in members], len(entry), console))
             console.print(_table(entry, console) if console.width >= TABLE_WIDTH else _blocks(entry, console))
-    left = len(findings) - len(first)
-    if left > 0:
-        verb = "is" if left == 1 else "are"
-        note = f"{plural(left, 'more finding')} {verb} not shown here; a report or the results hold them all"
+    hidden = len(findings) - len(first)
+    if hidden > 0:
+        verb = "is" if hidden == 1 else "are"
+        note = (
+            f"{plural(hidden, 'more finding')} {verb} not shown here; a report or the results hold them all"
+        )
         console.print(_text(console, note, "dim"))
 
 
 def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
-    parts = [f"{span(first, last)} UTC", plural(len(summary["by_workload"]), "workload")]
+    parts = [f"{time_range(first, last)} UTC", plural(len(summary["by_workload"]), "workload")]
     if findings and summary["warming"]:
         parts.append(f"{plural(summary['warming'], 'record')} not judged: the model was warming up")
     return " · ".join(parts)
 
 
 def _incident(findings: Sequence[Finding], here: int, console: Console) -> Text:
-    name, *facts = begun(findings, here)
+    name, *facts = incident_header(findings, here)
     about = _one_line(" · ".join(["", *facts]))
     return Text.assemble(_text(console, name, "bold"), _text(console, about, ""))
 
@@ -74,7 +86,7 @@ def _table(findings: Sequence[tuple[int, Finding]], console: Console) -> Rendera
     table.add_column("template and reason", ratio=5, overflow="fold")
     table.add_column("sample", ratio=6, overflow="fold")
     for number, finding in findings:
-        what = Text("\n").join(
+        text = Text("\n").join(
             [
                 _template(finding, console),
                 _text(console, "; ".join(explain(finding.reasons, finding.level)), "dim"),
@@ -87,7 +99,7 @@ def _table(findings: Sequence[tuple[int, Finding]], console: Console) -> Rendera
             _level(finding, console),
             Text(f"{finding.count:,}"),
             _text(console, when, ""),
-            Text("\n").join([_text(console, _one_line(shown(finding.workload, 80)), "bold"), what]),
+            Text("\n").join([_text(console, _one_line(clipped(finding.workload, 80)), "bold"), text]),
             Text("\n").join(_sample(finding, console)),
         )
     return table
@@ -100,9 +112,9 @@ def _blocks(findings: Sequence[tuple[int, Finding]], console: Console) -> Render
     for number, finding in findings:
         facts = [
             "",
-            _one_line(shown(finding.workload, 80)),
+            _one_line(clipped(finding.workload, 80)),
             plural(finding.count, "time"),
-            f"{span(finding.first_seen, finding.last_seen)} UTC",
+            f"{time_range(finding.first_seen, finding.last_seen)} UTC",
         ]
         lines = [
             Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
@@ -125,11 +137,11 @@ def _encodable(text: str, console: Console) -> str:
 
 
 def _level(finding: Finding, console: Console) -> Text:
-    return _text(console, visible(finding.level or "no level"), _LEVEL_STYLE[severity(finding)])
+    return _text(console, visible(finding.level or "no level"), _LEVEL_STYLE[finding_severity(finding)])
 
 
 def _template(finding: Finding, console: Console) -> Text:
-    return _text(console, _one_line(shown(finding.template, TEMPLATE_CHARS)), "")
+    return _text(console, _one_line(clipped(finding.template, TEMPLATE_CHARS)), "")
 
 
 def _one_line(text: str) -> str:
@@ -156,4 +168,4 @@ def _sample(finding: Finding, console: Console) -> list[Text]:
     line.append(_encodable(_one_line(text[at : begin + SAMPLE_CHARS]), console))
     if begin + SAMPLE_CHARS < len(text):
         line.append(_encodable("…", console))
-    return [_text(console, _one_line(place(sample, 200)), "underline"), line]
+    return [_text(console, _one_line(sample_place(sample, 200)), "underline"), line]

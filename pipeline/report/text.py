@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.verdict import OURS, Reason
-from pipeline.report.findings import Finding, Sample
+from pipeline.report.findings import Finding, FindingSample
 from pipeline.units import listed, plural
 
 # C0 controls and DEL have pictures of their own (U+2400...); newline and tab keep their meaning. C1
@@ -42,14 +42,14 @@ def visible(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_VISIBLE)
 
 
-def shown(text: str, chars: int) -> str:
+def clipped(text: str, chars: int) -> str:
     """The visible text, at most `chars` characters of it, an ellipsis for the rest."""
     # Two characters can become one (CR LF), never fewer; the rest of a long text need not be looked at.
     text = visible(text[: 2 * chars + 2])
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
-def marks(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
+def word_spans(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
     """Where the words stand in the text: (start, end) of each, in order, never overlapping.
 
     Whole words only, case-sensitive; a word of the masked line that the text does not hold is skipped.
@@ -68,20 +68,20 @@ def marks(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
     return [m.span() for m in re.finditer("|".join(edged), text)]
 
 
-def sample_text(sample: Sample, chars: int) -> tuple[str, list[tuple[int, int]]]:
+def sample_text(sample: FindingSample, chars: int) -> tuple[str, list[tuple[int, int]]]:
     """The raw record as it may be shown, and where its surprising words stand in the message part."""
-    text = shown(sample.raw, chars)
+    text = clipped(sample.raw, chars)
     # The header before the message has words of its own that surprised nobody.
     message = visible(sample.message[:100])
     begin = max(text.find(message), 0) if message else 0
-    return text, [(start, end) for start, end in marks(text, sample.words) if start >= begin]
+    return text, [(start, end) for start, end in word_spans(text, sample.words) if start >= begin]
 
 
-def place(sample: Sample, chars: int) -> str:
+def sample_place(sample: FindingSample, chars: int) -> str:
     """Where the record stands; what was found in no single line names its lines itself."""
     if sample.source.startswith(OURS):
         return f"found in {sample.source.removeprefix(OURS)}"
-    return f"{shown(sample.source, chars)}:{sample.line}"
+    return f"{clipped(sample.source, chars)}:{sample.line}"
 
 
 def explain(reasons: Iterable[str], level: str | None = "") -> list[str]:
@@ -106,18 +106,18 @@ def _sentence(name: str, data: list[str], level: str | None) -> str:
             return "unexpected here: " + _listed(words) if words else "words that do not belong together"
         case Reason.RARE:
             # The most frequent data stands first; a range of counts helps nobody.
-            seen, _, total = data[0].partition("/") if data else ("", "", "")
-            known = seen.isdigit() and total.isdigit()
+            count, _, total = data[0].partition("/") if data else ("", "", "")
+            counted = count.isdigit() and total.isdigit()
             return (
-                f"rare: {int(seen):,} of {int(total):,} training lines"
-                if known
+                f"rare: {int(count):,} of {int(total):,} training lines"
+                if counted
                 else "rare in the training data"
             )
         case Reason.ERROR_SEVERITY:
             return _error_sign(data, level)
         case Reason.MARKED:
             # The data says as what, and who said so.
-            return "marked " + (", ".join(shown(d, 120) for d in data[:3]) or "by somebody")
+            return "marked " + (", ".join(clipped(d, 120) for d in data[:3]) or "by somebody")
         case Reason.UNCLASSIFIED:
             return "unclassified: its workload is past its template limit"
         case Reason.WARMING:
@@ -137,7 +137,7 @@ def _sentence(name: str, data: list[str], level: str | None) -> str:
         case Reason.RATE_MIX:
             return "another mix of templates than before"
         case _:
-            return shown(": ".join([name, *data[:1]]), 120)
+            return clipped(": ".join([name, *data[:1]]), 120)
 
 
 def _error_sign(data: list[str], level: str | None) -> str:
@@ -153,9 +153,9 @@ def _error_sign(data: list[str], level: str | None) -> str:
     return ", ".join(parts) or "says that something failed"
 
 
-def _listed(words: list[str], most: int = 5) -> str:
-    first = ", ".join(f"“{shown(w, 60)}”" for w in words[:most])
-    return f"{first} and {len(words) - most:,} more" if len(words) > most else first
+def _listed(words: list[str], limit: int = 5) -> str:
+    first = ", ".join(f"“{clipped(w, 60)}”" for w in words[:limit])
+    return f"{first} and {len(words) - limit:,} more" if len(words) > limit else first
 
 
 def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
@@ -173,10 +173,10 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     return f"Nothing unusual in {lines}"
 
 
-def begun(findings: Sequence[Finding], here: int) -> list[str]:
+def incident_header(findings: Sequence[Finding], here: int) -> list[str]:
     """What the incident of these findings is called, when it began, whom it hit, and how many of them are told here."""
     first, *_ = hit = sorted(findings, key=lambda f: (f.first_seen, f.workload))
-    names = dict.fromkeys(shown(f.workload, 80) for f in hit)
+    names = dict.fromkeys(clipped(f.workload, 80) for f in hit)
     many = plural(len(findings), "finding")
     return [
         f"Incident {first.incident}",
@@ -191,7 +191,7 @@ def clock(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def span(first: datetime, last: datetime) -> str:
+def time_range(first: datetime, last: datetime) -> str:
     """First and last seen; the date of the last only where it differs."""
     if last.replace(microsecond=0) == first.replace(microsecond=0):
         return clock(first)

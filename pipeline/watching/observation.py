@@ -47,7 +47,7 @@ ANOMALIES_SCHEMA: Final[dict[str, Any]] = {
     "last": pl.Int64,
     "score": pl.Float64,
     "level": pl.String,  # the most severe
-    # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.severity).
+    # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.finding_severity).
     "severity": pl.Int64,
     "text": pl.String,  # of its first record
 }

@@ -22,7 +22,7 @@ from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
 from pipeline.records.schema import RESULT_SCHEMA, SAMPLE_SCHEMA
 from pipeline.records.verdict import Verdict, pattern_ids
-from pipeline.report.findings import severity
+from pipeline.report.findings import finding_severity
 from pipeline.report.text import explain
 from pipeline.settings import Settings
 from pipeline.tasks import ingest
@@ -293,7 +293,7 @@ def test_readers_are_told_who_marked_a_line_and_meet_it_among_the_warnings() -> 
     assert explain(["marked:anomalous by ann", "rare:1/9"])[0] == "marked anomalous by ann"
     assert explain(["marked"]) == ["marked by somebody"]
     finding = SimpleNamespace(level="info", reasons=("marked:anomalous by ann",))
-    assert severity(finding) == 2  # type: ignore[arg-type]
+    assert finding_severity(finding) == 2  # type: ignore[arg-type]
 
 
 def test_incidents_are_told_of_a_marked_line_as_of_a_warning() -> None:

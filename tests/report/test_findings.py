@@ -21,7 +21,7 @@ from pipeline.records.batch import Purpose
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import Verdict
 from pipeline.report import findings, summary
-from pipeline.report.findings import Finding, Sample
+from pipeline.report.findings import Finding, FindingSample
 from pipeline.sources.framing import Framer
 from pipeline.watching.incidents import onsets
 
@@ -83,7 +83,7 @@ def finding(template_id: int, seconds: float = 0, **changes: Any) -> Finding:
         level="error",
         score=0.9,
         reasons=("error-severity:error",),
-        samples=(Sample(source="app.log", line=1, timestamp=at(seconds), message="m", raw="m"),),
+        samples=(FindingSample(source="app.log", line=1, timestamp=at(seconds), message="m", raw="m"),),
         patterns=1,
     )
     return replace(base, **changes)
@@ -140,7 +140,7 @@ def test_samples_are_the_first_four_records_and_the_last_one(tmp_path: Path) -> 
     random.Random(5).shuffle(rows)
     (found,) = findings.collect(store(tmp_path, rows, files=3), templates((1, "message <*>")))
     assert [s.line for s in found.samples] == [1, 2, 3, 4, 40]
-    assert found.samples[0] == Sample(
+    assert found.samples[0] == FindingSample(
         source="app.log",
         line=1,
         timestamp=at(5),
@@ -190,7 +190,7 @@ def test_a_damaged_file_is_named_instead_of_being_left_out(tmp_path: Path, conte
     with pytest.raises(BadPayload, match=r"damaged\.parquet"):
         findings.collect(tmp_path, templates())
     with pytest.raises(BadPayload, match=r"damaged\.parquet"):
-        findings.summary(tmp_path)
+        summary.run_summary(tmp_path)
 
 
 def test_the_limit_keeps_the_findings_that_come_first(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_the_summary_counts_every_line_once(tmp_path: Path) -> None:
         record(200, 300, workload="bank", level=None, anomalous=None, score=None, model_version=None),
         record(201, 301, workload="bank", level="error"),
     ]
-    numbers = findings.summary(store(tmp_path, rows, files=3))
+    numbers = summary.run_summary(store(tmp_path, rows, files=3))
     assert [numbers[k] for k in ("records", "lines", "anomalous", "anomalous_lines", "warming")] == [
         *(102, 202, 11, 21, 1)
     ]
@@ -409,7 +409,7 @@ def test_the_summary_counts_every_line_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("days", [0, 0.001, 0.7, 3, 40, 2_000])
 def test_the_timeline_has_no_holes_and_at_most_240_buckets(tmp_path: Path, days: float) -> None:
     rows = [record(1, 0.5), record(2, 0.5 + days * 86_400, anomalous=False)]
-    timeline = findings.summary(store(tmp_path, rows))["timeline"]
+    timeline = summary.run_summary(store(tmp_path, rows))["timeline"]
     starts = [datetime.fromisoformat(start) for start, _, _ in timeline["buckets"]]
     width = timedelta(seconds=timeline["bucket_s"])
     assert 1 <= len(starts) <= summary.TIMELINE_BUCKETS
@@ -420,7 +420,7 @@ def test_the_timeline_has_no_holes_and_at_most_240_buckets(tmp_path: Path, days:
 
 
 def test_the_summary_of_nothing_is_zero(tmp_path: Path) -> None:
-    numbers = findings.summary(tmp_path)
+    numbers = summary.run_summary(tmp_path)
     assert (numbers["records"], numbers["first"], numbers["by_workload"]) == (0, None, [])
     assert numbers["timeline"] == {"bucket_s": 0, "buckets": []}
 
@@ -430,4 +430,4 @@ def test_a_workload_whose_name_looks_like_a_file_is_counted_once(tmp_path: Path)
     folder = tmp_path / "date=2026-11-20" / "workload=x.parquet"
     folder.mkdir(parents=True)
     rows.write_parquet(folder / "b.parquet")
-    assert summary.summary(tmp_path)["records"] == 1
+    assert summary.run_summary(tmp_path)["records"] == 1

@@ -17,7 +17,8 @@ import pytest
 from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.records.schema import RESULT_SCHEMA, UTC_US
 from pipeline.report import findings, page, text
-from pipeline.report.findings import Finding, Sample
+from pipeline.report.findings import Finding, FindingSample
+from pipeline.report.summary import run_summary
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 LIMIT = 5_000_000
@@ -77,7 +78,7 @@ class Reader(HTMLParser):
 
 def finding(number: int, message: str = "disk full", **changes: Any) -> Finding:
     seen = START + timedelta(seconds=number)
-    sample = Sample(
+    sample = FindingSample(
         source="var/app.log", line=40 + number, timestamp=seen, message=message, raw=f"09:00 ERROR {message}"
     )
     base = Finding(
@@ -124,7 +125,7 @@ def numbers(**changes: Any) -> dict[str, Any]:
 def rendered(
     found: list[Finding], texts: list[str] | None = None, title: str = "a run", **run: object
 ) -> tuple[str, Reader]:
-    source = page.render(
+    source = page.render_page(
         findings=found, templates=template_frame(texts or []), summary=numbers(), title=title, run=run
     )
     html = source.decode()
@@ -162,7 +163,7 @@ def test_hostile_text_stays_text_wherever_it_stands(hostile: str) -> None:
         workload=hostile,
         reasons=(f"unlikely-tokens:{hostile}", f"error-severity:{hostile}", f"{hostile}:x"),
         samples=(
-            Sample(
+            FindingSample(
                 source=hostile,
                 line=1,
                 timestamp=START,
@@ -185,7 +186,7 @@ def test_hostile_text_stays_text_wherever_it_stands(hostile: str) -> None:
 
 
 def test_a_finding_shows_its_level_place_count_time_reasons_and_marks_its_words() -> None:
-    sample = Sample(
+    sample = FindingSample(
         source="var/app.log",
         line=41,
         timestamp=START,
@@ -200,6 +201,11 @@ def test_a_finding_shows_its_level_place_count_time_reasons_and_marks_its_words(
         assert part in article
     assert "Unexpected here: “refused”; rare: 3 of 9,000 training lines." in article
     assert reader.blocks["mark"] == ["refused", "refused"]
+
+
+def test_a_small_chance_is_text_and_no_markup() -> None:
+    html, _ = rendered([finding(1, p_value=1e-9)])
+    assert "p &lt;0.0001" in html
 
 
 def test_an_incident_is_one_entry_with_its_best_finding_and_the_others_under_it() -> None:
@@ -223,7 +229,7 @@ def test_an_incident_of_which_not_all_fits_says_so() -> None:
 
 def test_words_are_marked_whole_and_case_sensitive() -> None:
     line = "timeout timeouts Timeout (timeout) no-timeout $x $xx"
-    spans = text.marks(line, ["timeout", "$x", "<NUM>", ""])
+    spans = text.word_spans(line, ["timeout", "$x", "<NUM>", ""])
     assert [line[a:b] for a, b in spans] == ["timeout", "timeout", "timeout", "$x"]
 
 
@@ -251,11 +257,11 @@ def test_the_headline_says_plainly_what_was_found(found: int, changes: dict[str,
 
 
 def test_a_page_about_nothing_is_still_a_page(tmp_path: Path) -> None:
-    size = page.write(
+    size = page.write_page(
         tmp_path / "r.html",
         findings=[],
         templates=template_frame([]),
-        summary=findings.summary(tmp_path / "none"),
+        summary=run_summary(tmp_path / "none"),
         title="empty",
         run={},
     )
@@ -268,13 +274,15 @@ def test_a_page_about_nothing_is_still_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("character", ["a", "<", "\x00", "\u20ac", "\U0001f600", "\u202e"])
 def test_the_page_stays_under_five_megabytes_whatever_comes(character: str) -> None:
     long = character * 65_536
-    sample = Sample(source=long, line=1, timestamp=START, message=long, raw=long, words=(character * 50,))
+    sample = FindingSample(
+        source=long, line=1, timestamp=START, message=long, raw=long, words=(character * 50,)
+    )
     found = [
         finding(n, long, samples=(sample,) * 5, workload=long, reasons=(f"unlikely-tokens:{long}",) * 3)
         for n in range(1, 601)
     ]
     # Templates are long enough to fill their share many times over.
-    source = page.render(
+    source = page.render_page(
         findings=found,
         templates=template_frame([character * 2_000] * 6_000),
         summary=numbers(by_workload=[{**numbers()["by_workload"][0], "workload": long}] * 400),
@@ -318,8 +326,8 @@ def test_a_million_records_give_findings_and_a_page_under_five_megabytes(tmp_pat
         frame.slice(part * n // 4, n // 4).write_parquet(folder / f"{part}.parquet", compression="lz4")
     templates = template_frame([f"kind {k} " + "payload " * 60 for k in range(kinds)])
     found = findings.collect(tmp_path / "results", templates)
-    summary = findings.summary(tmp_path / "results")
-    size = page.write(
+    summary = run_summary(tmp_path / "results")
+    size = page.write_page(
         tmp_path / "r.html", findings=found, templates=templates, summary=summary, title="million", run={}
     )
     assert sum(f.count for f in found) == n // 20 == summary["anomalous"]
@@ -343,7 +351,7 @@ def test_records_without_a_template_have_a_row_of_their_own() -> None:
     frame = template_frame(["known", "other"]).with_columns(
         template_id=pl.Series([1, None]), template=pl.Series(["known", None]), count=pl.lit(5, pl.UInt64)
     )
-    source = page.render(findings=[], templates=frame, summary=numbers(), title="t", run={})
+    source = page.render_page(findings=[], templates=frame, summary=numbers(), title="t", run={})
     rows = json.loads(Reader(source.decode()).blocks["script"][0])["templates"]
     assert [row[:3] for row in rows] == [[0, "(unclassified)", 5], [1, "known", 5]]
 
@@ -392,7 +400,9 @@ def test_a_full_disk_leaves_the_old_report_and_no_half_written_one(
     target.write_text("old")
     monkeypatch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), full)
     with pytest.raises(SinkUnavailable, match=r"No space left on device.*free space"):
-        page.write(target, findings=[], templates=template_frame([]), summary=numbers(), title="t", run={})
+        page.write_page(
+            target, findings=[], templates=template_frame([]), summary=numbers(), title="t", run={}
+        )
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     assert target.read_text() == "old"
 
@@ -406,8 +416,8 @@ def test_a_path_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) ->
         "run": {},
     }
     with pytest.raises(BadInput, match="absent"):
-        page.write(tmp_path / "absent" / "r.html", **arguments)
+        page.write_page(tmp_path / "absent" / "r.html", **arguments)
     (tmp_path / "folder").mkdir()
     with pytest.raises(BadInput, match="folder"):
-        page.write(tmp_path / "folder", **arguments)
+        page.write_page(tmp_path / "folder", **arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]

@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 from pipeline.report import terminal
-from pipeline.report.findings import Finding, Sample
+from pipeline.report.findings import Finding, FindingSample
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 
 
 def finding(number: int, **changes: Any) -> Finding:
     message = f"connection to ledger-{number} refused after 30000 ms"
-    sample = Sample(
+    sample = FindingSample(
         source="var/log/app.log",
         line=100 + number,
         timestamp=START,
@@ -64,7 +64,7 @@ def printed(
     console = Console(
         file=out, width=width, force_terminal=colour, color_system="standard" if colour else None
     )
-    terminal.render(found, numbers(**changes), console, limit=limit)
+    terminal.print_findings(found, numbers(**changes), console, limit=limit)
     return out.getvalue()
 
 
@@ -92,7 +92,9 @@ def test_the_surprising_word_is_highlighted_in_the_sample(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 160])
 def test_nothing_in_a_log_line_is_obeyed(width: int) -> None:
     evil = "[bold red]x[/] [link=file:///etc]y[/link] :boom: \x1b[2J\x1b]0;t\x07 \r\x00 \u202eend \x9b31m"
-    sample = Sample(source=evil, line=1, timestamp=START, message=evil, raw=evil, words=("[bold", "\x1b[2J"))
+    sample = FindingSample(
+        source=evil, line=1, timestamp=START, message=evil, raw=evil, words=("[bold", "\x1b[2J")
+    )
     text = printed(
         [finding(1, template=evil, workload=evil, reasons=(f"unlikely-tokens:{evil}",), samples=(sample,))],
         width=width,
@@ -161,7 +163,7 @@ def test_a_terminal_that_cannot_show_a_character_gets_its_escape() -> None:
     out = io.TextIOWrapper(raw, encoding="ascii")
     sample = replace(finding(1).samples[0], message="caf\u00e9 \U0001f525", raw="caf\u00e9 \U0001f525")
     for width in (80, 160):
-        terminal.render(
+        terminal.print_findings(
             [finding(1, samples=(sample,))] * 2, numbers(), Console(file=out, width=width), limit=1
         )
     out.flush()

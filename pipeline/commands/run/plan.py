@@ -30,6 +30,7 @@ from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
 from pipeline.report import findings as finding
 from pipeline.report import page
+from pipeline.report.summary import run_summary
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
@@ -245,7 +246,7 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome
         "findings": len(found),
         "incidents": len({f.incident for f in found}),
     }
-    summary = {**finding.summary(results), "run": about}
+    summary = {**run_summary(results), "run": about}
     report = plan.report or out / "report.html"
     try:
         _replace(out / "templates.parquet", lambda p: templates.write_parquet(p, compression="zstd"))
@@ -254,7 +255,9 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome
             lambda p: p.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"),
         )
         names = ", ".join(dict.fromkeys(p.name for p in plan.inputs))
-        page.write(report, findings=found, templates=templates, summary=summary, title=names[:200], run=about)
+        page.write_page(
+            report, findings=found, templates=templates, summary=summary, title=names[:200], run=about
+        )
     except (OSError, pl.exceptions.ComputeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise SinkUnavailable(

@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         print_json(outcome.summary)
         return 0
     console = out()
-    terminal.render(outcome.findings, outcome.summary, console, limit=args.limit)
+    terminal.print_findings(outcome.findings, outcome.summary, console, limit=args.limit)
     for note in outcome.notes:
         console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     about = outcome.summary["run"]

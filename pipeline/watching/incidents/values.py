@@ -46,7 +46,7 @@ class IncidentEvent:
     last: datetime
     count: int
     score: float
-    severity: int  # 3 error-like, 2 warning, 1 neither, as `findings.severity`
+    severity: int  # 3 error-like, 2 warning, 1 neither, as `findings.finding_severity`
     text: str
 
 
