@@ -70,8 +70,7 @@ class Placement:
         return self._entries()[1]
 
     def ensure(self, model: Model, *, timeout_s: float | None = None) -> str:
-        """The device on which a model is ready, loaded there if need be. Waits with back-off up to
-        `timeout_s`.
+        """The device on which a model is ready, loaded there if need be. Backs off, up to `timeout_s`.
 
         The copy may belong to another process: `loaded()` names the holder. Raises BadInput for a model that
         is larger than the memory of any leased device, LeaseRefused when it is not ready in time or the lease

@@ -161,9 +161,7 @@ def _named_or_negated(words: Sequence[str], i: int) -> bool:
 
 
 def _inside_a_name(text: str, start: int, end: int) -> bool:
-    """Whether a word is part of the name of a package or file: in `libgpg-error-dev`, not in
-    `connection-refused`.
-    """
+    """Whether a word is in the name of a package or file: `libgpg-error-dev`, not `connection-refused`."""
     if "-" not in (text[start - 1 : start], text[end : end + 1]) and not re.match(
         r"\d+-", text[end : end + 8]
     ):

@@ -229,9 +229,7 @@ class WatcherState:
         return found
 
     def change(self, changes: Changes, *, token: int) -> bool:
-        """Write all changes in one step. False, and nothing changes, if the lease was taken over or Redis
-        lost state.
-        """
+        """Write all changes in one step. False, without a change, after a takeover or a loss in Redis."""
         keys = [self.keys.lease(WATCH), *(self.keys.watching(*([name] if name else [])) for name in _KEYS)]
         keys += [self.keys.watching("idle", lane.value) for lane in LANES]
         wire = RoundWire(

@@ -53,9 +53,7 @@ class FairRotation:
         return True
 
     def goes_on(self, now: float, *, waits: bool, unread: int) -> bool:
-        """Whether another round may follow. While batches wait, only if the `unread` observations became no
-        fewer.
-        """
+        """Whether another round may follow. While batches wait, only if `unread` has not fallen."""
         worked = now - self._began
         if not waits:
             return worked < BUDGET_S

@@ -115,8 +115,7 @@ class VectorVocabulary:
         return cls(vectors=vectors, events=events, weights=weights)
 
     def leave_one_out(self, mask: LeaveOutMask) -> tuple[Floats, Ints]:
-        """(score of each vector had training missed its sessions, its nearest other vector). `mask` as in
-        `fit`.
+        """(score of each vector had training missed its sessions, its nearest other one), `mask` as in `fit`.
 
         Infinite if no other vector shares half of its events: an isolated vector gives no scale for
         deviations.

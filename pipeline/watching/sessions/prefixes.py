@@ -46,9 +46,7 @@ def normalise(session: Sequence[int]) -> tuple[int, ...]:
 
 
 def thin_out(lengths: Sequence[int]) -> Sequence[int]:
-    """Of ascending prefix lengths as many, evenly spaced, as have MAX_SESSION_PREFIX_EVENTS events; always
-    the last.
-    """
+    """Of ascending prefix lengths as many, spaced evenly, as fit MAX_SESSION_PREFIX_EVENTS; also the last."""
     if sum(lengths) <= MAX_SESSION_PREFIX_EVENTS:
         return lengths
     count = max(1, MAX_SESSION_PREFIX_EVENTS // lengths[-1])
