@@ -84,7 +84,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A group of settings. `rename` gives the flat names, `__post_init__` raises ValueError."""
 
 
-class Data(Group, frozen=True, rename={"dir": "data_dir"}):
+class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
     """Where files are."""
 
     dir: Annotated[Path, says("place of the embedded stack's files")] = Path("logweir-data")
@@ -113,7 +113,7 @@ class Data(Group, frozen=True, rename={"dir": "data_dir"}):
         return self.dir / "models"
 
 
-class Redis(
+class RedisSettings(
     Group, frozen=True, rename={"url": "redis_url", "max_mib": "redis_max_mib", "fsync": "redis_fsync"}
 ):
     """The Redis of a pipeline."""
@@ -134,7 +134,7 @@ class Redis(
             check_url(self.url)
 
 
-class Intake(Group, frozen=True):
+class IntakeSettings(Group, frozen=True):
     """How lines come in, and how many may wait."""
 
     time_zone: Annotated[str, says("IANA zone of header times that carry no offset")] = "UTC"
@@ -156,7 +156,7 @@ class Intake(Group, frozen=True):
         return ZoneInfo(self.time_zone)
 
 
-class Drain(Group, frozen=True, rename=lambda name: f"drain_{name}"):
+class DrainSettings(Group, frozen=True, rename=lambda name: f"drain_{name}"):
     """Mining of templates."""
 
     similarity: Annotated[float, says("Drain3 sim_th: equal tokens in one template", 0.05, 1)] = 0.7
@@ -164,7 +164,7 @@ class Drain(Group, frozen=True, rename=lambda name: f"drain_{name}"):
     processes: Annotated[int, says("drain workers per shard; one works, the others stand by", 1, 64)] = 1
 
 
-class Stack(Group, frozen=True):
+class StackSettings(Group, frozen=True):
     """The processes of the embedded stack."""
 
     ingest_processes: Annotated[int, says("ingest workers of the embedded stack", 1, 64)] = 1
@@ -191,7 +191,7 @@ _TRAIN: Final = {
 }
 
 
-class Train(Group, frozen=True, rename=_TRAIN):
+class TrainSettings(Group, frozen=True, rename=_TRAIN):
     """The sources and times of trainings."""
 
     seconds: Annotated[float, says("time that the fit of a model may take", 1, DAY_S)] = 20.0
@@ -217,7 +217,7 @@ class Train(Group, frozen=True, rename=_TRAIN):
                 raise ValueError(f"retrain_at {text!r} is not a time of day; write it like 02:30")
 
 
-class Watch(Group, frozen=True):
+class WatchSettings(Group, frozen=True):
     """The watchlist and sessions."""
 
     unwatched: Annotated[
@@ -229,7 +229,7 @@ class Watch(Group, frozen=True):
     ] = ()
 
 
-class Gpu(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
+class GpuSettings(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
     """The pool of GPUs."""
 
     agent: Annotated[bool, says("`logweir up` watches and uses the GPUs of this machine")] = True
@@ -246,7 +246,7 @@ class Gpu(Group, frozen=True, rename=lambda name: f"gpu_{name}"):
     ] = "easy"
 
 
-class OpenSearch(Group, frozen=True, rename=lambda name: f"opensearch_{name}"):
+class OpenSearchSettings(Group, frozen=True, rename=lambda name: f"opensearch_{name}"):
     """The OpenSearch of sink and source."""
 
     url: Annotated[str | None, says("the OpenSearch of sink and source, https://host:9200")] = None
@@ -273,7 +273,7 @@ class OpenSearch(Group, frozen=True, rename=lambda name: f"opensearch_{name}"):
             check_opensearch_url(self.url)
 
 
-class Internal(Group, frozen=True):
+class InternalSettings(Group, frozen=True):
     """No settings: constants that tests and benches shorten, or that one process hands to another.
 
     Files, flags and `LOGWEIR_*` do not reach them; `LOGWEIR_INTERNAL_*` does. They may change in any build.
@@ -326,16 +326,16 @@ class Settings:
     `Settings(seed=7, gpu_yield_s=60)` takes flat names. Raises BadSetting for an unknown name, a wrong type
     or a value out of range."""
 
-    data: Data
-    redis: Redis
-    intake: Intake
-    drain: Drain
-    stack: Stack
-    train: Train
-    watch: Watch
-    gpu: Gpu
-    opensearch: OpenSearch
-    internal: Internal
+    data: DataSettings
+    redis: RedisSettings
+    intake: IntakeSettings
+    drain: DrainSettings
+    stack: StackSettings
+    train: TrainSettings
+    watch: WatchSettings
+    gpu: GpuSettings
+    opensearch: OpenSearchSettings
+    internal: InternalSettings
 
     def __init__(self, **values: Any) -> None:
         grouped: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
@@ -431,7 +431,7 @@ class Item(NamedTuple):
 
 
 def _items(group: str, kind: type[Group]) -> dict[str, Item]:
-    prefix = PREFIX_INTERNAL if kind is Internal else PREFIX
+    prefix = PREFIX_INTERNAL if kind is InternalSettings else PREFIX
     items = {}
     for info in msgspec.structs.fields(kind):
         name, parts = info.encode_name, _parts(info.type)
@@ -610,7 +610,7 @@ def page() -> str:
             for name, item in ITEMS.items()
             if item.group == group
         ]
-        if kind is not Internal:
+        if kind is not InternalSettings:
             lines += ["", f"## {kind.__doc__}".rstrip("."), ""]
             lines += ["| setting | environment | default | what it is |", "|---|---|---|---|", *rows]
     return "\n".join([*lines, ""])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from pipeline.ledger.batches import UNFINISHED, Stage
-from pipeline.ledger.store import LedgerStore, numbers, text
+from pipeline.ledger.store import LedgerStore, counters, text
 
 
 class Backlog:
@@ -100,7 +100,7 @@ class Backlog:
         pipe.llen(k.watching("observations"))
         pipe.hlen(k.watching("sessions"))
         flat, observations, sessions = self.store.ask(pipe.execute)
-        totals, now = numbers(flat), self.store.now_ms()
+        totals, now = counters(flat), self.store.now_ms()
         return {
             "sessions": sessions,
             "incidents": totals.get("incidents", 0),
@@ -111,7 +111,7 @@ class Backlog:
 
     def counts(self) -> dict[str, int]:
         """`batches`, `bytes` and `stage:<name>` in flight."""
-        return numbers(self.store.ask(self.client.hgetall, self.keys.counts))
+        return counters(self.store.ask(self.client.hgetall, self.keys.counts))
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Line counters by workload."""
@@ -119,4 +119,4 @@ class Backlog:
         pipe = self.client.pipeline(transaction=False)
         for name in names:
             pipe.hgetall(self.keys.totals(name))
-        return dict(zip(names, map(numbers, self.store.ask(pipe.execute)), strict=True))
+        return dict(zip(names, map(counters, self.store.ask(pipe.execute)), strict=True))

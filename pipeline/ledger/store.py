@@ -43,6 +43,6 @@ def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def numbers(flat: Mapping[bytes, bytes]) -> dict[str, int]:
+def counters(flat: Mapping[bytes, bytes]) -> dict[str, int]:
     """A hash of counters."""
     return {text(name): int(value) for name, value in flat.items()}

@@ -149,10 +149,10 @@ def unwanted(raw: dict[str, Any], tasks: Collection[str]) -> str:
         return "it asks for more than one task"
     if not _expiry(headers.get("expires")):
         return "its expiry is no time"
-    return "" if ids_of(raw) is not None else "its body is not a list of ids alone"
+    return "" if message_ids(raw) is not None else "its body is not a list of ids alone"
 
 
-def ids_of(raw: dict[str, Any]) -> list[str] | None:
+def message_ids(raw: dict[str, Any]) -> list[str] | None:
     """The ids in a message's body; None when it is anything but `[[id, ...], {}, {nothing}]`."""
     try:
         body = raw["body"]
@@ -170,7 +170,7 @@ def ids_of(raw: dict[str, Any]) -> list[str] | None:
 def wake_up(raw: dict[str, Any], queue: str) -> dict[str, Any]:
     """The message that Celery sees for one that is not unwanted()."""
     headers, properties = raw["headers"], raw["properties"]
-    ids = ids_of(raw)
+    ids = message_ids(raw)
     nothing = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
     return {
         "body": json.dumps([ids, {}, nothing]),

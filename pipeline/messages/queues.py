@@ -14,10 +14,10 @@ BATCH: Final = re.compile(rb'"batch":\s*("(?:[^"\\]|\\.)*")')
 
 def batches_of(messages: Collection[bytes]) -> set[str]:
     """The batch ids of queued messages; what is no message of ours has none."""
-    return set(_ids_of(messages))
+    return set(ids_in(messages))
 
 
-def _ids_of(messages: Iterable[bytes]) -> Iterator[str]:
+def ids_in(messages: Iterable[bytes]) -> Iterator[str]:
     for message in messages:
         if name := BATCH.search(message):
             with contextlib.suppress(ValueError):

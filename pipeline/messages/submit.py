@@ -8,7 +8,7 @@ import redis
 from pipeline.errors import RedisUnavailable
 from pipeline.ledger.batches import Stage
 from pipeline.logs import logger
-from pipeline.messages.queues import LOOK_AT_MOST, _ids_of, batches_of
+from pipeline.messages.queues import LOOK_AT_MOST, batches_of, ids_in
 from pipeline.messages.routing import (
     QUEUE_DRAIN,
     QUEUE_GPU,
@@ -154,7 +154,7 @@ class Submit:
             raw: list[Any] = self.client.lrange(
                 self.keys.kombu(of_class(queue, backfill=backfill)), -limit, -1
             )
-        return list(dict.fromkeys(_ids_of(reversed(raw))))
+        return list(dict.fromkeys(ids_in(reversed(raw))))
 
     def training_waits(self) -> bool:
         """True when a message lies in the queue of trainings; whoever takes it works on all that wait."""

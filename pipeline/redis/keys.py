@@ -40,13 +40,13 @@ class KeyFamily(Key):
     @overload  # type: ignore[override]
     def __get__(self, keys: None, owner: type) -> "KeyFamily": ...
     @overload
-    def __get__(self, keys: "Keys", owner: type) -> "Named": ...
-    def __get__(self, keys: "Keys | None", owner: type) -> "KeyFamily | Named":
-        return self if keys is None else Named(keys, self.name)
+    def __get__(self, keys: "Keys", owner: type) -> "KeyBuilder": ...
+    def __get__(self, keys: "Keys | None", owner: type) -> "KeyFamily | KeyBuilder":
+        return self if keys is None else KeyBuilder(keys, self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class KeyBuilder:
     """A key family of one deployment."""
 
     keys: "Keys"

@@ -145,7 +145,7 @@ def test_a_shape_that_spares_digits_is_not_taken_for_a_line_of_ones() -> None:
 
 def test_the_shipped_masks_end_in_passes_that_see_no_digit() -> None:
     assert MASKS.plan.digit_invariant
-    assert [step for stage in MASKS.plan.stages for step in stage.passes] + list(
+    assert [step for group in MASKS.plan.groups for step in group.passes] + list(
         MASKS.plan.digit_invariant
     ) == list(MASKS.plan.passes)
 
@@ -284,7 +284,7 @@ def test_seldom_masks_that_are_too_large_for_one_expression_are_looked_for_one_b
         for c in "ABCD"
     ]
     found = MaskSet.of([*large, Mask(name="KEPT", pattern=r"k\d", example="k1", keep=True)])
-    assert [stage.gate for stage in found.plan.stages if stage.passes[0].seldom] == [""]
+    assert [group.gate for group in found.plan.groups if group.passes[0].seldom] == [""]
     assert masked(found, ["hello 12", large[2].example + " k1"]) == ["hello 12", "<LC> k1"]
 
 

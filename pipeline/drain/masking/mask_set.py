@@ -20,7 +20,7 @@ from pipeline.drain.masking.masks import TOKEN, Mask, read, shipped, with_switch
 from pipeline.drain.masking.memo import Memo
 from pipeline.drain.masking.multiline import EMPTY, LINE_END, cleaned, fold, lines_of
 from pipeline.drain.masking.passes import compiled
-from pipeline.drain.masking.plan import Plan, by_digit_shape, by_stages, exact
+from pipeline.drain.masking.plan import Plan, by_digit_shape, by_groups, exact
 from pipeline.errors import BadMask
 from pipeline.records.batch import digest
 from pipeline.records.columns import WORTH, kinds, repeats
@@ -133,20 +133,20 @@ class MaskSet:
         column = messages.cast(pl.String).fill_null("").alias("message")
         many = column.str.contains("\n", literal=True) if self.plan.shape_steps else None
         if many is None or many.all():
-            return self._by_stages(column)
+            return self._by_groups(column)
         if not many.any():
             return self._single_lines(column)
-        both = pl.concat([self._single_lines(column.filter(~many)), self._by_stages(column.filter(many))])
+        both = pl.concat([self._single_lines(column.filter(~many)), self._by_groups(column.filter(many))])
         place = pl.concat([(~many).arg_true(), many.arg_true()])
         return both.with_columns(place.alias("at")).sort("at").drop("at")
 
     def _single_lines(self, messages: pl.Series) -> pl.DataFrame:
-        """`mask` of messages of one line each: by digit shapes where these are few, else by stages."""
-        by_shape = by_digit_shape(self.plan, messages, with_ids, self._by_stages)
-        return self._by_stages(messages) if by_shape is None else by_shape
+        """`mask` of messages of one line each: by digit shapes where these are few, else by groups."""
+        by_shape = by_digit_shape(self.plan, messages, with_ids, self._by_groups)
+        return self._by_groups(messages) if by_shape is None else by_shape
 
-    def _by_stages(self, messages: pl.Series) -> pl.DataFrame:
-        return _masked(messages, lambda lines: by_stages(self.plan, lines))
+    def _by_groups(self, messages: pl.Series) -> pl.DataFrame:
+        return _masked(messages, lambda lines: by_groups(self.plan, lines))
 
 
 def _masked(messages: pl.Series, mask_lines: Callable[[pl.Series], pl.Series]) -> pl.DataFrame:

@@ -58,8 +58,8 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Neighbouring passes; between two stages, equal lines are merged."""
+class PassGroup:
+    """Neighbouring passes; between two groups, equal lines are merged."""
 
     passes: tuple[Pass, ...]
     gate: str  # matches every line that one of the passes matches; "": no gate
@@ -67,7 +67,7 @@ class Stage:
     def run(self, lines: pl.Series) -> pl.Series:
         if not self.gate or self._open(lines):
             return run_all(self.passes, lines)
-        # A line that no pass matches now stays unchanged, so no later pass of the stage matches it either.
+        # A line that no pass matches now stays unchanged, so no later pass of the group matches it either.
         hit = spread(lines, pl.col(lines.name).str.contains(self.gate))
         if hit.all():
             return run_all(self.passes, lines)
@@ -159,16 +159,16 @@ def digit_invariant_from(passes: Sequence[Pass]) -> int:
     return at
 
 
-def stages_of(passes: Sequence[Pass]) -> tuple[Stage, ...]:
+def pass_groups_of(passes: Sequence[Pass]) -> tuple[PassGroup, ...]:
     """Stages of neighbours: passes whose masks say `seldom` share a gate. Passes that keep digits are joined
     already."""
-    stages = []
+    groups = []
     for (seldom, keep), run in groupby(passes, key=lambda step: (step.seldom, step.keep)):
         steps = tuple(run)
         gated = seldom and not keep and len(steps) > 1
         gate = "|".join(f"(?:{step.pattern})" for step in steps) if gated else ""
-        stages.append(Stage(passes=steps, gate=gate if _compiles(gate) else ""))
-    return tuple(stages)
+        groups.append(PassGroup(passes=steps, gate=gate if _compiles(gate) else ""))
+    return tuple(groups)
 
 
 def _compiles(pattern: str) -> bool:

@@ -1,6 +1,6 @@
-"""Three ways to mask a column of lines, with equal results: exact, by stages, by digit shape.
+"""Three ways to mask a column of lines, with equal results: exact, by groups, by digit shape.
 
-`exact` runs every pass on every line. `by_stages` looks between groups of passes whether lines have become
+`exact` runs every pass on every line. `by_groups` looks between groups of passes whether lines have become
 equal, and goes on with one of each. `by_digit_shape` replaces every digit by 1 first: most lines of a log
 differ in digits alone, so few *shapes* remain, and a two-generation cache remembers the masked line of each.
 Passes that tell digits apart (a kept status code) are recognised, and lines that such a pass may touch are
@@ -18,14 +18,14 @@ from pipeline.drain.masking.memo import Memo
 from pipeline.drain.masking.multiline import cleaned, limit
 from pipeline.drain.masking.passes import (
     Pass,
+    PassGroup,
     ShapeStep,
-    Stage,
     digit_invariant_from,
+    pass_groups_of,
     restore_digits,
     run_all,
     run_on_shapes,
     shape_steps_of,
-    stages_of,
 )
 from pipeline.records.columns import LOOKED_AT, WORTH, kinds, per_distinct, repeats
 
@@ -39,7 +39,7 @@ _MAX_ROUNDS: Final = 4  # 90,000 random concatenations of examples needed at mos
 _MANY_SHAPES: Final = 1_000
 # The memo's value for a shape whose masked line depends on its digits. No masked line is empty.
 _BY_DIGITS: Final = ""
-# Prefixes of memo keys: a shape behind the stages, a shape of a whole message, a line behind the stages as it
+# Prefixes of memo keys: a shape behind the groups, a shape of a whole message, a line behind the groups as it
 # is.
 _SHAPE: Final = ""
 _MESSAGE: Final = "\n\n"
@@ -51,7 +51,7 @@ class Plan:
     """The passes of a mask set, arranged for each way of masking; immutable but for the memo."""
 
     passes: tuple[Pass, ...]
-    stages: tuple[Stage, ...]  # the passes in front of `digit_invariant`
+    groups: tuple[PassGroup, ...]  # the passes in front of `digit_invariant`
     digit_invariant: tuple[Pass, ...]  # the last passes, which see no difference between two digits
     shape_steps: tuple[ShapeStep, ...]  # all passes, for shapes; empty where shapes cannot be masked
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
@@ -61,7 +61,7 @@ class Plan:
         at = digit_invariant_from(passes)
         return cls(
             passes=passes,
-            stages=stages_of(passes[:at]),
+            groups=pass_groups_of(passes[:at]),
             digit_invariant=passes[at:],
             shape_steps=shape_steps_of(passes),
         )
@@ -72,13 +72,13 @@ def exact(plan: Plan, lines: pl.Series) -> pl.Series:
     return _until_stable(one_round(plan, lines), lambda lines_again: one_round(plan, lines_again))
 
 
-def by_stages(plan: Plan, lines: pl.Series, stage: int = 0) -> pl.Series:
-    """The result of `exact` for lines that have passed the first `stage` stages."""
-    if not stage and lines.len() < _FEW_LINES:
+def by_groups(plan: Plan, lines: pl.Series, group: int = 0) -> pl.Series:
+    """The result of `exact` for lines that have passed the first `group` groups."""
+    if not group and lines.len() < _FEW_LINES:
         return _until_stable(one_round(plan, lines), lambda lines_again: _next_round(plan, lines_again))
-    if stage == len(plan.stages):
-        return per_distinct(lines, lambda few: _behind_stages(plan, few))
-    return per_distinct(lines, lambda few: by_stages(plan, plan.stages[stage].run(few), stage + 1))
+    if group == len(plan.groups):
+        return per_distinct(lines, lambda few: _behind_groups(plan, few))
+    return per_distinct(lines, lambda few: by_groups(plan, plan.groups[group].run(few), group + 1))
 
 
 def by_digit_shape(
@@ -131,8 +131,8 @@ def by_digit_shape(
     return table.with_columns([table[name].scatter(rows, some[name]) for name in table.columns])
 
 
-def _behind_stages(plan: Plan, lines: pl.Series) -> pl.Series:
-    """Masked lines of lines that have passed all stages, by the memo where shapes are few."""
+def _behind_groups(plan: Plan, lines: pl.Series) -> pl.Series:
+    """Masked lines of lines that have passed all groups, by the memo where shapes are few."""
     shapes = normalise_digits(lines)
     if shapes.n_unique() > _MANY_SHAPES:
         # Lines with so little in common are many in the further rounds, too, and most of them open a gate.
@@ -179,12 +179,12 @@ def one_round(plan: Plan, lines: pl.Series) -> pl.Series:
 
 
 def _next_round(plan: Plan, lines: pl.Series) -> pl.Series:
-    """The result of `one_round`, through the gates of the stages where the lines are worth them."""
+    """The result of `one_round`, through the gates of the groups where the lines are worth them."""
     if lines.len() < _FEW_LINES:
         if lines.str.contains("[0-9]").any():
             return one_round(plan, lines)
         # A line without digits has nothing to keep.
         return limit(run_all([step for step in plan.passes if not step.keep], lines))
-    for stage in plan.stages:
-        lines = stage.run(lines)
+    for group in plan.groups:
+        lines = group.run(lines)
     return restore_digits(run_all(plan.digit_invariant, lines))
