@@ -1,7 +1,7 @@
 """The parts of a worker process, each built on its first use in that process.
 
-A prefork parent must not open connections or start threads that its children inherit, so the first task builds them.
-"""
+A prefork parent must not open connections or start threads that its children inherit, so the first task
+builds them."""
 
 import functools
 import os
@@ -67,7 +67,8 @@ class Context:
 
     @functools.cached_property
     def owner(self) -> str:
-        """The holder in claims and leases. Containers may share host and pid: the random suffix tells them apart."""
+        """The holder in claims and leases. Containers may share host and pid: the random suffix tells them
+        apart."""
         return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
     @functools.cached_property
@@ -186,9 +187,9 @@ class Context:
         model = model_of(workload, self.settings.train.own_models)
         if model != SHARED:
             with suppress(ModelUnavailable):  # status shows the fault; the shared model answers
-                own = self.models.serving.version(model)
-                if own is not None:
-                    return own
+                version = self.models.serving.version(model)
+                if version is not None:
+                    return version
         return self.models.serving.version()
 
     @functools.cached_property

@@ -1,8 +1,8 @@
-"""Stage drain: the single writer of a shard gives unknown lines their template and verdict, and tells the cache.
+"""Stage drain: the single writer of a shard gives unknown lines their template and verdict, and fills the
+cache.
 
-A process is of one shard. Further workers of that shard stand by: they take over when the lease of its writer has run
-out. A batch of another shard, which came here before the number of shards was changed, is handed on.
-"""
+A process has one shard. Further workers of that shard stand by until the lease of its writer expires. A batch
+of another shard, sent before the number of shards changed, is handed on."""
 
 import time
 from contextlib import suppress
@@ -28,9 +28,9 @@ NAME: Final = TASK_DRAIN
 STAND_BY_S: Final = 0.5
 
 
-def run(context: Context, batch_id: str, *rest: str) -> str | None:
+def run(context: Context, batch_id: str, *flags: str) -> str | None:
     several = context.settings.drain.shards > 1
-    if several and HANDED not in rest and _handed_on(context, batch_id):
+    if several and HANDED not in flags and _handed_on(context, batch_id):
         return None
     if _other_writer(context):
         # It takes the batch; this worker takes nothing before the tree is its own.
@@ -44,8 +44,9 @@ def run(context: Context, batch_id: str, *rest: str) -> str | None:
 
 
 def _handed_on(context: Context, batch_id: str) -> bool:
-    """Whether the batch is of another shard, whose queue has it now. It is done there whatever that worker thinks."""
-    with suppress(RedisUnavailable):  # what follows says so
+    """True if the batch was sent to the queue of its shard. HANDED keeps that worker from handing it on
+    again."""
+    with suppress(RedisUnavailable):  # the next call reports it
         workload = context.ledger.backlog.workloads_of([batch_id]).get(batch_id)
         if workload is None:
             return False
@@ -64,7 +65,7 @@ def _request(context: Context) -> Lease | Refused:
 
 
 def _other_writer(context: Context) -> bool:
-    with suppress(RedisUnavailable):  # what follows says so
+    with suppress(RedisUnavailable):  # the next call reports it
         return isinstance(_request(context), Refused)
     return False
 
@@ -82,8 +83,8 @@ def step(context: Context, claim: Claim) -> Stage | None:
     work = context.ledger.work(claim.batch_id)
     version = work["version"][0]
     knowledge = None if version == WARMING_VERSION else context.models.knowledge(version)
-    known = context.verdicts.lookup(version, detect.unknown(work)["key"].to_list())
-    work = detect.without_evidence(detect.answer(work, known), known)
+    cached = context.verdicts.lookup(version, detect.unknown(work)["key"].to_list())
+    work = detect.without_evidence(detect.answer(work, cached), cached)
     rows = detect.unknown(work).to_dicts()
     if rows:
         try:

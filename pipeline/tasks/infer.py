@@ -1,8 +1,8 @@
-"""Stage infer: score the distinct unknown masked lines with the version their batches began with, those of many batches
-in one pass (merging.py), and each of them once (models/single_flight.py).
+"""Stage infer: score the distinct unknown masked lines of many batches in one pass (merging.py), each line
+once (models/single_flight.py), with the version that its batch began with.
 
-A process of the GPU queue scores under its share of the pool; without one it hands the batch to the CPU queue at once.
-"""
+A process of the GPU queue scores under its share of the pool. Without a share it hands the batch to the CPU
+queue."""
 
 import functools
 import time
@@ -30,8 +30,8 @@ def run(context: Context, batch_id: str, *_: str) -> str | None:
     if context.share is None:
         context.models.prepare()  # a cold start takes seconds, which are no part of a step
         return perform_joint(context, Stage.INFER, batch_id, step)
-    with context.share.using() as ours:
-        if ours:
+    with context.share.using() as on_device:
+        if on_device:
             return perform_joint(context, Stage.INFER, batch_id, step)
         # Training holds or wants the GPU: the batch goes on without it.
         backfill = bool(context.ledger.backlog.backfills([batch_id]))
@@ -40,14 +40,14 @@ def run(context: Context, batch_id: str, *_: str) -> str | None:
 
 
 def step(context: Context, claim: Claim, holding: ClaimRenewal) -> Iterator[tuple[Claim, StepResult]]:
-    """The batch, and what waits behind it."""
+    """Score the batch and those that wait behind it."""
     return score_together(context, claim, holding, answered)
 
 
 def answered(context: Context, version: str, works: list[pl.DataFrame]) -> list[pl.DataFrame]:
-    """The works of some batches with verdicts that are known by now, and evidence for all other lines."""
+    """Add the verdicts that are known by now, and evidence for all other lines."""
     work = works[0] if len(works) == 1 else pl.concat(works, how="diagonal")
-    # Another batch may have brought the answers while these waited: each line is scored once.
+    # Another batch may have brought the answers meanwhile: each line is scored once.
     keys = detect.unknown(work)["key"].unique().to_list()
     work = detect.answer(work, context.verdicts.lookup(version, keys))
     rows = detect.unknown(work).unique("pattern_id", keep="first", maintain_order=True)
@@ -62,7 +62,8 @@ def answered(context: Context, version: str, works: list[pl.DataFrame]) -> list[
 
 
 def _score(context: Context, version: str, masked: list[str]) -> list[Evidence]:
-    """Raises BadBundle; DeviceFailed for whatever a GPU raises, which is no fault of the lines: the CPU may score them."""
+    """Raises BadBundle, and DeviceFailed for any error of a GPU: no fault of the lines, which the CPU may
+    score."""
     try:
         model = context.models.scorer(version)
         began = time.monotonic()

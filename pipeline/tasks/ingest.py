@@ -45,9 +45,9 @@ def step(context: Context, claim: Claim) -> Stage | None:
 
 
 def records_of(context: Context, claim: Claim) -> tuple[pl.DataFrame, Meta]:
-    """The batch's records; of a rescored batch, as they were stored the first time. Raises BadPayload, TooNew.
+    """The records of the batch, for a rescored one from the sink. Raises BadPayload, TooNew.
 
-    Framing finds the formats of pushed lines, so the meta says them too.
+    The meta has the formats that framing found in pushed lines.
     """
     if not claim.rescore:
         records, formats = framed(context.ledger.payload(claim.batch_id), claim.meta.formats)
@@ -69,16 +69,16 @@ def version_for(context: Context, claim: Claim) -> str:
 
 
 def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.DataFrame) -> None:
-    """Store the results, then commit. Written before committed: a crash in between writes the same file again.
+    """Store the results, then commit: after a crash in between, the same file is written again.
 
-    Raises ClaimLost. Whoever stalled past his claim must not write over what its next owner stored.
+    Raises ClaimLost: a stalled process must not overwrite the results of the claim's next holder.
     """
-    said = detect.results(prepared, work, claim.meta, claim.workload)
+    unmarked = detect.results(prepared, work, claim.meta, claim.workload)
     marked = context.marks.lay_over(work, claim.workload)
-    rows = said if marked is work else detect.results(prepared, marked, claim.meta, claim.workload)
+    rows = unmarked if marked is work else detect.results(prepared, marked, claim.meta, claim.workload)
     forgotten = context.forgotten(claim.meta.purpose)
 
-    def ours() -> None:
+    def check_claim() -> None:
         context.ledger.check(claim)
 
     warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
@@ -93,22 +93,22 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
         with context.at_sink(claim.meta.purpose) as sink:
             if forgotten is not None:
                 forgotten.look()
-            sink.write(claim.batch_id, rows, last=ours)
+            sink.write(claim.batch_id, rows, last=check_claim)
             if forgotten is not None:
-                forgotten.taken_over(claim.batch_id, rows, last=ours)
-        # What is scored again is what the first model learnt from: its drift would look too small.
+                forgotten.taken_over(claim.batch_id, rows, last=check_claim)
+        # The first model learnt from rescored lines: they would make its drift look too small.
         judged = claim.meta.purpose is Purpose.SCORE and not warming and not claim.rescore
         context.ledger.commit(
             claim,
             warming=warming,
             outcomes=outcomes,
             version=work["version"][0] if judged else "",
-            measured=drift.measure(said, work) if judged else {},
+            measured=drift.measure(unmarked, work) if judged else {},
             observation=_observed(context, claim, prepared, rows),
         )
     except ClaimLost:
-        # The claim was lost while we wrote. Of a batch that was split or buried meanwhile nothing may stay here, nor of
-        # one that Redis has forgotten: its source sends it again, perhaps cut otherwise.
+        # The claim was lost during the write. If the batch was bisected or became a dead letter, its rows
+        # must go. So must they if Redis has forgotten it: its source sends it again, perhaps cut otherwise.
         if not claim.rescore:
             with context.at_sink(claim.meta.purpose) as sink:
                 sink.remove(claim.batch_id, claim.workload, last=lambda: _stands_nowhere(context, claim))
@@ -116,17 +116,18 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
 
 
 def _observed(context: Context, claim: Claim, prepared: pl.DataFrame, rows: pl.DataFrame) -> bytes:
-    """What the watcher is told of the batch, b"" for nothing. Whatever is wrong with that, its lines are stored."""
+    """The observation of the batch for the watcher, b"" for none. A fault here does not keep lines from the
+    store."""
     try:
-        seen = observe(claim, rows, session_keys.extract(prepared, context.session_patterns))
-        return b"" if seen is None else seen.pack()
-    except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - an odd key must not make a dead letter of good lines
+        observation = observe(claim, rows, session_keys.extract(prepared, context.session_patterns))
+        return b"" if observation is None else observation.pack()
+    except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - good lines are no dead letter
         logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")
         return b""
 
 
 def _stands_nowhere(context: Context, claim: Claim) -> None:
-    """Raises ClaimLost when the batch is somebody's: it was sent again, and they may have stored it."""
+    """Raises ClaimLost if the batch was sent again: another process may have stored it."""
     state = context.ledger.state(claim.batch_id)
     if state not in ("", "split", "dead", "discarded"):
         raise ClaimLost(f"the claim on batch {claim.batch_id} was lost; others have it in {state}")

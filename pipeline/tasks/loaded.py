@@ -46,8 +46,8 @@ class WorkerProfile:
 
     part: ModelPart | None = None  # None: it answers under no version
     device: str = "cpu"  # where networks run
-    # Runs networks only under a lease of the GPU pool. `device` is a kind then ("cuda"): the lease names the device,
-    # and networks stay in host memory until there is a lease.
+    # Runs networks only under a lease of the GPU pool. `device` is a kind then ("cuda"): the lease names the
+    # device, and networks stay in host memory until there is a lease.
     leased: bool = False
 
 
@@ -55,7 +55,8 @@ CPU_PROFILE: Final = WorkerProfile()
 
 
 class LoadedModels:
-    """The models of one process. Threads share it: the reloader loads the version that the next batch needs."""
+    """The models of one process. Threads share it: the reloader loads the version that the next batch
+    needs."""
 
     def __init__(self, registry: Registry, settings: Settings, profile: WorkerProfile) -> None:
         self.registry = registry
@@ -106,7 +107,8 @@ class LoadedModels:
         return models.get(workload, models.get(None))
 
     def _cached(self, cache: "LRUCache[str, T]", version: str, load: Callable[[], T]) -> T:
-        # Several versions: batches end under the version they began with, and workloads may have models of their own.
+        # Several versions: batches end under the version they began with, and workloads may have models of
+        # their own.
         with self._lock:
             value: T | None = cache.get(version)
         if value is None:
@@ -157,13 +159,15 @@ class LoadedModels:
             cuda.unload()
 
     def end(self) -> None:
-        """End this process between two batches, to free the memory of CUDA's context. Celery starts another one."""
+        """End this process between two batches, to free the memory of CUDA's context. Celery starts another
+        one."""
         metrics.flush()
         os._exit(0)
 
 
 def read_session_models(path: Path) -> dict[str | None, SessionModel]:
-    """The session models of a bundle by workload, under None the one for all other workloads; {} if unreadable."""
+    """The session models of a bundle by workload, under None the one for all other workloads; {} if
+    unreadable."""
     try:
         manifest = bundle.load_manifest(path)
         blob = bundle.optional(path, bundle.SEQUENCES)
@@ -173,8 +177,8 @@ def read_session_models(path: Path) -> dict[str | None, SessionModel]:
     except BadBundle as exc:
         logger(version=path.name).error("watch.damaged", what="sequences", why=str(exc))
         return {}
-    # A baseline often has another name than the workload it judges: `logweir run new.log --baseline old.log`. If a
-    # model has learnt from several workloads, the sessions of one say nothing about those of another.
+    # A baseline often has another name than the workload it judges: `logweir run new.log --baseline old.log`.
+    # If a model has learnt from several workloads, the sessions of one say nothing about those of another.
     if len(models) == 1 and len(manifest.workloads) <= 1:
         models[None] = next(iter(models.values()))
     return models

@@ -1,13 +1,17 @@
-"""Many small batches in one pass of the model: a scoring worker takes along the batches that wait behind its own.
+"""Many small batches in one pass of the model: a scoring worker takes along the batches that wait behind its
+own.
 
-Their messages are only read, so a later reader finds these batches claimed or finished, as the ledger allows anyway.
-The promises to each batch stay:
+Their messages are only read, so a later reader finds these batches claimed or finished, as the ledger allows
+anyway. The promises to each batch stay:
 
-* A batch that failed before, or a half of one, is scored alone. So is every batch where only one attempt is allowed.
-* A pass that fails because of a line says nothing about the other batches: they are given back uncounted, and this
-  process scores them alone from then on. The batch whose turn it was goes on alone, and counts.
-* A worker that is killed or hangs costs each batch one attempt. Scored alone, only the one at fault fails again.
-* Fresh batches take no backfill along, so they do not wait for it. `PASS_LINES`, `PASS_BATCHES` and `PASS_BYTES` end a pass.
+* A batch that failed before, or a half of one, is scored alone. So is every batch where only one attempt is
+  allowed.
+* A pass that fails because of a line says nothing about the other batches: they are given back uncounted, and
+  this process scores them alone from then on. The batch whose turn it was goes on alone, and counts.
+* A worker that is killed or hangs costs each batch one attempt. Scored alone, only the one at fault fails
+  again.
+* Fresh batches take no backfill along, so they do not wait for it. `PASS_LINES`, `PASS_BATCHES` and
+  `PASS_BYTES` end a pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,8 +30,8 @@ from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import GivenBack, StepResult, attempt, is_external, suspect
 
-# Distinct lines that fill a pass. A CPU core scores 2,100 lines/s ten at a time, 8,000 two hundred at a time, and no
-# more beyond; 512 lines take it 0.07 s. A GPU gets as many as one encoding holds (models/line.py).
+# Distinct lines that fill a pass. A CPU core scores 2,100 lines/s ten at a time, 8,000 two hundred at a time,
+# and no more beyond; 512 lines take it 0.07 s. A GPU gets as many as one encoding holds (models/line.py).
 PASS_LINES: Final = {"cpu": 512, "cuda": 2_048}
 PASS_BATCHES: Final = 64
 PASS_BYTES: Final = 32 << 20  # of work columns, which are as long as the batch even if few lines are unknown
@@ -112,7 +116,7 @@ def _claim_others(context: Context, claim: Claim, holding: ClaimRenewal) -> Iter
                 other = context.ledger.claim(batch_id, Stage.INFER, context.owner, first=True)
             except RedisUnavailable:
                 raise
-            except Exception as exc:  # noqa: BLE001 - its own turn reports the fault; this pass must not suffer
+            except Exception as exc:  # noqa: BLE001 - its own turn reports the fault
                 logger(batch=batch_id).warning("merging.left_alone", why=str(exc))
                 context.solo[batch_id] = None
                 continue

@@ -1,5 +1,5 @@
-"""What beat asks for: send overdue batches and lost trainings again, rescore what was stored while warming, forget
-silent workers.
+"""The sweep, a task of beat: send overdue batches and lost trainings again, rescore batches that were stored
+while warming, forget silent workers.
 
 A sweep may run twice or be missed: it sends only what waits in the ledger and not in the queues.
 """
@@ -19,7 +19,7 @@ from pipeline.redis.leases import TRAINING
 from pipeline.tasks.context import Context
 
 NAME: Final = TASK_SWEEP
-# Batches sent through the path again per sweep: enough to keep the workers busy, few beside fresh ones.
+# Batches to rescore per sweep: enough to keep the workers busy, few beside fresh ones.
 RESCORE_AT_ONCE: Final = 200
 # Messages of one sweep: a second's work. The rest is sent by the next one.
 SENT_AT_ONCE: Final = 1_000
@@ -40,7 +40,7 @@ def sweep(context: Context) -> int:
     if dropped := submit.drop_former():
         logger().info("queues.dropped", queues=dropped, why="their drain shards are gone")
     sent = _send_missing(context)
-    # They are backfill, and leave as much room to fresh ones; accept does not see them.
+    # Rescored batches are backfill and bypass accept, so they leave the same room to fresh ones here.
     room = int(context.settings.internal.max_pending_batches * BACKFILL_PART) - ledger.backlog.counts().get(
         "batches", 0
     )
@@ -48,10 +48,12 @@ def sweep(context: Context) -> int:
         {live.model for live in context.registry.live()} if room > 0 and ledger.backlog.warming() else set()
     )
     if models:
-        own = context.settings.train.own_models
-        # As Context.version chooses: a workload whose own model is off the settings would come back for ever.
+        own_models = context.settings.train.own_models
+        # The choice of Context.version: a workload whose own model is off the settings would come back for
+        # ever.
         ready = ledger.backlog.start_rescoring(
-            min(RESCORE_AT_ONCE, room), has_model=lambda w: SHARED in models or model_of(w, own) in models
+            min(RESCORE_AT_ONCE, room),
+            has_model=lambda w: SHARED in models or model_of(w, own_models) in models,
         )
         for batch_id in ready:
             submit.wake(Stage.INGEST, batch_id, backfill=True)
@@ -65,9 +67,8 @@ def sweep(context: Context) -> int:
 def _send_missing(context: Context) -> int:
     """Send what waits in the ledger and not in the queues; returns how many.
 
-    Every queue is read once, however long the backlog, and all that is overdue is looked at: a batch that was lost must
-    not wait until thousands that were not have had their turn.
-    """
+    Each queue is read once, however long the backlog. All overdue batches are compared: a lost one must not
+    wait until thousands of queued ones have had their turn."""
     ledger, submit = context.ledger, context.submit
     now, sent = ledger.store.now_ms(), 0
     waiting: dict[tuple[Stage, bool], set[str] | None] = {}
@@ -83,7 +84,7 @@ def _send_missing(context: Context) -> int:
             if queued is not None and batch_id not in queued:
                 missing.append((batch_id, kind))
         ledger.backlog.postpone(ids)
-        # Asked at once: in stage drain the workload tells the queue.
+        # One question for all: in stage drain the workload names the queue.
         several = context.settings.drain.shards > 1
         owners = ledger.backlog.workloads_of(
             [i for i, (stage, _) in missing if several and stage is Stage.DRAIN]
@@ -104,19 +105,20 @@ def _sweep_pool(context: Context) -> None:
 
 
 def revive(context: Context) -> bool:
-    """Ask for the trainings that wait and that nobody works on; True when it did.
+    """Send a wake-up for waiting trainings that no trainer works on; True if it did.
 
-    A trainer that died is known by its lease; its training has ended then, and may wait again.
+    A dead trainer is known by its expired lease. Its training ends then, and may be queued again.
     """
     end_lost(context)
     if not context.trainings.due() or context.submit.training_waits():
         return False
-    held = context.leases.holder_of(TRAINING) is not None
-    return not held and context.submit.train()
+    working = context.leases.holder_of(TRAINING) is not None
+    return not working and context.submit.train()
 
 
 def end_lost(context: Context) -> None:
-    """End the training whose trainer died; it may be queued again then. Before anything new begins, or it is forgotten."""
+    """End the training whose trainer died, so that it may be queued again. Call it before a new training
+    begins."""
     lost = context.trainings.end_lost(published=context.registry.was_live)
     if lost is not None:
         metrics.trained("published" if lost.published else lost.state.value)

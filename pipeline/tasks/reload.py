@@ -1,9 +1,8 @@
 """A hint to every worker that a new model is live. Missing it costs nothing: each compares between batches.
 
-It goes through Celery's control mailbox (`app.control.broadcast`), which a process that only sends can use. The
-documented recipe, a `kombu.common.Broadcast` queue, reaches nobody from such a process: its queue has a name of its
-own per consumer, and Redis' fan-out needs the exchange and its bindings declared by whoever publishes.
-"""
+It goes through Celery's control mailbox (`app.control.broadcast`), which a process that only sends can use. A
+`kombu.common.Broadcast` queue, the documented recipe, reaches no consumer from there: each consumer's queue
+has its own name, and Redis' fan-out needs the publisher to declare the exchange and its bindings."""
 
 import contextlib
 import os
@@ -21,8 +20,11 @@ COMMAND: Final = "logweir_reload"
 
 
 class Hint:
-    """Set where the broadcast arrives, awaited by the reloader: in the same process, or in the one that a pool has forked
-    from it. So it is a pipe, opened before the fork; no lock in it can be left behind by a child that is killed."""
+    """An event that crosses a fork: the broadcast sets it, the reloader waits for it, perhaps in a pool's
+    child.
+
+    It is a pipe, opened before the fork: a killed child can leave no lock behind.
+    """
 
     def __init__(self) -> None:
         self._ends: tuple[int, int] | None = None

@@ -76,14 +76,15 @@ def enrol(pool: Pool, lease: PoolLease) -> None:
 
 
 @contextmanager
-def ended_after_loss(held: LeaseInUse, end: Callable[[], None]) -> Iterator[None]:
-    """End the process when the body goes on too long after a lost lease: the device may be granted to others."""
-    done = threading.Event()
+def ended_after_loss(renewal: LeaseInUse, end: Callable[[], None]) -> Iterator[None]:
+    """End the process when the body goes on too long after a lost lease: the device may be granted to
+    others."""
+    ended = threading.Event()
 
     def watch() -> None:
-        while not done.wait(LOST_POLL_S):
-            if held.lost.is_set():
-                if not done.wait(HARD * held.lease.ttl_ms / 1000):
+        while not ended.wait(LOST_POLL_S):
+            if renewal.lost.is_set():
+                if not ended.wait(HARD * renewal.lease.ttl_ms / 1000):
                     logger().error("share.lost_in_work")
                     end()
                 return
@@ -92,7 +93,7 @@ def ended_after_loss(held: LeaseInUse, end: Callable[[], None]) -> Iterator[None
     try:
         yield
     finally:
-        done.set()
+        ended.set()
 
 
 class GpuShare:
@@ -132,12 +133,12 @@ class GpuShare:
     def using(self) -> Iterator[bool]:
         """Around one batch: True when the device is ours for it."""
         with self._turn:
-            ours = self._take()
+            on_device = self._take()
             try:
-                yield ours
+                yield on_device
             finally:
                 self._passed = self.clock()
-                if ours:
+                if on_device:
                     self._used = self._passed
                 if self._held is not None and (self._over() or self._broken is not None):
                     self._give_back()
@@ -185,17 +186,17 @@ class GpuShare:
             self._give_back()
 
     def _pause(self, event: str, exc: Exception) -> None:
-        known = isinstance(exc, LogweirError)
-        logger().warning(event, why=str(exc), exc_info=not known)
+        expected = isinstance(exc, LogweirError)
+        logger().warning(event, why=str(exc), exc_info=not expected)
         self._not_before = self.clock() + BROKEN_S
 
     def _begin(self) -> None:
         """Lease, lock, start. After an error `_held` says whether a lease has to be given back."""
         self._keep()
         self.place.prepare()
-        asked = self.clock()
+        start = self.clock()
         lease = self.pool.request(self.need, holder=self.holder)
-        metrics.lease_waited("share", self.clock() - asked)
+        metrics.lease_waited("share", self.clock() - start)
         self._broken = self._lost_at = None
         self._held = self._lease.enter_context(self.pool.holding(lease))  # from here on the keeper sees it
         enrol(self.pool, lease)
@@ -208,16 +209,16 @@ class GpuShare:
         logger(token=lease.token, device=lease.parts[0].uuid).info("share.taken")
 
     def _over(self) -> bool:
-        held = self._held
-        return held is not None and (held.lost.is_set() or held.asked.is_set())
+        renewal = self._held
+        return renewal is not None and (renewal.lost.is_set() or renewal.asked.is_set())
 
     def _give_back(self) -> None:
         """Under `_turn`. The device first, then the right to it."""
-        held, self._held = self._held, None
-        why = (held.why() if held else "") or ("broken" if self._broken is not None else "not used")
+        renewal, self._held = self._held, None
+        why = (renewal.why() if renewal else "") or ("broken" if self._broken is not None else "not used")
         self._unload()
-        if self._broken is not None and held is not None and self.place.began:
-            held.dirty()  # it may still work there: the device stays closed until this process ends
+        if self._broken is not None and renewal is not None and self.place.began:
+            renewal.dirty()  # it may still work there: the device stays closed until this process ends
         try:
             self._lease.close()
         except Exception:  # noqa: BLE001 - it expires by itself
@@ -254,8 +255,8 @@ class GpuShare:
 
     def tick(self) -> None:
         """One round of the keeper: give back a lease that is asked for, lost or idle; end an idle process."""
-        now, held = self.clock(), self._held
-        if held is not None and held.lost.is_set():
+        now, renewal = self.clock(), self._held
+        if renewal is not None and renewal.lost.is_set():
             self._lost_at = self._lost_at or now
         if self._turn.acquire(blocking=False):
             try:

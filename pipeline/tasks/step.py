@@ -1,10 +1,10 @@
-"""One stage of one batch, or of several: claim, work, settle. Every task that moves a batch runs through here.
+"""One stage of one batch, or of several: claim, work, settle. Every task that moves a batch runs through
+here.
 
-The claim comes before the work and counts as an attempt, so a killed worker counts too. External faults (Redis, a full
-disk, a lease, a damaged model) give the batch back uncounted. Faults of the batch are counted: after the last attempt
-the ledger bisects the batch, or makes a single record a dead letter. A step that hangs counts as such a fault: its
-process ends itself.
-"""
+The claim comes before the work and counts as an attempt, so a killed worker counts too. External faults
+(Redis, a full disk, a lease, a damaged model) give the batch back uncounted. Faults of the batch are counted:
+after the last attempt the ledger bisects the batch, or makes a single record a dead letter. A step that hangs
+counts as such a fault: its process ends itself."""
 
 import os
 import sys
@@ -52,7 +52,8 @@ class GivenBack:
 
 # The result of the work on one batch: its next stage, or why it has none.
 StepResult = Stage | GivenBack | Exception | None
-# Works on the batch and on others that it adds to the holding; yields each result once, as soon as it is known.
+# Works on the batch and on others that it adds to the holding; yields each result once, as soon as it is
+# known.
 JointStep = Callable[[Context, Claim, ClaimRenewal], Iterable[tuple[Claim, StepResult]]]
 
 
@@ -160,9 +161,9 @@ def _limit_s(context: Context, claim: Claim) -> float:
 def _end_hung(context: Context, claims: list[Claim], limit_s: float) -> None:
     """End the process, because no call ends a thread that hangs. A supervisor starts another process.
 
-    The attempt counts unless the sink does not answer. It counts for every batch of the pass: the one at fault is
-    unknown, and each is tried alone next time. The first batch pauses for `limit_s`, so that others get their turn.
-    """
+    The attempt counts unless the sink does not answer. It counts for every batch of the pass: the one at
+    fault is unknown, and each is tried alone next time. The first batch pauses for `limit_s`, so that others
+    get their turn."""
     in_sink, first = context.in_sink, claims[0]
     why = f"stage {first.stage} did not end within {limit_s:g} s"
     if in_sink:
@@ -262,7 +263,8 @@ def _fail(context: Context, claim: Claim, why: str) -> StepEnd:
 
 
 def _restarts(context: Context, claim: Claim, why: str) -> bool:
-    """Send a batch whose model cannot be read here back to ingest; False if no other version can answer it."""
+    """Send a batch whose model cannot be read here back to ingest; False if no other version can answer
+    it."""
     if claim.stage not in (Stage.INFER, Stage.DRAIN):
         return False
     version = context.ledger.work(claim.batch_id)["version"][0]
@@ -280,14 +282,16 @@ def _restarts(context: Context, claim: Claim, why: str) -> bool:
 
 
 def _give_up(context: Context, claim: Claim, why: str, refused: Collection[str] = ()) -> StepEnd:
-    """Bisect the batch or make it a dead letter. `refused`: ids of records that the store refused. Raises ClaimLost."""
+    """Bisect the batch or make it a dead letter. `refused`: ids of records that the store refused. Raises
+    ClaimLost."""
     why = why or "it failed without a reason"
     try:
         refused_rows: list[int] = []
         if not claim.rescore:
             if refused:
                 refused_rows = row_numbers(context, claim, refused)
-            # A worker may have died between storing and committing: the rows of a batch that is given up must go.
+            # A worker may have died between storing and committing: the rows of a batch that is given up must
+            # go.
             with context.at_sink(claim.meta.purpose) as sink:
                 sink.remove(claim.batch_id, claim.workload, last=lambda: context.ledger.check(claim))
         halves = context.ledger.give_up(claim, why, apart=refused_rows, framing=framed)

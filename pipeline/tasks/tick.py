@@ -1,5 +1,5 @@
-"""What beat asks for every `tick_s`: let the controller decide, once per slot however many beats ask; and tell OpenSearch
-about templates that changed."""
+"""The task of beat every `tick_s`: the controller decides, once per slot however many beats ask. Changed
+templates are written to OpenSearch."""
 
 from contextlib import suppress
 from typing import Final, cast
@@ -17,7 +17,7 @@ from pipeline.tasks.context import Context
 
 NAME: Final = TASK_TICK
 SLOT: Final = "controller"
-TOLD_AT_ONCE: Final = 2_000  # templates; a tick must not keep the store worker from its batches
+WRITTEN_AT_ONCE: Final = 2_000  # templates; a tick must not keep the store worker from its batches
 
 
 def run(context: Context, *_: str) -> None:
@@ -28,38 +28,39 @@ def run(context: Context, *_: str) -> None:
 
 
 def tick(context: Context) -> list[str]:
-    """Decide if this slot's decision is ours to make; returns the ids of the trainings that were asked for."""
+    """Decide for this slot unless another process has; returns the ids of the requested trainings."""
     slots = Slots(context.client, context.settings)
     slot = slots.begin(SLOT, context.settings.internal.tick_s, context.owner)
     if slot is None:
         return []
-    asked = context.controller.tick()
+    requested = context.controller.tick()
     slots.finish(slot)
-    for request_id in asked:
+    for request_id in requested:
         logger(request=request_id).info("controller.retrains")
         context.submit.train(request_id)
     if "opensearch" in context.settings.data.sinks:
         tell_templates(context)
-    return asked
+    return requested
 
 
 def tell_templates(context: Context) -> int:
-    """Write templates that changed to their OpenSearch index; returns how many. What cannot be told now stays."""
+    """Write changed templates to their OpenSearch index; returns how many. A failed write is tried again next
+    tick."""
     from pipeline.opensearch.client import opensearch_client
     from pipeline.sinks.template_index import write_templates
 
     keys = context.ledger.keys
     with answering():
         changed = byte_map(context.client.hgetall(keys.templates_untold))
-        ids = list(changed)[:TOLD_AT_ONCE]
+        ids = list(changed)[:WRITTEN_AT_ONCE]
         stored = context.client.hmget(keys.templates, ids) if ids else []
     templates = []
     for template_id, blob in zip(ids, cast("list[bytes | None]", stored), strict=True):
-        with suppress(BadPayload, TooNew):  # a newer build tells of its own
+        with suppress(BadPayload, TooNew):  # a newer build writes its own
             if blob is not None:
                 templates.append(unpack_template(int(template_id), blob))
     try:
-        told = (
+        written = (
             write_templates(opensearch_client(context.settings), context.settings, templates)
             if templates
             else 0
@@ -72,4 +73,4 @@ def tell_templates(context: Context) -> int:
         return 0
     pairs = [x for i in ids for x in (i, changed[i])]
     Scripts(context.client).run("drain/told", [keys.templates_untold], pairs)
-    return told
+    return written

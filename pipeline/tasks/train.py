@@ -1,8 +1,7 @@
 """Queue train: the next requested training, under the exclusive lease.
 
-A message only says that something waits; the queue in Redis knows what (controller/trainings.py). A trainer that dies
-is found by its lease: the sweep ends its training as failed and queues it again.
-"""
+A message is only a wake-up: the queue of trainings stands in Redis (controller/trainings.py). The sweep finds
+a dead trainer by its lease, ends its training as failed and queues it again."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -42,11 +41,11 @@ from pipeline.training import training
 from pipeline.training.training import Workplace
 
 NAME: Final = TASK_TRAIN
-# How long a training waits for the GPU beyond what its holders may take to give it back: longer than a quarantine.
+# The wait for the GPU beyond the time that its holders have to give it back: longer than a quarantine.
 PATIENCE_S: Final = 60.0
 # A process that gave the GPU back keeps its lock on this host until it has ended.
 LOCK_S: Final = 10.0
-# What heals by itself (a store that is down) is tried for longer than what kills its process.
+# Attempts after faults that heal (a store that is down): more than after faults that kill the process.
 PATIENT_ATTEMPTS: Final = 10
 
 
@@ -66,27 +65,27 @@ def run(context: Context, *_: str) -> str | None:
         logger().info("training.waits", why=lease.why)
         return None
     why = None
-    with context.leases.holding(lease) as held:
+    with context.leases.holding(lease) as renewal:
         periodic.end_lost(context)  # the lease is ours, so whoever had it before is dead or has lost
-        taken = context.trainings.take(lease)
-        if taken is not None:
-            why = _one(context, held, *taken)
+        next_training = context.trainings.take(lease)
+        if next_training is not None:
+            why = _train(context, renewal, *next_training)
     if context.trainings.due():
         context.submit.train()
     return why
 
 
-def _one(context: Context, held: HeldLease, status: Status, request: TrainingRequest) -> str | None:
-    """One training to its end, whatever that is; returns why it failed."""
+def _train(context: Context, renewal: HeldLease, status: Status, request: TrainingRequest) -> str | None:
+    """Run one training to its end; returns why it failed."""
     log = logger(request=status.request_id, model=request.model)
     log.info("training.begins", asked_by=request.asked_by, why=request.why)
     retry: TrainingRequest | None = None
     try:
-        for shown in _steps(context, held, status, request):
+        for shown in _steps(context, renewal, status, request):
             status = shown
             if not status.ended:
                 with suppress(RedisUnavailable):  # a Redis away for a moment must not cost the training
-                    context.trainings.show(status, held.lease)
+                    context.trainings.show(status, renewal.lease)
     except Cancelled as exc:
         status = replace(status, state=TrainingState.CANCELLED, reason=str(exc))
     except Exception as exc:  # noqa: BLE001 - _failed says what it was
@@ -94,7 +93,7 @@ def _one(context: Context, held: HeldLease, status: Status, request: TrainingReq
     metrics.trained(_result(status))
     log.info("training.ended", state=status.state.value, why=status.reason, version=status.version)
     with suppress(RedisUnavailable):  # the sweep ends it then
-        context.trainings.end(status, held.lease, retry=retry)
+        context.trainings.end(status, renewal.lease, retry=retry)
     if status.version and not status.published and context.registry.note(status.version) is None:
         # Whole, but never judged to its end: an operator may still want it.
         note = Note(state="candidate", reason=f"its training was not finished: {status.reason}")
@@ -102,7 +101,7 @@ def _one(context: Context, held: HeldLease, status: Status, request: TrainingReq
     if status.published:
         reload.announce(context.app)
         periodic.run(context)
-    if not held.lost.is_set():
+    if not renewal.lost.is_set():
         with suppress(RedisUnavailable):  # the next training removes them
             for version in context.registry.retire():
                 log.info("model.removed", version=version)
@@ -110,7 +109,7 @@ def _one(context: Context, held: HeldLease, status: Status, request: TrainingReq
 
 
 def _result(status: Status) -> str:
-    """What came of a training, as metrics name it."""
+    """The label of a training's end in metrics."""
     if status.state is TrainingState.COMPLETED:
         return "published" if status.published else "kept"
     return status.state.value
@@ -123,15 +122,15 @@ def _failed(
     if status.version and _was_live(context, status.version):
         # The answer to the publication was lost, not the publication.
         return replace(status, state=TrainingState.COMPLETED, percent=100.0, published=True), None
-    known = isinstance(exc, LogweirError)
-    if not known:
+    expected = isinstance(exc, LogweirError)
+    if not expected:
         logger(request=status.request_id).exception("training.failed")
-    why = str(exc) if known else f"{type(exc).__name__}: {exc}"
+    why = str(exc) if expected else f"{type(exc).__name__}: {exc}"
     if isinstance(exc, SoftTimeLimitExceeded):
         why = f"the training took longer than its time limit; it was {status.state.value}: look at its log"
     heals = isinstance(exc, Retryable | StaleToken)
     retry = None
-    if (heals or not known) and request.attempt < (PATIENT_ATTEMPTS if heals else ATTEMPTS):
+    if (heals or not expected) and request.attempt < (PATIENT_ATTEMPTS if heals else ATTEMPTS):
         retry = next_attempt(request, status.request_id)
     return replace(status, state=TrainingState.FAILED, reason=why[:1000]), retry
 
@@ -143,14 +142,22 @@ def _was_live(context: Context, version: str) -> bool:
         return False  # the sweep looks again
 
 
-def _steps(context: Context, held: HeldLease, status: Status, request: TrainingRequest) -> Iterator[Status]:
+def _steps(
+    context: Context, renewal: HeldLease, status: Status, request: TrainingRequest
+) -> Iterator[Status]:
     totals = context.ledger.backlog.totals()
-    seen, watched, own = sorted(totals), context.watchlist.look().patterns, context.settings.train.own_models
-    workloads = training.chosen_workloads(request, seen, watched, own)
-    if not workloads and (request.patterns or watched or seen):
+    stored_names, watched, own_models = (
+        sorted(totals),
+        context.watchlist.look().patterns,
+        context.settings.train.own_models,
+    )
+    workloads = training.chosen_workloads(request, stored_names, watched, own_models)
+    if not workloads and (request.patterns or watched or stored_names):
         # A query without workloads means all of them; that is not what was asked for.
         raise TrainingFailed(training.none_chosen(request, watched))
-    served = training.chosen_workloads(TrainingRequest(model=request.model), seen, watched, own)
+    served = training.chosen_workloads(
+        TrainingRequest(model=request.model), stored_names, watched, own_models
+    )
     stored = {name: totals[name].get("stored", 0) for name in workloads if name in totals}
     query = replace(request.query, workloads=workloads)
     status = replace(status, state=TrainingState.FETCHING, stored=stored)
@@ -162,7 +169,7 @@ def _steps(context: Context, held: HeldLease, status: Status, request: TrainingR
 
     def go_on() -> None:
         with suppress(RedisUnavailable):
-            context.trainings.show(status, held.lease)
+            context.trainings.show(status, renewal.lease)
 
     yield from training.Training(
         request=request,
@@ -173,7 +180,7 @@ def _steps(context: Context, held: HeldLease, status: Status, request: TrainingR
         templates=read_templates(context.client, context.ledger.keys),
         registry=context.registry,
         settings=context.settings,
-        held=held,
+        held=renewal,
         marks=context.marks.look().holding,
         alone=lambda: _device(context, go_on),
     ).run()
@@ -190,10 +197,10 @@ def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
         return
     with ExitStack() as stack:
         try:
-            asked = time.monotonic()
+            start = time.monotonic()
             lease = _gpu(context, go_on)
-            metrics.lease_waited("training", time.monotonic() - asked)
-            place = _begun(context, stack, lease)
+            metrics.lease_waited("training", time.monotonic() - start)
+            place = _start_gpu(context, stack, lease)
         except (BadInput, BadPayload, DeviceFailed, LeaseRefused) as exc:
             logger().warning("training.without_gpu", why=str(exc))
             if context.models.cuda_device is None:
@@ -202,25 +209,25 @@ def _device(context: Context, go_on: Callable[[], None]) -> Iterator[Workplace]:
         yield place
 
 
-def _begun(context: Context, stack: ExitStack, lease: PoolLease) -> Workplace:
+def _start_gpu(context: Context, stack: ExitStack, lease: PoolLease) -> Workplace:
     """Take a granted GPU into use, until the stack closes. Raises LeaseRefused, DeviceFailed."""
-    held = stack.enter_context(context.pool.holding(lease))
+    renewal = stack.enter_context(context.pool.holding(lease))
     enrol(context.pool, lease)
     stack.enter_context(host_locks(lease, wait_s=LOCK_S))
     try:
         context.models.begin(lease)
     except LogweirError:
-        held.dirty()  # what was begun ends with this process: the device stays closed until then
+        renewal.dirty()  # CUDA's context ends with this process: the device stays closed until then
         context.models.unload()
         raise
     except Exception as exc:
-        held.dirty()
+        renewal.dirty()
         context.models.unload()
         raise DeviceFailed(f"the GPU does not begin ({type(exc).__name__}: {exc})") from exc
     if context.models.cuda_device is not None:
-        stack.enter_context(ended_after_loss(held, context.models.end))
+        stack.enter_context(ended_after_loss(renewal, context.models.end))
     stack.callback(context.models.unload)
-    return Workplace(device=context.models.place, lost=held.lost)
+    return Workplace(device=context.models.place, lost=renewal.lost)
 
 
 def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
@@ -237,13 +244,13 @@ def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
     )
     now = time.monotonic()
     end = now + settings.gpu.yield_s + PATIENCE_S
-    told = (
+    reported = (
         now + settings.internal.gpu_node_ttl_ms / 1000 + 2 * settings.internal.gpu_beat_s
-    )  # an agent that starts has spoken by then
+    )  # an agent that starts has reported by then
     while True:
         left_s = end - time.monotonic()
         try:
-            if _usable(context, need.node, waited=time.monotonic() > told):
+            if _usable(context, need.node, waited=time.monotonic() > reported):
                 return context.pool.request(
                     need, holder=context.owner, timeout_s=max(0.1, left_s), go_on=go_on
                 )
@@ -255,10 +262,11 @@ def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
 
 
 def _usable(context: Context, node: str, *, waited: bool) -> bool:
-    """False while the agent may still tell. Raises BadInput when it has told, or had its time: there is no GPU to use."""
-    own = [device for device in context.pool.snapshot().devices if device.node == node]
-    if any(device.usable for device in own):
+    """True if this machine has a usable GPU, False while its agent may still report. Raises BadInput if there
+    is none."""
+    devices = [device for device in context.pool.snapshot().devices if device.node == node]
+    if any(device.usable for device in devices):
         return True
-    if waited or any(device.why != SILENT for device in own):
+    if waited or any(device.why != SILENT for device in devices):
         raise BadInput(f"no GPU of {node} can be used; `logweir gpu top` says why")
     return False

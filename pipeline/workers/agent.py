@@ -1,9 +1,8 @@
-"""`python -m pipeline.workers.agent NAME`: the node agent. It tells the pool which GPUs this machine has and how they
-are, and ends what is overdue in the pool.
+"""`python -m pipeline.workers.agent NAME`: the node agent reports the GPUs of this machine and their health
+to the pool, and ends overdue leases.
 
-It outlives whatever goes wrong beside it: without a driver it reports no GPU and asks again, without Redis it looks on
-and says so once. Told to end, it takes its node out of the pool at once; killed, it is missed after `gpu_node_ttl_ms`.
-"""
+Without a driver it reports no GPU and asks again; without Redis it goes on and logs that once. On SIGTERM it
+takes its node out of the pool at once; if killed, its node expires after `gpu_node_ttl_ms`."""
 
 import sys
 import threading

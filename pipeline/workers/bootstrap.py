@@ -1,9 +1,8 @@
 """Starts one worker process of one role: app, tasks of that role, heartbeat, tether to its supervisor.
 
 Roles differ only in the table below. GPU and training work runs in a prefork child, so that the parent stays
-responsive, enforces time limits and outlives a crash; the parent never loads torch or touches CUDA. Light roles
-use the solo pool: one process each, restarted by whoever supervises it.
-"""
+responsive, enforces time limits and outlives a crash; the parent never loads torch or touches CUDA. Light
+roles use the solo pool: one process each, restarted by whoever supervises it."""
 
 import atexit
 import os
@@ -36,7 +35,7 @@ from pipeline.workers.roles import ROLES, Role, device_name, placed, register
 from pipeline.workers.stack.data_dir import called
 from pipeline.workers.tethered import tether
 
-# A look at a schedule that is due in less time: Celery comes forty times for one that is due in a hundredth of a second.
+# The shortest pause of beat. Celery polls forty times for an entry that is due in a hundredth of a second.
 DUE_S: Final = 0.05
 PUSH_TIMEOUT_S: Final = 1.0  # a Redis that hangs must not hold up the end of a process
 
@@ -74,7 +73,7 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=False,
-        heartbeat_interval=BEAT_S,  # of the event that Flower sees; every other second would be a tenth of what idling costs
+        heartbeat_interval=BEAT_S,  # of the event for Flower; every 2 s would be a tenth of the idle load
         task_events=True,
     )
     worker.start()
@@ -112,7 +111,7 @@ def tend(
     name: str,
     progress: Progress | None = None,
 ) -> None:
-    """Run a loop that is no Celery worker until it is told to stop: signals, heartbeat, tether as a worker has them.
+    """Run a loop that is no Celery worker until a signal: with heartbeat and tether, as a worker.
 
     `progress`: pulsed by the loop; `logweir health` tells when it stands still.
     """
@@ -129,7 +128,7 @@ def tend(
 
 
 def stay_with(settings: Settings) -> None:
-    """End with the supervisor, and let pool children end with us, whatever way the parent goes (kill -9 too)."""
+    """End with the supervisor, and pool children with this process, after kill -9 too."""
     if settings.internal.supervisor_pid:
         tether(settings.internal.supervisor_pid, grace_s=10.0)
 

@@ -1,10 +1,10 @@
-"""`python -m pipeline.workers.flower [FLOWER OPTIONS]`: Flower on the pipeline's own settings, for looking only.
+"""`python -m pipeline.workers.flower [FLOWER OPTIONS]`: Flower on the pipeline's own settings, for looking
+only.
 
-Flower shows events, which Redis may lose: it is for looking, the ledger is for counting. So it runs read-only:
-its buttons would shut down workers that somebody supervises, or revoke wake-ups that the sweeper sends again, and on
-loopback a wrong click is all it takes. `--read_only=False` on the command line opens them; `logweir up` never does.
-Off loopback it refuses to start without authentication. Nothing is kept on disk, and memory is bounded.
-"""
+Flower shows events, which Redis may lose: the ledger is for counting. It runs read-only, because its buttons
+would end supervised workers or revoke wake-ups that the sweeper sends again. `--read_only=False` on the
+command line enables the buttons; `logweir up` never does. Off loopback it refuses to start without
+authentication. It writes nothing to disk, and its memory is bounded."""
 
 import ast
 import contextlib
@@ -22,7 +22,7 @@ from pipeline.settings import Settings
 from pipeline.workers import sockets
 from pipeline.workers.tethered import tether
 
-# In front of what the command line says, so that it can say otherwise.
+# They precede the options of the command line, which override them.
 OPTIONS: Final = (
     "--read_only=True",
     # Our workers send events always; asking them every five seconds would only disturb.
@@ -34,7 +34,7 @@ OPTIONS: Final = (
     "--tasks_columns=name,args,state,exception,worker,uuid,received,runtime",
     # Our own logging stands already.
     "--logging=none",
-    # Flower runs any flowerconfig.py it finds where it is started; nobody expects that of a data directory.
+    # Flower would run any flowerconfig.py in its working directory, which is the data directory.
     f"--conf={os.devnull}",
 )
 
@@ -56,7 +56,8 @@ def check_login(address: str, auth: str | None, *, guarded: bool = False) -> Non
         user, _, password = login.partition(":")
         if not (user and password and login.isascii()):
             raise BadInput(
-                "FLOWER_BASIC_AUTH is not user:password; both are ASCII and not empty, a comma separates several logins"
+                "FLOWER_BASIC_AUTH is not user:password; both are ASCII and not empty, "
+                "a comma separates several logins"
             )
     if not _loopback(address) and auth is None and not guarded:
         raise BadInput(
@@ -122,7 +123,7 @@ def _prepare(settings: Settings, opened: socket.socket | None) -> None:
 def plain(task: Any) -> Any:
     """The copy of a task that Flower shows: of a failed step its reason alone.
 
-    The traceback would show where the reason was raised for Flower; that of the fault stands in the worker's log.
+    Its traceback would only show where StepFailed was raised; the worker's log has that of the fault.
     """
     text = getattr(task, "exception", None) or ""
     if text.startswith("StepFailed("):

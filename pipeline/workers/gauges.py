@@ -90,8 +90,8 @@ GPU_LEFT: Final = _gauge("gpu_left_parts", "Parts of ended leases whose processe
 SCRAPE: Final = _gauge("scrape_seconds", "How long reading all this took.")
 SHOWN: Final = (
     REDIS_UP, DISK_FREE, DISK_SIZE, PENDING, PENDING_BYTES, LIMIT_BATCHES, LIMIT_BYTES, OLDEST, QUEUED, UNACKED,
-    LINES_TOTAL, LINES, WARMING, WORKLOADS, DEAD, DEAD_BYTES, DEAD_LIMIT, CLOSED, WORKERS, LEADER, TROUBLE, MODEL, MODEL_AGE,
-    MODEL_MAX, MODELS, FAULTS, TRAININGS, MEMORY, MEMORY_MAX, DURABLE, WATCH_AGE, UNSEEN, UNWATCHED,
+    LINES_TOTAL, LINES, WARMING, WORKLOADS, DEAD, DEAD_BYTES, DEAD_LIMIT, CLOSED, WORKERS, LEADER, TROUBLE, MODEL,
+    MODEL_AGE, MODEL_MAX, MODELS, FAULTS, TRAININGS, MEMORY, MEMORY_MAX, DURABLE, WATCH_AGE, UNSEEN, UNWATCHED,
     SESSIONS_OPEN, INCIDENTS_OPEN, NODES, DEVICES, GPU_MEMORY, GPU_LEASED, GPU_LEASES,
     GPU_WAITING, GPU_OLDEST, GPU_LEFT, SCRAPE,
 )  # fmt: skip
@@ -165,8 +165,8 @@ def _set_processes(values: Values, found: Answers, now: int, shards: int) -> Non
     with suppress(ValueError, KeyError, TypeError):
         trouble = str(json.loads(found["trouble"])["stage"])
     for word in TROUBLES:
-        known = trouble if trouble in TROUBLES or not trouble else OTHER
-        set_value(values, TROUBLE, word == known, word)
+        label = trouble if trouble in TROUBLES or not trouble else OTHER
+        set_value(values, TROUBLE, word == label, word)
     model = found["model"] or {}
     if "version" in model:
         set_value(values, MODEL, 1, str(model["version"], "utf-8", "replace"))

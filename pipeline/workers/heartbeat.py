@@ -19,7 +19,7 @@ BEAT_S: Final = 4.0
 
 
 class Heartbeat(threading.Thread):
-    """Says every few seconds that this process lives; Redis being away only makes it silent."""
+    """Reports every BEAT_S that this process lives. An unreachable Redis only delays it."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Heartbeat(threading.Thread):
         progress: Progress | None = None,
         ends: bool = True,
     ) -> None:
-        """`progress`: what is told of the work. `ends`: the process is ended when it takes nothing (liveness.py)."""
+        """`progress`: of the work, to be reported. `ends`: a stall ends the process (liveness.py)."""
         super().__init__(name="heartbeat", daemon=True)
         self.presence = Presence(connect(settings), settings)
         self.role = role_name

@@ -1,9 +1,9 @@
-"""Whether a worker gets on, and the end of one that does not.
+"""Liveness of a worker, and the end of one that has stalled.
 
-A Celery consumer can go deaf on a living connection: it answers pings and takes nothing, and from outside it looks like an
-idle one. So every worker looks at its own queues: when they have work for `stall_s` and it has nothing in hand and took
-nothing in that time, it ends itself, to be started again. Redis being away is no stall, nor is a process that was stopped.
-"""
+A Celery consumer can stall on a living connection: it answers pings but takes no message, and looks idle from
+outside. So every worker polls its own queues. If they have work for `stall_s` while it works on nothing and
+takes nothing, it ends itself, and its supervisor starts it again. An unreachable Redis or a stopped process
+is no stall."""
 
 import faulthandler
 import os
@@ -21,34 +21,35 @@ from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
 from pipeline.redis.connection import answering
 
-# The exit code of a worker that served its queues no more.
+# The exit code of a stalled worker.
 STALLED: Final = 75
-# A call that holds the interpreter's lock lets no thread of ours run; it gets so much longer than a step.
+# A call that holds the interpreter's lock stops every Python thread; it gets so much longer than a step.
 HELD_S: Final = 60.0
-# A look that comes so much later than meant: this process was stopped in between, or Redis answered late.
+# A poll that comes later than this many intervals: the process was stopped in between, or Redis answered
+# late.
 LATE: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """How far a process has come: what it took, how long ago the last of it (or its loop came round), and whether it
-    works on something now."""
+    """Progress of a process: messages taken, time since the last one (or the last round of its loop), busy or
+    not."""
 
-    taken: int
+    pulses: int
     quiet_s: float
     busy: bool
 
 
 class Progress:
-    """What a process took, and has in hand. Written by the work, read by the threads that look after it."""
+    """Messages that a process took and works on. The work writes it, monitoring threads read it."""
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._pulses = 0
         self._at = time.monotonic()
 
     def pulse(self, **_: object) -> None:
         """The process took a message, or its loop came round once more."""
-        self._taken += 1
+        self._pulses += 1
         self._at = time.monotonic()
 
     def follow_celery(self) -> None:
@@ -57,11 +58,11 @@ class Progress:
 
     def now(self) -> Moment:
         quiet_s = time.monotonic() - self._at
-        return Moment(taken=self._taken, quiet_s=quiet_s, busy=len(state.reserved_requests) > 0)
+        return Moment(pulses=self._pulses, quiet_s=quiet_s, busy=len(state.reserved_requests) > 0)
 
 
 class Liveness:
-    """Decides from one look after another whether the process is deaf. `queues` empty: a loop, which always has work."""
+    """Decides from polls whether the process has stalled. `queues` empty: a loop, which always has work."""
 
     def __init__(
         self,
@@ -80,15 +81,15 @@ class Liveness:
         self.look_s = min(4.0, stall_s / 4)
         self._last = clock()
         self._since: float | None = None
-        self._taken = -1
+        self._pulses = -1
 
     def look(self) -> float:
-        """For how many seconds now work has waited that this process does not take; 0 when all is well."""
+        """Seconds for which work has waited and this process took none; 0 if all is well."""
         now, moment = self.clock(), self.progress.now()
         late = now - self._last > LATE * self.look_s
         self._last = now
-        idle = not moment.busy and moment.taken == self._taken
-        self._taken = moment.taken
+        idle = not moment.busy and moment.pulses == self._pulses
+        self._pulses = moment.pulses
         if late or not idle or not self._waits():
             self._since = None
         elif self._since is None:
@@ -107,7 +108,7 @@ class Liveness:
 
 
 class LivenessMonitor(threading.Thread):
-    """Looks on and on, and ends the process when it is deaf. `stalled_s` is for the heartbeat to tell."""
+    """Polls liveness and ends a stalled process. The heartbeat reports `stalled_s`."""
 
     def __init__(self, liveness: Liveness, end: Callable[[], Any] = lambda: os._exit(STALLED)) -> None:
         super().__init__(name="liveness", daemon=True)
@@ -120,15 +121,15 @@ class LivenessMonitor(threading.Thread):
         while not self.stopping.wait(self.liveness.look_s):
             self.stalled_s = self.liveness.look()
             if self.stalled_s >= self.liveness.stall_s and not self.stopping.is_set():
-                what = ", ".join(self.liveness.queues) or "its loop"
-                why = f"work has waited for {self.stalled_s:.0f} s and nothing is taken ({what})"
+                source = ", ".join(self.liveness.queues) or "its loop"
+                why = f"work has waited for {self.stalled_s:.0f} s and nothing is taken ({source})"
                 logger().error("worker.deaf", why=why)
                 self.end()
                 return
 
 
 def end_when_held(limit_s: float) -> None:
-    """End this process when a call holds the interpreter's lock for so long: no thread of ours could do it then.
+    """End this process if a call holds the interpreter's lock for `limit_s`, when no Python thread could.
 
     The traceback of every thread goes to standard error first.
     """

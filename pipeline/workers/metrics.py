@@ -1,12 +1,12 @@
-"""`python -m pipeline.workers.metrics [NAME]`: serves the metrics of a whole deployment to Prometheus; one is enough.
+"""`python -m pipeline.workers.metrics [NAME]`: serves the metrics of a whole deployment to Prometheus; one is
+enough.
 
     /metrics   what there is to measure (scrape.py)
     /healthz   200 while this process lives
     /readyz    200 while Redis answers, else 503 with the reason
 
-It answers whoever reaches it, and only with numbers: off loopback keep it inside your network. Whatever Redis does, it
-answers.
-"""
+It answers every reader, and only with numbers: off loopback keep it inside your network. It answers without
+Redis too."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ READERS: Final = 32  # at a time; more are turned away
 
 
 class Handler(WSGIRequestHandler):
-    """Quiet, and without patience for a reader that says nothing."""
+    """Logs no request; drops a silent reader."""
 
     timeout = READER_S
 
@@ -48,7 +48,7 @@ class Handler(WSGIRequestHandler):
 
 
 class Server(ThreadingWSGIServer):
-    """On a socket that is open already; a bounded number of readers at a time."""
+    """Serves on an open socket; bounds the readers at a time."""
 
     def __init__(self, opened: socket.socket, app: "WSGIApplication") -> None:
         super().__init__(opened.getsockname()[:2], Handler, bind_and_activate=False)

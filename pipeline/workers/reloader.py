@@ -1,9 +1,9 @@
-"""Makes a process serve a new model version before its next batch needs it, and says so.
+"""Loads a new model version in a thread before the next batch needs it, then reports which version the
+process serves.
 
-A thread per worker process. It compares the live pointers every `POLL_S`, less often while the process has nothing
-to do, or at once when the broadcast hint arrives; reads the new version beside the work that goes on under the old one; then the next batch begins under the new
-one, and `logweir status` shows it. Missing a hint costs one poll.
-"""
+There is one such thread per worker process. It compares the live pointers every `POLL_S`, less often while
+the process is idle, and at once on the broadcast hint. The work goes on under the old version while the new
+one loads. A lost hint costs one poll."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ CONFIRM_S: Final = 15.0  # said again so often: a Redis that came back empty lea
 
 
 class Reloader(threading.Thread):
-    """Started in the process that does the work: the worker itself, or its prefork child. It ends with the process."""
+    """Runs in the process that does the work: the worker itself, or its prefork child."""
 
     def __init__(self, context: Context, name: str) -> None:
         super().__init__(name="reloader", daemon=True)
@@ -64,8 +64,8 @@ class Reloader(threading.Thread):
                 )  # a thread that died would leave the old version for ever
 
     def poll_s(self) -> float:
-        """Until the next look. A process that works compares often, should the hint not reach it; one that does not answers
-        nothing under the old version, and its next batch compares by itself."""
+        """Seconds until the next comparison. An idle process may compare rarely: its next batch compares by
+        itself."""
         return POLL_S if time.monotonic() - self.worked < IDLE_AFTER_S else IDLE_POLL_S
 
     def works(self, **_: object) -> None:
@@ -73,11 +73,12 @@ class Reloader(threading.Thread):
         self.worked = time.monotonic()
 
     def look(self) -> None:
-        """Compare once, and say what is served when it changed."""
+        """Compare once; report the served versions if they changed."""
         serving = self.models.serving
         lives, faults = self.registry.snapshot_all()
         if self.imports and (lives or self._model_comes()):
-            # torch takes seconds to import, and 160 MiB: not before it is needed, and not only when lines wait for it.
+            # torch takes seconds and 160 MiB: imported once a model exists or is in training, before lines
+            # wait for it.
             from pipeline.models import line  # noqa: F401
 
             self.imports = False

@@ -21,7 +21,8 @@ REASON_LIMIT: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """What a worker process serves. `time_limit_s`: of what is no step, and needs the prefork pool."""
+    """The work of a worker process. `time_limit_s` is for tasks that are no steps; it needs the prefork
+    pool."""
 
     queues: tuple[str, ...]
     tasks: tuple[Any, ...]  # modules with NAME and run(context, *ids)
@@ -81,7 +82,8 @@ def register(app: Celery, context: Context, role: Role) -> None:
             "shared": False,  # another app of this process has a context of its own
             # Said already, by the step and in the ledger: no second traceback in the log.
             "throws": (StepFailed,),
-            # Sweeps every other second would bury what somebody looks for in Flower; what they send is seen there.
+            # Sweeps every other second would hide other tasks in Flower, which shows the wake-ups that they
+            # send.
             "send_events": module not in (periodic, tick, watch),
         }
         if role.time_limit_s is not None:
@@ -104,9 +106,9 @@ def _bind(run: Callable[..., str | None], context: Context) -> Callable[..., Non
 
 
 def device_name(device: str, visible: str | None) -> str:
-    """What stands in a worker's name: `cpu`, or the GPU as this machine counts it, `cuda2`. Asks no driver.
+    """The device in a worker's name: `cpu`, or the GPU as this machine counts it, `cuda2`. Asks no driver.
 
-    `visible` is CUDA_VISIBLE_DEVICES: indices, or `GPU-` and `MIG-` ids, of which the first characters tell enough.
+    `visible` is CUDA_VISIBLE_DEVICES: indices, or `GPU-` and `MIG-` ids, which are shortened.
     """
     kind, _, number = device.partition(":")
     if kind != "cuda":
@@ -115,16 +117,17 @@ def device_name(device: str, visible: str | None) -> str:
     chosen = [part.strip() for part in (visible or "").split(",") if part.strip()]
     if not chosen:
         return f"cuda{index}"
-    own = chosen[min(index, len(chosen) - 1)][:12]
-    return f"cuda{own}" if own.isdecimal() else f"cuda-{own}"
+    name = chosen[min(index, len(chosen) - 1)][:12]
+    return f"cuda{name}" if name.isdecimal() else f"cuda-{name}"
 
 
 def placed(text: str, settings: Settings) -> tuple[str, int]:
-    """The role and the drain shard that a command line names: `store`, `drain`, `drain.2`. Raises BadSetting."""
+    """The role and drain shard in a command line: `store`, `drain`, `drain.2`. Raises BadSetting."""
     shard = shard_named(text, "drain")
     if shard is not None and shard >= settings.drain.shards:
         raise BadSetting(
-            f"{text!r} is no drain shard here, where drain_shards = {settings.drain.shards}; raise it in all processes alike"
+            f"{text!r} is no drain shard here, where drain_shards = {settings.drain.shards}; "
+            "raise it in all processes alike"
         )
     role = text if shard is None else "drain"
     if role not in ROLES:

@@ -1,9 +1,9 @@
-"""The metrics that Prometheus reads: counters that workers pushed, and the state of the deployment at the scrape.
+"""The metrics that Prometheus reads: counters that workers pushed, and the state of the deployment at the
+scrape.
 
-A scrape takes two round trips to Redis (three with GPUs), however many batches wait, and happens at most once a second.
-When Redis does not answer, `logweir_redis_up` is 0 and its metrics are left out: a stale number is worse than none.
-Labels come from closed sets: no workload, no id, no line of a log.
-"""
+A scrape takes two round trips to Redis (three with GPUs), however many batches wait, and happens at most once
+a second. When Redis does not answer, `logweir_redis_up` is 0 and its metrics are left out: a stale number is
+worse than none. Labels come from closed sets: no workload, no id, no line of a log."""
 
 import itertools
 import threading
@@ -55,7 +55,8 @@ class Questions:
         self._pipe.execute_command(*command, *fields)  # type: ignore[no-untyped-call]
 
     def answers(self, required: tuple[str, ...] | None = None) -> dict[str | tuple[str, object], Any]:
-        """Without an answer (a missing right) None, unless it is required; by default all are. Raises RedisError."""
+        """Without an answer (a missing right) None, unless it is required; by default all are. Raises
+        RedisError."""
         with answering():
             replies = self._pipe.execute(raise_on_error=required is None) if self._fields else []
         found: dict[str | tuple[str, object], Any] = {}
@@ -114,7 +115,8 @@ class Scrape:
             yield from _pushed(counted)
 
     def _state(self, values: Values) -> defaultdict[str, float]:
-        """Fill `values` from Redis; the counters that workers pushed. Raises RedisUnavailable, redis.RedisError."""
+        """Fill `values` from Redis; the counters that workers pushed. Raises RedisUnavailable,
+        redis.RedisError."""
         found = self._ask_state()
         seconds, micros = found["time"]
         now = int(seconds) * 1000 + int(micros) // 1000
@@ -167,7 +169,8 @@ class Scrape:
         return questions.answers(required=("time", "counts", "due", "workloads"))
 
     def _ask_named(self, values: Values, workloads: list[str], due: list[bytes], now: int) -> None:
-        """The line counters of workloads, and the age of waiting batches that this process has not read yet."""
+        """The line counters of workloads, and the age of waiting batches that this process has not read
+        yet."""
         questions = Questions(self.client)
         for name in workloads:
             totals = self.keys.totals(name)
@@ -181,7 +184,8 @@ class Scrape:
         for batch_id in unread:
             batch = found["batch", batch_id]
             if "accepted_ms" in batch:
-                # A rescored or revived batch was accepted long before, so its wait begins at its first scrape.
+                # A rescored or revived batch was accepted long before, so its wait begins at its first
+                # scrape.
                 waits_anew = batch.get("kind") == b"rescore" or "dead_ms" in batch
                 since = now if waits_anew else int(batch["accepted_ms"])
                 ages[batch_id] = (since, batch.get("backfill") == b"1")
@@ -196,8 +200,8 @@ class Scrape:
                 values[meter] = self._monotonic(str(meter), value)
 
     def _monotonic(self, name: str, value: float) -> float:
-        """The value of a counter. After a crash Redis may lose its last second: a slightly lower value is not a reset,
-        after which Prometheus would count everything again."""
+        """The value of a counter. After a crash Redis may lose its last second: a slightly lower value is not
+        a reset, after which Prometheus would count everything again."""
         before = self._highest.get(name, 0.0)
         shown = before if before / 2 < value < before else value
         self._highest[name] = shown

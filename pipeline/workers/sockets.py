@@ -1,8 +1,7 @@
-"""Listening sockets of what a stack shows beside its work: Flower, the metrics.
+"""Listening sockets of the sidecars, Flower and the metrics.
 
-The supervisor opens them and hands them over: two stacks that start at once get two ports, and a port stays when the
-process behind it is restarted.
-"""
+The supervisor opens them and hands them over: stacks that start at once get different ports, and a port
+outlives a restart of its process."""
 
 import errno
 import ipaddress
@@ -16,7 +15,8 @@ TRIES: Final = 100
 
 
 def listen(name: str, address: str, first: int) -> socket.socket:
-    """A listening socket on the wanted port, or on the next free one. `name` is that of the settings, `flower`.
+    """A listening socket on the wanted port, or on the next free one. `name` is that of the settings,
+    `flower`.
 
     Raises BadInput.
     """

@@ -1,8 +1,7 @@
 """`python -m pipeline.workers.source NAME`: polls the log indices of an OpenSearch for ever.
 
-One of them reads at a time, under an exclusive lease; others wait for it. OpenSearch and Redis being away is said once,
-shown by `logweir status` while it lasts, and waited out: the cursor in the ledger knows where to go on.
-"""
+One process reads at a time, under an exclusive lease; others wait. An unreachable OpenSearch or Redis is
+logged once and shown by `logweir status` while it lasts. The cursor in the ledger says where to go on."""
 
 import os
 import socket
@@ -60,33 +59,34 @@ class SourceWorker:
                 if isinstance(answer, Refused):
                     self.stop.wait(min(max(answer.wait_ms, 50), 1000) / 1000)
                     continue
-                with self.leases.holding(answer) as held:
-                    self._while_held(held)
+                with self.leases.holding(answer) as lease:
+                    self._while_held(lease)
             except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
                 self._say("redis.away", str(exc))
                 self.stop.wait(RETRY_S)
-            except Exception as exc:  # whatever it is, the next try begins at the last accepted batch
+            except Exception as exc:  # the next try begins at the last accepted batch
                 self.log.exception("source.failed")
                 self._troubled(f"polling failed ({type(exc).__name__}: {exc}); it is tried again")
 
-    def _while_held(self, held: HeldLease) -> None:
+    def _while_held(self, lease: HeldLease) -> None:
         def go_on() -> bool:
             self.progress.pulse()
-            return not self.stop.is_set() and not held.lost.is_set()
+            return not self.stop.is_set() and not lease.lost.is_set()
 
         while go_on():
             if self._poll(go_on):
-                self._wait(self.poll_s, held)
+                self._wait(self.poll_s, lease)
 
-    def _wait(self, seconds: float, held: HeldLease) -> None:
-        """Until the next poll; a lost lease ends it, so that another poller is not kept waiting for our release."""
-        left = seconds
-        while left > 0 and not held.lost.is_set() and not self.stop.wait(min(left, 1.0)):
-            left -= 1.0
+    def _wait(self, seconds: float, lease: HeldLease) -> None:
+        """Wait until the next poll. A lost lease ends the wait, so that it is released for the next
+        poller."""
+        remaining = seconds
+        while remaining > 0 and not lease.lost.is_set() and not self.stop.wait(min(remaining, 1.0)):
+            remaining -= 1.0
             self.progress.pulse()
 
     def _poll(self, go_on: Callable[[], bool]) -> bool:
-        """False after a failure, which has been waited for already."""
+        """False after a failure, and after the pause that follows it."""
         try:
             cursor = self.producer.ledger.intake.cursor(self.poller.cursor_key)
             polled = deliver(self.poller, cursor, self._accept, go_on=go_on, wait=self.stop.wait)
@@ -119,7 +119,7 @@ class SourceWorker:
         self.stop.wait(RETRY_S)
 
     def _say(self, event: str, why: str) -> None:
-        """Once per change: not with every try of a long night. `event` "" says that all is well."""
+        """Log a change once, not every try. `event` "": all is well."""
         if (event, why) == self._trouble:
             return
         self._trouble = (event, why)

@@ -1,9 +1,8 @@
 """Processes that end with their parent, whatever way it goes.
 
-`tether` is for our own, which watch it themselves. Redis cannot: `python -m pipeline.workers.tethered PARENT COMMAND...`
-runs such a program. On Linux the kernel is asked to send SIGTERM when the parent dies, then this process becomes the
-program. Elsewhere it stays between the two and watches.
-"""
+`tether` is for Python processes, which watch their parent in a thread. `python -m pipeline.workers.tethered
+PARENT COMMAND...` runs any other program, such as Redis. On Linux the kernel sends SIGTERM when the parent
+dies, and this process becomes the program. Elsewhere this process stays between the two and watches."""
 
 import ctypes
 import os
@@ -18,7 +17,8 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def tether(parent: int, *, grace_s: float) -> None:
-    """End this process when `parent` is its parent no more: told to first, where it has `grace_s` to do so."""
+    """End this process when `parent` is its parent no more: told to first, where it has `grace_s` to do
+    so."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,7 +1,7 @@
 """`python -m pipeline.workers.train NAME [cpu|cuda]`: trains, one model at a time.
 
-On a GPU it takes the device for itself through the pool, from the fit on, and its child ends after every training.
-"""
+On a GPU it takes the device for itself through the pool, from the fit on, and its child ends after every
+training."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""The data directory as the place of one process: its lock, the end of an earlier stack there, what a stack says of itself."""
+"""The data directory belongs to one process: its lock, the end of an earlier stack, the state file of a
+stack."""
 
 import contextlib
 import fcntl
@@ -23,7 +24,7 @@ from pipeline.workers.stack.private_redis import private_url
 
 
 def lock(data_dir: Path) -> IO[str]:
-    """The right to work in a data directory, until the file is closed. Raises BadInput when another process has it."""
+    """Lock a data directory until the file is closed. Raises BadInput if another process has the lock."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         handle = _lock_file(data_dir)
@@ -31,7 +32,7 @@ def lock(data_dir: Path) -> IO[str]:
         raise BadInput(
             f"the data directory {data_dir} cannot be used ({exc.strerror}); choose another directory"
         ) from exc
-    if not _taken(handle):
+    if not _try_lock(handle):
         handle.seek(0)
         pid = handle.read().strip() or "?"
         handle.close()
@@ -46,10 +47,13 @@ def lock(data_dir: Path) -> IO[str]:
 
 
 def holder(data_dir: Path) -> int | None:
-    """The process that works there, None when none does: its lock goes with it, whatever way it ends. 0: it has not said
-    which it is yet. Raises OSError."""
+    """The id of the process that has the lock; None if it is free, 0 if its holder has not written its id
+    yet.
+
+    Raises OSError.
+    """
     with _lock_file(data_dir) as handle:
-        if _taken(handle):
+        if _try_lock(handle):
             return None
         handle.seek(0)
         pid = handle.read().strip()
@@ -57,11 +61,10 @@ def holder(data_dir: Path) -> int | None:
 
 
 def called(settings: Settings, name: str, *, embedded: bool) -> str:
-    """The name by which a worker is heard of: of all workers on one Redis no two have the same.
+    """The name of a worker in Redis, unique there.
 
-    Replicas in containers differ by their host, embedded stacks on a Redis of others by host and data directory; with an
-    embedded Redis there are no others.
-    """
+    Replicas in containers differ by host, embedded stacks on a shared Redis by host and data directory. An
+    embedded Redis has the workers of one stack only."""
     if not embedded:
         return f"{name}@{socket.gethostname()}"
     if settings.redis.url == private_url(settings.data.dir):
@@ -73,7 +76,7 @@ def _lock_file(data_dir: Path) -> IO[str]:
     return (data_dir / "lock").open("a+", encoding="utf-8")
 
 
-def _taken(handle: IO[str]) -> bool:
+def _try_lock(handle: IO[str]) -> bool:
     """Take the lock; False when another process has it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,7 +97,7 @@ def outlive(data_dir: Path) -> None:
     while old and time.monotonic() < deadline:
         old = {pid for pid in old if _works_in(pid, data_dir)}
         if old and all(_is_stopped(pid) for pid in old):
-            break  # what was stopped hears of nothing
+            break  # a stopped process takes no signal
         time.sleep(0.05)
     for pid in old:
         logger(pid=pid).warning("worker.killed", why="it outlived the stack it belonged to")
@@ -103,7 +106,7 @@ def outlive(data_dir: Path) -> None:
 
 
 def write_state(data_dir: Path, state: Mapping[str, object]) -> None:
-    """What a stack says about itself (presence.running reads it). Raises OSError."""
+    """Write the state file that `redis/attach.py` reads. Raises OSError."""
     path = state_file(data_dir)
     temporary = path.with_suffix(".part")
     temporary.unlink(missing_ok=True)

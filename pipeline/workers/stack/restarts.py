@@ -1,21 +1,20 @@
-"""When a process that died is started again, and when it is not worth it any more.
+"""When a dead process is started again, and when it is given up.
 
-What dies at work is started again for ever, with growing pauses: a batch that kills is bounded by the ledger, and a Redis
-that went away comes back. What dies again and again before it was ready is a broken installation. What is not vital (Flower, GPUs)
-is started again at once, and given up when it dies too often.
-"""
+A process that dies at work is started again for ever, with growing pauses: the ledger bounds a batch that
+kills, and Redis comes back. A process that dies again and again before it is ready means a broken
+installation. A sidecar or GPU process is started again at once, and given up if it dies too often."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-# Waits before the next start, the last one for every further death; forgotten by a process that lived for CALM_S.
+# Pauses before the next start, the last one for every further death. A life of CALM_S resets them.
 PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0)
 CALM_S: Final = 15.0
 # Deaths in a row before it was ready after which a process will not come back by itself.
 UNREADY: Final = 5
-# What is not vital is given up when it dies this often within a minute.
+# A process that the stack can do without is given up after so many deaths within CRASH_WINDOW_S.
 CRASHES: Final = 5
 CRASH_WINDOW_S: Final = 60.0
 

@@ -1,4 +1,4 @@
-"""What shows a stack beside its work: Flower, the metrics. Nothing of it is vital: the stack goes on without it."""
+"""Sidecars of a stack: Flower and the metrics. The stack goes on without them."""
 
 import contextlib
 import socket
@@ -26,7 +26,7 @@ class Sidecar:
 
 
 class Sidecars:
-    """Those of one stack."""
+    """The sidecars of one stack."""
 
     def __init__(
         self, logs: Path, start: "Callable[[list[str], Path, tuple[int, ...]], subprocess.Popen[bytes]]"
@@ -41,12 +41,12 @@ class Sidecars:
         self._sidecars.append(Sidecar(name, opened))
 
     def show(self) -> None:
-        """Start them; what does not start is given up."""
+        """Start them; one that does not start is given up."""
         for sidecar in list(self._sidecars):
             self._show(sidecar)
 
     def check(self) -> bool:
-        """Restart what died; of what keeps dying say so once and go on without it. Returns whether anything changed."""
+        """Restart dead sidecars; give up those that keep dying. True if anything changed."""
         changed = False
         for sidecar in list(self._sidecars):
             child = sidecar.child

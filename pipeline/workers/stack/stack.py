@@ -1,11 +1,11 @@
-"""The embedded stack on one machine: a private Redis, Celery workers as processes, beat; supervised until it ends.
+"""The embedded stack on one machine: a private Redis, Celery workers as processes, beat; supervised until it
+ends.
 
     with Stack(settings) as stack:     # ready here
         while work: stack.check()      # restarts what died; raises StackFailed when something cannot start any more
 
 One stack per data directory (flock). Children run in sessions of their own, so Ctrl-C reaches only the
-supervisor, which ends them in order: workers finish their step, then Redis. Whatever way the supervisor
-ends, no child outlives it.
+supervisor, which ends them in order: workers finish their step, then Redis. No child outlives the supervisor.
 """
 
 import contextlib
@@ -54,7 +54,8 @@ MODULES: Final = {
 
 
 class Stack:
-    """Starts on `__enter__`, ends on `__exit__`. Use from the main thread: the tether of Redis counts the thread."""
+    """Starts on `__enter__`, ends on `__exit__`. Main thread only: the tether of Redis ends with its
+    thread."""
 
     def __init__(self, settings: Settings, *, flower: bool = False, metrics: bool = False) -> None:
         # Absolute, because the workers run in the data directory.
@@ -104,7 +105,7 @@ class Stack:
             self.stop()
             raise
         self.ready_s = time.monotonic() - began
-        self._start_gpu()  # nobody waits for these
+        self._start_gpu()  # the stack is ready without them
         self.sidecars.show()
         self._write_state()
         return self
@@ -213,11 +214,13 @@ class Stack:
             time.sleep(0.05)
         missing = sorted(set(wanted) - here)
         raise StackFailed(
-            f"{', '.join(missing)} did not get ready within {READY_S:.0f} s; see {self.children[0].log.parent}"
+            f"{', '.join(missing)} did not get ready within {READY_S:.0f} s; see "
+            f"{self.children[0].log.parent}"
         )
 
     def check(self) -> None:
-        """Restart what died. Raises StackFailed for what cannot start any more. Call it at least every second."""
+        """Restart dead processes; call it at least every second. Raises StackFailed if one cannot start any
+        more."""
         self._check_redis()
         for child in self.children:
             self._check_child(child)
@@ -282,7 +285,8 @@ class Stack:
             raise StackFailed(f"{name} {restarts}: {words}")
 
     def stop(self) -> None:
-        """End every child: a warm shutdown first, then by force; Redis last, so that steps can be committed."""
+        """End every child: a warm shutdown first, then by force; Redis last, so that steps can be
+        committed."""
         end([*(c.process for c in self._workers), *self.sidecars.processes])
         self.children = []
         self.gpu = []
