@@ -1,8 +1,7 @@
 """The command line: parses, dispatches, and turns every error of ours into one sentence and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C, 143 by SIGTERM. Nothing heavy is imported before
-a command runs, so `--help` is quick.
-"""
+Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C, 143 by SIGTERM. Nothing heavy is imported
+before a command runs, so `--help` is quick."""
 
 import argparse
 import importlib
@@ -147,18 +146,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Terminated as exc:
         return _say(str(exc) or "stopped", 143)
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nothing is wrong, and nobody is left to tell.
+        # The reader closed the pipe (`| head`), which is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as exc:
         if exc.strerror is None:
             raise
-        what = f" ({exc.filename})" if exc.filename else ""
-        return _say(f"{exc.strerror}{what}; look at that file, its directory and the space there", 1)
+        file = f" ({exc.filename})" if exc.filename else ""
+        return _say(f"{exc.strerror}{file}; look at that file, its directory and the space there", 1)
 
 
 def _open_streams() -> None:
-    """Streams that were closed before we began (`>&-`) lead nowhere, and no file of ours gets their number."""
+    """Opens /dev/null for each standard stream that is closed (`>&-`), so that no file gets its number."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
@@ -172,8 +171,8 @@ def _terminate(_number: int, _frame: object) -> None:
     raise Terminated
 
 
-def _say(what: object, code: int) -> int:
-    print(f"logweir: {what}", file=sys.stderr)
+def _say(message: object, code: int) -> int:
+    print(f"logweir: {message}", file=sys.stderr)
     return code
 
 

@@ -1,4 +1,4 @@
-"""What the verbs share: settings from flags, the running stack's Redis, output."""
+"""Shared by the verbs: settings from flags, the running stack's Redis, output."""
 
 import argparse
 import io
@@ -30,7 +30,7 @@ def settings_of(args: argparse.Namespace, *, default_level: str = "warning") -> 
 
 
 def reached(settings: Settings, *, timeout_s: float | None = None) -> Settings:
-    """Settings of the running stack, or of REDIS_URL, whose Redis answers and can be used. Raises BadInput."""
+    """Settings of the running stack or of REDIS_URL, after a check of that Redis. Raises BadInput."""
     from pipeline.redis.check import CHECK_S, check_redis
 
     found = attached(settings)
@@ -62,7 +62,7 @@ class _Output(Console):
 
 def out() -> Console:
     """Standard output for people."""
-    # What a terminal's encoding lacks is escaped: a name in a log must not end the command.
+    # Escapes characters that the terminal's encoding lacks: a name in a log must not end the command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return _Output(highlight=False, soft_wrap=False, emoji=False)

@@ -38,7 +38,7 @@ def _dead(args: argparse.Namespace, settings: Settings) -> int:
         if args.action == "retry"
         else (ledger.dead_letters.discard, "discarded")
     )
-    # Somebody else may be quicker with one of them.
+    # Another operator may be quicker with a batch.
     changed = [letter.batch_id for letter in letters if act(letter.batch_id)]
     if args.json:
         print_json({"batches": changed, "action": args.action})
@@ -48,7 +48,7 @@ def _dead(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _show(ledger: Ledger, letters: list[DeadLetter]) -> int:
-    """Every one, also where the payload of some cannot be read; raises the error of the last such one at the end."""
+    """Prints every letter, then raises the last error of an unreadable payload."""
     fault: BadPayload | TooNew | None = None
     for letter in letters:
         facts: dict[str, Any] = asdict(letter)
@@ -80,7 +80,7 @@ def _chosen(args: argparse.Namespace, ledger: Ledger) -> list[DeadLetter]:
 
 
 def _all_dead(ledger: Ledger) -> list[DeadLetter]:
-    """Those that are dead now: one that is retried and dies again meanwhile is not taken twice."""
+    """The letters of this moment, so that a retried batch that dies again is not taken twice."""
     return ledger.dead_letters.newest(limit=max(1, int(ledger.client.zcard(ledger.keys.dead))))
 
 

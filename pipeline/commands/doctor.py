@@ -1,4 +1,5 @@
-"""`logweir doctor`: what is missing on this machine or wrong around it, and how to mend it. It changes nothing."""
+"""`logweir doctor`: checks this machine and its servers, and names a remedy for each fault. It changes
+nothing."""
 
 import argparse
 import importlib.metadata
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 NEEDED_DISK_MIB: Final = 500
 PROBE_S: Final = 5.0
-# Claims and leases go by the clock of Redis alone; lines are dated, and pages read, by the clocks of the machines.
+# Claims and leases use the clock of Redis alone; dates of lines use the clocks of the machines.
 CLOCK_S: Final = 2.0
 
 
@@ -207,7 +208,7 @@ def _stack_checks(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _opensearch_checks(settings: Settings) -> list[dict[str, Any]]:
-    """Whether the server lets us write results, and read logs as the stack would; nothing there is changed."""
+    """Whether the server allows writing results and reading logs; changes nothing there."""
     from pipeline.opensearch.client import opensearch_client
     from pipeline.sinks.opensearch import OpenSearchSink
     from pipeline.sources.opensearch import Poller

@@ -1,9 +1,9 @@
-"""`logweir drain` and `logweir stop`: let nothing more in, wait until all that is in is stored; then end the stack.
+"""`logweir drain` and `logweir stop`: let nothing more in, wait until all that is in is stored; then end the
+stack.
 
-What waits for a model, and dead letters, stay: they are kept in Redis, and the next `logweir up` goes on with them. Nothing
-is lost whatever way this ends. A Redis that other machines may use too has one door for all of them: with it `stop` only
-ends what runs here.
-"""
+What waits for a model, and dead letters, stay: they are kept in Redis, and the next `logweir up` goes on with
+them. Nothing is lost whatever way this ends. A Redis that other machines may use too has one door for all of
+them: with it `stop` only ends what runs here."""
 
 import argparse
 import os
@@ -37,12 +37,13 @@ UNSERVED_S: Final = 20.0
 END_S: Final = 60.0
 # A Redis of others that is restarted is back sooner.
 AWAY_S: Final = 60.0
-# A door that `stop` closed opens by itself when that command was killed; the end of the stack takes END_S at most.
+# A door that `stop` closed opens by itself when that command was killed; the end of the stack takes END_S at
+# most.
 DOOR_S: Final = 90.0
 RENEW_S: Final = 20.0
 GONE_S: Final = 1.0
 QUIET_S: Final = 2.0
-# What is stored is safe; what the watcher has not looked at by then waits in Redis for the next start.
+# Stored lines are safe; observations that the watcher has not read wait in Redis for the next start.
 WATCHED_S: Final = 10.0
 REMEDY: Final = "`logweir status` says more, `logweir stop --now` ends the stack as it is and loses nothing"
 
@@ -109,7 +110,7 @@ class _Ended(NotDrained):
 
 @contextmanager
 def _saying(text: str) -> Iterator[None]:
-    """What it means when Ctrl-C or SIGTERM ends this, for the command line to say."""
+    """Gives Ctrl-C and SIGTERM the message that the command line prints."""
     try:
         yield
     except Exception:
@@ -121,7 +122,7 @@ def _saying(text: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """What is in flight, in words, and in which stages (all, and those where nobody works on it)."""
+    """Batches in flight: a sentence, their stages, and the stages that no worker serves."""
 
     text: str
     stages: tuple[str, ...] = ()
@@ -130,7 +131,7 @@ class InFlight:
 
 @dataclass(slots=True)
 class WaitReport:
-    """Says how the wait goes where no line can be drawn over: once it gets long, then when it changes in kind."""
+    """Progress without a terminal: a line once the wait is long, then a line for each change of stages."""
 
     began: float = field(default_factory=time.monotonic)
     last: tuple[str, ...] | None = None
@@ -155,11 +156,12 @@ class Drain:
 
     @contextmanager
     def closing(self, why: str, *, leave_closed: bool) -> Iterator[None]:
-        """Close the door; open it again when the wait is broken off, and, unless `leave_closed`, when it fails.
+        """Close the door; open it again when the wait is broken off, and, unless `leave_closed`, when it
+        fails.
 
         A door that was closed before is left as it was.
         """
-        # What `stop` closed opens again by itself; what `drain` closes does not.
+        # A pause of `stop` expires by itself; a pause of `drain` does not.
         closes = self.ledger.intake.paused_because() in ((None, STOPPED) if leave_closed else (None,))
         try:
             if closes:  # within the try: Ctrl-C may come when the door is closed and this has not heard so
@@ -197,9 +199,8 @@ class Drain:
     ) -> float:
         """Until nothing is in flight; how long it took. Raises NotDrained when it does not get empty.
 
-        `ended` tells whether the embedded stack has ended; None: it is a Redis of others, which may be away for AWAY_S.
-        `keep`: a door that was closed with these words stays closed meanwhile.
-        """
+        `ended` tells whether the embedded stack has ended; None: it is a Redis of others, which may be away
+        for AWAY_S. `keep`: a door that was closed with these words stays closed meanwhile."""
         began = served = answered = checked = renewed = stored = time.monotonic()
         report = WaitReport()
         with err().status("draining") as line:
@@ -215,7 +216,8 @@ class Drain:
                     in_flight = InFlight(text=str(exc), stages=("Redis is away",))
                     if ended is None and now - answered > AWAY_S:
                         raise NotDrained(
-                            f"Redis has not answered for {AWAY_S:.0f} s; whatever is in it is kept, look after it and drain again"
+                            f"Redis has not answered for {AWAY_S:.0f} s; whatever is in it is kept, look "
+                            "after it and drain again"
                         ) from exc
                 if in_flight is None:
                     if not self.watcher_lag() or now - stored > WATCHED_S:
@@ -240,14 +242,14 @@ class Drain:
                 time.sleep(LOOK_S)
 
     def watcher_lag(self) -> int:
-        """What the watcher has not looked at; 0 when nobody can say."""
+        """Observations that the watcher has not read; 0 while Redis is away."""
         try:
             return self.ledger.backlog.watcher_lag()
         except RedisUnavailable:
             return 0
 
     def in_flight(self) -> "InFlight | None":
-        """What is in flight, None when nothing is."""
+        """None when nothing is in flight."""
         counts = self.ledger.backlog.counts()
         batches = counts.get("batches", 0)
         if batches <= 0:
@@ -273,7 +275,7 @@ class Drain:
             return not any(self.ledger.client.llen(key(n)) for name in alone for n in both(name))
 
     def remaining(self) -> dict[str, int]:
-        """What stays: batches that wait for a model, dead letters."""
+        """Numbers of warming batches and dead letters, which stay in Redis."""
         return {
             "warming_batches": self.ledger.backlog.warming(),
             "dead_batches": len(self.ledger.dead_letters.newest()),
@@ -281,7 +283,7 @@ class Drain:
 
 
 def _stack(settings: Settings) -> dict[str, object]:
-    """What the embedded stack says about itself. Raises BadInput when none runs."""
+    """The state file of the embedded stack. Raises BadInput when none runs."""
     state = running(settings.data.dir)
     if state is None or holder(settings.data.dir) != int(str(state["pid"])):
         raise BadInput(f"no logweir stack runs on {settings.data.dir}; name its --data-dir")

@@ -1,6 +1,6 @@
 """Which extra of the package brings which import, so that a verb can say what to install.
 
-`pip install logweir` is enough to send lines and to ask a running stack; whatever works on lines is in extras.
+`pip install logweir` suffices to send lines and to query a running stack; processing lines needs extras.
 """
 
 from collections.abc import Iterable, Mapping

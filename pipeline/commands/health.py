@@ -1,7 +1,7 @@
-"""`logweir health [NAME|ROLE]`: whether a worker, a role or everything is well; an exit code for container probes.
+"""`logweir health [NAME|ROLE]`: health of a worker, a role or all, with an exit code for container probes.
 
-Live: heard of lately, and not stalled (a worker that takes nothing although its queue has work, a loop that stands still).
-Ready, with --ready: it also answers under the live model version, where it answers under one.
+Live: a recent heartbeat and no stall. A stalled worker takes nothing from a queue with work, or its loop
+stands still. Ready, with --ready: it also answers under the live model version, where it answers under one.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def check_health(settings: Settings, target: str, *, ready: bool) -> tuple[list[WorkerHealth], str]:
-    """The workers that are meant, and in a sentence who is missing ("" when nobody is). Raises LogweirError."""
+    """The matching workers, and a sentence that names the missing ones, or "". Raises LogweirError."""
     client = connect(settings, timeout_s=PROBE_S)
     presence = Presence(client, settings)
     heard = presence.heard()
@@ -96,7 +96,7 @@ def check_health(settings: Settings, target: str, *, ready: bool) -> tuple[list[
 
 
 def _unserved(settings: Settings, served: Collection[str]) -> list[str]:
-    """Of several drain shards those whose queue none of the workers takes from: each has workloads of its own."""
+    """The drain shards that no worker serves, if there are several: each has its own workloads."""
     if settings.drain.shards == 1:
         return []  # the role says it
     return [queue for queue in stage_queues(Stage.DRAIN, settings.drain.shards) if queue not in served]
@@ -105,7 +105,7 @@ def _unserved(settings: Settings, served: Collection[str]) -> list[str]:
 def _everybody(
     settings: Settings, found: Sequence[WorkerHealth], unserved: Sequence[str]
 ) -> tuple[list[WorkerHealth], str]:
-    """Everything that should be there: the processes of the embedded stack, or else every role that is needed."""
+    """Checks the processes of the embedded stack, or without one every needed role."""
     well = {h.name for h in found if not h.why}
     state = running(settings.data.dir)
     if state is not None and state.get("redis_url") != settings.redis.url:

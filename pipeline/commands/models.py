@@ -1,4 +1,5 @@
-"""`logweir models list | show | promote | rollback`: model versions, what became of them, and changing the live one."""
+"""`logweir models list | show | promote | rollback`: model versions and their states; changes the live
+one."""
 
 import argparse
 from dataclasses import asdict

@@ -1,4 +1,5 @@
-"""`logweir status`: which models are live, what trains and why (not), what waits, who works, and every workload's lines."""
+"""`logweir status`: live models, trainings and their reasons, waiting batches, workers, lines of each
+workload."""
 
 import argparse
 from collections.abc import Mapping, Sequence

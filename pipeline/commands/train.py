@@ -87,7 +87,8 @@ def _model_of(patterns: tuple[str, ...], seen_workloads: list[str], settings: Se
     if len(named) == 1:
         return own_models[0]
     raise BadInput(
-        f"{own_models[0]!r} has a model of its own and is trained alone; name it alone, or only workloads that share theirs"
+        f"{own_models[0]!r} has a model of its own and is trained alone; name it alone, or only workloads "
+        "that share theirs"
     )
 
 

@@ -21,7 +21,7 @@ from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
 
 SAMPLES_FIRST: Final = 4  # and the last one: five records show how it began and whether it changed
 SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped payload does not
-REASONS_OF_A_KIND: Final = 20  # nobody reads more words than that
+REASONS_OF_A_KIND: Final = 20  # a reader stops earlier
 
 _CHUNK_ROWS: Final = 50_000
 _KEY: Final = ["workload", "template_id"]
@@ -103,16 +103,15 @@ def rank(finding: Finding) -> tuple[Any, ...]:
 def order(findings: Iterable[Finding]) -> list[Finding]:
     """The findings in reading order, their `incident` set.
 
-    The reader should meet every incident before the second line of any. So findings are grouped into incidents, and
-    the list takes turns: the best finding of each incident, then the second-best of each, and so on. Incidents take
-    turns in the order of their best findings (`rank`); one without any error or warning therefore comes after all
-    that have one.
+    The reader should meet every incident before the second line of any. So findings are grouped into
+    incidents, and the list takes turns: the best finding of each incident, then the second-best of each, and
+    so on. Incidents take turns in the order of their best findings (`rank`); one without any error or warning
+    therefore comes after all that have one.
 
-    Findings group by their first record, over all workloads (`onsets.together`), so a template that keeps coming back
-    belongs to the first incident it appears in and cannot glue a whole day together. Errors and warnings make the
-    incidents, the others join one that is near. When everything happened within a minute there is one incident and
-    this is plain `rank`.
-    """
+    Findings group by their first record, over all workloads (`onsets.together`), so a template that keeps
+    coming back belongs to the first incident it appears in and cannot glue a whole day together. Errors and
+    warnings make the incidents, the others join one that is near. When everything happened within a minute
+    there is one incident and this is plain `rank`."""
     ranked = sorted(findings, key=rank)
     onsets = [
         Onset(first=f.first_seen, burst_end=f.burst_end, leads=finding_severity(f) > 1, key=(place,))
@@ -170,7 +169,7 @@ def _level_rank(level: str | None) -> int:
 
 
 def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """What one chunk of anomalous records adds to each total."""
+    """The contribution of one chunk of anomalous records to each total."""
     levels = pl.col("level").replace_strict({name: at for at, name in enumerate(LEVELS)}, default=-1)
     rows = chunk.with_columns(
         pl.col("template_id").fill_null(0),

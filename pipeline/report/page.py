@@ -1,9 +1,8 @@
 """The report: one self-contained HTML page that opens offline and loads nothing.
 
 Findings, timeline and numbers are rendered here, so the page reads without scripts; the script adds sorting,
-searching and filters. Log text is hostile: `visible` shows its control characters, and the templates escape it.
-The JSON block escapes `<`, and the page forbids every source except its own hashed style and script.
-"""
+searching and filters. Log text is hostile: `visible` shows its control characters, and the templates escape
+it. The JSON block escapes `<`, and the page forbids every source except its own hashed style and script."""
 
 import base64
 import hashlib
@@ -65,7 +64,8 @@ def write_page(
             raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as exc:
         raise BadInput(
-            f"the report cannot be written to {path} ({exc.strerror}); name a file in a folder you can write to"
+            f"the report cannot be written to {path} ({exc.strerror}); name a file in a folder you can write "
+            "to"
         ) from exc
     except OSError as exc:
         raise SinkUnavailable(

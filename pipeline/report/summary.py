@@ -17,11 +17,10 @@ _BUCKET_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 720
 def run_summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, Any]:
     """The numbers of a results folder, ready for JSON; times are ISO 8601 in UTC, null when empty.
 
-    Of lines alone: what watching found in sessions and rates is counted in no number. Keys: records, lines, anomalous, anomalous_lines, warming, first, last, model_versions, by_workload,
-    by_level, timeline. A row of `by_*` has its name and the same five counts, most lines first.
-    `timeline` is `{"bucket_s": width, "buckets": [[start, lines, anomalous lines], ...]}` without holes.
-    Raises BadPayload when a file is damaged.
-    """
+    Counts lines alone, without findings in sessions and rates. Keys: records, lines, anomalous,
+    anomalous_lines, warming, first, last, model_versions, by_workload, by_level, timeline. A row of `by_*`
+    has its name and the same five counts, most lines first. `timeline` is `{"bucket_s": width, "buckets":
+    [[start, lines, anomalous lines], ...]}` without holes. Raises BadPayload when a file is damaged."""
     with readable(results):
         return _summary(scan(results).filter(of_lines()), buckets)
 

@@ -39,7 +39,7 @@ _MARK_STYLE: Final = "bold black on yellow"
 def print_findings(
     findings: Sequence[Finding], summary: Mapping[str, Any], console: Console, *, limit: int = 20
 ) -> None:
-    """Print the first `limit` findings, given in reading order, under their incidents, and say how many more there are.
+    """Prints the first `limit` findings under their incidents, and the number of the others.
 
     `summary` comes from `summary.run_summary`. With no findings, says whether nothing was unusual or
     nothing could be judged yet.
@@ -132,7 +132,7 @@ def _text(console: Console, text: str, style: str) -> Text:
 
 
 def _encodable(text: str, console: Console) -> str:
-    """What the terminal's encoding lacks, escaped: a log line must never end the run."""
+    """Escapes characters that the terminal's encoding lacks: a log line must never end the run."""
     return text.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 

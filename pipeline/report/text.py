@@ -141,7 +141,8 @@ def _sentence(name: str, data: list[str], level: str | None) -> str:
 
 
 def _error_sign(data: list[str], level: str | None) -> str:
-    # The data is the record's level where that is error-like, else the word in its text; both may read `error`.
+    # The data is the record's level where that is error-like, else the word in its text; both may read
+    # `error`.
     words = [d for d in data if d not in LEVELS or d in ERROR_LEVELS]
     if level == "":
         return "error sign " + _listed(words) if words else "says that something failed"
@@ -159,7 +160,7 @@ def _listed(words: list[str], limit: int = 5) -> str:
 
 
 def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
-    """What was found, in one sentence."""
+    """The result in one sentence."""
     records, warming, lines = summary["records"], summary["warming"], plural(summary["lines"], "line")
     if not records:
         return "No lines were read"
@@ -174,7 +175,8 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
 
 
 def incident_header(findings: Sequence[Finding], here: int) -> list[str]:
-    """What the incident of these findings is called, when it began, whom it hit, and how many of them are told here."""
+    """Name, begin, workloads and number of findings of an incident; `here`: the number of findings in this
+    view."""
     first, *_ = hit = sorted(findings, key=lambda f: (f.first_seen, f.workload))
     names = dict.fromkeys(clipped(f.workload, 80) for f in hit)
     many = plural(len(findings), "finding")

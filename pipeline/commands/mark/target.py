@@ -1,5 +1,6 @@
-"""What the PATTERN of `logweir mark` means: digits are a pattern id, `T` and digits a template, all else is the text of a
-line (or of a template, with its `<*>`), as it was logged, with or without its header, or as it is shown masked.
+"""The PATTERN of `logweir mark`: digits are a pattern id, `T` and digits a template, all else is a text.
+
+The text is a line, with or without its header, a masked line, or a template with its `<*>`.
 """
 
 import functools
@@ -33,14 +34,14 @@ from pipeline.sources.framing import MAX_RECORD_BYTES
 from pipeline.sources.lines import decode
 
 _PATTERN_ID: Final = re.compile(r"[0-9]{1,20}")
-_TEMPLATE_ID: Final = re.compile(r"[Tt](-?[0-9]{1,19})")  # what 63 bits hold
+_TEMPLATE_ID: Final = re.compile(r"[Tt](-?[0-9]{1,19})")  # up to 63 bits
 _PAGE_FILES: Final = 256
 _ENOUGH_S: Final = 2.0  # spent on counting; whether a line was seen at all is looked for to the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRecords:
-    """What is stored of a pattern or a template, newest first."""
+    """Stored records of a pattern or a template, newest first."""
 
     records: int = 0
     message: str = ""  # of the newest
@@ -85,7 +86,7 @@ class Finder:
         return self._line(text)
 
     def targets(self, pattern: str) -> tuple[list[Target], str]:
-        """What a PATTERN may have been marked as, seen or not, and its text ("" for an id)."""
+        """The possible targets of a PATTERN, stored or not, and its text ("" for an id)."""
         if _PATTERN_ID.fullmatch(pattern.strip()):
             return [Target.pattern(int(pattern))], ""
         if match := _TEMPLATE_ID.fullmatch(pattern.strip()):
@@ -103,7 +104,8 @@ class Finder:
                 f"template T{number} is written with its T" if template else "a line's text does as well"
             )
             raise BadInput(
-                f"no line with pattern id {number} was seen; `logweir results --json` shows the ids, and {instead}"
+                f"no line with pattern id {number} was seen; `logweir results --json` shows the ids, and "
+                f"{instead}"
             )
         template_id = cached or stored.template_id
         masked = self.masks.mask_one(stored.message) if stored.records else ""
@@ -133,11 +135,12 @@ class Finder:
         )
 
     def _finding(self, number: int) -> Named:
-        """What was found in sessions or rates, as its newest row tells it."""
+        """A finding in sessions or rates, with the text of its newest row."""
         stored = self._stored("template_id", number)
         if not stored.records and stored.complete:
             raise BadInput(
-                f"nothing that was found in sessions or rates has the id T{number}; `logweir incidents ID` shows the ids"
+                f"nothing that was found in sessions or rates has the id T{number}; `logweir incidents ID` "
+                "shows the ids"
             )
         return Named(
             target=Target.template(number), text=stored.message, stored=stored, remarks=self._doubts(stored)
@@ -149,7 +152,8 @@ class Finder:
             found = [t for t in read_templates(self.client, self.keys) if t.text == words]
         if not found:
             raise BadInput(
-                f"no template reads {_short(words)!r}; give the text of a line, or pipe this one in with `logweir mark -` "
+                f"no template reads {_short(words)!r}; give the text of a line, or pipe this one in with "
+                "`logweir mark -` "
                 f"when {WILDCARD} really stands in it"
             )
         if len(found) > 1:
@@ -166,7 +170,7 @@ class Finder:
             if cached is not None or stored.records:
                 break
         else:
-            # Nobody has seen either: a header is one when it is written like hardly anything else.
+            # Neither was stored: only an unambiguous header counts as one.
             found = found[:1] if sure else found[-1:]
         masked, number, cached, stored = found[-1]
         return Named(
@@ -178,7 +182,8 @@ class Finder:
         )
 
     def _readings(self, text: str) -> tuple[list[tuple[str, int]], bool]:
-        """`(masked, pattern id)` of the text without its header and as it stands, and whether the header is beyond doubt."""
+        """`(masked, pattern id)` of the text without and with its header; whether the header is beyond
+        doubt."""
         names = formats.detect([text])
         parsed = formats.parse(raw_frame([text]), names, arrived=utc_now())["message"][0] or ""
         messages = pl.Series("message", [parsed, text], dtype=pl.String)
@@ -239,7 +244,8 @@ class Finder:
         except BadBundle:
             return ()
         return (
-            "the live model was trained under other masks than these; if the workers have masks of their own, set masks "
+            "the live model was trained under other masks than these; if the workers have masks of their "
+            "own, set masks "
             "(LOGWEIR_MASKS) here as there, or mark the pattern id",
         )
 
@@ -294,7 +300,8 @@ def _checked(text: str) -> str:
         raise BadInput("PATTERN is empty; give a pattern id, a template such as T17, or the text of a line")
     if len(text.encode()) > MAX_RECORD_BYTES:
         raise BadInput(
-            f"a record has at most {MAX_RECORD_BYTES // 1024} KiB, longer lines are stored in pieces; give the pattern id of "
+            f"a record has at most {MAX_RECORD_BYTES // 1024} KiB, longer lines are stored in pieces; give "
+            "the pattern id of "
             "one, which `logweir results --json` shows"
         )
     return text

@@ -1,4 +1,4 @@
-"""`logweir mark PATTERN normal | anomalous`, `--list`, `--revoke PATTERN`: what people say of lines, whatever a model says."""
+"""`logweir mark PATTERN normal | anomalous`, `--list`, `--revoke PATTERN`: operators overrule the model."""
 
 import argparse
 import getpass
@@ -44,7 +44,8 @@ def _check(args: argparse.Namespace) -> None:
             raise BadInput(f"`logweir mark {flag}` goes without {extra[0]}; leave it out")
     elif args.pattern is None or args.state is None:
         raise BadInput(
-            "`logweir mark` needs a PATTERN and `normal` or `anomalous`; --list shows the marks, --revoke PATTERN takes one back"
+            "`logweir mark` needs a PATTERN and `normal` or `anomalous`; --list shows the marks, --revoke "
+            "PATTERN takes one back"
         )
     if args.workload == "":
         raise BadInput("--workload is empty; write a whole name, or leave it out for every workload")
@@ -89,7 +90,8 @@ def _revoke(args: argparse.Namespace, marks: Marks, finder: Finder) -> int:
     targets, text = finder.targets(args.revoke)
     before = {(mark.target, mark.workload): mark for mark in marks.look().marks}
     words = " ".join(text.split())
-    # A template has gained wildcards since, or the masks are others now: its text as `--list` shows it still names it.
+    # A template has gained wildcards since, or the masks are others now: its text as `--list` shows it still
+    # names it.
     targets += [
         target for (target, _), mark in before.items() if words and " ".join(mark.text.split()) == words
     ]

@@ -1,8 +1,7 @@
-"""What `logweir run` does on a running stack: send files, wait until nothing is in flight, have a model trained.
+"""The steps of `logweir run` on a running stack: send files, wait until nothing is in flight, train a model.
 
-Redis and workers may die meanwhile; the stack brings them back, so every question is asked until it is answered, and
-only standing still for long ends the journey.
-"""
+Redis and workers may die meanwhile; the stack brings them back, so every question is asked until it is
+answered, and only standing still for long ends the journey."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,12 +28,12 @@ from pipeline.tasks.context import Context
 from pipeline.tasks.watch import watch
 from pipeline.workers.stack.stack import Stack
 
-# With nothing moving for so long a run gives up; what was accepted stays. Longer than a step may take (tasks/step.py).
+# A run without progress gives up after this time. Longer than a step may take (tasks/step.py).
 STUCK_S: Final = 150.0
 # A Redis that died is started again within seconds.
 AWAY_S: Final = 60.0
-FULL_S: Final = 0.5  # between two tries while the pipeline is full: nobody else waits for it
-# When the reason is known (a full disk, say) nobody needs to wait so long; longer than a lease takes to expire.
+FULL_S: Final = 0.5  # between two tries while the pipeline is full: no other sender competes
+# Shorter wait when the reason is known (a full disk). Longer than a lease takes to expire.
 TROUBLE_S: Final = 25.0
 
 T = TypeVar("T")
@@ -99,10 +98,12 @@ class Journey:
                     backfill=False,  # nothing else is in its way
                 )
                 while isinstance(answer := self.asked(accept), Full):
-                    if answer.reason == "dead":  # nobody looks at them before the run has ended
+                    if answer.reason == "dead":  # no operator reads them before the run ends
                         raise StackFailed(
-                            f"dead letters fill {self.settings.intake.max_dead_mib:,} MiB, so no more of {path} is taken in; "
-                            f"the logs in {self.settings.data.dir / 'logs'} say why, max_dead_mib is the limit"
+                            f"dead letters fill {self.settings.intake.max_dead_mib:,} MiB, so no more of "
+                            f"{path} is taken in; "
+                            f"the logs in {self.settings.data.dir / 'logs'} say why, max_dead_mib is the "
+                            "limit"
                         )
                     self.pause(min(answer.retry_after_s, FULL_S))
                 start = chunk.cursor.offset
@@ -120,8 +121,8 @@ class Journey:
         time.sleep(seconds)
 
     def asked(self, question: Callable[[], T]) -> T:
-        """Redis' answer. One that dies is started again by the stack, so it is asked until it is back; accepting
-        a batch twice is accepting it once. Raises RedisUnavailable."""
+        """Redis' answer. One that dies is started again by the stack, so it is asked until it is back;
+        accepting a batch twice is accepting it once. Raises RedisUnavailable."""
         deadline = time.monotonic() + AWAY_S
         while True:
             try:
@@ -161,15 +162,16 @@ class Journey:
         self.show(word, view.done, view.lines, rate())
 
     def _trouble(self) -> str:
-        """Why work waits, "" when nothing is known. A Redis that takes no writes keeps the workers from saying so."""
-        told = self.asked(self.presence.trouble)
+        """Why work waits, "" when nothing is known. A Redis that takes no writes keeps the workers from
+        saying so."""
+        trouble = self.asked(self.presence.trouble)
         try:
             self.client.set(self.keys.probe, "1", ex=5)
         except redis.ResponseError as exc:
             return f"Redis takes no writes ({exc}); free disk space at {self.settings.data.dir}, or give it memory"
         except redis.RedisError:
             return ""  # it is being started again
-        return "" if told is None else told.reason
+        return "" if trouble is None else trouble.reason
 
     def _view(self, live: bool) -> "_View":
         """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""
@@ -185,8 +187,8 @@ class Journey:
         return _View(pending=pending, moves=moves, lines=lines, done=max(0, over - (warming if live else 0)))
 
     def watch(self) -> None:
-        """Until all that is stored was looked at, every session is judged and every minute is complete: nothing more
-        will come. Raises StackFailed, SinkUnavailable."""
+        """Until all that is stored was looked at, every session is judged and every minute is complete:
+        nothing more will come. Raises StackFailed, SinkUnavailable."""
         context = Context(self.producer.submit.app, self.settings)
         last, last_move = "", time.monotonic()
 
@@ -196,27 +198,30 @@ class Journey:
             except LeaseRefused:  # a worker that was at it had been stopped for long
                 return False
 
-        def left() -> tuple[str, int]:
-            """The name of the last round, and what was not looked at; rates say nothing of how far they are."""
-            known = self.ledger.backlog.watching()
+        def progress() -> tuple[str, int]:
+            """The name of the last round, and what was not looked at; rates say nothing of how far they
+            are."""
+            state = self.ledger.backlog.watching()
             last_round = cast("bytes | None", self.client.hget(self.keys.watching(), "round")) or b""
-            return last_round.decode(), int(known["observations"] + known["sessions"])
+            return last_round.decode(), int(state["observations"] + state["sessions"])
 
-        _, total = self.asked(left)
+        _, total = self.asked(progress)
         self.show("watching", 0, total, "sessions and rates")
         while not self.asked(once):
-            done, rest = self.asked(left)
-            self.show("watching", max(0, total - rest), total, "sessions and rates")
+            done, open_count = self.asked(progress)
+            self.show("watching", max(0, total - open_count), total, "sessions and rates")
             if done != last:
                 last, last_move = done, time.monotonic()
             if time.monotonic() - last_move > STUCK_S + self.settings.stack.step_s:
                 raise StackFailed(
-                    f"sessions and rates could not be looked at; the logs in {self.settings.data.dir / 'logs'} say why"
+                    "sessions and rates could not be looked at; the logs in "
+                    f"{self.settings.data.dir / 'logs'} say why"
                 )
             self.pause(0.05)
 
     def train(self, learn_from: Path) -> Status:
-        """Ask for a training on what is stored there; wait for its end. A failed one leaves everything warming."""
+        """Ask for a training on what is stored there; wait for its end. A failed one leaves everything
+        warming."""
         stored = ParquetSink(learn_from)
         if stored.scan().head(1).collect().is_empty():
             return Status()

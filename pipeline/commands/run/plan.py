@@ -40,13 +40,13 @@ from pipeline.workers.stack.data_dir import lock
 from pipeline.workers.stack.private_redis import find_server
 from pipeline.workers.stack.stack import Stack
 
-# What holds this directory was made by `logweir run`; any other directory that is not empty is left alone.
+# Marks a directory as made by `logweir run`; any other directory that is not empty is refused.
 MARKER: Final = ".logweir"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What the user asked for, checked."""
+    """The checked arguments."""
 
     inputs: tuple[Path, ...]
     baseline: tuple[Path, ...]
@@ -58,7 +58,7 @@ class RunPlan:
 
 @dataclass(slots=True, kw_only=True)
 class RunOutcome:
-    """What came out."""
+    """Results of a run."""
 
     out: Path
     findings: list[finding.Finding]
@@ -107,7 +107,7 @@ def _refuse_to_overwrite(report: Path) -> None:
 def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     """Do it. Raises BadInput, SinkUnavailable (disk), StackFailed; KeyboardInterrupt stops cleanly."""
     began = time.monotonic()
-    # What can be refused is refused before the results of an earlier run are removed.
+    # Every refusal comes before the results of an earlier run are removed.
     MaskSet.load(extra=settings.intake.masks)
     session_keys.user_patterns(settings.watch.session_keys)
     if settings.redis.url is None:
@@ -123,14 +123,16 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
         data_dir=state,
         results_dir=plan.out / "results",
         key_prefix=prefix,
-        # A run is of its files alone, whatever a pipeline on this machine watches and wherever that one stores.
+        # A run is of its files alone, whatever a pipeline on this machine watches and wherever that one
+        # stores.
         unwatched="score",
         own_models=(),
         sinks=("parquet",),
         train_source="results",
         train_span_s=None,
         opensearch_source=None,
-        # Everything is there: no session has to be judged before its last line, which may stand in another file.
+        # Everything is there: no session has to be judged before its last line, which may stand in another
+        # file.
         session_open_s=KEEP_S,
     )
     show("starting", 0, 0, "Redis and workers")
@@ -145,8 +147,8 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
 def _fresh(out: Path) -> Path:
     """An output directory without the results of an earlier run; returns the directory for the run's state.
 
-    Raises BadInput when it cannot be written, or when another run or stack works in it: nothing is removed then.
-    """
+    Raises BadInput when it cannot be written, or when another run or stack works in it: nothing is removed
+    then."""
     state = out / MARKER
     try:
         state.mkdir(parents=True, exist_ok=True)
@@ -162,13 +164,14 @@ def _fresh(out: Path) -> Path:
                 (out / name).unlink(missing_ok=True)
     except OSError as exc:
         raise BadInput(
-            f"--out {out} cannot be written ({exc.strerror or exc}); choose another directory or fix its rights"
+            f"--out {out} cannot be written ({exc.strerror or exc}); choose another directory or fix its "
+            "rights"
         ) from exc
     return state
 
 
 def _empty(state: Path) -> None:
-    """Remove everything but the lock, which somebody may hold; the directory stays as the mark that it is ours."""
+    """Removes everything but the lock; the directory stays as the mark of `logweir run`."""
     for path in state.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -195,7 +198,7 @@ def _clean_redis(settings: Settings) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(redis.RedisError):  # what went wrong first is what the user must hear
+        with contextlib.suppress(redis.RedisError):  # the user must see the first error
             clean()
         raise
     try:

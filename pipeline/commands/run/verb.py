@@ -57,7 +57,8 @@ def main(args: argparse.Namespace) -> int:
     about = outcome.summary["run"]
     console.print(
         f"\n{about['lines_read']:,} lines in {about['seconds']:.1f} s "
-        f"(ready after {about['ready_seconds']:.1f} s; {about['lines_per_s']:,} lines/s read, scored and stored)",
+        f"(ready after {about['ready_seconds']:.1f} s; {about['lines_per_s']:,} lines/s read, scored and "
+        "stored)",
         markup=False,
     )
     if outcome.report is not None:
@@ -68,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _stdin_as_file(names: list[str]) -> Iterator[list[str]]:
-    """`-` among the files: standard input, kept in a temporary file because a run looks at its input before it starts."""
+    """Copies standard input (`-`) to a temporary file, because a run checks its input before it starts."""
     if "-" not in names:
         yield names
         return

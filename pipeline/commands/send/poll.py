@@ -1,4 +1,4 @@
-"""`logweir send --opensearch INDEX`: log documents of an OpenSearch, once or for ever, from where the last poll stopped."""
+"""`logweir send --opensearch INDEX`: log documents of OpenSearch from the last cursor, once or for ever."""
 
 import argparse
 import os
@@ -51,7 +51,8 @@ def _lease(leases: Leases, settings: Settings) -> Lease:
     while isinstance(answer := leases.request(SOURCE, holder, quarantine=True), Refused):
         if time.monotonic() > deadline:
             raise BadInput(
-                "another process polls OpenSearch for this pipeline; `logweir status` shows a worker source, stop it first"
+                "another process polls OpenSearch for this pipeline; `logweir status` shows a worker source, "
+                "stop it first"
             )
         time.sleep(0.2)
     return answer

@@ -1,5 +1,5 @@
-"""What `logweir send` sends with: waits while the pipeline is full or Redis away, sends again what Redis has lost, and says
-now and then how far it is."""
+"""What `logweir send` sends with: waits while the pipeline is full or Redis away, sends again what Redis has
+lost, and says now and then how far it is."""
 
 import contextlib
 import time
@@ -63,8 +63,9 @@ class Sender:
     def send(
         self, chunk: Chunk, *, start: int, workload: str, source: str, key: str, cursor_key: str
     ) -> None:
-        """Until it is accepted; Redis being away or full only makes it wait. What a Redis that came back has lost is sent
-        again before it. Raises CursorMoved when that is not kept here any more, or another sender reads the same."""
+        """Until it is accepted; Redis being away or full only makes it wait. What a Redis that came back has
+        lost is sent again before it. Raises CursorMoved when that is not kept here any more, or another
+        sender reads the same."""
         while True:
             sent = SentChunk(
                 chunk=chunk,
@@ -86,7 +87,7 @@ class Sender:
         self.lines += 0 if answer.duplicate else int(chunk.records["lines"].sum())
         if self.tracking is not None:
             self.tracking.open.append(answer.batch_id)
-            if self.batches % LOOK_AT_ONCE == 0:  # those that have ended need not be remembered
+            if self.batches % LOOK_AT_ONCE == 0:  # ended batches need no tracking
                 with contextlib.suppress(RedisUnavailable):
                     self.tracking.look()
         self.say()
@@ -117,7 +118,7 @@ class Sender:
             return answer
 
     def _held_up(self, full: Full) -> None:
-        """Wait until the next try. Said when it lasts and rarely repeated: a drained pipeline may take hours."""
+        """Waits until the next try and rarely repeats its message: a drained pipeline may take hours."""
         now = self.clock()
         if self.full is None or self.full.reason != full.reason:
             self.full, self.full_since, self.full_said = full, now, None
@@ -134,7 +135,8 @@ class Sender:
         self.full = None
 
     def _resend(self, cursor_key: str, moved: CursorMoved) -> None:
-        """Send what was lost in the pieces it had, so that they keep their ids. Raises CursorMoved when it is not kept."""
+        """Resends lost chunks unchanged, so that ids stay. Raises CursorMoved if the chunks are not in
+        memory."""
         while lost := self.kept.since(cursor_key, moved.cursor):
             try:
                 for sent in lost:
@@ -166,7 +168,7 @@ class Sender:
             self.confirm(cursor_key)
 
     def confirm_all(self) -> None:
-        """Of every source that this command has sent; what is not kept any more is left for the next command."""
+        """Confirms every source of this command; the next command resends chunks that are not in memory."""
         stored = self.producer.ledger.intake.cursors(list(self.stands))
         for (cursor_key, stands), now in zip(list(self.stands.items()), stored, strict=True):
             if stands != (now or ""):
@@ -195,7 +197,8 @@ class Sender:
     def _lost(self, source: str, first: int, last: int) -> None:
         self.gone = True
         self.console.print(
-            f"Redis lost lines {first:,} to {last:,} of {source}, which are not kept here any more; send them again",
+            f"Redis lost lines {first:,} to {last:,} of {source}, which are not kept here any more; send "
+            "them again",
             style="red",
             markup=False,
             soft_wrap=True,
@@ -230,7 +233,8 @@ class Sender:
                 self._wait(f"waiting: {exc}", REDIS_RETRY_S)
                 continue
             self._wait(
-                f"{plural(len(tracking.open), 'batch')} {'is' if len(tracking.open) == 1 else 'are'} not stored yet",
+                f"{plural(len(tracking.open), 'batch')} {'is' if len(tracking.open) == 1 else 'are'} not "
+                "stored yet",
                 WAIT_S,
             )
         sentence = tracking.unstored()

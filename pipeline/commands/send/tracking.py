@@ -1,4 +1,4 @@
-"""The batches of one `logweir send --wait`: which of them have not ended yet, and what became of the others."""
+"""The batches of one `logweir send --wait`: the open ones, and counts of the lines that were not stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LOOK_AT_ONCE: Final = 1_000  # entries in one round trip; some 100 KB of answers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """What the ledger says of a batch; `state` is "" when it knows none of this id."""
+    """A batch in the ledger; `state` is "" when the ledger does not know the id."""
 
     state: str
     rescored: bool
@@ -23,7 +23,7 @@ class _Entry:
 
 
 class BatchTracking:
-    """The batches of this command that are not known to have ended, and what became of the others."""
+    """The open batches of this command, and counts of those that were not stored."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -32,7 +32,7 @@ class BatchTracking:
         self.lost = 0  # batches: how many lines they had is lost with them
 
     def look(self) -> bool:
-        """Ask for every open batch once; True when none is left. Raises RedisUnavailable, having lost nothing."""
+        """Asks for every open batch once; True when none is open. After RedisUnavailable no batch is lost."""
         at = 0
         while at < len(self.open):
             part = self.open[at : at + LOOK_AT_ONCE]
@@ -59,7 +59,7 @@ class BatchTracking:
         ]
 
     def _successors(self, batch_id: str, entry: _Entry) -> list[str]:
-        """What there is to wait for instead of this batch."""
+        """The batches to wait for instead of this one."""
         match entry.state:
             case "split":
                 return half_ids(batch_id)
@@ -67,7 +67,7 @@ class BatchTracking:
                 self.lost += 1
             case _ if entry.discarded:
                 self.discarded += entry.lines
-            case _ if entry.state == "done" or entry.rescored:  # what is scored again was stored before
+            case _ if entry.state == "done" or entry.rescored:  # a rescored batch was stored before
                 pass
             case "dead":
                 self.dead += entry.lines
@@ -76,7 +76,7 @@ class BatchTracking:
         return []
 
     def unstored(self) -> str:
-        """What was not stored, in a sentence; "" when everything was."""
+        """A sentence about lines that were not stored; "" when all were."""
         parts = []
         if self.dead:
             them = "it" if self.dead == 1 else "them"

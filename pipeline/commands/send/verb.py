@@ -135,7 +135,8 @@ def _standard_input(sender: Sender, workload: str | None) -> None:
 
 
 def _stream(sender: Sender, chunks: Iterable[Chunk], *, workload: str, source: str, key: str) -> None:
-    """What cannot be read twice. Its cursor only tells whether Redis still has what it took, and goes at the end."""
+    """Sends an input that cannot be read twice. Its cursor only shows a loss in Redis; it is deleted at the
+    end."""
     start = 0
     sender.begin(key)
     for chunk in chunks:
