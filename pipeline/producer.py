@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Endings that rotation appends: app.log.1, app.log-20261120, app.log.2.gz
 ROTATED: Final = re.compile(r"(?<=.)[.-](?:\d{1,3}|\d{8}|\d{4}-\d\d-\d\d)(?=(?:\.gz|\.zst)?$)")
-# Lines older than this wait behind fresh ones: an hour, since a sender that was down for minutes is no backfill.
+# Lines older than this wait behind fresh ones. A sender that was down for minutes is no backfill.
 BACKFILL_AFTER: Final = timedelta(hours=1)
 
 
@@ -74,11 +74,11 @@ class Producer:
 
         A record is a mapping with `message` and, if known, timestamp (aware datetime or ISO 8601), level,
         host, process, service. The same `batch_id` twice is one batch; without one every call is a new batch.
-        `backfill`: these lines wait behind fresh ones. None: records do whose timestamps are all known and old
-        (`BACKFILL_AFTER`); raw lines count as fresh, because workers parse their times.
+        `backfill`: these lines wait behind fresh ones. None: records do whose timestamps are all known and
+        old (`BACKFILL_AFTER`); raw lines count as fresh, because workers parse their times.
 
-        Full: nothing was taken, try again after `retry_after_s`. Raises BadInput for anything that cannot be a
-        batch, RedisUnavailable when it is unknown whether the batch is in: send it again under the same id.
+        Full: nothing was taken, try again after `retry_after_s`. Raises BadInput for anything that cannot be
+        a batch, RedisUnavailable when it is unknown whether the batch is in: send it again under the same id.
         """
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Collection):
             raise BadInput("send() takes a list of lines or records; wrap a single line in a list")
@@ -97,7 +97,8 @@ class Producer:
                 raise self._too_many(bid, heads)
             if size > self.settings.internal.batch_kib * 1024 * 4:
                 raise BadInput(
-                    f"batch {bid!r} has {size:,} bytes; send at most {self.settings.internal.batch_kib * 4:,} KiB at once"
+                    f"batch {bid!r} has {size:,} bytes; send at most "
+                    f"{self.settings.internal.batch_kib * 4:,} KiB at once"
                 )
             return self.accept(
                 Batch(
@@ -133,7 +134,8 @@ class Producer:
         after: str | None = None,
         backfill: bool | None = None,
     ) -> Accepted | Full:
-        """Send a chunk of a source; its cursor moves in the same step. `start`: the chunk's offset in its source.
+        """Send a chunk of a source; its cursor moves in the same step. `start`: the chunk's offset in its
+        source.
 
         The batch id derives from source and offset, so reading the same place again gives the same batch.
         `source_key` tells a file from its successor after a rotation; `cursor_key` stays, "" keeps no cursor.
@@ -185,7 +187,8 @@ class Producer:
             )
         except (redis.RedisError, OSError) as exc:  # an answer that is none, a script that Redis forgot twice
             raise RedisUnavailable(
-                f"Redis did not answer as it should ({type(exc).__name__}: {exc}); send the batch again under its id"
+                f"Redis did not answer as it should ({type(exc).__name__}: {exc}); send the batch again "
+                "under its id"
             ) from exc
         if isinstance(answer, Accepted) and not answer.duplicate and not answer.skipped:
             # The batch is in: whatever goes wrong from here on, the sweeper wakes a worker.
@@ -203,7 +206,7 @@ class Producer:
         return isinstance(moment, datetime) and self.clock() - moment > BACKFILL_AFTER
 
     def _skips(self, batch: Batch) -> bool:
-        """True for lines that are only counted: to be scored, but of a workload off the watchlist, by setting."""
+        """True for lines of workloads off the watchlist, which are only counted if the settings say so."""
         if self.settings.watch.unwatched == "score" or batch.purpose is not Purpose.SCORE:
             return False
         return not self.watchlist.lately().covers(batch.workload)

@@ -1,8 +1,8 @@
 """Bulk writing with a result per document.
 
-One request may succeed for some documents and fail for others. Documents refused as busy (429, 5xx) are retried here with
-back-off for a few seconds; other errors go to the caller. Requests are idempotent, because every document has its id.
-"""
+One request may succeed for some documents and fail for others. Documents refused as busy (429, 5xx) are
+retried here with back-off for a few seconds; other errors go to the caller. Requests are idempotent, because
+every document has its id."""
 
 import json
 import random
@@ -21,8 +21,8 @@ from pipeline.opensearch.documents import Document
 # OpenSearch advises 5 to 15 MiB; the rate is flat from about a thousand documents on.
 MAX_BYTES: Final = 5 * 1024 * 1024
 MAX_DOCUMENTS: Final = 5_000
-# Waits of at most 0.2, 0.4, ... 3.2 s, so 6.2 s in all: enough for a merge or a garbage collection. After that the
-# worker goes on with other batches.
+# Waits of at most 0.2, 0.4, ... 3.2 s, so 6.2 s in all: enough for a merge or a garbage collection. After
+# that the worker goes on with other batches.
 TRIES: Final = 6
 FIRST_WAIT_S: Final = 0.2
 
@@ -66,9 +66,8 @@ def write_documents(
 ) -> None:
     """Stores all documents, replacing those of the same id.
 
-    Raises SinkUnavailable for errors that can heal: server away or too busy, no right, index blocked. Raises Rejected
-    with the ids of documents that the mapping refuses, after all others are stored.
-    """
+    Raises SinkUnavailable for errors that can heal: server away or too busy, no right, index blocked. Raises
+    Rejected with the ids of documents that the mapping refuses, after all others are stored."""
     _deliver(client, chunks(documents), task, sleep=sleep, jitter=jitter)
 
 

@@ -1,7 +1,7 @@
 """The client of OpenSearch, and one sentence for each of its errors.
 
-Certificates are always verified, without a switch. The client does not retry: a bulk and a poll have their own schedules.
-"""
+Certificates are always verified, without a switch. The client does not retry: a bulk and a poll have their
+own schedules."""
 
 import base64
 import re
@@ -32,7 +32,7 @@ READ_S: Final = 30.0  # a bulk of 5 MiB takes about a second; merges and collect
 
 
 class _Connection(Urllib3HttpConnection):  # type: ignore[misc] # opensearch-py is not followed by mypy
-    """Writes place and user on every error, so that it can be translate_errors, and logs nothing by itself."""
+    """Adds place and user to every error, for `translate_errors`; logs nothing."""
 
     def __init__(self, *, user: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,10 +53,9 @@ class _Connection(Urllib3HttpConnection):  # type: ignore[misc] # opensearch-py 
 def opensearch_client(settings: Settings, *, reading: bool = False) -> OpenSearch:
     """A client of `settings.opensearch_url`; nothing is sent yet.
 
-    `reading` takes the user who reads log indices, if one is set. A user in the settings goes before one in the URL.
-    Requests are not compressed: compression costs a fifth of the bulk rate on loopback, and 25,000 documents/s are
-    only 20 MB/s. Raises BadSetting without a server.
-    """
+    `reading` takes the user who reads log indices, if one is set. A user in the settings goes before one in
+    the URL. Requests are not compressed: compression costs a fifth of the bulk rate on loopback, and 25,000
+    documents/s are only 20 MB/s. Raises BadSetting without a server."""
     if settings.opensearch.url is None:
         raise BadSetting("OPENSEARCH_URL is not set; name the server, such as https://search.example:9200")
     url = urlsplit(settings.opensearch.url)
@@ -69,7 +68,7 @@ def opensearch_client(settings: Settings, *, reading: bool = False) -> OpenSearc
         headers["authorization"] = f"Basic {word}"
     options: dict[str, Any] = {}
     if secure and settings.opensearch.ca is not None:
-        # A file that is missing is found at the first request and translate_errors there: it can come back.
+        # A missing file is an error of the first request, not of this call: the file can come back.
         options = {"verify_certs": True, "ca_certs": str(settings.opensearch.ca)}
     elif secure:
         options = {"ssl_context": ssl.create_default_context()}
@@ -188,7 +187,8 @@ def _why(exc: TransportError) -> str:
         )
     if isinstance(exc, SSLError):
         return (
-            f"the certificate of {place} cannot be verified ({_short(str(exc.error))}); set opensearch_ca to the"
+            f"the certificate of {place} cannot be verified ({_short(str(exc.error))}); set opensearch_ca to "
+            "the"
             " PEM file of the authority that signed it"
         )
     if isinstance(exc, ConnectionTimeout):

@@ -1,7 +1,7 @@
 """Stored records in OpenSearch: index templates, and conversion in both directions.
 
-A document has the columns of RESULT_SCHEMA that are not null, plus `batch_id` and `position` (its row in the batch).
-`timestamp` is ISO 8601 text with microseconds, `pattern_id` is text. `_source` holds both exactly.
+A document has the columns of RESULT_SCHEMA that are not null, plus `batch_id` and `position` (its row in the
+batch). `timestamp` is ISO 8601 text with microseconds, `pattern_id` is text. `_source` holds both exactly.
 """
 
 import json
@@ -30,8 +30,8 @@ RESULT_PROPERTIES: Final[dict[str, Any]] = {
     "source": _NAME,
     "line": {"type": "long"},
     "lines": {"type": "long"},
-    # Not date_nanos: its range is 1970 to 2262, and lines may have any date. Searches and aggregations compare
-    # milliseconds; _source holds the microseconds.
+    # Not date_nanos: its range is 1970 to 2262, and lines may have any date. Searches and aggregations
+    # compare milliseconds; _source holds the microseconds.
     "timestamp": {"type": "date", "format": "strict_date_optional_time"},
     "workload": _NAME,
     "level": _NAME,
@@ -81,9 +81,8 @@ class Document:
 def index_template(pattern: str, properties: dict[str, Any]) -> dict[str, Any]:
     """The index template of one kind of index.
 
-    Unknown fields are stored but not indexed (`dynamic` false). So an older index accepts a newer document, and no log
-    can blow up a mapping.
-    """
+    Unknown fields are stored but not indexed (`dynamic` false). So an older index accepts a newer document,
+    and no log can blow up a mapping."""
     return {
         "index_patterns": [pattern],
         "priority": PRIORITY,
@@ -93,7 +92,8 @@ def index_template(pattern: str, properties: dict[str, Any]) -> dict[str, Any]:
                 "index": {
                     "number_of_shards": 1,
                     "auto_expand_replicas": "0-1",  # one copy with a second node, green without
-                    "refresh_interval": "5s",  # the default of 1 s costs bulk throughput; our own reads refresh
+                    # the default of 1 s costs bulk throughput; our own reads refresh
+                    "refresh_interval": "5s",
                     "translog": {"durability": "request"},  # acknowledged is on disk, also after kill -9
                 }
             },
@@ -103,7 +103,8 @@ def index_template(pattern: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def ensure_template(client: OpenSearch, name: str, body: dict[str, Any]) -> None:
-    """Installs the index template unless its version or a newer one exists. Raises errors of opensearch-py."""
+    """Installs the index template unless its version or a newer one exists. Raises errors of
+    opensearch-py."""
     try:
         found = client.indices.get_index_template(
             name=name, params={"filter_path": "index_templates.index_template.version"}

@@ -1,11 +1,12 @@
 """Reads every document of a query in pages: point in time, search_after, prefetch of the next page.
 
-A page is sorted by the caller's keys and then by `_seq_no`, the number that a shard gives each write. `_seq_no` exists in
-every index, is cheap to sort by (doc values; `_id` has none) and outlives a point in time.
+A page is sorted by the caller's keys and then by `_seq_no`, the number that a shard gives each write.
+`_seq_no` exists in every index, is cheap to sort by (doc values; `_id` has none) and outlives a point in
+time.
 
-The order is not total: two shards may give the same number. So a page starts *at* the keys of the last document of the
-page before, and documents that were yielded already are dropped. Their number is at most the number of shards.
-"""
+The order is not total: two shards may give the same number. So a page starts *at* the keys of the last
+document of the page before, and documents that were yielded already are dropped. Their number is at most the
+number of shards."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,14 +80,13 @@ def pages(
 ) -> Iterator[pl.DataFrame]:
     """Pages of the documents that match `query`, decoded by `decode`, with `fields` of their source.
 
-    `sort` are clauses before `_seq_no`, with integer values (dates are milliseconds). `after` are sort values to
-    continue from, exclusive (see `at`). `preference` picks shards. A thread prefetches the next page, so about two pages
-    are in memory. A pattern without an index has no pages.
+    `sort` are clauses before `_seq_no`, with integer values (dates are milliseconds). `after` are sort values
+    to continue from, exclusive (see `at`). `preference` picks shards. A thread prefetches the next page, so
+    about two pages are in memory. A pattern without an index has no pages.
 
-    A document that exists at the begin of the scan comes exactly once, also if the point in time expires and is opened
-    again. A document that is rewritten meanwhile has a new number and may come twice. Raises SourceUnavailable, also
-    for a page with missing shards.
-    """
+    A document that exists at the begin of the scan comes exactly once, also if the point in time expires and
+    is opened again. A document that is rewritten meanwhile has a new number and may come twice. Raises
+    SourceUnavailable, also for a page with missing shards."""
     scan = _Scan(client, index, query=query, fields=fields, sort=sort, preference=preference)
     fetcher = ThreadPoolExecutor(1, thread_name_prefix="opensearch-page")
     try:

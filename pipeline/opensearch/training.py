@@ -1,10 +1,9 @@
 """Training data from OpenSearch: stored results that match a query, as frames.
 
-The server filters by exact terms and times, in milliseconds. The frames are filtered again, in microseconds, so a query
-selects the same records as from Parquet files. Excluded words are filtered in the frames alone. The server's filters
-would exclude other lines: match_phrase compares analysed words (`time` would not exclude `timeout`), and wildcard walks
-through every distinct message and ignores long ones.
-"""
+The server filters by exact terms and times, in milliseconds. The frames are filtered again, in microseconds,
+so a query selects the same records as from Parquet files. Excluded words are filtered in the frames alone.
+The server's filters would exclude other lines: match_phrase compares analysed words (`time` would not exclude
+`timeout`), and wildcard walks through every distinct message and ignores long ones."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -36,10 +35,9 @@ def learn_pages(
 ) -> Iterator[pl.DataFrame]:
     """Frames (LEARN_SCHEMA) of the records that match `query`, in the order of writing; no frame is empty.
 
-    `index`: indices with the fields of our results, by default our own. A pattern or query without a match gives no
-    frames. About two pages are in memory. A record that is rescored during the scan may come twice. Raises
-    SourceUnavailable, which names the missing index, the user without the right, or the server.
-    """
+    `index`: indices with the fields of our results, by default our own. A pattern or query without a match
+    gives no frames. About two pages are in memory. A record that is rescored during the scan may come twice.
+    Raises SourceUnavailable, which names the missing index, the user without the right, or the server."""
     decode = scan.typed(_FIELDS)
     keep = query.selects() & of_lines()
     for page in scan.pages(
@@ -56,7 +54,8 @@ def learn_pages(
 
 
 def count(client: OpenSearch, settings: Settings, query: Query, *, index: str | None = None) -> int:
-    """The number of records that match `query`, excluded words ignored: an upper bound. Raises SourceUnavailable."""
+    """The number of records that match `query`, excluded words ignored: an upper bound. Raises
+    SourceUnavailable."""
     name = index or indices(settings)
     with translate_errors(f"{name} cannot be read", SourceUnavailable):
         answer = client.count(index=name, body={"query": _question(query)})

@@ -1,10 +1,9 @@
 """Checks an Arrow file before Polars reads it.
 
-Polars allocates the lengths that a file states, so a false length ends the whole process (`memory allocation of
-2377108633428164608 bytes failed`). The check compares every length with the bytes that are there, without
+Polars allocates the lengths that a file states, so a false length ends the whole process (`memory allocation
+of 2377108633428164608 bytes failed`). The check compares every length with the bytes that are there, without
 decompressing: columns of an accepted file take at most `max_bytes`. The format:
-arrow.apache.org/docs/format/Columnar.html and its File.fbs, Message.fbs, Schema.fbs.
-"""
+arrow.apache.org/docs/format/Columnar.html and its File.fbs, Message.fbs, Schema.fbs."""
 
 import struct
 from collections.abc import Iterator
@@ -24,7 +23,8 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 def check_arrow(blob: bytes, max_bytes: int) -> None:
-    """Raises BadPayload unless this is an Arrow file of plain columns that take at most `max_bytes` of memory."""
+    """Raises BadPayload unless this is an Arrow file of plain columns that take at most `max_bytes` of
+    memory."""
     try:
         memory = _measured(blob, max_bytes)
     except (struct.error, _Lie) as exc:

@@ -14,7 +14,8 @@ WORTH: Final = 0.9  # share of distinct rows up to which finding them costs less
 
 
 def spread(column: pl.Series, expression: pl.Expr) -> pl.Series:
-    """`what`, an expression on this column row by row, in slices over Polars' threads when the rows are many.
+    """`expression`, evaluated on this column row by row, in slices over Polars' threads when the rows are
+    many.
 
     One expression alone uses one thread.
     """
@@ -38,7 +39,8 @@ def per_distinct(column: pl.Series, work: Callable[[pl.Series], pl.Series]) -> p
 
 
 def kinds(column: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """The distinct values of a String column, in the order of their first rows, and each row's number among them.
+    """The distinct values of a String column, in the order of their first rows, and each row's number among
+    them.
 
     No row is null. The numbers (UInt32) pick rows: `found[numbers]`; that costs a tenth of a join.
     """
@@ -61,8 +63,10 @@ def repeats(column: pl.Series, share: float) -> bool:
 
 
 def lists_of_text(rows: Sequence[Sequence[str]]) -> pl.Series:
-    """A column of List(String). Polars makes a series of each list, at 5 to 7 us; grouping a flat column takes 0.8 us
-    a row from 1,000 rows on."""
+    """A column of List(String).
+
+    Polars makes a series of each list, at 5 to 7 us; grouping a flat column takes 0.8 us a row from 1,000
+    rows on."""
     kind = pl.List(pl.String)
     if len(rows) < _MANY_LISTS:
         return pl.Series(list(rows), dtype=kind)

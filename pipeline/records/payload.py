@@ -73,7 +73,8 @@ def _unpacked(blob: bytes, max_bytes: int) -> Pushed:
 
 
 def _content(workload: str, records: "pl.DataFrame") -> str:
-    """Hashed by value: another Polars may write the same records as other bytes. Raw lines fill three columns."""
+    """Hashed by value: another Polars may write the same records as other bytes. Raw lines fill three
+    columns."""
     filled = [name for name in records.columns if records[name].null_count() < records.height]
     columns = [map(str, records[name].to_list()) for name in filled]
     return digest(workload, *filled, *itertools.chain.from_iterable(columns))

@@ -42,9 +42,8 @@ class Query:
     def selects(self) -> pl.Expr:
         """The selection on the columns workload, timestamp, anomalous and message; every store uses it.
 
-        A record without a time is in no span; an unjudged record is not anomalous. Words are never patterns, and the
-        empty word selects nothing.
-        """
+        A record without a time is in no span; an unjudged record is not anomalous. Words are never patterns,
+        and the empty word selects nothing."""
         wanted = pl.lit(value=True)
         if self.workloads:
             wanted &= pl.col("workload").is_in(list(self.workloads))

@@ -1,4 +1,5 @@
-"""The columns of records, results and samples; frames as bytes are Arrow IPC files with zstd-compressed columns."""
+"""The columns of records, results and samples; frames as bytes are Arrow IPC files with zstd-compressed
+columns."""
 
 import io
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from pipeline.records import arrow
 
 UTC_US: Final = pl.Datetime("us", "UTC")
 
-# Records before they are parsed, one row each. Producers fill the nullable columns that they know; for raw lines `pipeline.sources.formats.parse` fills them.
+# Unparsed records, one row each. Producers fill the nullable columns that they know; `sources.formats.parse`
+# fills those of raw lines.
 RAW_SCHEMA: Final[dict[str, Any]] = {
     "raw": pl.String,  # the record as it was read, continuation lines joined by "\n"
     "line": pl.UInt64,  # 1-based first physical line in its source
@@ -72,7 +74,8 @@ MAX_FRAME_BYTES: Final = 256 << 20  # a frame may unpack to, unless its reader k
 
 
 def of_lines() -> pl.Expr:
-    """Stored records that were lines. Findings of watching have template ids below zero, foreign records may have none."""
+    """Selects records that were lines. Findings of watching have negative ids, foreign records perhaps
+    none."""
     return pl.col("template_id").fill_null(0) >= 0
 
 

@@ -42,8 +42,8 @@ def reason(name: Reason, data: str = "") -> str:
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The answer for one masked line under one model version.
 
-    `score` is 0..1, higher is more anomalous; None, with `anomalous` None, while warming. `p_value`, in (0, 1],
-    is the share of normal unseen templates that would score at least as high; None without a measurement.
+    `score` is 0..1, higher is more anomalous; None, with `anomalous` None, while warming. `p_value`, in (0,
+    1], is the share of normal unseen templates that would score at least as high; None without a measurement.
     """
 
     template_id: int

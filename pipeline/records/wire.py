@@ -64,7 +64,8 @@ class Codec(Generic[T]):
     def _check(self, version: int, what: str) -> None:
         if version > self.version:
             raise self.newer(
-                f"{what or self.what} has wire version {version}; this build reads up to {self.version}: update it"
+                f"{what or self.what} has wire version {version}; "
+                f"this build reads up to {self.version}: update it"
             )
 
     def _damaged(self, what: str, exc: Exception, text: Any = b"") -> BadPayload:

@@ -1,4 +1,4 @@
-"""The sinks that the settings name. A new one is one line here."""
+"""The sinks that the settings name. A new sink is one line here."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from pipeline.sinks.sink import Sink
 
 
 def sinks_for(settings: Settings) -> dict[Purpose, Sink]:
-    """A sink per purpose: what was scored and what is only learnt from are kept apart. Nothing is opened yet."""
+    """A sink per purpose: scored and baseline records are stored apart. Nothing is opened yet."""
     return {purpose: _all(settings, purpose) for purpose in Purpose}
 
 

@@ -1,9 +1,9 @@
 """Result files of batches that the ledger does not know any more, until others store their records.
 
-A Redis that came back without its last moments has forgotten batches whose results are on disk already. Their source sends
-the lines again, perhaps cut otherwise (a follower cuts by time; a batch that was stored as halves may now go through as a
-whole), so the same records would stand in two files. Whoever stores a record takes it out of the forgotten files. Nothing is
-removed before that: of a source that never comes back the results stay.
+A Redis that lost its last writes has forgotten batches whose results are on disk. The source sends the lines
+again, perhaps cut otherwise: a follower cuts by time, and halves may become one batch. The same records would
+then stand in two files. So a worker that stores a record removes it from the forgotten files. Nothing is
+removed before, because a source may never come back.
 
 In OpenSearch a record has its id, whichever batch brought it, so there is nothing to do.
 """
@@ -46,8 +46,9 @@ class Forgotten:
         self._where = _index([])
 
     def look(self) -> None:
-        """Before anything is stored: find what is forgotten, once per start of Redis. Raises RedisUnavailable,
-        SinkUnavailable."""
+        """Finds the forgotten files, once per start of Redis, before any write.
+
+        Raises RedisUnavailable, SinkUnavailable."""
         with answering():
             run = str(self._client.info("server")["run_id"])
             if run == self._run:
@@ -67,7 +68,7 @@ class Forgotten:
         self._run = run
 
     def _read(self, names: list[str]) -> None:
-        """Know which records are in these files, the newest first."""
+        """Indexes the records of these files, newest first."""
         self._names, parts, records = [], [], 0
         by_age = self._files.by_age(names)
         for n, name in enumerate(by_age):
@@ -81,12 +82,14 @@ class Forgotten:
         self._where = _index(parts)
 
     def taken_over(self, batch_id: str, rows: pl.DataFrame, *, last: Last = at_once) -> None:
-        """These rows were stored under this id: take them out of forgotten files. `last` is called before each is changed.
-        May be repeated. Raises RedisUnavailable, SinkUnavailable, and what `last` raises."""
+        """Removes rows stored under this id from forgotten files; calls `last` before each change.
+        Idempotent.
+
+        Raises RedisUnavailable, SinkUnavailable, and the errors of `last`."""
         hit = self._hit(rows["record_id"])
         if not hit:
             return
-        # Another process may have stored the batch of such a file since we looked: it is rightly there now.
+        # Another process may have stored the batch of such a file meanwhile; then the file stays.
         with answering():
             still = self._client.hmget(self._key, hit)
         forgotten = [name for name, there in zip(hit, still, strict=True) if there is not None]
@@ -116,9 +119,10 @@ class Forgotten:
         self._where = self._where.filter(~pl.col("file").is_in(places))
 
     def _unknown(self) -> list[str]:
-        """The newest files whose batch is not done, as far as the ledger knows: it never heard of it, or of its commit.
-        Of a batch that is dead or split none may be there: its retry was forgotten, or who stored it was killed before it
-        saw that it had lost the batch."""
+        """The newest files whose batch, or its commit, the ledger does not know.
+
+        Files of dead or split batches are removed: Redis forgot a retry, or a worker was killed before it
+        noticed the lost claim."""
         latest = self._files.latest(LOOK_BACK_S, MAX_FILES)
         pipe = self._client.pipeline(transaction=False)
         for _, batch_id in latest:
@@ -144,7 +148,7 @@ class Forgotten:
 
 
 def _index(parts: list[tuple[int, list[str]]]) -> pl.DataFrame:
-    """Hashes of record ids in their order, and the file of each. Two ids of one hash cost a look into the file, no more."""
+    """Sorted hashes of record ids, and the file of each. A collision only costs a look into the file."""
     frames = [
         pl.DataFrame({"hash": pl.Series(ids, dtype=pl.String).hash()}).with_columns(
             file=pl.lit(n, dtype=pl.UInt32)

@@ -1,10 +1,9 @@
 """Results in OpenSearch: one document per record, in daily indices.
 
-`_id` is the record id, so writing again replaces: that is what makes delivery exactly once in effect. The index is
-`<prefix>-<kind>-YYYY.MM.DD` by the record's own time in UTC, without write alias or rollover: an index state
-management policy on `<prefix>-results-*` deletes whole days (deploy/opensearch has one). A batch id
-always has the same records, so a batch written again covers what it wrote before.
-"""
+`_id` is the record id, so writes are idempotent and delivery is exactly once in effect. The index is
+`<prefix>-<kind>-YYYY.MM.DD` by the record's own time in UTC, without write alias or rollover. An index state
+management policy on `<prefix>-results-*` deletes whole days (see deploy/opensearch). A batch id always has
+the same records."""
 
 import random
 import time
@@ -50,11 +49,10 @@ class OpenSearchSink:
         self._jitter = jitter
 
     def write(self, batch_id: str, frame: pl.DataFrame, *, last: Last = at_once) -> None:
-        """Store a batch's results (RESULT_SCHEMA); what is there under the same record ids is replaced.
+        """Stores a batch's results (RESULT_SCHEMA), replacing documents of the same record ids.
 
-        Raises SinkUnavailable for what can heal, Rejected with the records that the server will never take, after
-        all others were stored, and what `last` raises before the first is sent.
-        """
+        Raises SinkUnavailable for errors that can heal, and the errors of `last` before the first write.
+        Raises Rejected with the records that the server refuses, after all others are stored."""
         timeless = frame.filter(pl.col("timestamp").is_null())
         if timeless.height:
             raise Rejected(
@@ -86,14 +84,13 @@ class OpenSearchSink:
         return frame_of(found) if found else None
 
     def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
-        """Take back what still carries this batch id; records that another batch has written since stay.
+        """Removes the documents of this batch id; documents that another batch replaced stay.
 
-        Raises SinkUnavailable, and what `last` raises between looking and removing.
+        Raises SinkUnavailable, and the errors of `last` between search and removal.
         """
         task = f"results of the batch {batch_id} ({workload}) cannot be removed from {self.indices}"
-        # Not a delete by query: that reads by a scroll, which a role without `scroll/clear` leaves open for minutes,
-        # and the five-hundredth blocks the server. A document that changes meanwhile belongs to whoever changed it,
-        # and an index that is deleted meanwhile took with it what we came for.
+        # Not a delete by query: it reads by a scroll, which a role without `scroll/clear` leaves open for
+        # minutes, and the five-hundredth scroll blocks the server. A document that changes meanwhile stays.
         removals = [
             bulk.Removal(
                 index=hit["_index"],
@@ -107,8 +104,8 @@ class OpenSearchSink:
         bulk.remove_documents(self._client, removals, task, sleep=self._sleep, jitter=self._jitter)
 
     def probe(self) -> str:
-        """Whether results could be written today, in words; changes nothing. Raises SinkUnavailable."""
-        # Of a pattern that matches nothing every user may ask, so it says nothing about rights; of a name it does.
+        """Says whether results can be written today; changes nothing. Raises SinkUnavailable."""
+        # Any user may ask for a pattern without a match; only a name shows the rights.
         day = f"{self.prefix}-{utc_now():%Y.%m.%d}"
         task = f"results cannot be written to {day}"
         try:
@@ -120,7 +117,7 @@ class OpenSearchSink:
             if not is_absence(exc.__cause__):
                 raise
             answer = f"{day} will be made with the first result"
-        # An id that no record has, in a version that no document has: refused for its version and not for its user.
+        # No document has this id and version: the server refuses the version, or the user.
         bulk.remove_documents(
             self._client, [bulk.Removal(index=day, id="probe", seq_no=2**53, primary_term=1)], task
         )
@@ -129,7 +126,7 @@ class OpenSearchSink:
     def _hits(
         self, batch_id: str, workload: str, task: str, *, versions: bool = False
     ) -> list[dict[str, Any]]:
-        """What is stored of a batch by position: with its source, or with the version of each document instead."""
+        """The documents of a batch by position, with their sources or with their versions."""
         found: list[dict[str, Any]] = []
         with translate_errors(task, SinkUnavailable):
             self._client.indices.refresh(index=self.indices)
@@ -157,6 +154,6 @@ class OpenSearchSink:
 
 def _of(batch_id: str, workload: str) -> dict[str, Any]:
     wanted = {"batch_id": batch_id, "workload": workload}
-    # A name too long for the index is in no index; the batch id alone is as good, as one batch has one workload.
+    # A name too long is not indexed; the batch id alone suffices, as a batch has one workload.
     terms = [{"term": {name: value}} for name, value in wanted.items() if len(value) <= NAME_LENGTH]
     return {"bool": {"filter": terms}}

@@ -1,12 +1,10 @@
 """Results as Parquet files, one per batch: `date=<day>/workload=<name>/<batch id>.parquet`.
 
-A file is written to a temporary name, fsynced and renamed, so a reader never sees half a file and writing a
-batch again replaces it: that is what makes delivery exactly once in effect. `date` is the UTC day of the
-batch's first record.
+A file is written under a temporary name, fsynced and renamed, so readers see whole files only. Writes are
+idempotent, so delivery is exactly once in effect. `date` is the UTC day of the batch's first record.
 
-Whoever changes a folder holds its `.lock`, and asks under it whether the batch is still its own: nobody may replace or
-remove what another worker stored meanwhile.
-"""
+A writer holds the folder's `.lock` and checks under the lock that it still owns the batch. So no writer
+replaces or removes the files of another."""
 
 import errno
 import fcntl
@@ -31,7 +29,7 @@ from pipeline.sinks.sink import Last, at_once
 
 TEMPORARY: Final = ".part"
 LOCK: Final = ".lock"
-# A rename takes milliseconds. Who holds the lock for longer was stopped, or its disk hangs: our batch is not at fault.
+# A rename takes milliseconds. A longer holder was stopped, or its disk hangs.
 LOCK_WAIT_S: Final = 5.0
 LOCK_POLL_S: Final = 0.01
 BATCH_ID: Final = "logweir:batch_id"  # in the file itself, where its name does not tell it
@@ -47,12 +45,10 @@ class ParquetSink:
         self.root = root
 
     def write(self, batch_id: str, frame: pl.DataFrame, *, last: Last = at_once) -> None:
-        """Store a batch's results (RESULT_SCHEMA), replacing what was there under this id. `last` is called when all is
-        on disk but the name, under the folder's lock.
+        """Stores a batch's results (RESULT_SCHEMA); replaces earlier ones of this id.
 
-        Raises SinkUnavailable when the disk is full or the directory cannot be written, and what `last` raises; nothing
-        half-written stays.
-        """
+        `last` is called under the folder's lock, before the rename. Raises SinkUnavailable for a full disk or
+        a directory without write permission, and the errors of `last`; no temporary file stays."""
         path = self.path(batch_id, frame)
         metadata = {BATCH_ID: batch_id} if _batch_id(path.name) is None else None
         with self._explained(path):
@@ -73,8 +69,9 @@ class ParquetSink:
         return None
 
     def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
-        """Take back what was stored under this id: its records will be stored under other ids, or not at all. `last` is
-        called under the folder's lock. Raises SinkUnavailable, and what `last` raises."""
+        """Removes the results of a batch. `last` is called under the folder's lock.
+
+        Raises SinkUnavailable and the errors of `last`."""
         for day in self.root.glob("date=*"):
             path = day / f"workload={folder_part(workload)}" / _file_name(batch_id)
             with self._explained(path):
@@ -85,8 +82,10 @@ class ParquetSink:
                     path.unlink(missing_ok=True)
 
     def latest(self, within_s: float, limit: int) -> list[tuple[str, str]]:
-        """(file below the root, batch id) of what was written last, oldest first, and up to `within_s` before that; the
-        newest `most` of them, less those whose id is written nowhere. Raises SinkUnavailable."""
+        """(file below the root, batch id) of the newest `limit` files, oldest first.
+
+        Their age is at most `within_s` above the newest file's. Files without a batch id are omitted. Raises
+        SinkUnavailable."""
         with self._explained(self.root):
             newest = sorted(heapq.nlargest(limit, self._newest(within_s)))
             after = newest[-1][0] - within_s if newest else 0.0
@@ -96,8 +95,8 @@ class ParquetSink:
     def _newest(self, within_s: float) -> Iterator[tuple[float, Path]]:
         """(time, file) of all files, less folders that nothing was written to lately.
 
-        A folder's time is at least that of its newest file, but who removes an old file renews it too: only files tell
-        what is the newest."""
+        A folder's time is at least that of its newest file. A removal renews the folder's time too, so only
+        the times of files count."""
         folders = [(p.stat().st_mtime, p) for p in self.root.glob("date=*/workload=*") if p.is_dir()]
         newest = 0.0
         for folder_at, folder in sorted(folders, reverse=True):
@@ -130,18 +129,20 @@ class ParquetSink:
                 return []
             try:
                 ids = pl.read_parquet(path, columns=["record_id"], hive_partitioning=False, glob=False)
-            except _DAMAGED:  # whoever reads results is told of it
+            except _DAMAGED:  # readers of results report the damage
                 return []
         return list(ids["record_id"])
 
     def take_out(self, name: str, record_ids: Collection[str] | None, *, last: Last = at_once) -> bool:
-        """Remove these records from a file, None: all; True when it is gone. A damaged file stays as it is, unless all of
-        it goes. `last` is called under the folder's lock. Raises SinkUnavailable, and what `last` raises."""
+        """Removes these records (None: all) from a file; True if the file does not exist afterwards.
+
+        A damaged file only goes as a whole. `last` is called under the folder's lock. Raises SinkUnavailable
+        and the errors of `last`."""
         path = self.root / name
         with self._explained(path):
             if not path.parent.is_dir():
                 return True
-            with _locked(path.parent):  # nobody may bring back what another took out or replaced
+            with _locked(path.parent):  # a concurrent change must not be undone
                 if not path.exists():
                     return True
                 remaining = None if record_ids is None else _without(path, record_ids)
@@ -195,7 +196,7 @@ class ParquetSink:
 def folder_part(name: str) -> str:
     """A workload as one path component: no separators, never hidden, never longer than a file system takes.
 
-    Where the file system does not tell Shop from shop they share a directory, which does no harm: batches do not share files.
+    On a file system that ignores case, Shop and shop share a directory, but never a file.
     """
     quoted = quote(name, safe=_SAFE).replace("~", "%7E")
     quoted = re.sub(r"^\.", "%2E", quoted)
@@ -203,7 +204,7 @@ def folder_part(name: str) -> str:
 
 
 def _file_name(batch_id: str) -> str:
-    # A leading dot would hide the file from whoever reads the results.
+    # A leading dot would hide the file from readers.
     quoted = re.sub(r"^\.", "%2E", quote(batch_id, safe="-_").replace("~", "%7E"))
     plain = len(quoted) <= 200 and batch_id == batch_id.lower()
     return f"{quoted if plain else _short(quoted, batch_id)}.parquet"
@@ -255,7 +256,7 @@ def _written(path: Path, frame: pl.DataFrame, metadata: dict[str, str] | None) -
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Alone among those who change this folder. Raises OSError, also when it does not become free within LOCK_WAIT_S."""
+    """The exclusive lock of a folder. Raises OSError, also after LOCK_WAIT_S without the lock."""
     until = time.monotonic() + LOCK_WAIT_S
     path = folder / LOCK
     while True:
@@ -274,7 +275,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _takes(handle: int, path: Path) -> bool:
-    """The lock is ours, and is the one that others see: whoever removes old days may have removed the file."""
+    """True if we hold the lock of the file at `path`; a cleaner of old days may have removed that file."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(handle), path.stat())

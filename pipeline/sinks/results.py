@@ -43,7 +43,7 @@ def lazily(files: Sequence[Path]) -> pl.LazyFrame:
 
 
 def files_of(results: Path) -> list[Path]:
-    """Names that start with a dot are still being written; a workload may be called x.parquet, and is a folder."""
+    """Finished files. A name with a leading dot is unfinished; a folder may be called x.parquet."""
     return sorted(p for p in results.rglob("*.parquet") if not p.name.startswith(".") and p.is_file())
 
 

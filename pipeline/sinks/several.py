@@ -17,7 +17,7 @@ class Several:
         self._sinks = tuple(sinks)
 
     def write(self, batch_id: str, frame: pl.DataFrame, *, last: Last = at_once) -> None:
-        """Store a batch's results everywhere. Raises SinkUnavailable, Rejected, and what `last` raises before each."""
+        """Stores in every sink. Raises SinkUnavailable, Rejected, and the errors of `last` before each."""
         for sink in self._sinks:
             sink.write(batch_id, frame, last=last)
 
@@ -30,6 +30,6 @@ class Several:
         return None
 
     def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
-        """Take back what was stored under this id, everywhere. Raises SinkUnavailable, and what `last` raises before each."""
+        """Removes from every sink. Raises SinkUnavailable, and the errors of `last` before each."""
         for sink in self._sinks:
             sink.remove(batch_id, workload, last=last)

@@ -22,7 +22,7 @@ def templates_index(settings: Settings) -> str:
 
 
 def write_templates(client: OpenSearch, settings: Settings, templates: "Iterable[Template]") -> int:
-    """Store templates under their ids, replacing older texts; returns how many. Raises SinkUnavailable, Rejected."""
+    """Stores templates under their ids; returns their number. Raises SinkUnavailable, Rejected."""
     index = templates_index(settings)
     task = f"templates cannot be written to {index}"
     ready = [
