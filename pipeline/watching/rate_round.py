@@ -23,7 +23,7 @@ FORGET_MS: Final = 30 * 86_400_000  # after so long without a line a workload is
 
 @dataclass(slots=True, kw_only=True)
 class RateRound:
-    """The work of one round on rates, of `budget_s` at most. `end`: no more comes, every minute is complete."""
+    """The work of one round on rates, of `budget_s` at most. `end`: nothing more comes, all minutes count."""
 
     state: WatcherState
     view: View
