@@ -93,7 +93,8 @@ def _dead_list(args: argparse.Namespace, ledger: Ledger) -> int:
         return 0
     console = out()
     for x in letters:
-        text = f"{x.lines:,} {'line' if x.lines == 1 else 'lines'} of {printable(x.workload)}, {printable(x.source)}:{x.first_line}"
+        where = f"{printable(x.source)}:{x.first_line}"
+        text = f"{x.lines:,} {'line' if x.lines == 1 else 'lines'} of {printable(x.workload)}, {where}"
         when = f"died in {x.died_in} on {x.died:%Y-%m-%d %H:%M:%S} UTC"
         # Never cut: an id is there to be copied.
         console.print(x.batch_id, style="bold", markup=False, soft_wrap=True)

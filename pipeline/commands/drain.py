@@ -1,7 +1,7 @@
 """`logweir drain` and `logweir stop`: let nothing more in, wait until all that is in is stored; then end the
 stack.
 
-What waits for a model, and dead letters, stay: they are kept in Redis, and the next `logweir up` goes on with
+Warming batches and dead letters stay in Redis, and the next `logweir up` goes on with
 them. Nothing is lost whatever way this ends. A Redis that other machines may use too has one door for all of
 them: with it `stop` only ends what runs here."""
 
@@ -70,7 +70,8 @@ def _drain(args: argparse.Namespace) -> int:
         )
         with drain.closing(DRAINED, leave_closed=True):
             waited = drain.wait(args.timeout, ended=ended)
-        text = f"drained in {waited:.1f} s: everything that was accepted is stored; `logweir drain --undo` opens it again"
+        text = f"drained in {waited:.1f} s: everything that was accepted is stored; "
+        text += "`logweir drain --undo` opens it again"
         _say(args, {"drained": True, "waited_s": round(waited, 1), **drain.remaining()}, text)
     return 0
 

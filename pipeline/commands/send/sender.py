@@ -1,4 +1,4 @@
-"""What `logweir send` sends with: waits while the pipeline is full or Redis away, sends again what Redis has
+"""The sender of `logweir send`: waits while the pipeline is full or Redis away, sends again what Redis has
 lost, and says now and then how far it is."""
 
 import contextlib
