@@ -154,7 +154,7 @@ def without_evidence(work: pl.DataFrame, keys: Collection[int]) -> pl.DataFrame:
     return work.with_columns(pl.when(other).then(pl.col(name)).alias(name) for name in _EVIDENCE)
 
 
-def results(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: str) -> pl.DataFrame:
+def result_rows(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload: str) -> pl.DataFrame:
     """RESULT_SCHEMA: every record of the batch exactly once.
 
     `record_id` derives from the source and the line, so that reading the same lines again gives the same ids.

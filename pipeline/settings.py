@@ -57,7 +57,8 @@ REMOVED: Final = {
 # Former settings whose values are fixed now.
 FIXED: Final = frozenset((
     "backfill_after_s", "drain_depth", "drift_lines", "drift_novelty", "drift_score", "drift_unknown",
-    "gpu_headroom_mib", "gpu_infer_percent", "keep_done_s", "keep_models", "loaded_models", "max_open_sessions",
+    "gpu_headroom_mib", "gpu_infer_percent", "keep_done_s", "keep_models", "loaded_models",
+    "max_open_sessions",
     "opensearch_poll_s", "reload_poll_ms", "templates_per_workload", "torch_threads", "train_max_patterns",
     "verdict_cache_entries",
 ))  # fmt: skip

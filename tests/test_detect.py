@@ -60,7 +60,7 @@ def answered(work: pl.DataFrame, score: float | None = 0.5) -> pl.DataFrame:
 
 def results_of(records: pl.DataFrame, meta: Meta = META, version: str = "m1") -> pl.DataFrame:
     prepared = detect.prepare(records, meta, MASKS)
-    return detect.results(prepared, answered(detect.distinct(prepared, version)), meta, "shop")
+    return detect.result_rows(prepared, answered(detect.distinct(prepared, version)), meta, "shop")
 
 
 # Preparing
@@ -214,7 +214,7 @@ def test_warming_rows_have_no_score_no_answer_and_no_version() -> None:
     prepared = detect.prepare(raw_frame(LINES), META, MASKS)
     work = detect.distinct(prepared, WARMING_VERSION)
     judged = {key: verdict_of({}, n, None) for n, key in enumerate(work["key"].to_list(), start=1)}
-    out = detect.results(prepared, detect.answer(work, judged), META, "shop")
+    out = detect.result_rows(prepared, detect.answer(work, judged), META, "shop")
     for name in ("score", "anomalous", "model_version"):
         assert out[name].null_count() == out.height
     assert out["reasons"].to_list() == [["warming"]] * out.height
@@ -227,7 +227,7 @@ def test_outcomes_count_physical_lines() -> None:
     keys = prepared["key"].to_list()
     answers = {keys[0]: verdict(UNCLASSIFIED), keys[1]: verdict(2, None)}
     answers[keys[3]] = Verdict(template_id=3, score=0.1, anomalous=False, reasons=())
-    out = detect.results(prepared, detect.answer(detect.distinct(prepared, "m1"), answers), META, "shop")
+    out = detect.result_rows(prepared, detect.answer(detect.distinct(prepared, "m1"), answers), META, "shop")
     assert detect.outcomes(out) == {"anomalous": 101, "normal": 1000, "warming": 10, "unclassified": 101}
 
 
@@ -354,7 +354,7 @@ def test_every_record_comes_out_exactly_once_and_in_order(records: pl.DataFrame,
         part, {key: verdict(n) for n, key in enumerate(rest, start=len(keys) - len(rest) + 1)}
     )
     assert whole["key"].to_list() == keys
-    out = detect.results(prepared, whole, META, "shop")
+    out = detect.result_rows(prepared, whole, META, "shop")
     assert out.select("raw", "line", "lines").equals(records.select("raw", "line", "lines"))
     template_of = {key: n for n, key in enumerate(keys, start=1)}
     assert out["template_id"].to_list() == [template_of[key] for key in prepared["key"].to_list()]

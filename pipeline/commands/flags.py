@@ -102,8 +102,8 @@ def send(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backfill",
         action=argparse.BooleanOptionalAction,
-        help="these lines wait behind fresh ones, or never do; by default those do whose times are older than "
-        "an hour",
+        help="these lines wait behind fresh ones, or never do; by default those do whose times are older "
+        "than an hour",
     )
     parser.add_argument(
         "--baseline",

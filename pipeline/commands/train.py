@@ -146,9 +146,10 @@ def _say_queued(args: argparse.Namespace, status: Status) -> int:
         print_json(asdict(status))
     else:
         out().print(
-            f"training {status.request_id} is {status.state.value}; `logweir train --list` shows it", markup=False,
+            f"training {status.request_id} is {status.state.value}; `logweir train --list` shows it",
+            markup=False,
             soft_wrap=True,
-        )  # fmt: skip
+        )
     return 0
 
 

@@ -66,14 +66,20 @@ class Full:
     def __str__(self) -> str:
         match self.reason:
             case "closed":
-                return "the pipeline is being drained and takes nothing in; `logweir drain --undo` opens it again"
+                return (
+                    "the pipeline is being drained and takes nothing in; "
+                    "`logweir drain --undo` opens it again"
+                )
             case "memory":
                 return (
                     f"Redis has used four fifths of its memory while {self.pending_batches:,} batches wait; "
                     "give it more (redis_max_mib, maxmemory)"
                 )
             case "dead":
-                return "dead letters fill their room (max_dead_mib); `logweir dead list` shows them, retry or discard some"
+                return (
+                    "dead letters fill their room (max_dead_mib); `logweir dead list` shows them, "
+                    "retry or discard some"
+                )
             case _:
                 mib = self.pending_bytes / 2**20
                 s = "s" if self.pending_batches == 1 else ""

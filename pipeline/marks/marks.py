@@ -107,9 +107,15 @@ class Mark:
                 raise TypeError("its fields have other types")
             until = None if until_ms is None else moment(until_ms)
             return cls(
-                target=target, state=State(state), text=text, workload=workload, at=moment(at_ms), until=until,
-                by=by, why=why,
-            )  # fmt: skip
+                target=target,
+                state=State(state),
+                text=text,
+                workload=workload,
+                at=moment(at_ms),
+                until=until,
+                by=by,
+                why=why,
+            )
         except (ValueError, TypeError, OverflowError, OSError, msgpack.UnpackException) as exc:
             raise BadPayload(f"the stored mark of {target} is not readable: {exc}") from exc
 

@@ -39,10 +39,12 @@ LEASES: Final = ("drain", "training", "share", OTHER)
 TRAININGS: Final = ("published", "kept", "failed", "cancelled")
 # Of what is found in no single line: rules of sessions, rates of templates.
 FOUND: Final = (
-    "session-event", "session-length", "session-counts", "session-order", "rate-burst", "rate-silence", "rate-mix", OTHER,
+    "session-event", "session-length", "session-counts", "session-order",
+    "rate-burst", "rate-silence", "rate-mix", OTHER,
 )  # fmt: skip
 ROLES: Final = (
-    "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu", "beat", "source", "agent", "metrics", OTHER,
+    "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu",
+    "beat", "source", "agent", "metrics", OTHER,
 )  # fmt: skip
 
 
@@ -142,10 +144,7 @@ FINDINGS: Final = Meter(
 STARTS: Final = Meter(
     name="logweir_worker_starts_total", about="Worker processes that began to work.", labels={"role": ROLES}
 )
-METERS: Final = (
-    STEPS, STEP_SECONDS, WAITS, LOOKUPS, SCORED, SCORE_SECONDS, LEASE_SECONDS, REFUSED, SWEEPS, SWEPT, DROPPED, RELOADS, TRAINED,
-    OBSERVED, SESSIONS, FINDINGS, STARTS,
-)  # fmt: skip
+METERS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Meter))
 
 
 # ---- counting ------------------------------------------------------------------------------------

@@ -164,14 +164,20 @@ def remedy(status: int, kind: str, reason: str, user: str | None = None) -> str:
             f"{_named(user, 'the user')} has not the right ({reason}); give its role that action on the index"
         )
     if status == 429:
-        return f"the server is too busy (429{_in_brackets(reason)}); it will be tried again, or give it more memory"
+        return (
+            f"the server is too busy (429{_in_brackets(reason)}); "
+            "it will be tried again, or give it more memory"
+        )
     if status == 404:
         return f"there is no such index (404{_in_brackets(reason)}); check the name and create it"
     if status == 413:
         return "the server takes no request of this size (413); raise its http.max_content_length"
     if status >= 500:
         return f"the server is not ready ({status}{_in_brackets(reason)}); look at the health of the cluster"
-    return f"the server refused it ({status}{_in_brackets(reason)}); change the setting or mapping that this names"
+    return (
+        f"the server refused it ({status}{_in_brackets(reason)}); "
+        "change the setting or mapping that this names"
+    )
 
 
 def _why(exc: TransportError) -> str:

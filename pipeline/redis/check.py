@@ -74,7 +74,10 @@ def _silence(error: Exception, url: str) -> str:
     """Why no connection came about, and what to do about it."""
     text, tls = str(error), url.startswith("rediss://")
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return f"shows no certificate that can be trusted ({text}); name its CA with ?ssl_ca_certs=FILE in REDIS_URL"
+        return (
+            f"shows no certificate that can be trusted ({text}); "
+            "name its CA with ?ssl_ca_certs=FILE in REDIS_URL"
+        )
     if "certificate required" in text.lower() or "handshake failure" in text.lower():
         return f"wants a certificate of ours ({text}); name it with ssl_certfile and ssl_keyfile in REDIS_URL"
     if tls and any(

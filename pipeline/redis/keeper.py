@@ -66,7 +66,7 @@ class Keeper:
                 if not self.renew():
                     return
                 failing = False
-            except Exception as exc:  # noqa: BLE001 - the clock decides; a keeper that died would lose the lease
+            except Exception as exc:  # noqa: BLE001 - a dead keeper would lose the lease
                 if not failing:
                     problem = isinstance(exc, RedisUnavailable)
                     self._log.warning(self._failed_event, why=str(exc), exc_info=not problem)

@@ -37,7 +37,9 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     filters = (clipped, clock, chance, plural, finding_severity, sample_place, sample_pieces, template_pieces)
-    env.filters.update({function.__name__: function for function in (*filters, epoch, iso, moment, why)})
+    env.filters.update(
+        {function.__name__: function for function in (*filters, epoch, iso_utc, at_epoch, why)}
+    )
     env.filters.update(thousands="{:,}".format, until=_until)
     return env
 
@@ -46,11 +48,11 @@ def epoch(at: datetime) -> int:
     return int(at.timestamp())
 
 
-def moment(seconds: int) -> datetime:
+def at_epoch(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def iso(at: datetime) -> str:
+def iso_utc(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -98,8 +100,10 @@ def chart(buckets: Sequence[Sequence[int]], width_s: int) -> dict[str, Any]:
         "lines": _bars(lines, base=_LINES_BASE, room=-_LINES_BASE, minimum=1.0),
         # Five units keep a single anomalous line in a busy minute visible.
         "anomalous": _bars(anomalous, base=_ODD_BASE, room=_HEIGHT - _ODD_BASE, minimum=5.0),
-        "bars": [f"{clock(moment(s))} UTC: {plural(n, 'line')}, {odd:,} anomalous" for s, n, odd in buckets],
-        "axis": [moment(buckets[at][0]) for at in (0, len(buckets) // 2, -1)],
+        "bars": [
+            f"{clock(at_epoch(s))} UTC: {plural(n, 'line')}, {odd:,} anomalous" for s, n, odd in buckets
+        ],
+        "axis": [at_epoch(buckets[at][0]) for at in (0, len(buckets) // 2, -1)],
     }
 
 

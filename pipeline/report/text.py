@@ -170,7 +170,10 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     if warming == records:
         return f"No verdict yet: {lines} came while the model was warming up"
     if warming:
-        return f"Nothing unusual in the lines judged so far; {warming:,} of {records:,} records came while warming up"
+        return (
+            f"Nothing unusual in the lines judged so far; {warming:,} of {records:,} records "
+            "came while warming up"
+        )
     return f"Nothing unusual in {lines}"
 
 

@@ -73,9 +73,9 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
 
     Raises ClaimLost: a stalled process must not overwrite the results of the claim's next holder.
     """
-    unmarked = detect.results(prepared, work, claim.meta, claim.workload)
+    unmarked = detect.result_rows(prepared, work, claim.meta, claim.workload)
     marked = context.marks.lay_over(work, claim.workload)
-    rows = unmarked if marked is work else detect.results(prepared, marked, claim.meta, claim.workload)
+    rows = unmarked if marked is work else detect.result_rows(prepared, marked, claim.meta, claim.workload)
     forgotten = context.forgotten(claim.meta.purpose)
 
     def check_claim() -> None:

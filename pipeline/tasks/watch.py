@@ -34,7 +34,7 @@ def run(context: Context, *_: str) -> None:
     alarm.start()
     try:
         if not context.watcher.state.paused():
-            watch(context)
+            watch_stored(context)
     except (RedisUnavailable, redis.RedisError) as exc:
         logger().warning("redis.away", why=str(exc))
     except Retryable as exc:
@@ -55,7 +55,7 @@ def _hung(context: Context) -> None:
     os._exit(HUNG)
 
 
-def watch(context: Context, *, end: bool = False) -> bool:
+def watch_stored(context: Context, *, end: bool = False) -> bool:
     """Rounds until nothing is left to do or time is up; False while another process watches, or if more is
     left.
 

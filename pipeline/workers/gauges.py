@@ -88,13 +88,7 @@ GPU_WAITING: Final = _gauge("gpu_waiting", "Needs that wait for a GPU.")
 GPU_OLDEST: Final = _gauge("gpu_oldest_waiting_seconds", "How long the oldest of them has waited.")
 GPU_LEFT: Final = _gauge("gpu_left_parts", "Parts of ended leases whose processes may still be there.")
 SCRAPE: Final = _gauge("scrape_seconds", "How long reading all this took.")
-SHOWN: Final = (
-    REDIS_UP, DISK_FREE, DISK_SIZE, PENDING, PENDING_BYTES, LIMIT_BATCHES, LIMIT_BYTES, OLDEST, QUEUED, UNACKED,
-    LINES_TOTAL, LINES, WARMING, WORKLOADS, DEAD, DEAD_BYTES, DEAD_LIMIT, CLOSED, WORKERS, LEADER, TROUBLE, MODEL,
-    MODEL_AGE, MODEL_MAX, MODELS, FAULTS, TRAININGS, MEMORY, MEMORY_MAX, DURABLE, WATCH_AGE, UNSEEN, UNWATCHED,
-    SESSIONS_OPEN, INCIDENTS_OPEN, NODES, DEVICES, GPU_MEMORY, GPU_LEASED, GPU_LEASES,
-    GPU_WAITING, GPU_OLDEST, GPU_LEFT, SCRAPE,
-)  # fmt: skip
+SHOWN: Final = tuple(value for value in list(globals().values()) if isinstance(value, Meter))
 
 
 # ---- from answers of Redis -----------------------------------------------------------------------

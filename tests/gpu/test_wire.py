@@ -97,52 +97,52 @@ VALUES: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("kind", "value"), VALUES, ids=lambda x: type(x).__name__)
 def test_what_is_written_is_read_back_exactly(kind: Any, value: Any) -> None:
-    assert wire.decode(kind, wire.encode(value)) == value
-    assert wire.decode(kind, wire.encode(value).encode()) == value
+    assert wire.read_json(kind, wire.encode(value)) == value
+    assert wire.read_json(kind, wire.encode(value).encode()) == value
 
 
 @given(st.floats(allow_nan=False), st.floats(min_value=0, allow_nan=False))
 def test_floats_lose_nothing(share: float, duration: float) -> None:
     lease = replace(LEASE, share=share, need=replace(NEED, max_duration_s=duration))
-    assert wire.decode(PoolLease, wire.encode(lease)) == lease
+    assert wire.read_json(PoolLease, wire.encode(lease)) == lease
 
 
 @given(st.text())
 def test_any_name_is_read_back_and_what_is_no_text_becomes_some(name: str) -> None:
-    got = wire.decode(PoolLease, wire.encode(replace(LEASE, holder=name))).holder
+    got = wire.read_json(PoolLease, wire.encode(replace(LEASE, holder=name))).holder
     assert got == name.encode("utf-8", "replace").decode()
     got.encode()
 
 
 def test_bytes_that_are_no_text_do_not_break_the_wire() -> None:
-    assert wire.decode(PoolLease, wire.encode(replace(LEASE, holder="a\udc80b"))).holder == "a?b"
+    assert wire.read_json(PoolLease, wire.encode(replace(LEASE, holder="a\udc80b"))).holder == "a?b"
 
 
 def test_the_empty_list_of_lua_is_read() -> None:
     text = wire.encode(replace(LEASE, pids=())).replace('"pids":[]', '"pids":{}')
     assert '"pids":{}' in text
-    assert wire.decode(PoolLease, text).pids == ()
+    assert wire.read_json(PoolLease, text).pids == ()
 
 
 def test_fields_that_are_not_known_are_ignored_and_missing_ones_have_their_default() -> None:
     raw = json.loads(wire.encode(DEVICE))
     del raw["temperature_c"], raw["parent"]
     raw["colour"] = "green"
-    assert wire.decode(Device, json.dumps(raw)) == replace(DEVICE, temperature_c=None)
+    assert wire.read_json(Device, json.dumps(raw)) == replace(DEVICE, temperature_c=None)
 
 
 def test_times_that_redis_holds_elsewhere_may_be_missing() -> None:
     text = wire.encode(LEASE, without=("deadline_ms",))
-    assert wire.decode(PoolLease, text) == replace(LEASE, deadline_ms=0)
+    assert wire.read_json(PoolLease, text) == replace(LEASE, deadline_ms=0)
     node = Node(name="a", agent="b", beat_ms=7)
-    assert wire.decode(Node, wire.encode(node, without=("beat_ms",))) == replace(node, beat_ms=0)
+    assert wire.read_json(Node, wire.encode(node, without=("beat_ms",))) == replace(node, beat_ms=0)
 
 
 def test_a_text_that_looks_like_the_empty_list_of_lua_stays_as_it_is() -> None:
     for holder in ('a":{}', "\\", '\\":{}', ":{}", '":{},"pids":{}'):
         lease = replace(LEASE, holder=holder, pids=())
         text = wire.encode(lease).replace('"pids":[],', '"pids":{},')
-        assert wire.decode(PoolLease, text) == lease
+        assert wire.read_json(PoolLease, text) == lease
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_a_text_that_looks_like_the_empty_list_of_lua_stays_as_it_is() -> None:
 )
 def test_what_cannot_be_read_is_named(text: str | bytes) -> None:
     with pytest.raises(BadPayload, match="a stored Device cannot be read"):
-        wire.decode(Device, text)
+        wire.read_json(Device, text)

@@ -337,7 +337,7 @@ def test_a_stack_trace_is_one_finding_however_deep_it_is(tmp_path: Path) -> None
     prepared = detect.prepare(records, meta, MaskSet.load())
     work = detect.distinct(prepared, "m1")
     verdict = Verdict(template_id=1, score=0.9, anomalous=True, reasons=("new-template",))
-    rows = detect.results(
+    rows = detect.result_rows(
         prepared, detect.answer(work, dict.fromkeys(work["key"].to_list(), verdict)), meta, "shop"
     )
     (tmp_path / "workload=shop").mkdir()

@@ -42,7 +42,7 @@ def test_a_batch_that_is_split_after_it_was_stored_is_not_stored_twice(context: 
         records, meta = ingest.records_of(context, claim)
         prepared = detect.prepare(records, meta, context.masks)
         work = context.ledger.work(claim.batch_id)
-        sink.write("b", detect.results(prepared, work, claim.meta, claim.workload))
+        sink.write("b", detect.result_rows(prepared, work, claim.meta, claim.workload))
         raise ValueError("broken after the write")
 
     Producer(context.ledger, context.submit, context.settings).send(

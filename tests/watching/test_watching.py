@@ -597,9 +597,9 @@ def test_what_is_scored_again_gives_its_sessions_and_no_second_count(world: Worl
 def test_one_process_watches_and_another_leaves_it_to_it(settings: Settings) -> None:
     first, second = Context(make_app(settings), settings), Context(make_app(settings), settings)
     held = granted(first.leases.request(WATCH, first.owner), WATCH)
-    assert not task.watch(second)
+    assert not task.watch_stored(second)
     first.leases.release(held)
-    assert task.watch(second) and task.watch(first), "it is given back after every round"
+    assert task.watch_stored(second) and task.watch_stored(first), "it is given back after every round"
     task.run(first)
     assert first.ledger.backlog.watching()["age_s"] < 60
 
@@ -611,7 +611,7 @@ def test_what_watching_does_is_counted_and_shown(settings: Settings) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(world.client, settings))
     assert registry.get_sample_value("logweir_observations") == 1
-    task.watch(Context(make_app(settings), settings))
+    task.watch_stored(Context(make_app(settings), settings))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(world.client, settings))
     assert registry.get_sample_value("logweir_observations") == 0
@@ -864,10 +864,10 @@ def test_while_batches_wait_to_be_stored_watching_ends_after_a_round_and_rests(
     claim = world.ledger.claim(waiting, Stage.INGEST, "w")
     assert isinstance(claim, Claim)
     world.ledger.advance(claim, Stage.STORE)
-    assert task.watch(context) is False
+    assert task.watch_stored(context) is False
     assert world.waits() == 3, "one round"
     context.watcher.rotation.end(context.watcher.rotation._ended + 60.0, unread=3)
-    assert task.watch(context) is False and world.waits() == 3, "it rests as long as it worked"
+    assert task.watch_stored(context) is False and world.waits() == 3, "it rests as long as it worked"
     world.client.hdel(world.keys.counts, "stage:store")
-    assert task.watch(context) is True
+    assert task.watch_stored(context) is True
     assert world.waits() == 0

@@ -206,7 +206,7 @@ class Finder:
         if blob is None:
             return None
         try:
-            return unpack_template(number, blob)  # type: ignore[arg-type]  # redis-py cannot tell bytes from text
+            return unpack_template(number, blob)  # type: ignore[arg-type] # of redis-py
         except (BadPayload, TooNew):
             return Template(template_id=number, text="", severe=False, workload="")
 

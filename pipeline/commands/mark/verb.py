@@ -59,8 +59,14 @@ def _put(args: argparse.Namespace, settings: Settings, marks: Marks, finder: Fin
     if workload and workload not in Ledger(marks.client, settings).backlog.totals():
         remarks.append(f"no line of {workload!r} was seen yet; `logweir watch list` shows the names")
     mark, replaced = marks.put(
-        named.target, State(args.state), text=named.text, workload=workload, lasts=lasts, by=_who(), why=args.why or "",
-    )  # fmt: skip
+        named.target,
+        State(args.state),
+        text=named.text,
+        workload=workload,
+        lasts=lasts,
+        by=_who(),
+        why=args.why or "",
+    )
     if args.json:
         stored = {
             "records": named.stored.records if named.stored.records or named.stored.complete else None,

@@ -25,7 +25,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
 from pipeline.tasks.context import Context
-from pipeline.tasks.watch import watch
+from pipeline.tasks.watch import watch_stored
 from pipeline.workers.stack.stack import Stack
 
 # A run without progress gives up after this time. Longer than a step may take (tasks/step.py).
@@ -168,7 +168,10 @@ class Journey:
         try:
             self.client.set(self.keys.probe, "1", ex=5)
         except redis.ResponseError as exc:
-            return f"Redis takes no writes ({exc}); free disk space at {self.settings.data.dir}, or give it memory"
+            return (
+                f"Redis takes no writes ({exc}); free disk space at {self.settings.data.dir}, "
+                "or give it memory"
+            )
         except redis.RedisError:
             return ""  # it is being started again
         return "" if trouble is None else trouble.reason
@@ -194,7 +197,7 @@ class Journey:
 
         def once() -> bool:
             try:
-                return watch(context, end=True)
+                return watch_stored(context, end=True)
             except LeaseRefused:  # a worker that was at it had been stopped for long
                 return False
 

@@ -67,7 +67,7 @@ class RunOutcome:
     notes: list[str] = field(default_factory=list)
 
 
-def make_plan(
+def plan_run(
     inputs: Sequence[str], baseline: Sequence[str], *, out: Path, workload: str | None, report: Path | None
 ) -> RunPlan:
     """Look at everything before anything starts. Raises BadInput."""

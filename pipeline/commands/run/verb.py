@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
             "--baseline - is not possible; a baseline must be files, so save the lines to one first"
         )
     with _stdin_as_file(args.files) as files:
-        plan = runs.make_plan(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
+        plan = runs.plan_run(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
         with _Bars() as bars, _saying_that_it_stops(bars.console):
             outcome = runs.run(plan, settings, bars.show)
     if args.json:

@@ -63,9 +63,11 @@ class Sender:
     def send(
         self, chunk: Chunk, *, start: int, workload: str, source: str, key: str, cursor_key: str
     ) -> None:
-        """Until it is accepted; Redis being away or full only makes it wait. What a Redis that came back has
-        lost is sent again before it. Raises CursorMoved when that is not kept here any more, or another
-        sender reads the same."""
+        """Sends a chunk and waits until it is accepted, also while Redis is away or full.
+
+        Chunks that a restarted Redis has lost are sent again first. Raises CursorMoved when the resend buffer
+        holds them no more, or another sender reads the same.
+        """
         while True:
             sent = SentChunk(
                 chunk=chunk,

@@ -80,7 +80,7 @@ class PoolLedger:
         roster = self._nodes(nodes, _scores(beats), now)
         silent = {node.name for node in roster if node.silent}
         requests = _waiting(waiting, now)
-        place = wire.decode(Reservation, reservation) if reservation else None
+        place = wire.read_json(Reservation, reservation) if reservation else None
         if place is not None and all(request.request_id != place.request_id for request in requests):
             place = None
         ends = _scores(deadlines)
@@ -92,7 +92,7 @@ class PoolLedger:
             devices=tuple(_devices(devices, silent)),
             leases=tuple(_lease(text, ends) for text in leases),
             waiting=tuple(requests),
-            orphans=tuple(wire.decode(Orphan, text) for text in orphans),
+            orphans=tuple(wire.read_json(Orphan, text) for text in orphans),
             usage=_usage(usage),
             reservation=place,
             half_life_s=self.settings.gpu.half_life_s,
@@ -115,7 +115,7 @@ class PoolLedger:
         ttl = self.settings.internal.gpu_node_ttl_ms
         nodes = []
         for text in texts:
-            node = wire.decode(Node, text)
+            node = wire.read_json(Node, text)
             beat = beats.get(node.name, 0)
             nodes.append(replace(node, beat_ms=beat, silent=beat + ttl < now))
         return sorted(nodes, key=lambda node: node.name)
@@ -318,7 +318,7 @@ def _scores(flat: Sequence[bytes]) -> dict[str, int]:
 
 
 def _devices(texts: Sequence[bytes], silent: set[str]) -> list[Device]:
-    devices = [wire.decode(Device, text) for text in texts]
+    devices = [wire.read_json(Device, text) for text in texts]
     return sorted(
         (
             replace(device, why=SILENT) if device.node in silent and device.usable else device
@@ -329,7 +329,7 @@ def _devices(texts: Sequence[bytes], silent: set[str]) -> list[Device]:
 
 
 def _lease(text: bytes, deadline_ms: int | Mapping[str, int]) -> PoolLease:
-    lease = wire.decode(PoolLease, text)
+    lease = wire.read_json(PoolLease, text)
     if not isinstance(deadline_ms, int):
         deadline_ms = deadline_ms.get(lease.lease_id, 0)
     return replace(lease, deadline_ms=deadline_ms)
@@ -337,7 +337,7 @@ def _lease(text: bytes, deadline_ms: int | Mapping[str, int]) -> PoolLease:
 
 def _waiting(texts: Sequence[bytes], now: int) -> list[PoolRequest]:
     """Oldest first, without requests that ran out, swept or not: they could not be granted."""
-    requests = (wire.decode(PoolRequest, text) for text in texts)
+    requests = (wire.read_json(PoolRequest, text) for text in texts)
     return sorted(
         (request for request in requests if request.until_ms > now),
         key=lambda request: (request.since_ms, request.request_id),

@@ -43,7 +43,7 @@ def _floats_as_text(plain: Any) -> Any:
     return plain
 
 
-def decode(kind: type[T], text: str | bytes) -> T:
+def read_json(kind: type[T], text: str | bytes) -> T:
     """The value of a text; the last CACHED texts are remembered. Raises BadPayload."""
     return cast("T", _decoded(cast("Hashable", kind), text))
 

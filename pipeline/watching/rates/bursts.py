@@ -9,7 +9,7 @@ from pipeline.records.verdict import Reason
 from pipeline.watching.rates.baseline import LASTING, NOTHING, YOUNG
 from pipeline.watching.rates.columns import OTHER, TOTAL, Columns
 from pipeline.watching.rates.cusum import Cusum
-from pipeline.watching.rates.detection import TOGETHER, Context, Detection, cause_of_row
+from pipeline.watching.rates.detection import TOGETHER, Detection, MinuteContext, cause_of_row
 from pipeline.watching.rates.tail_bounds import Bools, Floats, tail_nats
 from pipeline.watching.rates.thresholds import DAYS_28, OVER, PeaksOverThreshold
 
@@ -53,7 +53,7 @@ class Bursts(Columns):
         self.peaks = PeaksOverThreshold(Reason.RATE_BURST)
 
     def advance(
-        self, at: Context, counts: Floats, mean: Floats, cusum: Cusum, sizes: tuple[Floats, Floats]
+        self, at: MinuteContext, counts: Floats, mean: Floats, cusum: Cusum, sizes: tuple[Floats, Floats]
     ) -> list[Detection]:
         """Judge one minute: `counts` where `mean` is expected; `sizes` of minutes and of blocks."""
         now = tail_nats(counts, mean, sizes[0])
@@ -79,7 +79,7 @@ class Bursts(Columns):
         self._settle(at, scores, cusum)
         return detections
 
-    def advance_idle(self, at: Context, sums: Floats, live: Any) -> None:
+    def advance_idle(self, at: MinuteContext, sums: Floats, live: Any) -> None:
         """Minutes without lines and without a burst: `sums` of the CUSUM (minutes, rows of `live`)."""
         scores = np.zeros_like(self.episode_score)
         scores[live] = self._idle_scores(at, sums, live)
@@ -87,7 +87,7 @@ class Bursts(Columns):
         self.clear(slice(None), "episode_count", "quiet_run")
         self.max_normal_score *= (1.0 - DAYS_28) ** len(sums)
 
-    def _idle_scores(self, at: Context, sums: Floats, live: Any) -> Floats:
+    def _idle_scores(self, at: MinuteContext, sums: Floats, live: Any) -> Floats:
         """The scores of the episodes that go on; those of the ended ones become peaks."""
         n = len(sums)
         often = (at.returns[live] >= FEW_TIMES) | (live == TOTAL)
@@ -112,7 +112,7 @@ class Bursts(Columns):
             return False
         return not float(cusum.highest().max()) > self.peaks.floor(_TESTS) + _CAPPED
 
-    def _alerts(self, at: Context, of: _Scores, cusum: Cusum) -> list[Detection]:
+    def _alerts(self, at: MinuteContext, of: _Scores, cusum: Cusum) -> list[Detection]:
         """Detections of bursts that go on and have not alerted; many at once are one of the workload."""
         open_ = (self.burst_age > 0) & (self.alert_state == PENDING)
         rows = np.flatnonzero(open_ & (of.excess >= of.threshold) & (of.counts > of.mean))
@@ -147,7 +147,7 @@ class Bursts(Columns):
             self.alert_state[row] = ALERTED
         return [detection for _, detection in admitted]
 
-    def _settle(self, at: Context, of: _Scores, cusum: Cusum) -> None:
+    def _settle(self, at: MinuteContext, of: _Scores, cusum: Cusum) -> None:
         """End bursts that are over, and learn the scores of episodes that were normal."""
         self.max_normal_score *= 1.0 - DAYS_28
         active = self.burst_age > 0
@@ -175,7 +175,7 @@ class Bursts(Columns):
         cusum.end(self.burst_age >= LASTING)
 
     def _end_episode(
-        self, at: Context, row: int, threshold: float, repeat_score: float, *, burst: bool
+        self, at: MinuteContext, row: int, threshold: float, repeat_score: float, *, burst: bool
     ) -> None:
         alerted = burst and bool(self.alert_state[row] != LEARNT)
         score, normal = float(self.episode_score[row]), float(self.max_normal_score[row])
@@ -194,7 +194,7 @@ class Bursts(Columns):
         """Rows whose level is not learnt, because a burst goes on."""
         return np.asarray((self.burst_age > 0) & (self.alert_state != LEARNT) & (self.burst_age < LASTING))
 
-    def pause(self, at: Context) -> None:
+    def pause(self, at: MinuteContext) -> None:
         for row in np.flatnonzero(self.burst_age > 0).tolist():
             at.backoff.ended(cause_of_row(Reason.RATE_BURST, row, at.ids), at.minute)
         self.clear(slice(None), "episode_score", "burst_age", "quiet_run", "alert_state")

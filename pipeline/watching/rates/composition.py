@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.records.verdict import Reason
 from pipeline.watching.rates.baseline import LASTING, SLOW, YOUNG
 from pipeline.watching.rates.columns import TOTAL, Columns
-from pipeline.watching.rates.detection import Context, Detection
+from pipeline.watching.rates.detection import Detection, MinuteContext
 from pipeline.watching.rates.scatter import dispersion
 from pipeline.watching.rates.tail_bounds import Bools, Floats, common_factor, deviance, gamma_tail
 from pipeline.watching.rates.thresholds import PeaksOverThreshold
@@ -50,7 +50,7 @@ class Composition(Columns):
         self.square_mean = 0.0
         self.shift_age = 0.0  # minutes since a composition shift began
 
-    def close(self, at: Context, steady: Bools) -> list[Detection]:
+    def close(self, at: MinuteContext, steady: Bools) -> list[Detection]:
         """Judge and learn the window that ended before this minute, by `steady` templates."""
         steady = (at.baseline.age >= YOUNG) & steady
         steady[TOTAL] = False
@@ -103,7 +103,7 @@ class Composition(Columns):
         """Whether no level is learnt, because the composition is shifted."""
         return 0 < self.shift_age < LASTING
 
-    def pause(self, at: Context) -> None:
+    def pause(self, at: MinuteContext) -> None:
         if self.shift_age:
             self._end(at)
         self.clear(slice(None), "lines", "expected")
@@ -112,7 +112,7 @@ class Composition(Columns):
         self.clear(slice(None), "lines", "expected")
         self.window = window
 
-    def _end(self, at: Context) -> None:
+    def _end(self, at: MinuteContext) -> None:
         self.shift_age = 0.0
         at.backoff.ended(Reason.RATE_MIX.value, at.minute)
 
@@ -144,7 +144,7 @@ class Composition(Columns):
             old = getattr(self, name)
             setattr(self, name, np.where(rows, old * (1.0 - WINDOW * SLOW) + more, old))
 
-    def _alerts(self, at: Context, score: float, moved: Floats, expected: Floats) -> list[Detection]:
+    def _alerts(self, at: MinuteContext, score: float, moved: Floats, expected: Floats) -> list[Detection]:
         if self.shift_age:
             if score < _OVER:
                 self._end(at)

@@ -61,7 +61,7 @@ class Repeat(NamedTuple):
 PackedCauses = Annotated[dict[Annotated[str, Meta(max_length=40)], Repeat], Meta(max_length=_CAUSES)]
 
 
-class Backoff:
+class AlertBackoff:
     """Exponential back-off by cause: each alert doubles the pause after it, quiet days shorten the pause."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class MinuteContext:
     """Facts that every detector reads of the minute it judges, or of the first of many idle minutes."""
 
     minute: int
@@ -105,7 +105,7 @@ class Context:
     baseline: Baseline
     returns: Floats  # minutes with a line of each template that ended a gap
     dispersion: Floats  # of single minutes
-    backoff: Backoff
+    backoff: AlertBackoff
 
     def detection(
         self,

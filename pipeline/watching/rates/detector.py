@@ -16,7 +16,14 @@ from pipeline.watching.rates.bursts import LEARNT, Bursts
 from pipeline.watching.rates.columns import DROP, HEAD, NEW_ROWS, OTHER, ROWS, TOTAL, UNCOUNTED, Table
 from pipeline.watching.rates.composition import WINDOW, Composition
 from pipeline.watching.rates.cusum import Cusum
-from pipeline.watching.rates.detection import LAST_MINUTE, Backoff, Context, Detection, PackedCauses, Positive
+from pipeline.watching.rates.detection import (
+    LAST_MINUTE,
+    AlertBackoff,
+    Detection,
+    MinuteContext,
+    PackedCauses,
+    Positive,
+)
 from pipeline.watching.rates.gaps import Gaps
 from pipeline.watching.rates.scatter import BLOCK, Scatter
 from pipeline.watching.rates.season import Season
@@ -52,7 +59,7 @@ class Detector:
         self.bursts = Bursts()
         self.gaps = Gaps()
         self.composition = Composition()
-        self.backoff = Backoff()
+        self.backoff = AlertBackoff()
         parts = (
             self.season,
             self.baseline,
@@ -97,7 +104,7 @@ class Detector:
         self._learn(at, x, usual, low, high)
         return found
 
-    def _learn(self, at: Context, x: Floats, usual: Floats, low: Floats, high: Floats) -> None:
+    def _learn(self, at: MinuteContext, x: Floats, usual: Floats, low: Floats, high: Floats) -> None:
         self.composition.advance(x, usual)
         learn = self._learning()
         if self.composition.shift_age == LASTING + 1.0:
@@ -208,8 +215,8 @@ class Detector:
 
     # ---- rows --------------------------------------------------------------------------------------
 
-    def _context(self, minute: int, *, judged: bool) -> Context:
-        return Context(
+    def _context(self, minute: int, *, judged: bool) -> MinuteContext:
+        return MinuteContext(
             minute=minute,
             judged=judged,
             ids=self.table.ids,

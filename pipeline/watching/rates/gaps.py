@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.records.verdict import Reason
 from pipeline.watching.rates.baseline import LASTING, SLOW, geometric
 from pipeline.watching.rates.columns import HEAD, OTHER, TOTAL, Columns
-from pipeline.watching.rates.detection import TOGETHER, Context, Detection, cause_of_row
+from pipeline.watching.rates.detection import TOGETHER, Detection, MinuteContext, cause_of_row
 from pipeline.watching.rates.tail_bounds import Bools, Floats
 from pipeline.watching.rates.thresholds import DAYS_28, OVER, PeaksOverThreshold
 
@@ -52,7 +52,7 @@ class Gaps(Columns):
         super().__init__()
         self.peaks = PeaksOverThreshold(Reason.RATE_SILENCE)
 
-    def advance(self, at: Context, counts: Floats, fall: float) -> list[Detection]:
+    def advance(self, at: MinuteContext, counts: Floats, fall: float) -> list[Detection]:
         """Judge one minute. `fall`: the common factor of the last minutes, at most 1."""
         came = counts > 0
         activity, scale = self.activity(), self._scale()
@@ -115,7 +115,7 @@ class Gaps(Columns):
                 limit = min(limit, int(end - 1 - before.max()))
         return limit
 
-    def idle_until_silent(self, at: Context, activity: IdleActivity, slow: Floats) -> int:
+    def idle_until_silent(self, at: MinuteContext, activity: IdleActivity, slow: Floats) -> int:
         """Minutes before the workload's silence is found or alerts; `slow` is its level in each."""
         n, age = len(activity.due), float(at.baseline.age[TOTAL])
         if not at.judged or self.returns[TOTAL] < _REGULAR or age + n - 1 < _PATIENCE:
@@ -143,7 +143,7 @@ class Gaps(Columns):
                 return int(minute)
         return n
 
-    def skip(self, at: Context, n: int) -> list[Detection]:
+    def skip(self, at: MinuteContext, n: int) -> list[Detection]:
         """`n` minutes of one hour without lines, roughly: only the workload can fall silent, at their end."""
         activity = self.activity()
         self.elapsed[TOTAL] += n * self._due(at, activity, 1.0)[TOTAL]
@@ -179,13 +179,13 @@ class Gaps(Columns):
         """Gaps a day of the templates that keep coming."""
         return max(1440 * float(activity[self.returns >= _REGULAR].sum()), _LEAST_TESTS)
 
-    def _due(self, at: Context, activity: Floats, fall: float) -> Floats:
+    def _due(self, at: MinuteContext, activity: Floats, fall: float) -> Floats:
         """The chance of a line in this minute, by row."""
         due = np.minimum(1.0, activity * at.season.factor)
         due[HEAD:] *= fall
         return due
 
-    def _missed(self, at: Context, minute: int) -> Bools:
+    def _missed(self, at: MinuteContext, minute: int) -> Bools:
         """Rows whose level expects enough lines in the running gap."""
         expected = at.baseline.slow() * at.season.factor * (minute - self.last_minute)
         return np.asarray(expected >= _MISSED)
@@ -206,7 +206,7 @@ class Gaps(Columns):
         spread = np.sqrt(np.maximum(self.gap_square_sum / n - mean**2, 0.0))
         return np.maximum(np.maximum(_STEADY, spread), (self.gap_max - mean) / np.log(n + 1.0))
 
-    def _close(self, at: Context, came: Bools, score: Floats, scale: Floats, threshold: float) -> None:
+    def _close(self, at: MinuteContext, came: Bools, score: Floats, scale: Floats, threshold: float) -> None:
         """Close and learn the gaps of the rows that came."""
         for row in np.flatnonzero(came & (self.silence_age > 0)).tolist():
             at.backoff.ended(cause_of_row(Reason.RATE_SILENCE, row, at.ids), at.minute)
@@ -231,7 +231,7 @@ class Gaps(Columns):
         self.clear(came, "elapsed", "silence_age", "alerted")
         self.last_minute[came] = float(at.minute)
 
-    def _alerts(self, at: Context, silent: Bools, score: Floats, threshold: float) -> list[Detection]:
+    def _alerts(self, at: MinuteContext, silent: Bools, score: Floats, threshold: float) -> list[Detection]:
         """Detections of silences that have not alerted; many at once are one of the workload."""
         rows = np.flatnonzero((self.silence_age > 0) & (self.alerted == 0) & silent).tolist()
         found = []
@@ -252,7 +252,7 @@ class Gaps(Columns):
         )
         return [one] if at.backoff.admit(one.cause, at.minute) else []
 
-    def _silence(self, at: Context, row: int, score: float, threshold: float) -> Detection:
+    def _silence(self, at: MinuteContext, row: int, score: float, threshold: float) -> Detection:
         began = int(self.last_minute[row]) + 1
         expected = float(at.baseline.slow()[row] * at.season.factor[row] * (at.minute + 1 - began))
         return at.detection(

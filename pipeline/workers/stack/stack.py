@@ -2,7 +2,7 @@
 ends.
 
     with Stack(settings) as stack:     # ready here
-        while work: stack.check()      # restarts what died; raises StackFailed when something cannot start any more
+        while work: stack.check()      # restarts dead children; StackFailed when one cannot start
 
 One stack per data directory (flock). Children run in sessions of their own, so Ctrl-C reaches only the
 supervisor, which ends them in order: workers finish their step, then Redis. No child outlives the supervisor.
@@ -193,9 +193,15 @@ class Stack:
         env = {**keep, **self.settings.to_environ(), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
         with log.open("ab") as out:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=self.settings.data.dir,
-                start_new_session=True, pass_fds=fds,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=env,
+                cwd=self.settings.data.dir,
+                start_new_session=True,
+                pass_fds=fds,
+            )
 
     def _wait_ready(self) -> None:
         """Until every child said hello to Redis."""
