@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ from pipeline.settings import Settings
 from pipeline.sources.pushed import framed
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context
+from pipeline.tasks.loaded import LoadedModels
 
 MODULES: Final = {module.NAME: module for module in (ingest, infer, drain, store, train)}
 # What only looks; everything else that is sent to Redis counts as an effect.
@@ -139,8 +141,8 @@ class Crash:
         del self.seen[seen:]
 
 
-class Process(Context):
-    """A worker without a real network: every line surprisals the same, and no line is known."""
+class Models(LoadedModels):
+    """Every line surprisals the same, and no line is known."""
 
     def scorer(self, version: str) -> Any:
         return self
@@ -151,6 +153,14 @@ class Process(Context):
     def knowledge(self, version: str) -> Knowledge:
         known = KnownPatterns(pl.DataFrame(schema=KNOWN_SCHEMA))
         return Knowledge(calibration=calibrate([], mode=Mode.SELF, total=1), known=known)
+
+
+class Process(Context):
+    """A worker without a real network."""
+
+    @cached_property
+    def models(self) -> LoadedModels:
+        return Models(self.registry, self.settings, self.profile)
 
 
 # Everything that the deployment counts, at one moment: sums by workload, gauges, and what lies about.

@@ -22,10 +22,10 @@ def test_a_server_that_still_reads_what_it_had_on_disk_is_waited_for(monkeypatch
             pipe.execute()
         process.kill()
         process.wait(10)
-        plain = redis_server.configuration
+        plain = redis_server.redis_conf
         # A millisecond for each key that is read: three seconds.
         monkeypatch.setattr(
-            redis_server, "configuration", lambda *given: plain(*given) + "key-load-delay 1000\n"
+            redis_server, "redis_conf", lambda *given: plain(*given) + "key-load-delay 1000\n"
         )
         monkeypatch.setattr(redis_server, "START_S", 1.0)
         process = server.start()
