@@ -1,8 +1,8 @@
 """Runs one benchmark by name and prints what it measured, as a table or as JSON.
 
-A benchmark is a module with `measure(data)`. One with options of its own has `options(parser)` too and gets what was
-given: `measure(data, args)`. `failed(values)`, where there is one, says whether the command ends with 1.
-"""
+A benchmark is a module with `measure(data)`. One with options of its own has `options(parser)` too and gets
+what was given: `measure(data, args)`. `failed(values)`, where there is one, says whether the command ends
+with 1."""
 
 import argparse
 import importlib

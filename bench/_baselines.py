@@ -1,4 +1,5 @@
-"""What a detector must beat: simple scorers of unseen lines, each a pure function of training lines and test lines.
+"""What a detector must beat: simple scorers of unseen lines, each a pure function of training lines and test
+lines.
 
 High is anomalous. None of them knows a label.
 """
@@ -36,7 +37,8 @@ def rarity(counts: Sequence[int]) -> list[float]:
 
 
 def keyword_rule(lines: Sequence[str], levels: Sequence[str | None]) -> list[float]:
-    """1 at level error and above, and where one of the words occurs anywhere; else 0. A hidden level is None."""
+    """1 at level error and above, and where one of the words occurs anywhere; else 0. A hidden level is
+    None."""
     return [
         float(level in ERROR_LEVELS or any(word in line.lower() for word in KEYWORDS))
         for line, level in zip(lines, levels, strict=True)

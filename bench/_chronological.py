@@ -1,9 +1,10 @@
-"""Blue Gene/L in the order of time: learn from the first part as it is, faults and all, then judge every line.
+"""Blue Gene/L in the order of time: learn from the first part as it is, faults and all, then judge every
+line.
 
-The training part carries no labels and holds faults (Mode.SELF), as a user's log does. A category of alerts counts as
-found when one of its lines is flagged; a false alarm is a distinct masked line without any alert that is flagged. Both
-are reported for the lines after the training part, and for the whole log, since the product judges all of it.
-"""
+The training part carries no labels and holds faults (Mode.SELF), as a user's log does. A category of alerts
+counts as found when one of its lines is flagged; a false alarm is a distinct masked line without any alert
+that is flagged. Both are reported for the lines after the training part, and for the whole log, since the
+product judges all of it."""
 
 import gzip
 import statistics
@@ -26,7 +27,8 @@ SHARES: Final = (0.4, 0.1)  # of the lines; two of the five categories end withi
 
 
 def measure(data: Path, *, seeds: int) -> dict[str, Any]:
-    """`first_40`, `first_10`: categories, recall and false alarms of ours (mean over the seeds) and of the baselines."""
+    """`first_40`, `first_10`: categories, recall and false alarms of ours (mean over the seeds) and of the
+    baselines."""
     masks = MaskSet.load()
     path = data / "bgl" / "BGL_100k.log.gz"
     with gzip.open(path, "rt", encoding="utf-8", errors="surrogateescape") as file:
@@ -68,7 +70,8 @@ def _one(rows: pl.DataFrame, share: float, seeds: int) -> dict[str, Any]:
 
 
 def found(rows: pl.DataFrame, lines: pl.DataFrame, flags: Sequence[bool]) -> dict[str, Any]:
-    """`rows`: one per line (masked, severe, tag, alert, after); `lines`: the distinct ones, with a flag each."""
+    """`rows`: one per line (masked, severe, tag, alert, after); `lines`: the distinct ones, with a flag
+    each."""
     judged = rows.join(
         lines.select("masked", "severe", flagged=pl.Series(flags, dtype=pl.Boolean)), on=["masked", "severe"]
     )

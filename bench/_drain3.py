@@ -37,7 +37,8 @@ class Substitution(AbstractMaskingInstruction):  # type: ignore[misc] # drain3 p
 
 
 def in_python(pattern: str) -> str:
-    """A pattern of ours for `re`. Flags in front of an alternative count for that alternative alone, as in Rust."""
+    """A pattern of ours for `re`. Flags in front of an alternative count for that alternative alone, as in
+    Rust."""
     for rust, python in _WORDS:
         pattern = pattern.replace(rust, python)
     while _CASELESS in pattern:

@@ -1,9 +1,8 @@
 """Made-up devices, who really used them and when, and the judge of it.
 
-What happened is judged by evidence of the users' own, not by what the ledger says: every process appends to one file when
-it begins and ends to use a device, with the token that it got. A begin is written after the grant was confirmed and an
-end before it is given back, so two uses that overlap in the file did overlap.
-"""
+What happened is judged by evidence of the users' own, not by what the ledger says: every process appends to
+one file when it begins and ends to use a device, with the token that it got. A begin is written after the
+grant was confirmed and an end before it is given back, so two uses that overlap in the file did overlap."""
 
 import json
 import os
@@ -42,7 +41,8 @@ def report(n: int, seen: Mapping[str, Iterable[int]] | None = None) -> Report:
 
 
 class Evidence:
-    """One file for all processes; a line is one append, so lines never mix. Times are of the system's monotonic clock."""
+    """One file for all processes; a line is one append, so lines never mix. Times are of the system's
+    monotonic clock."""
 
     def __init__(self, folder: Path) -> None:
         self.marks = folder / "marks"

@@ -1,7 +1,7 @@
 """Flame graphs of processes that ran with bench/_sampled in their PYTHONPATH: one SVG for each role.
 
-Width is processor time, depth the stack (Gregg, The Flame Graph, ACM Queue 14(2), 2016). What waits is not in it.
-"""
+Width is processor time, depth the stack (Gregg, The Flame Graph, ACM Queue 14(2), 2016). What waits is not in
+it."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -33,7 +33,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def draw(folder: Path, role: str, root: str, to: Path) -> int:
-    """The flame graph of the processes whose last argument is `role`, from the frame `root` on; samples in it."""
+    """The flame graph of the processes whose last argument is `role`, from the frame `root` on; samples in
+    it."""
     stacks: Counter[str] = Counter()
     for path in folder.glob(f"{role}-*.folded"):
         for line in path.read_text(encoding="utf-8").splitlines():

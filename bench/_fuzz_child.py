@@ -1,10 +1,9 @@
 """One process of the fuzzer: `python -m bench._fuzz_child TARGET SECONDS SEED DIRECTORY`.
 
-It writes what it is about to try and what it has counted into a mapped file, so that both are there when it dies; the
-next process halves the inputs that it died of, until one is left. An execution is one input that was tried to its end,
-or died of. Coverage-guided where atheris is installed (`pip install -e .[fuzz]`) and the target takes one input at a
-time, else mutations of the seeds.
-"""
+It writes what it is about to try and what it has counted into a mapped file, so that both are there when it
+dies; the next process halves the inputs that it died of, until one is left. An execution is one input that
+was tried to its end, or died of. Coverage-guided where atheris is installed (`pip install -e .[fuzz]`) and
+the target takes one input at a time, else mutations of the seeds."""
 
 import hashlib
 import json

@@ -17,7 +17,8 @@ def mutations(
     seed: int,
     made: Callable[[random.Random], bytes] | None = None,
 ) -> Iterator[bytes]:
-    """Inputs without end, the same for the same seed: seeds, cut, repeated, glued, with bytes and tokens changed.
+    """Inputs without end, the same for the same seed: seeds, cut, repeated, glued, with bytes and tokens
+    changed.
 
     `made` makes one from nothing, as every second input.
     """

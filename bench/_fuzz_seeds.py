@@ -1,4 +1,5 @@
-"""Where the fuzzer begins: what honest senders write, of every kind that is read, and pieces that are put in."""
+"""Where the fuzzer begins: what honest senders write, of every kind that is read, and pieces that are put
+in."""
 
 import base64
 import json
@@ -21,10 +22,13 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 # At least one line of every format that is recognised (tests/test_hostile_payloads.py).
 LINES = (
-    "- 1117838570 2005.06.03 R02-M1-N0 2005-06-03-15.42.50.363779 R02-M1-N0 RAS KERNEL INFO instruction cache parity error corrected",
-    "- 1131566461 2005.11.09 dn228 Nov 9 12:01:01 dn228/dn228 crond(pam_unix)[2915]: session closed for user root",
+    "- 1117838570 2005.06.03 R02-M1-N0 2005-06-03-15.42.50.363779 R02-M1-N0 RAS KERNEL INFO instruction "
+    "cache parity error corrected",
+    "- 1131566461 2005.11.09 dn228 Nov 9 12:01:01 dn228/dn228 crond(pam_unix)[2915]: session closed for user "
+    "root",
     "081109 203615 148 INFO dfs.DataNode: Receiving block blk_-1608999687919862906 src: /10.250.19.102:54106",
-    "134681 node-246 unix.hw state_change.unavailable 1077804742 1 Component State Change: Component is unavailable (HWID=1973)",
+    "134681 node-246 unix.hw state_change.unavailable 1077804742 1 Component State Change: Component is "
+    "unavailable (HWID=1973)",
     '<165>1 2026-11-20T10:00:00.003Z web-1.example api 8710 ID47 [meta seq="4"] \ufeffready',
     "<34>Nov 20 10:00:00.25 host-1 sshd[4711]: Failed password for root from 10.0.0.7 port 22 ssh2",
     "<187>Nov 20 2026 10:00:00 sw1 : %LINK-3-UPDOWN: Interface Gi0/1, changed state to down",
@@ -32,24 +36,30 @@ LINES = (
     "E1120 10:00:00.123456   1234 file.go:12] panic: index out of range [5] with length 3",
     'shop:443 10.0.0.7 - bob [20/Nov/2026:10:00:00 +0100] "GET /a?b=1&c=%2e%2e HTTP/1.1" 500 12 "-" "curl/8.1"',
     '2026/11/20 10:00:00 [error] 31#32: *5 open() "/srv/x" failed (2: No such file or directory), client: 10.0.0.7',
-    "[Fri Nov 20 10:00:00.123456 2026] [core:error] [pid 7:tid 9] [client 10.0.0.1:80] AH00124: Request exceeded the limit",
+    "[Fri Nov 20 10:00:00.123456 2026] [core:error] [pid 7:tid 9] [client 10.0.0.1:80] AH00124: Request "
+    "exceeded the limit",
     "2026-11-20 10:00:00.123 CET [77-1] app@shop ERROR:  duplicate key value violates unique constraint",
     "2026-11-20 10:00:00 UTC:10.0.0.9(5511):app@shop:[31]:FATAL:  too many connections",
     "2026-11-20T10:00:00.123456Z 0 [Warning] [MY-010068] [Server] CA certificate ca.pem is self signed.",
     "11:M 20 Nov 2026 10:00:00.123 # Can't save in background: fork: Cannot allocate memory",
     "20171223-22:15:29:606|Step_LSC|30002312|onStandStepChanged 3579",
-    "2026-03-17 16:13:38.811  1702  2395 D WindowManager: printFreezingDisplayLogsopening app wtoken = AppWindowToken{9f4ef63}",
+    "2026-03-17 16:13:38.811  1702  2395 D WindowManager: printFreezingDisplayLogsopening app wtoken = "
+    "AppWindowToken{9f4ef63}",
     "2026-11-20 10:00:00, Info                  CBS    Loaded Servicing Stack v6.1.7601.23505",
-    "2026-11-20 10:00:00,123 - WARN  [SendWorker:188978561024:QuorumCnxManager$SendWorker@688] - Send worker leaving thread",
+    "2026-11-20 10:00:00,123 - WARN  [SendWorker:188978561024:QuorumCnxManager$SendWorker@688] - Send worker "
+    "leaving thread",
     "2026-11-20 10:00:00.123 [SW_CTX:[pay,ab12@10.0.0.7,t.1.2,s.1.2,0]] [http-1] INFO  p.Pay -paid 3",
-    "2026-11-20 10:00:00.123  INFO [cart,5f,6a,true] 1 --- [nio-8080-exec-1] c.s.CartController : added 3 items",
-    "2026-11-20 10:00:00.008 2931 INFO nova.compute.manager [req-3ea4052c-895d - - -] [instance: b9000564] VM Started",
+    "2026-11-20 10:00:00.123  INFO [cart,5f,6a,true] 1 --- [nio-8080-exec-1] c.s.CartController : added 3 "
+    "items",
+    "2026-11-20 10:00:00.008 2931 INFO nova.compute.manager [req-3ea4052c-895d - - -] [instance: b9000564] "
+    "VM Started",
     "2026-11-20 10:00:00,123 - shop.cart - MainThread - WARNING - low - stock",
     "[2026-11-20 10:00:00 +0100] [12] [CRITICAL] WORKER TIMEOUT (pid:12)",
     "[2026-11-20 10:00:00,123: ERROR/ForkPoolWorker-1] Task a.b[5f3a-77] raised unexpected: ValueError(7)",
     "[2026-11-20T10:00:00,123][WARN ][o.e.m.j.JvmGcMonitorService] [es-1] [gc][12] overhead, spent [700ms]",
     "[2026-11-20T10:00:00.5Z ERROR shop::cart] thread 'main' panicked",
-    "2026-11-20 10:00:00,978 FATAL [IPC Server handler 5 on 8020] org.apache.hadoop.ipc.Server$Handler: caught",
+    "2026-11-20 10:00:00,978 FATAL [IPC Server handler 5 on 8020] org.apache.hadoop.ipc.Server$Handler: "
+    "caught",
     "2026-11-20T10:00:00Z  WARN org.shop.cart.Checkout:42 - retry 3 of 5 in 1.5s",
     "2026-11-20 10:00:00.123 [main] DEBUG o.h.SQL - select * from t where id=?",
     "23:59:59.999 [http 1] ERROR Foo: yesterday",
@@ -69,20 +79,26 @@ LINES = (
     '{"log":"{\\"level\\":\\"warn\\",\\"msg\\":\\"j\\"}\\n","stream":"stdout","attrs":{"tag":"x"},"time":"2026-11-20T10:00:00.5Z"}',
     "2026-11-20T10:00:00.123456789Z stderr F E1120 10:00:00.120000       1 a.go:5] bad",
     '2026-11-20T09:09:10.5+01:00 stdout F {"level":"error","msg":"x"}',
-    "\x1b[1;31mERROR\x1b[0m caf\u00e9 \U0001f600 /var/log/x.log a@b.example C:\\Temp\\a 0xff 12:30:00 https://a.example/b?c=d#e",
-    "user 5f3a9c1e-77aa-4d10-9e11-0123456789ab fe80::1%eth0 00:1a:2b:3c:4d:5e $1,234.50 99.9% 3.2GiB v1.2.3-rc1 sha256:deadbeef",
+    "\x1b[1;31mERROR\x1b[0m caf\u00e9 \U0001f600 /var/log/x.log a@b.example C:\\Temp\\a 0xff 12:30:00 "
+    "https://a.example/b?c=d#e",
+    "user 5f3a9c1e-77aa-4d10-9e11-0123456789ab fe80::1%eth0 00:1a:2b:3c:4d:5e $1,234.50 99.9% 3.2GiB "
+    "v1.2.3-rc1 sha256:deadbeef",
 )  # fmt: skip
 RECORDS = (
     'Traceback (most recent call last):\n  File "/srv/app.py", line 12, in run\n    go()\nValueError: 7 is wrong\n\n'
     'During handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n  File "a.py", line 1\n'
     "shop.errors.Broken: [Errno 5]\nnext",
-    "2026-11-20 10:00:00,978 ERROR [main] a.B: boom\njava.lang.IllegalStateException: x\n\tat a.b.C.d(C.java:12)\n\tat a.b.C$1.run(C.java)\n"
+    "2026-11-20 10:00:00,978 ERROR [main] a.B: boom\njava.lang.IllegalStateException: x\n\tat "
+    "a.b.C.d(C.java:12)\n\tat a.b.C$1.run(C.java)\n"
     "Caused by: java.io.IOException: y\n\t... 12 more\nSuppressed: z",
-    "panic: runtime error: index out of range [5]\n\ngoroutine 1 [running]:\nmain.(*T).f(0xc000010000, {0x1, 0x2})\n\t/srv/main.go:7 +0x1d\n"
+    "panic: runtime error: index out of range [5]\n\ngoroutine 1 [running]:\nmain.(*T).f(0xc000010000, {0x1, "
+    "0x2})\n\t/srv/main.go:7 +0x1d\n"
     "created by main.main in goroutine 1\nexit status 2",
     'TypeError: Cannot read properties of undefined (reading "a")\n    at f (/srv/a.js:1:2)\n    at async g (node:internal/b:3:4)\n}\n])',
-    "System.NullReferenceException: no object\r\n   at A.B.C(String d) in C:\\src\\C.cs:line 12\r\n--- End of inner exception stack trace ---\r\n",
-    "2026-11-20T10:00:00.1Z stderr P first \n2026-11-20T10:00:00.2Z stderr P \n2026-11-20T10:00:00.3Z stderr F last\n2026-11-20T10:00:00.4Z stdout F ",
+    "System.NullReferenceException: no object\r\n   at A.B.C(String d) in C:\\src\\C.cs:line 12\r\n--- End "
+    "of inner exception stack trace ---\r\n",
+    "2026-11-20T10:00:00.1Z stderr P first \n2026-11-20T10:00:00.2Z stderr P \n2026-11-20T10:00:00.3Z stderr "
+    "F last\n2026-11-20T10:00:00.4Z stdout F ",
     '{"log":"half of ","stream":"stdout","time":"2026-11-20T10:00:00.1Z"}\n{"log":"a line\\n","stream":"stdout","time":"2026-11-20T10:00:00.2Z"}\n',
     '{\n  "level": "error",\n  "msg": "over\\nmany lines",\n  "at": [\n    1\n  ]\n}\n',
     "\ufeffINFO begins with a mark\r\n\r\n   \n\t\n\ufeff\nERROR the end",
@@ -111,7 +127,8 @@ DOCUMENTS = (
     {"timestamp": 1e300, "message": 12345678901234567890, "pattern_id": 1.5, "template_id": [1], "anomalous": {}},
 )  # fmt: skip
 
-# Pieces for text of any kind: ends of lines, half characters, what looks like a digit or changes its length, long runs.
+# Pieces for text of any kind: ends of lines, half characters, what looks like a digit or changes its length,
+# long runs.
 TEXT_WORDS = (
     b"\n", b"\r\n", b"\r", b"\n\n", b"\0", b"\xef\xbb\xbf", b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82",
     b"\xc2\x85", b"\x0b", b"\x0c", b"\x1c", b"\x7f", b"\x08", b"\t", b"\x1b[31m", b"\x1b]0;", b"\x1b",

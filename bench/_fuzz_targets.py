@@ -1,9 +1,9 @@
 """What is fuzzed: each target reads bytes as somebody hostile could hand them over.
 
-A target raises what it should not raise; errors of ours are answers. It checks what always holds where there is such a
-thing: no line lost, no message let through that is not only ids, one masked line per line. What works on columns costs
-the same for one input as for hundreds, so such a target takes many independent ones together and checks each.
-"""
+A target raises what it should not raise; errors of ours are answers. It checks what always holds where there
+is such a thing: no line lost, no message let through that is not only ids, one masked line per line. What
+works on columns costs the same for one input as for hundreds, so such a target takes many independent ones
+together and checks each."""
 
 import io
 import json
@@ -52,7 +52,8 @@ FORMATS = (None, ("docker", "cri", "json", "klog"), ("syslog", "log4j", "iso", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """`run` takes what somebody hostile wrote, up to `together` inputs at once; `seeds` are where the fuzzer begins."""
+    """`run` takes what somebody hostile wrote, up to `together` inputs at once; `seeds` are where the fuzzer
+    begins."""
 
     name: str
     run: Callable[[Sequence[bytes]], None]
@@ -75,10 +76,11 @@ def _first(data: bytes) -> int:
 
 
 def _framing(inputs: Sequence[bytes]) -> None:
-    """Each input has a LineCutter of its own; what they cut is one stream, as of files that are read one after another.
+    """Each input has a LineCutter of its own; what they cut is one stream, as of files that are read one
+    after another.
 
-    Formats and zone are those of the first input, so neither half may do what the whole did; then the whole is kept.
-    """
+    Formats and zone are those of the first input, so neither half may do what the whole did; then the whole
+    is kept."""
     rows = [_cut(data) for data in inputs]
     found = _framed(
         [frame for frames in rows for frame in frames], inputs, FORMATS[zlib.crc32(inputs[0]) % len(FORMATS)]

@@ -1,4 +1,5 @@
-"""The product's own path in one process: a bundle from a training sample, evidence of lines, their verdicts."""
+"""The product's own path in one process: a bundle from a training sample, evidence of lines, their
+verdicts."""
 
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from pipeline.records.verdict import Verdict
 def learn_and_score(
     sample: pl.DataFrame, masked: Sequence[str], *, seed: int, mode: Mode
 ) -> tuple[list[Evidence], Knowledge]:
-    """Evidence of the lines from a bundle trained on the sample (SAMPLE_SCHEMA), and what a verdict needs of it.
+    """Evidence of the lines from a bundle trained on the sample (SAMPLE_SCHEMA), and what a verdict needs of
+    it.
 
     Without a time budget: how busy the machine is changes nothing in the figures.
     """

@@ -1,8 +1,8 @@
 """A benchmark on a leash: the processes that it started end with it, however it ends.
 
-Three processes, as for `logweir gpu run`: the keeper, which the user started; the guard; and the benchmark. A keeper or
-a guard that is killed (-9) takes the benchmark and everything below it along (pipeline/commands/gpu/supervised.py).
-"""
+Three processes, as for `logweir gpu run`: the keeper, which the user started; the guard; and the benchmark. A
+keeper or a guard that is killed (-9) takes the benchmark and everything below it along
+(pipeline/commands/gpu/supervised.py)."""
 
 import multiprocessing
 import os

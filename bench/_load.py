@@ -87,7 +87,8 @@ def known(n: int, *, seed: int) -> list[str]:
     words = ("cart", "search", "login", "stock", "price", "mail", "image", "audit")
     verbs = ("served", "cached", "stored", "checked", "queued")
     return [
-        f"2026-11-20T10:00:00Z INFO app: {rng.choice(words)} {rng.choice(verbs)} request {rng.randrange(10**6)} "
+        f"2026-11-20T10:00:00Z INFO app: {rng.choice(words)} {rng.choice(verbs)} request "
+        f"{rng.randrange(10**6)} "
         f"for 10.0.{rng.randrange(250)}.7 in {rng.randrange(900)} ms"
         for _ in range(n)
     ]

@@ -1,10 +1,10 @@
 """The peer of the line model: our own re-implementation of the scorer that Opni runs, a NuLog variant.
 
-Written from its description (docs/detection.md names the sources): one encoder layer of width 256; every token of a
-line is masked in turn and predicted from the [CLS] position; a line is one forward of as many rows as it has tokens,
-and lines are not put together. The score is the share of tokens outside the 50 most likely ones, so high is anomalous;
-Opni alerts where the share inside is below 0.7. Kept apart from the product: only benchmarks use it.
-"""
+Written from its description (docs/detection.md names the sources): one encoder layer of width 256; every
+token of a line is masked in turn and predicted from the [CLS] position; a line is one forward of as many rows
+as it has tokens, and lines are not put together. The score is the share of tokens outside the 50 most likely
+ones, so high is anomalous; Opni alerts where the share inside is below 0.7. Kept apart from the product: only
+benchmarks use it."""
 
 import math
 import re
@@ -89,7 +89,8 @@ class NuLog:
     steps: int = 0
 
     def fit(self, lines: Sequence[str], counts: Sequence[int], *, seed: int, budget_s: float) -> Self:
-        """Learns distinct lines, drawn by the square root of their counts, until the epochs end or, after the least steps, the budget."""
+        """Learns distinct lines, drawn by the square root of their counts, until the epochs end or, after the
+        least steps, the budget."""
         begun = time.monotonic()
         torch.manual_seed(seed)
         rng = np.random.default_rng(seed)
@@ -138,7 +139,8 @@ class NuLog:
         return [CLS, *ids]
 
     def score_line(self, line: str) -> float:
-        """0..1: the share of the line's tokens outside the most likely ones. A line of numbers only scores 0."""
+        """0..1: the share of the line's tokens outside the most likely ones. A line of numbers only scores
+        0."""
         ids = self.encode(line)
         places = [t for t in range(1, len(ids)) if ids[t] != NUM]
         if not places:

@@ -1,4 +1,5 @@
-"""How well scores order anomalous before normal lines. Ties never help: they count half, or come as a block."""
+"""How well scores order anomalous before normal lines. Ties never help: they count half, or come as a
+block."""
 
 from collections.abc import Sequence
 
@@ -13,7 +14,8 @@ def auroc(scores: Sequence[float], anomalous: Sequence[bool]) -> float:
 
 
 def average_precision(scores: Sequence[float], anomalous: Sequence[bool]) -> float:
-    """Area under the steps of precision over recall; equal scores are one step. A constant gives the share of anomalies."""
+    """Area under the steps of precision over recall; equal scores are one step. A constant gives the share of
+    anomalies."""
     values = np.asarray(scores, dtype=np.float64)
     order = np.argsort(-values, kind="stable")
     hits = np.cumsum(np.asarray(anomalous, dtype=np.float64)[order])

@@ -1,10 +1,10 @@
-"""How small a burst can be and still be told: the least multiple that a count has to reach within a budget of alarms.
+"""How small a burst can be and still be told: the least multiple that a count has to reach within a budget of
+alarms.
 
-A detector that knows the level, the scatter and even the minutes of a burst beforehand still has to keep its false
-alarms within the budget. With M lines expected in these minutes, variance phi times the mean, and b nats asked, it can
-tell k M lines only if the negative binomial tail of them is that unlikely: for phi = 1, M (k ln k - k + 1) >= b. A real
-detector has to find level, scatter and minutes, too, so it needs more.
-"""
+A detector that knows the level, the scatter and even the minutes of a burst beforehand still has to keep its
+false alarms within the budget. With M lines expected in these minutes, variance phi times the mean, and b
+nats asked, it can tell k M lines only if the negative binomial tail of them is that unlikely: for phi = 1, M
+(k ln k - k + 1) >= b. A real detector has to find level, scatter and minutes, too, so it needs more."""
 
 import math
 from typing import Any, Final
@@ -39,12 +39,12 @@ def least_multiple(mean: float, dispersion: float, bar: float) -> float:
 
 
 def bound_of(counts: Counts, fault: Fault, begin: int) -> float:
-    """The least multiple of this burst's own lines that could be told, by the template's past before row `begin`.
+    """The least multiple of this burst's own lines that could be told, by the template's past before row
+    `begin`.
 
-    The past is cut into blocks as long as the burst. The most favourable of three forecasts of a block counts: the mean of
-    all, the mean of its hour (with two days of past), the block before it. More is asked than the highest score of any
-    earlier block: what the template did by itself is no fault.
-    """
+    The past is cut into blocks as long as the burst. The most favourable of three forecasts of a block
+    counts: the mean of all, the mean of its hour (with two days of past), the block before it. More is asked
+    than the highest score of any earlier block: what the template did by itself is no fault."""
     length = fault.end - fault.start
     column = counts[:, (fault.template_id or 1) - 1].astype(np.float64)
     lines = float(column[fault.start : fault.end].sum())
@@ -72,7 +72,8 @@ def _least(seen: Any, expected: Any, usual: float, bar: float) -> float:
 
 
 def table(means: Any = (1, 3, 10, 30, 100), dispersions: Any = (1, 2, 5, 20)) -> dict[str, dict[str, float]]:
-    """Least multiples of a burst of half an hour in one of 100 templates, by lines expected in it and dispersion."""
+    """Least multiples of a burst of half an hour in one of 100 templates, by lines expected in it and
+    dispersion."""
     bar = asked(30, 100)
     return {
         f"dispersion {phi}": {f"{mean} lines": round(least_multiple(mean, phi, bar), 1) for mean in means}

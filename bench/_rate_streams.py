@@ -25,7 +25,8 @@ from pipeline.watching.rates.rates import Rates
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
-# Excerpts without holes of sets whose lines carry a usable time; the other loghub samples span minutes or are drawn at random.
+# Excerpts without holes of sets whose lines carry a usable time; the other loghub samples span minutes or are
+# drawn at random.
 LOGHUB: Final = ("Apache", "HealthApp", "Linux", "Mac", "OpenSSH", "Zookeeper")
 MAX_COLUMNS: Final = 400  # the rarest templates of a set past it are left out
 WEEK: Final = 7 * 1440
@@ -114,9 +115,9 @@ def _counted(name: str, lines: list[str]) -> Stream:
 def made_up(seed: int = 0, weeks: int = 3) -> Stream:
     """Three weeks of 24 templates: traffic that follows the hour and the weekday with clumps, and heartbeats.
 
-    Not real: no public set of ours spans weeks. It begins on a Monday, traffic at night is a tenth of that at noon, half
-    of it on weekends; counts are negative binomial, two templates come in clumps, four are heartbeats.
-    """
+    Not real: no public set of ours spans weeks. It begins on a Monday, traffic at night is a tenth of that at
+    noon, half of it on weekends; counts are negative binomial, two templates come in clumps, four are
+    heartbeats."""
     rng = np.random.default_rng(seed)
     minutes = np.arange(weeks * WEEK)
     hour, day = minutes / 60 % 24, minutes // 1440 % 7
@@ -139,7 +140,8 @@ def made_up(seed: int = 0, weeks: int = 3) -> Stream:
 
 
 def faults(stream: Stream, kind: str, *, begin: int, seed: int = 0) -> tuple[Stream, list[Fault]]:
-    """Up to eight faults of a kind after row `begin`, each on a template of its own, two hours or more apart."""
+    """Up to eight faults of a kind after row `begin`, each on a template of its own, two hours or more
+    apart."""
     rng = np.random.default_rng(seed)
     counts = stream.counts.copy()
     length = {"stop": 180, "mix": 60}.get(kind, 30)

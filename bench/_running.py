@@ -1,4 +1,5 @@
-"""Runs `logweir run` as a user would and watches it from outside: wall time and memory of all its processes."""
+"""Runs `logweir run` as a user would and watches it from outside: wall time and memory of all its
+processes."""
 
 import json
 import subprocess
@@ -17,8 +18,8 @@ import psutil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """One finished run. `peak_rss_mib` adds the resident sets of all processes (shared pages counted in each),
-    `peak_pss_mib` counts shared pages once."""
+    """One finished run. `peak_rss_mib` adds the resident sets of all processes (shared pages counted in
+    each), `peak_pss_mib` counts shared pages once."""
 
     seconds: float
     peak_rss_mib: float

@@ -1,14 +1,15 @@
 """Sessions: HDFS blocks (protocol P1) and TrainTicket traces, each beside plain baselines.
 
-`hdfs`: trained on the 4,855 normal sessions of the usual training file alone, thresholds from them alone; tested on all
-other sessions of the logs, weighted by how often they are there and with each distinct one once. What is called oracle
-picks its threshold on the test set. The rules have no random part, so a seed draws nine tenths of the training sessions.
+`hdfs`: trained on the 4,855 normal sessions of the usual training file alone, thresholds from them alone;
+tested on all other sessions of the logs, weighted by how often they are there and with each distinct one
+once. What is called oracle picks its threshold on the test set. The rules have no random part, so a seed
+draws nine tenths of the training sessions.
 
-`trainticket`: trained on traces without an error span, tested on the others of them and on every trace with one. In those
-faults each wrong trace holds templates that no normal one has, so knowing the events is enough. Hence a second task,
-`known_lines`: held-out normal traces with one thing made wrong (cut short, a line lost, repeated, or two parts
-changed about), so that only known lines are left to go by. Seeds draw what is held out.
-"""
+`trainticket`: trained on traces without an error span, tested on the others of them and on every trace with
+one. In those faults each wrong trace holds templates that no normal one has, so knowing the events is enough.
+Hence a second task, `known_lines`: held-out normal traces with one thing made wrong (cut short, a line lost,
+repeated, or two parts changed about), so that only known lines are left to go by. Seeds draw what is held
+out."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -74,8 +75,8 @@ def hdfs(data: Path, seeds: int = 5) -> dict[str, Any]:
 
 
 def _raw(data: Path, seeds: int) -> dict[str, dict[str, float]]:
-    """Raw lines of 11,501 blocks, of which 350 are anomalous: one half judged by what the other taught, its normal blocks
-    alone, or all of them with nobody's word for any."""
+    """Raw lines of 11,501 blocks, of which 350 are anomalous: one half judged by what the other taught, its
+    normal blocks alone, or all of them with nobody's word for any."""
     rows = sets.hdfs_raw(data)
     found: dict[str, list[float]] = {
         "f1_from_normal": [],
@@ -99,10 +100,11 @@ def _raw(data: Path, seeds: int) -> dict[str, dict[str, float]]:
 
 
 def _silent(data: Path, seeds: int) -> dict[str, dict[str, dict[str, float]]]:
-    """The same raw lines as a stream has them, where a block is written, read and deleted with hours between: a half of the
-    normal blocks teaches, the rest and all anomalous ones are judged. Blocks found and false alarms when a block is judged
-    once when all of it is there, each part alone at every silence, or at every silence with all that came before.
-    Unlabelled: what is judged is also what teaches, as in a run without a baseline."""
+    """The same raw lines as a stream has them, where a block is written, read and deleted with hours between:
+    a half of the normal blocks teaches, the rest and all anomalous ones are judged. Blocks found and false
+    alarms when a block is judged once when all of it is there, each part alone at every silence, or at every
+    silence with all that came before. Unlabelled: what is judged is also what teaches, as in a run without a
+    baseline."""
     rows = sets.hdfs_raw(data)
     found: dict[str, dict[str, list[float]]] = {}
     for seed in range(seeds):
@@ -180,7 +182,8 @@ def trainticket(data: Path, seeds: int = 5) -> dict[str, Any]:
 
 
 class Plain:
-    """Event set, length and plain count vectors, thresholds by leave-one-out as ours: what the rules are to beat."""
+    """Event set, length and plain count vectors, thresholds by leave-one-out as ours: what the rules are to
+    beat."""
 
     def __init__(self, train: Sequence[Session]) -> None:
         self.events = {event for session in train for event in session}

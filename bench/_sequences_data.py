@@ -33,7 +33,8 @@ _SILENCE_S: Final = 60  # as session_timeout_s is unless somebody sets it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:
-    """One distinct session, or one trace: its events, whether it is anomalous, how often it is there, where from."""
+    """One distinct session, or one trace: its events, whether it is anomalous, how often it is there, where
+    from."""
 
     session: Session
     anomalous: bool
@@ -45,9 +46,8 @@ class Labelled:
 def hdfs(data: Path) -> tuple[Counter[Session], list[Labelled]]:
     """Training sessions with their counts, and every distinct session of the others with its count.
 
-    The test set is all sessions of the logs less those of the training file, so 553,366 normal and 16,838 anomalous
-    ones. A sequence that has both labels stands there twice.
-    """
+    The test set is all sessions of the logs less those of the training file, so 553,366 normal and 16,838
+    anomalous ones. A sequence that has both labels stands there twice."""
     with (data / "hdfs" / "hdfs_train").open(encoding="utf-8") as lines:
         train = Counter(tuple(map(int, line.split())) for line in lines)
     test = []
@@ -64,8 +64,8 @@ def hdfs(data: Path) -> tuple[Counter[Session], list[Labelled]]:
 
 @lru_cache(maxsize=1)
 def hdfs_raw(data: Path) -> list[Labelled]:
-    """Every block of the 2 % sample, from raw messages through keys, masks and templates; its parts are what stands
-    between silences of more than a minute."""
+    """Every block of the 2 % sample, from raw messages through keys, masks and templates; its parts are what
+    stands between silences of more than a minute."""
     rows = pl.read_csv(data / "hdfs" / "HDFS_2percent_events.csv.gz", infer_schema=False)
     labels = pl.read_csv(data / "hdfs" / "HDFS_2percent_labels.csv.gz", infer_schema=False)
     message = rows["m_message"]
@@ -107,12 +107,12 @@ def _parts(seconds: list[int], events: list[int]) -> Iterator[Session]:
 def trainticket(data: Path) -> tuple[tuple[Labelled, ...], int]:
     """Every trace of the archives whose spans are known, and the number of templates.
 
-    A trace is anomalous when the span tables of its archive hold a span of it with IsError; else it is normal. That is
-    so for every trace of F05 and F06, for 1,091 of the 1,591 of F08, and for none of the normal archives. Traces
-    without any span (6 of 8,760) have no label and are left out. Lines are read through the pipeline: its format, its
-    masks, its session keys; templates are learnt in the order normal archives, then F05, F06, F08. The files stand
-    newest line first, so lines of one millisecond are taken from the bottom.
-    """
+    A trace is anomalous when the span tables of its archive hold a span of it with IsError; else it is
+    normal. That is so for every trace of F05 and F06, for 1,091 of the 1,591 of F08, and for none of the
+    normal archives. Traces without any span (6 of 8,760) have no label and are left out. Lines are read
+    through the pipeline: its format, its masks, its session keys; templates are learnt in the order normal
+    archives, then F05, F06, F08. The files stand newest line first, so lines of one millisecond are taken
+    from the bottom."""
     templates = Templates(similarity=0.7, depth=4, per_workload=5_000)
     masks = MaskSet.load()
     found: list[Labelled] = []

@@ -1,4 +1,5 @@
-"""The processes of a running stack as seen from outside: their memory and processor time; and commands of ours beside it."""
+"""The processes of a running stack as seen from outside: their memory and processor time; and commands of
+ours beside it."""
 
 import contextlib
 import subprocess
@@ -35,7 +36,8 @@ def roots_of(settings: Settings) -> dict[str, psutil.Process]:
 
 @dataclass(slots=True)
 class Seen:
-    """What the processes of a stack and a command beside it took: highest memory in MiB, processor seconds by role."""
+    """What the processes of a stack and a command beside it took: highest memory in MiB, processor seconds by
+    role."""
 
     rss: float = 0.0
     pss: float = 0.0

@@ -1,8 +1,7 @@
 """Processes that take, hold and give back made-up GPUs while they are killed, stopped and cut off from Redis.
 
-`run` is the torturer, `python -m bench._torture FOLDER NUMBER` is one of the tortured; what happened is judged by the
-evidence that they leave (_evidence.py).
-"""
+`run` is the torturer, `python -m bench._torture FOLDER NUMBER` is one of the tortured; what happened is
+judged by the evidence that they leave (_evidence.py)."""
 
 import json
 import os
@@ -31,7 +30,8 @@ SLACK_S: Final = 1.5  # threads of a busy machine; nothing of the pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torture:
-    """How much of it. An operation is a call that changed the pool, or one with a stale token, which must not.
+    """How much of it. An operation is a call that changed the pool, or one with a stale token, which must
+    not.
 
     A need that was refused, a lease that was lost and a call while Redis was away are none.
     """
@@ -65,7 +65,8 @@ def _any_need(rng: random.Random, n_devices: int) -> Need:
 
 
 def tortured(folder: Path, number: int) -> None:
-    """Take and give back until told to stop. Its own clock is wrong by hours: only that of Redis may count."""
+    """Take and give back until told to stop. Its own clock is wrong by hours: only that of Redis may
+    count."""
     told = json.loads((folder / "torture.json").read_text(encoding="utf-8"))
     url, plan = told.pop("url"), Torture(**told)
     wrong = (number % 3 - 1) * 7_200.0
@@ -245,7 +246,8 @@ class _Torturer:
             return
 
     def _stop(self) -> None:
-        """Out of time for longer than a lease lives, as in a long pause of the machine; then it goes on as if nothing was."""
+        """Out of time for longer than a lease lives, as in a long pause of the machine; then it goes on as if
+        nothing was."""
         worker = self.workers[self.rng.choice(sorted(self.workers))]
         os.kill(worker.pid, signal.SIGSTOP)
         time.sleep(self.plan.ttl_ms * 1.25 / 1000)
@@ -271,7 +273,8 @@ class _Torturer:
                 self.facts["agent_faults"] += 1
 
     def _all_back(self) -> None:
-        """With everybody gone the whole pool must be free within two TTLs: a dead need that waits is granted at most once."""
+        """With everybody gone the whole pool must be free within two TTLs: a dead need that waits is granted
+        at most once."""
         end = time.monotonic() + 2 * self.plan.ttl_ms / 1000 + SLACK_S
         whole = Need(mode=LeaseMode.EXCLUSIVE, devices=self.plan.devices)
         while time.monotonic() < end:

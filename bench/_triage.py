@@ -1,8 +1,9 @@
-"""One repeat of the triage protocol: split, learn, score the unseen lines by the product's own path, and by the peers.
+"""One repeat of the triage protocol: split, learn, score the unseen lines by the product's own path, and by
+the peers.
 
-The product's path is `trainer.fit` to a bundle, `LineModel.score`, `detect.judge`; what ranks is the verdict's score. The
-ablation asks the same verdict with evidence taken away, so it shows what each term adds where it is used.
-"""
+The product's path is `trainer.fit` to a bundle, `LineModel.score`, `detect.judge`; what ranks is the
+verdict's score. The ablation asks the same verdict with evidence taken away, so it shows what each term adds
+where it is used."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,8 +52,8 @@ class Repeat:
 
 
 def repeat(triage: TriageSet, *, seed: int, peers: bool = True, threads: int = 1) -> Repeat | None:
-    """Runs one split of the set. None where the set is too small to be split. `peers`: NuLog too, which costs half
-    as much time as our own training."""
+    """Runs one split of the set. None where the set is too small to be split. `peers`: NuLog too, which costs
+    half as much time as our own training."""
     torch.set_num_threads(threads)
     split = leave_out(triage.patterns, seed=seed)
     if split is None:

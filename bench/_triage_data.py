@@ -1,8 +1,8 @@
-"""The sets that the triage bench ranks: distinct masked lines ("patterns"), each known to be normal or anomalous.
+"""The sets that the triage bench ranks: distinct masked lines ("patterns"), each known to be normal or
+anomalous.
 
-All pass through the product's own reading, parsing and masking. A pattern about which the labels of its set say nothing
-clear is in neither class and is left out.
-"""
+All pass through the product's own reading, parsing and masking. A pattern about which the labels of its set
+say nothing clear is in neither class and is left out."""
 
 import gzip
 import json
@@ -31,14 +31,16 @@ PATTERN_SCHEMA: Final[dict[str, Any]] = {
     "count": pl.UInt64,
     "anomalous": pl.Boolean,
 }
-# loghub systems whose own header has a level; the others have none, or none that is error-like in their 2,000 lines.
+# loghub systems whose own header has a level; the others have none, or none that is error-like in their 2,000
+# lines.
 SYSTEMS: Final = ("Android", "Apache", "BGL", "HDFS", "Hadoop", "Windows", "Zookeeper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriageSet:
-    """`patterns`: PATTERN_SCHEMA, one row per masked line. `foreign`: masked, severe, count of other systems, from which the
-    severity prior is learnt; None: it is learnt as the product does, from the training lines."""
+    """`patterns`: PATTERN_SCHEMA, one row per masked line. `foreign`: masked, severe, count of other systems,
+    from which the severity prior is learnt; None: it is learnt as the product does, from the training
+    lines."""
 
     name: str
     patterns: pl.DataFrame
@@ -68,8 +70,8 @@ def prepared(records: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
 
 
 def classed(rows: pl.DataFrame, *, anomalous: pl.Expr, normal: pl.Expr, hide_level: bool) -> pl.DataFrame:
-    """PATTERN_SCHEMA, one row per masked line, from one row per record. The two expressions aggregate the rows of a
-    pattern; a pattern for which both or neither hold is left out."""
+    """PATTERN_SCHEMA, one row per masked line, from one row per record. The two expressions aggregate the
+    rows of a pattern; a pattern for which both or neither hold is left out."""
     few = rows.group_by("masked", maintain_order=True).agg(
         (pl.col("severe").mean() > 0.5).alias("severe"),
         pl.col("level").mode().sort().first().alias("level"),
@@ -84,7 +86,8 @@ def classed(rows: pl.DataFrame, *, anomalous: pl.Expr, normal: pl.Expr, hide_lev
 
 
 def bgl(data: Path, masks: MaskSet) -> TriageSet:
-    """Alert tags of Blue Gene/L, of the first 100,000 lines and of the 2,000 that loghub drew from all of it."""
+    """Alert tags of Blue Gene/L, of the first 100,000 lines and of the 2,000 that loghub drew from all of
+    it."""
     with gzip.open(
         data / "bgl" / "BGL_100k.log.gz", "rt", encoding="utf-8", errors="surrogateescape"
     ) as file:
@@ -118,12 +121,11 @@ def tagged(lines: Sequence[str], masks: MaskSet) -> pl.DataFrame:
 def trainticket(data: Path, masks: MaskSet, *, wide: bool = False) -> TriageSet:
     """Faults of TrainTicket against its normal archives.
 
-    Anomalous: logged at error level, more often inside traces with a failed span than outside, never in the normal
-    archives. The level defines the label, so nothing that scores sees it. Normal: in a normal archive. `wide` adds the
-    patterns of the fault archives that occur outside failed traces (start-up of a service, requests that succeeded).
-    What calm lines of failed traces are is not labelled: a trace that fails calls the same services as one that does
-    not.
-    """
+    Anomalous: logged at error level, more often inside traces with a failed span than outside, never in the
+    normal archives. The level defines the label, so nothing that scores sees it. Normal: in a normal archive.
+    `wide` adds the patterns of the fault archives that occur outside failed traces (start-up of a service,
+    requests that succeeded). What calm lines of failed traces are is not labelled: a trace that fails calls
+    the same services as one that does not."""
     root = data / "trainticket"
     rows = [
         _traced(path, masks) for path in (*sorted(root.glob("*.zip")), *sorted(root.glob("normal/*.zip")))
@@ -142,7 +144,8 @@ def trainticket(data: Path, masks: MaskSet, *, wide: bool = False) -> TriageSet:
 
 
 def _traced(path: Path, masks: MaskSet) -> pl.DataFrame:
-    """One row per record of an archive with `failed` (its trace has a failed span) and `healthy` (a normal archive)."""
+    """One row per record of an archive with `failed` (its trace has a failed span) and `healthy` (a normal
+    archive)."""
     frames: list[pl.DataFrame] = []
     with zipfile.ZipFile(path) as archive:
         for folder in sorted({name.split("/")[0] for name in archive.namelist()}):
@@ -172,10 +175,9 @@ def _traced(path: Path, masks: MaskSet) -> pl.DataFrame:
 def samples(masks: MaskSet, folder: Path = SAMPLES) -> TriageSet:
     """The recorded faults of this repository.
 
-    Anomalous: a record of the pattern holds a line that the labels name, and the healthy recording has no such pattern.
-    Normal: in the healthy recording, or in the other one outside every fault's window. What else happened within a
-    window is not labelled.
-    """
+    Anomalous: a record of the pattern holds a line that the labels name, and the healthy recording has no
+    such pattern. Normal: in the healthy recording, or in the other one outside every fault's window. What
+    else happened within a window is not labelled."""
     fault, healthy = pl.col("fault").is_not_null().any(), pl.col("healthy").any()
     return TriageSet(
         name="samples",
@@ -190,8 +192,8 @@ def samples(masks: MaskSet, folder: Path = SAMPLES) -> TriageSet:
 
 
 def recorded(masks: MaskSet, folder: Path = SAMPLES) -> pl.DataFrame:
-    """One row per record: masked, severe, level, `fault` (the one whose labels name a line of it), `healthy` (of the
-    healthy recording) and `window` (within some fault's)."""
+    """One row per record: masked, severe, level, `fault` (the one whose labels name a line of it), `healthy`
+    (of the healthy recording) and `window` (within some fault's)."""
     labels = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
     named = [(Path(at["file"]).name, int(at["line"]), f["id"]) for f in labels["faults"] for at in f["lines"]]
     places = pl.DataFrame(
@@ -225,7 +227,8 @@ def recorded(masks: MaskSet, folder: Path = SAMPLES) -> pl.DataFrame:
 
 
 def systems(data: Path, masks: MaskSet) -> Iterator[TriageSet]:
-    """Each loghub system with error-like lines: its level is the label and is hidden, the prior is of the others."""
+    """Each loghub system with error-like lines: its level is the label and is hidden, the prior is of the
+    others."""
     found = {name: _system(data, name, masks) for name in SYSTEMS}
     shown = {
         name: classed(

@@ -1,8 +1,8 @@
-"""A look at one variant of the code as it stands: `python -m bench._triage_quick [--sets NAME ...] [--repeats N]`.
+"""A look at one variant of the code as it stands: `python -m bench._triage_quick [--sets NAME ...] [--repeats
+N]`.
 
-Prints AUROC of ours, of what each term adds and gives alone, and of the cheap baselines (NuLog with --peers). All sets
-once take about a minute; `scripts/bench detection --only triage` is the measurement that counts.
-"""
+Prints AUROC of ours, of what each term adds and gives alone, and of the cheap baselines (NuLog with --peers).
+All sets once take about a minute; `scripts/bench detection --only triage` is the measurement that counts."""
 
 import argparse
 import time

@@ -1,8 +1,7 @@
 """The repeats of the triage bench, spread over two processes.
 
-Repeat r of seed s is the split 1000 s + r of every set, so a seed is one whole answer: its average over the sets is one
-number, and the spread of those numbers is what chance alone moves.
-"""
+Repeat r of seed s is the split 1000 s + r of every set, so a seed is one whole answer: its average over the
+sets is one number, and the spread of those numbers is what chance alone moves."""
 
 import multiprocessing
 import statistics
@@ -78,10 +77,11 @@ def _row(triage: TriageSet, by_seed: dict[int, list[Repeat]], plan: Plan) -> dic
 
 
 def average(found: dict[str, dict[int, list[Repeat]]], plan: Plan) -> dict[str, Any]:
-    """Over the sets, each with equal weight, per seed; `ahead_of` are the rows that ours beats by more than its spread.
+    """Over the sets, each with equal weight, per seed; `ahead_of` are the rows that ours beats by more than
+    its spread.
 
-    The spread is the larger of ours over the seeds and that of the difference to the row, both on the same splits.
-    """
+    The spread is the larger of ours over the seeds and that of the difference to the row, both on the same
+    splits."""
     counted = {name: seeds for name, seeds in found.items() if name not in BESIDE}
     per_seed: dict[str, list[float]] = {}
     precise: dict[str, list[float]] = {}

@@ -1,8 +1,8 @@
-"""Leave-pattern-out: which normal patterns a repeat may learn from, and which it must rank among the anomalous ones.
+"""Leave-pattern-out: which normal patterns a repeat may learn from, and which it must rank among the
+anomalous ones.
 
-Whole templates are held out, so that no line of a held-out shape is in the training sample. The test lines are looked up
-in a template tree of the training lines alone, as the product does with an unseen line.
-"""
+Whole templates are held out, so that no line of a held-out shape is in the training sample. The test lines
+are looked up in a template tree of the training lines alone, as the product does with an unseen line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

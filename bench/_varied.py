@@ -1,4 +1,5 @@
-"""Real log files cycled with varied parameters: each cycle says the same with other ids, as a system that goes on does."""
+"""Real log files cycled with varied parameters: each cycle says the same with other ids, as a system that
+goes on does."""
 
 import gzip
 import random
@@ -13,7 +14,8 @@ import polars as pl
 
 from pipeline.sources import files, formats
 
-# Ids, sizes, addresses in memory, parts of UUIDs. Shorter numbers stay: the parts of an IP address or a date have bounds.
+# Ids, sizes, addresses in memory, parts of UUIDs. Shorter numbers stay: the parts of an IP address or a date
+# have bounds.
 _PARAMETER: Final = re.compile(r"[0-9a-f]{4,}")
 _DIGIT: Final = re.compile("[0-9]")
 _DIGITS: Final = "123456789"  # zeros stay, so that no number begins with one
@@ -36,7 +38,8 @@ def real_files(data: Path, folder: Path) -> dict[str, Path]:
 
 
 def varied(path: Path, cycle: int) -> Iterator[str]:
-    """The lines of a file with other parameters in their messages; headers stay as they are. `cycle` 0: as they were.
+    """The lines of a file with other parameters in their messages; headers stay as they are. `cycle` 0: as
+    they were.
 
     Each cycle writes every digit, and every hexadecimal letter beside one, as another one.
     """
@@ -60,8 +63,8 @@ def _written(word: str, table: dict[int, int]) -> str:
 
 
 def write_cycles(sources: dict[str, Path], folder: Path, lines: int, *, first: int = 1) -> list[Path]:
-    """One file per set, `lines` physical lines in all, as many from each set as its share; whole records. `first`: number
-    of the first cycle."""
+    """One file per set, `lines` physical lines in all, as many from each set as its share; whole records.
+    `first`: number of the first cycle."""
     per_cycle = {name: path.read_bytes().count(b"\n") for name, path in sources.items()}
     made: list[Path] = []
     left = lines

@@ -1,4 +1,5 @@
-"""Many needs that wait for one device at a time: `python -m bench._waiters FOLDER NUMBER` is a process with some of them."""
+"""Many needs that wait for one device at a time: `python -m bench._waiters FOLDER NUMBER` is a process with
+some of them."""
 
 import json
 import sys
@@ -18,7 +19,8 @@ USE_S: Final = 0.001  # of the device by each: long enough for a second holder t
 
 
 def main(folder: Path, number: int) -> None:
-    """Every thread asks once, uses what it got for a moment and gives it back; when that was goes to a file."""
+    """Every thread asks once, uses what it got for a moment and gives it back; when that was goes to a
+    file."""
     told: dict[str, Any] = json.loads((folder / "waiters.json").read_text(encoding="utf-8"))
     settings = Settings(redis_url=told["url"], key_prefix=told["prefix"], gpu_node_ttl_ms=told["node_ttl_ms"])
     # One process stands for many here: each of its threads blocks on a connection of its own.

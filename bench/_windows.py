@@ -1,8 +1,9 @@
-"""The recorded faults of this repository, judged line by line: which fault shows at all, and what is flagged besides.
+"""The recorded faults of this repository, judged line by line: which fault shows at all, and what is flagged
+besides.
 
-Learnt is the healthy recording alone. A fault is found when a record that the labels name is flagged; a false alarm is a
-distinct masked line of the other recording, seen outside every fault's window and never named, that is flagged.
-"""
+Learnt is the healthy recording alone. A fault is found when a record that the labels name is flagged; a false
+alarm is a distinct masked line of the other recording, seen outside every fault's window and never named,
+that is flagged."""
 
 import statistics
 from collections.abc import Sequence

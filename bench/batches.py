@@ -1,9 +1,9 @@
-"""How large a batch should be, and how many a worker should hold at once: the way from file to Parquet with several sizes.
+"""How large a batch should be, and how many a worker should hold at once: the way from file to Parquet with
+several sizes.
 
-One trained model, one data directory; a stack of its own for every choice, all choices in turn several times. Each
-sending has other parameters. Beside the speed stand processor time, memory and how long the first lines of a flood
-were on their way.
-"""
+One trained model, one data directory; a stack of its own for every choice, all choices in turn several times.
+Each sending has other parameters. Beside the speed stand processor time, memory and how long the first lines
+of a flood were on their way."""
 
 import argparse
 import random

@@ -1,8 +1,8 @@
-"""Blue Gene/L, 100,000 lines with the label column cut off, the first 4,000 as baseline: time, memory, recall.
+"""Blue Gene/L, 100,000 lines with the label column cut off, the first 4,000 as baseline: time, memory,
+recall.
 
-Recall counts alert lines (label not "-") that are anomalous; false alarms are distinct masked lines that carry
-no alert label. Nothing is tuned on these labels: the threshold comes from the baseline.
-"""
+Recall counts alert lines (label not "-") that are anomalous; false alarms are distinct masked lines that
+carry no alert label. Nothing is tuned on these labels: the threshold comes from the baseline."""
 
 import gzip
 from pathlib import Path

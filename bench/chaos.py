@@ -1,4 +1,5 @@
-"""Breaks everything, continuously, by seed, while lines flow; then counts what is stored: nothing lost, nothing doubled."""
+"""Breaks everything, continuously, by seed, while lines flow; then counts what is stored: nothing lost,
+nothing doubled."""
 
 import argparse
 import contextlib

@@ -1,9 +1,9 @@
-"""What detection finds, on public sets and on our own samples, each beside simple rules and the peer's scorer.
+"""What detection finds, on public sets and on our own samples, each beside simple rules and the peer's
+scorer.
 
-`hdfs` (P1) and `trainticket` judge sessions, `bgl` (P3) lines in the order of time, `triage` (P4) ranks lines of shapes
-that no training saw, `samples` judges the recorded faults. Nothing is tuned on what is scored; a threshold picked with
-the labels is called oracle wherever it is shown.
-"""
+`hdfs` (P1) and `trainticket` judge sessions, `bgl` (P3) lines in the order of time, `triage` (P4) ranks lines
+of shapes that no training saw, `samples` judges the recorded faults. Nothing is tuned on what is scored; a
+threshold picked with the labels is called oracle wherever it is shown."""
 
 import argparse
 import importlib

@@ -1,4 +1,5 @@
-"""What a sync before every answer costs: acceptances per second with appendfsync everysec and always, on this disk."""
+"""What a sync before every answer costs: acceptances per second with appendfsync everysec and always, on this
+disk."""
 
 import shutil
 import tempfile
@@ -21,7 +22,8 @@ LINES: Final = (100, 2_000)
 
 
 def measure(_data: Path) -> dict[str, Any]:
-    """Accepted batches and lines per second by setting, lines per batch and number of senders; p99 of one call."""
+    """Accepted batches and lines per second by setting, lines per batch and number of senders; p99 of one
+    call."""
     values: dict[str, Any] = {}
     for lines in LINES:
         for senders in SENDERS:

@@ -1,10 +1,11 @@
-"""File to Parquet through Redis and Celery, 2 million real lines with varied parameters, beside Drain3 in one process.
+"""File to Parquet through Redis and Celery, 2 million real lines with varied parameters, beside Drain3 in one
+process.
 
-`logweir send FILES --wait` on a stack that has a trained model and has seen the files as they were: reading, accepting, masking,
-answering, scoring the few lines that are new, storing, committing. Each round has parameters of its own. Drain3 gets the
-messages alone (of a stack trace the whole), with the same masks and its templates learnt, on one thread; it masks and
-matches, and stores nothing. Its speed is that of a sample, evenly spaced over lines of the same kind.
-"""
+`logweir send FILES --wait` on a stack that has a trained model and has seen the files as they were: reading,
+accepting, masking, answering, scoring the few lines that are new, storing, committing. Each round has
+parameters of its own. Drain3 gets the messages alone (of a stack trace the whole), with the same masks and
+its templates learnt, on one thread; it masks and matches, and stores nothing. Its speed is that of a sample,
+evenly spaced over lines of the same kind."""
 
 import argparse
 import time

@@ -1,9 +1,10 @@
-"""The worst case: every line is new after masking, for minutes, through the whole pipeline: how fast, how even, how much memory.
+"""The worst case: every line is new after masking, for minutes, through the whole pipeline: how fast, how
+even, how much memory.
 
-Such lines are answered by no cache: each is masked without any shortcut, scored by the network, learnt or, past its
-workload's limit of templates, counted as unclassified. Drain3 gets lines of the same kind, on one thread, with the same masks; it has no
-limit, so its tree grows with every line. What masking alone takes of such lines, and of lines of 64 KiB, stands beside it.
-"""
+Such lines are answered by no cache: each is masked without any shortcut, scored by the network, learnt or,
+past its workload's limit of templates, counted as unclassified. Drain3 gets lines of the same kind, on one
+thread, with the same masks; it has no limit, so its tree grows with every line. What masking alone takes of
+such lines, and of lines of 64 KiB, stands beside it."""
 
 import argparse
 import itertools
@@ -72,7 +73,8 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:  # noqa: AR
 
 @dataclass(slots=True)
 class _Course:
-    """What was seen every few seconds: seconds, lines stored, memory of all processes and of Redis' data in MiB."""
+    """What was seen every few seconds: seconds, lines stored, memory of all processes and of Redis' data in
+    MiB."""
 
     seen: list[tuple[float, int, float, float]] = field(default_factory=list)
     fed: int = 0

@@ -1,13 +1,15 @@
-"""Raw lines to template ids in one process, ours in columns beside Drain3 line by line with the same masks: lines/s.
+"""Raw lines to template ids in one process, ours in columns beside Drain3 line by line with the same masks:
+lines/s.
 
-The sets are raw files, headers and all; those of 2,000 lines, a fifth of a batch, are cycled with varied parameters.
-Ours is the real path from bytes on: lines cut, records joined, header split (time, level, host, ...), masked, the
-distinct masked lines hashed and looked up in the verdict cache of the process, a template id on every record; batches as
-a file source makes them, on the one Polars thread of a worker. Its templates and the format are known, and masking has seen a copy
-of the set in which every digit of an id or a number is another one (bench/_varied.py), as in a stream that runs; a round remembers nothing of the
-rounds before it. `cold_ratio` is that of a first batch: masking has seen nothing. Drain3 gets the messages without their headers, cleaned, and has
-learnt its templates from these very lines: what is timed is `TemplateMiner.add_log_message` alone, on one thread, as it is made.
-"""
+The sets are raw files, headers and all; those of 2,000 lines, a fifth of a batch, are cycled with varied
+parameters. Ours is the real path from bytes on: lines cut, records joined, header split (time, level, host,
+...), masked, the distinct masked lines hashed and looked up in the verdict cache of the process, a template
+id on every record; batches as a file source makes them, on the one Polars thread of a worker. Its templates
+and the format are known, and masking has seen a copy of the set in which every digit of an id or a number is
+another one (bench/_varied.py), as in a stream that runs; a round remembers nothing of the rounds before it.
+`cold_ratio` is that of a first batch: masking has seen nothing. Drain3 gets the messages without their
+headers, cleaned, and has learnt its templates from these very lines: what is timed is
+`TemplateMiner.add_log_message` alone, on one thread, as it is made."""
 
 import gzip
 import json

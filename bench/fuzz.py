@@ -1,4 +1,5 @@
-"""Feeds hostile bytes to everything that reads what others wrote: executions, executions/s and findings per target."""
+"""Feeds hostile bytes to everything that reads what others wrote: executions, executions/s and findings per
+target."""
 
 import argparse
 import hashlib

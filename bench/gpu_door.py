@@ -1,8 +1,9 @@
-"""100 times: from "training wants the GPU" to "training holds it", under full inference load; lines lost or doubled.
+"""100 times: from "training wants the GPU" to "training holds it", under full inference load; lines lost or
+doubled.
 
-A real `logweir up` with one more worker that serves the GPU queue under its share of a pool, on a device that is made up:
-everything is as on a GPU but the arithmetic, which the CPU does. Lines flow all the time, half of them never seen before.
-The wait may be the longest batch of that worker, read from its log, plus one second.
+A real `logweir up` with one more worker that serves the GPU queue under its share of a pool, on a device that
+is made up: everything is as on a GPU but the arithmetic, which the CPU does. Lines flow all the time, half of
+them never seen before. The wait may be the longest batch of that worker, read from its log, plus one second.
 """
 
 import json

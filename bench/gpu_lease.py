@@ -1,4 +1,5 @@
-"""GPU leases: time to take and give back, 1,000 waiters on one device, and 10,000 operations under torture."""
+"""GPU leases: time to take and give back, 1,000 waiters on one device, and 10,000 operations under
+torture."""
 
 import itertools
 import json
@@ -95,10 +96,11 @@ def _timed(work: Any, n: int) -> np.ndarray:
 
 
 def _waiters(folder: Path, pool: Pool) -> dict[str, Any]:
-    """All ask for the one whole device while somebody has it; from when it is given back until all have had it.
+    """All ask for the one whole device while somebody has it; from when it is given back until all have had
+    it.
 
-    Each keeps it for a millisecond, which is in the time per grant. Raises RuntimeError when not all have had it.
-    """
+    Each keeps it for a millisecond, which is in the time per grant. Raises RuntimeError when not all have had
+    it."""
     told = {
         "url": pool.settings.redis.url,
         "prefix": pool.settings.redis.key_prefix,

@@ -1,8 +1,8 @@
 """The order of the GPU pool at scale: grants/s on one core, growth, fairness, and the story of the gang.
 
-`grants_per_s` is one plan of an empty pool, nothing prepared: the snapshot is read, indexed and planned in that time. `turnover` plans a
-full pool again and again while leases end, as a running pool does. Every plan is checked for its rules, outside the timing.
-"""
+`grants_per_s` is one plan of an empty pool, nothing prepared: the snapshot is read, indexed and planned in
+that time. `turnover` plans a full pool again and again while leases end, as a running pool does. Every plan
+is checked for its rules, outside the timing."""
 
 import random
 import time
@@ -36,7 +36,8 @@ SIZES = ((2048, 5), (4096, 10), (8192, 10), (10_240, 25), (20_480, 25), (40_960,
 
 
 def world(devices: int, queued: int, seed: int = 0) -> Snapshot:
-    """Shared needs of every tenant in a size of its own, so that envy can be counted; one in fifty is a gang, one an exclusive."""
+    """Shared needs of every tenant in a size of its own, so that envy can be counted; one in fifty is a gang,
+    one an exclusive."""
     chance = random.Random(seed)
     of_tenant = {f"t{n:03}": SIZES[n % len(SIZES)] for n in range(TENANTS)}
     waiting = []
@@ -104,7 +105,8 @@ def timed(before: Snapshot, backfill: Backfill, times: int = 3) -> tuple[PoolPla
 
 
 def broken(before: Snapshot, made: PoolPlan) -> dict[str, int]:
-    """Gangs granted in part, devices holding more than they have, and needs that fit outside the reservation but got nothing."""
+    """Gangs granted in part, devices holding more than they have, and needs that fit outside the reservation
+    but got nothing."""
     needs = {r.request_id: r.need for r in before.waiting}
     partial = sum(len({p.uuid for p in g.parts}) != needs[g.request_id].devices for g in made.grants)
     then = done(before, made)
@@ -120,8 +122,8 @@ def broken(before: Snapshot, made: PoolPlan) -> dict[str, int]:
 
 
 def envy(before: Snapshot, made: PoolPlan) -> int:
-    """Pairs of tenants where one still waits and could run more of its own needs, device by device, in what the other got less
-    the other's last grant. The worlds for it have one kind of need per tenant (EF1)."""
+    """Pairs of tenants where one still waits and could run more of its own needs, device by device, in what
+    the other got less the other's last grant. The worlds for it have one kind of need per tenant (EF1)."""
     needs = {r.request_id: r.need for r in before.waiting}
     got: dict[str, list[Grant]] = defaultdict(list)
     for grant in made.grants:
@@ -148,7 +150,8 @@ def _runs(need: Need, grants: Sequence[Grant]) -> int:
 
 
 def fairness(worlds: int = 200) -> dict[str, int]:
-    """EF1 and non-wastefulness over random small worlds of single needs, endless backlogs, both ways of filling behind the first."""
+    """EF1 and non-wastefulness over random small worlds of single needs, endless backlogs, both ways of
+    filling behind the first."""
     found = {"worlds": 0, "ef1_violations": 0, "nonwasteful_violations": 0}
     for seed in range(worlds):
         chance = random.Random(seed)

@@ -1,8 +1,7 @@
 """What more of everything does: ingest workers, templates, workloads, stored lines; what gets slow first.
 
-Each part stands alone: `--only workers|templates|workloads|stored` (as often as wanted). Drain shards have a benchmark
-of their own.
-"""
+Each part stands alone: `--only workers|templates|workloads|stored` (as often as wanted). Drain shards have a
+benchmark of their own."""
 
 import argparse
 import os
@@ -93,7 +92,8 @@ def _workers(data: Path) -> dict[str, Any]:
 
 
 def _templates(data: Path) -> dict[str, Any]:  # noqa: ARG001 - every part is called alike
-    """What a template tree of so many templates takes: memory, a new line, a line that is known, reading it back."""
+    """What a template tree of so many templates takes: memory, a new line, a line that is known, reading it
+    back."""
     return {str(count): _tree_of(count) for count in TEMPLATES}
 
 
@@ -186,7 +186,8 @@ def _send(settings: Settings, workloads: int) -> None:
 
 
 def _stored(data: Path) -> dict[str, Any]:  # noqa: ARG001
-    """Reading so many stored lines: the numbers of a report, its findings, training data, the newest files."""
+    """Reading so many stored lines: the numbers of a report, its findings, training data, the newest
+    files."""
     found: dict[str, Any] = {}
     with scratch() as folder:
         files = _files(folder / "own")
@@ -209,7 +210,8 @@ _NO_TEXTS: Final = pl.DataFrame(schema={"template_id": pl.Int64, "template": pl.
 
 
 def _files(folder: Path) -> list[Path]:
-    """A few files of results; all others are links to them, as disks here have no room for 100 million lines."""
+    """A few files of results; all others are links to them, as disks here have no room for 100 million
+    lines."""
     folder.mkdir()
     made = []
     rng = random.Random(7)

@@ -1,9 +1,8 @@
 """What `logweir up` costs while nothing comes: CPU and memory of all its processes together.
 
-As shipped (Flower and metrics included), in an empty data directory, so no model is needed yet. CPU is user + system time of
-every process of the tree, Redis too, as a share of one core. RSS counts shared pages in every process, PSS counts
-each once: PSS is what the machine has less of.
-"""
+As shipped (Flower and metrics included), in an empty data directory, so no model is needed yet. CPU is user +
+system time of every process of the tree, Redis too, as a share of one core. RSS counts shared pages in every
+process, PSS counts each once: PSS is what the machine has less of."""
 
 import argparse
 import os
@@ -71,7 +70,8 @@ def measure(_data: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def up(folder: Path, **extra: str) -> Iterator[psutil.Process]:
-    """A ready `logweir up` with nothing of a developer's own settings; the top of its tree. `extra`: more environment."""
+    """A ready `logweir up` with nothing of a developer's own settings; the top of its tree. `extra`: more
+    environment."""
     kept = {k: v for k, v in os.environ.items() if k != "REDIS_URL" and not k.startswith("LOGWEIR_")}
     env = {**kept, "LOGWEIR_DATA_DIR": str(folder / "data"), **extra}
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:

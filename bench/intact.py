@@ -1,4 +1,5 @@
-"""Lines read = lines stored, for every file of the labelled sets and the samples, through the whole pipeline."""
+"""Lines read = lines stored, for every file of the labelled sets and the samples, through the whole
+pipeline."""
 
 import zipfile
 from pathlib import Path

@@ -1,12 +1,13 @@
-"""How long a line takes from being written until it is stored: trickles, and floods beside a fixed large batch.
+"""How long a line takes from being written until it is stored: trickles, and floods beside a fixed large
+batch.
 
-A real `logweir up` with a trained model; the lines are known to it but for one in 200, so that scoring and Drain3 are
-passed too. Every line carries a serial number and the moment it was written. It is stored when the Parquet file with it
-has its final name (the time of its inode, which the rename sets) and its batch is committed (Redis' clock): the later
-of the two counts. Ways: a file under `logweir send --follow`, a pipe into `logweir send -`, and `Producer.send` with
-what came in a tenth of a second. A flood is written as fast as it is taken, once followed, once through a pipe, and once
-with `logweir send FILE`, which knows only full batches.
-"""
+A real `logweir up` with a trained model; the lines are known to it but for one in 200, so that scoring and
+Drain3 are passed too. Every line carries a serial number and the moment it was written. It is stored when the
+Parquet file with it has its final name (the time of its inode, which the rename sets) and its batch is
+committed (Redis' clock): the later of the two counts. Ways: a file under `logweir send --follow`, a pipe into
+`logweir send -`, and `Producer.send` with what came in a tenth of a second. A flood is written as fast as it
+is taken, once followed, once through a pipe, and once with `logweir send FILE`, which knows only full
+batches."""
 
 import argparse
 import random
@@ -50,7 +51,8 @@ WRITTEN: Final = r" in (\d+) ms$"
 
 @dataclass(slots=True)
 class Lines:
-    """Makes lines; `made` of them so far, each with its number and the moment it was made, in ms since `began`."""
+    """Makes lines; `made` of them so far, each with its number and the moment it was made, in ms since
+    `began`."""
 
     began: float
     made: int = 0
@@ -214,7 +216,8 @@ class Bench:
         }
 
     def floods(self, count: int) -> dict[str, Any]:
-        """As fast as it is taken; twice each, in turn, so that what else the machine does falls on all of them."""
+        """As fast as it is taken; twice each, in turn, so that what else the machine does falls on all of
+        them."""
         rates: dict[str, list[float]] = {}
         found: dict[str, Any] = {}
         for turn in (1, 2):
@@ -280,7 +283,8 @@ class Bench:
             time.sleep(0.05)
 
     def _stored(self, workload: str, began: float) -> pl.DataFrame:
-        """serial, file, wait_ms of every stored line; spent_s, from the first batch accepted to the last one stored."""
+        """serial, file, wait_ms of every stored line; spent_s, from the first batch accepted to the last one
+        stored."""
         frames, first, last = [], float("inf"), 0.0
         for path in self.settings.data.results.glob(f"date=*/workload={workload}/*.parquet"):
             entry: Any = self.ledger.client.hmget(

@@ -1,8 +1,7 @@
 """Masking in columns beside Drain3's own masks line by line: lines/s, distinct masked lines, purity.
 
-Purity is the share of lines whose masked line means one true event. Messages are those of the twelve loghub systems
-(headers cut off by their authors) and of the Blue Gene/L log.
-"""
+Purity is the share of lines whose masked line means one true event. Messages are those of the twelve loghub
+systems (headers cut off by their authors) and of the Blue Gene/L log."""
 
 import csv
 import gzip

@@ -1,10 +1,10 @@
 """Many small batches with unknown lines through a scoring worker: merged into full passes, and one by one.
 
-A real context with a real model on a private Redis; the batches wait in the ledger and their messages in the queue, as
-ingest leaves them, and are taken as Celery takes them. Both ways are measured in turns in one process, with lines that
-nobody has seen; figures are medians by processor time, which other work on the machine does not change. Celery's own
-share of a message is in neither. Then two processes take from one queue, every unknown line standing in four batches.
-"""
+A real context with a real model on a private Redis; the batches wait in the ledger and their messages in the
+queue, as ingest leaves them, and are taken as Celery takes them. Both ways are measured in turns in one
+process, with lines that nobody has seen; figures are medians by processor time, which other work on the
+machine does not change. Celery's own share of a message is in neither. Then two processes take from one
+queue, every unknown line standing in four batches."""
 
 import base64
 import json

@@ -1,11 +1,11 @@
-"""OpenSearch: a million records in by bulk, the server killed in the middle, and streamed out again for a training.
+"""OpenSearch: a million records in by bulk, the server killed in the middle, and streamed out again for a
+training.
 
-Records go in through the sink of the pipeline, written again until they are in, as a worker does. In the middle of a
-bulk the server is killed (-9) and started again on its data; afterwards every `_id` is counted. Then a plain loop of
-opensearch-py over a point in time and what a training does (pages, filters, sampler) take turns reading everything,
-with the same fields and page size. OPENSEARCH_URL names a server to use, which is not killed; BENCH_DOCUMENTS is how
-many records, a million without it.
-"""
+Records go in through the sink of the pipeline, written again until they are in, as a worker does. In the
+middle of a bulk the server is killed (-9) and started again on its data; afterwards every `_id` is counted.
+Then a plain loop of opensearch-py over a point in time and what a training does (pages, filters, sampler)
+take turns reading everything, with the same fields and page size. OPENSEARCH_URL names a server to use, which
+is not killed; BENCH_DOCUMENTS is how many records, a million without it."""
 
 import os
 import random
@@ -126,7 +126,8 @@ class _Server:
     process: "subprocess.Popen[str] | None" = None
 
     def start(self) -> None:
-        """Returns when it answers. A server that is only slow is started again: it has recovered a part meanwhile."""
+        """Returns when it answers. A server that is only slow is started again: it has recovered a part
+        meanwhile."""
         latest = time.monotonic() + RESTART_S
         while True:
             began = time.monotonic()

@@ -1,10 +1,11 @@
-"""Grouping accuracy on loghub's 2,000 lines of twelve systems: our templates beside plain Drain3 with its published masks.
+"""Grouping accuracy on loghub's 2,000 lines of twelve systems: our templates beside plain Drain3 with its
+published masks.
 
-Ours has one mask set for all systems and takes raw lines, so that its header split counts too. Drain3 has what its
-authors published for each system (logpai/logparser, logparser/Drain/benchmark.py): masks, likeness, depth, and the message
-as the authors of the set cut it out. GA is the share of lines in a group that holds exactly the lines of one true event
-(Zhu et al., ICSE-SEIP 2019); FGA the harmonic mean of precision and recall over groups (Jiang et al., ISSTA 2024).
-"""
+Ours has one mask set for all systems and takes raw lines, so that its header split counts too. Drain3 has
+what its authors published for each system (logpai/logparser, logparser/Drain/benchmark.py): masks, likeness,
+depth, and the message as the authors of the set cut it out. GA is the share of lines in a group that holds
+exactly the lines of one true event (Zhu et al., ICSE-SEIP 2019); FGA the harmonic mean of precision and
+recall over groups (Jiang et al., ISSTA 2024)."""
 
 import csv
 from collections import defaultdict

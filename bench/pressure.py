@@ -1,10 +1,11 @@
-"""The sink is down for minutes while producers push on: what waits, memory, refusals, draining; fresh lines beside backfill.
+"""The sink is down for minutes while producers push on: what waits, memory, refusals, draining; fresh lines
+beside backfill.
 
-A real `logweir up` with a small limit on what may wait, so that it is reached soon. First fresh batches alone, then the
-same beside a backfill that keeps the pipeline full: their latency, from accepted to stored on Redis' clock. Then a file
-takes the place of the results directory, which stops root too, and producers push on; then it goes and everything
-drains. Every line carries a mark of its own, so that the results can be counted line by line. No model is trained:
-lines are stored warming, new ones through all queues but infer's.
+A real `logweir up` with a small limit on what may wait, so that it is reached soon. First fresh batches
+alone, then the same beside a backfill that keeps the pipeline full: their latency, from accepted to stored on
+Redis' clock. Then a file takes the place of the results directory, which stops root too, and producers push
+on; then it goes and everything drains. Every line carries a mark of its own, so that the results can be
+counted line by line. No model is trained: lines are stored warming, new ones through all queues but infer's.
 """
 
 import argparse
@@ -303,7 +304,8 @@ def _lines(results: Path) -> pl.Series:
 
 
 def _sweep(settings: Settings) -> float:
-    """Seconds of one sweep over SWEPT overdue batches whose messages all wait where they should; on a prefix of its own."""
+    """Seconds of one sweep over SWEPT overdue batches whose messages all wait where they should; on a prefix
+    of its own."""
     own = settings.replace(
         max_pending_batches=2 * SWEPT, key_prefix=f"{settings.redis.key_prefix}-sweep", overdue_ms=600_000
     )

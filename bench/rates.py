@@ -1,10 +1,11 @@
-"""Rates: false alarms a day on untouched streams, and injected faults found, beside 3 sigma and a fixed factor 3.
+"""Rates: false alarms a day on untouched streams, and injected faults found, beside 3 sigma and a fixed
+factor 3.
 
-The first half of each stream is history for all three, faults are put into the second half; of the made-up stream all
-but the last day are history. An alarm on an untouched stream counts as false though the sets hold real
-faults. Episodes of the two plain rules that are less than an hour apart count as one. A burst is in reach where one test of
-exactly its minutes, by the past of its template, could tell it within the budget (`_rate_bounds.py`).
-"""
+The first half of each stream is history for all three, faults are put into the second half; of the made-up
+stream all but the last day are history. An alarm on an untouched stream counts as false though the sets hold
+real faults. Episodes of the two plain rules that are less than an hour apart count as one. A burst is in
+reach where one test of exactly its minutes, by the past of its template, could tell it within the budget
+(`_rate_bounds.py`)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -108,7 +109,8 @@ def _delays(alarms: Alarms, before: set[tuple[int, str]], made: list[Fault]) -> 
 
 
 def _plain(counts: Counts, begin: int, *, sigma: bool) -> Iterator[tuple[int, str]]:
-    """What mean + 3 standard deviations of all earlier minutes, or 3 times their mean and 5 lines, would tell."""
+    """What mean + 3 standard deviations of all earlier minutes, or 3 times their mean and 5 lines, would
+    tell."""
     x = counts.astype(np.float64)
     n = np.arange(len(x))[:, None]
     mean = (np.cumsum(x, axis=0) - x) / np.maximum(n, 1)

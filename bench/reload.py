@@ -1,11 +1,11 @@
-"""100 publishes under load: time until every worker answers under the new version; batches failed, lost, doubled, stale.
+"""100 publishes under load: time until every worker answers under the new version; batches failed, lost,
+doubled, stale.
 
-A real `logweir up` with one small real model. Each further version is that bundle with slightly moved weights, hashes
-and all, published under the training lease like a training's own, with the same hint. Lines flow all the time, half of
-them never seen before, so that ingest, infer and drain all work; a new version has an empty cache, so the other half is
-scored again after every publish. A swap is timed by Redis' clock on both ends: from the pointer's move to the worker's
-word that it serves the version.
-"""
+A real `logweir up` with one small real model. Each further version is that bundle with slightly moved
+weights, hashes and all, published under the training lease like a training's own, with the same hint. Lines
+flow all the time, half of them never seen before, so that ingest, infer and drain all work; a new version has
+an empty cache, so the other half is scored again after every publish. A swap is timed by Redis' clock on both
+ends: from the pointer's move to the worker's word that it serves the version."""
 
 import threading
 import time

@@ -1,8 +1,8 @@
-"""Ten million stored records to a training sample: records/s and peak memory, for repetitive and for ever-new lines.
+"""Ten million stored records to a training sample: records/s and peak memory, for repetitive and for ever-new
+lines.
 
-Each measurement is a process of its own, so that its peak is not that of the one before. `pages` feeds the sampler what
-another program's documents look like: 5,000 at a time, without pattern and template.
-"""
+Each measurement is a process of its own, so that its peak is not that of the one before. `pages` feeds the
+sampler what another program's documents look like: 5,000 at a time, without pattern and template."""
 
 import json
 import shutil

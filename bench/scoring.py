@@ -1,14 +1,15 @@
-"""Distinct masked lines per second on two cores: the line model on its real path beside the NuLog-style scorer.
+"""Distinct masked lines per second on two cores: the line model on its real path beside the NuLog-style
+scorer.
 
-Both are fitted on the same lines, the distinct masked ones of all real sets. The peer masks every token in turn and
-reads one line per forward. A process of ours has met one half of the lines before, drawn anew for each pass, and is
-timed with the other: one that has run for a while knows most words of a new line and not all. How fast it is with
-every word new and with every word known is measured beside it. The peer remembers nothing from line to line.
+Both are fitted on the same lines, the distinct masked ones of all real sets. The peer masks every token in
+turn and reads one line per forward. A process of ours has met one half of the lines before, drawn anew for
+each pass, and is timed with the other: one that has run for a while knows most words of a new line and not
+all. How fast it is with every word new and with every word known is measured beside it. The peer remembers
+nothing from line to line.
 
-Each side runs in every turn as one process with one thread, as one with two, and as two with one each, the two sides
-alternately, so that other work on the machine meets all alike. A figure is the median of its turns, and of either side
-the fastest setting counts. Processor time is measured too.
-"""
+Each side runs in every turn as one process with one thread, as one with two, and as two with one each, the
+two sides alternately, so that other work on the machine meets all alike. A figure is the median of its turns,
+and of either side the fastest setting counts. Processor time is measured too."""
 
 import csv
 import gzip
@@ -95,7 +96,8 @@ class Speed:
 
     @classmethod
     def of(cls, passes: Sequence[Sequence[Stint]]) -> "Speed":
-        """Of passes one after another, each with stints of processes side by side; what is between is not counted."""
+        """Of passes one after another, each with stints of processes side by side; what is between is not
+        counted."""
         wall = sum(max(s.ended for s in together) - min(s.began for s in together) for together in passes)
         every = [stint for together in passes for stint in together]
         lines = sum(stint.lines for stint in every)
@@ -123,7 +125,8 @@ class Scorer:
 
     @classmethod
     def ours(cls, seed: int, threads: int, known: float, *, together: bool) -> Stint:
-        """`known`: the share of lines whose words were met before. Timed are the others, or all where all are."""
+        """`known`: the share of lines whose words were met before. Timed are the others, or all where all
+        are."""
         self, rng = cls.here, np.random.default_rng(seed)
         order = [self.lines[i] for i in rng.permutation(len(self.lines))]
         met, asked = order[: round(known * len(order))], order[round(known * len(order)) :]

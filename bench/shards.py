@@ -1,13 +1,14 @@
-"""Distinct masked lines that 1, 2 and 4 drain shards learn per second, and where the processor time of one line goes.
+"""Distinct masked lines that 1, 2 and 4 drain shards learn per second, and where the processor time of one
+line goes.
 
-Real workers, each a process of its own as compose runs it, on a Redis of their own: claim, learn, judge, fill the cache,
-hand on. The lines are masked ones of twelve real systems, in 48 workloads, of which each line has one word that no other
-has: all come to the writer, and nearly all into templates that there are. They are judged under a model of real lines,
-with made-up evidence, which costs the writer what real evidence does.
+Real workers, each a process of its own as compose runs it, on a Redis of their own: claim, learn, judge, fill
+the cache, hand on. The lines are masked ones of twelve real systems, in 48 workloads, of which each line has
+one word that no other has: all come to the writer, and nearly all into templates that there are. They are
+judged under a model of real lines, with made-up evidence, which costs the writer what real evidence does.
 
-The numbers of shards take turns, so that other work on the machine meets all alike. A figure is the median of its turns.
-Beside the wall time stands the time of the busiest worker on a processor: what a machine with a core for each would take.
-"""
+The numbers of shards take turns, so that other work on the machine meets all alike. A figure is the median of
+its turns. Beside the wall time stands the time of the busiest worker on a processor: what a machine with a
+core for each would take."""
 
 import gc
 import os
@@ -92,8 +93,8 @@ def systems(data: Path, masks: MaskSet) -> dict[str, list[str]]:
 
 
 def varied(masked: Sequence[str], lines: int, rng: random.Random) -> list[str]:
-    """Lines like these, no two alike: a plain word of each is one that no other line has, behind the words by which the
-    tree is searched and in a line long enough to be alike without it."""
+    """Lines like these, no two alike: a plain word of each is one that no other line has, behind the words by
+    which the tree is searched and in a line long enough to be alike without it."""
     bases = []
     for line in masked:
         words = line.split()
@@ -318,7 +319,8 @@ def parts(settings: Settings, load: Load) -> dict[str, float]:
 
 
 def trained(settings: Settings, data: Path, masks: MaskSet) -> None:
-    """A version on disk, of real lines. What it is worth does not matter here, how many patterns it knows does."""
+    """A version on disk, of real lines. What it is worth does not matter here, how many patterns it knows
+    does."""
     frame = sample(masks, messages(data))
     out = Registry(connect(settings), settings).path(VERSION)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
 """One million stored lines to a published model: seconds of reading, fitting and all.
 
-The lines are those of the real sets, cycled, with other numbers in them each time round. They lie in the results as the
-store worker writes them; what is timed is the pipeline's own training: read, sample, hold out, fit, judge, publish, under
-the training lease of a Redis of its own.
-"""
+The lines are those of the real sets, cycled, with other numbers in them each time round. They lie in the
+results as the store worker writes them; what is timed is the pipeline's own training: read, sample, hold out,
+fit, judge, publish, under the training lease of a Redis of its own."""
 
 import re
 import time

@@ -1,9 +1,9 @@
-"""What watching costs: the observation of a batch beside the rest of its step, and what one watcher folds in per second.
+"""What watching costs: the observation of a batch beside the rest of its step, and what one watcher folds in
+per second.
 
-HDFS lines with their block ids as session keys, in batches of 5,000, on a Redis of its own. The step is that of a batch
-of known lines: parse, mask, look up, join; what it stores is not in it. The rules judge what they were fitted on: it is
-their time that counts here.
-"""
+HDFS lines with their block ids as session keys, in batches of 5,000, on a Redis of its own. The step is that
+of a batch of known lines: parse, mask, look up, join; what it stores is not in it. The rules judge what they
+were fitted on: it is their time that counts here."""
 
 import csv
 import gzip

@@ -1,4 +1,5 @@
-"""Works on 4 GiB of a GPU of this machine, lent by the stack on a data directory: `python examples/gpu_lease.py DATA_DIR`."""
+"""Works on 4 GiB of a GPU of this machine, lent by the stack on a data directory: `python
+examples/gpu_lease.py DATA_DIR`."""
 
 import sys
 import time

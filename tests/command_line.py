@@ -31,7 +31,8 @@ def command_line(
     *first: str,
     columns: int = 80,
 ) -> Iterator[Verb]:
-    """A verb to call with the rest of its arguments. `first`: those of every call. `printed`: capsys or capfd.
+    """A verb to call with the rest of its arguments. `first`: those of every call. `printed`: capsys or
+    capfd.
 
     Handlers of signals are as before afterwards; the one of Ctrl-C must be already.
     """

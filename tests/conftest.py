@@ -31,8 +31,9 @@ SHARED = ROOT.parent / "shared"
 DATA = SHARED / "data"
 
 
-# CI gives a failed test a second try, because a machine with other work may miss a bound of time (scripts/test). What these
-# look for happens once in many runs: there one failure is a find, and a second try would hide it.
+# CI gives a failed test a second try, because a machine with other work may miss a bound of time
+# (scripts/test). What these look for happens once in many runs: there one failure is a find, and a second try
+# would hide it.
 ONE_TRY = re.compile(
     r".*/test_(chaos\w*|torture|invariants)\.py$"
     r"|.*/ledger/test_(crash_points|durability|pressure|ledger|machine|races)\.py$"
@@ -117,12 +118,14 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("logweir"))
 hypothesis.settings.load_profile("logweir")
-# How many of its examples each property gets, stated or not: `--hypothesis-profile thorough` is for an hour of searching.
+# How many of its examples each property gets, stated or not: `--hypothesis-profile thorough` is for an hour
+# of searching.
 THOROUGH, QUICK = 20.0, 0.2
 
 
 def give_examples(items: list[pytest.Item], share: float) -> None:
-    """Multiply the number of examples of each property. Hypothesis has no public way for properties that state it."""
+    """Multiply the number of examples of each property. Hypothesis has no public way for properties that
+    state it."""
     name = "_hypothesis_internal_use_settings"
     for owner in {getattr(item, "obj", None) for item in items} | {
         getattr(item, "cls", None) for item in items
@@ -135,8 +138,8 @@ def give_examples(items: list[pytest.Item], share: float) -> None:
 
 
 def pytest_configure() -> None:
-    """A shell that starts the tests in the background has Ctrl-C ignored, and nohup a closed terminal; what is ignored stays
-    so in every process that they start: those that test it would wait for ever."""
+    """A shell that starts the tests in the background has Ctrl-C ignored, and nohup a closed terminal; what
+    is ignored stays so in every process that they start: those that test it would wait for ever."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -177,7 +180,8 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """A command that a test runs in this process sets logging up, on a standard error that ends with the test."""
+    """A command that a test runs in this process sets logging up, on a standard error that ends with the
+    test."""
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     yield
@@ -188,7 +192,8 @@ def _logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _threads_of_leases_end() -> Iterator[None]:
-    """No thread that keeps a GPU lease outlives the test that took it: it would keep what later tests give back."""
+    """No thread that keeps a GPU lease outlives the test that took it: it would keep what later tests give
+    back."""
     yield
 
     def names() -> list[str]:

@@ -1,8 +1,8 @@
-"""A whole deployment in one process that can be killed at any of its outside effects, and what must hold afterwards.
+"""A whole deployment in one process that can be killed at any of its outside effects, and what must hold
+afterwards.
 
-An outside effect is whatever outlives the process: a command that changes Redis, a message, a step of writing a file.
-Reading changes nothing, so a crash after it is a crash before the next effect.
-"""
+An outside effect is whatever outlives the process: a command that changes Redis, a message, a step of writing
+a file. Reading changes nothing, so a crash after it is a crash before the next effect."""
 
 import base64
 import errno
@@ -85,7 +85,8 @@ ROUNDS: Final = 60  # of working and sweeping; what is not done by then never en
 
 
 class Killed(BaseException):
-    """The process is no more. No `except Exception` and no cleaning up helps: nothing of it gets out any more."""
+    """The process is no more. No `except Exception` and no cleaning up helps: nothing of it gets out any
+    more."""
 
 
 class Fault(StrEnum):
@@ -205,7 +206,8 @@ def snapshot(client: "redis.Redis", prefix: str) -> dict[str, Any]:
 
 
 def check_sums(found: dict[str, Any]) -> None:
-    """Every line is counted once, every gauge is what the entries say, and every unfinished batch is looked after."""
+    """Every line is counted once, every gauge is what the entries say, and every unfinished batch is looked
+    after."""
     for workload, sums in found["totals"].items():
         entries = found["lines"].get(workload, {"flight": 0, "dead": 0})
         ended = sum(sums.get(name, 0) for name in ("stored", "dead", "discarded", "skipped"))
@@ -223,7 +225,8 @@ def check_sums(found: dict[str, Any]) -> None:
 
 
 class World:
-    """One deployment under a key prefix and a directory of its own. `now` is the process that runs at present."""
+    """One deployment under a key prefix and a directory of its own. `now` is the process that runs at
+    present."""
 
     def __init__(self, app: Celery, settings: Settings, crash: Crash, *, redeliver: bool) -> None:
         self.app, self.settings, self.crash = app, settings, crash

@@ -1,4 +1,5 @@
-"""A control program of MPS that answers as NVIDIA's does, and daemons for it: directories with a file `pid`."""
+"""A control program of MPS that answers as NVIDIA's does, and daemons for it: directories with a file
+`pid`."""
 
 import textwrap
 from pathlib import Path

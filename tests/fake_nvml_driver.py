@@ -1,4 +1,5 @@
-"""A machine with GPUs for tests: the real nvidia-ml-py on a small driver library, built with cc once per session.
+"""A machine with GPUs for tests: the real nvidia-ml-py on a small driver library, built with cc once per
+session.
 
     driver = Driver(tmp_path)                      skips the test where there is no C compiler
     driver.devices(Gpu("GPU-a"), Gpu("GPU-b", total=24_576, slices=(Gpu("MIG-1", total=4_864),)))
@@ -10,7 +11,7 @@ and while programs look at it:
     driver.change("GPU-a", used=900, processes={1234: 600, 77: None})     any field of Gpu
     driver.xid("GPU-a", 79)    driver.xid(None, 79)    the event is delivered once; None: it names no device
     driver.lose("GPU-a")       driver.find("GPU-a")    off the bus, and back
-    driver.error("nvmlDeviceGetUtilizationRates", NO_PERMISSION, uuid="GPU-a")      and driver.mend() undoes these three
+    driver.error("nvmlDeviceGetUtilizationRates", NO_PERMISSION, uuid="GPU-a")   # mend() undoes these
     driver.missing("nvmlDeviceGetMemoryInfo_v2")       an old driver
     driver.hang("nvmlInitWithFlags", seconds=60)       a stuck one
 

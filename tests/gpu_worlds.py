@@ -1,4 +1,5 @@
-"""Pools as values: short builders and hypothesis strategies of snapshots, and the rules that every plan obeys."""
+"""Pools as values: short builders and hypothesis strategies of snapshots, and the rules that every plan
+obeys."""
 
 import itertools
 from collections import Counter
@@ -123,7 +124,8 @@ def snapshot(
 
 
 def after(world: Snapshot, plan: PoolPlan, *, later_ms: int = 0, obey: bool = True) -> Snapshot:
-    """The pool once the plan is done, and `later_ms` after it. `obey`: those asked to yield have gone and wait again."""
+    """The pool once the plan is done, and `later_ms` after it. `obey`: those asked to yield have gone and
+    wait again."""
     now_ms = world.now_ms + later_ms
     asked = {y.lease_id: y for y in plan.yields}
     granted = {g.request_id: g for g in plan.grants}
@@ -164,7 +166,8 @@ def after(world: Snapshot, plan: PoolPlan, *, later_ms: int = 0, obey: bool = Tr
 
 
 def obeys(world: Snapshot, plan: PoolPlan) -> None:
-    """What holds of every plan, whatever the pool: conservation, whole gangs, closed doors, one reservation, quotas."""
+    """What holds of every plan, whatever the pool: conservation, whole gangs, closed doors, one reservation,
+    quotas."""
     known = {d.uuid: d for d in world.devices}
     requests = {r.request_id: r for r in world.waiting}
     free = {d.uuid: [d.schedulable_mib, FULL_PERCENT] for d in world.devices}

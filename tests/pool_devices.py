@@ -40,7 +40,7 @@ def put_devices(
 ) -> tuple[Device, ...]:
     """Report `n` devices of a node, so that a pool has capacity; also its next beat.
 
-    `processes`: index of a device -> pids that the driver sees there. `clear_quarantine`: without a quarantine.
+    `processes`: index of a device -> pids that the driver sees. `clear_quarantine`: without a quarantine.
     """
     ledger = pool_or_ledger.ledger if isinstance(pool_or_ledger, Pool) else pool_or_ledger
     seen = processes or {}

@@ -1,4 +1,5 @@
-"""Alert rules and dashboard ask for metrics that exist, and every alert has a section that says what to do, and a test."""
+"""Alert rules and dashboard ask for metrics that exist, and every alert has a section that says what to do,
+and a test."""
 
 import json
 import re

@@ -37,7 +37,8 @@ def test_the_settings_page_lists_the_settings_as_they_are() -> None:
 
 
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
-    """As scripts/docs does it: Sphinx resolves each link and anchor between pages, and imports what the API page names."""
+    """As scripts/docs does it: Sphinx resolves each link and anchor between pages, and imports what the API
+    page names."""
     built = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", tmp_path / "trees", "docs", tmp_path],
         cwd=ROOT, capture_output=True, text=True, check=False,

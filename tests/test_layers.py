@@ -1,4 +1,5 @@
-"""Each room imports only from rooms on floors below its own, and no two sub-rooms of a room import each other in a circle."""
+"""Each room imports only from rooms on floors below its own, and no two sub-rooms of a room import each other
+in a circle."""
 
 import ast
 import subprocess

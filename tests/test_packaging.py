@@ -1,4 +1,5 @@
-"""The wheel and the sdist: what they hold, what an empty environment can do with them, and the main job from a wheel."""
+"""The wheel and the sdist: what they hold, what an empty environment can do with them, and the main job from
+a wheel."""
 
 import json
 import os
@@ -151,7 +152,8 @@ def test_a_base_install_is_small_sends_and_says_what_is_missing(
 
 
 def test_the_main_job_runs_from_an_installed_wheel(built: Built, tmp_path: Path) -> None:
-    """The heavy packages are those of this environment; the wheel's own package comes before whatever it has."""
+    """The heavy packages are those of this environment; the wheel's own package comes before whatever it
+    has."""
     into = environment(tmp_path / "full")
     install(into, "--no-deps", built.wheel)
     (own,) = (tmp_path / "full").glob("lib/python*/site-packages")

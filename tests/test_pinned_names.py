@@ -1,8 +1,8 @@
-"""Names that running systems depend on: a move of code may not change them, and a change of one is a decision.
+"""Names that running systems depend on: a move of code may not change them, and a change of one is a
+decision.
 
-Messages in a queue name their task, Redis holds keys, dashboards and alert rules name metrics, scripts of users name
-commands. `pinned_names.json` lists them all.
-"""
+Messages in a queue name their task, Redis holds keys, dashboards and alert rules name metrics, scripts of
+users name commands. `pinned_names.json` lists them all."""
 
 import json
 from importlib.metadata import entry_points

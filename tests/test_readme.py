@@ -1,4 +1,5 @@
-"""What the README says, word for word: its ```bash blocks are run in a copy of the project, in order, in one shell."""
+"""What the README says, word for word: its ```bash blocks are run in a copy of the project, in order, in one
+shell."""
 
 import contextlib
 import os

@@ -13,7 +13,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """A CA, what a server of the name localhost shows, and what a client shows. Each key lies beside its certificate."""
+    """A CA, what a server of the name localhost shows, and what a client shows. Each key lies beside its
+    certificate."""
 
     folder: Path
 
@@ -52,7 +53,8 @@ class Certificates:
 
 @contextlib.contextmanager
 def tls_door(path: str, made: Certificates, *, ask: bool = False) -> Iterator[int]:
-    """A port of this machine that speaks TLS and hands on to the server on a unix socket; `ask`: clients show theirs."""
+    """A port of this machine that speaks TLS and hands on to the server on a unix socket; `ask`: clients show
+    theirs."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.server, made.server.with_suffix(".key"))
     if ask:

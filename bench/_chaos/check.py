@@ -1,9 +1,10 @@
-"""The judge of a chaos run: holds what was asked for and answered (the history) against what is there in the end.
+"""The judge of a chaos run: holds what was asked for and answered (the history) against what is there in the
+end.
 
-In the way of Jepsen's checkers: every batch that a producer tried to send is ok, fail or unknown. Of an ok one each line
-is stored once, or dead and then poison; an unknown one may be in or not, but as a whole; and nothing else is there.
-Redis must have run with `appendfsync always`: what everysec may forget is counted as lost here.
-"""
+In the way of Jepsen's checkers: every batch that a producer tried to send is ok, fail or unknown. Of an ok
+one each line is stored once, or dead and then poison; an unknown one may be in or not, but as a whole; and
+nothing else is there. Redis must have run with `appendfsync always`: what everysec may forget is counted as
+lost here."""
 
 import math
 from collections.abc import Iterable
@@ -49,7 +50,8 @@ class Report:
 
 
 def check(history: Path, settings: Settings, *, rss_mib: float = RSS_MIB) -> Report:
-    """Judge a run that has settled, with its Redis still there. `rss_mib`: resident memory that a process may have.
+    """Judge a run that has settled, with its Redis still there. `rss_mib`: resident memory that a process may
+    have.
 
     Raises ValueError when the history itself is wrong, redis.RedisError when Redis does not answer.
     """
@@ -95,9 +97,9 @@ def check(history: Path, settings: Settings, *, rss_mib: float = RSS_MIB) -> Rep
 
 
 def recovery(told: Told) -> dict[str, Any]:
-    """How soon lines flowed again: n, p50, p99, max of the faults after which no time-out has to pass; under `waiting`
-    the same of the others, under `by_kind` of each kind of fault. `never`: flows that had not come back by the end;
-    they count with how long they were waited for."""
+    """How soon lines flowed again: n, p50, p99, max of the faults after which no time-out has to pass; under
+    `waiting` the same of the others, under `by_kind` of each kind of fault. `never`: flows that had not come
+    back by the end; they count with how long they were waited for."""
     faults = {item["n"]: item for item in told.real_faults()}
     # A flow beside another fault that waits for a time-out waits for it too.
     flows = [

@@ -1,8 +1,7 @@
 """The disk of the results in a chaos run: a small tmpfs that is really filled, or a limit that looks like it.
 
-Mounting takes root; `unshare` gives that to others where the kernel allows it. Where neither works, processes get a
-limit on the size of a file, and every write past it fails.
-"""
+Mounting takes root; `unshare` gives that to others where the kernel allows it. Where neither works, processes
+get a limit on the size of a file, and every write past it fails."""
 
 import contextlib
 import os

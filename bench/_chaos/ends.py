@@ -16,7 +16,8 @@ from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Cursor
 
-# Protocols 2 to 5 begin with these and end with a full stop; torch's own files are archives that hold such a part.
+# Protocols 2 to 5 begin with these and end with a full stop; torch's own files are archives that hold such a
+# part.
 PICKLES: Final = tuple(bytes((0x80, protocol)) for protocol in (2, 3, 4, 5))
 PICKLE_END: Final = b"."
 ARCHIVED: Final = b"/data.pkl"
@@ -121,7 +122,8 @@ def _beside(told: Told, before: dict[str, Any], now: dict[str, Any], why: str) -
 
 
 def _begun(client: "redis.Redis", keys: Keys) -> list[dict[str, Any]]:
-    """Every training that is remembered and has begun: id, token, started_ms, ended_ms (0: it runs), in order."""
+    """Every training that is remembered and has begun: id, token, started_ms, ended_ms (0: it runs), in
+    order."""
     found = []
     for training_id in text_list(client.zrange(keys.trainings, 0, -1)):
         entry = text_map(client.hgetall(keys.training(training_id)))

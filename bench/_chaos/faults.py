@@ -1,8 +1,8 @@
-"""What each kind of fault does to the world. None of them breaks the promise itself: the ledger's keys are left alone.
+"""What each kind of fault does to the world. None of them breaks the promise itself: the ledger's keys are
+left alone.
 
-A fault is noted when it is done, healed when its time is over; `missed` when there was nothing to do it to, because
-another fault had taken it away.
-"""
+A fault is noted when it is done, healed when its time is over; `missed` when there was nothing to do it to,
+because another fault had taken it away."""
 
 import contextlib
 import json
@@ -110,7 +110,8 @@ class Faults:
             self.flow.watch(fault.n)
 
     def _hurt(self, fault: Fault) -> tuple[Any, Heal | None]:
-        """Do it, as soon as there is somebody to do it to: what another fault ended is being started again."""
+        """Do it, as soon as there is somebody to do it to: what another fault ended is being started
+        again."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -245,7 +246,8 @@ class Faults:
         return sorted(self.world.client.scan_iter(match=pattern, count=1_000, _type="list"))
 
     def _twice(self, _: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
-        """Copies of what waits, of what workers have in hand, and wake-ups for recent batches, finished or not."""
+        """Copies of what waits, of what workers have in hand, and wake-ups for recent batches, finished or
+        not."""
         client, copies = self.world.client, 0
         for queue in self._queues():
             for message in client.lrange(queue, 0, AT_ONCE - 1):
@@ -268,7 +270,8 @@ class Faults:
         return dropped, None
 
     def _unacked(self, *_: Any) -> tuple[Any, Heal | None]:
-        """What workers have in hand is forgotten, and a restore that died in the midst left its mutex behind."""
+        """What workers have in hand is forgotten, and a restore that died in the midst left its mutex
+        behind."""
         prefix = self.world.direct.redis.key_prefix
         gone = self.world.client.delete(f"{prefix}:unacked", f"{prefix}:unacked_index")
         self.world.client.set(f"{prefix}:unacked_mutex", "left behind", ex=15)

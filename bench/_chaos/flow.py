@@ -1,8 +1,7 @@
 """How soon lines flow again after a fault: the first batch that was accepted after it, and stored.
 
-Two kinds of batch are watched apart: one whose lines are all known is stored by the first worker that takes it, one
-with new lines needs every stage.
-"""
+Two kinds of batch are watched apart: one whose lines are all known is stored by the first worker that takes
+it, one with new lines needs every stage."""
 
 import threading
 import time
@@ -54,7 +53,8 @@ class Flow(threading.Thread):
             self._wounds.append(_Wound(n, time.monotonic()))
 
     def waits(self) -> None:
-        """Somebody was hurt after whom a claim or a lease has to run out: whatever flows meanwhile may wait for it."""
+        """Somebody was hurt after whom a claim or a lease has to run out: whatever flows meanwhile may wait
+        for it."""
         with self._lock:
             self._until = time.monotonic() + TIMEOUT_S
 

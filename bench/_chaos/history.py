@@ -1,7 +1,8 @@
-"""The history of a chaos run: one JSON object a line for everything that was done, in the order in which it was known.
+"""The history of a chaos run: one JSON object a line for everything that was done, in the order in which it
+was known.
 
-The writer flushes every line, so that a history outlives whoever wrote it; a reader leaves out a last line that was cut.
-"""
+The writer flushes every line, so that a history outlives whoever wrote it; a reader leaves out a last line
+that was cut."""
 
 import json
 import threading
@@ -22,7 +23,8 @@ class History:
         self._lock = threading.Lock()
 
     def note(self, op: str, **facts: object) -> None:
-        """Append one operation. Facts must be JSON; after `close` it is left out, for threads that end late."""
+        """Append one operation. Facts must be JSON; after `close` it is left out, for threads that end
+        late."""
         text = json.dumps(facts, separators=(",", ":"))[1:-1]
         with self._lock:
             if self._file.closed:

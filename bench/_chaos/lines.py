@@ -1,4 +1,5 @@
-"""Every line that was accepted is stored once, or dead and then poison; nothing else is there (invariants 1 and 2)."""
+"""Every line that was accepted is stored once, or dead and then poison; nothing else is there (invariants 1
+and 2)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -69,7 +70,8 @@ def expected(told: Told) -> pl.DataFrame:
 
 
 def account(told: Told, have: Stored, waiting: list[Letter], discarded: Mapping[str, int]) -> Lines:
-    """Hold what is there against what should be. `discarded`: lines of dead letters that an operator threw away."""
+    """Hold what is there against what should be. `discarded`: lines of dead letters that an operator threw
+    away."""
     lines = Lines(stored=sum(have.physical.values()), violations=[*have.violations])
     dead = [letter for letter in waiting if letter.state == "dead" and not letter.rescore]
     flying = [letter for letter in waiting if letter.state != "dead"]

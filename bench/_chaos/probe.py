@@ -1,8 +1,9 @@
-"""Looks at a running stack once a second: one consistent read of Redis, the memory of the processes, the live models.
+"""Looks at a running stack once a second: one consistent read of Redis, the memory of the processes, the live
+models.
 
-A sample holds what the invariants of ARCHITECTURE §2 are told from; it judges nothing itself (check.py does). Every
-batch is counted from its own ledger entry, beside what the ledger's counters say, so that the two can be compared.
-"""
+A sample holds what the invariants of ARCHITECTURE §2 are told from; it judges nothing itself (check.py does).
+Every batch is counted from its own ledger entry, beside what the ledger's counters say, so that the two can
+be compared."""
 
 import contextlib
 import json
@@ -31,9 +32,9 @@ PATIENCE_S: Final = 2.0
 MESSAGES_LOOKED_AT: Final = 20  # of each queue, the newest
 UNACKED: Final = "unacked"
 
-# KEYS [1] prefix of all keys: only for a Redis that is no cluster, as every embedded one.
-# Returns JSON. Unfinished batches are in `due`, whatever they wait for; one that is not is never found again, and the
-# sum of its workload shows it. A rescored batch stays counted as stored.
+# KEYS [1] prefix of all keys: only for a Redis that is no cluster, as every embedded one. Returns JSON.
+# Unfinished batches are in `due`, whatever they wait for; one that is not is never found again, and the sum
+# of its workload shows it. A rescored batch stays counted as stored.
 LOOK: Final = """
 local p = KEYS[1]
 local function map(key)
@@ -138,7 +139,8 @@ class Probe(threading.Thread):
 
 
 class Look:
-    """One look at everything in Redis and at the files of the live models. Calling it raises redis.RedisError."""
+    """One look at everything in Redis and at the files of the live models. Calling it raises
+    redis.RedisError."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.redis.url is None:
@@ -177,7 +179,8 @@ class Look:
         self.client.close()
 
     def _fault(self, version: str) -> str:
-        """Why a live version cannot be served from disk, "" when it can: hashed once, then asked whether it is there."""
+        """Why a live version cannot be served from disk, "" when it can: hashed once, then asked whether it
+        is there."""
         try:
             path = self.registry.path(version)
             if version not in self._whole:
@@ -189,7 +192,8 @@ class Look:
 
 
 def plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as numbers: a hash of Redis holds text, and an empty table of Lua is an empty list or an empty object."""
+    """Numbers as numbers: a hash of Redis holds text, and an empty table of Lua is an empty list or an empty
+    object."""
 
     def table(value: Any) -> dict[str, Any]:
         return value if isinstance(value, dict) else {}

@@ -1,9 +1,8 @@
 """Who sends lines during a chaos run, and what they were told.
 
-A producer repeats a batch, under the same id and with the same lines, until the answer says that the batch is in. The
-history has every try before it is made and every answer, so that lines of a producer that died are known too: its
-death is a violation. Every line ends with its own mark, workload and number.
-"""
+A producer repeats a batch, under the same id and with the same lines, until the answer says that the batch is
+in. The history has every try before it is made and every answer, so that lines of a producer that died are
+known too: its death is a violation. Every line ends with its own mark, workload and number."""
 
 import random
 import threading

@@ -1,8 +1,8 @@
 """A TCP proxy in front of Redis that does to connections what networks do to them.
 
-`cut` resets them all, `refuse` takes no new ones, `delay` slows every piece, `half_open` lets requests through and loses
-every answer from then on, as a peer does that has lost its way back: such a connection never heals, only a new one does.
-"""
+`cut` resets them all, `refuse` takes no new ones, `delay` slows every piece, `half_open` lets requests
+through and loses every answer from then on, as a peer does that has lost its way back: such a connection
+never heals, only a new one does."""
 
 import asyncio
 import random
@@ -30,7 +30,8 @@ class _Link:
 
 
 class Proxy:
-    """Runs in a thread of its own between `__enter__` and `__exit__`. Its methods may be called from any other."""
+    """Runs in a thread of its own between `__enter__` and `__exit__`. Its methods may be called from any
+    other."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port

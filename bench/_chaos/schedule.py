@@ -1,8 +1,7 @@
 """Which fault comes when: made from the seed before the run begins, so that the same seed is the same run.
 
-The kinds are dealt like cards from a shuffled deck, so that even a short run meets most of them, rare ones too. Where
-faults come one by one, every kind comes once before any comes again.
-"""
+The kinds are dealt like cards from a shuffled deck, so that even a short run meets most of them, rare ones
+too. Where faults come one by one, every kind comes once before any comes again."""
 
 import random
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from bench._chaos.history import History
 
 EVERY_S: Final = 3.0  # 1,200 faults an hour
 FIRST_S: Final = 3.0
-# Poison takes its attempts and halvings to be buried: none right before the end, which would only wait for it.
+# Poison takes its attempts and halvings to be buried: none right before the end, which would only wait for
+# it.
 POISON_BEFORE_END_S: Final = 60.0
 WORKERS: Final = ("ingest", "infer-cpu", "drain", "store")
 
@@ -35,8 +35,8 @@ class Kind:
     """How a kind of fault is dealt.
 
     `sole`: it takes away what there is only one of, so lines can flow again only after it is healed.
-    `waits_for`: the time-out of the product that may have to pass first: `lease` of the template tree, whose holder is
-    gone (a stack that is killed takes it along), or `socket` of connections whose answers are lost.
+    `waits_for`: the time-out of the product that may have to pass first: `lease` of the template tree, whose
+    holder is gone (a stack that is killed takes it along), or `socket` of connections whose answers are lost.
     """
 
     cards: int

@@ -1,7 +1,8 @@
-"""What is there after a chaos run: the lines in the Parquet files, and the batches in Redis that are not stored.
+"""What is there after a chaos run: the lines in the Parquet files, and the batches in Redis that are not
+stored.
 
-Lines are told apart by the mark that each carries, ` mark=<workload>#<number>`; a record of many lines carries as many.
-"""
+Lines are told apart by the mark that each carries, ` mark=<workload>#<number>`; a record of many lines
+carries as many."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ MARK_SCHEMA: Final[dict[str, Any]] = {"workload": pl.String, "number": pl.Int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """A batch in Redis that has not been stored: dead, or still in flight. `marks` is None where its payload is damaged."""
+    """A batch in Redis that has not been stored: dead, or still in flight. `marks` is None where its payload
+    is damaged."""
 
     batch_id: str
     state: str

@@ -1,4 +1,5 @@
-"""What a history tells: every batch with its answer, every followed file, every fault; and traces cut out of it."""
+"""What a history tells: every batch with its answer, every followed file, every fault; and traces cut out of
+it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ Operation = Mapping[str, Any]
 MOST: Final = 25
 # A trace longer than this is not read by anybody.
 TRACE_MOST: Final = 40
-# Faults that may have to do with an operation: those from a little before it to when what they broke is mended.
+# Faults that may have to do with an operation: those from a little before it to when what they broke is
+# mended.
 BEFORE_S: Final = 5.0
 AFTER_S: Final = 45.0
 
@@ -40,7 +42,8 @@ _STRONGER: Final = (Answer.FAIL, Answer.UNKNOWN, Answer.OK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One thing that must not be: which invariant of ARCHITECTURE §2, what happened, and the operations around it."""
+    """One thing that must not be: which invariant of ARCHITECTURE §2, what happened, and the operations
+    around it."""
 
     invariant: int
     what: str

@@ -1,12 +1,13 @@
-"""The world of a chaos run: a Redis of its own behind a proxy, the stack as a service manager runs it, a small disk.
+"""The world of a chaos run: a Redis of its own behind a proxy, the stack as a service manager runs it, a
+small disk.
 
     with World(folder, history, minutes=3) as world:   # the stack is ready here
         world.redis.kill(); world.workers(); world.disk.fill()
 
-Whatever ends is started again, as systemd would. Messages of a worker that is stopped for longer than VISIBILITY_S are
-given to another one, so that both have them when it goes on. Everything ends with the block; and with this process,
-whatever way that ends, because nothing here outlives its parent. Only Linux has what that takes.
-"""
+Whatever ends is started again, as systemd would. Messages of a worker that is stopped for longer than
+VISIBILITY_S are given to another one, so that both have them when it goes on. Everything ends with the block;
+and with this process, whatever way that ends, because nothing here outlives its parent. Only Linux has what
+that takes."""
 
 import contextlib
 import ctypes
@@ -182,7 +183,8 @@ class World:
         )
 
     def _keep(self) -> None:
-        """The service manager. Its children end with this thread (PR_SET_PDEATHSIG), so it starts all of them."""
+        """The service manager. Its children end with this thread (PR_SET_PDEATHSIG), so it starts all of
+        them."""
         reaped = 0.0
         while not self._ending.wait(POLL_S):
             if time.monotonic() - reaped > REAP_S:
@@ -281,7 +283,8 @@ class World:
             "logfile": directory / "redis.log",
             "daemonize": "no",
             "appendonly": "yes",
-            "appendfsync": "always",  # what was answered survives: pushes have no source that could read again
+            # what was answered survives: pushes have no source that could read again
+            "appendfsync": "always",
             "save": "",
             "maxmemory": f"{REDIS_MIB}mb",
             "maxmemory-policy": "noeviction",

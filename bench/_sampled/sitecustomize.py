@@ -1,8 +1,8 @@
 """Loaded by every Python process with this folder in PYTHONPATH: samples what its main thread does.
 
-Every `PERIOD_S` of wall time the stack of the main thread is counted when the process has used processor time since the
-last look. The counts are written to `$SAMPLES_FOLDER/<pid>.folded` now and then, one stack a line, as flame graph tools read them.
-"""
+Every `PERIOD_S` of wall time the stack of the main thread is counted when the process has used processor time
+since the last look. The counts are written to `$SAMPLES_FOLDER/<pid>.folded` now and then, one stack a line,
+as flame graph tools read them."""
 
 import atexit
 import os

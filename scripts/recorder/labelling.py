@@ -75,7 +75,8 @@ def records(log: str, lines: Iterable[str]) -> list[LogRecord]:
 
 
 def cut(content: bytes, offset: int, end: int) -> tuple[bytes, bytes]:
-    """The whole lines up to `offset` and from there up to `end`; a line that holds `offset` is of the first."""
+    """The whole lines up to `offset` and from there up to `end`; a line that holds `offset` is of the
+    first."""
     content = content[: content.rfind(b"\n", 0, end) + 1]
     at = content.find(b"\n", max(offset - 1, 0)) + 1 if offset else 0
     return content[:at], content[at:]

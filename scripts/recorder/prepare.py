@@ -1,4 +1,5 @@
-"""Everything that must exist before the software starts: directories, clients, certificates, a filled database."""
+"""Everything that must exist before the software starts: directories, clients, certificates, a filled
+database."""
 
 import shutil
 import signal

@@ -1,5 +1,6 @@
-"""The judge of a chaos run must not sleep: for every invariant a small world that breaks it, made of real files by the
-real sink and real keys by the real ledger; and the same world unbroken, in which there is nothing to find."""
+"""The judge of a chaos run must not sleep: for every invariant a small world that breaks it, made of real
+files by the real sink and real keys by the real ledger; and the same world unbroken, in which there is
+nothing to find."""
 
 import json
 import pickle
@@ -596,7 +597,8 @@ def keep_a_pickle_among_templates(w: World) -> None:
     w.client.hset(w.keys.templates, "7", pickle.dumps({"a": 1}))
 
 
-# What is done, which invariant it breaks, words of the sentence, and (lost, doubled, dead that are no poison).
+# What is done, which invariant it breaks, words of the sentence, and (lost, doubled, dead that are no
+# poison).
 BROKEN: list[tuple[Callable[[World], None], int, str, tuple[int, int, int]]] = [
     (forget_a_batch, 1, "batch a of shop was accepted 2 times", (0, 0, 0)),
     (lose_a_line, 1, "1 of 10 lines of batch a are lost: it was accepted, and shop lacks 3", (1, 0, 0)),

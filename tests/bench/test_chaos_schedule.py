@@ -1,4 +1,5 @@
-"""The faults of a chaos run: the same for the same seed, dense, of every kind, and read back from a history."""
+"""The faults of a chaos run: the same for the same seed, dense, of every kind, and read back from a
+history."""
 
 from itertools import pairwise
 from pathlib import Path

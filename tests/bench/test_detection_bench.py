@@ -1,4 +1,5 @@
-"""The detection bench measures what it says: splits that do not leak, rankings that ties cannot help, honest rows."""
+"""The detection bench measures what it says: splits that do not leak, rankings that ties cannot help, honest
+rows."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,5 @@
-"""A benchmark that is killed leaves no process: none of its pool, none of a stack, none that detached itself."""
+"""A benchmark that is killed leaves no process: none of its pool, none of a stack, none that detached
+itself."""
 
 import os
 import signal

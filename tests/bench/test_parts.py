@@ -54,7 +54,8 @@ def test_no_two_lines_of_the_worst_case_are_one_after_masking() -> None:
 
 def test_a_flame_graph_is_a_picture_of_the_stacks(tmp_path: Path) -> None:
     (tmp_path / "store-1.folded").write_text(
-        "other/x.main;pipeline/step.perform;polars/frame.select<&> 30\nother/x.main;pipeline/step.perform 10\nother/x.idle 60\n"
+        "other/x.main;pipeline/step.perform;polars/frame.select<&> 30\nother/x.main;pipeline/step.perform "
+        "10\nother/x.idle 60\n"
     )
     (tmp_path / "ingest-2.folded").write_text("pipeline/step.perform 1000\n")
     to = tmp_path / "store.svg"

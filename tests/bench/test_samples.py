@@ -1,4 +1,5 @@
-"""The recorded samples are what their README and labels say, and the recorder's cutting and labelling hold."""
+"""The recorded samples are what their README and labels say, and the recorder's cutting and labelling
+hold."""
 
 import importlib
 import itertools

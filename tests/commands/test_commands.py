@@ -1,4 +1,5 @@
-"""The verbs in this process, on a real Redis without workers: hostile data, closed streams, what is waited for."""
+"""The verbs in this process, on a real Redis without workers: hostile data, closed streams, what is waited
+for."""
 
 import argparse
 import json
@@ -237,7 +238,8 @@ def test_options_that_take_files_add_up_when_they_are_given_again() -> None:
 
 
 def test_no_option_keeps_only_the_last_of_its_values() -> None:
-    """An option with several values extends or appends: a plain one would drop the values that were given before."""
+    """An option with several values extends or appends: a plain one would drop the values that were given
+    before."""
 
     def options(top: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         for action in top._actions:

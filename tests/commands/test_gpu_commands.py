@@ -636,7 +636,8 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 def reads(ours: int, text: str, within_s: float = 60) -> bool:
-    """Whether the terminal shows the text in time; what comes meanwhile is read, so that nobody waits for us."""
+    """Whether the terminal shows the text in time; what comes meanwhile is read, so that nobody waits for
+    us."""
     shown, deadline = b"", time.monotonic() + within_s
     while text.encode() not in shown and time.monotonic() < deadline:
         if select.select([ours], [], [], 0.1)[0]:

@@ -1,4 +1,5 @@
-"""`logweir gpu run`: the program gets what its lease says, and nothing of it outlives the lease, whoever is killed."""
+"""`logweir gpu run`: the program gets what its lease says, and nothing of it outlives the lease, whoever is
+killed."""
 
 import contextlib
 import os
@@ -30,7 +31,8 @@ from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import Device, LeaseMode, Need, PoolPlan, Process, Report, Yield
 from pipeline.settings import Settings
 
-# Ends at SIGTERM, and says so; its descendants try to get away: a session of their own, an orphan, one deaf to SIGTERM.
+# Ends at SIGTERM, and says so; its descendants try to get away: a session of their own, an orphan, one deaf
+# to SIGTERM.
 FAMILY = """
 import os, signal, subprocess, sys, time
 out = open(sys.argv[1], "a", buffering=1)
@@ -587,7 +589,8 @@ def test_whoever_ends_the_command_ends_the_program(
     assert wait_until(lambda: alive(family.mark) == [], timeout_s=30)
     assert family.was_asked()
 
-    # One that could not say goodbye would expire; its part is taken until the driver has seen its processes go.
+    # One that could not say goodbye would expire; its part is taken until the driver has seen its processes
+    # go.
     def over() -> bool:
         reported(pool)
         look = pool.snapshot()

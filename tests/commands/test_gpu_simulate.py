@@ -96,7 +96,8 @@ def test_whoever_can_never_start_is_starved_at_the_end() -> None:
 
 
 def test_two_tenants_with_endless_work_get_the_same_over_a_long_time() -> None:
-    """One device and whole needs of 7 and of 20 s: at any moment one has all, and only the memory of use evens it out."""
+    """One device and whole needs of 7 and of 20 s: at any moment one has all, and only the memory of use
+    evens it out."""
     known = {"a": Tenant(name="a"), "b": Tenant(name="b")}
     jobs = [
         job(f"{tenant}{n}", 0, lasts_s, exclusive(tenant=tenant))

@@ -1,4 +1,5 @@
-"""`logweir mark`: what a PATTERN means, what is refused with which remedy, and what readers and programs are shown."""
+"""`logweir mark`: what a PATTERN means, what is refused with which remedy, and what readers and programs are
+shown."""
 
 import io
 import json

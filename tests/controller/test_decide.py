@@ -161,7 +161,8 @@ def test_too_few_lines_are_told_with_both_figures() -> None:
         Facts(now=NOON, model="shared", watching=True, workloads={"shop/cart": 12, "shop/pay": 0})
     )
     assert decision.why == (
-        "12 lines of 1 watched workload stored, 1,000 are needed (retrain_min_lines); no logs yet from shop/pay"
+        "12 lines of 1 watched workload stored, 1,000 are needed (retrain_min_lines); no logs yet from "
+        "shop/pay"
     )
     assert decision.until is None
 
@@ -182,7 +183,8 @@ def test_the_next_time_of_day_is_waited_for_when_it_comes_first() -> None:
 
 def test_calm_is_told_with_its_figures() -> None:
     assert wait(calm(workloads={"shop/cart": 40_500, "shop/pay": 2_000})).why == (
-        "nothing is due: 500 of 5,000,000 new lines; the last training is 60.0 minutes of 24.0 hours old; drift:"
+        "nothing is due: 500 of 5,000,000 new lines; the last training is 60.0 minutes of 24.0 hours old; "
+        "drift:"
         " 0.0 % more lines with a new template, 0.0 % more unknown words, stability index 0.00"
     )
 

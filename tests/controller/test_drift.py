@@ -63,11 +63,11 @@ def work(lines: Iterable[tuple[str, list[str] | None]]) -> pl.DataFrame:
 
 
 class Stream:
-    """Lines of many patterns with Zipf weights, in batches, under one model version with a cache that begins empty.
+    """Lines of many patterns with Zipf weights, in batches, under one model version with a cache that begins
+    empty.
 
-    A pattern is new with probability `novel`, has unknown words with `odd`, and has a score. `burst` lines in a row
-    are of one pattern.
-    """
+    A pattern is new with probability `novel`, has unknown words with `odd`, and has a score. `burst` lines in
+    a row are of one pattern."""
 
     def __init__(
         self,
@@ -269,7 +269,8 @@ def test_streams_that_do_not_change_raise_no_alarm() -> None:
 
 @pytest.mark.parametrize("burst", [10, 50])
 def test_streams_of_bursts_raise_no_alarm_at_the_default_size(burst: int) -> None:
-    # In windows of 2,000 lines, bursts of ten raise one in an eighth of such runs: short windows are for tests.
+    # In windows of 2,000 lines, bursts of ten raise one in an eighth of such runs: short windows are for
+    # tests.
     runs = [alarms(Stream(seed, burst=burst, size=20_000).run(None, 240_000)[1]) for seed in range(20)]
     assert sum(map(bool, runs)) == 0
 

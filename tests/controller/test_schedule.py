@@ -1,4 +1,5 @@
-"""Slots on a real Redis: one acts per slot, the dead are replaced, what was missed is caught up once. Times of day."""
+"""Slots on a real Redis: one acts per slot, the dead are replaced, what was missed is caught up once. Times
+of day."""
 
 import threading
 import time
@@ -28,7 +29,8 @@ from pipeline.controller.schedule import STEP_BACK_MS, Slot, Slots, last_time_of
 from pipeline.errors import RedisUnavailable
 from pipeline.settings import Settings
 
-# So long that no test meets the end of a slot by accident; time passes by moving what is stored into the past.
+# So long that no test meets the end of a slot by accident; time passes by moving what is stored into the
+# past.
 EVERY_S = 1_000_000.0
 EVERY_MS = 1_000_000_000
 BERLIN = ZoneInfo("Europe/Berlin")

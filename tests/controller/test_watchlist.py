@@ -1,4 +1,5 @@
-"""Which workloads are watched: patterns, their version in Redis, and what the setting `unwatched` makes of the rest."""
+"""Which workloads are watched: patterns, their version in Redis, and what the setting `unwatched` makes of
+the rest."""
 
 import fnmatch
 from collections.abc import Iterator

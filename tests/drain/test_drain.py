@@ -1,4 +1,5 @@
-"""`logweir drain` and `logweir stop` where nobody works; tests/e2e/test_workers.py has them on a real stack."""
+"""`logweir drain` and `logweir stop` where nobody works; tests/e2e/test_workers.py has them on a real
+stack."""
 
 import json
 import signal

@@ -1,4 +1,5 @@
-"""The front end in columns gives what line by line gives: masks by shape, headers by their head, the benchmarks beside Drain3."""
+"""The front end in columns gives what line by line gives: masks by shape, headers by their head, the
+benchmarks beside Drain3."""
 
 import csv
 from collections.abc import Callable, Iterator

@@ -1,4 +1,5 @@
-"""Masks on hostile lines, and hostile masks: time stays linear in the line, and what has no linear engine is refused."""
+"""Masks on hostile lines, and hostile masks: time stays linear in the line, and what has no linear engine is
+refused."""
 
 import time
 

@@ -214,7 +214,8 @@ def test_terminal_colours_and_runs_of_blanks_do_not_make_new_lines() -> None:
     [
         (
             JAVA,
-            "java.lang.IllegalStateException: order <NUM> is gone <NL> Caused by: java.io.IOException: disk <PATH> is full",
+            "java.lang.IllegalStateException: order <NUM> is gone <NL> Caused by: java.io.IOException: disk "
+            "<PATH> is full",
         ),
         (PYTHON, "Traceback (most recent call last): <NL> ValueError: thing <NUM> is wrong"),
         (GO, "panic: index out of range [<NUM>] <NL> goroutine <NUM> [running]:"),

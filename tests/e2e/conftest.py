@@ -19,10 +19,11 @@ def logweir(tmp_path: Path) -> Iterator[Command]:
 
 @pytest.fixture(scope="session")
 def trained() -> Iterator[Up]:
-    """One stack for the whole session, with a model learnt from 600 ordinary lines of the workload `base` and 120 orders.
+    """One stack for the whole session, with a model learnt from 600 ordinary lines of the workload `base` and
+    120 orders.
 
-    Its `story` keeps what was seen on the way: the rows before there was a model, the training, the rows afterwards.
-    """
+    Its `story` keeps what was seen on the way: the rows before there was a model, the training, the rows
+    afterwards."""
     with running() as up:
         up.send(orders(120), "orders")
         up.send(

@@ -125,7 +125,8 @@ class Command:
         )
 
     def start(self, *args: object, **env: str) -> "subprocess.Popen[bytes]":
-        """The same in the background; output goes to files `out` and `err` in the directory of the command."""
+        """The same in the background; output goes to files `out` and `err` in the directory of the
+        command."""
         with (self.cwd / "out").open("wb") as out, (self.cwd / "err").open("wb") as err:
             return subprocess.Popen(
                 [*self.program, *map(str, args)],
@@ -181,7 +182,8 @@ class Up:
         return redis.Redis.from_url(state["redis_url"])
 
     def pid(self, name: str) -> int:
-        """The process of a worker now, which changes when it is restarted. Waits until it is there: never 0."""
+        """The process of a worker now, which changes when it is restarted. Waits until it is there: never
+        0."""
 
         def found() -> int:
             return next((int(w["pid"]) for w in self.status()["workers"] if w["name"] == name), 0)
@@ -190,8 +192,8 @@ class Up:
 
     @contextlib.contextmanager
     def frozen(self, *names: str) -> Iterator[None]:
-        """These workers and what they started stand still meanwhile. The same processes go on afterwards: a worker that
-        stood still for long is in no list any more, so it cannot be asked for then."""
+        """These workers and what they started stand still meanwhile. The same processes go on afterwards: a
+        worker that stood still for long is in no list any more, so it cannot be asked for then."""
         processes = [psutil.Process(self.pid(name)) for name in names]
         processes += [child for worker in processes for child in worker.children(recursive=True)]
         for process in processes:
@@ -292,7 +294,8 @@ def running(env: Mapping[str, str] | None = None) -> Iterator[Up]:
 def ordinary(n: int, *, start: int = 0) -> list[str]:
     """Lines of a healthy service: few shapes, many values."""
     return [
-        f"2026-11-20T10:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: user {i} logged in from 10.0.{i % 250}.7 in {i % 97} ms"
+        f"2026-11-20T10:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: user {i} logged in from 10.0.{i % 250}.7 "
+        f"in {i % 97} ms"
         if i % 3
         else f"2026-11-20T10:{i // 60 % 60:02d}:{i % 60:02d}Z INFO app: cache refreshed with {i} entries"
         for i in range(start, start + n)
@@ -310,7 +313,8 @@ ORDER = (
 def orders(n: int, *, start: int = 0, steps: Sequence[str] = ORDER) -> list[str]:
     """Lines of a shop whose orders all go the same way, a few of them at a time."""
     return [
-        f"2026-11-20T10:{second // 60 % 60:02d}:{second % 60:02d}Z INFO shop: {step} request_id=order-{start + i:04d}"
+        f"2026-11-20T10:{second // 60 % 60:02d}:{second % 60:02d}Z INFO shop: {step} "
+        f"request_id=order-{start + i:04d}"
         for second, i, step in sorted(
             (start + i + k, i, step) for i in range(n) for k, step in enumerate(steps)
         )

@@ -97,7 +97,8 @@ class Lab:
     # ---- trainings -----------------------------------------------------------------------------
 
     def ask(self, *without: str, model: str = SHARED, workload: str = "base") -> str:
-        """Ask for a training, as the command does; those with other words to leave out are other trainings."""
+        """Ask for a training, as the command does; those with other words to leave out are other
+        trainings."""
         query = Query(exclude_words=without)
         request = TrainingRequest(model=model, workloads=(workload,), query=query, why="a test")
         request_id, _ = self.trainings.request(request)
@@ -190,8 +191,8 @@ class Lab:
 
     @contextlib.contextmanager
     def stops_at(self, place: TrainingState | Literal["moved"]) -> Iterator[psutil.Process]:
-        """The trainer's process, which stops once it has said this state, or has moved the pointer, and goes on
-        afterwards. The stack must run with `stopping()`."""
+        """The trainer's process, which stops once it has said this state, or has moved the pointer, and goes
+        on afterwards. The stack must run with `stopping()`."""
         child, sign = self.pool_child("train"), self.up.folder / STOPS / place
         sign.parent.mkdir(exist_ok=True)
         sign.touch()

@@ -1,4 +1,5 @@
-"""Bad input: each kind is refused in one sentence with exit code 2, or taken as well as it can be; nothing is lost."""
+"""Bad input: each kind is refused in one sentence with exit code 2, or taken as well as it can be; nothing is
+lost."""
 
 import contextlib
 import os
@@ -36,8 +37,9 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(
     assert not (logweir.cwd / "logweir-out").exists()
 
 
-# Root obeys the modes of files without these two capabilities of linux/capability.h (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH;
-# 24 is PR_CAPBSET_DROP). Root stays the owner of this checkout: another user may be unable to enter the folder above it.
+# Root obeys the modes of files without these two capabilities of linux/capability.h (CAP_DAC_OVERRIDE,
+# CAP_DAC_READ_SEARCH; 24 is PR_CAPBSET_DROP). Root stays the owner of this checkout: another user may be
+# unable to enter the folder above it.
 OBEYING_MODES = """
 import ctypes, os, sys
 if os.getuid() == 0:

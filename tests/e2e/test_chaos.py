@@ -1,4 +1,5 @@
-"""A short chaos run with a fixed seed: everything is broken for some minutes, and in the end every line is there once."""
+"""A short chaos run with a fixed seed: everything is broken for some minutes, and in the end every line is
+there once."""
 
 import json
 import subprocess
@@ -9,16 +10,19 @@ import pytest
 
 MINUTES = 3.0
 SEED = 47  # every kind of fault within three minutes, the hang early
-# A fault that needs a process which another one has just ended may come to nothing; all the others must have been done.
+# A fault that needs a process which another one has just ended may come to nothing; all the others must have
+# been done.
 FAULTS = 40
-# In s. It takes under five minutes; a machine that is busy starts the stack, settles and stops it more slowly.
+# In s. It takes under five minutes; a machine that is busy starts the stack, settles and stops it more
+# slowly.
 RUN_S = 780.0
 END_S = 90.0  # it stops the stack and unmounts its disk
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(log: Path, *options: str) -> tuple[int, str]:
-    """The exit code of the bench and what it printed; asked to end when it takes too long, so that it cleans up."""
+    """The exit code of the bench and what it printed; asked to end when it takes too long, so that it cleans
+    up."""
     with (
         log.open("wb") as err,
         subprocess.Popen(

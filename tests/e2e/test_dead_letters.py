@@ -1,4 +1,5 @@
-"""What cannot be processed: split until the bad lines stand alone, listed, retried, discarded; and hostile messages."""
+"""What cannot be processed: split until the bad lines stand alone, listed, retried, discarded; and hostile
+messages."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Flower beside a real stack: what an operator sees, where it listens, and that the stack does not depend on it."""
+"""Flower beside a real stack: what an operator sees, where it listens, and that the stack does not depend on
+it."""
 
 import base64
 import json

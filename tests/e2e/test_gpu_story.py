@@ -1,4 +1,5 @@
-"""A machine with two GPUs (a made-up driver, everything else real): the stack finds them, lends them, and closes them.
+"""A machine with two GPUs (a made-up driver, everything else real): the stack finds them, lends them, and
+closes them.
 
 logweir up -> agent -> pool -> logweir gpu run -> kill -9 -> closed until the driver has seen the program go
 """
@@ -30,7 +31,8 @@ SLEEP = "import time; time.sleep(600)"
 
 @dataclass(slots=True)
 class Machine:
-    """The stack on it, its driver, and its pool; what it shows is looked at here, quicker than with a command each time."""
+    """The stack on it, its driver, and its pool; what it shows is looked at here, quicker than with a command
+    each time."""
 
     up: Up
     driver: Driver

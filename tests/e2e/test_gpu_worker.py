@@ -1,7 +1,8 @@
-"""Our own workers on a GPU that a made-up driver shows: the share, the door, the CPU that does the work when it must.
+"""Our own workers on a GPU that a made-up driver shows: the share, the door, the CPU that does the work when
+it must.
 
-The arithmetic runs on the CPU (`pipeline.workers.gpu NAME cpu`); agent, pool, queues, leases and processes are real.
-"""
+The arithmetic runs on the CPU (`pipeline.workers.gpu NAME cpu`); agent, pool, queues, leases and processes
+are real."""
 
 import json
 import os

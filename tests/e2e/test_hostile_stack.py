@@ -1,4 +1,5 @@
-"""The whole stack as an ACL user over TLS, with secrets of odd characters: it works, and no secret is seen anywhere."""
+"""The whole stack as an ACL user over TLS, with secrets of odd characters: it works, and no secret is seen
+anywhere."""
 
 import base64
 import stat
@@ -79,7 +80,8 @@ def test_a_stack_works_as_the_documented_user_over_tls_and_shows_no_secret(tmp_p
                 assert len(commands) > 5
                 assert not [c for c in commands if leaks(c)]
                 assert stat.S_IMODE((up.data / "stack.json").stat().st_mode) == 0o600
-                # The user loses its rights while the stack works: what it says of failing logins is looked at too.
+                # The user loses its rights while the stack works: what it says of failing logins is looked at
+                # too.
                 allow(client, documented_line(), password="another")
                 client.execute_command("CLIENT", "KILL", "USER", "logweir")
                 logs = up.data / "logs"

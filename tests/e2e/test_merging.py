@@ -1,4 +1,5 @@
-"""A flood of small batches with unknown lines on a real stack: few passes of the model, and every line scored once."""
+"""A flood of small batches with unknown lines on a real stack: few passes of the model, and every line scored
+once."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,5 @@
-"""Metrics of a real stack: what Prometheus reads while lines flow and workers die, and that the stack does not depend on it."""
+"""Metrics of a real stack: what Prometheus reads while lines flow and workers die, and that the stack does
+not depend on it."""
 
 import json
 import os
@@ -20,7 +21,8 @@ def up() -> Iterator[Up]:
 
 
 def scrape(up: Up) -> dict[tuple[str, ...], float]:
-    """Samples by name and the values of their labels, which are in the order of the labels' names; empty while nobody answers."""
+    """Samples by name and the values of their labels, which are in the order of the labels' names; empty
+    while nobody answers."""
     try:
         with urllib.request.urlopen(up.facts["metrics"], timeout=10) as answer:
             text = answer.read().decode()

@@ -1,4 +1,5 @@
-"""`logweir run`: results, refusals of what cannot be used, interrupts, and processes that die in the middle."""
+"""`logweir run`: results, refusals of what cannot be used, interrupts, and processes that die in the
+middle."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""`logweir send` and the verbs that print facts: every way to send, every flag refused that makes no sense."""
+"""`logweir send` and the verbs that print facts: every way to send, every flag refused that makes no
+sense."""
 
 import contextlib
 import json

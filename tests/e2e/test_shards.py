@@ -1,4 +1,5 @@
-"""Stage drain in several shards, as processes: their number changes over one data directory, and a writer is killed."""
+"""Stage drain in several shards, as processes: their number changes over one data directory, and a writer is
+killed."""
 
 import os
 import shutil
@@ -90,8 +91,8 @@ def test_the_number_of_shards_may_change_and_no_line_is_lost_and_no_id_changes(u
     stack = up(3)
     queues = {q for w in stack.status()["workers"] for q in w["queues"]}
     assert {"drain", "drain.1", "drain.2", "drain.2.backfill"} <= queues
-    # Under the first model the cache is empty: every line comes to a writer once more, and those of `one` are judged again.
-    # A training of three seconds may fail on a busy machine; this test is not about trainings.
+    # Under the first model the cache is empty: every line comes to a writer once more, and those of `one` are
+    # judged again. A training of three seconds may fail on a busy machine; this test is not about trainings.
     train = ("train", "--workload", WORKLOADS[0], "--json")
     until(lambda: stack.logweir(*train).returncode == 0, what="there is a model")
     for number, workload in enumerate(WORKLOADS):
@@ -145,7 +146,8 @@ def test_the_number_of_shards_may_change_and_no_line_is_lost_and_no_id_changes(u
 
 
 def test_a_killed_writer_is_replaced_while_the_other_shards_go_on(up: Start) -> None:
-    # Long enough that the writer still has its lease when it is killed, so that the other one has to wait for it.
+    # Long enough that the writer still has its lease when it is killed, so that the other one has to wait for
+    # it.
     stack = up(2, LOGWEIR_DRAIN_PROCESSES="2", LOGWEIR_INTERNAL_LEASE_TTL_MS="15000")
     names = {w["name"] for w in stack.status()["workers"]}
     assert {"drain", "drain-2", "drain.1", "drain.1-2"} <= names

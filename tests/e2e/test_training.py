@@ -1,4 +1,5 @@
-"""Trainings on a real stack: killed at every stage, queued, merged, cancelled; the live model is never taken away."""
+"""Trainings on a real stack: killed at every stage, queued, merged, cancelled; the live model is never taken
+away."""
 
 import json
 import os
@@ -108,7 +109,8 @@ def _holder(lab: Lab) -> str:
 
 
 def _freed(lab: Lab, holder: str) -> None:
-    """The lease of a dead trainer is free after its time, and what it left is swept up; 2 s for a busy machine."""
+    """The lease of a dead trainer is free after its time, and what it left is swept up; 2 s for a busy
+    machine."""
     within_s = LEASE_TTL_MS / 1000 + SWEEP_S + 2.0
     until(lambda: lab.leases.holder_of(TRAINING) != holder, within_s=within_s, what="the lease is free")
 

@@ -1,4 +1,5 @@
-"""The watchlist at work: named workloads get models by themselves, all others are counted and skipped by setting."""
+"""The watchlist at work: named workloads get models by themselves, all others are counted and skipped by
+setting."""
 
 import contextlib
 import json

@@ -1,4 +1,5 @@
-"""Several workers per role under lines that kill or hang them; health, draining and stopping: one real stack."""
+"""Several workers per role under lines that kill or hang them; health, draining and stopping: one real
+stack."""
 
 import contextlib
 import json

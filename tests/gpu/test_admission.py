@@ -40,7 +40,8 @@ def test_what_the_pool_can_ever_grant_is_not_refused(need: Need) -> None:
 
 def test_a_need_larger_than_every_device_is_told_what_each_has() -> None:
     assert why(shared(24 * GIB)) == (
-        "24 GiB fit on no device: A100 GPU-n0-00000 has 20,000 MiB for leases, A100 GPU-n1-00000 has 16,384 MiB for leases, "
+        "24 GiB fit on no device: A100 GPU-n0-00000 has 20,000 MiB for leases, A100 GPU-n1-00000 has 16,384 "
+        "MiB for leases, "
         "A100 GPU-n0-00001 has 8,192 MiB for leases; ask for less memory"
     )
 

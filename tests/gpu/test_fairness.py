@@ -1,4 +1,5 @@
-"""Dominant shares, weights and the half-life: the algebra, a fluid reference, and what whole needs keep of it."""
+"""Dominant shares, weights and the half-life: the algebra, a fluid reference, and what whole needs keep of
+it."""
 
 import math
 from collections import Counter
@@ -259,7 +260,8 @@ def test_splitting_work_into_more_needs_gains_nothing(pieces: int, gpus: int) ->
 def fluid(
     capacity: Sequence[float], demands: Sequence[Sequence[float]], limits: Sequence[float] | None = None
 ) -> tuple[float, ...]:
-    """How many tasks each runs, tasks being divisible. Raise all dominant shares at one rate; who demands what has run out, or has all it wants, stands still."""
+    """How many tasks each runs, tasks being divisible. Raise all dominant shares at one rate; who demands
+    what has run out, or has all it wants, stands still."""
     most = [
         max(amount / have for amount, have in zip(demand, capacity, strict=True) if amount)
         for demand in demands

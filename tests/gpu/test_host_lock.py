@@ -140,7 +140,8 @@ def test_a_uuid_with_odd_characters_stays_in_its_directory(tmp_path: Path) -> No
 def test_a_file_that_was_removed_meanwhile_does_not_let_two_in(tmp_path: Path) -> None:
     with another_process(tmp_path / "locks", exclusive=True):
         (tmp_path / "locks" / f"{UUID}.lock").unlink()
-        # Whoever cleans the directory takes the second line away; the next holders agree again on the new file.
+        # Whoever cleans the directory takes the second line away; the next holders agree again on the new
+        # file.
         with host_lock(tmp_path / "locks", UUID, exclusive=True, wait_s=0):
             assert not free(tmp_path / "locks")
     assert wait_until(lambda: free(tmp_path / "locks"), timeout_s=5)

@@ -1,26 +1,28 @@
 """What must hold of the GPU pool whatever happens, and the tests that state it.
 
-1. What is leased on a device, with what ended leases left there, is never more than may be leased, in signed numbers,
+1. Leases on a device, with the orphans of ended leases, never exceed what may be leased, in signed numbers,
    after any step and any crash.
    test_ledger_machine.py::test_the_pool_agrees_with_its_model_whatever_happens
    test_ledger.py::test_a_device_that_shrank_under_its_leases_has_no_room_not_endless_room
    test_policy.py::test_every_plan_keeps_to_capacity_whole_gangs_closed_doors_and_quotas
    test_torture.py::test_leases_hold_while_processes_are_killed_and_stopped_and_redis_is_restarted
-2. A need that fits exactly is granted; one that no device can ever take is refused when it is asked for, with the
+2. A need that fits exactly is granted; one that no device can ever take is refused at once, with the
    reason of each device.
    test_ledger.py::test_an_exact_fit_is_granted_and_one_mib_more_is_not
    test_policy.py::test_an_exact_fit_is_accepted_to_the_last_mib_and_percent
    test_admission.py::test_a_need_larger_than_every_device_is_told_what_each_has
    ../e2e/test_gpu_story.py::test_what_can_never_be_had_is_refused_at_once_with_the_reason_per_device
    test_agent.py::test_unequal_gpus_of_a_node_keep_their_own_sizes
-3. A lease moves from granted to active to one of its ends and never back; each device counts its leases, and whoever
+3. A lease moves from granted to active to one of its ends and never back; each device counts its leases, and
+whoever
    comes with a count that is not the lease's own can neither renew, begin nor give back.
    test_ledger.py::test_a_lease_lives_through_its_states_and_says_how_it_ended
    test_ledger.py::test_tokens_only_grow_and_no_two_leases_have_the_same
    test_ledger.py::test_a_stranger_and_a_stale_token_can_neither_renew_nor_begin_nor_release
    test_ledger.py::test_a_lease_that_ran_out_cannot_be_renewed_before_or_after_the_sweep
    test_pool.py::test_two_needs_of_one_size_are_not_swapped
-4. What a killed holder had is back after its TTL and one sweep, and goes to nobody before its process has left the
+4. What a killed holder had is back after its TTL and one sweep, and goes to nobody before its process has
+left the
    device.
    test_invariants.py::test_capacity_of_a_killed_holder_is_back_within_ttl_and_one_sweep
    test_ledger.py::test_after_a_kill_the_device_is_free_only_when_its_process_has_gone
@@ -33,13 +35,15 @@
    test_ledger.py::test_a_node_whose_clock_is_an_hour_off_is_shown_so_and_works
    test_ledger.py::test_a_redis_clock_that_went_back_ends_nothing_and_decays_nothing
    test_fairness.py::test_a_clock_that_steps_back_neither_fades_nor_raises_use
-8. A gang has all of its devices or none; one need at a time has the reservation; what overtakes it does not delay it;
+8. A gang has all of its devices or none; one need at a time has the reservation; what overtakes it does not
+delay it;
    every need has its turn.
    test_ledger.py::test_a_gang_gets_all_of_its_devices_or_none
    test_policy.py::test_the_first_need_that_does_not_fit_gets_the_one_reservation
    test_policy.py::test_nothing_that_overtakes_delays_the_start_that_was_reserved
    test_policy.py::test_whoever_is_at_place_p_starts_within_p_plus_one_longest_leases
-9. Divisible needs get what dominant resource fairness promises; whole ones leave nobody envious by more than one need and
+9. Divisible needs get what dominant resource fairness promises; whole ones leave nobody envious by more than
+one need and
    nothing that fits idle; splitting work gains nothing.
    test_fairness.py::test_the_reference_has_the_four_properties_of_the_paper
    test_fairness.py::test_nobody_envies_another_by_more_than_one_need
@@ -52,7 +56,8 @@
    test_policy.py::test_displacing_comes_to_rest_and_never_goes_in_turns
    test_policy.py::test_no_victim_could_have_stayed
    test_policy.py::test_a_lease_is_left_alone_by_other_tenants_for_its_first_seconds
-12. A fatal error of a GPU marks all of its slices, one that names no GPU marks all, an error of a program none; a device
+12. A fatal error of a GPU marks all of its slices, one that names no GPU marks all, an error of a program
+none; a device
    comes back after it was well for a while; whoever cannot look at it calls it unhealthy.
    test_agent.py::test_an_xid_marks_every_slice_of_its_gpu_and_no_other
    test_agent.py::test_an_xid_that_names_no_gpu_marks_all
@@ -60,7 +65,8 @@
    test_agent.py::test_a_fatal_xid_makes_the_gpu_unusable_until_it_was_well_for_a_while
    test_agent.py::test_a_gpu_whose_driver_asks_for_a_reset_is_unusable_until_it_was_reset
    test_agent.py::test_a_look_whose_thread_cannot_start_makes_devices_unusable_and_they_recover
-13. A model is loaded once per device; a load that never ends is given up; models go with the lease that they were loaded
+13. A model is loaded once per device; a load that never ends is given up; models go with the lease that they
+were loaded
    under, however that ends.
    test_placement.py::test_two_processes_that_race_load_a_model_once
    test_placement.py::test_a_load_that_never_ends_is_given_up_and_its_memory_stays_counted_until_it_does

@@ -1,4 +1,5 @@
-"""The pool's ledger on a real Redis: capacity, tokens, what a lost lease can still do (nothing), nodes that fall silent."""
+"""The pool's ledger on a real Redis: capacity, tokens, what a lost lease can still do (nothing), nodes that
+fall silent."""
 
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,9 @@
-"""The pool's ledger against a plain model of it: whatever is done, twice, or not at all, nothing is given away twice.
+"""The pool's ledger against a plain model of it: whatever is done, twice, or not at all, nothing is given
+away twice.
 
-A crash is a step that is not taken: any rule may follow any other, so whoever should have renewed, begun, released or
-swept next may never do it. Duplicates are rules that may strike twice, with the leases of the past among them.
-"""
+A crash is a step that is not taken: any rule may follow any other, so whoever should have renewed, begun,
+released or swept next may never do it. Duplicates are rules that may strike twice, with the leases of the
+past among them."""
 
 import uuid
 from collections import Counter

@@ -1,4 +1,5 @@
-"""The pool's ledger where machines leave, leases are asked for anew, Redis forgets or its clock is set back."""
+"""The pool's ledger where machines leave, leases are asked for anew, Redis forgets or its clock is set
+back."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,5 @@
-"""The rules of the pool: order, fit, whole gangs, the one reservation, its door, and who is asked to yield."""
+"""The rules of the pool: order, fit, whole gangs, the one reservation, its door, and who is asked to
+yield."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -106,7 +107,8 @@ def test_the_order_in_which_a_snapshot_lists_its_parts_changes_nothing(
 @given(snapshots(), RULES)
 @effort(max_examples=60, deadline=None)
 def test_a_plan_that_was_done_has_no_second_reservation_in_it(world: Snapshot, rule: Backfill) -> None:
-    """Planning again with nothing changed settles: no grants, the same reservation, so that nothing is written."""
+    """Planning again with nothing changed settles: no grants, the same reservation, so that nothing is
+    written."""
     for _ in range(3):
         made = make_plan(world, backfill=rule)
         world = after(world, made, obey=False)
@@ -623,7 +625,8 @@ def _need(
 
 
 def _crowd(chance: random.Random) -> Snapshot:
-    """A pool that filled up with small leases by plans, a minute ago, and some who come now and want more each."""
+    """A pool that filled up with small leases by plans, a minute ago, and some who come now and want more
+    each."""
     on = devices(chance.randint(1, 4))
     known = {name: Tenant(name=name, weight=chance.choice((0.5, 1.0, 2.0))) for name in "abc"}
     first = [

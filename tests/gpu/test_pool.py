@@ -1,4 +1,5 @@
-"""The pool from its users' side: asking, waiting, giving back; who plans; and every way out without a lease."""
+"""The pool from its users' side: asking, waiting, giving back; who plans; and every way out without a
+lease."""
 
 import threading
 import time

@@ -1,4 +1,5 @@
-"""A lease in use: renewed, asked for, lost, given back; with the real ledger, and with one that answers as told."""
+"""A lease in use: renewed, asked for, lost, given back; with the real ledger, and with one that answers as
+told."""
 
 import os
 import threading

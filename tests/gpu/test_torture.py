@@ -1,4 +1,5 @@
-"""Leases under torture, in small (scripts/bench gpu-lease does 10,000 operations); and the judge of it, who must not sleep."""
+"""Leases under torture, in small (scripts/bench gpu-lease does 10,000 operations); and the judge of it, who
+must not sleep."""
 
 from pathlib import Path
 from typing import Any

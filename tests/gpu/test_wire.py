@@ -1,4 +1,5 @@
-"""The JSON of the pool's values: what goes in comes out, older and newer forms are read, what is broken is named."""
+"""The JSON of the pool's values: what goes in comes out, older and newer forms are read, what is broken is
+named."""
 
 import json
 from dataclasses import replace

@@ -52,7 +52,8 @@ def _poison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _trained_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit that writes a bundle and a judge that lets it pass; reading, publishing and ending are the real ones."""
+    """A fit that writes a bundle and a judge that lets it pass; reading, publishing and ending are the real
+    ones."""
 
     def fit(_: Any, request: trainer.FitRequest) -> Iterator[Any]:
         yield SimpleNamespace(percent=1.0, remaining_s=1.0, epoch=1.0, loss=1.0)

@@ -1,4 +1,5 @@
-"""What was acknowledged survives what docs/durability.md says it survives; every promise there names its test."""
+"""What was acknowledged survives what docs/durability.md says it survives; every promise there names its
+test."""
 
 import logging
 import os
@@ -74,7 +75,8 @@ def said(sender: Sender) -> str:
 
 
 class Cutting(Producer):
-    """A producer that knows when the power goes: after its n-th acknowledgement, and what the disk has then."""
+    """A producer that knows when the power goes: after its n-th acknowledgement, and what the disk has
+    then."""
 
     power: Power
     back_to: int
@@ -314,7 +316,8 @@ def test_killing_redis_right_after_an_acknowledgement_loses_none(fsync: str) -> 
 
 
 def synced_when_answered(own: Power, trace: Path, batches: int) -> list[bool]:
-    """For each accepted batch, whether the AOF was synced, as its last change, before Redis wrote the answer."""
+    """For each accepted batch, whether the AOF was synced, as its last change, before Redis wrote the
+    answer."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not here")
     producer = Producer.connect(own.settings)

@@ -1,4 +1,5 @@
-"""The life of a batch on a real Redis: taken in once, claimed, moved, stored once, or dead with its reason."""
+"""The life of a batch on a real Redis: taken in once, claimed, moved, stored once, or dead with its
+reason."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

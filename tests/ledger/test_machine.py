@@ -1,7 +1,7 @@
 """The ledger against a plain model of it: whatever happens in whatever order, the sums and the lists agree.
 
-Every move is made twice, as by somebody who did not get the answer: the second time changes nothing and says so.
-"""
+Every move is made twice, as by somebody who did not get the answer: the second time changes nothing and says
+so."""
 
 import uuid
 from dataclasses import dataclass, field

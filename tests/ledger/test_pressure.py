@@ -1,4 +1,5 @@
-"""At every limit the pipeline says so and loses nothing: the closed door, dead letters, full queues, long backlogs."""
+"""At every limit the pipeline says so and loses nothing: the closed door, dead letters, full queues, long
+backlogs."""
 
 import json
 import threading

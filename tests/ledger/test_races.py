@@ -1,5 +1,5 @@
-"""Everybody at once on one ledger: workers, zombies, sweepers, operators and a new model, while the sums are read at one
-moment, again and again."""
+"""Everybody at once on one ledger: workers, zombies, sweepers, operators and a new model, while the sums are
+read at one moment, again and again."""
 
 import random
 import threading

@@ -1,4 +1,5 @@
-"""The sweeper on a real ledger and a real broker: it sends the difference between the two, no more and no less."""
+"""The sweeper on a real ledger and a real broker: it sends the difference between the two, no more and no
+less."""
 
 import json
 from collections import Counter

@@ -1,4 +1,5 @@
-"""Marks on a real Redis: they hold from the next batch on, run out by themselves, are bounded, and never stop a batch."""
+"""Marks on a real Redis: they hold from the next batch on, run out by themselves, are bounded, and never stop
+a batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Where a batch waits: the queue of its stage, and the GPU only when somebody serves it and training leaves it free."""
+"""Where a batch waits: the queue of its stage, and the GPU only when somebody serves it and training leaves
+it free."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Batches of stage drain find the queue of their shard, whatever the number of shards becomes; operators see each queue."""
+"""Batches of stage drain find the queue of their shard, whatever the number of shards becomes; operators see
+each queue."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Moving the live pointer by hand, what became of each version, what is kept, and versions that cannot be read."""
+"""Moving the live pointer by hand, what became of each version, what is kept, and versions that cannot be
+read."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Which version a process answers under: the live one once it was read, the one before while that is damaged."""
+"""Which version a process answers under: the live one once it was read, the one before while that is
+damaged."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""Lines that several processes bring at the same time: scored once, waited for briefly, and lost without harm."""
+"""Lines that several processes bring at the same time: scored once, waited for briefly, and lost without
+harm."""
 
 import os
 import signal

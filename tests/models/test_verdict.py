@@ -233,7 +233,8 @@ def test_rarity_falls_from_one_to_zero_with_the_count() -> None:
 
 def test_concluding_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; import pipeline.models.verdict, pipeline.models.bundle, pipeline.models.prior, pipeline.models.novelty; "
+        "import sys; import pipeline.models.verdict, pipeline.models.bundle, pipeline.models.prior, "
+        "pipeline.models.novelty; "
         "print([m for m in ('torch', 'transformers', 'tokenizers', 'safetensors') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,5 @@
-"""The metrics: what workers count survives them, one endpoint shows it all, and its labels are closed sets."""
+"""The metrics: what workers count survives them, one endpoint shows it all, and its labels are closed
+sets."""
 
 import os
 import signal

@@ -122,7 +122,8 @@ def test_the_dashboard_shows_every_visualization_and_the_anomalous_lines_without
 
 
 def body_of(thing: dict[str, Any]) -> dict[str, Any]:
-    """The search that Dashboards makes of a visualization: buckets inside each other, metrics in the innermost."""
+    """The search that Dashboards makes of a visualization: buckets inside each other, metrics in the
+    innermost."""
     metrics: dict[str, Any] = {}
     buckets = []
     for agg in aggregations(thing):

@@ -1,4 +1,5 @@
-"""Pushed lines and records on their way to Redis and back: what is packed comes out, what is damaged is refused."""
+"""Pushed lines and records on their way to Redis and back: what is packed comes out, what is damaged is
+refused."""
 
 import zlib
 from collections import deque

@@ -1,4 +1,5 @@
-"""A Redis with a password, a user of few rights and TLS: one REDIS_URL does for everything, and what is wrong is told."""
+"""A Redis with a password, a user of few rights and TLS: one REDIS_URL does for everything, and what is wrong
+is told."""
 
 import re
 import ssl

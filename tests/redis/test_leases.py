@@ -1,4 +1,5 @@
-"""Leases on a real Redis: who may hold what, when a lease is lost, and what a stale token can still do (nothing)."""
+"""Leases on a real Redis: who may hold what, when a lease is lost, and what a stale token can still do
+(nothing)."""
 
 import uuid
 from dataclasses import dataclass, replace

@@ -1,4 +1,5 @@
-"""Several writers of templates side by side: each learns its workloads, gives its own ids, and knows what the others know."""
+"""Several writers of templates side by side: each learns its workloads, gives its own ids, and knows what the
+others know."""
 
 import itertools
 from collections import Counter
@@ -147,7 +148,8 @@ def test_each_shard_gives_ids_of_its_own(client: "redis.Redis", two: Settings) -
 
 
 def test_a_line_that_one_shard_knows_has_its_id_in_all_of_them(client: "redis.Redis", two: Settings) -> None:
-    """Under a new model the cache is empty, and whichever shard meets a line first answers it for all workloads."""
+    """Under a new model the cache is empty, and whichever shard meets a line first answers it for all
+    workloads."""
     first, second = Writer(client, two), Writer(client, two, 1)
     assert second.learn("gamma") == [IDS + 1], "it has read everything that there is"
     assert first.learn("job one done", "job two done", "alpha") == [1, 1, 2]

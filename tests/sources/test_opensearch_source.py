@@ -1,4 +1,5 @@
-"""Polling the log indices of a real server into a real ledger: every document once, whatever it looks like."""
+"""Polling the log indices of a real server into a real ledger: every document once, whatever it looks
+like."""
 
 import select
 import socket
@@ -286,7 +287,8 @@ def test_a_poller_reads_again_what_redis_lost(logs: Settings, server: OpenSearch
             accepted += 1
             if accepted == after:
                 own.cut(before)
-                ledger.client.connection_pool.disconnect()  # what a caller does that was told that Redis is away
+                # what a caller does that was told that Redis is away
+                ledger.client.connection_pool.disconnect()
             return answer
 
         write(server, named(logs), *lines(30))
@@ -552,6 +554,7 @@ def test_redis_that_is_away_is_waited_for(
     monkeypatch.setattr("pipeline.workers.source.RETRY_S", 0.05)
     monkeypatch.setattr(Producer, "accept", away)
     running.start(logs, "one")
-    # The third answer was not the ledger's: nothing of it is in, so the poll after it reads the documents again.
+    # The third answer was not the ledger's: nothing of it is in, so the poll after it reads the documents
+    # again.
     assert wait_until(lambda: len(messages(ledger)) == 10, timeout_s=10)
     assert len(tries) == 3

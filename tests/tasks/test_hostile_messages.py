@@ -1,4 +1,5 @@
-"""Hostile messages in a queue: nothing of them is executed, none ends the worker, and good work goes on beside them."""
+"""Hostile messages in a queue: nothing of them is executed, none ends the worker, and good work goes on
+beside them."""
 
 import base64
 import bz2
@@ -43,7 +44,8 @@ class Run:
 def message(
     args: object = ("b-1",), *, kwargs: object = None, embed: object = None, **other: Any
 ) -> dict[str, Any]:
-    """A message as Celery sends it; `headers` and `properties` are put over its own, the rest over its top."""
+    """A message as Celery sends it; `headers` and `properties` are put over its own, the rest over its
+    top."""
     body = json.dumps(
         [args, kwargs or {}, embed or dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))]
     )
@@ -209,7 +211,8 @@ def test_a_wake_up_is_small_and_one_with_the_longest_id_still_passes(
 def test_a_worker_sends_its_own_tasks_to_others_without_its_time_limits(
     settings: Settings, client: "redis.Redis"
 ) -> None:
-    """A GPU worker hands a batch to the CPU queue: the same task, which is registered with a limit in both."""
+    """A GPU worker hands a batch to the CPU queue: the same task, which is registered with a limit in
+    both."""
     app = make_app(settings)
 
     @app.task(name="logweir.ingest", shared=False, lazy=False, time_limit=300)  # type: ignore[untyped-decorator]

@@ -1,4 +1,5 @@
-"""Payloads and bundles that lie: refused with an error of ours, in bounded memory, and never the end of the process."""
+"""Payloads and bundles that lie: refused with an error of ours, in bounded memory, and never the end of the
+process."""
 
 import io
 import json

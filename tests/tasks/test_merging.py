@@ -32,7 +32,8 @@ from pipeline.tasks.step import HUNG, perform
 
 
 class Worker(Context):
-    """A scoring process whose network says the same of every line, and which remembers what it was asked at once."""
+    """A scoring process whose network says the same of every line, and which remembers what it was asked at
+    once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,5 @@
-"""Two builds on one Redis: what the one before left behind is worked off, and what a newer one writes is left to it."""
+"""Two builds on one Redis: what the one before left behind is worked off, and what a newer one writes is left
+to it."""
 
 import base64
 import json

@@ -1,4 +1,5 @@
-"""Records of any number to a sample of bounded size: what is exact, what is drawn, and what a query lets through."""
+"""Records of any number to a sample of bounded size: what is exact, what is drawn, and what a query lets
+through."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""What a training learns from: which workloads a request means, which store, and what is said when there is nothing."""
+"""What a training learns from: which workloads a request means, which store, and what is said when there is
+nothing."""
 
 import json
 from dataclasses import replace

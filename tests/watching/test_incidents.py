@@ -1,4 +1,5 @@
-"""Incidents: what begins together is one thing, whatever the order, however often it is told, and wherever it is cut."""
+"""Incidents: what begins together is one thing, whatever the order, however often it is told, and wherever it
+is cut."""
 
 import random
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,5 @@
-"""Minutes without lines: many at once come to what each by itself comes to, and a look that is cut short to what a whole one does."""
+"""Minutes without lines: many at once come to what each by itself comes to, and a look that is cut short to
+what a whole one does."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -137,7 +138,8 @@ def after(steps: int) -> Callable[[], bool]:
 
 
 def read(rates: Rates, lines: Lines, *, steps: int | None) -> tuple[list[Alarm], Rates, int]:
-    """As a file is read, in pieces: the alarms, the state in the end, and how often a look was gone on with."""
+    """As a file is read, in pieces: the alarms, the state in the end, and how often a look was gone on
+    with."""
     told, more = [], 0
     for at, piece in enumerate([*pieces(lines, 30), []]):
         now = START + 10_000_000 + 3 * at

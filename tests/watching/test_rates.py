@@ -153,7 +153,8 @@ def test_a_burst_does_not_make_itself_expected(learnt: bytes) -> None:
 
 
 def test_what_is_seldom_by_the_clock_is_not_missed_in_a_busy_hour() -> None:
-    """Ten minutes of work every six hours, with a line of template 3 in each; the last time 45 more, without it."""
+    """Ten minutes of work every six hours, with a line of template 3 in each; the last time 45 more, without
+    it."""
     counts = np.zeros((2600, 3), dtype=np.int64)
     rng = np.random.default_rng(35)
     for begin in range(0, len(counts), 360):

@@ -1,4 +1,5 @@
-"""Open sessions: what they collect, when they are over, and that neither batches nor their order change what is judged."""
+"""Open sessions: what they collect, when they are over, and that neither batches nor their order change what
+is judged."""
 
 import random
 from dataclasses import replace

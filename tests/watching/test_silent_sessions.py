@@ -258,7 +258,8 @@ def test_sessions_may_stay_open_for_longer_than_a_silence_and_are_cut_at_it(sett
 
 
 class Whole:
-    """What is not whole is anomalous: OPEN, WORK, CLOSE in order; a fault, too, and that whatever came before."""
+    """What is not whole is anomalous: OPEN, WORK, CLOSE in order; a fault, too, and that whatever came
+    before."""
 
     ends = frozenset[int]()
     stateful = True

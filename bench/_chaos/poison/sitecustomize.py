@@ -1,11 +1,11 @@
 """Put on the PYTHONPATH of the workers of a chaos run: what the product itself has no setting for.
 
-A line with the word of chaos is poison for whoever prepares it. And messages are given to another worker after
-CHAOS_VISIBILITY_S instead of an hour, so that one that was stopped for longer goes on beside whoever has its message.
+A line with the word of chaos is poison for whoever prepares it. And messages are given to another worker
+after CHAOS_VISIBILITY_S instead of an hour, so that one that was stopped for longer goes on beside whoever
+has its message.
 
-Python imports a module of this name by itself when it starts. It waits until the modules that it changes are imported;
-nothing of the product knows about it.
-"""
+Python imports a module of this name by itself when it starts. It waits until the modules that it changes are
+imported; nothing of the product knows about it."""
 
 import importlib.abc
 import importlib.machinery
