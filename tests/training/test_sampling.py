@@ -522,11 +522,11 @@ def test_half_written_files_and_batches_taken_back_meanwhile_are_passed_over(tmp
     assert sampling._read(files, pl.lit(value=True)).is_empty()
 
 
-def test_files_of_other_columns_are_read_with_the_rest(tmp_path: Path) -> None:
+def test_files_with_more_columns_are_read_with_the_rest(tmp_path: Path) -> None:
     keep(tmp_path, "b1", stored("warm"))
-    older = keep(tmp_path, "b2", stored("cold"))
-    frame = pl.read_parquet(older, hive_partitioning=False)
-    frame.with_columns(pl.lit(1).alias("gone since")).drop("raw").write_parquet(older)
+    newer = keep(tmp_path, "b2", stored("cold"))
+    frame = pl.read_parquet(newer, hive_partitioning=False)
+    frame.with_columns(pl.lit(1).alias("added later")).write_parquet(newer)
     assert read(tmp_path) == ["cold", "warm"]
 
 
