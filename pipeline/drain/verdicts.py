@@ -5,13 +5,15 @@ bound the cache (drain/learn.lua rotates them). A bounded LRU dict in front save
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import redis
 
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
 from pipeline.records.verdict import Verdict
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
@@ -25,6 +27,18 @@ LOCAL_VERDICTS: Final = 100_000  # of one version in a process
 LOCAL_VERSIONS: Final = 4
 # The version of verdicts before the first model.
 WARMING_VERSION: Final = "warming"
+
+
+class LearnArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of drain/learn.lua by name."""
+
+    token: str  # "": not fenced
+    limit: int
+    ttl_s: int
+    tell: bool  # the templates index follows
+    follow: bool  # learners of other shards follow
+    templates: list[dict[str, str | bytes]]  # id, packed, workload that counts it or ""
+    verdicts: list[bytes]  # keys and verdicts in turn
 
 
 class Verdicts:
@@ -65,29 +79,20 @@ class Verdicts:
 
         False when `token` is no longer the token of the holder of `lease`; then nothing was written.
         """
-        args: list[Any] = [
-            token,
-            self.limit,
-            CACHE_TTL_S,
-            len(templates),
-            int(self.tell),
-            int(self.shards > 1),
-        ]
-        for template_id, blob, workload in templates:
-            args += [template_id, blob, workload]
-        for key, verdict in verdicts.items():
-            args += [_field(key), verdict.pack()]
+        args = LearnArgs(
+            token=token,
+            limit=self.limit,
+            ttl_s=CACHE_TTL_S,
+            tell=self.tell,
+            follow=self.shards > 1,
+            templates=[{"id": str(i), "packed": packed, "workload": name} for i, packed, name in templates],
+            verdicts=[x for key, verdict in verdicts.items() for x in (_field(key), verdict.pack())],
+        )
         k = self.keys
         generations = [k.verdicts(version, "young"), k.verdicts(version, "old")]
-        keys = [
-            k.lease(lease),
-            k.templates,
-            k.template_counts,
-            *generations,
-            k.templates_untold,
-            k.template_changes,
-        ]
-        if not self.scripts.run("drain/learn", keys, args):
+        keys = [k.lease(lease), k.templates, k.template_counts, *generations]
+        keys += [k.templates_untold, k.template_changes]
+        if not self.scripts.run("drain/learn", keys, [named_arguments(args)]):
             return False
         if version in self._local:
             self._remember(self._local[version], verdicts)

@@ -1,43 +1,39 @@
 -- The learner's write: templates and verdicts together, refused to a learner that lost its lease.
--- KEYS lease, templates, template counts, young verdicts, old verdicts, templates to be told, changes of templates
--- ARGV token ('' = not fenced), cache limit, ttl s, number of templates, 1 when others are to be told of templates,
---      1 when learners of other shards follow,
---      then per template: id, msgpack, workload to count it for ('' = changed, not new),
---      then pairs of verdict key and verdict
+-- KEYS lease, templates, template counts, young verdicts, old verdicts, templates_untold, template_changes
+-- ARGV the struct LearnArgs (drain/verdicts.py) as msgpack
 -- returns 1, or 0 when the token is not the holder's
--- invariant: a template id once written is never given to another template; the cache holds at most
---            `limit` verdicts: when the young half is full it becomes the old half (two-generation LRU).
-if ARGV[1] ~= '' then
-  local held = redis.call('HMGET', KEYS[1], 'token', 'deadline')
-  if held[1] ~= ARGV[1] or tonumber(held[2] or '0') <= now_ms() then return 0 end
+-- invariant: a template id once written is never given to another template. The cache holds at most `limit` verdicts:
+--            a full young generation becomes the old one (two-generation LRU).
+local a = cmsgpack.unpack(ARGV[1])
+local LEASE, TEMPLATES, COUNTS, YOUNG, OLD, UNTOLD, CHANGES = unpack(KEYS)
+if a.token ~= '' then
+  local lease = redis.call('HMGET', LEASE, 'token', 'deadline')
+  if lease[1] ~= a.token or tonumber(lease[2] or '0') <= now_ms() then return 0 end
 end
-local n = tonumber(ARGV[4])
-local at = 7
--- Somebody who counted from elsewhere has given this id meanwhile: whoever asks reads everything back and goes on above it.
-for i = 7, 4 + 3 * n, 3 do
-  local there = ARGV[i + 2] ~= '' and redis.call('HGET', KEYS[2], ARGV[i])
-  if there and there ~= ARGV[i + 1] then return 0 end
+-- Another learner may have given the same id meanwhile. The caller then reads everything back and continues above it.
+for _, template in ipairs(a.templates) do
+  local stored = template.workload ~= '' and redis.call('HGET', TEMPLATES, template.id)
+  if stored and stored ~= template.packed then return 0 end
 end
-local change = 0
-if n > 0 and ARGV[6] == '1' then change = tonumber(redis.call('ZREVRANGE', KEYS[7], 0, 0, 'WITHSCORES')[2] or '0') end
-for _ = 1, n do
+local follow = a.follow and #a.templates > 0
+local change = follow and tonumber(redis.call('ZREVRANGE', CHANGES, 0, 0, 'WITHSCORES')[2] or '0')
+for _, template in ipairs(a.templates) do
   -- Redis may run a script again whose answer was lost, so only the first write of an id counts.
-  local first = redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 1]) == 1
-  if first and ARGV[at + 2] ~= '' then redis.call('HINCRBY', KEYS[3], ARGV[at + 2], 1) end
-  if ARGV[5] == '1' then redis.call('HINCRBY', KEYS[6], ARGV[at], 1) end
-  if ARGV[6] == '1' then
+  local first = redis.call('HSET', TEMPLATES, template.id, template.packed) == 1
+  if first and template.workload ~= '' then redis.call('HINCRBY', COUNTS, template.workload, 1) end
+  if a.tell then redis.call('HINCRBY', UNTOLD, template.id, 1) end
+  if follow then
     change = change + 1
-    redis.call('ZADD', KEYS[7], change, ARGV[at])
+    redis.call('ZADD', CHANGES, change, template.id)
   end
-  at = at + 3
 end
-if at <= #ARGV then
-  local half = math.max(1, math.floor(tonumber(ARGV[2]) / 2))
-  for i = at, #ARGV, 2 do
-    if redis.call('HLEN', KEYS[4]) >= half then redis.call('RENAME', KEYS[4], KEYS[5]) end
-    redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1])
+if #a.verdicts > 0 then
+  local half = math.max(1, math.floor(a.limit / 2))
+  for i = 1, #a.verdicts, 2 do
+    if redis.call('HLEN', YOUNG) >= half then redis.call('RENAME', YOUNG, OLD) end
+    redis.call('HSET', YOUNG, a.verdicts[i], a.verdicts[i + 1])
   end
-  redis.call('EXPIRE', KEYS[4], ARGV[3])
-  redis.call('EXPIRE', KEYS[5], ARGV[3])
+  redis.call('EXPIRE', YOUNG, a.ttl_s)
+  redis.call('EXPIRE', OLD, a.ttl_s)
 end
 return 1
