@@ -96,7 +96,7 @@ def _uses(lines: list[dict[str, Any]]) -> list[_Use]:
     uses, open_uses = [], {}
     for line in lines:
         if line["what"] == "begin":
-            lease = pool_wire.decode(PoolLease, line["lease"])
+            lease = pool_wire.read_json(PoolLease, line["lease"])
             use = _Use(line["t"], killed.get(line["pid"], last), lease)
             uses.append(use)
             open_uses[lease.lease_id] = use

@@ -157,14 +157,16 @@ def _redis_promises(client: "redis.Redis") -> list[dict[str, Any]]:
             "warning": policy != "noeviction",
             "found": "maxmemory-policy noeviction"
             if policy == "noeviction"
-            else f"maxmemory-policy {policy} may drop accepted batches; set it to noeviction",
+            else f"maxmemory-policy {policy} may drop accepted batches when memory is short; "
+            "set it to noeviction",
         },
         {
             "what": "Redis on disk",
             "warning": not durable or fsync == "no",
             "found": f"appendonly yes{_risk(fsync)}"
             if durable
-            else "appendonly no: accepted lines are lost when Redis or its machine dies; set appendonly yes",
+            else "appendonly no: what was accepted is lost when Redis dies or its machine does; "
+            "set appendonly yes",
         },
         {
             "what": "clocks",
