@@ -94,7 +94,7 @@ class Bench:
         prepared = detect.prepare(framed(self.ledger.payload(batch.batch_id))[0], claim.meta, self.masks)
         work = detect.distinct(prepared, "m1")
         work = detect.answer(work, {key: self.verdict(key) for key in work["key"].to_list()})
-        rows = detect.results(prepared, work, claim.meta, "hdfs")
+        rows = detect.result_rows(prepared, work, claim.meta, "hdfs")
         began = self.timed("step", began)
         blob = b""
         if observed:

@@ -229,16 +229,15 @@ def _registry() -> tuple[Any, dict[str, Any]]:
     senders do not."""
     from prometheus_client import CollectorRegistry, Counter, Histogram
 
-    registry, found = CollectorRegistry(), {}
+    registry = CollectorRegistry()
+    collectors: dict[str, Any] = {}
     for meter in METERS:
-        names = tuple(meter.labels)
+        kind: Any = Counter
+        more: dict[str, Any] = {"registry": registry}
         if meter.kind is MeterKind.HISTOGRAM:
-            found[meter.name] = Histogram(
-                meter.name, meter.about, names, buckets=meter.buckets, registry=registry
-            )
-        else:
-            found[meter.name] = Counter(meter.name, meter.about, names, registry=registry)  # type: ignore[assignment]
-    return registry, found
+            kind, more = Histogram, {**more, "buckets": meter.buckets}
+        collectors[meter.name] = kind(meter.name, meter.about, tuple(meter.labels), **more)
+    return registry, collectors
 
 
 def _count(meter: Meter, amount: float, *labels: str) -> None:
