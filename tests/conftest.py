@@ -192,12 +192,12 @@ def _logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _threads_of_leases_end() -> Iterator[None]:
-    """No thread that keeps a GPU lease outlives the test that took it: it would keep what later tests give
+    """No thread that keeps a lease outlives the test that took it: it would keep what later tests give
     back."""
     yield
 
     def names() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("gpu-")]
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith(("gpu-", "lease-"))]
 
     assert wait_until(lambda: not names(), timeout_s=5), names()
 

@@ -1,6 +1,6 @@
 """Values of the ledger: stages, answers of intake, claims, dead letters."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -88,16 +88,6 @@ class Full:
                 )
 
 
-class _StoredMeta(msgspec.Struct, kw_only=True):
-    wire: int = WIRE_VERSION
-    source: str
-    source_key: str
-    purpose: Purpose
-    arrived: datetime
-    formats: tuple[str, ...]
-    zone: str
-
-
 class _Versioned(msgspec.Struct):
     wire: int
 
@@ -125,20 +115,18 @@ class Meta:
 
     def dump(self) -> str:
         """JSON with the wire version."""
-        names = [name for name in _StoredMeta.__struct_fields__ if name != "wire"]
-        stored = _StoredMeta(**{name: getattr(self, name) for name in names})
-        return msgspec.json.encode(stored).decode()
+        fields = msgspec.to_builtins(self)
+        del fields["batch_id"]
+        return msgspec.json.encode({"wire": WIRE_VERSION, **fields}).decode()
 
     @classmethod
     def load(cls, text: str | bytes, batch_id: str = "") -> "Meta":
         """The inverse of `dump`. Raises BadPayload, TooNew."""
         try:
             not_newer(msgspec.json.decode(text, type=_Versioned).wire)
-            stored = msgspec.structs.asdict(msgspec.json.decode(text, type=_StoredMeta))
-        except (msgspec.DecodeError, ValueError) as exc:
+            return replace(msgspec.json.decode(text, type=cls), batch_id=batch_id)
+        except (msgspec.DecodeError, ValueError, RecursionError) as exc:
             raise BadPayload(f"a batch's ledger entry is not readable: {exc}") from exc
-        del stored["wire"]
-        return cls(batch_id=batch_id, **stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

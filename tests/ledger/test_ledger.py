@@ -535,7 +535,9 @@ def test_halves_never_take_the_id_of_another_batch(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize(
-    "meta", ["", "{", "[]", "{}", '{"wire": "new"}', '{"wire": 1, "source": "x"}'], ids=repr
+    "meta",
+    ["", "{", "[]", "{}", '{"wire": "new"}', '{"wire": 1, "source": "x"}', '{"wire":1,"a":' + "[" * 50_000],
+    ids=lambda text: text[:20],
 )
 def test_a_batch_with_an_unreadable_entry_is_buried_and_does_not_come_back(ledger: Ledger, meta: str) -> None:
     ledger.intake.accept(batch("b"))
