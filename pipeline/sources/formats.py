@@ -23,6 +23,7 @@ from pipeline.sources.formats_text import ANYTHING, BY_NAME, CRI, LEVEL_WORDS, T
 from pipeline.sources.times import ISO_CLOCK, check_zone, read_times, to_utc
 
 WRAPPERS: Final = ("docker", "cri")
+_STAMPING: Final = ("docker", "cri")  # wrappers with a time
 _PAIRS: Final = ("json", "logfmt")
 NAMES: Final = (*WRAPPERS, *_PAIRS, *(f.name for f in TEXT_FORMATS))
 # Formats that begin with a written-out time; other text hardly ever does.
@@ -112,6 +113,32 @@ def _recognised(raw: pl.Series, name: str) -> pl.Series:
     form = BY_NAME[name]
     matches = raw.str.contains("(?s)" + form.pattern)
     return matches & ~raw.str.contains(form.unless) if form.unless else matches
+
+
+def guesses(formats: tuple[str, ...], lines: Sequence[str] = ()) -> dict[str, frozenset[str]]:
+    """Parts of the time that each text format leaves to a guess: `year`, `date` or `zone`.
+
+    With a sample of lines, only parts that no line of the format writes. A format without time and one that
+    guesses nothing are left out. A container runtime writes its whole time, so inside of it nothing is
+    guessed."""
+    if set(formats) & set(_STAMPING):
+        return {}
+    found: dict[str, frozenset[str]] = {}
+    sample = inner_lines(pl.Series("raw", lines, dtype=pl.String), formats)
+    for name in _ordered(formats):
+        if name not in _TEXTS or BY_NAME[name].clock is None:
+            continue
+        form = BY_NAME[name]
+        guessed = form.guesses
+        if sample.len() and guessed - {"date"}:
+            groups = _groups(sample, "(?s)" + form.pattern)
+            written = {
+                part for part in guessed if part in groups.columns and groups[part].is_not_null().any()
+            }
+            guessed = guessed - written
+        if guessed:
+            found[name] = guessed
+    return found
 
 
 def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:

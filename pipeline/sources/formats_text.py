@@ -46,6 +46,15 @@ class Format:
         """The pattern up to the message; a match begins a record."""
         return self.pattern.partition("(?P<message>")[0]
 
+    @property
+    def guesses(self) -> frozenset[str]:
+        """Parts of the time, of `year`, `date` and `zone`, that a line may leave out."""
+        if self.clock is None or not self.clock.form:
+            return frozenset()
+        missing: set[str] = {self.clock.missing} if self.clock.missing else set()
+        always = "(?P<zone>" in self.pattern and _OFFSET not in self.pattern
+        return frozenset(missing if always else {*missing, "zone"})
+
 
 _YMD = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _HMS = "[0-9]{1,2}:[0-9]{2}:[0-9]{2}"

@@ -17,7 +17,7 @@ from pipeline.records.levels import LEVELS
 from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.sources import formats
 from pipeline.sources.files import read_file
-from pipeline.sources.formats import NAMES, detect, head_mask, parse
+from pipeline.sources.formats import NAMES, detect, guesses, head_mask, parse
 
 ARRIVED = datetime(2026, 11, 20, 15, 0, tzinfo=UTC)
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -399,6 +399,25 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         parsed(["x"], (), zone="Mars/Base")
     with pytest.raises(BadInput, match="log format 'nope' is unknown; known are docker, cri, json"):
         parsed(["x"], ("nope",))
+
+
+@pytest.mark.parametrize(
+    ("line", "guessed"),
+    [
+        ("Nov 20 10:00:01 box sshd[1]: x", {"syslog": {"year", "zone"}}),
+        ("Nov 20 10:00:01 2026 box sshd[1]: x", {"syslog": {"zone"}}),
+        ("2026-11-20 10:00:01 INFO x", {"iso": {"zone"}}),
+        ("2026-11-20T10:00:01Z INFO x", {}),
+        ("08:09:10.123 [main] INFO a.Foo - hi", {"logback-time": {"date", "zone"}}),
+        ("1763539200.5 hit", {}),
+        ("ERROR: no disk", {}),
+        ("2026-11-19T08:09:10Z stdout F 2026-11-19 08:09:10 INFO x", {}),
+    ],
+)
+def test_the_parts_of_a_time_that_no_line_writes_are_guessed(line: str, guessed: dict[str, set[str]]) -> None:
+    names = detect([line])
+    assert guesses(names, [line]) == guessed
+    assert guessed.keys() <= guesses(names).keys()
 
 
 # Real logs
