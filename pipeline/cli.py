@@ -16,6 +16,7 @@ from pipeline import __version__
 from pipeline.commands import extras, flags
 from pipeline.commands.gpu import flags as gpu_flags
 from pipeline.errors import BadInput, LogweirError
+from pipeline.units import one_line
 
 EXAMPLES = """examples:
   logweir run /var/log/syslog                        what matters in this file?
@@ -172,7 +173,7 @@ def _terminate(_number: int, _frame: object) -> None:
 
 
 def _say(message: object, code: int) -> int:
-    print(f"logweir: {message}", file=sys.stderr)
+    print(f"logweir: {one_line(message)}", file=sys.stderr)
     return code
 
 

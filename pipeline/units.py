@@ -1,4 +1,4 @@
-"""Numbers and names in sentences."""
+"""Numbers, names and foreign text in sentences."""
 
 import re
 from collections.abc import Iterable
@@ -6,6 +6,38 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from pipeline.errors import BadInput, BadSetting
+
+# C0 controls and DEL have pictures of their own (U+2400...); newline and tab keep their meaning. C1
+# controls, line separators, zero-width and direction marks are named by their number. Lone
+# surrogates cannot be encoded at all.
+_VISIBLE: Final = {
+    **{c: chr(0x2400 + c) for c in range(0x20) if chr(c) not in "\n\t"},
+    0x7F: "\u2421",
+    **{
+        c: f"<U+{c:04X}>"
+        for c in (
+            *range(0x80, 0xA0),
+            *(0x00AD, 0x061C, 0x180E, 0xFEFF),
+            *range(0x200B, 0x2010),
+            *range(0x2028, 0x202F),
+            *range(0x2060, 0x2070),
+            *range(0xFFF9, 0xFFFC),
+            *range(0xD800, 0xE000),
+            *(0xFFFE, 0xFFFF),
+            *range(0xE0000, 0xE0080),
+        )
+    },
+}
+
+
+def visible(text: str) -> str:
+    """The text with every control character, direction mark and separator shown instead of obeyed."""
+    return text.replace("\r\n", "\n").translate(_VISIBLE)
+
+
+def one_line(text: object) -> str:
+    """The visible text of a sentence: a newline, as in a file's name, is shown too."""
+    return visible(str(text)).replace("\n", "\u240a")
 
 
 def plural(count: int, noun: str) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 from pipeline.errors import BadInput
 from pipeline.redis.attach import attached
 from pipeline.settings import Settings
+from pipeline.units import one_line
 
 # argparse names that are settings too
 _FLAGS = ("data_dir", "log_level", "time_zone", "masks")
@@ -68,9 +69,21 @@ def out() -> Console:
     return _Output(highlight=False, soft_wrap=False, emoji=False)
 
 
+class _Remarks(Console):
+    """A console of sentences: names of files in them cannot steer the terminal."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(one_line(o) if isinstance(o, str) else o for o in objects), **how)
+
+
 def err() -> Console:
     """Standard error for people: progress and remarks."""
-    return Console(stderr=True, highlight=False, emoji=False)
+    return _Remarks(stderr=True, highlight=False, emoji=False)
+
+
+def remark(console: Console, note: str) -> None:
+    """A note in a line of its own."""
+    console.print(f"note: {one_line(note)}", style="yellow", markup=False, soft_wrap=True)
 
 
 def print_json(data: Mapping[str, Any] | list[Any]) -> None:

@@ -23,9 +23,8 @@ from pipeline.report.text import (
     sample_place,
     sample_text,
     time_range,
-    visible,
 )
-from pipeline.units import plural
+from pipeline.units import plural, visible
 
 TABLE_WIDTH: Final = 120  # below this, columns would break words
 TEMPLATE_CHARS: Final = 200

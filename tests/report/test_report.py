@@ -19,6 +19,7 @@ from pipeline.records.schema import RESULT_SCHEMA, UTC_US
 from pipeline.report import findings, page, text
 from pipeline.report.findings import Finding, FindingSample
 from pipeline.report.summary import run_summary
+from pipeline.units import visible
 
 START = datetime(2026, 11, 19, 9, 0, tzinfo=UTC)
 LIMIT = 5_000_000
@@ -177,11 +178,11 @@ def test_hostile_text_stays_text_wherever_it_stands(hostile: str) -> None:
     assert [t for t in reader.tags if t not in {"span", "mark"}] == [
         t for t in expected if t not in {"span", "mark"}
     ]
-    assert text.visible(hostile) in "".join(reader.blocks["pre"])
+    assert visible(hostile) in "".join(reader.blocks["pre"])
     assert "tail" in reader.blocks["mark"]
     assert not set("<>&") & set(reader.blocks["script"][0])
     (row,) = json.loads(reader.blocks["script"][0])["templates"]
-    assert row[1] == text.visible(hostile)
+    assert row[1] == visible(hostile)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", html)
 
 

@@ -26,11 +26,12 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from pipeline.commands.common import display, err, out, print_json, settings_of, standard_input
+from pipeline.commands.common import display, err, out, print_json, remark, settings_of, standard_input
 from pipeline.commands.run import plan as runs
 from pipeline.errors import BadInput
 from pipeline.logs import set_up
 from pipeline.report import terminal
+from pipeline.units import one_line
 
 COPY_BLOCK: Final = 1 << 20
 SAY_EVERY_S: Final = 10.0  # how often a log file is told how far a phase is
@@ -53,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     console = out()
     terminal.print_findings(outcome.findings, outcome.summary, console, limit=args.limit)
     for note in outcome.notes:
-        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+        remark(console, note)
     about = outcome.summary["run"]
     console.print(
         f"\n{about['lines_read']:,} lines in {about['seconds']:.1f} s "
@@ -62,8 +63,8 @@ def main(args: argparse.Namespace) -> int:
         markup=False,
     )
     if outcome.report is not None:
-        console.print(f"report:  {display(outcome.report)}", markup=False, soft_wrap=True)
-    console.print(f"results: {display(outcome.out)}", markup=False, soft_wrap=True)
+        console.print(f"report:  {one_line(display(outcome.report))}", markup=False, soft_wrap=True)
+    console.print(f"results: {one_line(display(outcome.out))}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -147,6 +148,7 @@ class _Bars:
 
     def show(self, phase: str, done: float, total: float, detail: str) -> None:
         """The `Show` of a run."""
+        detail = one_line(detail)
         if phase != self.last:
             self._finish()
             self.last = phase

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from pipeline.commands.common import err, print_json, reached, settings_of, standard_input
+from pipeline.commands.common import err, print_json, reached, remark, settings_of, standard_input
 from pipeline.commands.send.sender import Sender
 from pipeline.commands.send.tracking import BatchTracking
 from pipeline.errors import BadInput, CursorMoved
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         _refuse_unfollowable(Path(args.files[0]))
     else:
         for note in filter(None, map(files.check_file, files.expand(args.files))):
-            console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+            remark(console, note)
     producer = Producer.connect(reached(settings))
     tracking = BatchTracking(producer.ledger) if args.wait else None
     sender = Sender(producer, settings, console, tracking=tracking, backfill=args.backfill, purpose=purpose)
