@@ -17,7 +17,7 @@ from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.settings import Settings
 
 # Increases with every change of a mapping: a process replaces an older template by its own.
-TEMPLATE_VERSION: Final = 2
+TEMPLATE_VERSION: Final = 3
 # Above the templates of most log shippers, which have broad patterns too.
 PRIORITY: Final = 200
 
@@ -33,6 +33,7 @@ RESULT_PROPERTIES: Final[dict[str, Any]] = {
     # Not date_nanos: its range is 1970 to 2262, and lines may have any date. Searches and aggregations
     # compare milliseconds; _source holds the microseconds.
     "timestamp": {"type": "date", "format": "strict_date_optional_time"},
+    "timed": {"type": "boolean"},  # since version 3
     "workload": _NAME,
     "level": _NAME,
     "message": {

@@ -19,6 +19,7 @@ RAW_SCHEMA: Final[dict[str, Any]] = {
     "line": pl.UInt64,  # 1-based first physical line in its source
     "lines": pl.UInt32,  # physical lines it spans
     "timestamp": UTC_US,
+    "timed": pl.Boolean,  # null: not parsed yet; false: no time was found, `timestamp` is that of arrival
     "level": pl.String,
     "host": pl.String,
     "process": pl.String,
@@ -33,6 +34,7 @@ RESULT_SCHEMA: Final[dict[str, Any]] = {
     "line": pl.UInt64,
     "lines": pl.UInt32,
     "timestamp": UTC_US,
+    "timed": pl.Boolean,  # false: no time was found in the record, `timestamp` is that of arrival
     "workload": pl.String,
     "level": pl.String,
     "message": pl.String,
@@ -77,6 +79,11 @@ def of_lines() -> pl.Expr:
     """Selects records that were lines. Findings of watching have negative ids, foreign records perhaps
     none."""
     return pl.col("template_id").fill_null(0) >= 0
+
+
+def is_timed() -> pl.Expr:
+    """Selects records whose `timestamp` was in the record. Foreign records, which do not say so, count."""
+    return pl.col("timed").fill_null(value=True)
 
 
 def pack_frame(frame: pl.DataFrame) -> bytes:

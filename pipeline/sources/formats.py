@@ -180,27 +180,39 @@ def parse(
 ) -> pl.DataFrame:
     """The rows with header columns and message filled; rows with a message only get a missing timestamp.
 
+    A line without a time takes that of the line before it in `records`, else the arrival; see `timed`.
     `arrived` is aware; `zone` is the IANA zone of header times without offset. Raises BadInput for an unknown
     zone or format name."""
     check_zone(zone)
     arrival = pl.lit(arrived).dt.convert_time_zone("UTC").cast(UTC_US)
     unread = records["message"].null_count()
     if not unread:
-        return records.with_columns(pl.col("timestamp").fill_null(arrival))
+        return _dated(records, arrival)
     todo = records["message"].is_null()
     open_rows = records if unread == records.height else records.filter(todo)
     parsed = _parse_text(open_rows["raw"], _ordered(formats), arrived=arrived, zone=zone)
     # values of the producer win
     complete = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
+    if complete["timestamp"].null_count():
+        complete = complete.with_columns(pl.col("timestamp").forward_fill())
     if unread < records.height:
         indexed = records.with_row_index("_i")
         complete = complete.with_columns(indexed.filter(todo)["_i"])
         complete = pl.concat([indexed.filter(~todo), complete.select(indexed.columns)]).sort("_i")
     complete = pl.DataFrame([complete[name] for name in RAW_SCHEMA])
+    return _dated(complete, arrival)
+
+
+def _dated(records: pl.DataFrame, arrival: pl.Expr) -> pl.DataFrame:
+    """`records` with `timed` where it is null, and `arrival` as the time of those without one."""
+    timed = records["timed"]
+    if timed.null_count():
+        timed = _filled(timed, records["timestamp"].is_not_null())
+        records = records.with_columns(timed.alias("timed"))
     return (
-        complete.with_columns(pl.col("timestamp").fill_null(arrival))
-        if complete["timestamp"].null_count()
-        else complete
+        records.with_columns(pl.col("timestamp").fill_null(arrival))
+        if records["timestamp"].null_count()
+        else records
     )
 
 

@@ -33,6 +33,7 @@ def _columns(records: PushedRecords) -> pl.DataFrame:
         pl.int_range(1, n + 1, dtype=pl.UInt64, eager=True).alias("line"),
         (message.str.count_matches("\n", literal=True) + 1).cast(pl.UInt32).alias("lines"),
         pl.Series("timestamp", records.timestamps or [None] * n, dtype=pl.Int64).cast(UTC_US),
+        pl.Series("timed", [None], dtype=pl.Boolean).new_from_index(0, n),
         *(pl.Series(name, values or [None] * n, dtype=pl.String) for name, values in texts),
         message,
     ]

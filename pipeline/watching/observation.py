@@ -19,7 +19,7 @@ from pipeline.errors import BadPayload
 from pipeline.ledger.batches import Claim
 from pipeline.records.batch import Purpose
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
-from pipeline.records.schema import pack_frame, unpack_frame
+from pipeline.records.schema import is_timed, pack_frame, unpack_frame
 from pipeline.records.verdict import UNCLASSIFIED, Reason
 from pipeline.records.wire import Codec
 
@@ -95,7 +95,7 @@ class Observation:
     version: str  # model version of its verdicts, "" for none
     source: str
     accepted_ms: int  # Redis time
-    newest_ms: int  # newest event time, 0 for none
+    newest_ms: int  # newest event time of a timed record, 0 for none
     rates: pl.DataFrame
     events: pl.DataFrame
     anomalies: pl.DataFrame
@@ -140,7 +140,7 @@ def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Obs
             events = _events(rows, sessions)
     if rates.is_empty() and events.is_empty() and anomalies.is_empty():
         return None
-    newest = counted["timestamp"].max()
+    newest = counted["timestamp"].filter(counted["timed"].fill_null(value=True)).max()
     lane = Lane.BACKFILL if claim.backfill else Lane.FRESH
     return Observation(
         batch_id=claim.batch_id,
@@ -158,8 +158,9 @@ def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Obs
 
 
 def _rates(rows: pl.DataFrame) -> pl.DataFrame:
-    """RATES_SCHEMA by minute and template."""
+    """RATES_SCHEMA by minute and template. A rate of arrival times is that of the reader."""
     counted = rows["timestamp"].is_not_null() & (rows["template_id"] != UNCLASSIFIED)
+    counted &= rows["timed"].fill_null(value=True)
     # A Polars query over a batch of few lines costs four times as much.
     minutes = rows["timestamp"].filter(counted).to_physical().to_numpy() // 60_000_000
     ids = rows["template_id"].filter(counted).to_numpy()
@@ -173,9 +174,10 @@ def _rates(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _events(rows: pl.DataFrame, sessions: pl.Series) -> pl.DataFrame:
     wanted = pl.col("session").is_not_null() & (pl.col("lines") > 0) & pl.col("timestamp").is_not_null()
+    wanted &= is_timed()  # a session's begin, end and gaps are times of its records
     at = pl.col("timestamp").dt.epoch("ms").alias("at")
     return (
-        rows.select("timestamp", "line", "lines", "template_id")
+        rows.select("timestamp", "timed", "line", "lines", "template_id")
         .with_columns(sessions.alias("session"))
         .lazy()
         .filter(wanted)

@@ -103,6 +103,7 @@ def _row(item: Found) -> dict[str, Any]:
         "line": item.line,
         "lines": 0,
         "timestamp": item.at,
+        "timed": True,
         "workload": item.workload,
         "level": LEVEL,
         "message": item.message,

@@ -307,6 +307,7 @@ def test_a_million_records_give_findings_and_a_page_under_five_megabytes(tmp_pat
         line=pl.col("line").cast(pl.UInt64) + 1,
         lines=pl.lit(1, pl.UInt32),
         timestamp=pl.lit(START, UTC_US) + pl.duration(milliseconds=pl.col("line") * 20),
+        timed=pl.lit(value=True),
         workload=pl.lit("shop"),
         level=pl.when(pl.col("line") % 50 == 0).then(pl.lit("error")).otherwise(pl.lit("info")),
         message=message.gather(number % kinds),

@@ -193,7 +193,9 @@ def test_all_formats_in_one_file_each_find_their_lines() -> None:
     together = parsed(lines, NAMES)
     apart = pl.concat([parsed([line]) for line in lines])
     # a wrapper reads inside lines of whatever formats the file has, so the two ways agree
-    assert together.drop("line").equals(apart.drop("line"))
+    alone = apart["timed"]
+    assert together.drop("line", "timestamp", "timed").equals(apart.drop("line", "timestamp", "timed"))
+    assert together["timestamp"].filter(alone).equals(apart["timestamp"].filter(alone))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,27 @@ def test_records_that_already_have_a_message_only_get_a_time() -> None:
         ARRIVED - timedelta(days=1),
     ]
     assert dict(out.schema) == RAW_SCHEMA
+    assert out["timed"].to_list() == [t != ARRIVED for t in out["timestamp"].to_list()]
     assert parse(frame.clear(), ("iso",), arrived=ARRIVED).height == 0
+
+
+def test_a_line_without_time_has_that_of_the_line_before_it() -> None:
+    lines = ["banner", "2026-11-20 10:00:00 INFO a", "INFO b", "c", "2026-11-20 10:00:09 INFO d"]
+    out = parsed(lines, ("iso", "level"))
+    seconds = [(t - datetime(2026, 11, 20, 10, tzinfo=UTC)).total_seconds() for t in out["timestamp"]]
+    assert seconds[1:] == [0, 0, 0, 9] and out["timestamp"][0] == ARRIVED
+    assert out["timed"].to_list() == [False, True, True, True, True]
+
+
+def test_a_time_that_a_producer_gave_is_no_time_of_arrival_and_none_is_borrowed_for_its_neighbour() -> None:
+    frame = raw_frame(["a", "b"]).with_columns(
+        pl.Series("timestamp", [ARRIVED - timedelta(days=1), None], dtype=pl.Datetime("us", "UTC")),
+        pl.col("raw").alias("message"),
+    )
+    out = parse(frame, (), arrived=ARRIVED)
+    assert out["timed"].to_list() == [True, False] and out["timestamp"][1] == ARRIVED
+    again = parse(out, (), arrived=ARRIVED + timedelta(days=9))
+    assert again.equals(out)  # a rescored batch keeps what it was stored with
 
 
 ODD = st.one_of(

@@ -29,6 +29,19 @@ RECORDS = st.lists(
 )  # fmt: skip
 
 
+def test_lines_without_a_time_of_their_own_are_in_no_rate() -> None:
+    blank = dict.fromkeys(RESULT_SCHEMA)
+    rows = pl.DataFrame(
+        [
+            blank | {"lines": 1, "template_id": 1, "timestamp": START, "timed": timed}
+            for timed in (True, False)
+        ],
+        schema=RESULT_SCHEMA,
+    )
+    found = observe(BATCH, rows, None)  # type: ignore[arg-type]
+    assert found is not None and found.rates["n"].to_list() == [1]
+
+
 @given(RECORDS)
 def test_lines_are_counted_by_minute_and_template(records: list[tuple[int | None, int | None, bool]]) -> None:
     blank = dict.fromkeys(RESULT_SCHEMA)
