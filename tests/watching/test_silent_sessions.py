@@ -9,6 +9,7 @@ import msgpack
 import pytest
 
 from pipeline.commands.run import plan as run
+from pipeline.commands.run.inputs import RunPlan
 from pipeline.settings import Settings
 from pipeline.watching import rate_round, session_round
 from pipeline.watching.sessions.model import SessionVerdict
@@ -387,7 +388,7 @@ def test_a_run_holds_sessions_open_for_a_day_and_cuts_them_at_the_silence_that_i
         raise Seen(settings.internal.session_open_s, settings.watch.session_timeout_s)
 
     monkeypatch.setattr(run, "Stack", stack)
-    plan = run.RunPlan(inputs=(), baseline=(), out=tmp_path / "out", workload=None, report=None)
+    plan = RunPlan(inputs=(), baseline=(), out=tmp_path / "out", workload=None, report=None)
     with pytest.raises(Seen) as seen:
         run.run(plan, Settings(session_timeout_s=90.0), lambda *_: None)
     assert seen.value.args == (DAY_S, 90.0)

@@ -9,21 +9,21 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import polars as pl
 import redis
 
+from pipeline.commands.run.inputs import MARKER, RunPlan
 from pipeline.commands.run.journey import Journey, Show
 from pipeline.controller.trainings import Status
 from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
-from pipeline.producer import check_name
 from pipeline.records.batch import Purpose, digest
 from pipeline.records.schema import of_lines
 from pipeline.redis.check import check_redis
@@ -33,27 +33,11 @@ from pipeline.report import page
 from pipeline.report.summary import run_summary
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sources import files
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.sampling import KEEP_S
 from pipeline.workers.stack.data_dir import lock
 from pipeline.workers.stack.private_redis import find_server
 from pipeline.workers.stack.stack import Stack
-
-# Marks a directory as made by `logweir run`; any other directory that is not empty is refused.
-MARKER: Final = ".logweir"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """The checked arguments."""
-
-    inputs: tuple[Path, ...]
-    baseline: tuple[Path, ...]
-    out: Path
-    workload: str | None
-    report: Path | None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,43 +49,6 @@ class RunOutcome:
     summary: dict[str, Any]
     report: Path | None
     notes: list[str] = field(default_factory=list)
-
-
-def plan_run(
-    inputs: Sequence[str], baseline: Sequence[str], *, out: Path, workload: str | None, report: Path | None
-) -> RunPlan:
-    """Look at everything before anything starts. Raises BadInput."""
-    if not inputs:
-        raise BadInput("no log file is named; give at least one, for example: logweir run /var/log/syslog")
-    if workload is not None:
-        check_name("workload", workload)
-    chosen, normal = tuple(files.expand(inputs)), tuple(files.expand(baseline)) if baseline else ()
-    notes = tuple(note for path in (*chosen, *normal) if (note := files.check_file(path)))
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file; name a directory")
-    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_dir():
-        raise BadInput(f"--out {out} is not empty and was not made by logweir; choose another directory")
-    if report is not None and not report.absolute().parent.is_dir():
-        raise BadInput(
-            f"--report {report}: the directory {report.absolute().parent} does not exist; create it first"
-        )
-    if report is not None:
-        _refuse_to_overwrite(report)
-    return RunPlan(
-        inputs=chosen, baseline=normal, out=out.absolute(), workload=workload, report=report, notes=notes
-    )
-
-
-def _refuse_to_overwrite(report: Path) -> None:
-    """A report may take the place of a report, and of nothing else: a log named by mistake must survive."""
-    if not report.exists():
-        return
-    if not report.is_file():
-        raise BadInput(f"--report {report} is not a file; name one, for example {report / 'report.html'}")
-    with report.open("rb") as file:
-        first = file.read(64).lstrip().lower()
-    if first and not first.startswith(b"<!doctype html"):
-        raise BadInput(f"--report {report} exists and is no report; choose another name")
 
 
 def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:

@@ -1,52 +1,45 @@
-"""`logweir run`: progress while it works, then the findings."""
+"""`logweir run`: a first screen at once, progress while it works, then the findings."""
 
 import argparse
 import contextlib
-import shutil
 import signal
-import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-)
-from rich.table import Column
-from rich.text import Text
-
-from pipeline.commands.common import display, err, out, print_json, remark, settings_of, standard_input
-from pipeline.commands.run import plan as runs
+from pipeline.commands.common import display, err, out, print_json, remark, settings_of
+from pipeline.commands.run.first_screen import look, rows
+from pipeline.commands.run.inputs import plan_run
+from pipeline.commands.run.stdin_copy import stdin_as_file
 from pipeline.errors import BadInput
 from pipeline.logs import set_up
-from pipeline.report import terminal
+from pipeline.settings import Settings
 from pipeline.units import one_line
 
-COPY_BLOCK: Final = 1 << 20
-SAY_EVERY_S: Final = 10.0  # how often a log file is told how far a phase is
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def main(args: argparse.Namespace) -> int:
     settings = settings_of(args)
-    set_up(settings.stack.log_level)
     if "-" in args.baseline:
         raise BadInput(
             "--baseline - is not possible; a baseline must be files, so save the lines to one first"
         )
-    with _stdin_as_file(args.files) as files:
-        plan = runs.plan_run(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
-        with _Bars() as bars, _saying_that_it_stops(bars.console):
+    with stdin_as_file(args.files) as (files, notes):
+        plan = plan_run(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
+        plan = replace(plan, notes=(*notes, *plan.notes))
+        _print_first_screen(plan.inputs, settings)
+        # Celery, Redis and the report take longer to import than the first screen to print.
+        from pipeline.commands.run import plan as runs
+        from pipeline.commands.run.progress import Bars
+        from pipeline.report import terminal
+
+        set_up(settings.stack.log_level)
+        with Bars() as bars, _saying_that_it_stops(bars.console):
             outcome = runs.run(plan, settings, bars.show)
     if args.json:
         print_json(outcome.summary)
@@ -68,22 +61,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def _stdin_as_file(names: list[str]) -> Iterator[list[str]]:
-    """Copies standard input (`-`) to a temporary file, because a run checks its input before it starts."""
-    if "-" not in names:
-        yield names
-        return
-    stream = standard_input()
-    with tempfile.TemporaryDirectory(prefix="logweir-") as folder:
-        path = Path(folder) / "stdin"
-        with path.open("wb") as copy:
-            shutil.copyfileobj(stream, copy, COPY_BLOCK)
-        yield [str(path) if name == "-" else name for name in names]
+def _print_first_screen(paths: Sequence[Path], settings: Settings) -> None:
+    """On standard error, so that programs read the findings alone from standard output."""
+    console = err()
+    for row in rows(look(paths, settings), width=console.width):
+        with contextlib.suppress(OSError):  # nobody reads
+            console.print(row, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def _saying_that_it_stops(console: Console) -> Iterator[None]:
+def _saying_that_it_stops(console: "Console") -> Iterator[None]:
     """Ctrl-C ends the stack in order, which takes seconds: say so at once, from where the signal arrives."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:  # ignored, as in the background of a script: it stays so
@@ -101,68 +88,3 @@ def _saying_that_it_stops(console: Console) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class _Left(ProgressColumn):
-    """The time a phase still takes, or took."""
-
-    max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        """Nothing while it is not known."""
-        if task.finished:
-            return Text(f"{task.finished_time or 0:,.1f} s".rjust(11))
-        if task.time_remaining is None:
-            return Text(" " * 11)
-        minutes, seconds = divmod(round(task.time_remaining), 60)
-        return Text(f"{minutes}:{seconds:02d} left".rjust(11), style="progress.remaining")
-
-
-class _Bars:
-    """One progress bar per phase, on standard error; plain lines when it is no terminal."""
-
-    def __init__(self) -> None:
-        self.console = err()
-        self.progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<20}"),
-            BarColumn(bar_width=14),
-            TaskProgressColumn(),
-            _Left(),
-            TextColumn("{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
-            console=self.console,
-            disable=not self.console.is_terminal,
-            expand=True,
-        )
-        self.tasks: dict[str, TaskID] = {}
-        self.last = ""
-        self.said = 0.0
-
-    def __enter__(self) -> "_Bars":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._finish()
-        self.progress.stop()
-
-    def show(self, phase: str, done: float, total: float, detail: str) -> None:
-        """The `Show` of a run."""
-        detail = one_line(detail)
-        if phase != self.last:
-            self._finish()
-            self.last = phase
-            self.tasks[phase] = self.progress.add_task(phase, total=total or None, detail=detail)
-            if not self.console.is_terminal:
-                self.console.print(f"{phase} ...", markup=False)
-                self.said = time.monotonic()
-        self.progress.update(self.tasks[phase], completed=done, total=total or None, detail=detail)
-        if not self.console.is_terminal and total and time.monotonic() - self.said > SAY_EVERY_S:
-            self.said = time.monotonic()
-            self.console.print(f"{phase} {100 * done / total:.0f} %, {detail} ...", markup=False)
-
-    def _finish(self) -> None:
-        if self.last:
-            task = self.tasks[self.last]
-            total = self.progress.tasks[self.progress.task_ids.index(task)].total or 1
-            self.progress.update(task, total=total, completed=total)

@@ -1,0 +1,149 @@
+"""The first screen of `logweir run`: facts about the input that need no model, before anything is started.
+
+A bounded part of the input is read, parsed and masked as the pipeline does it. Levels, error words, stack
+traces and frequent patterns are known then. Imports neither redis, celery nor torch: it is out in a second.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.errors import BadInput
+from pipeline.models.severity import severity_words
+from pipeline.records.batch import utc_now
+from pipeline.records.levels import ERROR_LEVELS, LEVELS
+from pipeline.report.text import clipped
+from pipeline.settings import Settings
+from pipeline.sources import files, formats
+from pipeline.units import plural
+
+# Of all files together: masked in half a second.
+MOST_RECORDS: Final = 20_000
+MOST_BYTES: Final = 8 << 20
+_PATTERNS: Final = 5  # shown, of all and of the error-like ones
+_WORDS: Final = 6
+_CHUNK_RECORDS: Final = 5_000
+# A frame of a stack as Java, .NET, Node, Python, Go, Ruby and native debuggers print it.
+_FRAME: Final = (
+    r'(?m)^(?:\s+at \S+|\s*File ".+", line \d+|\s+\S+\.(?:go|rs|s):\d+|\s*from \S+:\d+:in |\s*#\d+:? )'
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Pattern:
+    """Records of one masked line."""
+
+    masked: str
+    records: int
+    place: str  # file name and line of the first one
+    word: str | None  # the error word in it
+    severe: bool  # by the word or a level
+
+
+@dataclass(slots=True)
+class FirstLook:
+    """The facts of the part that was read."""
+
+    lines: int = 0
+    records: int = 0
+    whole: bool = True  # everything was read
+    levels: Counter[str] = field(default_factory=Counter)  # records; "" for none
+    words: Counter[str] = field(default_factory=Counter)  # records by error word
+    traces: int = 0  # records with a stack trace
+    patterns: dict[int, Pattern] = field(default_factory=dict)
+
+    @property
+    def error_like(self) -> list[Pattern]:
+        """The error-like patterns, the rarest first."""
+        severe = [p for p in self.patterns.values() if p.severe]
+        return sorted(severe, key=lambda p: (p.records, p.masked))
+
+
+def look(
+    paths: Sequence[Path], settings: Settings, *, records: int = MOST_RECORDS, size: int = MOST_BYTES
+) -> FirstLook:
+    """Reads the beginning of each file: together at most about so many records and bytes.
+
+    Pipes and devices are left to the run, because they cannot be read twice. So are faults of a file.
+    """
+    masks, found = MaskSet.load(extra=settings.intake.masks), FirstLook()
+    for path in paths:
+        if not path.is_file():
+            found.whole = False
+            continue
+        try:
+            _look_at(path, found, masks, settings, records=records // len(paths), size=size // len(paths))
+        except BadInput:  # the run says it
+            found.whole = False
+    return found
+
+
+def _look_at(
+    path: Path, found: FirstLook, masks: MaskSet, settings: Settings, *, records: int, size: int
+) -> None:
+    left, at = records, 0
+    step = max(1, min(_CHUNK_RECORDS, records))
+    for chunk in files.read_file(path, max_records=step, max_bytes=max(1, size)):
+        if left <= 0 or at >= size:
+            found.whole = False
+            return
+        left, at = left - chunk.records.height, chunk.cursor.offset
+        parsed = formats.parse(
+            chunk.records, chunk.formats, arrived=utc_now(), zone=settings.intake.time_zone
+        )
+        masked = masks.mask(parsed["message"])
+        _count(found, parsed.with_columns(masked["masked"], masked["pattern_id"]), path.name)
+
+
+def _count(found: FirstLook, parsed: pl.DataFrame, name: str) -> None:
+    found.records += parsed.height
+    found.lines += int(parsed["lines"].sum())
+    several = parsed.filter(pl.col("lines") > 1)
+    found.traces += int(several["raw"].str.contains(_FRAME).sum())
+    grouped = parsed.group_by("pattern_id", "level", maintain_order=True).agg(
+        pl.len(), pl.col("masked", "line").first()
+    )
+    for pattern_id, level, count, masked, line in grouped.iter_rows():
+        found.levels[level or ""] += count
+        known = found.patterns.get(pattern_id)
+        if known is None:
+            word = severity_words(masked)
+            place = f"{name}:{line}"
+            known = Pattern(masked=masked, records=0, place=place, word=word, severe=word is not None)
+            found.patterns[pattern_id] = known
+        if known.word is not None:
+            found.words[known.word] += count
+        known.severe = known.severe or level in ERROR_LEVELS
+        known.records += count
+
+
+def rows(found: FirstLook, *, width: int) -> list[str]:
+    """The screen as lines of at most `width` characters; none of them can steer a terminal."""
+    if not found.records:
+        return []
+    part = "" if found.whole else " (the beginning; the run reads all)"
+    lines = [f"{plural(found.lines, 'line')} at first sight{part}: {_levels(found)}"]
+    severe = found.error_like
+    facts = [f"{plural(sum(p.records for p in severe), 'error-like record')}"] if severe else []
+    if found.traces:
+        facts.append(plural(found.traces, "stack trace"))
+    if found.words:
+        facts.append("words: " + ", ".join(f"{w} {n:,}" for w, n in found.words.most_common(_WORDS)))
+    if facts:
+        lines.append("  " + " · ".join(facts))
+    lines += [f"  {p.records:>7,} {p.place}: {p.masked}" for p in severe[:_PATTERNS]]
+    frequent = sorted(found.patterns.values(), key=lambda p: (-p.records, p.masked))
+    lines.append(f"  {plural(len(frequent), 'pattern')}, the most frequent:")
+    lines += [f"  {p.records:>7,} {p.masked}" for p in frequent[:_PATTERNS]]
+    return [clipped(line.replace("\n", " ").replace("\t", " "), width) for line in lines]
+
+
+def _levels(found: FirstLook) -> str:
+    order = {level: place for place, level in enumerate(reversed(LEVELS))}
+    shown = sorted(found.levels.items(), key=lambda item: order.get(item[0], len(order)))
+    return ", ".join(f"{count:,} {level or 'without level'}" for level, count in shown)

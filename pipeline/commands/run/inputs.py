@@ -1,0 +1,63 @@
+"""The arguments of `logweir run`, checked before anything is started or imported that takes long."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pipeline.errors import BadInput
+from pipeline.sources import files
+
+# Marks a directory as made by `logweir run`; any other directory that is not empty is refused.
+MARKER: Final = ".logweir"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """The checked arguments."""
+
+    inputs: tuple[Path, ...]
+    baseline: tuple[Path, ...]
+    out: Path
+    workload: str | None
+    report: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def plan_run(
+    inputs: Sequence[str], baseline: Sequence[str], *, out: Path, workload: str | None, report: Path | None
+) -> RunPlan:
+    """Look at everything before anything starts. Raises BadInput."""
+    if not inputs:
+        raise BadInput("no log file is named; give at least one, for example: logweir run /var/log/syslog")
+    if workload is not None:
+        from pipeline.producer import check_name  # it imports redis, which takes longer than the first screen
+
+        check_name("workload", workload)
+    chosen, normal = tuple(files.expand(inputs)), tuple(files.expand(baseline)) if baseline else ()
+    notes = tuple(note for path in (*chosen, *normal) if (note := files.check_file(path)))
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; name a directory")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_dir():
+        raise BadInput(f"--out {out} is not empty and was not made by logweir; choose another directory")
+    if report is not None and not report.absolute().parent.is_dir():
+        raise BadInput(
+            f"--report {report}: the directory {report.absolute().parent} does not exist; create it first"
+        )
+    if report is not None:
+        _refuse_to_overwrite(report)
+    return RunPlan(
+        inputs=chosen, baseline=normal, out=out.absolute(), workload=workload, report=report, notes=notes
+    )
+
+
+def _refuse_to_overwrite(report: Path) -> None:
+    """A report may take the place of a report, and of nothing else: a log named by mistake must survive."""
+    if not report.exists():
+        return
+    if not report.is_file():
+        raise BadInput(f"--report {report} is not a file; name one, for example {report / 'report.html'}")
+    with report.open("rb") as file:
+        first = file.read(64).lstrip().lower()
+    if first and not first.startswith(b"<!doctype html"):
+        raise BadInput(f"--report {report} exists and is no report; choose another name")

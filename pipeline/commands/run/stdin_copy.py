@@ -1,0 +1,81 @@
+"""Standard input as a file, because a run checks its input and reads it twice.
+
+A stream that does not end is named after PATIENCE_S, and the copy is bounded: the run goes on with what fits.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from pipeline.commands.common import err, standard_input
+
+COPY_BLOCK: Final = 1 << 20
+PATIENCE_S: Final = 2.0
+# Of the copy, if half of the free space of its folder is not less.
+MOST_BYTES: Final = 2 << 30
+ENDLESS: Final = (
+    "reading standard input until it ends; for a stream that does not end: logweir up, then logweir send -"
+)
+
+
+@contextmanager
+def stdin_as_file(names: list[str], *, most_bytes: int = MOST_BYTES) -> Iterator[tuple[list[str], list[str]]]:
+    """The names with the path of a copy in place of `-`, and notes for the user. The copy goes at the end."""
+    if "-" not in names:
+        yield names, []
+        return
+    stream = standard_input()
+    with tempfile.TemporaryDirectory(prefix="logweir-") as folder:
+        path = Path(folder) / "stdin"
+        limit = min(most_bytes, shutil.disk_usage(folder).free // 2)
+        timer = threading.Timer(PATIENCE_S, _say_that_it_reads)
+        timer.daemon = True
+        timer.start()
+        try:
+            with path.open("wb") as copy:
+                whole = _copied(stream, copy, limit)
+        finally:
+            timer.cancel()
+        notes = [] if whole else [_note(path.stat().st_size)]
+        yield [str(path) if name == "-" else name for name in names], notes
+
+
+def _copied(stream: BinaryIO, copy: BinaryIO, limit: int) -> bool:
+    """Copies to the end of the stream, or as many whole lines as the limit has room for; False then."""
+    size = 0
+    read = getattr(stream, "read1", stream.read)  # what is there, so that the limit holds a slow stream too
+    while block := read(COPY_BLOCK):
+        if size + len(block) > limit:
+            block = block[: limit - size]
+            copy.write(block[: block.rfind(b"\n") + 1] or block)
+            _leave(stream)
+            return False
+        copy.write(block)
+        size += len(block)
+    return True
+
+
+def _leave(stream: BinaryIO) -> None:
+    """Closes our end of the pipe, so that its writer ends instead of waiting for us."""
+    with contextlib.suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+
+
+def _say_that_it_reads() -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads, or the command has ended
+        err().print(ENDLESS, markup=False, soft_wrap=True)
+
+
+def _note(size: int) -> str:
+    return (
+        f"standard input did not end: its first {size:,} bytes were judged, which is as much as may be copied; "
+        "for a stream: logweir up, then logweir send -"
+    )
