@@ -19,11 +19,18 @@ from pipeline.errors import BadInput
 from pipeline.records.columns import kinds, spread
 from pipeline.records.schema import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
-from pipeline.sources.formats_text import ANYTHING, BY_NAME, CRI, LEVEL_WORDS, TEXT_FORMATS, Format
-from pipeline.sources.times import ISO_CLOCK, check_zone, read_times, to_utc
+from pipeline.sources.formats_text import ANYTHING, BY_NAME, LEVEL_WORDS, TEXT_FORMATS, Format
+from pipeline.sources.times import check_zone, to_utc
+from pipeline.sources.wrappers import (
+    STAMPING,
+    WRAPPERS,
+    inner_lines,
+    is_claimed,
+    recognised,
+    uncoloured,
+    unwrap,
+)
 
-WRAPPERS: Final = ("docker", "cri")
-_STAMPING: Final = ("docker", "cri")  # wrappers with a time
 _PAIRS: Final = ("json", "logfmt")
 NAMES: Final = (*WRAPPERS, *_PAIRS, *(f.name for f in TEXT_FORMATS))
 # Formats that begin with a written-out time; other text hardly ever does.
@@ -32,6 +39,7 @@ _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 
 # Below one line in a hundred a match is more likely an accident of free text than a second format.
 _MIN_SHARE: Final = 0.01
+_VAGUE: Final = ("level", "dmesg")  # too little to tell a wrapper by
 _AT_ONCE: Final = 10  # text formats
 _TEXTS: Final = frozenset(f.name for f in TEXT_FORMATS)
 _NAMED: Final = re.compile(r"\(\?P<\w+>")
@@ -40,11 +48,6 @@ _HEAD: Final = "logweir_head"
 _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
 # RFC 5424 §6.2.1, severities 0 to 7
 _SYSLOG_LEVELS: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
-# One CRI line: a full one loses its prefix, a partial one also its line end.
-_CRI_PREFIX: Final = (
-    r"(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|[+-][0-9]{2}:[0-9]{2}) (?:stdout|stderr) "
-    r"(?:F(?: |$)|P ?([^\n]*)(?:\n|\z))"
-)
 
 
 def detect(lines: Sequence[str]) -> tuple[str, ...]:
@@ -53,7 +56,7 @@ def detect(lines: Sequence[str]) -> tuple[str, ...]:
     The formats inside a container runtime's wrapper follow the wrapper.
     """
     sample = pl.Series("raw", [line for line in lines if line.strip()], dtype=pl.String)
-    return _detect(sample, NAMES)
+    return _detect(uncoloured(sample), NAMES)
 
 
 def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
@@ -70,16 +73,28 @@ def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
             n = int(matches.sum())
             if n < max(1.0, total * _MIN_SHARE):
                 continue
-            claims.append((n, name))
             if name in WRAPPERS:
-                inside = inner_lines(remaining.filter(matches), (name,))
-                inner += _detect(
-                    inside.filter(inside.str.strip_chars() != ""),
-                    (*_PAIRS, *(f.name for f in TEXT_FORMATS)),
-                )
+                found = _detect_inside(remaining.filter(matches), name, n / total)
+                if found is None:
+                    continue
+                inner += found
+            claims.append((n, name))
             remaining = remaining.filter(~matches)
     claims.sort(key=lambda claim: -claim[0])
     return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
+
+
+def _detect_inside(lines: pl.Series, name: str, share: float) -> tuple[str, ...] | None:
+    """The formats inside a wrapper, None when these lines are no wrapped ones; `share` is theirs."""
+    inside = inner_lines(lines, (name,))
+    inside = inside.filter(inside.str.strip_chars() != "")
+    found = _detect(inside, NAMES[_RANK[name] + 1 :])
+    telling = tuple(n for n in found if n not in _VAGUE)
+    known = head_mask(inner_lines(inside, telling), telling).mean()
+    if not is_claimed(lines, name, share, known if isinstance(known, float) else 0.0):
+        return None
+    # a time with fewer digits than most is still a time
+    return (*found, "iso") if name == "stamped" else found
 
 
 @cache
@@ -104,8 +119,8 @@ def _any_of(names: tuple[str, ...]) -> str:
 
 def _recognised(raw: pl.Series, name: str) -> pl.Series:
     """True for lines of this format, header and message."""
-    if name == "docker":
-        return raw.str.contains(pairs.DOCKER_LINE)
+    if name in WRAPPERS:
+        return recognised(raw, name)
     if name == "json":
         return raw.str.contains(pairs.JSON_LINE)
     if name == "logfmt":
@@ -121,7 +136,7 @@ def guesses(formats: tuple[str, ...], lines: Sequence[str] = ()) -> dict[str, fr
     With a sample of lines, only parts that no line of the format writes. A format without time and one that
     guesses nothing are left out. A container runtime writes its whole time, so inside of it nothing is
     guessed."""
-    if set(formats) & set(_STAMPING):
+    if set(formats) & set(STAMPING):
         return {}
     found: dict[str, frozenset[str]] = {}
     sample = inner_lines(pl.Series("raw", lines, dtype=pl.String), formats)
@@ -159,22 +174,6 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     return (pl.Series(np.zeros(raw.len(), dtype=np.bool_)) if mask is None else mask).alias("head")
 
 
-def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
-    """Physical lines without their container wrapper, exact enough for `head_mask`."""
-    inner = raw
-    if "cri" in formats:
-        inner = inner.str.replace(CRI.head, "")
-    if "docker" in formats:
-        text = inner.str.extract(pairs.DOCKER_HEAD)
-        text = (
-            text.str.replace_all(r"\\t", "\t")
-            .str.replace_all(r"\\[nr]", "")
-            .str.replace_all(r'\\(["\\])', "$1")
-        )
-        inner = text.zip_with(text.is_not_null(), inner)
-    return inner
-
-
 def parse(
     records: pl.DataFrame, formats: tuple[str, ...], *, arrived: datetime, zone: str = "UTC"
 ) -> pl.DataFrame:
@@ -190,7 +189,7 @@ def parse(
         return _dated(records, arrival)
     todo = records["message"].is_null()
     open_rows = records if unread == records.height else records.filter(todo)
-    parsed = _parse_text(open_rows["raw"], _ordered(formats), arrived=arrived, zone=zone)
+    parsed = _parse_text(uncoloured(open_rows["raw"]), _ordered(formats), arrived=arrived, zone=zone)
     # values of the producer win
     complete = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
     if complete["timestamp"].null_count():
@@ -235,7 +234,7 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
         if remaining.is_empty():
             break
         if name in WRAPPERS:
-            inner = tuple(n for n in names if n not in WRAPPERS)
+            inner = names[names.index(name) + 1 :]
             found = _parse_wrapped(remaining["raw"], name, inner, arrived=arrived, zone=zone)
         elif name == "json":
             found = pairs.parse_json(remaining["raw"], arrived=arrived, zone=zone)
@@ -271,22 +270,17 @@ def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:
 def _parse_wrapped(
     raw: pl.Series, name: str, inner: tuple[str, ...], *, arrived: datetime, zone: str
 ) -> pl.DataFrame:
-    """Container lines: the runtime's absolute time and the columns of the inner text."""
-    if name == "docker":
-        wrapped = pairs.unwrap_docker(raw)
-        time = read_times(wrapped["time"], arrived=arrived, zone="UTC")
-    else:
-        parts = _groups(raw, "(?s)" + CRI.pattern)
-        time = to_utc(parts, ISO_CLOCK, arrived=arrived, zone="UTC")
-        matches = parts["message"].is_not_null()
-        text = raw.str.replace_all(_CRI_PREFIX, "${1}")
-        wrapped = pl.DataFrame({"inner": text.set(~matches, None)})
+    """Wrapped lines: the wrapper's time, the columns of the inner text, and the wrapper's names where the
+    text has none."""
+    wrapped = unwrap(raw, name, arrived=arrived)
     texts = wrapped["inner"]
-    matches = texts.is_not_null()
     found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone)
-    time = time.zip_with(time.is_not_null(), found["timestamp"])
-    message = found["message"].set(~matches, None)
-    return found.with_columns(time.alias("timestamp"), message.alias("message"))
+    given = [
+        _filled(wrapped["timestamp"], found["timestamp"]).alias("timestamp"),
+        *(_filled(found[column], wrapped[column]).alias(column) for column in ("host", "service")),
+        found["message"].set(texts.is_null(), None),
+    ]
+    return found.with_columns(given)
 
 
 def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str) -> pl.DataFrame | None:

@@ -13,7 +13,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.records.schema import RAW_SCHEMA
-from pipeline.sources.formats import TIMED, detect, head_mask, inner_lines
+from pipeline.sources.formats import TIMED, detect, head_mask
+from pipeline.sources.wrappers import inner_lines
 
 MAX_RECORD_BYTES: Final = 65536
 # Enough to tell the format of a file that opens with a banner.

@@ -18,6 +18,8 @@ from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.sources import formats
 from pipeline.sources.files import read_file
 from pipeline.sources.formats import NAMES, detect, guesses, head_mask, parse
+from pipeline.sources.framing import Framer
+from pipeline.sources.wrappers import WRAPPERS
 
 ARRIVED = datetime(2026, 11, 20, 15, 0, tzinfo=UTC)
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -159,6 +161,17 @@ EXAMPLES: list[Example] = [
     ("docker", '{"log":"2026-11-19 08:09:10,978 INFO [main] a.B: in\\u003e\\n","stream":"stdout","time":"2026-11-19T07:09:10.978123456Z"}', "2026-11-19T07:09:10.978123", "info", None, "main", "a.B", "in>"),
     ("docker", '{"log":"plain \\"text\\"\\n","stream":"stderr","time":"2026-11-19T07:09:11Z"}', "2026-11-19T07:09:11", None, None, None, None, 'plain "text"'),
     ("docker", '{"log":"{\\"level\\":\\"warn\\",\\"msg\\":\\"j\\"}\\n","stream":"stdout","attrs":{"tag":"x"},"time":"2026-11-19T07:09:12.5Z"}', "2026-11-19T07:09:12.500000", "warning", None, None, None, "j"),
+    ("compose", "web-1  | 2026-11-19 08:09:10 WARN [main] shop.Cart: low", "2026-11-19T08:09:10", "warning", None, "main", "shop.Cart", "low"),
+    ("compose", "\x1b[36mshop-db-1   |\x1b[0m 2026-11-19T08:09:10.123456789Z \x1b[31mE1119 08:09:10.120000       1 a.go:5] bad\x1b[0m", "2026-11-19T08:09:10.123456", "error", None, "1", "a.go", "bad"),
+    ("compose", "cache_2 | ", None, None, None, None, "cache_2", ""),
+    ("compose", "0|api  | 2026-11-19T08:09:10Z ERROR refused", "2026-11-19T08:09:10", "error", None, None, "api", "refused"),
+    ("compose", "web.1.k3x@node7    | [2026-11-19 08:09:10 +0000] [9] [INFO] up", "2026-11-19T08:09:10", "info", None, "9", "web.1.k3x@node7", "up"),
+    ("kubectl", "[pod/shop-7d9f-x2/api] 2026-11-19T08:09:10Z\tERROR\tno stock", "2026-11-19T08:09:10", "error", "shop-7d9f-x2", None, "api", "no stock"),
+    ("kubectl", '[pod/shop-7d9f-x2/api] 2026-11-19T08:09:10.123456789Z {"level":"warn","msg":"slow","service":"cart"}', "2026-11-19T08:09:10.123456", "warning", "shop-7d9f-x2", None, "cart", "slow"),
+    ("kubectl", "[pod/job-1/init] waiting for the database", None, None, "job-1", None, "init", "waiting for the database"),
+    ("stamped", "2026-11-19T08:09:10.123456789Z 2026-11-19 08:09:09,978 INFO [main] a.B: in", "2026-11-19T08:09:10.123456", "info", None, "main", "a.B", "in"),
+    ("stamped", '2026-11-19T08:09:10.1234567Z 10.1.2.3 - - [19/Nov/2026:10:00:00 +0100] "GET /a HTTP/1.1" 502 5', "2026-11-19T08:09:10.123456", "error", "10.1.2.3", None, None, '"GET /a HTTP/1.1" 502 5'),
+    ("stamped", '2026-11-19T09:09:10.12345678+01:00 {"level":"error","msg":"x"}', "2026-11-19T08:09:10.123456", "error", None, None, None, "x"),
     ("cri", "2026-11-19T08:09:10.123456789Z stderr F E1119 08:09:10.120000       1 a.go:5] bad", "2026-11-19T08:09:10.123456", "error", None, "1", "a.go", "bad"),
     ("cri", "2026-11-19T09:09:10.5+01:00 stdout F ", "2026-11-19T08:09:10.500000", None, None, None, None, ""),
     ("cri", '2026-11-19T08:09:10Z stdout F {"level":"error","msg":"x"}', "2026-11-19T08:09:10", "error", None, None, None, "x"),
@@ -179,7 +192,7 @@ def test_an_example_line_is_recognised_and_parsed_exactly(example: Example) -> N
     assert row["timestamp"] == expected
     assert (row["level"], row["host"], row["process"], row["service"]) == (level, host, process, service)
     assert row["message"] == message
-    assert head_mask(pl.Series([line]), (name,)).item() or name in ("docker", "cri")
+    assert head_mask(pl.Series([line]), (name,)).item() or name in WRAPPERS
     assert level is None or level in LEVELS
 
 
@@ -218,12 +231,16 @@ def test_all_formats_in_one_file_each_find_their_lines() -> None:
         "20261119 hello",
         "2026-11 hello",
         "[main] started",
+        "name  | value",
+        "[pod/unfinished started",
+        "2026-11-19T08:09:10.1234567Zulu",
         "<34> hello",
     ],
 )
 def test_a_near_miss_is_its_own_message(line: str) -> None:
     assert detect([line]) == ()
-    row = parsed([line], NAMES).row(0, named=True)
+    # the bar of a table is a prefix only where a sample says so
+    row = parsed([line], tuple(n for n in NAMES if n != "compose")).row(0, named=True)
     assert row["message"] == line
     assert (row["timestamp"], row["level"], row["host"], row["service"]) == (ARRIVED, None, None, None)
 
@@ -264,6 +281,37 @@ def test_container_lines_of_one_record_lose_their_wrappers() -> None:
         for text in ("half ", "whole\\n", "\\tat x\\n")
     )
     assert parsed([docker], ("docker",))["message"].item() == "half whole\n\tat x"
+
+
+def test_colours_are_taken_off_wherever_they_begin_and_the_raw_line_stays() -> None:
+    plain = [f"2026-11-20 10:{i // 60:02}:{i % 60:02} INFO handled {i}" for i in range(300)]
+    lines = [*plain, "\x1b[1;31m2026-11-20 10:05:00 ERROR out of disk\x1b[0m", "\x1b[31m  at the end\x1b[0m"]
+    framer = Framer()
+    records = pl.concat([framer.feed(lines), framer.flush()])
+    row = parse(records, framer.formats, arrived=ARRIVED).row(-1, named=True)
+    assert framer.formats == ("iso",)
+    assert (row["level"], row["message"]) == ("error", "out of disk\n  at the end")
+    assert row["raw"] == "\n".join(lines[-2:])
+
+
+def test_a_stack_trace_behind_a_prefix_is_one_message_without_prefixes() -> None:
+    lines = [f"web-1  | 2026-11-20 10:00:{i % 60:02} INFO handled {i}" for i in range(300)]
+    trace = [
+        "web-1  | 2026-11-20 10:05:00 ERROR lost",
+        "web-1  | a.b.Refused: no",
+        "web-1  | \tat a.b.C(C.java:1)",
+    ]
+    framer = Framer()
+    records = pl.concat([framer.feed(lines + trace), framer.flush()])
+    row = parse(records, framer.formats, arrived=ARRIVED).row(-1, named=True)
+    assert framer.formats == ("compose", "iso")
+    assert (records.height, row["service"], row["lines"]) == (301, "web-1", 3)
+    assert row["message"] == "lost\na.b.Refused: no\n\tat a.b.C(C.java:1)"
+
+
+def test_a_table_with_bars_is_no_output_of_compose() -> None:
+    assert "compose" not in detect([f"{name}  | {i}" for i, name in enumerate(("total", "free", "used") * 9)])
+    assert detect(["2026-11-20T10:00:01.1234567Z Run actions/checkout"]) == ("iso",)
 
 
 def test_a_message_longer_than_the_header_look_is_whole() -> None:
@@ -419,7 +467,9 @@ def test_an_impossible_time_becomes_the_arrival_time(time: str) -> None:
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(BadInput, match="time zone 'Mars/Base' is unknown; give an IANA name"):
         parsed(["x"], (), zone="Mars/Base")
-    with pytest.raises(BadInput, match="log format 'nope' is unknown; known are docker, cri, json"):
+    with pytest.raises(
+        BadInput, match="log format 'nope' is unknown; known are compose, kubectl, docker, cri"
+    ):
         parsed(["x"], ("nope",))
 
 
