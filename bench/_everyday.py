@@ -1,9 +1,9 @@
 """Forty everyday log formats, written as the programs write them, with the time, level and service of each
 line.
 
-The layouts are those of the programs' documentation or output; hosts, numbers and messages are made up. A
-level is one of `records.levels.LEVELS`. None stands for a line without a level, for which `info` is right too.
-A service that is None is not checked."""
+The layouts are those of the programs' documentation or output. Hosts, numbers and messages are made up. A
+level is one of `records.levels.LEVELS`. None stands for a line without a level, for which `info` is right
+too. A service that is None is not checked."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -75,8 +75,8 @@ def _epoch(factor: int) -> Stamp:
 
 def _unpadded(pattern: str, zone: Any = UTC) -> Stamp:
     """`%e`: the day padded with a blank, as syslog and ctime write it."""
-    return lambda moment: (
-        moment.astimezone(zone).strftime(pattern.replace("%e", f"{moment.astimezone(zone).day:2d}"))
+    return lambda moment: moment.astimezone(zone).strftime(
+        pattern.replace("%e", f"{moment.astimezone(zone).day:2d}")
     )
 
 
@@ -114,7 +114,11 @@ _TEXTS: Final = (
         whole_seconds=False,
         rows=(
             ('{"log":"level=info msg=\\"job @n@ done\\"\\n","stream":"stdout","time":"@t@"}', "info", None),
-            ('{"log":"level=error msg=\\"job @n@ failed\\"\\n","stream":"stderr","time":"@t@"}', "error", None),
+            (
+                '{"log":"level=error msg=\\"job @n@ failed\\"\\n","stream":"stderr","time":"@t@"}',
+                "error",
+                None,
+            ),
         ),
     ),
     Everyday(
@@ -518,7 +522,7 @@ _TEXTS: Final = (
                 None,
             ),
             (
-                "type=SYSCALL msg=audit(@t@:@n@): arch=c000003e syscall=2 success=no exit=-13 pid=@n@ "
+                "type=SYSCALL msg=audit(@t@:@n@): arch=c000003e syscall=2 success=yes exit=3 pid=@n@ "
                 'comm="cat" exe="/bin/cat"',
                 None,
                 None,
@@ -653,7 +657,11 @@ _TEXTS: Final = (
         whole_seconds=False,
         rows=(
             ('{\n  "timestamp": "@t@",\n  "level": "info",\n  "message": "opened cart @n@"\n}', "info", None),
-            ('{\n  "timestamp": "@t@",\n  "level": "error",\n  "message": "lost order @n@"\n}', "error", None),
+            (
+                '{\n  "timestamp": "@t@",\n  "level": "error",\n  "message": "lost order @n@"\n}',
+                "error",
+                None,
+            ),
         ),
         suffix=".json",
     ),
@@ -685,7 +693,11 @@ _TEXTS: Final = (
         whole_seconds=False,
         rows=(
             ("[@t@] INFO [KafkaServer id=0] started (kafka.server.KafkaServer) @n@", "info", None),
-            ("[@t@] WARN [Broker id=0] Offset @n@ is out of range (kafka.server.ReplicaManager)", "warning", None),
+            (
+                "[@t@] WARN [Broker id=0] Offset @n@ is out of range (kafka.server.ReplicaManager)",
+                "warning",
+                None,
+            ),
         ),
     ),
     Everyday(
