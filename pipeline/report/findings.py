@@ -15,6 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
+from pipeline.records.schema import is_timed
 from pipeline.records.verdict import Reason
 from pipeline.sinks.results import readable, scan
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
@@ -46,6 +47,7 @@ class FindingSample:
     message: str
     raw: str
     words: tuple[str, ...] = ()  # its surprising words, as the masked line spells them
+    timed: bool = True  # false: no time was found in it, and `timestamp` is that of reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,8 @@ class Finding:
     samples: tuple[FindingSample, ...]  # the first four and the last
     patterns: int  # distinct masked lines
     p_value: float | None = None  # the smallest; None where nothing was measured
-    incident: int = 0  # 1-based, by time; 0 until `order` has set it
+    incident: int = 0  # 1-based, by time; 0 until `order` has set it, and without a time
+    timed: bool = True  # some record has a time; `first_seen`, `last_seen` and `burst_end` are of those
 
 
 def finding_severity(finding: Finding) -> int:
@@ -111,8 +114,10 @@ def order(findings: Iterable[Finding]) -> list[Finding]:
     Findings group by their first record, over all workloads (`onsets.together`), so a template that keeps
     coming back belongs to the first incident it appears in and cannot glue a whole day together. Errors and
     warnings make the incidents, the others join one that is near. When everything happened within a minute
-    there is one incident and this is plain `rank`."""
-    ranked = sorted(findings, key=rank)
+    there is one incident and this is plain `rank`. Findings without any time are in no incident: they come
+    last, with the number 0."""
+    every = sorted(findings, key=rank)
+    ranked = [f for f in every if f.timed]
     onsets = [
         Onset(first=f.first_seen, burst_end=f.burst_end, leads=finding_severity(f) > 1, key=(place,))
         for place, f in enumerate(ranked)
@@ -122,7 +127,8 @@ def order(findings: Iterable[Finding]) -> list[Finding]:
         for number, run in enumerate(together(onsets), start=1)
     ]
     numbered.sort(key=lambda found: rank(found[0]))
-    return [f for turn in zip_longest(*numbered) for f in turn if f is not None]
+    turns = [f for turn in zip_longest(*numbered) for f in turn if f is not None]
+    return turns + [replace(f, incident=0) for f in every if not f.timed]
 
 
 def by_incident(findings: Sequence[Finding]) -> list[list[tuple[int, Finding]]]:
@@ -175,9 +181,11 @@ def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
         pl.col("template_id").fill_null(0),
         levels.cast(pl.Int64).alias("level_rank"),
         pl.col("timestamp").dt.epoch("s").alias("second"),
+        is_timed().alias("timed"),
     )
     by_time = ["timestamp", "source", "line", "record_id"]
-    sampled = [*_KEY, *by_time, "message", "raw", "reasons"]
+    sampled = [*_KEY, *by_time, "message", "raw", "reasons", "timed"]
+    own = pl.col("timestamp").filter(pl.col("timed"))
     at = rows.select(*_KEY, *by_time).with_row_index("at").sort(by_time)
     heads = at.group_by(_KEY).head(SAMPLES_FIRST)["at"]
     tails = at.group_by(_KEY).tail(1)["at"]
@@ -186,14 +194,15 @@ def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
         "groups": rows.group_by(_KEY).agg(
             pl.len().cast(pl.Int64).alias("count"),
             pl.col("lines").cast(pl.Int64).sum(),
-            pl.col("timestamp").min().alias("first_seen"),
-            pl.col("timestamp").max().alias("last_seen"),
+            own.min().alias("first_seen"),
+            pl.col("timestamp").min().alias("first_read"),
+            own.max().alias("last_seen"),
             pl.col("level_rank").max(),
             pl.col("score").max(),
             pl.col("p_value").min(),
         ),
         "patterns": rows.select(*_KEY, "pattern_id").unique(),
-        "seconds": rows.select(*_KEY, "second").unique(),
+        "seconds": rows.filter("timed").select(*_KEY, "second").unique(),
         "reasons": rows.select(*_KEY, "reasons")
         .explode("reasons")
         .drop_nulls("reasons")
@@ -213,7 +222,7 @@ def _fold(several: Sequence[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]
         .group_by(_KEY)
         .agg(
             pl.col("count", "lines").sum(),
-            pl.col("first_seen").min(),
+            pl.col("first_seen", "first_read").min(),
             pl.col("last_seen", "level_rank", "score").max(),
             pl.col("p_value").min(),
         )
@@ -259,21 +268,24 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
     for row in chosen.sort("timestamp", "source", "line", "record_id").iter_rows():
         samples.setdefault(row[:2], []).append(row)
 
-    groups = totals["groups"].join(bursts, on=_KEY, nulls_equal=True)
+    groups = totals["groups"].join(bursts, on=_KEY, how="left", nulls_equal=True)
     groups = groups.join(patterns, on=_KEY, nulls_equal=True)
     groups = groups.join(reasons, on=_KEY, how="left", nulls_equal=True)
     for group in groups.iter_rows(named=True):
         shown = tuple(_sample(row) for row in samples[group["workload"], group["template_id"]])
         level_rank, template_text = group["level_rank"], texts.get(group["template_id"])
+        timed = group["first_seen"] is not None
+        first = group["first_seen"] if timed else group["first_read"]
         yield Finding(
             workload=group["workload"] or "",
             template_id=group["template_id"],
             template=shown[0].message if template_text is None else template_text,
             count=group["count"],
             lines=group["lines"],
-            first_seen=group["first_seen"],
-            last_seen=group["last_seen"],
-            burst_end=max(group["first_seen"], datetime.fromtimestamp(group["burst"], UTC)),
+            first_seen=first,
+            last_seen=group["last_seen"] if timed else first,
+            burst_end=max(first, datetime.fromtimestamp(group["burst"], UTC)) if timed else first,
+            timed=timed,
             level=LEVELS[level_rank] if level_rank >= 0 else None,
             score=group["score"] or 0.0,
             reasons=tuple(sorted(group["reasons"] or (), key=_reason_place)),
@@ -284,7 +296,7 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
 
 
 def _sample(row: tuple[Any, ...]) -> FindingSample:
-    _, _, timestamp, source, line, _, message, raw, reasons = row
+    _, _, timestamp, source, line, _, message, raw, reasons, timed = row
     prefix = f"{Reason.UNLIKELY_TOKENS}:"
     words = [w for text in reasons or () if text.startswith(prefix) for w in text[len(prefix) :].split()]
     return FindingSample(
@@ -294,6 +306,7 @@ def _sample(row: tuple[Any, ...]) -> FindingSample:
         message=message or "",
         raw=raw or message or "",
         words=tuple(words),
+        timed=timed,
     )
 
 

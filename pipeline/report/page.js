@@ -151,8 +151,7 @@
       const tr = make("tr");
       cell(tr, "text", row[1]);
       cell(tr, "num", number(row[2]));
-      cell(tr, "when", when(row[3]));
-      cell(tr, "when", when(row[4]));
+      for (const s of row.slice(3, 5)) cell(tr, "when", s ? when(s) : "");
       const link = row[5] ? make("a", "", String(row[5])) : "";
       if (link) link.href = "#f" + row[5];
       cell(tr, "num", link);

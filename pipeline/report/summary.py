@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from pipeline.records.schema import of_lines
+from pipeline.records.schema import is_timed, of_lines
 from pipeline.sinks.results import readable, scan
 
 TIMELINE_BUCKETS: Final = 240  # bars that can still be told apart on a 1,600 px page
@@ -18,9 +18,10 @@ def run_summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, 
     """The numbers of a results folder, ready for JSON; times are ISO 8601 in UTC, null when empty.
 
     Counts lines alone, without findings in sessions and rates. Keys: records, lines, anomalous,
-    anomalous_lines, warming, first, last, model_versions, by_workload, by_level, timeline. A row of `by_*`
-    has its name and the same five counts, most lines first. `timeline` is `{"bucket_s": width, "buckets":
-    [[start, lines, anomalous lines], ...]}` without holes. Raises BadPayload when a file is damaged."""
+    anomalous_lines, warming, untimed, first, last, model_versions, by_workload, by_level, timeline. A row of
+    `by_*` has its name and the same six counts, most lines first. `timeline` is `{"bucket_s": width,
+    "buckets": [[start, lines, anomalous lines], ...]}` without holes. `first`, `last` and `timeline` leave
+    out records without a time (`untimed`). Raises BadPayload when a file is damaged."""
     with readable(results):
         return _summary(scan(results).filter(of_lines()), buckets)
 
@@ -32,13 +33,15 @@ def _summary(records: pl.LazyFrame, buckets: int) -> dict[str, Any]:
         pl.col("anomalous").fill_null(value=False).cast(pl.Int64).sum(),
         pl.col("lines").cast(pl.Int64).filter(pl.col("anomalous")).sum().alias("anomalous_lines"),
         pl.col("score").is_null().cast(pl.Int64).sum().alias("warming"),
+        (~is_timed()).cast(pl.Int64).sum().alias("untimed"),
     )
+    own = pl.col("timestamp").filter(is_timed())
     grouped = (
         records.group_by("workload", "level", "model_version")
-        .agg(*counts, pl.col("timestamp").min().alias("first"), pl.col("timestamp").max().alias("last"))
+        .agg(*counts, own.min().alias("first"), own.max().alias("last"))
         .collect(engine="streaming")
     )
-    names = ["records", "lines", "anomalous", "anomalous_lines", "warming"]
+    names = ["records", "lines", "anomalous", "anomalous_lines", "warming", "untimed"]
     first, last = grouped["first"].min(), grouped["last"].max()
     total = grouped.select(pl.col(names).sum()).row(0, named=True)
     return {
@@ -65,7 +68,8 @@ def _timeline(records: pl.LazyFrame, first: Any, last: Any, buckets: int) -> dic
     start = (pl.col("timestamp").dt.epoch("s") // width * width).alias("start")
     lines = pl.col("lines").cast(pl.Int64)
     rows = (
-        records.group_by(start)
+        records.filter(is_timed())
+        .group_by(start)
         .agg(lines.sum(), lines.filter(pl.col("anomalous")).sum().alias("anomalous"))
         .collect(engine="streaming")
     )

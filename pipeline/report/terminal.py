@@ -62,8 +62,12 @@ def print_findings(
 
 
 def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
-    first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
-    parts = [f"{time_range(first, last)} UTC", plural(len(summary["by_workload"]), "workload")]
+    parts = [plural(len(summary["by_workload"]), "workload")]
+    if summary["first"]:
+        first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
+        parts.insert(0, f"{time_range(first, last)} UTC")
+    if summary["untimed"]:
+        parts.append(f"{plural(summary['untimed'], 'record')} without a time")
     if findings and summary["warming"]:
         parts.append(f"{plural(summary['warming'], 'record')} not judged: the model was warming up")
     return " · ".join(parts)
@@ -91,13 +95,12 @@ def _table(findings: Sequence[tuple[int, Finding]], console: Console) -> Rendera
                 _text(console, "; ".join(explain(finding.reasons, finding.level)), "dim"),
             ]
         )
-        last = clock(finding.last_seen) if finding.last_seen > finding.first_seen else ""
-        when = "\n".join(filter(None, [clock(finding.first_seen), last]))
+        times = dict.fromkeys(clock(at) for at in (finding.first_seen, finding.last_seen) if finding.timed)
         table.add_row(
             Text(str(number)),
             _level(finding, console),
             Text(f"{finding.count:,}"),
-            _text(console, when, ""),
+            _text(console, "\n".join(times), ""),
             Text("\n").join([_text(console, _one_line(clipped(finding.workload, 80)), "bold"), text]),
             Text("\n").join(_sample(finding, console)),
         )
@@ -113,8 +116,9 @@ def _blocks(findings: Sequence[tuple[int, Finding]], console: Console) -> Render
             "",
             _one_line(clipped(finding.workload, 80)),
             plural(finding.count, "time"),
-            f"{time_range(finding.first_seen, finding.last_seen)} UTC",
         ]
+        if finding.timed:
+            facts.append(f"{time_range(finding.first_seen, finding.last_seen)} UTC")
         lines = [
             Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
             _template(finding, console),

@@ -7,12 +7,14 @@ turned into something visible (`units.visible`), before any other code sees it.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.verdict import OURS, Reason
 from pipeline.report.findings import Finding, FindingSample
 from pipeline.units import listed, plural, visible
+
+UNTIMED: Final = "Without a time"  # heads the findings whose records have none
 
 
 def clipped(text: str, chars: int) -> str:
@@ -138,8 +140,9 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     if not records:
         return "No lines were read"
     if findings:
-        incidents = plural(len({f.incident for f in findings}), "incident")
-        return f"{incidents}, {plural(len(findings), 'finding')} in {lines}; read these first"
+        incidents = len({f.incident for f in findings if f.timed})
+        parts = [plural(incidents, "incident")] if incidents else []
+        return f"{', '.join([*parts, plural(len(findings), 'finding')])} in {lines}; read these first"
     if warming == records:
         return f"No verdict yet: {lines} came while the model was warming up"
     if warming:
@@ -152,13 +155,12 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
 
 def incident_header(findings: Sequence[Finding], here: int) -> list[str]:
     """Name, begin, workloads and number of findings of an incident; `here`: the number of findings in this
-    view."""
+    view. Findings without a time have a name alone."""
     first, *_ = hit = sorted(findings, key=lambda f: (f.first_seen, f.workload))
     names = dict.fromkeys(clipped(f.workload, 80) for f in hit)
     many = plural(len(findings), "finding")
     return [
-        f"Incident {first.incident}",
-        f"{clock(first.first_seen)} UTC",
+        *([f"Incident {first.incident}", f"{clock(first.first_seen)} UTC"] if first.timed else [UNTIMED]),
         listed(names),
         many if len(findings) == here else f"{here:,} of {many}",
     ]

@@ -135,6 +135,33 @@ def test_a_finding_sums_up_the_anomalous_records_of_one_template_of_one_workload
     assert bank.count == 1
 
 
+def test_findings_without_a_time_come_last_and_are_no_incident(tmp_path: Path) -> None:
+    rows = [
+        record(1, 0, template_id=1, timed=True),
+        record(2, 9e6, template_id=2, timed=False, level="fatal"),
+        record(3, 60, template_id=3, timed=True),
+        record(4, 9e6, template_id=3, timed=False),  # read long after the other
+    ]
+    found = findings.collect(store(tmp_path, rows), templates())
+    assert [(f.template_id, f.incident, f.timed) for f in found] == [
+        (1, 1, True),
+        (3, 1, True),
+        (2, 0, False),
+    ]
+    assert (found[1].first_seen, found[1].last_seen) == (at(60), at(60))
+    assert [s.timed for s in found[1].samples] == [True, False]
+
+
+def test_numbers_are_of_all_records_but_times_of_those_that_have_one(tmp_path: Path) -> None:
+    rows = [record(1, 0, timed=True), record(2, 9e6, timed=False)]
+    numbers = summary.run_summary(store(tmp_path, rows))
+    assert (numbers["records"], numbers["untimed"]) == (2, 1)
+    assert numbers["first"] == numbers["last"] == at(0).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert sum(lines for _, lines, _ in numbers["timeline"]["buckets"]) == 1
+    alone = summary.run_summary(store(tmp_path / "untimed", rows[1:]))
+    assert (alone["records"], alone["first"], alone["timeline"]["buckets"]) == (1, None, [])
+
+
 def test_samples_are_the_first_four_records_and_the_last_one(tmp_path: Path) -> None:
     rows = [record(n, n * 5) for n in range(1, 41)]
     random.Random(5).shuffle(rows)

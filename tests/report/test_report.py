@@ -107,7 +107,7 @@ def template_frame(texts: list[str]) -> pl.DataFrame:
 
 
 def numbers(**changes: Any) -> dict[str, Any]:
-    counts = {"records": 900, "lines": 1000, "anomalous": 3, "anomalous_lines": 4, "warming": 0}
+    counts = {"records": 900, "lines": 1000, "anomalous": 3, "anomalous_lines": 4, "warming": 0, "untimed": 0}
     base: dict[str, Any] = {
         **counts,
         "first": "2026-11-19T09:00:00Z",
@@ -121,6 +121,23 @@ def numbers(**changes: Any) -> dict[str, Any]:
         },
     }
     return base | changes
+
+
+def test_the_page_shows_no_clock_time_where_none_was_found() -> None:
+    found = finding(1, timed=False, incident=0)
+    found = replace(found, samples=tuple(replace(s, timed=False, raw="no time") for s in found.samples))
+    timeline = {"bucket_s": 0, "buckets": []}
+    source = page.render_page(
+        findings=[found],
+        templates=template_frame(["a"]).with_columns(
+            first_seen=pl.lit(None, UTC_US), last_seen=pl.lit(None, UTC_US)
+        ),
+        summary=numbers(first=None, last=None, untimed=900, timeline=timeline),
+        title="a run",
+        run={},
+    ).decode()
+    assert "<time" not in source.split("<script")[0]
+    assert "Without a time" in source and "900 records without a time" in source
 
 
 def rendered(

@@ -50,6 +50,7 @@ def numbers(**changes: Any) -> dict[str, Any]:
         "anomalous": 3,
         "anomalous_lines": 4,
         "warming": 0,
+        "untimed": 0,
         "first": "2026-11-19T09:00:00Z",
         "last": "2026-11-19T10:00:00Z",
         "by_workload": [{}],
@@ -75,6 +76,16 @@ def test_every_fact_of_a_finding_is_printed_at_every_width(width: int) -> None:
     flat = " ".join(text.split())
     for fact in ("error", "1,234", "09:00:00", "09:01:30", "logged as", "app.log:101", "<*>", "shop"):
         assert fact in flat, fact
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_clock_time_is_printed_where_none_was_found(width: int) -> None:
+    untimed = replace(finding(1).samples[0], timed=False)
+    found = finding(1, timed=False, incident=0, samples=(untimed,))
+    text = printed([found], width=width, first=None, last=None, untimed=900)
+    assert text.startswith("1 finding in 1,000 lines") and "900 records without a time" in text
+    assert "Without a time" in text and "Incident" not in text and "app.log:101" in text
+    assert "2026-11-19 09:00:00" not in text.replace("2026-11-19 09:00:00 ERROR", "")
 
 
 def test_a_narrow_terminal_gets_blocks_in_which_words_stay_whole() -> None:

@@ -25,7 +25,7 @@ from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
 from pipeline.records.batch import Purpose, digest
-from pipeline.records.schema import of_lines
+from pipeline.records.schema import is_timed, of_lines
 from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
 from pipeline.report import findings as finding
@@ -194,7 +194,7 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome
     about |= {
         "templates": templates.height,
         "findings": len(found),
-        "incidents": len({f.incident for f in found}),
+        "incidents": len({f.incident for f in found if f.timed}),
     }
     summary = {**run_summary(results), "run": about}
     report = plan.report or out / "report.html"
@@ -237,8 +237,8 @@ def _templates(journey: Journey) -> pl.DataFrame:
         .group_by("template_id")
         .agg(
             pl.len().cast(pl.UInt64).alias("count"),
-            pl.col("timestamp").min().alias("first_seen"),
-            pl.col("timestamp").max().alias("last_seen"),
+            pl.col("timestamp").filter(is_timed()).min().alias("first_seen"),
+            pl.col("timestamp").filter(is_timed()).max().alias("last_seen"),
         )
         .join(names.lazy(), on="template_id", how="left")
         .with_columns(pl.col("template").fill_null("(unclassified)"))
