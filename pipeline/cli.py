@@ -15,6 +15,7 @@ from typing import Final
 from pipeline import __version__
 from pipeline.commands import extras, flags
 from pipeline.commands.gpu import flags as gpu_flags
+from pipeline.commands.parsing import Parser
 from pipeline.errors import BadInput, LogweirError
 from pipeline.units import one_line
 
@@ -90,7 +91,7 @@ VERBS: Final = (
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and flags."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="logweir",
         description="Finds the lines that matter in a river of logs.",
         epilog=EXAMPLES,

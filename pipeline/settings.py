@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from pipeline.errors import BadSetting
-from pipeline.values import check_opensearch_url, check_url, masked_url
+from pipeline.values import check_opensearch_url, check_url, masked_url, nearest
 
 PREFIX: Final = "LOGWEIR_"
 # The only variables that reach `Internal`. The embedded stack sets them for its workers, tests for stacks.
@@ -470,7 +470,9 @@ def _item(name: str, *, public: bool = False) -> Item:
     if name in REMOVED or name in FIXED | _INTERNAL:
         remedy = REMOVED.get(name, "its value is fixed now; leave it out")
         raise BadSetting(f"{name!r} is not a setting any more: {remedy}")
-    raise BadSetting(f"{name!r} is not a setting; the settings are: {', '.join(sorted(PUBLIC))}")
+    meant = ", ".join(f"{near} ({ITEMS[near].variable})" for near in nearest(name, PUBLIC))
+    remedy = f"did you mean {meant}?" if meant else "docs/settings.md lists them all"
+    raise BadSetting(f"{name!r} is not a setting; {remedy}")
 
 
 def _converted(item: Item, value: Any) -> Any:

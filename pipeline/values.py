@@ -1,6 +1,7 @@
-"""Checks of addresses, and their text without a password."""
+"""Checks of addresses, their text without a password, and the nearest of the known names."""
 
 import re
+from collections.abc import Iterable
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -49,6 +50,13 @@ def masked_url(url: str) -> str:
     if ":" in userinfo:
         address = f"{userinfo.partition(':')[0]}:***{at}{place}"
     return re.sub(r"(?i)([?&](?:ssl_)?password=)[^&#]*", r"\1***", scheme + mark + address)
+
+
+def nearest(word: str, known: Iterable[str], *, most: int = 3) -> list[str]:
+    """The known names that look most like `word`, the nearest first; empty when none does."""
+    import difflib  # here: a command line that is right does without it
+
+    return difflib.get_close_matches(word, list(known), n=most, cutoff=0.6)
 
 
 def _split(url: str, problem: str) -> SplitResult:

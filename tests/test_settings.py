@@ -69,7 +69,8 @@ def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("sede = 1", "'sede' is not a setting; the settings are: .*seed"),
+        ("sede = 1", r"'sede' is not a setting; did you mean seed \(LOGWEIR_SEED\)"),
+        ("qwxyz = 1", "'qwxyz' is not a setting; docs/settings.md lists them all"),
         ('seed = "many"', "seed = 'many' has the wrong type; it must be int"),
         ("seed = 1.5", "seed = 1.5 has the wrong type"),
         ("seed = true", "seed = True has the wrong type"),

@@ -1,5 +1,5 @@
 """`logweir status`: live models, trainings and their reasons, waiting batches, workers, lines of each
-workload."""
+workload. The exit code is 1 while no worker runs."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -111,9 +111,10 @@ class StackStatus:
 def main(args: argparse.Namespace) -> int:
     settings = reached(settings_of(args))
     status = read_status(settings)
+    code = 0 if status.workers else 1
     if args.json:
         print_json(asdict(status))
-        return 0
+        return code
     console = out()
     _models(console, status)
     _trainings(console, status)
@@ -125,7 +126,7 @@ def main(args: argparse.Namespace) -> int:
     console.print()
     _workers(console, status)
     _workloads(console, status, settings)
-    return 0
+    return code
 
 
 def read_status(settings: Settings) -> StackStatus:
@@ -348,6 +349,9 @@ def _training(training: Status) -> str:
 
 
 def _workers(console: Console, status: StackStatus) -> None:
+    if not status.workers:
+        console.print("no worker is running; start them with `logweir up`", style="red", markup=False)
+        return
     table = Table("worker", "role", "pid", "queues", "serves", box=None, pad_edge=False)
     shared = "" if status.model is None else status.model.version
     for worker in status.workers:

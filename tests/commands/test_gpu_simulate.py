@@ -48,6 +48,12 @@ def test_the_same_seed_tells_the_same_story_and_another_one_another() -> None:
     assert once == again != other
 
 
+def test_progress_rises_to_the_last_arrival() -> None:
+    seen: list[float] = []
+    workloads.story(0.5, gangs=1, gpus=2, progress=seen.append)
+    assert seen == sorted(seen) and 0 < seen[0] < 0.5 and seen[-1] == 1.0
+
+
 @pytest.mark.parametrize("load", [0.0, 0.05, 1.0, -1.0, float("nan")])
 def test_a_load_that_no_pool_can_carry_is_refused(load: float) -> None:
     with pytest.raises(BadInput, match="load"):

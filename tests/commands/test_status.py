@@ -3,7 +3,9 @@
 import io
 from dataclasses import asdict
 
+import pytest
 import redis
+from command_line import command_line
 from pool_devices import put_devices
 from rich.console import Console
 
@@ -23,6 +25,22 @@ def shown(settings: Settings) -> str:
 
 def test_status_says_nothing_of_gpus_where_there_are_none(settings: Settings) -> None:
     assert shown(settings) == ""
+
+
+def test_status_without_a_worker_says_so_and_fails_until_one_is_heard_of(
+    settings: Settings,
+    client: "redis.Redis",
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with command_line(settings, monkeypatch, capsys) as logweir:
+        said = logweir("status")
+        assert said.code == 1
+        assert "no worker is running; start them with `logweir up`" in said.out
+        assert logweir("status", "--json").code == 1
+        Presence(client, settings).beat(name="a", role="ingest", pid=1, queues=["ingest"])
+        said = logweir("status")
+        assert (said.code, "no worker" in said.out) == (0, False)
 
 
 def test_status_counts_gpus_and_leases_and_names_what_is_out_of_order(

@@ -3,11 +3,13 @@
 import argparse
 import csv
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
+from rich.status import Status
 from rich.table import Table
 
 from pipeline.commands.common import err, out, print_json, printable, settings_of
@@ -19,6 +21,8 @@ from pipeline.gpu.values import Backfill
 from pipeline.settings import Settings
 from pipeline.units import plural, seconds
 
+SHOW_EVERY_S: Final = 0.2
+SAY_EVERY_S: Final = 5.0  # where standard error is no terminal
 LEGEND = (
     "waits are means; who may overtake the first that finds no room: easy whoever does not delay it, strict "
     "nobody, free "
@@ -36,8 +40,8 @@ def main(args: argparse.Namespace) -> int:
         workloads.jobs_of(rows)
     found = {}
     for rule in rules:
-        err().print(f"simulating {rule.value} ...", markup=False)
-        found[rule] = _figures(args, settings, rule, rows)
+        with _Percent(rule) as percent:
+            found[rule] = _figures(args, settings, rule, rows, percent)
     if args.json:
         print_json({rule.value: asdict(figures) for rule, figures in found.items()})
         return 0
@@ -51,11 +55,50 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _figures(
-    args: argparse.Namespace, settings: Settings, rule: Backfill, rows: list[Mapping[str, object]] | None
+    args: argparse.Namespace,
+    settings: Settings,
+    rule: Backfill,
+    rows: list[Mapping[str, object]] | None,
+    progress: Callable[[float], None],
 ) -> SimulationResult:
     if rows is None:
-        return workloads.story(args.load, rule, args.seed)
-    return workloads.from_file(rows, tenants=parse_tenants(settings.gpu.tenants), backfill=rule)
+        return workloads.story(args.load, rule, args.seed, progress=progress)
+    tenants = parse_tenants(settings.gpu.tenants)
+    return workloads.from_file(rows, tenants=tenants, backfill=rule, progress=progress)
+
+
+class _Percent:
+    """How far the simulation of one rule is, on standard error: a row that is rewritten, else a line now and
+    then."""
+
+    def __init__(self, rule: Backfill) -> None:
+        self.console = err()
+        self.rule = rule
+        self.said = time.monotonic()
+        self.console.print(f"simulating {rule.value} ...", markup=False)
+        self.status: Status | None = None
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.status = self.console.status(f"simulating {self.rule.value}")
+            self.status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+    def __call__(self, done: float) -> None:
+        """`done`: the part of the needs that has arrived, 0 to 1."""
+        every_s = SHOW_EVERY_S if self.status is not None else SAY_EVERY_S
+        if time.monotonic() - self.said < every_s:
+            return
+        self.said = time.monotonic()
+        text = f"simulating {self.rule.value} {100 * done:.0f} % ..."
+        if self.status is None:
+            self.console.print(text, markup=False)
+        else:
+            self.status.update(text)
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, object]]:

@@ -6,7 +6,7 @@ its remaining work.
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
@@ -79,13 +79,15 @@ def simulate(
     backfill: Backfill = Backfill.EASY,
     half_life_s: float = 86_400.0,
     end_s: float | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> SimulationResult:
-    """Work through the jobs until `end_s`, or until no event is left."""
+    """Work through the jobs until `end_s`, or until no event is left. `progress` is called with the part of
+    the jobs that has arrived, 0 to 1."""
     if tenants is None:
         tenants = {job.need.tenant: Tenant(name=job.need.tenant) for job in jobs}
     world = Snapshot(epoch=0, now_ms=0, devices=tuple(devices), tenants=tenants, half_life_s=half_life_s)
     simulation = _Simulation(world, jobs, backfill, Shares(world))
-    simulation.work(math.inf if end_s is None else int(end_s * 1000))
+    simulation.work(math.inf if end_s is None else int(end_s * 1000), progress)
     return simulation.result(jobs)
 
 
@@ -122,13 +124,14 @@ class _Simulation:
     grants: int = 0
     yields: int = 0
     numbers: int = 0
+    arrived: int = 0
 
     END: ClassVar = 0
     GAVE_BACK: ClassVar = 1
     ARRIVAL: ClassVar = 2
     POLL: ClassVar = 3  # a lease is old enough now to be preempted
 
-    def work(self, until_ms: float) -> None:
+    def work(self, until_ms: float, progress: Callable[[float], None] | None = None) -> None:
         for job in self.jobs:
             self.works[job.name] = _Progress(job=job, remaining_ms=int(job.duration_s * 1000))
             self._at(int(job.arrival_s * 1000), _Simulation.ARRIVAL, job.name)
@@ -138,6 +141,8 @@ class _Simulation:
                 _, kind, _, name = heapq.heappop(self.events)
                 self._happen(kind, name)
             self._plan()
+            if progress is not None:
+                progress(self.arrived / len(self.jobs))
         if until_ms < math.inf:
             self._pass(int(until_ms))
 
@@ -163,6 +168,7 @@ class _Simulation:
         if work is None:
             return
         if kind == _Simulation.ARRIVAL:
+            self.arrived += 1
             self._wait(work)
         elif (
             kind in (_Simulation.END, _Simulation.GAVE_BACK) and (lease := self.leases.get(name)) is not None

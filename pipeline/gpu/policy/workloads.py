@@ -7,7 +7,7 @@ both.
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -38,14 +38,21 @@ COLUMNS: Final = {
 
 
 def story(
-    load: float = 0.95, backfill: Backfill = Backfill.EASY, seed: int = 0, *, gangs: int = 49, gpus: int = 8
+    load: float = 0.95,
+    backfill: Backfill = Backfill.EASY,
+    seed: int = 0,
+    *,
+    gangs: int = 49,
+    gpus: int = 8,
+    progress: Callable[[float], None] | None = None,
 ) -> SimulationResult:
     """The story of the gang under one rule. `load`: demanded part of the GPUs' time. Raises BadInput."""
     check_story(load)
     if gangs < 1 or gpus < 2:
         raise BadInput(f"{gangs} gangs on {gpus} GPUs make no story; use 1 gang and 2 GPUs or more")
     end_s = float(gangs * PERIOD_S)
-    return simulate(_story(load, seed, gangs, gpus), machines(gpus), backfill=backfill, end_s=end_s)
+    jobs, on = _story(load, seed, gangs, gpus), machines(gpus)
+    return simulate(jobs, on, backfill=backfill, end_s=end_s, progress=progress)
 
 
 def check_story(load: float) -> None:
@@ -84,6 +91,7 @@ def from_file(
     devices: Sequence[Device] | None = None,
     tenants: Mapping[str, Tenant] | None = None,
     backfill: Backfill = Backfill.EASY,
+    progress: Callable[[float], None] | None = None,
 ) -> SimulationResult:
     """A user's workload until all jobs have ended, one row with the columns of COLUMNS each. Raises BadInput.
 
@@ -95,7 +103,7 @@ def from_file(
     for number, job in enumerate(jobs, 1):
         if why := refusal(job.need, on, everyone):
             raise BadInput(f"row {number} of the workload can never run: {why}")
-    return simulate(jobs, on, tenants=everyone, backfill=backfill)
+    return simulate(jobs, on, tenants=everyone, backfill=backfill, progress=progress)
 
 
 def jobs_of(rows: Iterable[Mapping[str, object]]) -> list[Job]:

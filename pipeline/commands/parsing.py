@@ -1,0 +1,40 @@
+"""The parser of the command line: a mistyped verb or flag is answered with the nearest ones."""
+
+import argparse
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from pipeline.values import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the nearest word of its own; a wrong flag of a verb prints the usage of that verb."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """A verb refuses unknown arguments itself: argparse would show the usage of the whole program."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown and " " in self.prog:
+            self._refuse(unknown)
+        return known, unknown
+
+    def _refuse(self, unknown: Iterable[str]) -> NoReturn:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        meant = [
+            near
+            for word in unknown
+            if word.startswith("-")
+            for near in nearest(word.partition("=")[0], flags, most=1)
+        ]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(meant)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = None if action.choices is None else [str(choice) for choice in action.choices]
+        if choices is None or value in action.choices:  # type: ignore[operator] # an iterable with `in`
+            return
+        found = nearest(str(value), choices, most=3)
+        remedy = _meant(found) if found else f"; choose from {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"{str(value)!r} is not known{remedy}")
+
+
+def _meant(found: list[str]) -> str:
+    return f"; did you mean {' or '.join(found)}?" if found else ""

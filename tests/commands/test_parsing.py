@@ -1,0 +1,35 @@
+"""A mistyped command line names the nearest words, and the usage of the verb that was meant."""
+
+import pytest
+
+from pipeline.cli import parser
+
+
+@pytest.mark.parametrize(
+    ("line", "usage", "says"),
+    [
+        ("rnu a.log", "usage: logweir [-h]", "'rnu' is not known; did you mean run?"),
+        ("frobnicate", "usage: logweir [-h]", "'frobnicate' is not known; choose from run, up, status"),
+        ("run --lmit 3 a.log", "usage: logweir run", "unrecognized arguments: --lmit; did you mean --limit?"),
+        ("status --jsno", "usage: logweir status", "--jsno; did you mean --json?"),
+        ("status extra", "usage: logweir status", "unrecognized arguments: extra\n"),
+        ("watch ad x", "usage: logweir watch", "'ad' is not known; did you mean add?"),
+        ("gpu simulat", "usage: logweir gpu", "'simulat' is not known; did you mean simulate?"),
+        ("gpu simulate --laod 3", "usage: logweir gpu simulate", "--laod 3; did you mean --load?"),
+        ("--jsno status", "usage: logweir [-h]", "unrecognized arguments: --jsno"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest_and_the_usage_of_its_verb(
+    capsys: pytest.CaptureFixture[str], line: str, usage: str, says: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(line.split())
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(usage) and says in said
+
+
+def test_what_was_right_is_taken_as_before() -> None:
+    args = parser().parse_args(["run", "a.log", "--limit", "3"])
+    assert (args.files, args.limit) == (["a.log"], 3)
+    assert parser().parse_args(["gpu", "run", "--", "python", "--lmit"]).program[-1] == "--lmit"
