@@ -6,10 +6,12 @@ The module imports nothing heavy, because every command line builds all flags.
 import argparse
 from pathlib import Path
 
+from pipeline.commands.parsing import Parser
 
-def common() -> argparse.ArgumentParser:
+
+def common() -> Parser:
     """The flags of every verb."""
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = Parser(add_help=False)
     flags.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML; see docs/settings.md")
     flags.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), help="of the program itself"
@@ -18,9 +20,9 @@ def common() -> argparse.ArgumentParser:
     return flags
 
 
-def data_dir() -> argparse.ArgumentParser:
+def data_dir() -> Parser:
     """The flag of every verb except `run`, which keeps its data below --out."""
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = Parser(add_help=False)
     flags.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="data of the embedded stack (logweir-data)"
     )
