@@ -13,6 +13,8 @@ import pytest
 
 from e2e.harness import Command, marked, nothing_left, novel, ordinary, sentence, until
 
+EARLIER = ("results/date=d/workload=w/x.parquet", "templates.parquet", "summary.json", "report.html")
+
 
 def write(path: Path, lines: list[str]) -> Path:
     path.write_text("".join(line + "\n" for line in lines))
@@ -22,6 +24,21 @@ def write(path: Path, lines: list[str]) -> Path:
 def stored(out: Path) -> pl.DataFrame:
     files = sorted((out / "results").glob("date=*/workload=*/*.parquet"))
     return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]).sort("line")
+
+
+def earlier(out: Path) -> Path:
+    """A finished run of before, as small as it may be."""
+    for name in (".logweir/lock", *EARLIER):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("<!doctype html> of before")
+    return out
+
+
+def untouched(out: Path) -> None:
+    """The run of before is all there is."""
+    found = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and ".logweir" not in p.parts}
+    assert found == set(EARLIER)
+    assert all((out / name).read_text() == "<!doctype html> of before" for name in EARLIER)
 
 
 def whole(out: Path, lines: int) -> None:
@@ -81,12 +98,14 @@ def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_n
     logweir: Command, number: signal.Signals, code: int
 ) -> None:
     write(logweir.cwd / "a.log", ordinary(1500))
+    out = earlier(logweir.cwd / "o")
     run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="20")
-    until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
+    until(lambda: list((out / ".logweir/next").rglob("*.parquet")), what="the first results")
     run.send_signal(number)
     assert run.wait(40) == code
     nothing_left(logweir.mark, within_s=2)
-    assert not list((logweir.cwd / "o").rglob("*.part"))
+    untouched(out)
+    assert not (out / ".logweir/next").exists() and not list(out.rglob("*.part"))
     said = (logweir.cwd / "err").read_text()
     assert "Traceback" not in said and said.rstrip().endswith("logweir: stopped")
     if number is signal.SIGINT:
@@ -128,12 +147,18 @@ def _busy(processes: list[psutil.Process]) -> bool:
     return any(p.is_running() and p.memory_info().rss > 400 * 2**20 for p in processes)
 
 
-def test_a_run_that_is_killed_outright_leaves_no_orphan(logweir: Command) -> None:
+def test_a_run_that_is_killed_outright_leaves_no_orphan_and_the_earlier_report(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(2000))
-    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="20")
-    until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
+    out = earlier(logweir.cwd / "o")
+    report = logweir.cwd / "page.html"
+    report.write_text("<!doctype html> of before")
+    words = ("run", "a.log", "--out", "o", "--report", report)
+    run = logweir.start(*words, LOGWEIR_INTERNAL_BATCH_RECORDS="20")
+    until(lambda: list((out / ".logweir/next").rglob("*.parquet")), what="the first results")
     began = time.monotonic()
     os.kill(run.pid, signal.SIGKILL)
     run.wait(10)
     nothing_left(logweir.mark, within_s=20)
     assert time.monotonic() - began < 20
+    untouched(out)
+    assert report.read_text() == "<!doctype html> of before"

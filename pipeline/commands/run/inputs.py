@@ -46,6 +46,8 @@ def plan_run(
         )
     if report is not None:
         _refuse_to_overwrite(report)
+        if any(report.resolve().is_relative_to(out.resolve() / name) for name in (MARKER, "results")):
+            raise BadInput(f"--report {report} lies where a run replaces everything; name another directory")
     return RunPlan(
         inputs=chosen, baseline=normal, out=out.absolute(), workload=workload, report=report, notes=notes
     )

@@ -6,7 +6,6 @@ start the stack -> [baseline: send, store, train] -> send -> [no baseline: train
 
 import contextlib
 import json
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +17,13 @@ from typing import Any
 import polars as pl
 import redis
 
-from pipeline.commands.run.inputs import MARKER, RunPlan
+from pipeline.commands.run import place
+from pipeline.commands.run.inputs import RunPlan
 from pipeline.commands.run.journey import Journey, Show
 from pipeline.controller.trainings import Status
 from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
+from pipeline.errors import RedisUnavailable, SinkUnavailable
 from pipeline.records.batch import Purpose, digest
 from pipeline.records.schema import is_timed, of_lines
 from pipeline.redis.check import check_redis
@@ -35,7 +35,6 @@ from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.sampling import KEEP_S
-from pipeline.workers.stack.data_dir import lock
 from pipeline.workers.stack.private_redis import find_server
 from pipeline.workers.stack.stack import Stack
 
@@ -54,21 +53,21 @@ class RunOutcome:
 def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     """Do it. Raises BadInput, SinkUnavailable (disk), StackFailed; KeyboardInterrupt stops cleanly."""
     began = time.monotonic()
-    # Every refusal comes before the results of an earlier run are removed.
+    # Every refusal comes before anything is written.
     MaskSet.load(extra=settings.intake.masks)
     session_keys.user_patterns(settings.watch.session_keys)
     if settings.redis.url is None:
         find_server()
     else:
         check_redis(settings)
-    state = _fresh(plan.out)
+    state = place.prepare(plan.out, plan.report)
     prefix = settings.redis.key_prefix
     if settings.redis.url is not None:
         # On a shared Redis every run has keys of its own, removed at the end.
         prefix = f"{prefix}-run-{digest(socket.gethostname(), str(plan.out))}"
     settings = settings.replace(
         data_dir=state,
-        results_dir=plan.out / "results",
+        results_dir=place.staging(plan.out) / "results",
         key_prefix=prefix,
         # A run is of its files alone, whatever a pipeline on this machine watches and wherever that one
         # stores.
@@ -83,47 +82,16 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
         session_open_s=KEEP_S,
     )
     show("starting", 0, 0, "Redis and workers")
-    with _clean_redis(settings), Stack(settings) as stack:
-        journey = Journey(stack.settings, stack, show, workload=plan.workload)
-        outcome = _go(plan, journey, began)
-    if not outcome.summary["run"]["dead_lines"]:
-        _empty(state)
-    return outcome
-
-
-def _fresh(out: Path) -> Path:
-    """An output directory without the results of an earlier run; returns the directory for the run's state.
-
-    Raises BadInput when it cannot be written, or when another run or stack works in it: nothing is removed
-    then."""
-    state = out / MARKER
+    dead = True
     try:
-        state.mkdir(parents=True, exist_ok=True)
-        with lock(
-            state
-        ):  # the stack takes it again; a run that comes in between finds everything removed already
-            _empty(state)
-            if (out / "results").is_symlink():
-                (out / "results").unlink()
-            elif (out / "results").exists():
-                shutil.rmtree(out / "results")
-            for name in ("templates.parquet", "summary.json", "report.html"):
-                (out / name).unlink(missing_ok=True)
-    except OSError as exc:
-        raise BadInput(
-            f"--out {out} cannot be written ({exc.strerror or exc}); choose another directory or fix its "
-            "rights"
-        ) from exc
-    return state
-
-
-def _empty(state: Path) -> None:
-    """Removes everything but the lock; the directory stays as the mark of `logweir run`."""
-    for path in state.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink(missing_ok=True)
+        with _clean_redis(settings), Stack(settings) as stack:
+            journey = Journey(stack.settings, stack, show, workload=plan.workload)
+            outcome = _go(plan, journey, began)
+            place.swap(plan.out, plan.report)  # here, where the stack still has the lock
+            dead = bool(outcome.summary["run"]["dead_lines"])
+    finally:
+        place.end(plan.out, plan.report, keep_state=dead)  # the logs say why
+    return outcome
 
 
 @contextmanager
@@ -188,7 +156,7 @@ def _go(plan: RunPlan, journey: Journey, began: float) -> RunOutcome:
 def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome:
     """Findings, templates, summary and report. Raises SinkUnavailable."""
     journey.show("writing", 0, 0, "findings and report")
-    results, out = journey.settings.data.results, plan.out
+    results, out = journey.settings.data.results, place.staging(plan.out)
     templates = journey.asked(lambda: _templates(journey))
     found = finding.collect(results, templates)
     about |= {
@@ -197,7 +165,6 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome
         "incidents": len({f.incident for f in found if f.timed}),
     }
     summary = {**run_summary(results), "run": about}
-    report = plan.report or out / "report.html"
     try:
         _replace(out / "templates.parquet", lambda p: templates.write_parquet(p, compression="zstd"))
         _replace(
@@ -206,12 +173,17 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome
         )
         names = ", ".join(dict.fromkeys(p.name for p in plan.inputs))
         page.write_page(
-            report, findings=found, templates=templates, summary=summary, title=names[:200], run=about
+            out / "report.html",
+            findings=found,
+            templates=templates,
+            summary=summary,
+            title=names[:200],
+            run=about,
         )
     except (OSError, pl.exceptions.ComputeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise SinkUnavailable(
-            f"{out} or {report} cannot be written ({why}); free space there and run again"
+            f"{plan.out} cannot be written ({why}); free space there and run again"
         ) from exc
     notes = [*plan.notes, *journey.notes]
     if about["dead_lines"]:
@@ -220,7 +192,8 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome
             f"{letter.source}:{letter.first_line} ({letter.lines} lines): {letter.reason}"
             for letter in journey.asked(lambda: journey.ledger.dead_letters.newest(limit=5))
         ]
-    return RunOutcome(out=out, findings=found, summary=summary, report=report, notes=notes)
+    report = plan.report or plan.out / "report.html"
+    return RunOutcome(out=plan.out, findings=found, summary=summary, report=report, notes=notes)
 
 
 def _templates(journey: Journey) -> pl.DataFrame:

@@ -24,9 +24,12 @@ from pipeline.workers.stack.private_redis import private_url
 
 
 def lock(data_dir: Path) -> IO[str]:
-    """Lock a data directory until the file is closed. Raises BadInput if another process has the lock."""
+    """Lock a data directory until the file is closed. Raises BadInput if another process has the lock.
+
+    A directory that is made here is this user's alone, because its files hold log lines; the rights of an
+    existing one stay."""
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = _lock_file(data_dir)
     except OSError as exc:
         raise BadInput(
