@@ -48,7 +48,7 @@ class WorkloadLines:
     watched: bool = False
 
 
-_COUNTED: Final = [f.name for f in fields(WorkloadLines)][:-2]  # the fields of Ledger.totals
+_COUNTED: Final = [f.name for f in fields(WorkloadLines)][:-2]  # the counters of Backlog.totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,10 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
 
+import msgspec
 import redis
 
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
@@ -40,6 +42,24 @@ class Slot:
     missed: int  # slots before this one that nobody finished; they are not repeated
 
 
+class BeginArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes the current slot (training/slot_begin.lua)."""
+
+    name: str
+    every_ms: int
+    owner: str
+    ttl_ms: int
+    step_back_ms: int  # that the clock may step back
+
+
+class FinishArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Finishes a slot (training/slot_finish.lua)."""
+
+    name: str
+    seq: str
+    nominal_ms: int
+
+
 class Slots:
     """Begin and finish slots of named schedules. Raises RedisUnavailable."""
 
@@ -54,8 +74,14 @@ class Slots:
         `owner` (not empty) tells operators who acts. One who is silent for `lease_ttl_ms` loses the slot.
         """
         every_ms = max(1, round(every_s * 1000))
-        args = [name, every_ms, owner or "unnamed", self.ttl_ms, max(STEP_BACK_MS, every_ms)]
-        answer = self.scripts.run("training/slot_begin", [self.key], args)
+        args = BeginArgs(
+            name=name,
+            every_ms=every_ms,
+            owner=owner or "unnamed",
+            ttl_ms=self.ttl_ms,
+            step_back_ms=max(STEP_BACK_MS, every_ms),
+        )
+        answer = self.scripts.run("training/slot_begin", [self.key], [named_arguments(args)])
         if answer[0] != b"yours":
             return None
         nominal = datetime.fromtimestamp(int(answer[1]) // 1000, UTC)
@@ -65,7 +91,8 @@ class Slots:
     def finish(self, slot: Slot) -> bool:
         """False: the slot was taken over meanwhile; who has it finishes it."""
         nominal_ms = (slot.nominal - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
-        return bool(self.scripts.run("training/slot_finish", [self.key], [slot.name, slot.seq, nominal_ms]))
+        args = FinishArgs(name=slot.name, seq=str(slot.seq), nominal_ms=nominal_ms)
+        return bool(self.scripts.run("training/slot_finish", [self.key], [named_arguments(args)]))
 
 
 def last_time_of_day(now: datetime, times: Sequence[str], zone: ZoneInfo) -> datetime | None:

@@ -20,11 +20,13 @@ from typing import Any, Final, cast
 
 import redis
 
+from pipeline.controller.arguments import CancelArgs, EndArgs, RequestArgs, ShowArgs, TakeArgs
 from pipeline.controller.facts import backoff_s
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
 from pipeline.records.batch import digest
 from pipeline.records.query import Query
 from pipeline.records.wire import Codec
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, now_ms, text_map
 from pipeline.redis.keys import SHARED, Keys
 from pipeline.redis.leases import TRAINING, Lease
@@ -137,11 +139,11 @@ class Trainings:
         """(id, is it new): an equal request in the queue is the same training. Raises TrainingsFull."""
         new_id = uuid.uuid4().hex
         k = self.keys
-        answer = self.scripts.run(
-            "training/request",
-            [k.training(new_id), k.training_queue, k.training_keys, k.trainings],
-            [new_id, request.key, REQUESTS.to_json(request), MAX_WAITING],
+        args = RequestArgs(
+            request_id=new_id, key=request.key, request=REQUESTS.to_json(request), most=MAX_WAITING
         )
+        keys = [k.training(new_id), k.training_queue, k.training_keys, k.trainings]
+        answer = self.scripts.run("training/request", keys, [named_arguments(args)])
         if answer[0] == b"full":
             raise TrainingsFull(
                 f"{int(answer[1]):,} trainings wait already, which is the limit; `logweir train --list` "
@@ -157,7 +159,7 @@ class Trainings:
         answer = self.scripts.run(
             "training/cancel",
             [k.training(request_id), k.training_queue, k.training_keys, k.trainings, k.trainings_ended],
-            [request_id, KEEP_S, KEEP],
+            [named_arguments(CancelArgs(request_id=request_id, keep_s=KEEP_S, keep=KEEP))],
         ).decode()
         if answer in ("unknown", "ended"):
             word = "is not known" if answer == "unknown" else "has ended already"
@@ -237,13 +239,14 @@ class Trainings:
                 before = _text(self.client.get(k.training_now))
             if not ids:
                 return None
+            args = TakeArgs(request_id=ids[0], holder=lease.holder, token=str(lease.token), before=before)
             answer = self.scripts.run(
                 "training/take",
                 [
                     k.training(ids[0]), k.training_queue, k.training_keys, k.lease(TRAINING), k.training_now,
                     k.training(before or "-"),
                 ],
-                [ids[0], lease.holder, lease.token, before],
+                [named_arguments(args)],
             ).decode()  # fmt: skip
             if answer == "gone":
                 continue
@@ -259,11 +262,9 @@ class Trainings:
 
     def show(self, status: Status, lease: Lease) -> None:
         """Report progress. Raises Cancelled if an operator cancelled it, StaleToken without the lease."""
-        answer = self.scripts.run(
-            "training/show",
-            [self.keys.training(status.request_id)],
-            [lease.token, status.state.value, _dump(status)],
-        )
+        args = ShowArgs(token=str(lease.token), state=status.state.value, status=_dump(status))
+        keys = [self.keys.training(status.request_id)]
+        answer = self.scripts.run("training/show", keys, [named_arguments(args)])
         if answer == b"cancel":
             raise Cancelled("an operator cancelled it")
         if answer == b"lost":
@@ -318,17 +319,25 @@ class Trainings:
         retry_id = uuid.uuid4().hex if retry else ""
         status = replace(status, retried_as=retry_id)
         pause_s = 0.0 if retry is None else backoff_s(retry.attempt - 1, self.backoff_s)
+        args = EndArgs(
+            request_id=status.request_id,
+            token=token,
+            state=status.state.value,
+            status=_dump(status),
+            keep_s=KEEP_S,
+            keep=KEEP,
+            retry_id=retry_id,
+            retry_key=retry.key if retry else "",
+            retry=REQUESTS.to_json(retry) if retry else "",
+            pause_ms=int(pause_s * 1000),
+        )
         answer = self.scripts.run(
             "training/end",
             [
                 k.training(status.request_id), k.lease(TRAINING), k.training_now, k.training(retry_id or "-"),
                 k.training_queue, k.training_keys, k.trainings, k.trainings_ended,
             ],
-            [
-                status.request_id, token, status.state.value, _dump(status), KEEP_S,
-                retry_id, retry.key if retry else "", REQUESTS.to_json(retry) if retry else "",
-                int(pause_s * 1000), KEEP,
-            ],
+            [named_arguments(args)],
         )  # fmt: skip
         return str(answer.decode())
 

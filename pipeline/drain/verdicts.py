@@ -13,7 +13,7 @@ import redis
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
 from pipeline.records.verdict import Verdict
-from pipeline.redis.arguments import named_arguments
+from pipeline.redis.arguments import named_arguments_with_bytes
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
@@ -92,7 +92,7 @@ class Verdicts:
         generations = [k.verdicts(version, "young"), k.verdicts(version, "old")]
         keys = [k.lease(lease), k.templates, k.template_counts, *generations]
         keys += [k.templates_untold, k.template_changes]
-        if not self.scripts.run("drain/learn", keys, [named_arguments(args)]):
+        if not self.scripts.run("drain/learn", keys, [named_arguments_with_bytes(args)]):
             return False
         if version in self._local:
             self._remember(self._local[version], verdicts)

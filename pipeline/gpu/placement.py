@@ -16,17 +16,31 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
+import msgspec
 import redis
 
 from pipeline.errors import BadInput, DeviceFailed, LeaseRefused, ModelUnavailable, RedisUnavailable
 from pipeline.gpu.placing import Backoff, Loaded, LoadState, Model, choose_device, copies
 from pipeline.gpu.values import PoolLease
 from pipeline.logs import logger
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
 
 LOAD_S: Final = 300.0  # tens of GiB from a slow disk
+
+
+class PlaceArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of gpu/place.lua by name."""
+
+    verb: str  # list, claim, touch, ready, unloading, drop
+    field: str = ""  # of the entry; for all but `list`
+    claim: str = ""  # id of the claim; for touch, ready, unloading, drop
+    entry: str = ""  # JSON; for claim, with the three below
+    memory_mib: int = 0
+    room_mib: int = 0
+    load_ms: int = 0
 
 
 class Loader(Protocol):
@@ -163,7 +177,7 @@ class Placement:
             late, self._dropping = self._dropping, []
         for entry in late:
             self._drop(entry)
-        now, *texts = self.scripts.run("gpu/place", self.keys, ["list", ""])
+        now, *texts = self._place(PlaceArgs(verb="list"))
         return int(now), sorted((_entry(text) for text in texts), key=lambda entry: entry.key)
 
     def _whereabouts(self, model: Model) -> str:
@@ -184,8 +198,15 @@ class Placement:
         )
         # We give up before the claim expires; its end is for a process that was killed.
         load_ms = int(self.load_timeout_s * 1000) + 5_000
-        args = ["claim", _field(entry), _text(entry), model.memory_mib, room_mib, load_ms]
-        word, *_ = self.scripts.run("gpu/place", self.keys, args)
+        args = PlaceArgs(
+            verb="claim",
+            field=_field(entry),
+            entry=_text(entry),
+            memory_mib=model.memory_mib,
+            room_mib=room_mib,
+            load_ms=load_ms,
+        )
+        word, *_ = self._place(args)
         if word == b"lost":
             raise LeaseRefused(f"lease {self.lease.lease_id} is gone; ask for another one")
         return entry if word == b"claimed" else None
@@ -267,7 +288,10 @@ class Placement:
                 self._dropping.append(entry)
 
     def _step(self, verb: str, entry: Loaded) -> bool:
-        return bool(self.scripts.run("gpu/place", self.keys, [verb, _field(entry), entry.claim]))
+        return bool(self._place(PlaceArgs(verb=verb, field=_field(entry), claim=entry.claim)))
+
+    def _place(self, args: PlaceArgs) -> Any:
+        return self.scripts.run("gpu/place", self.keys, [named_arguments(args)])
 
 
 def _field(entry: Loaded) -> str:

@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
-
 from pipeline.errors import BadInput, CursorMoved
+from pipeline.ledger.arguments import AcceptArgs
 from pipeline.ledger.batches import BACKFILL_PART, HALF, KEEP_DONE_S, Accepted, Full, Meta, Stage
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.records.batch import Batch
 from pipeline.records.payload import pack
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering
 
 # Share of Redis' memory that may be in use when a batch is taken in: waiting batches grow while they are
@@ -20,28 +20,6 @@ MEMORY_PART: Final = 0.8
 RETRY_AFTER_S: Final = {"bytes": 0.5, "batches": 0.5, "memory": 0.5, "closed": 2.0, "dead": 5.0}
 # A refused try carries its payload to Redis in vain, so the pause doubles up to this factor.
 MAX_BACKOFF: Final = 4
-
-
-class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of ledger/accept.lua by name."""
-
-    batch_id: str
-    content: str  # hash of the payload
-    lines: int  # physical lines
-    records: int
-    workload: str
-    meta: str  # JSON
-    stage: Stage
-    max_bytes: int
-    max_batches: int
-    max_dead_bytes: int
-    memory_part: float
-    overdue_ms: int
-    backfill: bool
-    skip_keep_s: int | None  # None: process the batch; else only count its lines, and remember the id so long
-    cursor_key: str
-    cursor: str | None  # None: the source has no cursor
-    after: str | None  # the cursor that the batch continues from; None: not compared
 
 
 class Intake:
@@ -101,7 +79,7 @@ class Intake:
         answer = self.store.scripts.run(
             "ledger/accept",
             [*batch_keys, k.cursors, k.closed, k.dead],
-            [msgspec.msgpack.encode(args), packed.blob],
+            [named_arguments(args), packed.blob],
         )
         match text(answer[0]):
             case "accepted":

@@ -14,10 +14,19 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import redis
 
 from pipeline.errors import BadPayload, ClaimLost, TooNew
+from pipeline.ledger.arguments import (
+    AdvanceArgs,
+    BatchHalf,
+    BisectArgs,
+    ClaimArgs,
+    CommitArgs,
+    DeadLetterArgs,
+    ReleaseArgs,
+    RenewArgs,
+)
 from pipeline.ledger.backlog import Backlog
 from pipeline.ledger.batches import KEEP_DONE_S, Claim, Meta, Stage, half_ids, not_newer
 from pipeline.ledger.dead_letters import DeadLetters
@@ -28,6 +37,7 @@ from pipeline.logs import logger
 from pipeline.records.batch import WIRE_VERSION, digest
 from pipeline.records.payload import unpack
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
+from pipeline.redis.arguments import named_arguments
 from pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,41 +69,6 @@ class ClaimRefused(StrEnum):
     UNREADABLE = "unreadable"  # became a dead letter
 
 
-class CommitArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of ledger/commit.lua by name."""
-
-    batch_id: str
-    seq: str
-    keep_s: int
-    warming: bool  # stored without a verdict
-    totals: list[str | int]  # names and amounts in turn, as for `drift`
-    drift: list[str | int]
-    drift_keep_s: int
-    max_observations: int
-    max_observed_bytes: int
-
-
-class BatchHalf(msgspec.Struct, frozen=True, kw_only=True):
-    """One half of a batch, for ledger/bisect.lua."""
-
-    batch_id: str
-    content: str
-    lines: int
-    records: int
-
-
-class BisectArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of ledger/bisect.lua by name."""
-
-    batch_id: str
-    seq: str
-    keep_s: int
-    overdue_ms: int
-    max_attempts: int
-    meta: str
-    halves: list[BatchHalf]
-
-
 class Ledger:
     """All moves of a claimed batch; `intake`, `backlog` and `dead_letters` hold the others. One per
     process."""
@@ -109,8 +84,15 @@ class Ledger:
     def claim(self, batch_id: str, stage: Stage, owner: str, *, first: bool = False) -> Claim | ClaimRefused:
         """Claims a batch for a stage, or says why not. `first`: only for its first attempt."""
         k, s = self.keys, self.settings.internal
-        args = [batch_id, stage.value, owner, s.claim_ttl_ms, s.max_attempts, "1" if first else ""]
-        answer = self.scripts.run("ledger/claim", [k.batch(batch_id), k.due], args)
+        args = ClaimArgs(
+            batch_id=batch_id,
+            stage=stage,
+            owner=owner,
+            ttl_ms=s.claim_ttl_ms,
+            max_attempts=s.max_attempts,
+            first=first,
+        )
+        answer = self.scripts.run("ledger/claim", [k.batch(batch_id), k.due], [named_arguments(args)])
         word = text(answer[0])
         if word not in ("claimed", "exhausted"):
             return ClaimRefused(word)
@@ -171,7 +153,12 @@ class Ledger:
         """Which of the claims are ours, in one round trip."""
         k, ttl_ms = self.keys, self.settings.internal.claim_ttl_ms
         calls: list[tuple[str, list[str], list[Any]]] = [
-            ("ledger/renew", [k.batch(c.batch_id), k.due], [c.batch_id, c.seq, ttl_ms]) for c in claims
+            (
+                "ledger/renew",
+                [k.batch(c.batch_id), k.due],
+                [named_arguments(RenewArgs(batch_id=c.batch_id, seq=c.seq, ttl_ms=ttl_ms))],
+            )
+            for c in claims
         ]
         if len(calls) == 1:
             return [bool(self.scripts.run(*calls[0]))]
@@ -184,13 +171,15 @@ class Ledger:
     def advance(self, claim: Claim, to: Stage, work: "pl.DataFrame | None" = None) -> None:
         """Hands the batch to its next stage, with the work of this one. Raises ClaimLost."""
         k, bid = self.keys, claim.batch_id
-        overdue_ms = self.settings.internal.overdue_ms
-        answer = self.scripts.run(
-            "ledger/advance",
-            [k.batch(bid), k.due, k.counts, k.work(bid)],
-            [bid, claim.seq, to.value, _packed(work), overdue_ms, WIRE_VERSION],
+        args = AdvanceArgs(
+            batch_id=bid,
+            seq=claim.seq,
+            stage=to,
+            overdue_ms=self.settings.internal.overdue_ms,
+            work_wire=WIRE_VERSION,
         )
-        _must_hold(answer, claim)
+        keys = [k.batch(bid), k.due, k.counts, k.work(bid)]
+        _must_hold(self.scripts.run("ledger/advance", keys, [named_arguments(args), _packed(work)]), claim)
 
     def commit(
         self,
@@ -228,17 +217,22 @@ class Ledger:
             k.warming,
         ]
         keys = [*batch_keys, k.drift(version), k.watching("observations"), k.watching()]
-        _must_hold(
-            self.scripts.run("ledger/commit", keys, [msgspec.msgpack.encode(args), observation]), claim
-        )
+        _must_hold(self.scripts.run("ledger/commit", keys, [named_arguments(args), observation]), claim)
 
     def release(self, claim: Claim, *, reason: str, delay_s: float, counted: bool) -> None:
         """Gives the batch back for another attempt; `counted` when the batch itself was at fault."""
         self._release(claim.batch_id, claim.seq, reason=reason, delay_s=delay_s, counted=counted)
 
     def _release(self, batch_id: str, seq: str, *, reason: str, delay_s: float, counted: bool) -> None:
-        args = [batch_id, seq, int(delay_s * 1000), reason[:MAX_REASON], "1" if counted else "0"]
-        self.scripts.run("ledger/release", [self.keys.batch(batch_id), self.keys.due], args)
+        args = ReleaseArgs(
+            batch_id=batch_id,
+            seq=seq,
+            delay_ms=int(delay_s * 1000),
+            reason=reason[:MAX_REASON],
+            counted=counted,
+        )
+        keys = [self.keys.batch(batch_id), self.keys.due]
+        self.scripts.run("ledger/release", keys, [named_arguments(args)])
 
     def give_up(
         self,
@@ -280,7 +274,8 @@ class Ledger:
     def _entry_to_dead_letters(self, batch_id: str, seq: str, workload: str, reason: str) -> int:
         k = self.keys
         keys = [k.batch(batch_id), k.due, k.counts, k.totals(workload), k.work(batch_id), k.dead]
-        answer = int(self.scripts.run("ledger/dead_letter", keys, [batch_id, seq, reason[:MAX_REASON]]))
+        args = DeadLetterArgs(batch_id=batch_id, seq=seq, reason=reason[:MAX_REASON])
+        answer = int(self.scripts.run("ledger/dead_letter", keys, [named_arguments(args)]))
         if answer:
             logger(batch=batch_id, workload=workload).error("batch.dead", reason=reason[:MAX_REASON])
         return answer
@@ -308,7 +303,7 @@ class Ledger:
         keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid)]
         keys += [key for half_id in ids for key in (k.batch(half_id), k.payload(half_id))]
         payloads = [_packed(half) for half in halves]
-        _must_hold(self.scripts.run("ledger/bisect", keys, [msgspec.msgpack.encode(args), *payloads]), claim)
+        _must_hold(self.scripts.run("ledger/bisect", keys, [named_arguments(args), *payloads]), claim)
         records = [half.height for half in halves]
         logger(batch=bid).warning("batch.split", records=records, reason=claim.error)
         return ids

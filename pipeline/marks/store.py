@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
 import polars as pl
 import redis
 
@@ -18,6 +19,7 @@ from pipeline.errors import BadInput, BadPayload
 from pipeline.logs import logger
 from pipeline.marks.marks import Kind, Mark, Marked, Overlay, State, Target, moment
 from pipeline.records.batch import MAX_NAME
+from pipeline.redis.arguments import named_arguments_with_bytes
 from pipeline.redis.connection import answering, byte_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
@@ -30,6 +32,21 @@ MAX_BY: Final = 100
 # How long a mark that ran out is still listed; fewer days where the room is needed.
 SHOWN_AFTER: Final = timedelta(days=30)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
+
+
+class PutArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of marks/mark.lua for a new mark, by name."""
+
+    most: int
+    field: bytes
+    value: bytes
+    stale: list[bytes]  # fields and values in turn: forgotten where they are still so
+
+
+class RevokeArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of marks/mark.lua for marks to be revoked, by name."""
+
+    fields: list[bytes]
 
 
 class Marks:
@@ -68,9 +85,8 @@ class Marks:
         )  # fmt: skip
         # Only as they were seen: somebody may renew one of them at this moment.
         stale = [part for old in _stale(before) for part in (_field(old), old.pack())]
-        answer = self.scripts.run(
-            "marks/mark", [self.keys.marks], ["put", MAX_MARKS, _field(mark), mark.pack(), *stale]
-        )
+        args = PutArgs(most=MAX_MARKS, field=_field(mark), value=mark.pack(), stale=stale)
+        answer = self.scripts.run("marks/mark", [self.keys.marks], [named_arguments_with_bytes(args)])
         if answer[0] == b"full":
             raise BadInput(
                 f"there are {MAX_MARKS:,} marks, the limit; mark templates instead of single patterns, or "
@@ -92,7 +108,8 @@ class Marks:
         fields = [n for n, (t, w) in named if t in wanted and workload in (None, w)]
         if not fields:
             return []
-        revoked = set(self.scripts.run("marks/mark", [self.keys.marks], ["revoke", *fields]))
+        args = named_arguments_with_bytes(RevokeArgs(fields=list(fields)))
+        revoked = set(self.scripts.run("marks/mark", [self.keys.marks], [args]))
         return [found for name, found in named if name in revoked]
 
     def look(self) -> Marked:

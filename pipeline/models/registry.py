@@ -26,6 +26,7 @@ import redis
 
 from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken
 from pipeline.models.bundle import MANIFEST, Manifest, load_manifest
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, byte_set, text_map
 from pipeline.redis.keys import SHARED, Keys
 from pipeline.redis.leases import Lease
@@ -64,6 +65,27 @@ class Note:
     reason: str = ""
     at: str = ""
     judgement: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PublishArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of models/publish.lua by name."""
+
+    version: str
+    holder: str
+    token: str
+    at: str  # ISO
+    model: str
+    expected: int | None  # generation it was judged against; None: any
+
+
+class PromoteArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of models/promote.lua by name."""
+
+    version: str
+    generation: int  # it was decided on
+    at: str  # ISO
+    model: str
+    how: str  # "promoted" | "rolled-back"
 
 
 class Registry:
@@ -172,10 +194,18 @@ class Registry:
         (compare-and-set).
         """
         model = self.manifest(version).model
+        args = PublishArgs(
+            version=version,
+            holder=lease.holder,
+            token=str(lease.token),
+            at=at.isoformat(),
+            model=model,
+            expected=expected,
+        )
         answer = self.scripts.run(
             "models/publish",
             [self.keys.model(model), self.keys.lease(lease.resource), self.keys.model_names],
-            [version, lease.holder, lease.token, at.isoformat(), model, "" if expected is None else expected],
+            [named_arguments(args)],
         )
         if answer[0] == b"changed":
             raise LiveChanged(f"another version was made live while {version} was judged; it is judged again")
@@ -225,11 +255,10 @@ class Registry:
     def _move(
         self, version: str, live: Live | None, *, model: str, at: datetime, how: str, reason: str
     ) -> None:
-        answer = self.scripts.run(
-            "models/promote",
-            [self.keys.model(model), self.keys.model_names],
-            [version, live.generation if live else 0, at.isoformat(), model, how],
-        )
+        generation = live.generation if live else 0
+        args = PromoteArgs(version=version, generation=generation, at=at.isoformat(), model=model, how=how)
+        keys = [self.keys.model(model), self.keys.model_names]
+        answer = self.scripts.run("models/promote", keys, [named_arguments(args)])
         if answer[0] != b"published":
             raise BadInput(
                 "another version was made live meanwhile; look with `logweir models list` and decide again"

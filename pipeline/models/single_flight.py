@@ -14,6 +14,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
+import msgspec
 import redis
 from cachetools import LRUCache
 
@@ -21,6 +22,7 @@ from pipeline.errors import BadPayload, RedisUnavailable
 from pipeline.logs import logger
 from pipeline.models.evidence import Evidence
 from pipeline.records.wire import Codec
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
@@ -46,6 +48,15 @@ _CODEC: Final = Codec[Any](
 )
 
 Score = Callable[[list[str]], Sequence[Evidence]]
+
+
+class AskArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of drain/evidence_ask.lua by name."""
+
+    owner: str
+    claim_ms: int  # that a line is left to whoever began with it
+    half_limit: int  # of the young half
+    ttl_s: int
 
 
 class SingleFlight:
@@ -91,7 +102,8 @@ class SingleFlight:
 
     def _claim(self, version: str, ids: list[int]) -> tuple[dict[int, Evidence], list[int], list[int]]:
         """(shared evidence, lines to score here, lines that others score now)."""
-        args = [self.owner, CLAIM_MS, HALF_LIMIT, TTL_S, *(_field(version, i) for i in ids)]
+        asks = AskArgs(owner=self.owner, claim_ms=CLAIM_MS, half_limit=HALF_LIMIT, ttl_s=TTL_S)
+        args: list[Any] = [named_arguments(asks), *(_field(version, i) for i in ids)]
         try:
             answers = self.scripts.run("drain/evidence_ask", self._halves(), args)
         except RedisUnavailable:  # the ledger reports it when the batch is handed on

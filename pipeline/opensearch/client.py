@@ -51,7 +51,7 @@ class _Connection(Urllib3HttpConnection):  # type: ignore[misc] # opensearch-py 
 
 
 def opensearch_client(settings: Settings, *, reading: bool = False) -> OpenSearch:
-    """A client of `settings.opensearch_url`; nothing is sent yet.
+    """A client of `settings.opensearch.url`; nothing is sent yet.
 
     `reading` takes the user who reads log indices, if one is set. A user in the settings goes before one in
     the URL. Requests are not compressed: compression costs a fifth of the bulk rate on loopback, and 25,000

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import redis
 
 from pipeline.errors import LeaseRefused, RedisUnavailable
 from pipeline.logs import logger
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, now_ms, text_map
 from pipeline.redis.keeper import Keeper
 from pipeline.redis.keys import Keys
@@ -57,6 +59,24 @@ class HeldLease:
     lost: threading.Event
 
 
+class GrantArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of leases/grant.lua by name."""
+
+    resource: str
+    holder: str
+    ttl_ms: int
+    floor: int  # the token is above it
+    quarantine_ms: int  # 0: none
+
+
+class RenewArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of leases/renew.lua by name."""
+
+    holder: str
+    token: str
+    ttl_ms: int
+
+
 class Leases:
     """Grant, renew, release. One per process."""
 
@@ -74,16 +94,23 @@ class Leases:
         `quarantine`: refuse for one TTL after Redis restarted or failed over, because an old holder may still
         run. Needed where the guarded resource cannot compare tokens; Redis itself can."""
         keys = [self.keys.lease(resource), self.keys.tokens, self.keys.epoch]
-        args: list[Any] = [resource, holder, self.ttl_ms, floor, self.ttl_ms if quarantine else 0]
-        word, number = self.scripts.run("leases/grant", keys, args)
+        args = GrantArgs(
+            resource=resource,
+            holder=holder,
+            ttl_ms=self.ttl_ms,
+            floor=floor,
+            quarantine_ms=self.ttl_ms if quarantine else 0,
+        )
+        word, number = self.scripts.run("leases/grant", keys, [named_arguments(args)])
         if word == b"granted":
             return Lease(resource=resource, holder=holder, token=int(number), ttl_ms=self.ttl_ms)
         return Refused(why=word.decode(), wait_ms=int(number))
 
     def renew(self, lease: Lease) -> bool:
         """False when the lease is lost; it then stays lost."""
-        args: list[Any] = [lease.holder, lease.token, lease.ttl_ms]
-        return bool(self.scripts.run("leases/renew", [self.keys.lease(lease.resource)], args))
+        args = RenewArgs(holder=lease.holder, token=str(lease.token), ttl_ms=lease.ttl_ms)
+        keys = [self.keys.lease(lease.resource)]
+        return bool(self.scripts.run("leases/renew", keys, [named_arguments(args)]))
 
     def release(self, lease: Lease) -> bool:
         """False when the lease belonged to another holder already."""

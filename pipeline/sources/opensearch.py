@@ -85,7 +85,7 @@ class _Shard:
 
 
 class Poller:
-    """Reads what is new in `settings.opensearch_source`. Not thread-safe."""
+    """Reads what is new in `settings.opensearch.source`. Not thread-safe."""
 
     def __init__(
         self,
@@ -365,7 +365,7 @@ def poll_once(
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Polled:
-    """Polls `settings.opensearch_source` once: `poll_once(s, p.accept, p.ledger.intake.cursor)`.
+    """Polls `settings.opensearch.source` once: `poll_once(s, p.accept, p.ledger.intake.cursor)`.
 
     Raises SourceUnavailable, BadSetting without a server, and the errors of `accept`.
     """

@@ -20,7 +20,7 @@ from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
 from pipeline.records.schema import pack_frame, unpack_frame
 from pipeline.records.wire import Codec
-from pipeline.redis.arguments import named_arguments
+from pipeline.redis.arguments import named_arguments_with_bytes
 from pipeline.redis.connection import answering, byte_map, text_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import WATCH
@@ -255,7 +255,7 @@ class WatcherState:
             rows=[pack_entry(*entry) for entry in changes.rows],
             numbers=changes.numbers,
         )
-        return bool(self.scripts.run("watching/watched", keys, [named_arguments(wire)]))
+        return bool(self.scripts.run("watching/watched", keys, [named_arguments_with_bytes(wire)]))
 
     def pause(self, seconds: float) -> None:
         """No rounds for so long, because one hung."""

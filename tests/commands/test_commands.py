@@ -443,6 +443,12 @@ def test_following_a_file_that_is_absent_says_so_once(
     assert said.err.count("to appear") == 1 and said.err.count("lines accepted") == 1
 
 
+def test_one_line_that_was_sent_is_told_in_the_singular(verb: Verb, tmp_path: Path) -> None:
+    (tmp_path / "app.log").write_text("one\n")
+    said = verb("send", str(tmp_path / "app.log"))
+    assert said.code == 0 and "\n1 line accepted (" in f"\n{said.err}"
+
+
 def test_a_file_that_is_no_utf_8_is_said_to_be_read_as_such(verb: Verb, tmp_path: Path) -> None:
     path = tmp_path / "wide.log"
     path.write_text("one\ntwo\n", encoding="utf-16")

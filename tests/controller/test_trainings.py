@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from pipeline.controller import trainings as module
+from pipeline.controller.arguments import RequestArgs
 from pipeline.controller.trainings import (
     ATTEMPTS,
     KEEP_S,
@@ -33,6 +34,7 @@ from pipeline.controller.trainings import (
 )
 from pipeline.errors import BadInput, BadPayload, Cancelled, RedisUnavailable, StaleToken, TrainingsFull
 from pipeline.records.query import Query, query_of
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.leases import TRAINING, Lease, Leases, Refused, granted
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
@@ -437,7 +439,8 @@ def test_a_request_that_was_taken_before_its_answer_arrived_is_not_queued_again(
 ) -> None:
     request, k = TrainingRequest(), trainings.keys
     keys = [k.training("r"), k.training_queue, k.training_keys, k.trainings]
-    args = ["r", request.key, REQUESTS.to_json(request), 1]
+    asked = RequestArgs(request_id="r", key=request.key, request=REQUESTS.to_json(request), most=1)
+    args = [named_arguments(asked)]
     trainings.scripts.run("training/request", keys, args)
     assert trainings.take(lease(leases)) is not None
     trainings.scripts.run("training/request", keys, args)

@@ -221,8 +221,11 @@ class Sender:
             return
         self.said, self.told = now, reported
         rate = self.lines / max(0.001, now - self.began)
-        lost = f", {self.duplicates} batches were there already" if self.duplicates else ""
-        self.console.print(f"{self.lines:,} lines accepted ({rate:,.0f} lines/s){lost}", markup=False)
+        verb = "was" if self.duplicates == 1 else "were"
+        again = f", {plural(self.duplicates, 'batch')} {verb} there already" if self.duplicates else ""
+        self.console.print(
+            f"{plural(self.lines, 'line')} accepted ({rate:,.0f} lines/s){again}", markup=False
+        )
 
     def wait_stored(self, tracking: BatchTracking) -> None:
         """Until every batch of this command has ended; one that waits for a model is stored, too."""

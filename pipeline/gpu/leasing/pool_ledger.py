@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import redis
 
 from pipeline.errors import BadInput, LeaseRefused
-from pipeline.gpu.leasing import wire
+from pipeline.gpu.leasing import arguments, wire
 from pipeline.gpu.values import (
     Committed,
     Device,
@@ -31,6 +32,7 @@ from pipeline.gpu.values import (
     Usage,
 )
 from pipeline.logs import logger
+from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import Scripts
@@ -64,13 +66,13 @@ class PoolLedger:
             *(self.keys.gpu(name) for name in NAMES_PER_REQUEST),
         ]
 
-    def _run(self, name: str, *args: Any) -> Any:
-        return self.scripts.run(*self._call(name, *args))
+    def _run(self, name: str, args: msgspec.Struct) -> Any:
+        return self.scripts.run(*self._call(name, args))
 
-    def _call(self, name: str, *args: Any) -> tuple[str, list[str], list[Any]]:
-        # Names can come from a command line whose bytes are no text.
-        clean = [arg.encode("utf-8", "replace") if isinstance(arg, str) else arg for arg in args]
-        return f"gpu/{name}", self._names, clean
+    def _call(self, name: str, args: msgspec.Struct) -> tuple[str, list[str], list[Any]]:
+        named = msgspec.structs.asdict(args).items()
+        texts = {field: _as_text(value) for field, value in named if isinstance(value, str)}
+        return f"gpu/{name}", self._names, [named_arguments(msgspec.structs.replace(args, **texts))]
 
     def snapshot(self) -> Snapshot:
         """The whole pool at one moment, without tenants. Raises RedisUnavailable, BadPayload."""
@@ -132,12 +134,14 @@ class PoolLedger:
         place = wire.encode(plan.reservation) if plan.reservation is not None else ""
         return self._call(
             "commit",
-            epoch,
-            wire.encode(plan, without=("reservation",)),
-            place,
-            settings.internal.lease_ttl_ms,
-            settings.internal.gpu_node_ttl_ms,
-            repr(settings.gpu.half_life_s),
+            arguments.CommitArgs(
+                epoch=epoch,
+                plan=wire.encode(plan, without=("reservation",)),
+                reservation=place,
+                lease_ttl_ms=settings.internal.lease_ttl_ms,
+                node_ttl_ms=settings.internal.gpu_node_ttl_ms,
+                half_life_s=settings.gpu.half_life_s,
+            ),
         )
 
     @staticmethod
@@ -170,11 +174,13 @@ class PoolLedger:
         _check(request)
         return self._call(
             "wait",
-            request.request_id,
-            request.holder,
-            wire.encode(request, without=("since_ms", "until_ms")),
-            ttl_ms,
-            repr(self.settings.gpu.half_life_s),
+            arguments.WaitArgs(
+                request_id=request.request_id,
+                holder=request.holder,
+                request=wire.encode(request, without=("since_ms", "until_ms")),
+                remember_ms=ttl_ms,
+                half_life_s=self.settings.gpu.half_life_s,
+            ),
         )
 
     @staticmethod
@@ -203,16 +209,21 @@ class PoolLedger:
 
     def abandon(self, request_id: str, holder: str) -> None:
         """Withdraw the wait, or the lease that was granted meanwhile, unless it has begun."""
-        self._run("abandon", request_id, holder, repr(self.settings.gpu.half_life_s))
+        half_life_s = self.settings.gpu.half_life_s
+        args = arguments.AbandonArgs(request_id=request_id, holder=holder, half_life_s=half_life_s)
+        self._run("abandon", args)
 
     def activate(self, lease: PoolLease, *, pids: Sequence[int], host: str) -> bool:
         """Begin, before any process touches a device; again for more processes. False: the lease is lost."""
-        words = " ".join(str(int(pid)) for pid in pids)
-        return bool(self._run("activate", lease.lease_id, lease.holder, _tokens(lease), host, words))
+        args = arguments.ActivateArgs(
+            lease_id=lease.lease_id, holder=lease.holder, tokens=_tokens(lease), host=host, pids=list(pids)
+        )
+        return bool(self._run("activate", args))
 
     def renew(self, lease: PoolLease) -> Renewed:
         """Keep the lease for its whole TTL from now on. A lost lease stays lost."""
-        answer = self._run("renew", lease.lease_id, lease.holder, _tokens(lease))
+        args = arguments.RenewArgs(lease_id=lease.lease_id, holder=lease.holder, tokens=_tokens(lease))
+        answer = self._run("renew", args)
         lost = answer[0].decode("utf-8", "replace")
         if lost:
             return Renewed(lost=lost)
@@ -231,31 +242,42 @@ class PoolLedger:
 
     def give_back(self, lease: PoolLease, *, clean: bool = True) -> tuple[bool, int]:
         """`release`, and the number of needs that wait after it."""
-        half_life = repr(self.settings.gpu.half_life_s)
-        call = self._call("release", lease.lease_id, lease.holder, _tokens(lease), int(clean), half_life)
-        released, waits = self.scripts.run(*call)
-        return bool(released), int(waits)
+        return self._release(lease.lease_id, lease.holder, _tokens(lease), clean=clean)
 
     def release_by_id(self, lease_id: str, token: int) -> bool:
         """For programs that know only the id and first token of their lease; they are off the devices."""
-        half_life = repr(self.settings.gpu.half_life_s)
-        return bool(self._run("release", lease_id, "", str(token), 1, half_life)[0])
+        return self._release(lease_id, "", str(token), clean=True)[0]
+
+    def _release(self, lease_id: str, holder: str, tokens: str, *, clean: bool) -> tuple[bool, int]:
+        args = arguments.ReleaseArgs(
+            lease_id=lease_id,
+            holder=holder,
+            tokens=tokens,
+            clean=clean,
+            half_life_s=self.settings.gpu.half_life_s,
+        )
+        released, waits = self._run("release", args)
+        return bool(released), int(waits)
 
     def revoke(self, lease_id: str, why: str) -> bool:
         """Take a lease away from its holder; False when no lease has that id."""
-        return bool(self._run("revoke", lease_id, why, repr(self.settings.gpu.half_life_s)))
+        half_life_s = self.settings.gpu.half_life_s
+        args = arguments.RevokeArgs(lease_id=lease_id, why=why, half_life_s=half_life_s)
+        return bool(self._run("revoke", args))
 
     def clear(self, uuid: str) -> int:
         """The operator's word that no orphaned process is on the device; the number of parts that freed."""
-        return int(self._run("clear", uuid))
+        return int(self.scripts.run("gpu/clear", self._names, [_as_text(uuid)]))
 
     def sweep(self) -> Swept:
         """End overdue leases and those on silent nodes; forget abandoned needs."""
         settings = self.settings
-        half_life = repr(settings.gpu.half_life_s)
-        answer = self._run(
-            "sweep", settings.internal.gpu_node_ttl_ms, half_life, settings.internal.lease_ttl_ms
+        args = arguments.SweepArgs(
+            node_ttl_ms=settings.internal.gpu_node_ttl_ms,
+            lease_ttl_ms=settings.internal.lease_ttl_ms,
+            half_life_s=settings.gpu.half_life_s,
         )
+        answer = self._run("sweep", args)
         expired, revoked, fenced, freed, forgotten = (
             tuple(name.decode("utf-8", "replace") for name in part) for part in answer
         )
@@ -266,15 +288,15 @@ class PoolLedger:
 
         The second report after the end of a lease frees an orphan: the first may have been gathered before.
         """
-        answer = self._run(
-            "report",
-            report.node,
-            report.agent,
-            report.driver,
-            report.clock_ms,
-            self.settings.internal.gpu_node_ttl_ms,
-            *(wire.encode(replace(device, node=report.node)) for device in report.devices),
+        args = arguments.ReportArgs(
+            node=report.node,
+            agent=report.agent,
+            driver=report.driver,
+            clock_ms=report.clock_ms,
+            node_ttl_ms=self.settings.internal.gpu_node_ttl_ms,
+            devices=[wire.encode(replace(device, node=report.node)) for device in report.devices],
         )
+        answer = self._run("report", args)
         words = [part.decode("utf-8", "replace") for part in answer]
         if words[0] == "agent":
             return (
@@ -290,20 +312,26 @@ class PoolLedger:
 
     def leave(self, node: str, agent: str) -> None:
         """The agent ends: its node is silent at once."""
-        self._run("leave", node, agent, self.settings.internal.gpu_node_ttl_ms)
+        node_ttl_ms = self.settings.internal.gpu_node_ttl_ms
+        self._run("leave", arguments.LeaveArgs(node=node, agent=agent, node_ttl_ms=node_ttl_ms))
 
     def clear_quarantine(self) -> None:
         """Forget leases, waits and orphans, and end the quarantine; any agent may report a node.
 
         Only for the process that started this Redis privately and has seen every earlier worker end.
         """
-        self._run("clear_quarantine")
+        self.scripts.run("gpu/clear_quarantine", self._names, [])
 
 
 def _check(request: PoolRequest) -> None:
     for name, value in (("request", request.request_id), ("holder", request.holder)):
         if not value or not value.isprintable():
             raise BadInput(f"{value!r} does not name a {name}; use printable characters")
+
+
+def _as_text(word: str) -> str:
+    """Names can come from a command line whose bytes are no text."""
+    return word.encode("utf-8", "replace").decode()
 
 
 def _tokens(lease: PoolLease) -> str:

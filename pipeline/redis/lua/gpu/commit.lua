@@ -1,14 +1,14 @@
 -- Make a plan happen: grants, requests to yield, the reservation.
 -- KEYS as in gpu/_gpu.lua
--- ARGV epoch the plan was made at, plan (JSON), reservation (JSON | ''), ttl of a plain lease ms (a quarantine, and the
---      time to begin in, last so long), node ttl ms, half-life s
+-- ARGV the struct CommitArgs (gpu/leasing/arguments.py) as msgpack
 -- returns {'', lease, deadline ms, lease, deadline ms ...} | {'stale'} | {'quarantine', ms left} | {'unfit', why}
 -- invariant: all of it or nothing. What counts on a device, leases and left parts, is never more than is schedulable;
 --            an exclusive part stands alone; every part gets a token above all before it, on any device.
-if (redis.call('GET', EPOCH) or '0') ~= ARGV[1] then return { 'stale' } end
-local plan = cjson.decode(ARGV[2])
+local a = cmsgpack.unpack(ARGV[1])
+if tonumber(redis.call('GET', EPOCH) or '0') ~= a.epoch then return { 'stale' } end
+local plan = cjson.decode(a.plan)
 if #plan.grants > 0 then
-  local closed = quarantine(ARGV[4])
+  local closed = quarantine(a.lease_ttl_ms)
   if closed > 0 then return { 'quarantine', closed } end
 end
 
@@ -23,7 +23,7 @@ local function unfit(request, part)
   end
   local device, sum = devices[uuid], sums[uuid]
   if device.why ~= '' then return uuid .. ': ' .. device.why end
-  if not beating(device.node, ARGV[5]) then return uuid .. ': its node is silent' end
+  if not beating(device.node, a.node_ttl_ms) then return uuid .. ': its node is silent' end
   if (need.node ~= '' and need.node ~= device.node) or (need.device ~= '' and need.device ~= uuid) then
     return uuid .. ' is not where the need wants to be'
   end
@@ -80,10 +80,10 @@ for i, grant in ipairs(plan.grants) do
   local text = cjson.encode({ v = 1, lease_id = id, holder = request.holder, need = request.need, parts = grant.parts,
     state = 'granted', granted_ms = now, ttl_ms = request.ttl_ms, share = grant.share, prepaid = grant.prepaid })
   redis.call('HSET', LEASES, id, text)
-  local deadline = whole(now + math.min(request.ttl_ms, tonumber(ARGV[4])))
+  local deadline = whole(now + math.min(request.ttl_ms, a.lease_ttl_ms))
   redis.call('ZADD', DEADLINES, deadline, id)
   redis.call('DEL', ENDED .. ':' .. id)
-  charge(request.need.tenant, tonumber(grant.prepaid), tonumber(ARGV[6]))
+  charge(request.need.tenant, tonumber(grant.prepaid), a.half_life_s)
   forget_wait(id)
   tell(id)
   answer[#answer + 1], answer[#answer + 2] = text, deadline
@@ -100,7 +100,7 @@ for i, ask in ipairs(plan.yields) do
 end
 -- The start of a reservation moves with the clock: that alone makes no plan stale.
 local function place(text) local r = cjson.decode(text) return r.request_id .. ' ' .. table.concat(r.uuids, ' ') end
-local old, new = redis.call('GET', RESERVATION) or '', ARGV[3]
+local old, new = redis.call('GET', RESERVATION) or '', a.reservation
 if new ~= '' and redis.call('HEXISTS', WAITING, cjson.decode(new).request_id) == 0 then new = '' end
 if new == '' and old ~= '' then
   redis.call('DEL', RESERVATION)

@@ -1,17 +1,18 @@
 -- An agent ends and says so: its node goes, with what it has, and another agent may speak for it at once.
 -- KEYS as in gpu/_gpu.lua
--- ARGV node, agent, node ttl ms
+-- ARGV the struct LeaveArgs (gpu/leasing/arguments.py) as msgpack
 -- returns 1, or 0 when another agent speaks for the node
 -- invariant: leases there live on until they are given back or fenced, as with an agent that died. What they, or left
 --            parts, are on stays until nothing is on it any more (gpu/sweep.lua).
-local text = redis.call('HGET', NODES, ARGV[1])
+local a = cmsgpack.unpack(ARGV[1])
+local text = redis.call('HGET', NODES, a.node)
 local node = text and cjson.decode(text)
-if not node or node.agent ~= ARGV[2] then return 0 end
+if not node or node.agent ~= a.agent then return 0 end
 local kept = {}
 for _, uuid in ipairs(node.uuids or {}) do
   local device = redis.call('HGET', DEVICES, uuid)
   device = device and cjson.decode(device)
-  if device and device.node == ARGV[1] then
+  if device and device.node == a.node then
     if nothing_on(uuid) then
       redis.call('HDEL', DEVICES, uuid)
     else
@@ -22,12 +23,12 @@ for _, uuid in ipairs(node.uuids or {}) do
 end
 changed()
 if #kept == 0 then
-  redis.call('HDEL', NODES, ARGV[1])
-  redis.call('ZREM', BEATS, ARGV[1])
+  redis.call('HDEL', NODES, a.node)
+  redis.call('ZREM', BEATS, a.node)
   return 1
 end
 node.agent, node.left, node.uuids = '', true, kept
-redis.call('HSET', NODES, ARGV[1], cjson.encode(node))
-local beat = tonumber(redis.call('ZSCORE', BEATS, ARGV[1]) or 0)
-redis.call('ZADD', BEATS, whole(math.min(beat, now - tonumber(ARGV[3]) - 1)), ARGV[1])
+redis.call('HSET', NODES, a.node, cjson.encode(node))
+local beat = tonumber(redis.call('ZSCORE', BEATS, a.node) or 0)
+redis.call('ZADD', BEATS, whole(math.min(beat, now - a.node_ttl_ms - 1)), a.node)
 return 1

@@ -1,13 +1,12 @@
 -- Which models are on which devices (gpu/placement.py). Every call first drops what no living lease covers.
 -- KEYS models, deadlines of the pool's leases
--- ARGV verb, field of the entry, then:
---   list                                         returns {now ms, entry, entry, ...}
---   claim: entry (JSON), memory MiB, room MiB, load ms   returns {'claimed', entry} | {'held', entry} | {'full'} | {'lost'}
---   touch | ready | unloading | drop: claim id   returns 1, or 0 when the entry is not (any more) that claim's, or not
---                                                in a state for it
+-- ARGV the struct PlaceArgs (gpu/placement.py) as msgpack
+-- returns list: {now ms, entry, entry, ...}; claim: {'claimed', entry} | {'held', entry} | {'full'} | {'lost'}
+--         touch, ready, unloading, drop: 1, or 0 when the entry is not (any more) that claim's, or not in a state for it
 -- invariant: one entry per device and model; the models of one lease on a device never exceed its room there; an entry
 --            ends with its lease or, while it is loaded, with its time to load, whatever becomes of the process.
-local now, verb, name = now_ms(), ARGV[1], ARGV[2]
+local a = cmsgpack.unpack(ARGV[1])
+local now, verb, name = now_ms(), a.verb, a.field
 local entries = {}
 for field, text in pairs(fields(KEYS[1])) do
   local entry = cjson.decode(text)
@@ -31,19 +30,19 @@ end
 local found = entries[name]
 if verb == 'claim' then
   if found then return { 'held', found.text } end
-  local entry = cjson.decode(ARGV[3])
+  local entry = cjson.decode(a.entry)
   if tonumber(redis.call('ZSCORE', KEYS[2], entry.lease_id) or '0') <= now then return { 'lost' } end
-  local sum = tonumber(ARGV[4])
+  local sum = a.memory_mib
   for _, other in pairs(entries) do
     if other.entry.lease_id == entry.lease_id and other.entry.uuid == entry.uuid then
       sum = sum + other.entry.memory_mib
     end
   end
-  if sum > tonumber(ARGV[5]) then return { 'full' } end
-  entry.state, entry.used_ms, entry.until_ms = 'loading', now, now + tonumber(ARGV[6])
+  if sum > a.room_mib then return { 'full' } end
+  entry.state, entry.used_ms, entry.until_ms = 'loading', now, now + a.load_ms
   return { 'claimed', put(entry) }
 end
-if not found or found.entry.claim ~= ARGV[3] then return 0 end
+if not found or found.entry.claim ~= a.claim then return 0 end
 local entry = found.entry
 if verb == 'drop' then
   redis.call('HDEL', KEYS[1], name)

@@ -1,17 +1,17 @@
 -- Give a lease back.
 -- KEYS as in gpu/_gpu.lua
--- ARGV lease, holder ('' whoever knows its first token), tokens, '1' = the holder is off the devices, half-life s
+-- ARGV the struct ReleaseArgs (gpu/leasing/arguments.py) as msgpack
 -- returns {1, or 0 when it was not theirs any more, how many needs wait}
 -- invariant: nobody can release another holder's lease. One whose deadline has passed counts until it is swept, so its
 --            holder may still say that it is off.
-local lease = lease_of(ARGV[1])
+local a = cmsgpack.unpack(ARGV[1])
+local lease = lease_of(a.lease_id)
 local waits = redis.call('HLEN', WAITING)
 if not lease then return { 0, waits } end
-if ARGV[2] == '' then
-  if whole(lease.parts[1].token) ~= ARGV[3] then return { 0, waits } end
-elseif lease.holder ~= ARGV[2] or tokens_of(lease) ~= ARGV[3] then
+if a.holder == '' then
+  if whole(lease.parts[1].token) ~= a.tokens then return { 0, waits } end
+elseif lease.holder ~= a.holder or tokens_of(lease) ~= a.tokens then
   return { 0, waits }
 end
-local clean = ARGV[4] == '1'
-end_lease(lease, 'released', clean and '' or 'its holder did not say that it is off the device', clean, ARGV[5])
+end_lease(lease, 'released', a.clean and '' or 'its holder did not say that it is off the device', a.clean, a.half_life_s)
 return { 1, waits }

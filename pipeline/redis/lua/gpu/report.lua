@@ -1,11 +1,12 @@
 -- One agent says what its node has.
 -- KEYS as in gpu/_gpu.lua
--- ARGV node, agent, driver, its clock ms, node ttl ms, then one device (JSON) each
+-- ARGV the struct ReportArgs (gpu/leasing/arguments.py) as msgpack
 -- returns {''} | {'agent', who speaks for the node} | {'device', uuid, node that has it}
 -- invariant: one agent speaks for a node and one node for a device while they live. Its clock is shown, never compared.
 --            A left part is free only by what was seen after it was left: a report is looked at in full only when the
 --            one before it, of the same agent, came later than that, because this one was gathered after that one.
-local name, agent, ttl = ARGV[1], ARGV[2], tonumber(ARGV[5])
+local a = cmsgpack.unpack(ARGV[1])
+local name, agent, ttl = a.node, a.agent, a.node_ttl_ms
 local text = redis.call('HGET', NODES, name)
 local node = text and cjson.decode(text) or { v = 1, name = name, agent = '', uuids = {} }
 local alive = beating(name, ttl)
@@ -14,13 +15,13 @@ local before = node.agent == agent and node.reported_ms or 0
 if before > now then before = 0 end  -- the clock was set back: that report tells nothing of the time since
 
 local devices, old, seen, uuids = {}, {}, {}, {}
-for i = 6, #ARGV do
-  local device = cjson.decode(ARGV[i])
+for _, said in ipairs(a.devices) do
+  local device = cjson.decode(said)
   local known = redis.call('HGET', DEVICES, device.uuid)
   known = known and cjson.decode(known)
   if known and known.node ~= name and beating(known.node, ttl) then return { 'device', device.uuid, known.node } end
   if not seen[device.uuid] then uuids[#uuids + 1] = device.uuid end
-  devices[device.uuid], old[device.uuid], seen[device.uuid] = device, known, ARGV[i]
+  devices[device.uuid], old[device.uuid], seen[device.uuid] = device, known, said
 end
 
 -- Is the part of an ended lease off the device?
@@ -86,8 +87,8 @@ for _, uuid in ipairs(node.uuids or {}) do
     end
   end
 end
-redis.call('HSET', NODES, name, cjson.encode({ v = 1, name = name, agent = agent, driver = ARGV[3],
-  clock_ahead_ms = tonumber(ARGV[4]) - now, uuids = uuids, reported_ms = now }))
+redis.call('HSET', NODES, name, cjson.encode({ v = 1, name = name, agent = agent, driver = a.driver,
+  clock_ahead_ms = a.clock_ms - now, uuids = uuids, reported_ms = now }))
 redis.call('ZADD', BEATS, whole(now), name)
 if not alive then changed() end
 return { '' }

@@ -1,15 +1,16 @@
 -- End what has run out.
 -- KEYS as in gpu/_gpu.lua
--- ARGV node ttl ms, half-life s, ttl of a plain lease ms
+-- ARGV the struct SweepArgs (gpu/leasing/arguments.py) as msgpack
 -- returns {expired leases, revoked leases, fenced leases, freed devices, forgotten requests}
 -- invariant: time is this clock alone. Processes of an active lease may live on, so its parts go on counting as left.
 --            Where the clock was set back nobody lives longer for it than from now on: no deadline is later than one
 --            TTL, no node was heard of later than now.
+local a = cmsgpack.unpack(ARGV[1])
 local AT_ONCE, DAY = 500, 86400000  -- at once: no sweep keeps Redis from the others for long
-local ttl, half_life = tonumber(ARGV[1]), ARGV[2]
+local ttl, half_life = a.node_ttl_ms, a.half_life_s
 local expired, revoked, fenced, forgotten = {}, {}, {}, {}
 -- Few are so late: those with a TTL of their own.
-local late = redis.call('ZREVRANGEBYSCORE', DEADLINES, '+inf', '(' .. whole(now + tonumber(ARGV[3])), 'WITHSCORES', 'LIMIT',
+local late = redis.call('ZREVRANGEBYSCORE', DEADLINES, '+inf', '(' .. whole(now + a.lease_ttl_ms), 'WITHSCORES', 'LIMIT',
   0, AT_ONCE)
 for i = 1, #late, 2 do
   local lease = lease_of(late[i])

@@ -1,17 +1,18 @@
 -- Grant the lease on one resource.
 -- KEYS lease, tokens, epoch
--- ARGV resource, holder, ttl ms, token floor, quarantine ms (0 = none)
+-- ARGV the struct GrantArgs (redis/leases.py) as msgpack
 -- returns {'granted', token} | {'held', ms until it could be free} | {'quarantine', ms left}
 -- invariant: one holder at a time; tokens only grow, above every token that the floor names. After Redis changed
 --            (restart, failover, first use) a quarantined resource is not granted for one TTL: an old holder may run.
-local now, ttl = now_ms(), tonumber(ARGV[3])
+local a = cmsgpack.unpack(ARGV[1])
+local now, ttl = now_ms(), a.ttl_ms
 local lease = fields(KEYS[1])
 local held = lease.holder ~= nil and lease.holder ~= '' and tonumber(lease.deadline) > now
-if held and lease.holder == ARGV[2] then
+if held and lease.holder == a.holder then
   redis.call('HSET', KEYS[1], 'deadline', now + ttl)
   return { 'granted', tonumber(lease.token) }
 end
-local quarantine = tonumber(ARGV[5])
+local quarantine = a.quarantine_ms
 if quarantine > 0 then
   local id = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
   local epoch = fields(KEYS[3])
@@ -24,7 +25,7 @@ if quarantine > 0 then
   if left > 0 then return { 'quarantine', left } end
 end
 if held then return { 'held', lease.deadline - now } end
-local token = math.max(tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0'), tonumber(ARGV[4])) + 1
-redis.call('HSET', KEYS[2], ARGV[1], token)
-redis.call('HSET', KEYS[1], 'holder', ARGV[2], 'token', token, 'deadline', now + ttl, 'since', now)
+local token = math.max(tonumber(redis.call('HGET', KEYS[2], a.resource) or '0'), a.floor) + 1
+redis.call('HSET', KEYS[2], a.resource, token)
+redis.call('HSET', KEYS[1], 'holder', a.holder, 'token', token, 'deadline', now + ttl, 'since', now)
 return { 'granted', token }

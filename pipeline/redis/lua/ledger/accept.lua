@@ -1,6 +1,6 @@
 -- Takes a batch in: payload, ledger entry and source cursor in one step.
 -- KEYS batch, payload, due, counts, workloads, totals, cursors, closed, dead
--- ARGV the struct AcceptArgs (ledger/intake.py) as msgpack, payload
+-- ARGV the struct AcceptArgs (ledger/arguments.py) as msgpack, payload
 -- returns {'accepted', pending batches} | {'skipped'} | {'duplicate', state} | {'conflict'}
 --         | {'full', pending bytes, pending batches, reason}   reason: closed, dead, memory, bytes or batches
 --         | {'moved', cursor ('' = none)}   the cursor is not where the source says

@@ -1,6 +1,6 @@
 -- Replaces a batch that keeps failing by its two halves, so that poison records end up alone.
 -- KEYS batch, due, counts, payload, work, left batch, left payload, right batch, right payload
--- ARGV the struct BisectArgs (ledger/ledger.py) as msgpack, payload of each half
+-- ARGV the struct BisectArgs (ledger/arguments.py) as msgpack, payload of each half
 -- returns 1, or 0 when the claim is no longer ours
 -- invariant: the halves hold exactly the lines of the parent. A half with several records gets one attempt before it is
 --            bisected again, a single record gets all attempts.

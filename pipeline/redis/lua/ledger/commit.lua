@@ -1,6 +1,6 @@
 -- Ends a batch that is in every sink: done.
 -- KEYS batch, due, counts, totals, payload, work, warming, drift, observations, watching
--- ARGV the struct CommitArgs (ledger/ledger.py) as msgpack, observation ("": none)
+-- ARGV the struct CommitArgs (ledger/arguments.py) as msgpack, observation ("": none)
 -- returns 1, or 0 when the claim is no longer ours (the next holder repeats the sink write, which is idempotent)
 -- invariant: counters change exactly once per batch, and only this script makes a batch done. Of a finished batch the
 --            entry keeps its identity and its outcome: 320 bytes instead of 2,130, for days. The watcher gets every

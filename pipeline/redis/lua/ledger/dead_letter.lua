@@ -1,16 +1,17 @@
 -- Makes a batch that cannot be processed a dead letter, with its payload.
 -- KEYS batch, due, counts, totals, work, dead
--- ARGV id, seq, reason
+-- ARGV the struct DeadLetterArgs (ledger/arguments.py) as msgpack
 -- returns 1, or 0 when the claim is no longer ours
 -- invariant: accepted = stored + in flight + dead + discarded, in physical lines; dead batches block nobody.
 --            Their payloads are counted, so that ledger/accept.lua can bound them.
+local a = cmsgpack.unpack(ARGV[1])
 local batch = fields(KEYS[1])
-if not holds(batch, ARGV[2]) then return 0 end
+if not holds(batch, a.seq) then return 0 end
 local now = now_ms()
-redis.call('HSET', KEYS[1], 'state', 'dead', 'owner', '', 'deadline', 0, 'error', ARGV[3], 'dead_ms', now, 'died_in', batch.state,
+redis.call('HSET', KEYS[1], 'state', 'dead', 'owner', '', 'deadline', 0, 'error', a.reason, 'dead_ms', now, 'died_in', batch.state,
   'dead_bytes', batch.bytes)
-redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('ZADD', KEYS[6], now, ARGV[1])
+redis.call('ZREM', KEYS[2], a.batch_id)
+redis.call('ZADD', KEYS[6], now, a.batch_id)
 redis.call('HINCRBY', KEYS[3], 'stage:' .. batch.state, -1)
 redis.call('HINCRBY', KEYS[3], 'batches', -1)
 redis.call('HINCRBY', KEYS[3], 'bytes', 0 - tonumber(batch.bytes))

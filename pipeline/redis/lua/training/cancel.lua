@@ -1,7 +1,8 @@
 -- Stop a training.
 -- KEYS training, queue, keys, trainings, ended
--- ARGV id, keep s, how many are remembered
+-- ARGV the struct CancelArgs (controller/arguments.py) as msgpack
 -- returns 'cancelled' (it had not begun) | 'asked' (its process stops at the next step) | 'ended' | 'unknown'
+local a = cmsgpack.unpack(ARGV[1])
 local training = fields(KEYS[1])
 if not training.state then return 'unknown' end
 -- Cancelled already: the same call again, because its answer was lost.
@@ -10,10 +11,10 @@ if training.state ~= 'queued' then
   redis.call('HSET', KEYS[1], 'cancel', 1)
   return 'asked'
 end
-redis.call('ZREM', KEYS[2], ARGV[1])
-if redis.call('HGET', KEYS[3], training.key) == ARGV[1] then redis.call('HDEL', KEYS[3], training.key) end
+redis.call('ZREM', KEYS[2], a.request_id)
+if redis.call('HGET', KEYS[3], training.key) == a.request_id then redis.call('HDEL', KEYS[3], training.key) end
 redis.call('HSET', KEYS[1], 'state', 'cancelled', 'status', '{"reason":"an operator cancelled it before it began"}',
   'ended_ms', now_ms())
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-count_ended(KEYS[5], KEYS[4], ARGV[1], ARGV[3])
+redis.call('EXPIRE', KEYS[1], a.keep_s)
+count_ended(KEYS[5], KEYS[4], a.request_id, a.keep)
 return 'cancelled'

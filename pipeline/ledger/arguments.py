@@ -1,0 +1,109 @@
+"""The arguments of ledger/*.lua by name."""
+
+import msgspec
+
+from pipeline.ledger.batches import Stage
+
+
+class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes a batch in (accept.lua)."""
+
+    batch_id: str
+    content: str  # hash of the payload
+    lines: int  # physical lines
+    records: int
+    workload: str
+    meta: str  # JSON
+    stage: Stage
+    max_bytes: int
+    max_batches: int
+    max_dead_bytes: int
+    memory_part: float
+    overdue_ms: int
+    backfill: bool
+    skip_keep_s: int | None  # None: process the batch; else only count its lines, and remember the id so long
+    cursor_key: str
+    cursor: str | None  # None: the source has no cursor
+    after: str | None  # the cursor that the batch continues from; None: not compared
+
+
+class ClaimArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims a batch (claim.lua)."""
+
+    batch_id: str
+    stage: Stage
+    owner: str
+    ttl_ms: int
+    max_attempts: int
+    first: bool  # only for a first attempt
+
+
+class RenewArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Keeps a claim (renew.lua)."""
+
+    batch_id: str
+    seq: str
+    ttl_ms: int
+
+
+class AdvanceArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Moves a batch to its next stage (advance.lua)."""
+
+    batch_id: str
+    seq: str
+    stage: Stage  # the next one
+    overdue_ms: int
+    work_wire: int  # wire version of the work
+
+
+class ReleaseArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Gives a claim back (release.lua)."""
+
+    batch_id: str
+    seq: str
+    delay_ms: int
+    reason: str
+    counted: bool  # the attempt was the batch's fault
+
+
+class DeadLetterArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes a batch a dead letter (dead_letter.lua)."""
+
+    batch_id: str
+    seq: str
+    reason: str
+
+
+class CommitArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Ends a batch (commit.lua)."""
+
+    batch_id: str
+    seq: str
+    keep_s: int
+    warming: bool  # stored without a verdict
+    totals: list[str | int]  # names and amounts in turn, as for `drift`
+    drift: list[str | int]
+    drift_keep_s: int
+    max_observations: int
+    max_observed_bytes: int
+
+
+class BatchHalf(msgspec.Struct, frozen=True, kw_only=True):
+    """One half of a batch (bisect.lua)."""
+
+    batch_id: str
+    content: str
+    lines: int
+    records: int
+
+
+class BisectArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Replaces a batch by its halves (bisect.lua)."""
+
+    batch_id: str
+    seq: str
+    keep_s: int
+    overdue_ms: int
+    max_attempts: int
+    meta: str
+    halves: list[BatchHalf]
