@@ -24,6 +24,7 @@ from pipeline.sources.times import check_zone, to_utc
 from pipeline.sources.wrappers import (
     STAMPING,
     WRAPPERS,
+    envelope_lines,
     inner_lines,
     is_claimed,
     recognised,
@@ -31,7 +32,7 @@ from pipeline.sources.wrappers import (
     unwrap,
 )
 
-_PAIRS: Final = ("json", "logfmt")
+_PAIRS: Final = ("json", "windows-xml", "logfmt")
 NAMES: Final = (*WRAPPERS, *_PAIRS, *(f.name for f in TEXT_FORMATS))
 # Formats that begin with a written-out time; other text hardly ever does.
 TIMED: Final = tuple(f.name for f in TEXT_FORMATS if f.clock is not None and f.clock.form)
@@ -86,7 +87,7 @@ def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
 
 def _detect_inside(lines: pl.Series, name: str, share: float) -> tuple[str, ...] | None:
     """The formats inside a wrapper, None when these lines are no wrapped ones; `share` is theirs."""
-    inside = inner_lines(lines, (name,))
+    inside = envelope_lines(lines) if name == "envelope" else inner_lines(lines, (name,))
     inside = inside.filter(inside.str.strip_chars() != "")
     found = _detect(inside, NAMES[_RANK[name] + 1 :])
     telling = tuple(n for n in found if n not in _VAGUE)
@@ -123,6 +124,8 @@ def _recognised(raw: pl.Series, name: str) -> pl.Series:
         return recognised(raw, name)
     if name == "json":
         return raw.str.contains(pairs.JSON_LINE)
+    if name == "windows-xml":
+        return raw.str.contains(pairs.XML_LINE)
     if name == "logfmt":
         return raw.str.contains(pairs.LOGFMT_LINE) & raw.str.contains(pairs.LOGFMT_MARK)
     form = BY_NAME[name]
@@ -160,10 +163,12 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     """True for lines that begin with a header of one of the formats. Wrapped lines: see `inner_lines`."""
     mask: pl.Series | None = None
     for name in _ordered(formats):
-        if name in WRAPPERS:
-            continue
-        if name == "json":
+        if name in ("json", "envelope"):
             more = raw.str.contains(pairs.JSON_HEAD)
+        elif name in WRAPPERS:
+            continue
+        elif name == "windows-xml":
+            more = raw.str.contains(pairs.XML_HEAD)
         elif name == "logfmt":
             more = _recognised(raw, name)
         else:
@@ -238,6 +243,8 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
             found = _parse_wrapped(remaining["raw"], name, inner, arrived=arrived, zone=zone)
         elif name == "json":
             found = pairs.parse_json(remaining["raw"], arrived=arrived, zone=zone)
+        elif name == "windows-xml":
+            found = pairs.parse_xml(remaining["raw"], arrived=arrived, zone=zone)
         elif name == "logfmt":
             found = pairs.parse_logfmt(remaining["raw"], arrived=arrived, zone=zone)
         else:
@@ -272,12 +279,16 @@ def _parse_wrapped(
 ) -> pl.DataFrame:
     """Wrapped lines: the wrapper's time, the columns of the inner text, and the wrapper's names where the
     text has none."""
-    wrapped = unwrap(raw, name, arrived=arrived)
+    wrapped = unwrap(raw, name, arrived=arrived, zone=zone)
     texts = wrapped["inner"]
     found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone)
     given = [
         _filled(wrapped["timestamp"], found["timestamp"]).alias("timestamp"),
-        *(_filled(found[column], wrapped[column]).alias(column) for column in ("host", "service")),
+        *(
+            _filled(found[column], wrapped[column]).alias(column)
+            for column in ("level", "host", "process", "service")
+            if column in wrapped.columns
+        ),
         found["message"].set(texts.is_null(), None),
     ]
     return found.with_columns(given)

@@ -1,16 +1,21 @@
-"""Records of key-value pairs: JSON lines and logfmt; and the JSON around Docker's lines.
+"""Records of key-value pairs: JSON, logfmt, Windows events as XML; and the JSON around lines of programs.
 
-Both become one long table (row, pos, key, value), which `_assemble` turns into columns. Well-known keys fill
+All become one long table (row, pos, key, value), which `_assemble` turns into columns. Well-known keys fill
 the header columns. The message key begins the message, and every other pair follows as `key=value`, so the
-model sees all pairs. Nested objects are flattened to dotted keys."""
+model sees all pairs. Nested objects are flattened to dotted keys. A `Shape` names a program's records and
+its book-keeping keys, which stay out of the message."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from html import unescape
 from typing import Any, Final
 
 import polars as pl
 
+from pipeline.records.columns import kinds
 from pipeline.sources.formats_text import LEVEL_WORDS
 from pipeline.sources.times import read_times
 
@@ -25,6 +30,18 @@ DOCKER_LINE: Final = (
     r'^\{"log":(?P<log>"(?:[^"\\]|\\.)*"),"stream":"(?:stdout|stderr)"(?:,"attrs":\{.*\})?'
     r',"time":"(?P<time>[^"]+)"\}\s*$'
 )
+# A collector's object around a line of a program: Fluent Bit, CloudWatch, Cloud Logging. `_INNER` has the
+# line. A `message` beside other keys of the program is no such line.
+ENVELOPE_LINE: Final = r"(?s)^\s*\{.*\}\s*$"
+_OUTER: Final = r'"(?:date"\s*:\s*[0-9]|kubernetes"\s*:\s*\{|stream"\s*:\s*"std(?:out|err)")'
+_STAMPED: Final = r'"ingestionTime"\s*:\s*[0-9]'
+ENVELOPE_MARK: Final = (
+    rf'(?s)"textPayload"\s*:\s*"|"log"\s*:\s*".*{_OUTER}|{_OUTER}.*"log"\s*:\s*"'
+    rf'|"message"\s*:\s*".*{_STAMPED}|{_STAMPED}.*"message"\s*:\s*"'
+)
+_INNER: Final = ("textPayload", "log", "message")
+XML_HEAD: Final = r"^\s*<Event[\s>]"
+XML_LINE: Final = r"(?s)^\s*<Event[\s>].*</Event>\s*$"
 
 _MAX_KEYS: Final = 200  # rows with more distinct keys are read one by one
 _MAX_DEPTH: Final = 8  # deeper objects stay compact JSON
@@ -33,21 +50,43 @@ _MAX_DEPTH: Final = 8  # deeper objects stay compact JSON
 _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "message": (
         "message", "msg", "@message", "@m", "MESSAGE", "short_message", "log", "event", "text", "body",
+        "textPayload", "jsonPayload.message", "jsonPayload.msg", "protoPayload.status.message",
+        "protoPayload.methodName", "RenderedMessage", "Message", "@mt", "MessageTemplate", "Body",
+        "body.stringValue", "eventName",
     ),
     "level": (
-        "level", "severity", "lvl", "levelname", "severityText", "severity_text", "log.level", "log_level",
-        "loglevel", "LEVEL", "@l", "s",
+        "level", "severity", "lvl", "levelname", "severityText", "severity_text", "SeverityText", "log.level",
+        "log_level", "loglevel", "LEVEL", "@l", "s", "LevelDisplayName", "Level", "error_severity", "PRIORITY",
+        "jsonPayload.level", "jsonPayload.severity", "severityNumber", "SeverityNumber",
+        "Event.System.Level",
     ),
     "time": (
         "time", "ts", "timestamp", "@timestamp", "datetime", "date", "asctime", "eventTime", "timeUnixNano",
-        "@t", "t.$date", "t",
+        "@t", "t.$date", "t", "__REALTIME_TIMESTAMP", "TimeCreated", "TimeCreated.value", "Timestamp",
+        "TimeGenerated", "observedTimeUnixNano", "instant.epochSecond",
+        "Event.System.TimeCreated.SystemTime", "Event.System.TimeCreated.#attributes.SystemTime",
     ),
     "service": (
         "service", "service.name", "serviceName", "app", "application", "component", "logger", "logger_name",
-        "loggerName", "name", "c",
+        "loggerName", "name", "c", "SYSLOG_IDENTIFIER", "_COMM", "_SYSTEMD_UNIT", "_service", "_app",
+        "resource.labels.service_name", "resource.labels.container_name", "resource.labels.function_name",
+        "resource.labels.module_id", "resource.service.name", "resource.attributes.service.name",
+        "Resource.service.name", "ResourceAttributes.service.name", "kubernetes.container_name",
+        "ProviderName", "winlog.provider_name", "event.provider", "Event.System.Provider.Name",
+        "Event.System.Provider.#attributes.Name", "SourceContext", "Properties.SourceContext", "eventSource",
+        "backend_type", "logStreamName", "facility",
     ),
-    "host": ("host", "hostname", "host.name", "source_host", "HOSTNAME"),
-    "process": ("pid", "process", "process.pid", "thread", "thread_name", "threadName", "ctx"),
+    "host": (
+        "host", "hostname", "host.name", "source_host", "HOSTNAME", "_HOSTNAME", "MachineName", "Computer",
+        "winlog.computer_name", "computer_name", "Event.System.Computer", "host.hostname", "agent.hostname",
+        "kubernetes.host", "resource.host.name", "resource.attributes.host.name",
+        "ResourceAttributes.host.name", "resource.labels.pod_name", "resource.labels.instance_id",
+    ),
+    "process": (
+        "pid", "process", "process.pid", "thread", "thread_name", "threadName", "ctx", "_PID", "SYSLOG_PID",
+        "ProcessId", "winlog.process.pid", "Event.System.Execution.ProcessID", "process_id",
+        "resource.attributes.process.pid",
+    ),
 }  # fmt: skip
 _ALIASES: Final = {key: (role, place) for role, keys in _ROLES.items() for place, key in enumerate(keys)}
 
@@ -57,23 +96,151 @@ _LEVELS: Final = {
     "10": "trace", "20": "debug", "30": "info", "40": "warning", "50": "error", "60": "fatal",
     "0": "fatal", "1": "critical", "2": "critical", "3": "error", "4": "warning", "5": "notice", "6": "info",
     "7": "debug",
+    **{f"d{n}": "debug" for n in range(1, 6)},  # MongoDB
 }  # fmt: skip
+# The numbers of Windows and OpenTelemetry, by key.
+_WINDOWS: Final = ("info", "critical", "error", "warning", "info", "trace")
+_OTEL: Final = ("trace", "debug", "info", "warning", "error", "fatal")
+_NUMBERED: Final[Mapping[str, str]] = {
+    **{f"{key}:{n}": v for key in ("Level", "Event.System.Level") for n, v in enumerate(_WINDOWS)},
+    **{
+        f"{key}:{n}": _OTEL[(n - 1) // 4]
+        for key in ("severityNumber", "SeverityNumber")
+        for n in range(1, 25)
+    },
+}
+_NUMBERED_KEYS: Final = tuple({key.partition(":")[0] for key in _NUMBERED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The records of one program, known by any key of `marks`.
+
+    Keys that match `noise` stay out of the message. A record without level has the level `level`, or "error"
+    if it has the key `error`."""
+
+    marks: tuple[str, ...]
+    noise: str
+    level: str | None = None
+    error: str = ""
+
+
+_ECS: Final = r"^(?:ecs|agent|input|cloud|container|orchestrator|host)\.|^log\.(?:offset|file\.)|^event\.(?:created|ingested|dataset|module|kind)$|^@version$|^tags$"
+_SHAPES: Final = (
+    Shape(marks=("__REALTIME_TIMESTAMP",), noise=""),  # journald; the empty pattern matches every key
+    Shape(
+        marks=("insertId", "logName", "receiveTimestamp", "resource.type"),  # Cloud Logging
+        noise=r"^(?:insertId|logName|receiveTimestamp|trace|spanId|traceSampled|severity|httpRequest\.latency)$"
+        r"|^(?:resource|labels|sourceLocation|operation|split)\.|^(?:protoPayload|jsonPayload)\.@type$"
+        r"|^protoPayload\.(?:authorizationInfo|requestMetadata|request|response|metadata)",
+    ),
+    Shape(
+        marks=("eventVersion",),  # CloudTrail
+        noise=r"^(?:eventVersion|eventID|requestID|sharedEventID|recipientAccountId|eventType|eventCategory|"
+        r"managementEvent|readOnly|apiVersion|vpcEndpointId|resources)$|^(?:responseElements|tlsDetails|"
+        r"additionalEventData|requestParameters)(?:$|\.)"
+        r"|^userIdentity\.(?:principalId|accountId|accessKeyId|arn|sessionContext)",
+        level="info",
+        error="errorCode",
+    ),
+    Shape(
+        marks=("ProviderName", "winlog.provider_name", "Event.System.EventID", "Event.System.Provider.Name"),
+        noise=r"^(?!(?:Id|EventID|winlog\.event_id|Event\.System\.EventID|Event\.EventData\..*|data\..*)$)",
+    ),
+    Shape(marks=("@mt", "@m", "MessageTemplate"), noise=r"^(?:@i|@mt|MessageTemplate)$", level="info"),
+    Shape(marks=("short_message",), noise=r"^version$"),  # GELF
+    Shape(
+        marks=("error_severity",),  # PostgreSQL
+        noise=r"^(?:session_id|line_num|session_start|vxid|txid|query_id|ps|leader_pid|remote_port)$",
+    ),
+    Shape(marks=("ecs.version",), noise=_ECS),
+    Shape(
+        marks=("kubernetes.pod_name", "kubernetes.container_name"),
+        noise=r"^kubernetes\.|^(?:stream|_p|time|docker\.container_id)$",
+    ),
+)
+_MARKS: Final = {mark: number for number, shape in enumerate(_SHAPES) for mark in shape.marks}
+_KNOWN: Final = frozenset({*_ALIASES, *_MARKS, *(shape.error for shape in _SHAPES if shape.error)})
 
 _LONG: Final = {"row": pl.UInt32, "pos": pl.UInt32, "key": pl.String, "value": pl.String}
 
 
 def parse_json(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
     """Header columns and message of the rows that are JSON objects; message is null in the others."""
+    return _assemble(_json_pairs(raw, JSON_LINE), raw.len(), arrived=arrived, zone=zone)
+
+
+def _json_pairs(raw: pl.Series, pattern: str) -> pl.DataFrame:
     rows = pl.DataFrame({"raw": raw}).with_row_index("row")
-    rows = rows.filter(pl.col("raw").str.contains(JSON_LINE))
+    rows = rows.filter(pl.col("raw").str.contains(pattern))
     # A bracket may open a nested value, which columns of text cannot hold. Escaped quotes hide keys, and \\u
     # may be half a character.
     simple = pl.col("raw").str.contains(r"^\s*\{[^\[{]*\}\s*$")
     flat = simple & ~pl.col("raw").str.contains(r'\\["\\u]')
     easy, hard = rows.filter(flat), rows.filter(~flat)
     pairs = pl.concat([_flat_pairs(easy), _python_pairs(hard)]).sort("row", "key", maintain_order=True)
-    pairs = pairs.with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("pos"))
-    return _assemble(pairs, raw.len(), arrived=arrived, zone=zone)
+    return pairs.with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("pos"))
+
+
+def unwrap_envelope(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
+    """The header columns of a collector's objects, and the program's line as `inner`; null in other rows."""
+    maybe = raw.str.contains(ENVELOPE_LINE) & raw.str.contains(ENVELOPE_MARK)
+    pairs = _json_pairs(raw.set(~maybe, ""), ENVELOPE_LINE)
+    lines = pairs.filter(pl.col("key").is_in(_INNER))
+    inner = lines.unique("row", keep="first", maintain_order=True).select(
+        "row", pl.col("value").alias("inner")
+    )
+    others = pairs.filter(~pl.col("key").is_in(_INNER))
+    header = _assemble(others, raw.len(), arrived=arrived, zone=zone).drop("message")
+    rows = pl.DataFrame({"row": pl.int_range(raw.len(), dtype=pl.UInt32, eager=True)})
+    texts = rows.join(inner, on="row", how="left", maintain_order="left")["inner"]
+    return header.with_columns(texts.str.strip_suffix("\n").alias("inner"))
+
+
+def parse_xml(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
+    """Header columns and message of the rows that are Windows events as XML; message is null in others."""
+    row_of: list[int] = []
+    keys: list[str] = []
+    values: list[str] = []
+    for row, text in enumerate(raw.to_list()):
+        if not _XML.match(text):
+            continue
+        for key, value in _event_pairs(text):
+            row_of.append(row)
+            keys.append(key)
+            values.append(value)
+    columns = {"row": row_of, "pos": range(len(row_of)), "key": keys, "value": values}
+    return _assemble(pl.DataFrame(columns, schema=_LONG), raw.len(), arrived=arrived, zone=zone)
+
+
+_XML: Final = re.compile(XML_LINE)
+# No parser of XML: an entity could make a short text long, and a damaged event would be lost.
+_XML_FIELDS: Final = tuple(
+    (key if key == "EventID" else f"Event.System.{key}", re.compile(pattern))
+    for key, pattern in (
+        ("Provider.Name", r"<Provider\b[^>]*?\bName=(?:'([^']*)'|\"([^\"]*)\")"),
+        ("EventID", r"<EventID\b[^>]*>([^<]*)<"),
+        ("Level", r"<Level>([^<]*)<"),
+        ("TimeCreated.SystemTime", r"<TimeCreated\b[^>]*?\bSystemTime=(?:'([^']*)'|\"([^\"]*)\")"),
+        ("Execution.ProcessID", r"<Execution\b[^>]*?\bProcessID=(?:'([^']*)'|\"([^\"]*)\")"),
+        ("Computer", r"<Computer>([^<]*)<"),
+    )
+)
+_XML_MESSAGE: Final = re.compile(r"<RenderingInfo\b.*?<Message>([^<]*)<", re.DOTALL)
+_XML_DATA: Final = re.compile(r"<Data(?:\s+Name=(?:'([^']*)'|\"([^\"]*)\"))?\s*>([^<]*)</Data>")
+
+
+def _event_pairs(text: str) -> Iterator[tuple[str, str]]:
+    for key, pattern in _XML_FIELDS:
+        if found := pattern.search(text):
+            yield key, unescape(next(filter(None, found.groups()), ""))
+    rendered = _XML_MESSAGE.search(text)
+    if rendered:
+        yield "message", unescape(rendered[1]).strip()
+    else:
+        for number, data in enumerate(_XML_DATA.finditer(text), 1):
+            if value := unescape(data[3]).strip():
+                yield f"data.{data[1] or data[2] or number}", value
 
 
 def parse_logfmt(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
@@ -207,7 +374,14 @@ def _flatten(value: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[s
     for key, item in value.items():
         if item is None:
             continue
-        if isinstance(item, dict) and item and depth < _MAX_DEPTH:
+        if (
+            isinstance(item, list)
+            and not prefix
+            and key == "MESSAGE"
+            and (text := _bytes_as_text(item)) is not None
+        ):
+            yield key, text
+        elif isinstance(item, dict) and item and depth < _MAX_DEPTH:
             yield from _flatten(item, f"{prefix}{key}.", depth + 1)
         elif isinstance(item, str):
             yield prefix + key, item
@@ -215,34 +389,40 @@ def _flatten(value: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[s
             yield prefix + key, json.dumps(item, ensure_ascii=False, separators=(",", ":"))
 
 
+def _bytes_as_text(numbers: list[Any]) -> str | None:
+    """The text of journald's list of bytes; None for other lists."""
+    if not all(type(n) is int and 0 <= n < 256 for n in numbers):
+        return None
+    return bytes(numbers).decode("utf-8", "backslashreplace")
+
+
 def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> pl.DataFrame:
     """n rows of header columns and message; rows without pairs stay null."""
     out = pl.DataFrame({"row": pl.int_range(n, dtype=pl.UInt32, eager=True)})
-    role = {key: role for key, (role, _) in _ALIASES.items()}
-    place = {key: place for key, (_, place) in _ALIASES.items()}
-    named = pairs.filter(pl.col("key").is_in(list(_ALIASES))).with_columns(
-        pl.col("key").replace_strict(role, return_dtype=pl.String).alias("role"),
-        pl.col("key").replace_strict(place, return_dtype=pl.Int32).alias("place"),
-    )
+    known = _known(pairs)
+    named = known.filter(pl.col("role").is_not_null())
     used: list[pl.Series] = []
     for name in _ROLES:
         column = "timestamp" if name == "time" else name
         candidates = named.filter(pl.col("role") == name)
         value = candidates["value"]
         if name == "level":
-            words = value.str.to_lowercase().str.strip_chars()
-            value = words.replace_strict(_LEVELS, default=None, return_dtype=pl.String)
+            value = _levels(candidates)
         elif name == "time":
-            value = read_times(value, arrived=arrived, zone=zone)
+            value = read_times(_plain_times(value), arrived=arrived, zone=zone)
         candidates = candidates.with_columns(value.alias(column)).filter(pl.col(column).is_not_null())
         best = candidates.sort("row", "place", maintain_order=True).unique(
             "row", keep="first", maintain_order=True
         )
         used.append(best["pos"])
         out = out.join(best.select("row", column), on="row", how="left", maintain_order="left")
+    shapes = _shapes(known)
+    others = pairs.join(pl.DataFrame({"pos": pl.concat(used)}), on="pos", how="anti", maintain_order="left")
+    if shapes.height:
+        others = _without_noise(others, shapes)
+        out = _with_levels(out, shapes, known)
     extra = (
-        pairs.join(pl.DataFrame({"pos": pl.concat(used)}), on="pos", how="anti", maintain_order="left")
-        .with_columns(pl.format("{}={}", "key", "value").alias("extra"))
+        others.with_columns(pl.format("{}={}", "key", "value").alias("extra"))
         .group_by("row", maintain_order=True)
         .agg(pl.col("extra").str.join(" "))
     )
@@ -258,3 +438,72 @@ def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> p
         .then(pl.concat_str("message", "extra", separator=" ", ignore_nulls=True))
         .alias("message"),
     )
+
+
+def _known(pairs: pl.DataFrame) -> pl.DataFrame:
+    """The pairs of well-known keys, with the `role` and `place` of a key that has one."""
+    few, which = kinds(pairs["key"])
+    keys = few.to_list()
+    roles = [_ALIASES.get(key, (None, None)) for key in keys]
+    role = pl.Series("role", [role for role, _ in roles], dtype=pl.String)
+    place = pl.Series("place", [place for _, place in roles], dtype=pl.Int32)
+    known = pl.Series([key in _KNOWN for key in keys], dtype=pl.Boolean)[which]
+    number = which.filter(known)
+    return pairs.filter(known).with_columns(role[number], place[number])
+
+
+def _levels(candidates: pl.DataFrame) -> pl.Series:
+    """The levels of these pairs, null for unknown words."""
+    words = candidates["value"].str.to_lowercase().str.strip_chars()
+    found = words.replace_strict(_LEVELS, default=None, return_dtype=pl.String)
+    by_key = candidates["key"].is_in(_NUMBERED_KEYS) & words.str.contains("^[0-9]+$")
+    if not by_key.any():
+        return found
+    numbered = (candidates["key"] + ":" + words).replace_strict(
+        _NUMBERED, default=None, return_dtype=pl.String
+    )
+    return numbered.zip_with(by_key, found)
+
+
+def _plain_times(values: pl.Series) -> pl.Series:
+    """The number of .NET's `/Date(1763539200123)/`; other values as they are."""
+    dates = values.str.starts_with("/Date(")
+    return values.str.extract(r"^/Date\((\d+)", 1).zip_with(dates, values) if dates.any() else values
+
+
+def _shapes(known: pl.DataFrame) -> pl.DataFrame:
+    """`row` and the number of its `shape`, for rows that have one."""
+    marks = known.filter(pl.col("key").is_in(tuple(_MARKS)))
+    shape = pl.col("key").replace_strict(_MARKS, return_dtype=pl.UInt8).alias("shape")
+    return marks.select("row", shape).group_by("row", maintain_order=True).agg(pl.col("shape").min())
+
+
+def _without_noise(pairs: pl.DataFrame, shapes: pl.DataFrame) -> pl.DataFrame:
+    """The pairs whose shape does not call them noise."""
+    pairs = pairs.join(shapes, on="row", how="left", maintain_order="left")
+    noise = pl.lit(False)
+    for number in shapes["shape"].unique().to_list():
+        of_shape = pl.col("shape").eq_missing(pl.lit(number, dtype=pl.UInt8))
+        # The crate behind Polars knows no look-ahead, so the few distinct keys are matched here.
+        pattern = re.compile(_SHAPES[number].noise)
+        keys = pairs.filter(of_shape)["key"].unique().to_list()
+        noise |= of_shape & pl.col("key").is_in([key for key in keys if pattern.search(key)])
+    return pairs.filter(~noise).drop("shape")
+
+
+def _with_levels(out: pl.DataFrame, shapes: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
+    """Missing levels filled from the shapes."""
+    named = {number: shape for number, shape in enumerate(_SHAPES) if shape.level}
+    levels = pl.col("shape").replace_strict(
+        {number: shape.level for number, shape in named.items()}, default=None, return_dtype=pl.String
+    )
+    filled = shapes.with_columns(levels.alias("default"))
+    if filled["default"].null_count() == filled.height:
+        return out
+    errors = known.filter(pl.col("key").is_in([shape.error for shape in named.values() if shape.error]))
+    failed = pl.col("row").is_in(errors["row"].unique().implode()) & pl.col("shape").is_in(
+        [number for number, shape in named.items() if shape.error]
+    )
+    filled = filled.select("row", pl.when(failed).then(pl.lit("error")).otherwise("default").alias("default"))
+    joined = out.join(filled, on="row", how="left", maintain_order="left")
+    return joined.with_columns(pl.col("level").fill_null(pl.col("default"))).drop("default")

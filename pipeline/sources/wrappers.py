@@ -3,7 +3,7 @@
 A wrapper is taken off before the formats look at a line. Wrappers nest in the order of `WRAPPERS`: Compose
 may hold lines with a time of Docker. The raw column stays as it was read."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 import polars as pl
@@ -13,9 +13,10 @@ from pipeline.sources import formats_json as pairs
 from pipeline.sources.formats_text import CRI
 from pipeline.sources.times import ISO_CLOCK, read_times, to_utc
 
-WRAPPERS: Final = ("compose", "kubectl", "docker", "cri", "stamped")
+WRAPPERS: Final = ("compose", "kubectl", "docker", "cri", "stamped", "envelope")
 STAMPING: Final = ("docker", "cri", "stamped")  # wrappers with a time, which wins over the inner one
 
+_SOME_DAY: Final = datetime(2000, 1, 1, tzinfo=UTC)  # for a detection, which needs no times
 _ESCAPE: Final = r"\x1b\["
 _COLOURS: Final = r"\x1b\[[0-9;:?]*[A-Za-z]"
 _QUOTED_COLOURS: Final = r"\\u001[bB]\[[0-9;:?]*[A-Za-z]"  # within JSON
@@ -50,6 +51,8 @@ def recognised(raw: pl.Series, name: str) -> pl.Series:
         return raw.str.contains(pairs.DOCKER_LINE)
     if name == "cri":
         return raw.str.contains("(?s)" + CRI.pattern)
+    if name == "envelope":
+        return raw.str.contains(pairs.ENVELOPE_LINE) & raw.str.contains(pairs.ENVELOPE_MARK)
     return raw.str.contains("^" + PREFIXES[name])
 
 
@@ -68,7 +71,7 @@ def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     """Physical lines without colours and wrappers, exact enough for `formats.head_mask`."""
     inner = uncoloured(raw)
     for name in WRAPPERS:
-        if name not in formats:
+        if name not in formats or name == "envelope":  # a line of an envelope is a record, whatever is inside
             continue
         if name == "cri":
             inner = inner.str.replace(CRI.head, "")
@@ -86,10 +89,19 @@ def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
     return inner
 
 
-def unwrap(raw: pl.Series, name: str, *, arrived: datetime) -> pl.DataFrame:
+def envelope_lines(raw: pl.Series) -> pl.Series:
+    """The first line of the text inside each envelope."""
+    inner = pairs.unwrap_envelope(raw, arrived=_SOME_DAY, zone="UTC")["inner"].drop_nulls()
+    return inner.str.split("\n").list.first()
+
+
+def unwrap(raw: pl.Series, name: str, *, arrived: datetime, zone: str = "UTC") -> pl.DataFrame:
     """`inner` text (null for other records), `timestamp`, `host` and `service` of records in a wrapper.
 
-    The three may be null. Every line of a record loses its prefix."""
+    The three may be null; an envelope has `level` and `process` too. Every line of a record loses its
+    prefix."""
+    if name == "envelope":
+        return pairs.unwrap_envelope(raw, arrived=arrived, zone=zone)
     blank = pl.Series([None], dtype=pl.String).new_from_index(0, raw.len())
     columns = {"host": blank, "service": blank}
     if name == "docker":
