@@ -47,17 +47,19 @@ def stdin_as_file(names: list[str], *, most_bytes: int = MOST_BYTES) -> Iterator
 
 
 def _copied(stream: BinaryIO, copy: BinaryIO, limit: int) -> bool:
-    """Copies to the end of the stream, or as many whole lines as the limit has room for; False then."""
-    size = 0
+    """Copies to the end of the stream, or as many lines as the limit has room for; False then."""
+    size, at_line = 0, True
     read = getattr(stream, "read1", stream.read)  # what is there, so that the limit holds a slow stream too
     while block := read(COPY_BLOCK):
         if size + len(block) > limit:
             block = block[: limit - size]
-            copy.write(block[: block.rfind(b"\n") + 1] or block)
+            # A cut-off line is left out, unless it began in an earlier block.
+            copy.write(block[: block.rfind(b"\n") + 1] or (b"" if at_line else block))
             _leave(stream)
             return False
         copy.write(block)
         size += len(block)
+        at_line = block.endswith(b"\n")
     return True
 
 
