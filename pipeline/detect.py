@@ -17,11 +17,12 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.ledger.batches import Meta
 from pipeline.models.evidence import Evidence
+from pipeline.models.severity import severity_words
 from pipeline.records.batch import digest
 from pipeline.records.columns import lists_of_text
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.records.verdict import UNCLASSIFIED, Verdict
+from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason
 from pipeline.sources import formats
 
 # The distinct masked lines of one batch, through all stages. Verdict columns are null until known.
@@ -188,6 +189,30 @@ def _record_id(meta: Meta) -> pl.Expr:
     return pl.lit(meta.source_key + "-") + pl.when(began_before).then(line + suffix).when(piece == 0).then(
         line
     ).otherwise(line + "." + piece.cast(pl.String))
+
+
+def judged_by_words(rows: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
+    """RESULT_SCHEMA, where error-like records without a verdict are anomalous: for lines that no model will
+    judge.
+
+    An error-like record has an error level, or an error word in its masked line. Its score stays null."""
+    severe = {}
+    masked = masks.mask(rows["message"].fill_null(""))["masked"]
+    for place, (judged, level, line) in enumerate(
+        zip(rows["anomalous"].is_not_null(), rows["level"], masked, strict=True)
+    ):
+        if not judged and (data := level if level in ERROR_LEVELS else severity_words(line)):
+            severe[place] = [reason(Reason.ERROR_SEVERITY, data)]
+    if not severe:
+        return rows
+    places = pl.Series(list(severe), dtype=pl.UInt32)
+    reasons = rows["reasons"].to_list()
+    for place, said in severe.items():
+        reasons[place] = said
+    return rows.with_columns(
+        rows["anomalous"].clone().scatter(places, True),
+        pl.Series("reasons", reasons, dtype=rows.schema["reasons"]),
+    )
 
 
 def outcomes(rows: pl.DataFrame) -> dict[str, int]:

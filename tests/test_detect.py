@@ -372,3 +372,31 @@ def test_a_column_of_lists_is_what_polars_makes_of_them(rows: int) -> None:
     assert made.dtype == pl.List(pl.String)
     assert made.to_list() == [list(texts) for texts in lists]
     assert lists_of_text([()] * rows).to_list() == [[]] * rows
+
+
+def test_without_a_model_records_are_judged_by_their_level_and_words_alone() -> None:
+    lines = [
+        "2026-11-20 09:00:00 INFO user 17 logged in",
+        "2026-11-20 09:00:01 ERROR user 18 logged in",
+        "2026-11-20 09:00:02 INFO kernel: Out of memory: killed process 7",
+        "2026-11-20 09:00:03 CRITICAL judged before",
+    ]
+    prepared = detect.prepare(raw_frame(lines), META, MASKS)
+    warming = {
+        key: Verdict(template_id=n, score=None, anomalous=None, reasons=("warming",))
+        for n, key in enumerate(prepared["key"].to_list(), start=1)
+    }
+    work = detect.answer(detect.distinct(prepared, WARMING_VERSION), warming)
+    rows = detect.result_rows(prepared, work, META, "app")
+    rows = rows.with_columns(rows["anomalous"].scatter(3, False))
+    judged = detect.judged_by_words(rows, MASKS)
+    assert dict(judged.schema) == RESULT_SCHEMA
+    assert judged["anomalous"].to_list() == [None, True, True, False]
+    assert judged["reasons"].to_list() == [
+        ["warming"],
+        ["error-severity:error"],
+        ["error-severity:out of memory"],
+        ["warming"],
+    ]
+    assert judged["score"].null_count() == 4
+    assert detect.judged_by_words(judged, MASKS).equals(judged)

@@ -3,12 +3,16 @@
 import json
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
 from pipeline.errors import BadBundle
+
+# Of a sample that anything can be learnt from.
+MIN_RECORDS: Final = 20
+MIN_DISTINCT: Final = 2
 
 
 class NetworkKind(StrEnum):

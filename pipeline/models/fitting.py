@@ -21,7 +21,7 @@ from pipeline.errors import BadBundle, TrainingFailed
 from pipeline.logs import logger
 from pipeline.models import bundle as bundles
 from pipeline.models.causal import CausalNetwork, finite, set_bias
-from pipeline.models.config import ModelConfig, NetworkKind, model_config
+from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS, ModelConfig, NetworkKind, model_config
 from pipeline.models.lexicon import EncodedLines, Lexicon
 from pipeline.models.line import loaded
 from pipeline.models.tokenizer import CLS_ID, PAD_ID, SEP_ID, LineTokenizer
@@ -41,8 +41,8 @@ class TrainConfig:
     warm_share: float = 0.5  # Of the steps of a cold start; reaches its loss (docs/LOG.md).
     max_distinct: int = 20_000  # Lines encoded in memory, about 1 KiB each; more than max_steps can draw.
     tokenizer_lines: int = 5_000  # The most frequent; merges hardly change after that, time does.
-    min_distinct: int = 2
-    min_records: int = 20
+    min_distinct: int = MIN_DISTINCT
+    min_records: int = MIN_RECORDS
     batch_tokens: int = 256  # ids per step: a log of stack traces trains as fast as one of short lines
     threads: int = 1  # a second core gained 20 % alone and cost 100 % beside other workers; 0 leaves torch's
 

@@ -123,7 +123,7 @@ def render_page(
                 "Anomalous records": summary["anomalous"],
                 "Findings": len(findings),
                 "Templates": templates.height,
-                "Warming up": summary["warming"],
+                "Not judged by the model": summary["not_judged"],
             },
             facts=facts,
             listed=LISTED,

@@ -18,8 +18,8 @@ def run_summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, 
     """The numbers of a results folder, ready for JSON; times are ISO 8601 in UTC, null when empty.
 
     Counts lines alone, without findings in sessions and rates. Keys: records, lines, anomalous,
-    anomalous_lines, warming, untimed, first, last, model_versions, by_workload, by_level, timeline. A row of
-    `by_*` has its name and the same six counts, most lines first. `timeline` is `{"bucket_s": width,
+    anomalous_lines, not_judged, untimed, first, last, model_versions, by_workload, by_level, timeline. A row
+    of `by_*` has its name and the same six counts, most lines first. `timeline` is `{"bucket_s": width,
     "buckets": [[start, lines, anomalous lines], ...]}` without holes. `first`, `last` and `timeline` leave
     out records without a time (`untimed`). Raises BadPayload when a file is damaged."""
     with readable(results):
@@ -32,7 +32,7 @@ def _summary(records: pl.LazyFrame, buckets: int) -> dict[str, Any]:
         pl.col("lines").cast(pl.Int64).sum(),
         pl.col("anomalous").fill_null(value=False).cast(pl.Int64).sum(),
         pl.col("lines").cast(pl.Int64).filter(pl.col("anomalous")).sum().alias("anomalous_lines"),
-        pl.col("score").is_null().cast(pl.Int64).sum().alias("warming"),
+        pl.col("score").is_null().cast(pl.Int64).sum().alias("not_judged"),
         (~is_timed()).cast(pl.Int64).sum().alias("untimed"),
     )
     own = pl.col("timestamp").filter(is_timed())
@@ -41,7 +41,7 @@ def _summary(records: pl.LazyFrame, buckets: int) -> dict[str, Any]:
         .agg(*counts, own.min().alias("first"), own.max().alias("last"))
         .collect(engine="streaming")
     )
-    names = ["records", "lines", "anomalous", "anomalous_lines", "warming", "untimed"]
+    names = ["records", "lines", "anomalous", "anomalous_lines", "not_judged", "untimed"]
     first, last = grouped["first"].min(), grouped["last"].max()
     total = grouped.select(pl.col(names).sum()).row(0, named=True)
     return {

@@ -68,8 +68,8 @@ def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
         parts.insert(0, f"{time_range(first, last)} UTC")
     if summary["untimed"]:
         parts.append(f"{plural(summary['untimed'], 'record')} without a time")
-    if findings and summary["warming"]:
-        parts.append(f"{plural(summary['warming'], 'record')} not judged: the model was warming up")
+    if findings and summary["not_judged"]:
+        parts.append(f"{plural(summary['not_judged'], 'record')} not judged by the model")
     return " · ".join(parts)
 
 

@@ -136,19 +136,19 @@ def _listed(words: list[str], limit: int = 5) -> str:
 
 def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     """The result in one sentence."""
-    records, warming, lines = summary["records"], summary["warming"], plural(summary["lines"], "line")
+    records, not_judged, lines = summary["records"], summary["not_judged"], plural(summary["lines"], "line")
     if not records:
         return "No lines were read"
     if findings:
         incidents = len({f.incident for f in findings if f.timed})
         parts = [plural(incidents, "incident")] if incidents else []
         return f"{', '.join([*parts, plural(len(findings), 'finding')])} in {lines}; read these first"
-    if warming == records:
-        return f"No verdict yet: {lines} came while the model was warming up"
-    if warming:
+    if not_judged == records:
+        return f"Nothing in {lines} says that something failed; they were not judged by the model"
+    if not_judged:
         return (
-            f"Nothing unusual in the lines judged so far; {warming:,} of {records:,} records "
-            "came while warming up"
+            f"Nothing unusual in the lines judged; {not_judged:,} of {records:,} records "
+            "were not judged by the model"
         )
     return f"Nothing unusual in {lines}"
 

@@ -219,7 +219,7 @@ def test_the_paths_of_a_run_are_printed_unbroken(
 ) -> None:
     out = tmp_path / ("a" * 100) / "out"
     about = {"lines_read": 0, "seconds": 1.0, "ready_seconds": 0.5, "lines_per_s": 0}
-    outcome = RunOutcome(out=out, findings=[], summary={"records": 0, "lines": 0, "warming": 0, "run": about},
+    outcome = RunOutcome(out=out, findings=[], summary={"records": 0, "lines": 0, "not_judged": 0, "run": about},
                       report=out / "report.html")  # fmt: skip
     monkeypatch.setattr("pipeline.commands.run.plan.run", lambda *_: outcome)
     (tmp_path / "a.log").write_text("x\n")

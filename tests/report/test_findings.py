@@ -418,7 +418,7 @@ def test_the_summary_counts_every_line_once(tmp_path: Path) -> None:
         record(201, 301, workload="bank", level="error"),
     ]
     numbers = summary.run_summary(store(tmp_path, rows, files=3))
-    assert [numbers[k] for k in ("records", "lines", "anomalous", "anomalous_lines", "warming")] == [
+    assert [numbers[k] for k in ("records", "lines", "anomalous", "anomalous_lines", "not_judged")] == [
         *(102, 202, 11, 21, 1)
     ]
     assert (numbers["first"], numbers["last"]) == ("2026-11-19T09:00:00Z", "2026-11-19T09:05:01Z")

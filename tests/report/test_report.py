@@ -107,7 +107,14 @@ def template_frame(texts: list[str]) -> pl.DataFrame:
 
 
 def numbers(**changes: Any) -> dict[str, Any]:
-    counts = {"records": 900, "lines": 1000, "anomalous": 3, "anomalous_lines": 4, "warming": 0, "untimed": 0}
+    counts = {
+        "records": 900,
+        "lines": 1000,
+        "anomalous": 3,
+        "anomalous_lines": 4,
+        "not_judged": 0,
+        "untimed": 0,
+    }
     base: dict[str, Any] = {
         **counts,
         "first": "2026-11-19T09:00:00Z",
@@ -265,8 +272,8 @@ def test_findings_and_numbers_can_be_read_without_scripts() -> None:
     [
         (0, {}, "Nothing unusual in 1,000 lines"),
         (1, {}, "1 incident, 1 finding in 1,000 lines; read these first"),
-        (0, {"warming": 900}, "No verdict yet: 1,000 lines came while the model was warming up"),
-        (0, {"warming": 30}, "Nothing unusual in the lines judged so far; 30 of 900 records came while"),
+        (0, {"not_judged": 900}, "Nothing in 1,000 lines says that something failed; they were not judged"),
+        (0, {"not_judged": 30}, "Nothing unusual in the lines judged; 30 of 900 records were not judged"),
         (0, {"records": 0, "lines": 0}, "No lines were read"),
     ],
 )

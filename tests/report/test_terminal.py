@@ -49,7 +49,7 @@ def numbers(**changes: Any) -> dict[str, Any]:
         "lines": 1_000,
         "anomalous": 3,
         "anomalous_lines": 4,
-        "warming": 0,
+        "not_judged": 0,
         "untimed": 0,
         "first": "2026-11-19T09:00:00Z",
         "last": "2026-11-19T10:00:00Z",
@@ -165,7 +165,7 @@ def test_findings_stand_under_their_incident_with_their_place_in_the_whole(width
 
 def test_it_says_plainly_when_there_is_nothing_to_read() -> None:
     assert "Nothing unusual in 1,000 lines" in printed([])
-    assert "No verdict yet: 1,000 lines came while" in " ".join(printed([], warming=900).split())
+    assert "they were not judged by the model" in " ".join(printed([], not_judged=900).split())
     assert printed([], records=0, lines=0, first=None, last=None) == "No lines were read\n"
 
 

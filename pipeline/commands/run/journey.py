@@ -10,15 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
+import polars as pl
 import redis
 
 from pipeline.controller.trainings import Status, TrainingRequest, Trainings
+from pipeline.detect import judged_by_words
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed
 from pipeline.ledger.batches import Full
 from pipeline.ledger.ledger import Ledger
+from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer, workload_of_file
 from pipeline.records.batch import Purpose, digest
+from pipeline.records.schema import of_lines
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
@@ -26,6 +31,7 @@ from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
 from pipeline.tasks.context import Context
 from pipeline.tasks.watch import watch_stored
+from pipeline.units import plural
 from pipeline.workers.stack.stack import Stack
 
 # A run without progress gives up after this time. Longer than a step may take (tasks/step.py).
@@ -68,6 +74,7 @@ class Journey:
         self.trainings = Trainings(client, settings)
         self.producer = Producer.connect(settings)
         self.notes: list[str] = []
+        self.no_model = ""  # why there is none
 
     # ---- sending ---------------------------------------------------------------------------------
 
@@ -223,10 +230,13 @@ class Journey:
             self.pause(0.05)
 
     def train(self, learn_from: Path) -> Status:
-        """Ask for a training on what is stored there; wait for its end. A failed one leaves everything
-        warming."""
-        stored = ParquetSink(learn_from)
-        if stored.scan().head(1).collect().is_empty():
+        """Ask for a training on what is stored there; wait for its end. None is asked for where the lines are
+        too few."""
+        stored = ParquetSink(learn_from).scan().filter(of_lines())
+        records, distinct = stored.select(pl.len(), pl.col("pattern_id").n_unique()).collect().row(0)
+        if records < MIN_RECORDS or distinct < MIN_DISTINCT:
+            few = plural(distinct, "distinct line") if records >= MIN_RECORDS else plural(records, "line")
+            self.no_model = f"{few} {'is' if few.startswith('1 ') else 'are'} too few to learn what is normal"
             return Status()
         request = TrainingRequest(asked_by="run", why="logweir run")
         request_id, _ = self.asked(lambda: self.trainings.request(request))
@@ -243,5 +253,19 @@ class Journey:
             time.sleep(0.1)
         self.show("training", 100.0, 100.0, "")
         if not status.published:
-            self.notes.append(f"no model could be trained, so nothing is judged: {status.reason}")
+            self.no_model = f"no model could be trained: {status.reason}"
         return status
+
+    def judge_by_words(self) -> None:
+        """Makes the error-like records among those without a verdict anomalous: no model will come."""
+        masks = MaskSet.load(extra=self.settings.intake.masks)
+        sink = ParquetSink(self.settings.data.results)
+        waiting = cast("list[bytes]", self.asked(lambda: self.client.zrange(self.keys.warming, 0, -1)))
+        ids = [name.decode() for name in waiting]
+        workloads = self.asked(lambda: self.ledger.backlog.workloads_of(ids))
+        for batch_id, workload in workloads.items():
+            rows = sink.read(batch_id, workload)
+            if rows is not None:
+                sink.write(batch_id, judged_by_words(rows, masks))
+        if ids:
+            self.notes.append(f"judged by words alone: {self.no_model or 'there is no model'}")

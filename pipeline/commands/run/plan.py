@@ -137,6 +137,8 @@ def _go(plan: RunPlan, journey: Journey, began: float) -> RunOutcome:
         started = time.monotonic()
         journey.settle("scoring")
         scoring_s += time.monotonic() - started
+    if not status.published:
+        journey.judge_by_words()
     journey.watch()
     about = {
         "inputs": [str(p) for p in plan.inputs],
