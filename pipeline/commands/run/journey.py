@@ -13,6 +13,7 @@ from typing import Final, TypeVar, cast
 import polars as pl
 import redis
 
+from pipeline.commands.recognition import TimeNotes
 from pipeline.controller.trainings import Status, TrainingRequest, Trainings
 from pipeline.detect import judged_by_words
 from pipeline.drain.masking.mask_set import MaskSet
@@ -82,6 +83,7 @@ class Journey:
         """Read and send every file, waiting when the ledger says full; returns the physical lines sent."""
         total = float(sum(max(1, files.total_bytes(p)) for p in paths))
         before, began, lines = 0.0, time.monotonic(), 0
+        times = TimeNotes(zone=self.settings.intake.time_zone)
         word = "reading the baseline" if purpose is Purpose.BASELINE else "reading"
         for path in paths:
             workload = self.workload or workload_of_file(path)
@@ -93,6 +95,7 @@ class Journey:
                 max_bytes=self.settings.internal.batch_kib * 1024,
             ):
                 empty = False
+                times.see(str(path), chunk)
                 accept = partial(
                     self.producer.send_chunk,
                     chunk,
@@ -121,6 +124,7 @@ class Journey:
             before += max(1, files.total_bytes(path))
             if empty:
                 self.notes.append(f"{path} is empty")
+        self.notes += times.notes()
         return lines
 
     def pause(self, seconds: float) -> None:

@@ -8,6 +8,8 @@ from typing import Final, TypeVar
 
 from rich.console import Console
 
+from pipeline.commands.common import remark
+from pipeline.commands.recognition import TimeNotes
 from pipeline.commands.send.tracking import LOOK_AT_ONCE, BatchTracking
 from pipeline.errors import BadPayload, CursorMoved, RedisUnavailable
 from pipeline.ledger.batches import Accepted, Full
@@ -57,6 +59,7 @@ class Sender:
         self.full: Full | None = None  # what we wait for since `full_since`, last said at `full_said`
         self.full_since = 0.0
         self.full_said: float | None = None
+        self.times, self.noted = TimeNotes(zone=settings.intake.time_zone), set[str]()
         self.told = (0, 0)
         self.began = self.said = self.confirmed = clock()
 
@@ -84,6 +87,7 @@ class Sender:
             except CursorMoved as moved:
                 self._resend(cursor_key, moved)
         self.kept.add(sent)
+        self.times.see(source, chunk)
         self.batches += 1
         self.duplicates += answer.duplicate
         self.lines += 0 if answer.duplicate else int(chunk.records["lines"].sum())
@@ -212,6 +216,13 @@ class Sender:
                 return question()
             except RedisUnavailable as exc:
                 self._wait(f"waiting: {exc}", REDIS_RETRY_S)
+
+    def note_times(self) -> None:
+        """What is to be known of the times that were sent, each sentence once."""
+        for note in self.times.notes():
+            if note not in self.noted:
+                self.noted.add(note)
+                remark(self.console, note)
 
     def say(self, *, final: bool = False) -> None:
         """How much was sent, every few seconds and at the end."""

@@ -55,6 +55,7 @@ def main(args: argparse.Namespace) -> int:
             for path in files.expand(args.files):
                 _file(sender, path, args.workload)
     finally:
+        sender.note_times()
         sender.say(final=True)
     facts = {"lines": sender.lines, "batches": sender.batches, "duplicates": sender.duplicates}
     if tracking is not None:
@@ -176,6 +177,7 @@ def _follow_from(sender: Sender, path: Path, workload: str, cursor_key: str) -> 
             key=key,
             cursor_key=cursor_key,
         )
+        sender.note_times()
         place = (chunk.cursor.identity, chunk.cursor.offset)
 
 

@@ -1,0 +1,109 @@
+"""How the times of an input are recognised, from the first records of each file, and what a user should know.
+
+A missing year, date or zone is guessed, and a record without a time gets that of its arrival. A note says so
+before somebody believes the clock times of a report."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+import polars as pl
+
+from pipeline.records.batch import utc_now
+from pipeline.sources import formats
+from pipeline.sources.chunks import Chunk
+from pipeline.units import listed, plural
+
+SAMPLE_RECORDS: Final = 200
+_NAMED: Final = 3  # files in a note; the others are counted
+# A time without a year moves by whole years with the time of arrival, one without a date by just this.
+_LATER: Final = timedelta(days=4 * 365 + 1 + 3)
+_ELSEWHERE: Final = ("Etc/GMT-5", "Etc/GMT-6")  # the second one where the zone is the first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesFound:
+    """The times of a sample. A guessed part stands in no line."""
+
+    records: int
+    timed: int  # records with a time
+    years: frozenset[int] = frozenset()  # those that were guessed
+    dates: bool = False  # some dates were guessed
+    zones: bool = False  # some times have no zone
+
+
+def times_found(records: pl.DataFrame, names: tuple[str, ...], *, arrived: datetime, zone: str) -> TimesFound:
+    """`records`: RAW_SCHEMA, unparsed; `names`: their formats; `arrived`: aware. Raises BadInput.
+
+    A part of a time is a guess if it changes with the arrival or with the zone of the source. So every format
+    is asked the same question, wherever it keeps its time.
+    """
+    here = formats.parse(records, names, arrived=arrived, zone=zone)
+    timed = here["timed"]
+    elsewhere = next(z for z in _ELSEWHERE if z != zone)
+    later = formats.parse(records, names, arrived=arrived + _LATER, zone=zone)["timestamp"]
+    there = formats.parse(records, names, arrived=arrived, zone=elsewhere)["timestamp"]
+    moved = (later - here["timestamp"]).dt.total_hours()
+    by_date = (moved - _LATER // timedelta(hours=1)).abs() < 24  # a change of summer time is an hour
+    no_date, no_year = timed & (moved != 0) & by_date, timed & (moved != 0) & ~by_date
+    return TimesFound(
+        records=records.height,
+        timed=int(timed.sum()),
+        years=frozenset(here["timestamp"].filter(no_year).dt.year().to_list()),
+        dates=bool(no_date.any()),
+        zones=bool((timed & (there != here["timestamp"])).any()),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class TimeNotes:
+    """Collects what is to be said about the times of several files."""
+
+    zone: str  # of times without one, as the settings name it
+    found: dict[str, TimesFound] = field(default_factory=dict)
+
+    def see(self, name: str, chunk: Chunk) -> None:
+        """The first chunk of a file tells how its times are; further ones may hold another year."""
+        known, now = self.found.get(name), utc_now()
+        if known is None:
+            sample = chunk.records.head(SAMPLE_RECORDS)
+            self.found[name] = times_found(sample, chunk.formats, arrived=now, zone=self.zone)
+        elif known.years:
+            last = chunk.latest(arrived=now, zone=self.zone)
+            if last is not None:
+                self.found[name] = replace(known, years=known.years | {last.year})
+
+    def notes(self) -> list[str]:
+        """One sentence for each kind, about all files that it is true of."""
+        found = self.found
+        years = sorted({year for t in found.values() for year in t.years}, reverse=True)
+        untimed = [name for name, t in found.items() if t.records and not t.timed]
+        kinds = (
+            (
+                untimed,
+                "no time recognised, so no clock times are shown and incidents cannot be told apart",
+            ),
+            (
+                [name for name, t in found.items() if t.years],
+                f"times have no year; {listed(map(str, years))} {'was' if len(years) == 1 else 'were'} guessed",
+            ),
+            (
+                [name for name, t in found.items() if t.dates],
+                "times have no date; the latest one was guessed",
+            ),
+            (
+                # A zone that was named in the settings is no guess.
+                [name for name, t in found.items() if t.zones and self.zone == "UTC"],
+                "times have no zone and are read as UTC; --time-zone names another",
+            ),
+        )
+        return [f"{_files(names)}: {sentence}" for names, sentence in kinds if names]
+
+
+def _files(names: Iterable[str]) -> str:
+    several = list(names)
+    if len(several) == 1:
+        return several[0]
+    more = ", ..." if len(several) > _NAMED else ""
+    return f"{plural(len(several), 'file')} ({', '.join(several[:_NAMED])}{more})"

@@ -1,0 +1,71 @@
+"""What is said of the times of an input: none, no year, no date, no zone."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands.recognition import TimeNotes, times_found
+from pipeline.records.schema import raw_frame
+from pipeline.sources import files, formats
+
+NOW = datetime(2026, 1, 20, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("line", "years", "dates", "zones"),
+    [
+        ("2026-01-19T10:00:00Z INFO a", set(), False, False),
+        ("2026-01-19 10:00:00 INFO a", set(), False, True),
+        ('{"time":"2026-01-19T10:00:00","level":"info","msg":"a"}', set(), False, True),
+        ('{"time":1768816800,"level":"info","msg":"a"}', set(), False, False),
+        ("Nov 20 10:00:00 box sshd[7]: a", {2025}, False, True),
+        ("Jan 19 10:00:00 box sshd[7]: a", {2026}, False, True),
+        ("I0119 10:00:00.000000       1 a.go:5] a", {2026}, False, True),
+        ("10:00:00.123 [main] INFO a.B - a", set(), True, True),
+    ],
+)
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Etc/GMT-5"])
+def test_guessed_parts_of_a_time_are_told_from_written_ones(
+    line: str, years: set[int], dates: bool, zones: bool, zone: str
+) -> None:
+    found = times_found(raw_frame([line] * 3), formats.detect([line] * 3), arrived=NOW, zone=zone)
+    assert (found.records, found.timed) == (3, 3)
+    assert (set(found.years), found.dates, found.zones) == (years, dates, zones)
+
+
+def test_lines_without_a_time_are_not_timed() -> None:
+    found = times_found(raw_frame(["a b", "c d"]), (), arrived=NOW, zone="UTC")
+    assert (found.timed, len(found.years), found.dates, found.zones) == (0, 0, False, False)
+
+
+def noted(tmp_path: Path, zone: str = "UTC", **texts: str) -> list[str]:
+    notes = TimeNotes(zone=zone)
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.write_text(text)
+        for chunk in files.read_file(path, max_records=2):
+            notes.see(name, chunk)
+    return notes.notes()
+
+
+def test_files_of_one_kind_share_a_sentence(tmp_path: Path) -> None:
+    untimed = dict.fromkeys("abcd", "went well\nwent wrong\n")
+    (note,) = noted(tmp_path, **untimed, x="2026-01-19T10:00:00Z INFO a\n")
+    assert note.startswith("4 files (a, b, c, ...): no time recognised") and note.endswith(
+        "`logweir formats a`"
+    )
+
+
+def test_guessed_years_and_zones_are_named(tmp_path: Path) -> None:
+    today = datetime.now(tz=UTC)
+    other = "Jan 02" if today.month > 6 else "Aug 02"
+    lines = [f"{today:%b %d} 00:00:01 box a: x"] * 3 + [f"{other} 10:00:00 box a: x"] * 2
+    years, zones = noted(tmp_path, a="\n".join(lines) + "\n")
+    assert years.startswith("a: times have no year; ") and str(today.year) in years
+    assert zones == "a: times have no zone and are read as UTC; --time-zone names another"
+    assert noted(tmp_path, zone="Europe/Berlin", a="\n".join(lines) + "\n") == [years]
+
+
+def test_complete_times_need_no_note(tmp_path: Path) -> None:
+    assert noted(tmp_path, a="2026-01-19T10:00:00Z INFO a\n", empty="") == []
