@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from pipeline.errors import BadInput, BadSetting
@@ -83,17 +83,23 @@ def span(text: str) -> timedelta | None:
     return None if match is None else timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def ago(text: str, now: datetime) -> datetime:
-    """The moment that `--since TEXT` means. Raises BadInput."""
-    length = span(text)
-    if length is None:
-        raise BadInput(f"--since {text!r} is not a span; write 90s, 15m, 1h or 7d")
+def ago(text: str, now: datetime, *, flag: str = "--since") -> datetime:
+    """The moment that `--since TEXT` means: a span before `now`, or a time in ISO 8601. Raises BadInput.
+
+    A time without offset is UTC."""
     try:
-        return now - length
+        length = span(text)
+        if length is not None:
+            return now - length
     except OverflowError as exc:
+        raise BadInput(f"{flag} {text!r} reaches back before the year 1; leave it out for all times") from exc
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
         raise BadInput(
-            f"--since {text!r} reaches back before the year 1; leave it out for all times"
+            f"{flag} {text!r} is neither a span nor a time; write 90s, 15m, 1h, 7d or 2026-11-20T10:00"
         ) from exc
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def mib(text: str) -> int:

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from pipeline.commands.parsing import Parser
+from pipeline.records.levels import LEVELS
 
 
 def common() -> Parser:
@@ -193,9 +194,22 @@ def incidents(parser: argparse.ArgumentParser) -> None:
 
 
 def results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--since", metavar="SPAN", help="only the last 90s, 15m, 1h, 7d")
+    parser.add_argument(
+        "--since",
+        metavar="WHEN",
+        help="only the last 90s, 15m, 1h, 7d, or since a time such as 2026-11-20T10:00",
+    )
+    parser.add_argument("--until", metavar="WHEN", help="only before that; written as --since")
     parser.add_argument("--anomalous", action="store_true", help="only anomalous lines")
-    parser.add_argument("--workload", metavar="NAME", help="only this workload")
+    parser.add_argument(
+        "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
+    )
+    parser.add_argument("--level", choices=LEVELS, help="only lines of this level or a graver one")
+    parser.add_argument("--text", metavar="TEXT", help="only lines with this text, in upper or lower case")
+    parser.add_argument("--template", metavar="T17", help="only lines of this template")
+    parser.add_argument(
+        "--context", type=_positive, metavar="N", help="also the N lines before and after each, of its source"
+    )
     parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
 
 

@@ -1,30 +1,40 @@
-"""`logweir results`: stored lines, the newest at the end."""
+"""`logweir results`: stored lines that match, the newest at the end."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import polars as pl
 from rich.table import Table
 from rich.text import Text
 
 from pipeline.commands.common import cell, out, print_json, printable, settings_of
+from pipeline.controller.watchlist import check_pattern, covers
+from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
+from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.query import matching, with_context
 from pipeline.sinks.results import readable
-from pipeline.units import ago, chance
+from pipeline.units import ago, chance, listed
+
+# The flags that choose lines, in the order of a sentence that names them.
+_CHOOSING = ("workload", "level", "text", "template", "since", "until", "anomalous")
 
 
 def main(args: argparse.Namespace) -> int:
     settings = settings_of(args)
-    rows = _stored(args, settings)
+    query = _query(args)
+    rows, workloads = _stored(args, settings, query)
     if args.json:
         print_json(rows.to_dicts())
         return 0
     console = out()
     if rows.is_empty():
-        console.print(f"no results in {printable(_place(settings))}", markup=False, soft_wrap=True)
+        console.print(_nothing(args, settings, workloads), markup=False, soft_wrap=True)
         return 0
     table = Table(
         "time (UTC)", "workload", "level", "score", "p", "line", "message", box=None, pad_edge=False
@@ -35,20 +45,82 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _stored(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
-    """From Parquet files where there are some by setting, else from OpenSearch."""
+def _query(args: argparse.Namespace) -> ResultQuery:
+    """What the flags ask for, all but the workload. Raises BadInput."""
+    now = utc_now()
+    return ResultQuery(
+        limit=args.limit,
+        since=ago(args.since, now) if args.since else None,
+        until=ago(args.until, now, flag="--until") if args.until else None,
+        level=args.level,
+        text=args.text,
+        template_id=_template_id(args.template) if args.template else None,
+        anomalous=args.anomalous,
+    )
+
+
+def _template_id(text: str) -> int:
+    number = text.removeprefix("T").removeprefix("t")
+    if not number.removeprefix("-").isdecimal() or len(number) > 18:
+        raise BadInput(f"--template {text!r} is no template; give its number, such as T17")
+    return int(number)
+
+
+def _stored(
+    args: argparse.Namespace, settings: Settings, query: ResultQuery
+) -> tuple[pl.DataFrame, list[str]]:
+    """The rows, and the workloads that there are when no row matches.
+
+    From Parquet files where there are some by setting, else from OpenSearch."""
     if "parquet" in settings.data.sinks:
         with readable(settings.data.results):
-            return _wanted(args, ParquetSink(settings.data.results).scan())
+            return _from_files(args, settings, query)
+    from pipeline.opensearch import newest
     from pipeline.opensearch.client import opensearch_client
-    from pipeline.opensearch.newest import newest
 
-    since = ago(args.since, utc_now()) if args.since else None
-    rows = newest(
-        opensearch_client(settings), settings, limit=args.limit, since=since, workload=args.workload,
-        anomalous=args.anomalous,
-    )  # fmt: skip
-    return rows.drop("raw")
+    if args.context:
+        raise BadInput("--context reads Parquet results, and these are in OpenSearch; leave it out")
+    client = opensearch_client(settings)
+    names = newest.workloads(client, settings) if args.workload else []
+    rows = newest.newest(client, settings, _of_workloads(args, query, names))
+    return rows.drop("raw"), names
+
+
+def _from_files(
+    args: argparse.Namespace, settings: Settings, query: ResultQuery
+) -> tuple[pl.DataFrame, list[str]]:
+    stored = ParquetSink(settings.data.results).scan()
+
+    def names() -> list[str]:
+        found: list[Any] = (
+            stored.select(pl.col("workload").drop_nulls().unique()).collect().to_series().to_list()
+        )
+        return sorted(found)
+
+    query = _of_workloads(args, query, names() if args.workload else ())
+    rows = matching(stored, query)
+    if args.context:
+        rows = with_context(stored, rows, args.context)
+    return rows.drop("raw"), names() if rows.is_empty() else []
+
+
+def _of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[str]) -> ResultQuery:
+    """The query with the workloads that match the pattern. Raises BadInput."""
+    if not args.workload:
+        return query
+    pattern = check_pattern(args.workload)
+    return replace(query, workloads=tuple(name for name in names if covers([pattern], name)))
+
+
+def _nothing(args: argparse.Namespace, settings: Settings, workloads: list[str]) -> str:
+    """What was asked for and where, when nothing matches; where nothing is stored at all, just that."""
+    place = printable(_place(settings))
+    given = [(name, value) for name in _CHOOSING if (value := getattr(args, name))]
+    if not given or not workloads:
+        return f"no results in {place}"
+    flags = " ".join(f"--{name}" if value is True else f"--{name} {value!r}" for name, value in given)
+    there = f"; workloads there: {printable(listed(workloads, 5))}" if args.workload else ""
+    return f"no line in {place} matches {printable(flags)}{there}"
 
 
 def _place(settings: Settings) -> object:
@@ -59,24 +131,20 @@ def _place(settings: Settings) -> object:
     return indices(settings)
 
 
-def _wanted(args: argparse.Namespace, stored: pl.LazyFrame) -> pl.DataFrame:
-    """The newest records that were asked for, oldest first."""
-    if args.since:
-        stored = stored.filter(pl.col("timestamp") >= ago(args.since, utc_now()))
-    if args.anomalous:
-        stored = stored.filter(pl.col("anomalous"))
-    if args.workload:
-        stored = stored.filter(pl.col("workload") == args.workload)
-    return stored.sort("timestamp", "record_id").tail(args.limit).drop("raw").collect()
-
-
 def _rows(rows: pl.DataFrame) -> Iterator[tuple[Text, ...]]:
+    """Cells of the table. Among lines of context, `>` marks those that match; groups stand apart."""
+    around = "hit" in rows.columns
+    before: int | None = None
     for row in rows.iter_rows(named=True):
+        if around and before is not None and row["place"] != before:
+            yield tuple(Text("") for _ in range(7))
+        before = row.get("place")
         when: datetime = row["timestamp"]
+        mark = ("> " if row["hit"] else "  ") if around else ""
         score = "warming" if row["score"] is None else f"{row['score']:.2f}"
         shown = (
-            f"{when:%Y-%m-%d %H:%M:%S}", row["workload"], row["level"] or "", score, chance(row["p_value"]),
-            _line(row["line"]), row["message"][:300],
+            f"{mark}{when:%Y-%m-%d %H:%M:%S}" if row["timed"] else mark, row["workload"], row["level"] or "",
+            score, chance(row["p_value"]), _line(row["line"]), row["message"][:300],
         )  # fmt: skip
         yield tuple(cell(value) for value in shown)
 

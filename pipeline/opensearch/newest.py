@@ -1,6 +1,5 @@
 """The newest stored results, for the CLI."""
 
-from datetime import datetime
 from typing import Any, Final
 
 import polars as pl
@@ -9,41 +8,65 @@ from opensearchpy import OpenSearch
 from pipeline.errors import BadInput, SourceUnavailable
 from pipeline.opensearch.client import translate_errors
 from pipeline.opensearch.documents import frame_of, indices
+from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
 
 MAX_RESULTS: Final = 10_000  # of one search (index.max_result_window)
 
 
-def newest(
-    client: OpenSearch,
-    settings: Settings,
-    *,
-    limit: int,
-    since: datetime | None = None,
-    workload: str | None = None,
-    anomalous: bool = False,
-) -> pl.DataFrame:
-    """RESULT_SCHEMA, oldest first. Raises BadInput for more than MAX_RESULTS, SourceUnavailable."""
-    if limit > MAX_RESULTS:
+def newest(client: OpenSearch, settings: Settings, query: ResultQuery) -> pl.DataFrame:
+    """RESULT_SCHEMA, oldest first. Its text is looked for as a phrase of whole words.
+
+    Raises BadInput for more than MAX_RESULTS, SourceUnavailable."""
+    if query.limit > MAX_RESULTS:
         raise BadInput(
-            f"--limit {limit:,} is more than OpenSearch gives at once; ask for at most {MAX_RESULTS:,}"
+            f"--limit {query.limit:,} is more than OpenSearch gives at once; ask for at most {MAX_RESULTS:,}"
         )
     index = indices(settings)
-    wanted: list[dict[str, Any]] = []
-    if since is not None:
-        wanted.append({"range": {"timestamp": {"gte": since.isoformat()}}})
-    if workload is not None:
-        wanted.append({"term": {"workload": workload}})
-    if anomalous:
-        wanted.append({"term": {"anomalous": True}})
+    wanted = _filters(query)
     order = [
         {name: {"order": "desc", "unmapped_type": kind}}
         for name, kind in (("timestamp", "date"), ("record_id", "keyword"))
     ]
-    body = {"size": limit, "query": {"bool": {"filter": wanted}}, "sort": order, "track_total_hits": False}
+    body = {
+        "size": query.limit,
+        "query": {"bool": {"filter": wanted}},
+        "sort": order,
+        "track_total_hits": False,
+    }
     with translate_errors(f"results cannot be read from {index}", SourceUnavailable):
         hits = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})
     return frame_of(reversed([hit["_source"] for hit in hits["hits"]["hits"]]))
+
+
+def _filters(query: ResultQuery) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    bounds = {"gte": query.since, "lt": query.until}
+    times = {name: moment.isoformat() for name, moment in bounds.items() if moment is not None}
+    if times:
+        found.append({"range": {"timestamp": times}})
+    if query.workloads is not None:
+        found.append({"terms": {"workload": list(query.workloads)}})
+    if query.level is not None:
+        found.append({"terms": {"level": list(query.levels)}})
+    if query.template_id is not None:
+        found.append({"term": {"template_id": query.template_id}})
+    if query.text is not None:
+        found.append({"match_phrase": {"message": query.text}})
+    if query.anomalous:
+        found.append({"term": {"anomalous": True}})
+    return found
+
+
+def workloads(client: OpenSearch, settings: Settings) -> list[str]:
+    """The names of all workloads with results, at most MAX_RESULTS. Raises SourceUnavailable."""
+    index = indices(settings)
+    names = {"names": {"terms": {"field": "workload", "size": MAX_RESULTS}}}
+    body = {"size": 0, "aggs": names}
+    with translate_errors(f"results cannot be read from {index}", SourceUnavailable):
+        answer = client.search(index=index, body=body, params={"allow_partial_search_results": "false"})
+    found = answer.get("aggregations", {}).get("names", {}).get("buckets", [])
+    return sorted(str(bucket["key"]) for bucket in found)
 
 
 def with_number(

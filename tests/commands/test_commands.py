@@ -102,8 +102,8 @@ def test_a_dead_letter_cannot_steer_the_terminal(verb: Verb, ledger: Ledger) -> 
 
 def store(settings: Settings, **changes: Any) -> Path:
     row = dict.fromkeys(RESULT_SCHEMA) | {
-        "record_id": "r", "source": "app.log", "line": 1, "lines": 1, "timestamp": NOW, "workload": "shop",
-        "message": "hello", "raw": "hello",
+        "record_id": "r", "source": "app.log", "line": 1, "lines": 1, "timestamp": NOW, "timed": True,
+        "workload": "shop", "message": "hello", "raw": "hello",
     }  # fmt: skip
     path = settings.data.results / "date=2026-11-20" / "workload=w" / "a.parquet"
     path.parent.mkdir(parents=True)
@@ -116,6 +116,37 @@ def test_results_are_shown_as_they_are(verb: Verb, settings: Settings) -> None:
     said = verb("results")
     assert said.code == 0, said.err
     assert HOSTILE in said.out and "[/bold]" in said.out and "\x1b" not in said.out
+
+
+def test_results_take_wildcards_and_name_the_filter_that_nothing_matches(
+    verb: Verb, settings: Settings
+) -> None:
+    place = store(settings, workload="shop/web", level="error", template_id=17).parents[2]
+    for asked in (
+        ("--workload", "shop/*"),
+        ("--level", "warning"),
+        ("--text", "HELL"),
+        ("--template", "T17"),
+    ):
+        assert "hello" in verb("results", *asked).out
+    said = verb("results", "--workload", "bank/*", "--level", "error")
+    assert (said.code, said.out) == (
+        0,
+        f"no line in {place} matches --workload 'bank/*' --level 'error'; workloads there: shop/web\n",
+    )
+    assert verb("results", "--until", "2026-11-20T00:00").out.startswith(
+        f"no line in {place} matches --until"
+    )
+    assert "> " in verb("results", "--context", "2").out
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--since", "yesterday"), ("--until", "7 days"), ("--template", "cart")],
+)
+def test_results_refuse_what_they_cannot_read(verb: Verb, flag: str, value: str) -> None:
+    said = verb("results", flag, value)
+    assert said.code == 2 and value in said.err
 
 
 def test_a_directory_that_looks_like_markup_can_be_empty(verb: Verb, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`logweir results` where results are stored in OpenSearch alone."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import polars as pl
 import pytest
@@ -9,7 +10,8 @@ from sink_contract import rows
 from pipeline.errors import BadInput
 from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.documents import indices
-from pipeline.opensearch.newest import MAX_RESULTS, newest, with_number
+from pipeline.opensearch.newest import MAX_RESULTS, newest, with_number, workloads
+from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
 from pipeline.sinks.opensearch import OpenSearchSink
 
@@ -18,31 +20,39 @@ BEGIN = datetime(2026, 11, 20, 10, tzinfo=UTC)
 
 def test_the_newest_that_were_asked_for_come_oldest_first(search_settings: Settings) -> None:
     client = opensearch_client(search_settings)
-    assert newest(client, search_settings, limit=5).is_empty(), "nothing is stored yet"
+    assert newest(client, search_settings, ResultQuery(limit=5)).is_empty(), "nothing is stored yet"
     times = pl.Series("timestamp", [BEGIN + timedelta(minutes=n) for n in range(6)])
     frame = rows(6).with_columns(
         times.cast(pl.Datetime("us", "UTC")),
         pl.Series("anomalous", [True, False, True, None, True, False]),
         pl.Series("workload", ["shop", "shop", "shop", "shop", "bank", "bank"]),
+        pl.Series("level", [None, "fatal", "info", "warning", "error", None]),
+        pl.Series("template_id", [1, 1, 7, 1, 1, 1], dtype=pl.Int64),
+        pl.Series("message", ["a", "the Disk FULL again", "disk", "full disk", "b", "c"]),
     )
     OpenSearchSink(search_settings).write("b", frame)
     client.indices.refresh(index=indices(search_settings))
 
-    def places(**asked: object) -> list[int]:
-        found = newest(client, search_settings, **{"limit": 10, **asked})  # type: ignore[arg-type]
+    def places(**asked: Any) -> list[int]:
+        found = newest(client, search_settings, ResultQuery(**({"limit": 10} | asked)))
         return [frame["record_id"].to_list().index(i) for i in found["record_id"]]
 
     assert places() == [0, 1, 2, 3, 4, 5]
     assert places(limit=2) == [4, 5]
     assert places(anomalous=True) == [0, 2, 4]
-    assert places(workload="shop", anomalous=True) == [0, 2]
+    assert places(workloads=("shop",), anomalous=True) == [0, 2]
+    assert places(workloads=()) == []
     assert places(since=BEGIN + timedelta(minutes=3)) == [3, 4, 5]
-    assert newest(client, search_settings, limit=6).equals(frame)
+    assert places(until=BEGIN + timedelta(minutes=3), level="error") == [1]
+    assert places(template_id=7) == [2]
+    assert places(text="disk full") == [1]
+    assert workloads(client, search_settings) == ["bank", "shop"]
+    assert newest(client, search_settings, ResultQuery(limit=6)).equals(frame)
 
 
 def test_more_than_a_search_gives_at_once_is_refused(search_settings: Settings) -> None:
     with pytest.raises(BadInput, match="10,001 is more than OpenSearch gives at once"):
-        newest(opensearch_client(search_settings), search_settings, limit=MAX_RESULTS + 1)
+        newest(opensearch_client(search_settings), search_settings, ResultQuery(limit=MAX_RESULTS + 1))
 
 
 def test_how_many_records_have_a_pattern_is_counted_with_the_newest_of_them(

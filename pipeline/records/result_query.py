@@ -1,0 +1,25 @@
+"""A question about stored results, in terms that every store understands."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from pipeline.records.levels import LEVELS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultQuery:
+    """The newest `limit` records that match all of it. None and False match every record."""
+
+    limit: int
+    since: datetime | None = None  # at or after
+    until: datetime | None = None  # before
+    workloads: tuple[str, ...] | None = None  # their exact names
+    level: str | None = None  # this one of LEVELS, or a graver one
+    text: str | None = None  # stands in the message; upper and lower case are the same
+    template_id: int | None = None
+    anomalous: bool = False
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels that match."""
+        return LEVELS if self.level is None else LEVELS[LEVELS.index(self.level) :]
