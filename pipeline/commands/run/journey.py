@@ -14,6 +14,7 @@ import polars as pl
 import redis
 
 from pipeline.commands.recognition import TimeNotes
+from pipeline.commands.run.trouble import Troubles
 from pipeline.controller.trainings import Status, TrainingRequest, Trainings
 from pipeline.detect import judged_by_words
 from pipeline.drain.masking.mask_set import MaskSet
@@ -71,7 +72,7 @@ class Journey:
         self.client = client
         self.keys = Keys(settings.redis.key_prefix)
         self.ledger = Ledger(client, settings)
-        self.presence = Presence(client, settings)
+        self.troubles = Troubles(client, Presence(client, settings), self.keys, settings.data.dir)
         self.trainings = Trainings(client, settings)
         self.producer = Producer.connect(settings)
         self.notes: list[str] = []
@@ -133,12 +134,13 @@ class Journey:
 
     def asked(self, question: Callable[[], T]) -> T:
         """Redis' answer. One that dies is started again by the stack, so it is asked until it is back;
-        accepting a batch twice is accepting it once. Raises RedisUnavailable."""
+        accepting a batch twice is accepting it once. Raises RedisUnavailable, SinkUnavailable."""
         deadline = time.monotonic() + AWAY_S
         while True:
             try:
                 return question()
             except (RedisUnavailable, redis.ConnectionError, redis.TimeoutError) as exc:
+                self.troubles.refusal()  # a full disk ends the run sooner
                 if time.monotonic() > deadline:
                     raise RedisUnavailable(str(exc)) from exc
             self.pause(0.2)
@@ -173,19 +175,8 @@ class Journey:
         self.show(word, view.done, view.lines, rate())
 
     def _trouble(self) -> str:
-        """Why work waits, "" when nothing is known. A Redis that takes no writes keeps the workers from
-        saying so."""
-        trouble = self.asked(self.presence.trouble)
-        try:
-            self.client.set(self.keys.probe, "1", ex=5)
-        except redis.ResponseError as exc:
-            return (
-                f"Redis takes no writes ({exc}); free disk space at {self.settings.data.dir}, "
-                "or give it memory"
-            )
-        except redis.RedisError:
-            return ""  # it is being started again
-        return "" if trouble is None else trouble.reason
+        """Why work waits, "" when nothing is known. Raises SinkUnavailable when waiting has no use."""
+        return self.asked(self.troubles.look)
 
     def _view(self, live: bool) -> "_View":
         """Where the work stands; `live`: there is a model, so that lines without a verdict still wait."""
@@ -245,11 +236,17 @@ class Journey:
         request = TrainingRequest(asked_by="run", why="logweir run")
         request_id, _ = self.asked(lambda: self.trainings.request(request))
         self.producer.submit.train(request_id)
-        began = time.monotonic()
+        began = last_move = time.monotonic()
+        seen: tuple[object, ...] = ()
         while not (status := self.asked(lambda: self.trainings.followed(request_id))).ended:
             self.stack.check()
             detail = f"{status.patterns:,} distinct lines" if status.patterns else str(status.state)
-            self.show("training", status.percent, 100.0, detail)
+            trouble = self._trouble()
+            self.show("training", status.percent, 100.0, trouble or detail)
+            if (step := (status.state, status.percent, status.attempt)) != seen:
+                seen, last_move = step, time.monotonic()
+            if trouble and time.monotonic() - last_move > TROUBLE_S:
+                raise SinkUnavailable(f"the training does not go on: {trouble}")
             if time.monotonic() - began > STUCK_S + self.settings.train.seconds * 10:
                 raise StackFailed(
                     f"the training did not end; the log {self.settings.data.dir / 'logs/train.log'} says why"

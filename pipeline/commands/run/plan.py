@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 import redis
@@ -33,10 +33,19 @@ from pipeline.report import page
 from pipeline.report.summary import run_summary
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.sources import files
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.sampling import KEEP_S
+from pipeline.workers.stack.limits import check_disk
 from pipeline.workers.stack.private_redis import find_server
 from pipeline.workers.stack.stack import Stack
+
+HURRY_S: Final = 0.5  # nothing of a run is kept whose disk is full, so nobody waits for its workers
+# A run of 1.9 MB of text took 2.2 MB of disk at its peak, queues and model included. The queue is rewritten
+# when it grows, so large inputs need less than their size. The floor is for models, logs and the report.
+FLOOR_BYTES: Final = 16 * 2**20
+PACKED: Final = frozenset((".gz", ".zst", ".xz", ".bz2"))
+PACKED_TIMES: Final = 8  # text is at least so much larger than its archive
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +69,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
         find_server()
     else:
         check_redis(settings)
+    check_disk(plan.out, _room(plan))
     state = place.prepare(plan.out, plan.report)
     prefix = settings.redis.key_prefix
     if settings.redis.url is not None:
@@ -86,12 +96,22 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     try:
         with _clean_redis(settings), Stack(settings) as stack:
             journey = Journey(stack.settings, stack, show, workload=plan.workload)
-            outcome = _go(plan, journey, began)
-            place.swap(plan.out, plan.report)  # here, where the stack still has the lock
+            try:
+                outcome = _go(plan, journey, began)
+                place.swap(plan.out, plan.report)  # here, where the stack still has the lock
+            except SinkUnavailable:
+                stack.stop_s = HURRY_S
+                raise
             dead = bool(outcome.summary["run"]["dead_lines"])
     finally:
         place.end(plan.out, plan.report, keep_state=dead)  # the logs say why
     return outcome
+
+
+def _room(plan: RunPlan) -> int:
+    """Bytes of disk below which a run is bound to fail."""
+    sizes = ((path.suffix in PACKED, files.total_bytes(path)) for path in (*plan.inputs, *plan.baseline))
+    return FLOOR_BYTES + sum(size * PACKED_TIMES if packed else size for packed, size in sizes) // 2
 
 
 @contextmanager

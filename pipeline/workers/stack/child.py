@@ -29,17 +29,17 @@ class Child(Generic[Rule]):
     deaths: Rule
 
 
-def end(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+def end(processes: "Sequence[subprocess.Popen[bytes]]", *, within_s: float = STOP_S) -> None:
     """A warm shutdown first, then by force."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + STOP_S
+    deadline = time.monotonic() + within_s
     for process in processes:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            logger(pid=process.pid).warning("worker.killed", why=f"it did not end within {STOP_S:.0f} s")
+            logger(pid=process.pid).warning("worker.killed", why=f"it did not end within {within_s:g} s")
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its session: pool children too
             process.wait()

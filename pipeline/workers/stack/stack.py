@@ -35,8 +35,9 @@ from pipeline.sinks.parquet import ParquetSink
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.workers import flower as flower_process
 from pipeline.workers import sockets
-from pipeline.workers.stack.child import Child, Rule, end, last_line
+from pipeline.workers.stack.child import STOP_S, Child, Rule, end, last_line
 from pipeline.workers.stack.data_dir import called, lock, outlive, write_state
+from pipeline.workers.stack.limits import check_files
 from pipeline.workers.stack.private_redis import PrivateRedis
 from pipeline.workers.stack.restarts import Crashes, Restarts
 from pipeline.workers.stack.sidecars import Sidecars
@@ -72,6 +73,7 @@ class Stack:
         self.sidecars = Sidecars(self.settings.data.dir / "logs", self._popen)
         self.gpu: list[Child[Crashes]] = []  # not vital either: without them the CPU does it all
         self.ready_s = 0.0
+        self.stop_s = STOP_S  # how long processes may take to end, before they are killed
         self._with_gpu = False
         self._with_flower = flower
         self._with_metrics = metrics
@@ -85,6 +87,7 @@ class Stack:
         parse_tenants(self.settings.gpu.tenants)
         if self._with_flower:
             flower_process.check_login(self.settings.stack.flower_address, self.settings.stack.flower_auth)
+        check_files(len(self._roles(gpu=False)))
         self._lock = lock(self.settings.data.dir)
         try:
             if self._with_flower:
@@ -293,12 +296,12 @@ class Stack:
     def stop(self) -> None:
         """End every child: a warm shutdown first, then by force; Redis last, so that steps can be
         committed."""
-        end([*(c.process for c in self._workers), *self.sidecars.processes])
+        end([*(c.process for c in self._workers), *self.sidecars.processes], within_s=self.stop_s)
         self.children = []
         self.gpu = []
         self.sidecars.close()
         if self.redis_process is not None:
-            end([self.redis_process])
+            end([self.redis_process], within_s=self.stop_s)
             self.redis_process = None
         with contextlib.suppress(OSError):
             state_file(self.settings.data.dir).unlink()

@@ -1,0 +1,96 @@
+"""A run is refused where this machine has no room for it, and ended when its Redis has none."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from own_redis import server
+from polling import Clock, wait_until
+
+from pipeline.commands.run.trouble import CERTAIN_S, Troubles
+from pipeline.errors import BadInput, SinkUnavailable
+from pipeline.observe.presence import Presence
+from pipeline.redis.keys import Keys
+from pipeline.settings import Settings
+from pipeline.workers.stack.limits import MIB, check_disk
+
+
+def limits_after(soft: int, hard: int, processes: int) -> "subprocess.CompletedProcess[str]":
+    """`check_files` in a process of its own, because a hard limit cannot be raised again."""
+    program = (
+        "import resource; from pipeline.workers.stack.limits import check_files\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        f"check_files({processes})\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    assert limits_after(64, 1_000, 6).stdout.split() == ["1000", "1000"]
+    assert limits_after(64, 10_000, 6).stdout.split() == ["4096", "10000"]
+    assert limits_after(5_000, 10_000, 6).stdout.split() == ["5000", "10000"]
+
+
+def test_too_few_open_files_are_refused_with_the_command_that_helps() -> None:
+    done = limits_after(64, 64, 6)
+    assert done.returncode == 1
+    assert "BadInput: a process may open only 64 files here" in done.stderr
+    assert "`ulimit -n 256`" in done.stderr
+
+
+def test_a_disk_without_room_is_named_also_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    check_disk(tmp_path / "not/there", 1)
+    with pytest.raises(BadInput, match=r"there has .* MiB of free space, and about 1,048,576,000 MiB are"):
+        check_disk(tmp_path / "not/there", 1_048_576_000 * MIB)
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_redis_that_cannot_write_to_its_disk_ends_the_run_once_that_is_certain(
+    tmp_path: Path, settings: Settings
+) -> None:
+    clock = Clock()
+    with server(tmp_path) as client:
+        troubles = Troubles(
+            client, Presence(client, settings), Keys(settings.redis.key_prefix), tmp_path, clock
+        )
+        assert troubles.look() == ""
+        (tmp_path / "sub").mkdir()
+        client.config_set("dir", str(tmp_path / "sub"))
+        client.config_set("save", "3600 1")
+        shutil.rmtree(tmp_path / "sub")
+        client.bgsave()
+        assert wait_until(troubles.look, timeout_s=20)
+        assert "Redis takes no writes (MISCONF" in troubles.look()
+        clock.now += CERTAIN_S + 0.1
+        with pytest.raises(SinkUnavailable, match="free disk space at"):
+            troubles.look()
+        client.config_set("save", "")
+        assert wait_until(lambda: not _refuses(troubles), timeout_s=20)
+
+
+def _refuses(troubles: Troubles) -> bool:
+    try:
+        return bool(troubles.look())
+    except SinkUnavailable:
+        return True
+
+
+def test_a_full_memory_is_waited_for(tmp_path: Path, settings: Settings) -> None:
+    clock = Clock()
+    with server(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as client:
+        troubles = Troubles(
+            client, Presence(client, settings), Keys(settings.redis.key_prefix), tmp_path, clock
+        )
+        for _ in range(3):
+            assert "or give it memory" in troubles.look()
+            clock.now += CERTAIN_S + 1
+
+
+def test_a_redis_that_is_away_has_refused_nothing(tmp_path: Path, settings: Settings) -> None:
+    away = redis.Redis(unix_socket_path=str(tmp_path / "none.sock"))
+    troubles = Troubles(away, Presence(away, settings), Keys("p"), tmp_path, Clock())
+    assert troubles.refusal() == ""
