@@ -36,6 +36,7 @@ def test_the_settings_page_lists_the_settings_as_they_are() -> None:
     )
 
 
+@pytest.mark.long
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     """As scripts/docs does it: Sphinx resolves each link and anchor between pages, and imports what the API
     page names."""

@@ -88,6 +88,7 @@ def content(wheel: Path) -> dict[str, bytes]:
         return {name: file.read(name) for name in file.namelist() if not name.endswith("/RECORD")}
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_file_of_the_package(built: Built) -> None:
     package = built.tree / "pipeline"
     assert {str(p.relative_to(built.tree)) for p in package.rglob("*") if p.is_file()} <= content(
@@ -95,6 +96,7 @@ def test_the_wheel_holds_every_file_of_the_package(built: Built) -> None:
     ).keys()
 
 
+@pytest.mark.long
 def test_the_sdist_builds_the_same_wheel(built: Built, tmp_path: Path) -> None:
     with tarfile.open(built.sdist) as file:
         file.extractall(tmp_path, filter="data")
@@ -126,6 +128,7 @@ for items in (lines, [{"message": "two", "timestamp": "2026-11-20T10:00:00Z"}]):
 """
 
 
+@pytest.mark.long
 def test_a_base_install_is_small_sends_and_says_what_is_missing(
     built: Built, tmp_path: Path, settings: Settings
 ) -> None:
@@ -151,6 +154,7 @@ def test_a_base_install_is_small_sends_and_says_what_is_missing(
         assert answer.stderr.endswith("): pip install 'logweir[worker]'\n")
 
 
+@pytest.mark.long
 def test_the_main_job_runs_from_an_installed_wheel(built: Built, tmp_path: Path) -> None:
     """The heavy packages are those of this environment; the wheel's own package comes before whatever it
     has."""

@@ -43,6 +43,7 @@ def wanted() -> str:
     return summed.stdout.split()[0]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_readme_do_what_it_says(tmp_path: Path) -> None:
     if not (ROOT / ".venv" / f".installed-dev-{wanted()}").exists():

@@ -326,6 +326,7 @@ def test_values_are_checked_wherever_they_come_from(values: dict[str, Any], says
         Settings(**values)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "threads"), [(None, 1), ("", 1), ("2", 2), ("3", 3)])
 def test_polars_takes_one_thread_unless_its_own_variable_says_more(before: str | None, threads: int) -> None:
     env = {k: v for k, v in os.environ.items() if k != "POLARS_MAX_THREADS"}
@@ -349,6 +350,7 @@ def test_a_source_cuts_batches_as_they_are_shipped() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("said", "threads"), [({}, 1), ({"POLARS_MAX_THREADS": "3"}, 3)])
 def test_send_takes_one_polars_thread_unless_polars_own_variable_says_more(
     said: dict[str, str], threads: int

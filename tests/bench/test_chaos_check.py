@@ -679,6 +679,7 @@ BROKEN: list[tuple[Callable[[World], None], int, str, tuple[int, int, int]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hurt", "invariant", "words", "counts"), BROKEN, ids=[b[0].__name__ for b in BROKEN]
 )

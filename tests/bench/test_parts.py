@@ -5,6 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import polars as pl
+import pytest
 
 from bench import _flame, floor
 from bench._varied import varied, write_cycles
@@ -23,6 +24,7 @@ def masked(lines: list[str]) -> list[str]:
     return MaskSet.load().mask(pl.Series(lines, dtype=pl.String))["masked"].to_list()
 
 
+@pytest.mark.long
 def test_a_varied_copy_says_the_same_with_other_parameters(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text(LOG)

@@ -99,6 +99,7 @@ def test_no_line_is_labelled_twice() -> None:
     assert {file for file, _ in places} <= set(names("observed"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", names("observed"))
 def test_labelled_lines_carry_a_time_within_their_fault(name: str, labelling: ModuleType) -> None:
     log = name.partition("/")[2]
@@ -110,6 +111,7 @@ def test_labelled_lines_carry_a_time_within_their_fault(name: str, labelling: Mo
             assert start - 1.0 <= times[label["line"]] <= end, f"{name}:{label['line']} of {fault['id']}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", names("baseline"))
 def test_the_baseline_ends_before_the_first_fault(name: str, labelling: ModuleType) -> None:
     log = name.partition("/")[2]
@@ -117,6 +119,7 @@ def test_the_baseline_ends_before_the_first_fault(name: str, labelling: ModuleTy
     assert max(stamps(lines_of(name), log, labelling)) < first - 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("log", [name.partition("/")[2] for name in names("observed")])
 def test_a_labelled_record_is_a_5xx_answer_or_has_a_shape_that_the_baseline_never_shows(
     log: str, labelling: ModuleType
@@ -200,6 +203,7 @@ def test_a_record_belongs_to_a_fault_only_when_new_in_its_window_and_matched_by_
     assert [r.numbers for r in found.unexplained] == [[3], [4]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "path", "expected"),
     [(["--minutes", "1"], None, "--minutes"), ([], "/nowhere", "apt-get install")],

@@ -190,6 +190,7 @@ def test_the_watchlist_counts_the_lines_of_all_that_a_pattern_covers(verb: Verb,
 # Ends that are no surprise
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("args", ["run -", "send -"])
 def test_a_standard_input_that_is_closed_is_one_sentence(tmp_path: Path, args: str) -> None:
     done = shell(f"{args} <&-", tmp_path)
@@ -199,6 +200,7 @@ def test_a_standard_input_that_is_closed_is_one_sentence(tmp_path: Path, args: s
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_output_that_is_closed_is_no_error(tmp_path: Path, closed: str) -> None:
     done = shell(f"results --json {closed}", tmp_path)
@@ -317,6 +319,7 @@ def many_dead(ledger: Ledger, count: int) -> list[str]:
     return ids
 
 
+@pytest.mark.long
 def test_all_dead_letters_are_listed_and_retried_however_many_there_are(verb: Verb, ledger: Ledger) -> None:
     ids = many_dead(ledger, 1_003)
     said = verb("dead", "list", "--json")

@@ -89,6 +89,7 @@ def lines_of(logweir: Verb, what: str) -> list[str]:
     return [line for line in logweir("doctor").out.splitlines() if f" {what}: " in line]
 
 
+@pytest.mark.long
 def test_a_redis_that_keeps_its_promises_is_well_and_one_that_does_not_is_warned_of(
     logweir: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -604,6 +604,7 @@ def test_without_a_stack_the_verbs_say_how_to_start_one(verb: Verb, monkeypatch:
 # From Python
 
 
+@pytest.mark.long
 def test_the_example_holds_a_lease_while_it_works(pool: Pool, settings: Settings) -> None:
     program = Path(__file__).resolve().parents[2] / "examples" / "gpu_lease.py"
     with subprocess.Popen(
@@ -645,6 +646,7 @@ def reads(ours: int, text: str, within_s: float = 60) -> bool:
     return text.encode() in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["xQ", "ctrl-c"])
 def test_the_live_view_ends_with_q_or_ctrl_c_and_gives_the_terminal_back(
     settings: Settings, pool: Pool, terminal: tuple[int, int], end: str

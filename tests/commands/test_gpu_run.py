@@ -309,6 +309,7 @@ def test_all_processes_of_the_program_are_noted_in_its_lease(run: Verb, pool: Po
     assert said.code == 75
 
 
+@pytest.mark.long
 def test_a_lost_lease_ends_the_program_and_says_why(run: Verb, pool: Pool, family: Family) -> None:
     def revoke() -> None:
         assert wait_until(family.is_up, timeout_s=30)
@@ -320,6 +321,7 @@ def test_a_lost_lease_ends_the_program_and_says_why(run: Verb, pool: Pool, famil
     assert family.was_asked() and [p for p in alive(family.mark) if p.pid != os.getpid()] == []
 
 
+@pytest.mark.long
 def test_while_redis_hangs_the_program_is_ended_before_the_lease_is_anybody_elses(
     run: Verb, pool: Pool, family: Family, client: "redis.Redis", settings: Settings
 ) -> None:
@@ -339,6 +341,7 @@ def test_while_redis_hangs_the_program_is_ended_before_the_lease_is_anybody_else
     assert said.code == 75 and "not renewed" in said.err, said
 
 
+@pytest.mark.long
 def test_a_deaf_program_does_not_outlive_its_lost_lease_by_its_grace(
     run: Verb, pool: Pool, client: "redis.Redis", settings: Settings, family: Family
 ) -> None:
@@ -391,6 +394,7 @@ def ask(pool: Pool, within_s: float) -> None:
             return
 
 
+@pytest.mark.long
 def test_a_preemptible_program_is_asked_to_end_at_once(run: Verb, pool: Pool, family: Family) -> None:
     def want() -> None:
         assert wait_until(family.is_up, timeout_s=30)
@@ -406,6 +410,7 @@ def test_a_preemptible_program_is_asked_to_end_at_once(run: Verb, pool: Pool, fa
     assert look.leases == () and look.orphans == ()  # given back, not revoked
 
 
+@pytest.mark.long
 def test_any_other_program_goes_on_until_its_grace_before_the_bound(
     run: Verb, pool: Pool, family: Family
 ) -> None:
@@ -419,6 +424,7 @@ def test_any_other_program_goes_on_until_its_grace_before_the_bound(
     assert family.was_asked() and pool.snapshot().orphans == ()
 
 
+@pytest.mark.long
 def test_a_program_that_takes_more_than_it_leased_is_warned_then_ended(
     run: Verb, pool: Pool, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,6 +447,7 @@ def uses(pool: Pool, stop: threading.Event, used_mib: int) -> None:
         reported(pool, *(Process(pid=pid, used_mib=used_mib) for pid in noted))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_program_that_the_mps_daemon_does_not_list_is_warned_about(
     run: Verb, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
@@ -571,6 +578,7 @@ def start(*args: str, **env: str) -> "subprocess.Popen[bytes]":
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_whoever_ends_the_command_ends_the_program(
     pool: Pool, settings: Settings, family: Family, number: signal.Signals, code: int

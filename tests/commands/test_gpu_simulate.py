@@ -25,6 +25,7 @@ def story() -> dict[Backfill, SimulationResult]:
     return workloads.compare_rules(0.95, seed=3, gangs=6)
 
 
+@pytest.mark.long
 def test_under_easy_the_gang_waits_at_most_as_long_as_behind_a_strict_queue(
     story: dict[Backfill, SimulationResult],
 ) -> None:
@@ -34,6 +35,7 @@ def test_under_easy_the_gang_waits_at_most_as_long_as_behind_a_strict_queue(
     assert easy.utilisation >= strict.utilisation
 
 
+@pytest.mark.long
 def test_with_a_reservation_no_gang_starves_and_without_one_they_do(
     story: dict[Backfill, SimulationResult],
 ) -> None:
@@ -101,6 +103,7 @@ def test_whoever_can_never_start_is_starved_at_the_end() -> None:
     assert (figures.starved, figures.small.pending, figures.grants) == (1, 1, 0)
 
 
+@pytest.mark.long
 def test_two_tenants_with_endless_work_get_the_same_over_a_long_time() -> None:
     """One device and whole needs of 7 and of 20 s: at any moment one has all, and only the memory of use
     evens it out."""

@@ -265,6 +265,7 @@ def test_masks_that_differ_from_the_live_models_are_remarked_upon(
 # ---- listed and revoked ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_marks_are_listed_and_revoked_by_what_they_were_given_as(
     logweir: Verb, settings: Settings, client: "redis.Redis", marks: Marks
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_run_that_does_not_get_to_its_end_leaves_the_earlier_report(tmp_path: 
     assert words(out) == ["old"] * 4 and not place.staging(out).exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_kill_between_any_two_renames_leaves_whole_files_and_the_next_run_does_the_rest(
     tmp_path: Path, elsewhere: bool

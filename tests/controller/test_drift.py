@@ -262,11 +262,13 @@ def test_what_is_told_is_plain_json() -> None:
 # Stationary streams
 
 
+@pytest.mark.long
 def test_streams_that_do_not_change_raise_no_alarm() -> None:
     runs = [alarms(Stream(seed).run(None, 12 * LINES)[1]) for seed in range(40)]
     assert sum(map(bool, runs)) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("burst", [10, 50])
 def test_streams_of_bursts_raise_no_alarm_at_the_default_size(burst: int) -> None:
     # In windows of 2,000 lines, bursts of ten raise one in an eighth of such runs: short windows are for

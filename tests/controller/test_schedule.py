@@ -284,6 +284,7 @@ class SlotMachine(RuleBasedStateMachine):
             self.mine.scripts.client.delete(self.mine.key)
 
 
+@pytest.mark.long
 def test_slots_behave_like_their_model(slots: Slots) -> None:
     SlotMachine.slots = slots
     run_state_machine_as_test(

@@ -274,6 +274,7 @@ def test_a_version_that_was_rolled_back_is_noticed_once_and_not_replaced_at_once
     )
 
 
+@pytest.mark.long
 def test_models_of_their_own_are_decided_apart(client: "redis.Redis", settings: Settings) -> None:
     controller = Controller(client, settings.replace(own_models=("prod/own",)))
     controller.watchlist.add("prod")

@@ -279,6 +279,7 @@ def test_a_memory_is_bounded_in_characters_too() -> None:
     assert len(memo) <= 4
 
 
+@pytest.mark.long
 def test_seldom_masks_that_are_too_large_for_one_expression_are_looked_for_one_by_one() -> None:
     large = [
         Mask(name=f"L{c}", pattern=rf"q{c}7=\w{{100}}", example=f"q{c}7=" + "x" * 100, seldom=True)
@@ -347,6 +348,7 @@ def test_bytes_cut_anywhere_give_the_lines_that_cutting_at_newlines_gives(
     assert rows == [wanted[0].removeprefix("\ufeff"), *wanted[1:]] if wanted else rows == []
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.sampled_from([example[1] for example in EXAMPLES if "\n" not in example[1]]),
@@ -417,6 +419,7 @@ def test_masks_in_python_give_what_ours_give() -> None:
     ).to_list()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
 def test_masks_in_python_give_what_ours_give_on_public_logs() -> None:
     python = LogMasker(_drain3.instructions(MASKS), "<", ">")
@@ -454,6 +457,7 @@ def test_grouping_accuracy_counts_whole_groups_alone() -> None:
     assert parsing.accuracy([1, 1, 1, 1, 1], events) == (0.0, 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public logs of shared/data are not here")
 def test_our_templates_group_public_logs_no_worse_than_published() -> None:
     values = parsing.measure(DATA)

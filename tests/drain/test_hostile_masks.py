@@ -29,6 +29,7 @@ def seconds(masks: MaskSet, line: str) -> float:
     return min(spans)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", UNITS, ids=repr)
 def test_a_line_twice_as_long_takes_at_most_about_twice_as_long(unit: str) -> None:
     masks = MaskSet.load()

@@ -254,6 +254,7 @@ def _shape(templates: Templates) -> dict[str, Any]:
     return below(templates._drain.root_node)
 
 
+@pytest.mark.long
 def test_twenty_thousand_templates_of_one_leaf_are_put_there_and_searched_in_time() -> None:
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefgh", k=9)) for _ in range(5_000)]

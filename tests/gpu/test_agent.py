@@ -403,6 +403,7 @@ def quick(settings: Settings) -> Settings:
     return settings.replace(gpu_beat_s=0.1, gpu_node_ttl_ms=1_000)
 
 
+@pytest.mark.long
 def test_the_agent_of_a_machine_fills_the_pool_shows_as_a_worker_and_leaves_it_when_told_to_end(
     driver: Driver, quick: Settings, client: redis.Redis
 ) -> None:

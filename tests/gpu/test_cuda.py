@@ -164,6 +164,7 @@ def test_an_error_of_cuda_is_one_sentence(cuda: Cuda, monkeypatch: pytest.Monkey
         device.begin("GPU-aaaa-1", memory_mib=600, context_mib=100)
 
 
+@pytest.mark.long
 def test_unloading_never_raises(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     device.unload()
     assert cuda.emptied == 0  # nothing was begun

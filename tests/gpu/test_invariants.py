@@ -154,6 +154,7 @@ def holder(client: "redis.Redis", short: Settings) -> "Iterator[subprocess.Popen
     process.wait()
 
 
+@pytest.mark.long
 def test_capacity_of_a_killed_holder_is_back_within_ttl_and_one_sweep(
     holder: "subprocess.Popen[bytes]", client: "redis.Redis", short: Settings
 ) -> None:

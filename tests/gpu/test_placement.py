@@ -274,6 +274,7 @@ client.close()
 """
 
 
+@pytest.mark.long
 def test_two_processes_that_race_load_a_model_once(
     client: "redis.Redis", settings: Settings, redis_url: str, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_asking_again_under_the_same_name_gives_the_same_lease(pool: Pool) -> No
     )
 
 
+@pytest.mark.long
 def test_after_a_restart_of_redis_nothing_is_granted_for_one_ttl(bare: Pool) -> None:
     put_devices(bare, clear_quarantine=False)
     with pytest.raises(LeaseRefused, match=r"Redis was restarted, so nothing is granted for [12] s"):

@@ -154,6 +154,7 @@ def test_a_lease_that_could_not_be_begun_is_given_back(
 # ---- with answers as told --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_holder_stops_before_its_lease_can_have_expired() -> None:
     told = Told(fine, away)
     began = time.monotonic()
@@ -219,6 +220,7 @@ def test_a_renewal_that_hangs_does_not_hide_that_the_lease_is_lost() -> None:
         going.set()
 
 
+@pytest.mark.long
 def test_an_odd_answer_does_not_end_the_renewing() -> None:
     told = Told(fine, odd, away, odd, fine)
     with module.holding(told, a_lease(ttl_ms=20_000)) as held:

@@ -112,6 +112,7 @@ def log(path: Path, first: int, last: int) -> Path:
 # ---- sources -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut_after", [1, 3, 5], ids=["first", "middle", "last"])
 def test_a_running_send_sends_again_what_redis_lost(own: Power, tmp_path: Path, cut_after: int) -> None:
     path = log(tmp_path / "app.log", 1, 10)
@@ -168,6 +169,7 @@ def test_standard_input_is_sent_again_from_what_is_kept(own: Power) -> None:
     assert ledger.intake.cursor("stdin-key") is None, "nobody can go on there"
 
 
+@pytest.mark.long
 def test_standard_input_that_is_not_kept_any_more_is_named_as_lost(
     own: Power, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +221,7 @@ def follower(own: Power, tmp_path: Path) -> Iterator[Callable[[], Path]]:
         process.wait(10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("meanwhile", ["silent", "written", "rotated"])
 def test_a_follower_sends_again_what_redis_lost(
     own: Power, follower: Callable[[], Path], meanwhile: str
@@ -302,6 +305,7 @@ def test_a_batch_from_elsewhere_changes_nothing(own: Power, tmp_path: Path) -> N
 # ---- acknowledged pushes -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fsync", ["everysec", "always"])
 def test_killing_redis_right_after_an_acknowledgement_loses_none(fsync: str) -> None:
     """What a killed process has written is the system's, synced or not."""
@@ -454,6 +458,7 @@ def test_a_part_of_a_lost_batch_is_taken_over_and_its_rest_stays(own: Power, tmp
     balanced(context)
 
 
+@pytest.mark.long
 def test_halves_that_redis_forgot_give_way_to_their_batch(own: Power) -> None:
     context = context_of(own)
     producer = Producer(context.ledger, context.submit, own.settings.replace(batch_records=100))
@@ -481,6 +486,7 @@ def test_a_commit_that_redis_forgot_is_done_again(own: Power) -> None:
     assert balanced(context)["stored"] == 2
 
 
+@pytest.mark.long
 def test_a_burial_a_retry_and_a_discard_that_redis_forgot_may_be_repeated(own: Power) -> None:
     context = context_of(own)
     ledger = context.ledger
@@ -549,6 +555,7 @@ def ready_to_store(own: Power, texts: list[str]) -> tuple[Context, Context]:
     return slow, quick
 
 
+@pytest.mark.long
 def test_who_stalls_over_forgotten_files_takes_nothing_out_that_is_stored_meanwhile(own: Power) -> None:
     first = context_of(own)
     whole = own.settings.replace(batch_records=100)
@@ -621,6 +628,7 @@ def test_who_cleans_up_removes_nothing_that_was_stored_meanwhile(own: Power) -> 
     assert messages(quick) == ["one"]
 
 
+@pytest.mark.long
 def test_rows_of_a_split_batch_whose_writer_was_killed_are_removed_when_redis_comes_back(own: Power) -> None:
     slow, quick = ready_to_store(own, ["one", "two", "bad", "four"])
     # As its writer left it, who had written and was killed before it saw that the batch was split.
@@ -715,6 +723,7 @@ def test_a_batch_whose_id_is_no_file_name_is_known_by_what_its_file_says(own: Po
     assert sorted(batch_id for _, batch_id in files.latest(60, 10)) == names
 
 
+@pytest.mark.long
 def test_a_rescoring_that_redis_forgot_is_done_again(own: Power) -> None:
     context = context_of(own)
     ledger = context.ledger

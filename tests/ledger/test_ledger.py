@@ -222,6 +222,7 @@ def test_who_asks_for_a_first_attempt_gets_no_batch_that_has_failed_before(ledge
     assert take(ledger).attempts == 2
 
 
+@pytest.mark.long
 def test_holding_renews_those_that_are_added_and_no_more_those_that_are_dropped(
     client: "redis.Redis", settings: Settings
 ) -> None:

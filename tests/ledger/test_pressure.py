@@ -112,6 +112,7 @@ def bury(ledger: Ledger, batch_id: str) -> int:
     return int(size or 0)
 
 
+@pytest.mark.long
 def test_dead_letters_fill_their_room_and_then_nothing_new_comes_in_until_one_goes(
     client: "redis.Redis", settings: Settings
 ) -> None:
@@ -166,6 +167,7 @@ def at_limit(ledger: Ledger, reason: str) -> Iterator[Ledger]:
     yield own
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("reason", "words"),
     [

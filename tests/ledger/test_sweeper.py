@@ -88,6 +88,7 @@ def test_a_batch_whose_message_was_lost_is_sent_again_once(context: Context) -> 
     assert Counter(messages(context)[QUEUE_INGEST]) == expected
 
 
+@pytest.mark.long
 def test_a_backlog_longer_than_one_look_is_sent_whole_and_never_doubled(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,6 +225,7 @@ def test_with_one_shard_status_says_nothing_of_shards(settings: Settings, logwei
     assert [s["queue"] for s in json.loads(logweir("status", "--json").out)["drain_shards"]] == ["drain"]
 
 
+@pytest.mark.long
 def test_draining_names_the_stage_when_a_shard_with_work_is_not_served(
     context: Context, verb: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def assert_equal(network: CausalNetwork, lines: EncodedLines) -> None:
     np.testing.assert_allclose(piece_surprisals(network, lines, CPU), read_alone(network, lines), atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("room", [1, 16, 100, 4096])
 def test_lines_that_begin_alike_are_as_surprising_as_each_by_itself(
     network: CausalNetwork, lexicon: Lexicon, monkeypatch: pytest.MonkeyPatch, room: int

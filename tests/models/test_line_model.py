@@ -72,6 +72,7 @@ def test_a_learnt_line_surprises_less_than_one_of_unknown_words(model: LineModel
     assert learnt.surprisal < unknown.surprisal
 
 
+@pytest.mark.long
 def test_one_wrong_word_in_a_familiar_line_is_named_first(model: LineModel) -> None:
     found = model.score(["connection from <IP> refused"])[0]
     assert found.words[0] == "refused"
@@ -79,23 +80,27 @@ def test_one_wrong_word_in_a_familiar_line_is_named_first(model: LineModel) -> N
     assert found.severity == "refused"
 
 
+@pytest.mark.long
 def test_a_mask_token_alone_is_never_a_surprising_or_unseen_word(model: LineModel) -> None:
     found = model.score(["<IP> <NUM>, weird:<NUM> (<IP>)"])[0]
     assert set(found.words) == {"weird:<NUM>"}
     assert found.unseen == ("weird:<num>",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", ["", " ", "<IP>", "<NUM> <IP><NUM>"])
 def test_a_line_without_words_is_not_surprising(model: LineModel, line: str) -> None:
     found = model.score([line])[0]
     assert (found.surprisal, found.words, found.tokens) == (0.0, (), 0)
 
 
+@pytest.mark.long
 def test_at_most_five_words_are_shown(model: LineModel) -> None:
     found = model.score(["alpha beta gamma delta epsilon zeta eta theta iota kappa"])[0]
     assert 1 <= len(found.words) <= 5
 
 
+@pytest.mark.long
 def test_a_line_scores_the_same_alone_and_in_any_company(model: LineModel) -> None:
     lines = [*NORMAL, "some other <NUM> text that is a little longer than the rest", "x"]
     together = dict(zip(lines, model.score(lines), strict=True))
@@ -107,12 +112,14 @@ def test_a_line_scores_the_same_alone_and_in_any_company(model: LineModel) -> No
         assert alone.unseen == together[line].unseen
 
 
+@pytest.mark.long
 def test_scoring_leaves_the_weights_as_they_were(model: LineModel) -> None:
     before = {k: v.clone() for k, v in model.network.state_dict().items()}
     model.score(NORMAL)
     assert all(torch.equal(v, before[k]) for k, v in model.network.state_dict().items())
 
 
+@pytest.mark.long
 def test_hostile_lines_are_cut_to_the_length_cap(model: LineModel) -> None:
     hostile = ["x" * 4096, "!" * 4096, "é" * 4096, "a b " * 1024, "\x00" * 4096, "<NUM> " * 680, "<" * 4096]
     found = model.score(hostile)
@@ -121,6 +128,7 @@ def test_hostile_lines_are_cut_to_the_length_cap(model: LineModel) -> None:
     assert all(len(w) <= 64 for e in found for w in (*e.words, *e.unseen))
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_lines(model: LineModel) -> None:
     lines = [f"{'word ' * 30}{i:x}" for i in range(240)]
     model.score(lines[:40])
@@ -129,6 +137,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: LineModel) -> None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
 
 
+@pytest.mark.long
 def test_a_batch_of_lines_is_read_in_one_forward(model: LineModel) -> None:
     reads = 0
 
@@ -144,6 +153,7 @@ def test_a_batch_of_lines_is_read_in_one_forward(model: LineModel) -> None:
     assert reads == 1
 
 
+@pytest.mark.long
 def test_a_piece_is_judged_by_what_stands_before_it_alone(model: LineModel) -> None:
     """Else the network would look at what it has to predict."""
     ids = torch.tensor([[1, 10, 11, 12, 13], [1, 10, 11, 40, 41]])
@@ -153,6 +163,7 @@ def test_a_piece_is_judged_by_what_stands_before_it_alone(model: LineModel) -> N
     assert not torch.allclose(hidden[0, 3:], hidden[1, 3:], atol=1e-3)
 
 
+@pytest.mark.long
 def test_training_makes_the_logits_log_shares_of_their_own_accord(model: LineModel) -> None:
     """Scoring leaves the sum over the vocabulary out, so it has to be near 1 where the model has learnt."""
     encoded = model._lexicon.encode(NORMAL)
@@ -164,6 +175,7 @@ def test_training_makes_the_logits_log_shares_of_their_own_accord(model: LineMod
     assert float(logits.logsumexp(-1)[torch.from_numpy(known)].abs().mean()) < 0.7
 
 
+@pytest.mark.long
 def test_a_loaded_model_gives_the_same_scores_each_time(bundle: Path, model: LineModel) -> None:
     assert LineModel.load(bundle, threads=1).score(NORMAL) == model.score(NORMAL)
 
@@ -188,6 +200,7 @@ MANY: Final = [
 ]
 
 
+@pytest.mark.long
 def test_how_lines_are_gathered_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, model: LineModel, bundle: Path
 ) -> None:
@@ -207,6 +220,7 @@ def reseal(out: Path, name: str, change: Callable[[Path], None]) -> None:
     (out / bundles.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [bundles.WEIGHTS, bundles.TOKENIZER, bundles.WORDS])
 def test_garbage_under_matching_hashes_is_a_bad_bundle(bundle: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "v1"
@@ -216,6 +230,7 @@ def test_garbage_under_matching_hashes_is_a_bad_bundle(bundle: Path, tmp_path: P
         LineModel.load(out)
 
 
+@pytest.mark.long
 def test_weights_that_are_no_numbers_are_a_bad_bundle(bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "v1"
     shutil.copytree(bundle, out)
@@ -226,6 +241,7 @@ def test_weights_that_are_no_numbers_are_a_bad_bundle(bundle: Path, tmp_path: Pa
         LineModel.load(out)
 
 
+@pytest.mark.long
 def test_a_tokenizer_with_ids_past_its_pieces_is_a_bad_bundle(bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "v1"
     shutil.copytree(bundle, out)
@@ -237,6 +253,7 @@ def test_a_tokenizer_with_ids_past_its_pieces_is_a_bad_bundle(bundle: Path, tmp_
         LineModel.load(out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -283,6 +300,7 @@ def masked_bundle(bundle: Path, tmp_path: Path) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_a_masked_network_is_loaded_and_read_in_groups(masked_bundle: Path) -> None:
     model = LineModel.load(masked_bundle)
     assert model.config.kind is NetworkKind.MASKED

@@ -124,6 +124,7 @@ def test_a_training_that_is_dropped_midway_leaves_nothing_behind(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
     frame = sample(sentences(10))
     _, first = run(frame, tmp_path / "a")
@@ -134,6 +135,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: 
     assert first.files[bundles.WEIGHTS] != other.files[bundles.WEIGHTS]
 
 
+@pytest.mark.long
 def test_few_templates_are_all_held_out_once_and_many_in_part(tmp_path: Path) -> None:
     _, few = run(sample(sentences(9)), tmp_path / "few")
     _, many = run(sample(sentences(120)), tmp_path / "many")
@@ -178,18 +180,21 @@ def test_a_sample_without_a_column_is_refused_by_its_name(tmp_path: Path) -> Non
         run(sample(sentences(5)).drop("template_id"), tmp_path / "v1")
 
 
+@pytest.mark.long
 def test_an_existing_version_is_not_overwritten(tmp_path: Path) -> None:
     run(sample(sentences(5)), tmp_path / "v1")
     with pytest.raises(BadBundle):
         run(sample(sentences(5)), tmp_path / "v1")
 
 
+@pytest.mark.long
 def test_a_baseline_is_fitted_whole_even_where_it_is_rare_or_severe(tmp_path: Path) -> None:
     lines = [*sentences(10), "disk failed once"]
     _, made = run(sample(lines, [200] * 10 + [1], severe=[lines[0]]), tmp_path / "v1")
     assert made.stats.left_out == 0 and made.stats.fitted == 11
 
 
+@pytest.mark.long
 def test_self_mode_keeps_rare_and_error_like_templates_out_of_the_fit(tmp_path: Path) -> None:
     lines = [*sentences(20), "seldom seen thing", "status changed abruptly", "checkpoint failed twice"]
     frame = sample(lines, [200] * 20 + [1, 300, 300], severe=["status changed abruptly"])
@@ -203,6 +208,7 @@ def test_self_mode_keeps_rare_and_error_like_templates_out_of_the_fit(tmp_path: 
     assert min(e.surprisal for e in scored[20:]) > max(e.surprisal for e in scored[:20])
 
 
+@pytest.mark.long
 def test_self_mode_learns_rare_and_error_like_lines_that_somebody_called_normal(tmp_path: Path) -> None:
     lines = [*sentences(20), "seldom seen thing", "status changed abruptly", "checkpoint failed twice"]
     frame = sample(lines, [200] * 20 + [1, 300, 300], severe=["status changed abruptly"])
@@ -213,6 +219,7 @@ def test_self_mode_learns_rare_and_error_like_lines_that_somebody_called_normal(
     assert "abruptly" in vocabulary and "seldom" in vocabulary and "twice" not in vocabulary
 
 
+@pytest.mark.long
 def test_self_mode_on_a_log_of_rare_lines_only_learns_from_half_of_it(tmp_path: Path) -> None:
     _, made = run(sample(sentences(40), [1] * 40), tmp_path / "v1", mode=Mode.SELF)
     assert made.stats.fitted == 20
@@ -225,6 +232,7 @@ def test_the_manifest_tells_the_watermark_and_the_counts(tmp_path: Path) -> None
     assert made.mask_version == "m1" and made.tokens == ("<IP>", "<NUM>")
 
 
+@pytest.mark.long
 def test_a_time_budget_cuts_the_number_of_steps(tmp_path: Path) -> None:
     long = replace(TINY, min_steps=100_000, max_steps=100_000)
     _, made = run(sample(sentences(6)), tmp_path / "v1", config=long, budget=1.0)
@@ -285,6 +293,7 @@ def test_more_lines_than_the_limit_are_drawn_down_and_all_stay_known(tmp_path: P
 # --- novelty, prior and the alert budget ---
 
 
+@pytest.mark.long
 def test_a_bundle_holds_what_novelty_and_prior_learnt_and_what_is_handed_to_it(tmp_path: Path) -> None:
     odd = [f"flux {w} beyond horizon" for w in ("north", "south", "east", "west")]
     frame = sample([*sentences(30), *odd], severe=odd)
@@ -297,6 +306,7 @@ def test_a_bundle_holds_what_novelty_and_prior_learnt_and_what_is_handed_to_it(t
     assert flux.prior > SeverityPrior.by_words().score(["flux renewed"])[0] > foreign.prior - 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [bundles.NOVELTY, bundles.PRIOR])
 def test_a_bundle_without_one_of_them_is_refused(tmp_path: Path, name: str) -> None:
     _, made = run(sample(sentences(30)), tmp_path / "v1")
@@ -310,6 +320,7 @@ def test_a_bundle_without_one_of_them_is_refused(tmp_path: Path, name: str) -> N
         LineModel.load(tmp_path / "v0")
 
 
+@pytest.mark.long
 def test_in_self_mode_neither_novelty_nor_prior_learns_that_a_fault_is_normal(tmp_path: Path) -> None:
     faults = ["zyxw zyxw quotum", "vutsr qponm checkpoint failed"]
     frame = sample([*sentences(30), *faults], [200] * 30 + [1, 300])
@@ -376,6 +387,7 @@ def test_a_warm_start_takes_fewer_steps_and_begins_where_its_parent_stopped(tmp_
     assert warm.loss < cold.loss
 
 
+@pytest.mark.long
 def test_a_parent_that_cannot_be_used_is_a_cold_start(tmp_path: Path) -> None:
     frame = sample(sentences(12))
     run(frame, tmp_path / "v1")
@@ -395,6 +407,7 @@ def test_a_parent_that_cannot_be_used_is_a_cold_start(tmp_path: Path) -> None:
         assert (made.warm, made.steps) == (False, 20)
 
 
+@pytest.mark.long
 def test_what_a_parent_has_learnt_is_not_called_held_out(tmp_path: Path) -> None:
     lines = sentences(30)
     frame = sample(lines)
@@ -410,6 +423,7 @@ def test_what_a_parent_has_learnt_is_not_called_held_out(tmp_path: Path) -> None
     assert (cold.stats.steps, frozenset(cold.held_out)) == (20, third)
 
 
+@pytest.mark.long
 def test_a_new_line_of_a_template_that_a_parent_has_learnt_is_learnt(tmp_path: Path) -> None:
     old, new = sample(sentences(30)), sample([f"{line} again" for line in sentences(30)])
     run(old, tmp_path / "v1")

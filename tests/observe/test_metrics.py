@@ -111,6 +111,7 @@ def test_what_is_pushed_twice_is_counted_once(
     assert at(read(client, settings), "steps_total", stage="ingest", outcome="done") == 2
 
 
+@pytest.mark.long
 def test_a_counter_outlives_its_process_and_its_pool_children(
     client: "redis.Redis", settings: Settings
 ) -> None:
@@ -196,6 +197,7 @@ def test_the_hash_of_a_role_stays_as_small_as_its_labels_allow(
     assert client.hlen(Keys(settings.redis.key_prefix).metrics("ingest")) <= 1 + 9 + 1 + 2
 
 
+@pytest.mark.long
 def test_steps_are_counted_by_how_they_end(
     counting: metrics.Pusher, client: "redis.Redis", settings: Settings
 ) -> None:
@@ -400,6 +402,7 @@ def exporter(settings: Settings) -> Iterator[Exporter]:
             assert process.wait(ENDS_S) == 0
 
 
+@pytest.mark.long
 def test_the_exporter_answers_whatever_redis_does(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     server = PrivateRedis(settings)

@@ -11,6 +11,7 @@ from pipeline.workers.stack import private_redis as redis_server
 from pipeline.workers.stack.private_redis import PrivateRedis
 
 
+@pytest.mark.long
 def test_a_server_that_still_reads_what_it_had_on_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with TemporaryDirectory(prefix="logweir-slow-") as folder:
         server = PrivateRedis(Settings(data_dir=Path(folder)))

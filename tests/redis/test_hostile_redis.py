@@ -121,6 +121,7 @@ def test_one_url_does_for_redis_py_kombu_scripts_and_flower(own: "redis.Redis", 
         own.delete("logweir:logweir-tls", "logweir:_kombu.binding.logweir-tls")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -113,6 +113,7 @@ def test_an_expired_lease_cannot_be_renewed_and_is_free_for_others(leases: Lease
     assert leases.holder_of(ONE) == "b"
 
 
+@pytest.mark.long
 def test_a_lease_expires_by_itself(client: "redis.Redis", settings: Settings) -> None:
     leases = Leases(client, settings.replace(lease_ttl_ms=2000))
     get(leases, "a")
@@ -183,6 +184,7 @@ def test_holding_says_that_the_lease_is_lost(client: "redis.Redis", settings: Se
     assert leases.holder_of(ONE) == other.holder, "the loser gives back nothing"
 
 
+@pytest.mark.long
 def test_holding_is_lost_before_others_start_when_redis_is_silent(
     client: "redis.Redis", settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +283,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.leases.holder_of(ONE) == (live[0].lease.holder if live else None)
 
 
+@pytest.mark.long
 def test_no_order_of_events_gives_a_resource_away_twice(redis_url: str) -> None:
     LeaseMachine.server = redis_url
     run_state_machine_as_test(

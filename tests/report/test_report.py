@@ -246,6 +246,7 @@ def test_an_incident_is_one_entry_with_its_best_finding_and_the_others_under_it(
     assert places[0] < html.index('<details class="rest">') < places[1]
 
 
+@pytest.mark.long
 def test_an_incident_of_which_not_all_fits_says_so() -> None:
     html, _ = rendered([finding(n) for n in range(1, page.FINDINGS + 11)])
     assert f"{page.FINDINGS} of {page.FINDINGS + 10} findings" in html
@@ -296,6 +297,7 @@ def test_a_page_about_nothing_is_still_a_page(tmp_path: Path) -> None:
     assert not Reader(html).open
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("character", ["a", "<", "\x00", "\u20ac", "\U0001f600", "\u202e"])
 def test_the_page_stays_under_five_megabytes_whatever_comes(character: str) -> None:
     long = character * 65_536
@@ -319,6 +321,7 @@ def test_the_page_stays_under_five_megabytes_whatever_comes(character: str) -> N
     assert b" of 6,000 templates" in source
 
 
+@pytest.mark.long
 def test_a_million_records_give_findings_and_a_page_under_five_megabytes(tmp_path: Path) -> None:
     n, kinds = 1_000_000, 3_000
     folder = tmp_path / "results" / "date=2026-11-19" / "workload=shop"

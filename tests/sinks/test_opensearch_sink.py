@@ -208,6 +208,7 @@ def test_a_server_that_is_down_is_named_without_the_password() -> None:
         assert "sesame" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_bulk_that_kill_9_interrupts_is_complete_and_single_after_the_return() -> None:
     node = Node.on_free_port()
     url = node.start()

@@ -78,6 +78,7 @@ def test_the_settings_choose_the_sinks_and_keep_the_purposes_apart(tmp_path: Pat
     assert all(isinstance(sink, Several) for sink in both.values())
 
 
+@pytest.mark.long
 def test_choosing_parquet_never_loads_the_client_of_opensearch() -> None:
     code = (
         "import sys; from pipeline.settings import Settings; from pipeline.sinks.choose import sinks_for;"

@@ -193,6 +193,7 @@ def test_a_line_of_any_length_flows_in_bounded_memory(tmp_path: Path) -> None:
 # Chunks and cursors
 
 
+@pytest.mark.long
 def test_reading_twice_gives_the_same_chunks_and_every_chunk_can_be_resumed(tmp_path: Path) -> None:
     trace = b"2026-11-20 10:00:00 ERROR broken\n\tat a.B.c(B.java:1)\n" + b"y" * 200_000 + b"\xff\n"
     path = written(tmp_path, HEADED + trace + HEADED[:5000] + b"end")
@@ -224,6 +225,7 @@ def test_packed_files_resume_too_whatever_their_name(tmp_path: Path, suffix: str
     assert chunks[-1].position == path.stat().st_size
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress], ids=["gzip", "zstd"])
 def test_a_cut_off_archive_gives_what_it_holds_and_then_says_so(tmp_path: Path, pack: object) -> None:
     noise = b"".join(b"%s\n" % os.urandom(40).hex().encode() for _ in range(20_000))

@@ -207,6 +207,7 @@ def test_every_format_has_three_examples() -> None:
     assert {name: n for name, n in counts.items() if n < 3} == {}
 
 
+@pytest.mark.long
 def test_all_formats_in_one_file_each_find_their_lines() -> None:
     lines = [e[1] for e in EXAMPLES]
     together = parsed(lines, NAMES)

@@ -410,6 +410,7 @@ def test_an_older_view_does_not_settle_what_it_has_not_read_again() -> None:
     assert seen.place("s") == -1
 
 
+@pytest.mark.long
 def test_what_is_remembered_is_bounded_and_every_shard_keeps_its_latest() -> None:
     seen = DedupWindow()
     seen.add({n: AcceptedDocument("quiet", n, 0) for n in range(300)})

@@ -159,6 +159,7 @@ def dropped(raw: bytes) -> str:
     return guard.fault(value) or guard.unwanted(value, TASKS)
 
 
+@pytest.mark.long
 def test_each_hostile_message_is_dropped_and_nothing_of_it_stands_in_the_reason(tmp_path: Path) -> None:
     for name, raw in hostile(tmp_path / "trace").items():
         why = dropped(raw)

@@ -66,6 +66,7 @@ def test_columns_of_a_kind_that_we_never_write_are_refused(frame: pl.DataFrame) 
         unpack_frame(pack_frame(frame))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_many_mutations_of_what_is_read_are_answered_or_refused(name: str) -> None:
     target = TARGETS[name]
@@ -83,6 +84,7 @@ def test_the_fuzzer_begins_with_lines_of_every_format() -> None:
     assert {name for seed in seeds for name in detect(seed.split("\n"))} == set(FORMATS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "lose"),
     [

@@ -172,6 +172,7 @@ def test_fresh_batches_take_no_backfill_along_nor_the_other_way_round(worker: Wo
     assert states(worker, ["late0", "late1", "late2"]) == {"drain"}
 
 
+@pytest.mark.long
 def test_a_line_that_fails_costs_only_its_own_batch_an_attempt(worker: Worker) -> None:
     names = small(worker, 6)
     sent(worker, "bad", [f"poison {word(7)}", "a line beside it"])
@@ -198,6 +199,7 @@ def test_a_line_that_fails_costs_only_its_own_batch_an_attempt(worker: Worker) -
     check_sums(snapshot(worker.client, worker.settings.redis.key_prefix))
 
 
+@pytest.mark.long
 def test_the_batch_whose_turn_it_is_counts_when_it_is_the_one_at_fault(worker: Worker) -> None:
     sent(worker, "bad", [f"poison {word(7)}"])
     names = small(worker, 3)
@@ -220,6 +222,7 @@ def test_what_has_failed_before_neither_takes_others_along_nor_is_taken(worker: 
     assert names
 
 
+@pytest.mark.long
 def test_parts_of_a_batch_that_was_given_up_go_alone(worker: Worker) -> None:
     sent(worker, "bad", [f"poison {word(7)}", "good line"])
     for _ in range(worker.settings.internal.max_attempts):
@@ -434,6 +437,7 @@ def test_a_line_that_kills_or_hangs_its_worker_takes_the_others_with_it_once(
     check_sums(snapshot(worker.client, worker.settings.redis.key_prefix))
 
 
+@pytest.mark.long
 def test_one_thread_renews_all_claims_of_a_pass(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = make(worker.settings.replace(claim_ttl_ms=1_000))
     names = small(quick, 30)

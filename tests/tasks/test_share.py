@@ -255,6 +255,7 @@ def test_a_driver_that_fails_at_the_end_does_not_keep_the_lease_alive(
     assert not pool.snapshot().leases
 
 
+@pytest.mark.long
 def test_the_lease_lives_on_while_the_device_is_begun_for_longer_than_its_ttl(
     share: GpuShare, pool: Pool, place: DeviceUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +369,7 @@ def test_a_training_that_lost_its_gpu_and_does_not_stop_ends_with_its_process(po
         assert ended.wait(10)
 
 
+@pytest.mark.long
 def test_who_stops_in_time_after_a_loss_is_not_ended(pool: Pool) -> None:
     ended = threading.Event()
     lease = pool.request(ALONE, holder="trainer")
@@ -395,6 +397,7 @@ def test_without_redis_a_batch_goes_on_without_the_gpu(
     alone.close()
 
 
+@pytest.mark.long
 def test_while_redis_is_away_scoring_goes_on_with_what_it_holds_and_stops_before_that_expires(
     share: GpuShare, pool: Pool, place: DeviceUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def stored_while_warming(context: Context) -> None:
         perform(context, stage, "b", module.step)
 
 
+@pytest.mark.long
 def test_a_batch_that_is_split_after_it_was_stored_is_not_stored_twice(context: Context) -> None:
     sink = context.sink(Purpose.SCORE)
 
@@ -67,6 +68,7 @@ def test_lines_past_the_template_limit_are_counted_once_when_they_are_scored_aga
     assert (again["unclassified"], again["warming"], again["stored"]) == (2, 3, 3)
 
 
+@pytest.mark.long
 def test_burying_a_batch_that_is_scored_again_leaves_what_was_stored(context: Context) -> None:
     stored_while_warming(context)
     context.ledger.backlog.start_rescoring(10, has_model=lambda _: True)
@@ -186,6 +188,7 @@ def test_a_store_that_is_away_while_a_batch_is_given_up_is_waited_for(
     assert trouble is not None and trouble.reason == "the store is away"
 
 
+@pytest.mark.long
 def test_an_exhausted_batch_is_given_up_however_long_its_results_take_to_go(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +231,7 @@ perform(context, Stage.STORE, "b", store.step if sys.argv[1] == "sink" else stuc
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("where", "attempts"), [("sink", b"0"), ("step", b"1")])
 def test_a_sink_that_does_not_answer_is_not_the_fault_of_its_batch(
     context: Context, where: str, attempts: bytes

@@ -344,6 +344,7 @@ def test_a_store_that_is_down_is_tried_again_with_a_growing_pause_and_then_given
     assert (last.state, last.attempt, last.retried_as) == (TrainingState.FAILED, task.PATIENT_ATTEMPTS, "")
 
 
+@pytest.mark.long
 def test_a_fault_of_ours_is_tried_again_a_few_times(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def finish(context: Context, name: str) -> None:
         perform(context, stage, name, module.step)
 
 
+@pytest.mark.long
 def test_a_dead_letter_of_the_build_before_is_listed_and_can_be_retried(old: Context) -> None:
     (letter,) = old.ledger.dead_letters.newest()
     assert (letter.batch_id, letter.source, letter.reason) == ("dead", "push", "ValueError: it failed")
@@ -146,6 +147,7 @@ def test_a_batch_of_the_build_before_is_split_and_died_over_like_any_other(old: 
     assert sums(old) == {"accepted": 6, "stored": 1, "dead": 3, "discarded": 0}
 
 
+@pytest.mark.long
 def test_what_the_build_before_stored_while_warming_is_scored_again_when_a_model_is_there(
     old: Context,
 ) -> None:
@@ -217,6 +219,7 @@ def left_alone(context: Context, entry: str, stage: Stage) -> None:
     assert due is not None and int(due) == int(wait)
 
 
+@pytest.mark.long
 def test_a_batch_of_a_newer_build_is_left_to_its_workers_uncounted_and_operators_are_told(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_batch_of_a_newer_build_is_left_to_its_workers_uncounted_and_operators
     assert stored(context, "newer") == [["one", "two"]]
 
 
+@pytest.mark.long
 def test_a_worker_of_this_build_takes_the_message_of_a_newer_one_and_loses_nothing(context: Context) -> None:
     entry = send(context, "newer", wire=NEWER)
     send(context, "ours")
@@ -246,6 +250,7 @@ def test_a_worker_of_this_build_takes_the_message_of_a_newer_one_and_loses_nothi
     assert context.ledger.dead_letters.newest() == []
 
 
+@pytest.mark.long
 def test_work_that_a_newer_build_has_done_is_gone_on_with_by_that_build(context: Context) -> None:
     entry = send(context, "b")
     perform(context, Stage.INGEST, "b", ingest.step)
@@ -282,6 +287,7 @@ def test_a_stage_that_only_a_newer_build_knows_is_not_forgotten_by_our_sweeper(c
     assert context.client.hget(entry, "state") == b"sequence"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [(["b", "more", {"than": "we know"}], {}), (["b"], {"trace": "00-af"})],

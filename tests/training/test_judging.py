@@ -141,17 +141,20 @@ def test_a_sound_model_passes_against_itself_with_full_rank_agreement(models: li
     assert made.lines <= 400 and made.seed == SEED
 
 
+@pytest.mark.long
 def test_equal_models_of_other_seeds_are_never_refused(models: list[Examinee]) -> None:
     verdicts = [judge(a, b, HELD, SAMPLE) for a, b in itertools.permutations(models, 2)]
     assert [v.reason for v in verdicts if not v.passed] == []
 
 
+@pytest.mark.long
 def test_a_first_model_passes_without_a_live_one(models: list[Examinee]) -> None:
     made = judge(models[0], None, HELD, SAMPLE)
     assert made.passed and made.live is None and made.rank_agreement is None
     assert "no live model" in made.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_random_weights_are_refused_with_and_without_a_live_model(models: list[Examinee], seed: int) -> None:
     bad = untrained(models[0], seed)
@@ -160,6 +163,7 @@ def test_random_weights_are_refused_with_and_without_a_live_model(models: list[E
     assert "held-out normal lines" in alone.reason or "cannot tell faults" in alone.reason
 
 
+@pytest.mark.long
 def test_random_weights_with_a_threshold_of_their_own_are_refused_too(models: list[Examinee]) -> None:
     bad = untrained(models[0])
     usual = sorted(e.surprisal for e in bad.scorer.score(sentences()))
@@ -168,6 +172,7 @@ def test_random_weights_with_a_threshold_of_their_own_are_refused_too(models: li
     assert not made.passed and made.candidate.alert_rate_template in (0.0, 0.1, 0.2)
 
 
+@pytest.mark.long
 def test_a_threshold_that_flags_everything_is_refused_for_its_alerts(models: list[Examinee]) -> None:
     made = judge(with_threshold(models[0], -9.0, -8.0), models[1], HELD, SAMPLE)
     assert not made.passed
@@ -175,6 +180,7 @@ def test_a_threshold_that_flags_everything_is_refused_for_its_alerts(models: lis
     assert made.candidate.calibration == 1.0
 
 
+@pytest.mark.long
 def test_a_threshold_that_flags_nothing_is_refused_for_what_it_misses(models: list[Examinee]) -> None:
     made = judge(with_threshold(models[0], 90.0, 99.0), models[1], HELD, SAMPLE)
     assert not made.passed
@@ -194,12 +200,14 @@ def test_a_model_that_learnt_the_faults_as_normal_is_refused(models: list[Examin
     assert made.candidate.injected_recall < made.live.injected_recall - 0.15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("surprisal", [math.nan, math.inf])
 def test_scores_that_are_not_finite_are_refused(models: list[Examinee], surprisal: float) -> None:
     made = judge(replace(models[0], scorer=Fixed(surprisal)), None, HELD, SAMPLE)
     assert not made.passed and "not finite" in made.reason
 
 
+@pytest.mark.long
 def test_weights_that_are_not_numbers_are_refused(models: list[Examinee]) -> None:
     bad = untrained(models[0])
     assert isinstance(bad.scorer, LineModel)
@@ -208,23 +216,27 @@ def test_weights_that_are_not_numbers_are_refused(models: list[Examinee]) -> Non
     assert not judge(bad, None, HELD, SAMPLE).passed
 
 
+@pytest.mark.long
 def test_one_surprise_for_all_lines_is_refused(models: list[Examinee]) -> None:
     made = judge(replace(models[0], scorer=Fixed(1.0)), models[1], HELD, SAMPLE)
     assert not made.passed and "the same surprisal" in made.reason
 
 
+@pytest.mark.long
 def test_a_useless_live_model_is_no_measure(models: list[Examinee]) -> None:
     made = judge(models[0], replace(models[1], version="gone", scorer=Fixed(1.0)), HELD, SAMPLE)
     assert made.passed and made.live is None
     assert "gone was no measure" in made.reason
 
 
+@pytest.mark.long
 def test_alerts_on_most_of_the_stream_refuse_a_first_model(models: list[Examinee]) -> None:
     stream = sample([f"{line} again" for line in sentences()]).with_columns(pl.col("template_id") + 1000)
     made = judge(with_threshold(models[0], -9.0, -8.0), None, split(SAMPLE.head(5), seed=1), stream)
     assert not made.passed and "100.0 % of the current stream's calm records" in made.reason
 
 
+@pytest.mark.long
 def test_a_live_model_that_has_learnt_the_held_out_lines_has_no_advantage(
     models: list[Examinee], tmp_path: Path
 ) -> None:
@@ -233,6 +245,7 @@ def test_a_live_model_that_has_learnt_the_held_out_lines_has_no_advantage(
     assert made.passed, made.reason
 
 
+@pytest.mark.long
 def test_a_live_model_that_alerts_on_everything_does_not_keep_a_sound_one_out(models: list[Examinee]) -> None:
     assert judge(models[0], with_threshold(models[1], -9.0, -8.0), HELD, SAMPLE).passed
 
@@ -240,6 +253,7 @@ def test_a_live_model_that_alerts_on_everything_does_not_keep_a_sound_one_out(mo
 # --- bad input ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_empty_stream_still_gives_an_answer(models: list[Examinee]) -> None:
     made = judge(models[0], models[1], HELD, pl.DataFrame(schema=SAMPLE_SCHEMA))
     assert made.passed and made.candidate.alert_rate_recent is None
@@ -259,6 +273,7 @@ def test_a_sample_of_two_templates_is_not_split_and_its_model_can_still_be_judge
     assert made.passed and made.candidate.alert_rate_template is None
 
 
+@pytest.mark.long
 def test_a_sample_of_faults_only_gives_nothing_to_hold_out(models: list[Examinee]) -> None:
     lines = [f"{s} {v} failed" for s, v in itertools.product(SUBJECTS, VERBS)]
     for frame in (sample(lines), sample(sentences(), severe=sentences())):
@@ -401,6 +416,7 @@ def test_rank_agreement_is_spearmans_with_mean_ranks_for_ties() -> None:
 # --- stored ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_judgement_is_repeated_exactly_and_survives_json(models: list[Examinee]) -> None:
     first, again = (judge(models[0], models[1], HELD, SAMPLE) for _ in range(2))
     assert replace(first, seconds=0.0) == replace(again, seconds=0.0)
@@ -424,6 +440,7 @@ class Lenient:
         ]
 
 
+@pytest.mark.long
 def test_what_a_parent_has_learnt_of_the_held_out_lines_does_not_make_a_model_look_better(
     models: list[Examinee],
 ) -> None:

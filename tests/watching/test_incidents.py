@@ -305,6 +305,7 @@ def test_an_incident_tells_fifty_causes_and_counts_the_others_when_they_come_aga
     assert (found.more, found.count, found.last) == (150, 400, at(500))
 
 
+@pytest.mark.long
 def test_everything_is_bounded_whatever_comes() -> None:
     made = Incidents()
     long = "\U0001f525" * 5_000

@@ -73,6 +73,7 @@ def assert_same(one: Detector, two: Detector) -> None:
     assert (b.mean, b.square_mean) == pytest.approx((a.mean, a.square_mean), rel=1e-9)
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
@@ -152,6 +153,7 @@ def read(rates: Rates, lines: Lines, *, steps: int | None) -> tuple[list[Alarm],
     return told, rates, more
 
 
+@pytest.mark.long
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000), steps=st.integers(1, 5))
 def test_a_look_that_runs_out_of_time_is_gone_on_with_and_comes_to_the_same(seed: int, steps: int) -> None:

@@ -107,6 +107,7 @@ def test_a_changed_mix_is_told_though_the_sum_stays(learnt: bytes) -> None:
     assert {alarm.kind for alarm in told} <= {Reason.RATE_MIX, Reason.RATE_BURST}
 
 
+@pytest.mark.long
 def test_a_mix_of_many_small_changes_is_told_though_clumps_come_and_go() -> None:
     """Every template moves by half, none of them enough alone; one that comes in clumps does not hide it."""
     rng = np.random.default_rng(30)
@@ -129,6 +130,7 @@ def test_one_template_that_runs_wild_is_no_changed_mix(learnt: bytes) -> None:
     assert {a.kind for a in play(Rates.unpack(learnt), counts, START + 1440)} == {Reason.RATE_BURST}
 
 
+@pytest.mark.long
 def test_work_that_alternates_is_no_changed_mix() -> None:
     """Half an hour of one work, half an hour of another, as in HDFS: neither is a change."""
     rng = np.random.default_rng(32)
@@ -152,6 +154,7 @@ def test_a_burst_does_not_make_itself_expected(learnt: bytes) -> None:
     assert found >= 5
 
 
+@pytest.mark.long
 def test_what_is_seldom_by_the_clock_is_not_missed_in_a_busy_hour() -> None:
     """Ten minutes of work every six hours, with a line of template 3 in each; the last time 45 more, without
     it."""
@@ -222,6 +225,7 @@ def test_a_season_of_hours_is_learnt_and_the_night_is_no_silence() -> None:
 # ---- what is kept quiet --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_lasting_burst_is_one_alarm_and_becomes_the_new_level(learnt: bytes) -> None:
     counts = traffic(1200, seed=9)
     counts[60:, 3] *= 6
@@ -367,6 +371,7 @@ def test_the_order_of_rows_within_a_minute_is_irrelevant(data: st.DataObject) ->
     assert one.pack() == two.pack()
 
 
+@pytest.mark.long
 def test_a_flood_of_templates_stays_within_the_bound() -> None:
     rates = Rates.unpack(None)
     rng = np.random.default_rng(0)
@@ -408,6 +413,7 @@ def test_no_times_or_counts_hang_it_or_make_it_grow(rows: list[Any], nows: list[
     assert len(rates.pack()) < 64 << 10
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_state_is_refused_or_works(learnt: bytes, data: st.DataObject) -> None:

@@ -233,6 +233,7 @@ def test_states_of_one_session_do_not_vouch_for_each_other() -> None:
     assert left_out[-1] > 0.5 * usual[-1], "its states lie side by side, and far from all others"
 
 
+@pytest.mark.long
 def test_however_often_normal_sessions_fall_silent_few_of_them_are_anomalous() -> None:
     draw = random.Random(11)
 
@@ -297,6 +298,7 @@ def test_sessions_that_fall_silent_very_often_are_learnt_as_far_as_there_is_room
     assert SessionModel.fit([(1, 2)]).sessions == 1
 
 
+@pytest.mark.long
 def test_long_sessions_that_are_always_silent_keep_no_other_out() -> None:
     draw = random.Random(2)
     many = [[(10, *draw.choices(range(11, 30), k=20))] for _ in range(500)]
@@ -336,6 +338,7 @@ def _requests(draw: random.Random) -> Session:
     return tuple(range(first, first + 4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("one", [_unlike, _sometimes_unlike, _rare_requests, _requests])
 def test_where_too_few_are_alike_to_say_how_far_normal_ones_vary_none_is_far(
     one: Callable[[random.Random], Session],
@@ -383,6 +386,7 @@ def test_the_order_of_training_sessions_changes_nothing(
         assert all(verdict == NORMAL for verdict in silent.judge([*train, *(s[:3] for s in train)]))
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(SESSIONS, SESSIONS)
 def test_training_is_normal_verdicts_are_sane_and_bytes_bring_them_back(
@@ -458,6 +462,7 @@ def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
         load(msgpack.packb([version, models]))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not (DATA / "hdfs").is_dir(), reason="the labelled HDFS sessions are not on this machine")
 def test_on_hdfs_the_rules_hold_what_was_measured() -> None:
     from bench._sequences import f1_of

@@ -209,6 +209,7 @@ def test_an_open_session_is_read_as_it_was_written(events: list[tuple[int, int, 
     assert OpenSession.unpack(*split_name(session_name("w", "k\0k")), session.pack()) == session
 
 
+@pytest.mark.long
 @given(
     st.tuples(st.text(max_size=20), *[st.integers(0, 2**60)] * 4),
     st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=30),

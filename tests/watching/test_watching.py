@@ -415,6 +415,7 @@ def test_what_is_dropped_while_a_round_works_is_not_taken_for_seen(
     assert world.open() == 3 and world.waits() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["observation", "session", "pulse", "rates", "incidents", "rows"])
 def test_a_damaged_state_is_dropped_and_the_rest_goes_on(world: World, what: str) -> None:
     world.stored(*GOOD, anomalous=True)
@@ -447,6 +448,7 @@ def test_anomalous_templates_become_incidents_and_their_number_is_known(world: W
     assert world.numbers()["incidents"] == 1
 
 
+@pytest.mark.long
 def test_incidents_that_fail_stop_no_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.stored(*BAD, anomalous=True)
     with monkeypatch.context() as broken:
@@ -473,6 +475,7 @@ def test_a_baseline_is_learnt_from_and_nothing_in_it_is_a_session(world: World) 
     assert world.sink.batches == {} and world.rules.judged == []
 
 
+@pytest.mark.long
 def test_a_silence_of_a_heartbeat_becomes_a_finding(world: World) -> None:
     for minute in range(0, 600, 20):
         world.stored(
@@ -536,6 +539,7 @@ def test_at_the_end_of_a_long_stream_a_session_that_may_go_on_is_not_blamed_for_
     assert world.sink.rows().height == 3, "an event that no normal session has is wrong in any"
 
 
+@pytest.mark.long
 def test_rules_that_fail_for_one_workload_leave_the_others_judged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -659,6 +663,7 @@ def test_draining_waits_until_what_is_stored_was_looked_at_and_not_for_ever(
     assert world.waits() == 1
 
 
+@pytest.mark.long
 def test_an_observation_with_which_a_round_fails_is_left_out_and_no_other(world: World) -> None:
     world.stored(*GOOD)
     batch_id = world.accept(1)
@@ -672,6 +677,7 @@ def test_an_observation_with_which_a_round_fails_is_left_out_and_no_other(world:
     assert len(found) == 1 and world.waits() == 0 and world.watcher.max_observations > 1
 
 
+@pytest.mark.long
 def test_a_session_whose_times_no_calendar_has_is_over_and_stops_no_round(world: World) -> None:
     world.stored(*BAD)
     world.round()
@@ -683,6 +689,7 @@ def test_a_session_whose_times_no_calendar_has_is_over_and_stops_no_round(world:
     assert world.open() == 0
 
 
+@pytest.mark.long
 def test_rows_that_no_sink_can_write_do_not_hold_up_those_behind_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -785,6 +792,7 @@ def sparse(world: World, *, minutes: int, workload: str = "old") -> None:
     world.stored(*((None, 3600 * i - 90 * 86_400, 40 + i % 2) for i in range(minutes)), workload=workload)
 
 
+@pytest.mark.long
 def test_a_round_ends_when_the_time_for_rates_is_up_and_the_next_ones_go_on(world: World) -> None:
     other = world.another()
     sparse(world, minutes=300)
@@ -823,6 +831,7 @@ def test_a_workload_whose_rates_take_long_keeps_no_other_from_being_looked_at(wo
     assert "quick" in world.watcher.state.rates(["quick"])
 
 
+@pytest.mark.long
 def test_with_too_many_counts_that_wait_for_rates_nothing_is_read_until_some_were_taken(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,7 @@ def settled(context: Context, client: "redis.Redis", queue: str) -> bool:
     return not client.exists(f"{prefix}:{queue}", f"{prefix}:unacked")
 
 
+@pytest.mark.long
 def test_a_failed_step_is_a_failed_task_with_its_reason_and_its_message_is_acknowledged(
     context: Context, client: "redis.Redis"
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_failed_step_is_a_failed_task_with_its_reason_and_its_message_is_ackno
     assert client.hget(context.ledger.keys.batch("b-1"), "state") == b"dead"
 
 
+@pytest.mark.long
 def test_a_step_that_waits_says_why_through_the_pool_of_a_scoring_worker(
     context: Context, client: "redis.Redis"
 ) -> None:

@@ -194,6 +194,7 @@ def test_only_what_dies_before_it_is_ready_again_and_again_is_hopeless(clock: Cl
 # ---- real processes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["store", "infer-cpu"])
 def test_a_worker_whose_consumer_went_deaf_ends_itself_and_its_successor_takes_what_waits(
     start: Start, settings: Settings, role: str, client: "redis.Redis"
@@ -213,6 +214,7 @@ def test_a_worker_whose_consumer_went_deaf_ends_itself_and_its_successor_takes_w
     assert client.llen(queue) == 1, "what waits is still there for its successor"
 
 
+@pytest.mark.long
 def test_a_worker_tells_what_it_took_and_an_idle_one_is_left_alone(
     start: Start, client: "redis.Redis", settings: Settings
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_worker_tells_what_it_took_and_an_idle_one_is_left_alone(
     assert wait_until(lambda: worker.told().quiet_s < before.quiet_s, timeout_s=12)
 
 
+@pytest.mark.long
 def test_a_step_that_does_not_end_takes_its_process_and_the_batch_says_why(
     start: Start, settings: Settings
 ) -> None:
@@ -239,6 +242,7 @@ def test_a_step_that_does_not_end_takes_its_process_and_the_batch_says_why(
     assert "step.hung" in worker.log.read_text()
 
 
+@pytest.mark.long
 def test_a_worker_that_is_told_to_end_in_mid_step_ends_the_step_first(
     start: Start, settings: Settings
 ) -> None:
@@ -257,6 +261,7 @@ def test_a_worker_that_is_told_to_end_in_mid_step_ends_the_step_first(
     )
 
 
+@pytest.mark.long
 def test_what_a_dead_worker_had_taken_comes_back_after_the_visibility_timeout_and_does_no_harm(
     start: Start, settings: Settings, client: "redis.Redis"
 ) -> None:
@@ -273,6 +278,7 @@ def test_what_a_dead_worker_had_taken_comes_back_after_the_visibility_timeout_an
     assert worker.process.poll() is None
 
 
+@pytest.mark.long
 def test_a_call_that_lets_no_thread_run_ends_the_process_with_its_traceback(tmp_path: Path) -> None:
     code = "from pipeline.workers.liveness import end_when_held; import re; end_when_held(1.0)"
     done = subprocess.run(
@@ -289,6 +295,7 @@ def test_a_call_that_lets_no_thread_run_ends_the_process_with_its_traceback(tmp_
 # ---- several drain workers ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_second_drain_worker_hands_its_batch_back_at_once_and_takes_over_when_the_first_has_gone(
     start: Start, settings: Settings, client: "redis.Redis"
 ) -> None:
