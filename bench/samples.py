@@ -45,8 +45,8 @@ def _ranks(out: Path, labels: dict[str, Any]) -> dict[str, Any]:
         "line",
         "lines",
     )
-    place = {(f.workload, f.template_id): n for n, f in enumerate(found, start=1)}
-    incident = {(f.workload, f.template_id): f.incident for f in found}
+    place = {(f.workload, i): n for n, f in enumerate(found, start=1) for i in f.template_ids}
+    incident = {(f.workload, i): f.incident for f in found for i in f.template_ids}
     ranks: dict[str, int | None] = {}
     told: dict[str, int] = {}  # the incident of the finding that tells of a fault first
     caught, named = 0, 0

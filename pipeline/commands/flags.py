@@ -53,8 +53,13 @@ def run(parser: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="HTML", help="where the HTML report goes (DIR/report.html)"
     )
     parser.add_argument(
-        "--limit", type=_positive, default=20, metavar="N", help="findings shown in the terminal (20)"
+        "--limit",
+        type=_positive,
+        default=20,
+        metavar="N",
+        help="findings shown in the terminal (20), at most three of an incident",
     )
+    parser.add_argument("--all", action="store_true", help="show every finding in the terminal")
     _time_zone(parser)
     parser.add_argument(
         "--masks", type=Path, action="append", metavar="FILE", help="more masks; may be given again"

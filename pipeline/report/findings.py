@@ -17,10 +17,13 @@ import polars as pl
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import is_timed
 from pipeline.records.verdict import Reason
+from pipeline.report.alike import common_form
 from pipeline.sinks.results import readable, scan
+from pipeline.watching.incidents.leading import Sign, lead_order
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
 
 SAMPLES_FIRST: Final = 4  # and the last one: five records show how it began and whether it changed
+FOLD: Final = 3  # findings of an incident that are shown at first; the others mostly followed from them
 SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped payload does not
 REASONS_OF_A_KIND: Final = 20  # a reader stops earlier
 
@@ -68,8 +71,24 @@ class Finding:
     samples: tuple[FindingSample, ...]  # the first four and the last
     patterns: int  # distinct masked lines
     p_value: float | None = None  # the smallest; None where nothing was measured
-    incident: int = 0  # 1-based, by time; 0 until `order` has set it, and without a time
+    incident: int = 0  # 1-based, in reading order; 0 until `order` has set it, and without a time
+    place: int = 0  # 1-based, in its incident; 0 until `order` has set it
     timed: bool = True  # some record has a time; `first_seen`, `last_seen` and `burst_end` are of those
+    alike: tuple[int, ...] = ()  # further templates that differ in user agent, referrer or address alone
+
+    @property
+    def label(self) -> str:
+        """Its number for people, the same in every view: `2.1` is the headline of incident 2."""
+        return f"{self.incident}.{self.place}" if self.incident else str(self.place)
+
+    @property
+    def folded(self) -> bool:
+        """Whether it is shown on demand alone. Findings without a time make no incident to fold."""
+        return self.incident > 0 and self.place > FOLD
+
+    @property
+    def template_ids(self) -> tuple[int, ...]:
+        return self.template_id, *self.alike
 
 
 def finding_severity(finding: Finding) -> int:
@@ -104,41 +123,100 @@ def rank(finding: Finding) -> tuple[Any, ...]:
 
 
 def order(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings in reading order, their `incident` set.
+    """The findings in reading order, their `incident` and `place` set.
 
     The reader should meet every incident before the second line of any. So findings are grouped into
-    incidents, and the list takes turns: the best finding of each incident, then the second-best of each, and
-    so on. Incidents take turns in the order of their best findings (`rank`); one without any error or warning
-    therefore comes after all that have one.
+    incidents, and the list takes turns: the headline of each incident, then its second finding, and so on.
+    Incidents stand, and are numbered, in the order of their most urgent findings (`rank`); one without any
+    error or warning therefore comes after all that have one. Inside an incident `leading.lead_order` decides:
+    the earliest and rarest error-like line comes first, its consequences after it.
 
     Findings group by their first record, over all workloads (`onsets.together`), so a template that keeps
     coming back belongs to the first incident it appears in and cannot glue a whole day together. Errors and
-    warnings make the incidents, the others join one that is near. When everything happened within a minute
-    there is one incident and this is plain `rank`. Findings without any time are in no incident: they come
-    last, with the number 0."""
+    warnings make the incidents, the others join one that is near. Findings of one incident that differ in
+    user agent, referrer or address alone are one. Findings without any time are in no incident: they come
+    last, by `rank`, with the number 0."""
     every = sorted(findings, key=rank)
     ranked = [f for f in every if f.timed]
     onsets = [
         Onset(first=f.first_seen, burst_end=f.burst_end, leads=finding_severity(f) > 1, key=(place,))
         for place, f in enumerate(ranked)
     ]
-    numbered = [
-        [replace(ranked[place], incident=number) for place in sorted(onset.key[0] for onset in run)]
-        for number, run in enumerate(together(onsets), start=1)
+    # The places of one run are those of its onsets: the smallest is the most urgent.
+    runs = sorted(sorted(onset.key[0] for onset in run) for run in together(onsets))
+    incidents = [
+        [replace(f, incident=number, place=place) for place, f in enumerate(led, start=1)]
+        for number, led in enumerate((_led(_folded([ranked[at] for at in run])) for run in runs), start=1)
     ]
-    numbered.sort(key=lambda found: rank(found[0]))
-    turns = [f for turn in zip_longest(*numbered) for f in turn if f is not None]
-    return turns + [replace(f, incident=0) for f in every if not f.timed]
+    turns = [f for turn in zip_longest(*incidents) for f in turn if f is not None]
+    untimed = _folded(f for f in every if not f.timed)
+    return turns + [replace(f, incident=0, place=place) for place, f in enumerate(untimed, start=1)]
 
 
-def by_incident(findings: Sequence[Finding]) -> list[list[tuple[int, Finding]]]:
-    """Findings that are given in reading order, with their places in it, an entry for each incident.
+def _folded(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings of one incident, those that are one to a reader as one."""
+    kinds: dict[tuple[Any, ...], list[Finding]] = {}
+    for at, finding in enumerate(findings):
+        form = common_form(finding.template, (sample.message for sample in finding.samples))
+        # Findings in sessions and rates, and unclassified lines, are no templates.
+        own = () if finding.template_id > 0 else (at,)
+        kinds.setdefault((finding.workload, *form, *own), []).append(finding)
+    return [_merged(kind) if len(kind) > 1 else kind[0] for kind in kinds.values()]
 
-    The incident of the best finding comes first, and in each its best finding.
-    """
-    entries: dict[int, list[tuple[int, Finding]]] = {}
-    for place, finding in enumerate(findings, start=1):
-        entries.setdefault(finding.incident, []).append((place, finding))
+
+def _merged(several: Sequence[Finding]) -> Finding:
+    """Several findings of one incident as one, under the most frequent template."""
+    by_time = sorted(several, key=lambda f: (f.first_seen, f.template_id))
+    most = min(several, key=lambda f: (-f.count, f.template_id))
+    samples = sorted(
+        {sample for f in several for sample in f.samples}, key=lambda s: (s.timestamp, s.source, s.line)
+    )
+    kinds = dict.fromkeys(text for f in by_time for text in f.reasons)
+    return replace(
+        by_time[0],
+        template_id=most.template_id,
+        template=most.template,
+        count=sum(f.count for f in several),
+        lines=sum(f.lines for f in several),
+        last_seen=max(f.last_seen for f in several),
+        level=max((f.level for f in several), key=_level_rank),
+        score=max(f.score for f in several),
+        reasons=tuple(sorted(kinds, key=_reason_place)),
+        samples=(*samples[:SAMPLES_FIRST], *samples[SAMPLES_FIRST:][-1:]),
+        patterns=sum(f.patterns for f in several),
+        p_value=min((f.p_value for f in several if f.p_value is not None), default=None),
+        alike=tuple(sorted({i for f in several for i in f.template_ids} - {most.template_id})),
+    )
+
+
+def _led(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of one incident, its headline first."""
+    return [findings[at] for at in lead_order([_sign(f) for f in findings])]
+
+
+def _sign(finding: Finding) -> Sign:
+    first = finding.samples[0] if finding.samples else None
+    return Sign(
+        severity=finding_severity(finding),
+        new=_has(finding, Reason.NEW_TEMPLATE),
+        first=finding.first_seen,
+        last=finding.last_seen,
+        count=finding.count,
+        text=first.message if first else finding.template,
+        tie=(
+            first.source if first else "",
+            first.line if first else 0,
+            finding.workload,
+            finding.template_id,
+        ),
+    )
+
+
+def by_incident(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings that are given in reading order, an entry for each incident, in that order."""
+    entries: dict[int, list[Finding]] = {}
+    for finding in findings:
+        entries.setdefault(finding.incident, []).append(finding)
     return list(entries.values())
 
 

@@ -122,7 +122,7 @@
     $("find").focus();
   });
 
-  // Templates: rows are [id, template, lines, first, last, finding or 0].
+  // Templates: rows are [id, template, lines, first, last, label of the finding or ""].
   const table = $("table");
   const body = table.tBodies[0];
   const STEP = 200; // rows drawn at once: quick on a phone
@@ -136,12 +136,16 @@
     node.title = local(s) + ", local time";
     return node;
   };
+  const place = (label) => { // 2.10 stands behind 2.9
+    const [incident, finding] = label.split(".").map(Number);
+    return label ? incident * 1e6 + finding : 0;
+  };
   const draw = () => {
     const wanted = words($("search").value);
     const match = rows.filter((r) => wanted.every((w) => r.text.includes(w)));
     match.sort((a, b) => {
-      const x = sort.key === 1 ? a.text : a.row[sort.key];
-      const y = sort.key === 1 ? b.text : b.row[sort.key];
+      const x = sort.key === 1 ? a.text : sort.key === 5 ? place(a.row[5]) : a.row[sort.key];
+      const y = sort.key === 1 ? b.text : sort.key === 5 ? place(b.row[5]) : b.row[sort.key];
       // Templates without a finding stay below the others, whichever way the column is sorted.
       if (sort.key === 5 && !x !== !y) return x ? -1 : 1;
       const order = x < y ? -1 : x > y ? 1 : a.row[0] - b.row[0];
@@ -152,7 +156,7 @@
       cell(tr, "text", row[1]);
       cell(tr, "num", number(row[2]));
       for (const s of row.slice(3, 5)) cell(tr, "when", s ? when(s) : "");
-      const link = row[5] ? make("a", "", String(row[5])) : "";
+      const link = row[5] ? make("a", "", row[5]) : "";
       if (link) link.href = "#f" + row[5];
       cell(tr, "num", link);
       cell(tr, "num", String(row[0]));

@@ -17,9 +17,9 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.errors import BadInput, SinkUnavailable
-from pipeline.report.findings import Finding, by_incident
+from pipeline.report.findings import FOLD, Finding, by_incident
 from pipeline.report.fragments import chart, environment, epoch, fact_text, resource
-from pipeline.report.text import clipped, headline, incident_header
+from pipeline.report.text import clipped, followers, headline, incident_header
 from pipeline.units import plural
 
 # The page stays under 5 MB whatever comes: what varies has a share, the rest is under 300 KB.
@@ -146,40 +146,44 @@ def _json(value: object) -> str:
 def _incidents(findings: Sequence[Finding]) -> tuple[int, list[str]]:
     """How many findings fit, and the HTML of their incidents; samples get short past half of the share."""
     fragment: Any = environment().get_template("fragments.html").module
-    cards: dict[int, str] = {}
+    cards: dict[str, str] = {}
     used = 0
-    for number, finding in enumerate(findings[:FINDINGS], start=1):
+    for finding in findings[:FINDINGS]:
         samples, chars = (5, SAMPLE_CHARS) if used < FINDINGS_BYTES // 2 else (2, 300)
-        card = fragment.card(number, finding, samples, chars)
+        card = fragment.card(finding, samples, chars)
         used += len(card.encode("utf-8", "replace"))
         if used > FINDINGS_BYTES:
             break
-        cards[number] = card
-    # The list begins with the first finding of each incident, so both go through the incidents in one order.
+        cards[finding.label] = card
+    # The list begins with the headline of each incident, so both go through the incidents in one order.
     entries = zip(by_incident(findings[: len(cards)]), by_incident(findings), strict=False)
     return len(cards), [
         fragment.incident(
-            members[0][1].incident,
-            incident_header([finding for _, finding in members], len(fitting)),
-            [cards[number] for number, _ in fitting],
+            members[0].incident,
+            incident_header(members),
+            [cards[finding.label] for finding in fitting],
+            sum(not finding.folded for finding in fitting),
+            followers(members, FOLD) if any(finding.folded for finding in fitting) else "",
+            len(members) - len(fitting),
         )
         for fitting, members in entries
     ]
 
 
 def _template_rows(templates: pl.DataFrame, findings: Sequence[Finding]) -> list[list[Any]]:
-    """`[id, template, lines, first, last, finding number or 0]`, most lines first, within the share.
+    """`[id, template, lines, first, last, label of the finding or ""]`, most lines first, within the share.
 
     Where not all fit, those with a finding go first.
     """
-    number: dict[int, int] = {}
-    for at, finding in enumerate(findings, start=1):
-        number.setdefault(finding.template_id, at)
+    labels: dict[int, str] = {}
+    for finding in findings:
+        for template_id in finding.template_ids:
+            labels.setdefault(template_id, finding.label)
     ranked = (
         templates.lazy()
         # Records that no template holds share the id 0.
         .with_columns(pl.col("template_id").fill_null(0), pl.col("template").fill_null("(unclassified)"))
-        .with_columns(pl.col("template_id").is_in(list(number)).alias("flagged"))
+        .with_columns(pl.col("template_id").is_in(list(labels)).alias("flagged"))
         .sort("flagged", "count", "template_id", descending=[True, True, False])
         .head(TEMPLATES)
         .select("template_id", "template", "count", "first_seen", "last_seen")
@@ -189,7 +193,7 @@ def _template_rows(templates: pl.DataFrame, findings: Sequence[Finding]) -> list
     for template_id, template, count, first, last in ranked.iter_rows():
         text = clipped(template, TEMPLATE_CHARS)
         times = [epoch(moment) if moment else 0 for moment in (first, last)]
-        row = [template_id, text, count, *times, number.get(template_id, 0)]
+        row = [template_id, text, count, *times, labels.get(template_id, "")]
         used += len(_json(row).encode("utf-8", "replace")) + 1
         if used > TEMPLATES_BYTES:
             break

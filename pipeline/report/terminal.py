@@ -18,6 +18,7 @@ from pipeline.report.text import (
     clipped,
     clock,
     explain,
+    followers,
     headline,
     incident_header,
     sample_place,
@@ -36,9 +37,11 @@ _MARK_STYLE: Final = "bold black on yellow"
 
 
 def print_findings(
-    findings: Sequence[Finding], summary: Mapping[str, Any], console: Console, *, limit: int = 20
+    findings: Sequence[Finding], summary: Mapping[str, Any], console: Console, *, limit: int | None = 20
 ) -> None:
-    """Prints the first `limit` findings under their incidents, and the number of the others.
+    """Prints the first `limit` findings under their incidents, at most FOLD of each, and counts the others.
+
+    A limit of None prints all findings.
 
     `summary` comes from `summary.run_summary`. With no findings, says whether nothing was unusual or
     nothing could be judged yet.
@@ -46,18 +49,19 @@ def print_findings(
     console.print(_text(console, headline(findings, summary), "bold"))
     if summary["records"]:
         console.print(_text(console, _sub(findings, summary), "dim"))
-    first = findings[:limit]
-    if first:
-        for entry, members in zip(by_incident(first), by_incident(findings), strict=False):
-            console.print()
-            console.print(_incident([f for _, f in members], len(entry), console))
-            console.print(_table(entry, console) if console.width >= TABLE_WIDTH else _blocks(entry, console))
-    hidden = len(findings) - len(first)
+    first = list(findings if limit is None else [f for f in findings if not f.folded][:limit])
+    for entry, members in zip(by_incident(first), by_incident(findings), strict=False):
+        console.print()
+        console.print(_incident(members, console))
+        console.print(_table(entry, console) if console.width >= TABLE_WIDTH else _blocks(entry, console))
+        if len(members) > len(entry):
+            note = f"{followers(members, len(entry))}: --all or the report shows them"
+            console.print(_text(console, note, "dim"))
+    hidden = len({f.incident for f in findings} - {f.incident for f in first})
     if hidden > 0:
         verb = "is" if hidden == 1 else "are"
-        note = (
-            f"{plural(hidden, 'more finding')} {verb} not shown here; a report or the results hold them all"
-        )
+        note = f"{plural(hidden, 'more incident')} {verb} not shown here; --all or the report shows them"
+        console.print()
         console.print(_text(console, note, "dim"))
 
 
@@ -73,13 +77,13 @@ def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _incident(findings: Sequence[Finding], here: int, console: Console) -> Text:
-    name, *facts = incident_header(findings, here)
+def _incident(findings: Sequence[Finding], console: Console) -> Text:
+    name, *facts = incident_header(findings)
     about = _one_line(" · ".join(["", *facts]))
     return Text.assemble(_text(console, name, "bold"), _text(console, about, ""))
 
 
-def _table(findings: Sequence[tuple[int, Finding]], console: Console) -> RenderableType:
+def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_lines=True, pad_edge=False)
     # Widths that hold for the tables of all incidents.
     table.add_column("#", justify="right", no_wrap=True, min_width=3)
@@ -88,7 +92,7 @@ def _table(findings: Sequence[tuple[int, Finding]], console: Console) -> Rendera
     table.add_column("first and last seen, UTC", no_wrap=True)
     table.add_column("template and reason", ratio=5, overflow="fold")
     table.add_column("sample", ratio=6, overflow="fold")
-    for number, finding in findings:
+    for finding in findings:
         text = Text("\n").join(
             [
                 _template(finding, console),
@@ -97,7 +101,7 @@ def _table(findings: Sequence[tuple[int, Finding]], console: Console) -> Rendera
         )
         times = dict.fromkeys(clock(at) for at in (finding.first_seen, finding.last_seen) if finding.timed)
         table.add_row(
-            Text(str(number)),
+            Text(finding.label),
             _level(finding, console),
             Text(f"{finding.count:,}"),
             _text(console, "\n".join(times), ""),
@@ -107,11 +111,11 @@ def _table(findings: Sequence[tuple[int, Finding]], console: Console) -> Rendera
     return table
 
 
-def _blocks(findings: Sequence[tuple[int, Finding]], console: Console) -> RenderableType:
+def _blocks(findings: Sequence[Finding], console: Console) -> RenderableType:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
-    for number, finding in findings:
+    for finding in findings:
         facts = [
             "",
             _one_line(clipped(finding.workload, 80)),
@@ -126,7 +130,7 @@ def _blocks(findings: Sequence[tuple[int, Finding]], console: Console) -> Render
             *_sample(finding, console),
             Text(),
         ]
-        grid.add_row(Text(str(number)), Text("\n").join(line for line in lines))
+        grid.add_row(Text(finding.label), Text("\n").join(line for line in lines))
     return grid
 
 

@@ -153,17 +153,26 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     return f"Nothing unusual in {lines}"
 
 
-def incident_header(findings: Sequence[Finding], here: int) -> list[str]:
-    """Name, begin, workloads and number of findings of an incident; `here`: the number of findings in this
-    view. Findings without a time have a name alone."""
+def incident_header(findings: Sequence[Finding]) -> list[str]:
+    """Name, begin, workloads and number of findings of an incident; `findings`: all of them.
+
+    Findings without a time have a name alone.
+    """
     first, *_ = hit = sorted(findings, key=lambda f: (f.first_seen, f.workload))
     names = dict.fromkeys(clipped(f.workload, 80) for f in hit)
-    many = plural(len(findings), "finding")
     return [
         *([f"Incident {first.incident}", f"{clock(first.first_seen)} UTC"] if first.timed else [UNTIMED]),
         listed(names),
-        many if len(findings) == here else f"{here:,} of {many}",
+        plural(len(findings), "finding"),
     ]
+
+
+def followers(findings: Sequence[Finding], shown: int) -> str:
+    """The findings of an incident behind the first `shown` ones, in words: how many, and where."""
+    others = findings[shown:]
+    followed = all(f.first_seen >= findings[0].first_seen for f in others)
+    names = dict.fromkeys(clipped(f.workload, 80) for f in others)
+    return f"and {len(others):,} more{' that followed' if followed else ''} in {listed(names)}"
 
 
 def clock(moment: datetime) -> str:

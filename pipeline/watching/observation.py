@@ -50,6 +50,9 @@ ANOMALIES_SCHEMA: Final[dict[str, Any]] = {
     # 3: error-like by level or reason, 2: warning or marked, 1: neither (findings.finding_severity).
     "severity": pl.Int64,
     "text": pl.String,  # of its first record
+    "source": pl.String,  # where that record stands
+    "line": pl.UInt64,
+    "new": pl.Boolean,  # no training has seen the template
 }
 
 
@@ -214,7 +217,8 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
             pl.col("score").max(),
             pl.col("rank").max(),
             pl.col("severity").max(),
-            pl.col("text").first(),
+            pl.col("text", "source", "line").sort_by("at", "line").first(),
+            _says(Reason.NEW_TEMPLATE).any().alias("new"),
         )
         .sort("score", "n", descending=True)
         .head(MAX_ANOMALIES)

@@ -146,6 +146,9 @@ def events_of(observed: Iterable[Observation], found: Sequence[Found]) -> list[I
             score=row["score"],
             severity=row["severity"],
             text=row["text"],
+            source=row["source"] or "",
+            line=row["line"] or 0,
+            new=row["new"],
         )
         for observation in observed
         for row in observation.anomalies.iter_rows(named=True)

@@ -114,7 +114,7 @@ any_finding = st.builds(
     st.sampled_from(["shop", "bank"]),
 )
 finding_lists = st.lists(any_finding, max_size=25).map(
-    lambda many: [replace(f, template_id=n) for n, f in enumerate(many, start=1)]
+    lambda many: [replace(f, template_id=n, template=f"template {n}") for n, f in enumerate(many, start=1)]
 )
 
 
@@ -259,9 +259,7 @@ def test_order_is_a_permutation_that_does_not_depend_on_the_order_of_the_input(
     random.Random(seed).shuffle(shuffled)
     assert findings.order(shuffled) == ordered
     assert sorted(f.template_id for f in ordered) == [f.template_id for f in many]
-    assert [replace(f, incident=0) for f in findings.order(ordered)] == [
-        replace(f, incident=0) for f in ordered
-    ]
+    assert findings.order(ordered) == ordered
 
 
 @given(many=finding_lists)
@@ -275,20 +273,40 @@ def test_the_best_of_each_incident_comes_before_the_second_of_any(many: list[Fin
 
 @given(many=finding_lists)
 @settings(max_examples=60, deadline=None)
-def test_inside_an_incident_and_between_the_bests_of_incidents_rank_decides(many: list[Finding]) -> None:
+def test_incidents_are_numbered_in_the_order_of_their_most_urgent_findings(many: list[Finding]) -> None:
     ordered = findings.order(many)
-    heads = ordered[: len({f.incident for f in ordered})]
-    assert heads == sorted(heads, key=findings.rank)
-    for incident in {f.incident for f in ordered}:
-        inside = [f for f in ordered if f.incident == incident]
-        assert inside == sorted(inside, key=findings.rank)
+    entries = findings.by_incident(ordered)
+    most_urgent = [min(map(findings.rank, entry)) for entry in entries]
+    assert most_urgent == sorted(most_urgent)
+    assert [entry[0].incident for entry in entries] == list(range(1, len(entries) + 1))
+    for entry in entries:
+        assert [f.place for f in entry] == list(range(1, len(entry) + 1))
+        severities = [findings.finding_severity(f) for f in entry]
+        assert severities == sorted(severities, reverse=True)
 
 
-@given(many=finding_lists)
-@settings(max_examples=60, deadline=None)
-def test_within_one_minute_the_order_is_plain_rank(many: list[Finding]) -> None:
-    close = [replace(f, first_seen=at(f.first_seen.second), burst_end=at(60), last_seen=at(60)) for f in many]
-    assert [replace(f, incident=0) for f in findings.order(close)] == sorted(close, key=findings.rank)
+def test_the_cause_leads_and_its_consequences_follow() -> None:
+    cause = finding(1, 0.03, level="info", reasons=("error-severity:killed", "new-template"), score=0.9)
+    state = finding(2, 0.6, level="fatal", count=4, score=0.99, template="the system is in recovery mode")
+    client = finding(3, 0.2, workload="shop", count=40, score=1.0, template="request failed")
+    ordered = findings.order([state, client, cause])
+    assert [f.template_id for f in ordered] == [1, 2, 3]
+    assert [f.label for f in ordered] == ["1.1", "1.2", "1.3"]
+
+
+def test_findings_that_differ_in_user_agent_alone_are_one() -> None:
+    def access(number: int, agent: str, seconds: float, status: int = 502) -> Finding:
+        line = f'"GET /a HTTP/1.1" {status} 157 "-" "{agent}"'
+        sample = FindingSample(source="a.log", line=number, timestamp=at(seconds), message=line, raw=line)
+        template = f'"GET <PATH> HTTP/1.1" <*> <NUM> "-" "{agent}"'
+        return finding(number, seconds, template=template, samples=(sample,), count=number)
+
+    found = findings.order([access(3, "okhttp", 1), access(5, "Mozilla", 2), access(7, "okhttp", 3, 500)])
+    assert [(f.template_id, f.alike, f.count) for f in found] == [(5, (3,), 8), (7, (), 7)]
+    merged = next(f for f in found if f.alike)
+    assert (merged.first_seen, merged.last_seen) == (at(1), at(2))
+    assert [s.line for s in merged.samples] == [3, 5]
+    assert findings.order(found) == found
 
 
 def test_one_fault_that_shows_in_two_services_is_one_incident() -> None:
@@ -324,16 +342,12 @@ def test_onsets_without_any_gap_do_not_make_one_incident_of_a_day() -> None:
 
 @given(many=finding_lists)
 @settings(max_examples=60, deadline=None)
-def test_entries_of_incidents_hold_every_finding_once_and_begin_with_the_most_urgent(
-    many: list[Finding],
-) -> None:
+def test_entries_of_incidents_hold_every_finding_once(many: list[Finding]) -> None:
     ordered = findings.order(many)
     entries = findings.by_incident(ordered)
-    assert sorted((pair for entry in entries for pair in entry), key=lambda pair: pair[0]) == list(
-        enumerate(ordered, start=1)
-    )
-    assert [entry[0][0] for entry in entries] == list(range(1, len(entries) + 1))
-    assert all(entry == sorted(entry, key=lambda pair: pair[0]) for entry in entries)
+    assert sorted(f.label for entry in entries for f in entry) == sorted(f.label for f in ordered)
+    assert len({f.label for f in ordered}) == len(ordered) == len(many)
+    assert [entry[0] for entry in entries] == ordered[: len(entries)]
 
 
 def test_a_stack_trace_is_one_finding_however_deep_it_is(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
@@ -147,6 +148,16 @@ def test_the_page_shows_no_clock_time_where_none_was_found() -> None:
     assert "Without a time" in source and "900 records without a time" in source
 
 
+def placed(found: list[Finding]) -> list[Finding]:
+    """With their places, as `findings.order` sets them."""
+    places: Counter[int] = Counter()
+    out = []
+    for f in found:
+        places[f.incident] += 1
+        out.append(replace(f, place=places[f.incident]))
+    return out
+
+
 def rendered(
     found: list[Finding], texts: list[str] | None = None, title: str = "a run", **run: object
 ) -> tuple[str, Reader]:
@@ -234,22 +245,25 @@ def test_a_small_chance_is_text_and_no_markup() -> None:
 
 
 def test_an_incident_is_one_entry_with_its_best_finding_and_the_others_under_it() -> None:
-    found = [finding(1, workload="shop"), finding(2, incident=2), finding(3, workload="bank"), finding(4)]
+    found = placed(
+        [finding(1), finding(2, incident=2), finding(3, workload="bank"), *map(finding, (4, 5, 6))]
+    )
     html, reader = rendered(found)
-    assert reader.blocks["h1"][0] == "2 incidents, 4 findings in 1,000 lines; read these first"
+    assert reader.blocks["h1"][0] == "2 incidents, 6 findings in 1,000 lines; read these first"
     first, second = (b for b in reader.blocks["section"] if b.strip().startswith("Incident"))
-    assert "Incident 1 2026-11-19 09:00:01 UTC · shop, bank · 3 findings" in first
-    assert "2 more findings of this incident" in first
-    assert "1 finding" in second and "more finding" not in second
-    places = [html.index(f'id="f{n}"') for n in (1, 3, 4, 2)]
+    assert "Incident 1 2026-11-19 09:00:01 UTC · shop, bank · 5 findings" in first
+    assert "and 2 more that followed in shop" in first
+    assert "1 finding" in second and "more" not in second
+    places = [html.index(f'id="f{label}"') for label in ("1.1", "1.2", "1.3", "1.4", "1.5", "2.1")]
     assert places == sorted(places)
-    assert places[0] < html.index('<details class="rest">') < places[1]
+    assert places[2] < html.index('<details class="rest">') < places[3]
 
 
 @pytest.mark.long
 def test_an_incident_of_which_not_all_fits_says_so() -> None:
-    html, _ = rendered([finding(n) for n in range(1, page.FINDINGS + 11)])
-    assert f"{page.FINDINGS} of {page.FINDINGS + 10} findings" in html
+    html, _ = rendered(placed([finding(n) for n in range(1, page.FINDINGS + 11)]))
+    assert f"{page.FINDINGS + 10} findings" in html
+    assert "10 findings of this incident are not on this page" in html
     assert "10 more findings are not on this page" in html
 
 
@@ -260,7 +274,7 @@ def test_words_are_marked_whole_and_case_sensitive() -> None:
 
 
 def test_findings_and_numbers_can_be_read_without_scripts() -> None:
-    html, reader = rendered([finding(n) for n in range(1, 31)], [f"template {n}" for n in range(150)])
+    html, reader = rendered(placed([finding(n) for n in range(1, 31)]), [f"template {n}" for n in range(150)])
     assert len(reader.blocks["article"]) == 30
     assert "1 incident, 30 findings in 1,000 lines; read these first" in reader.blocks["h1"][0]
     assert html.count('<rect class="hit"') == 2
@@ -367,11 +381,11 @@ def test_a_million_records_give_findings_and_a_page_under_five_megabytes(tmp_pat
 
 def test_where_not_all_templates_fit_those_with_a_finding_are_kept() -> None:
     texts = [f"template {n}" for n in range(page.TEMPLATES + 500)]
-    _, reader = rendered([finding(3)], texts)
+    _, reader = rendered(placed([finding(3)]), texts)
     rows = json.loads(reader.blocks["script"][0])["templates"]
     assert len(rows) == page.TEMPLATES
     assert [row for row in rows if row[5]] == [
-        [3, "template 2", 30, int(START.timestamp()), int(START.timestamp()), 1]
+        [3, "template 2", 30, int(START.timestamp()), int(START.timestamp()), "1.1"]
     ]
     assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
 

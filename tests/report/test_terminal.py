@@ -1,6 +1,7 @@
 """Findings in the terminal: readable at any width, and obeying nothing a log line says."""
 
 import io
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -43,6 +44,16 @@ def finding(number: int, **changes: Any) -> Finding:
     return replace(base, **changes)
 
 
+def placed(found: list[Finding]) -> list[Finding]:
+    """With their places, as `findings.order` sets them."""
+    places: Counter[int] = Counter()
+    out = []
+    for f in found:
+        places[f.incident] += 1
+        out.append(replace(f, place=places[f.incident]))
+    return out
+
+
 def numbers(**changes: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "records": 900,
@@ -59,7 +70,7 @@ def numbers(**changes: Any) -> dict[str, Any]:
 
 
 def printed(
-    found: list[Finding], width: int = 80, limit: int = 20, colour: bool = False, **changes: Any
+    found: list[Finding], width: int = 80, limit: int | None = 20, colour: bool = False, **changes: Any
 ) -> str:
     out = io.StringIO()
     console = Console(
@@ -145,22 +156,26 @@ def test_a_word_is_no_level_where_the_line_has_none() -> None:
 
 
 def test_it_says_how_many_more_findings_there_are() -> None:
-    found = [finding(n) for n in range(1, 26)]
-    assert "5 more findings are not shown here" in printed(found)
-    assert "24 more findings are not shown here" in printed(found, limit=1)
-    assert "not shown" not in printed(found, limit=25)
+    found = placed([finding(n) for n in range(1, 26)])
+    assert "and 22 more that followed in shop: --all or the report shows them" in printed(found)
+    assert "and 24 more that followed in shop" in printed(found, limit=1)
+    assert "more" not in printed(found, limit=None)
+    several = placed([finding(n, incident=n) for n in range(1, 26)])
+    assert "5 more incidents are not shown here; --all or the report shows them" in printed(several)
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_findings_stand_under_their_incident_with_their_place_in_the_whole(width: int) -> None:
-    found = [finding(1), finding(2, incident=2, workload="bank"), finding(3), finding(4, incident=2)]
+    found = placed([finding(1), finding(2, incident=2, workload="bank"), finding(3), finding(4, incident=2)])
     text = printed(found, width=width, limit=3)
     assert "2 incidents, 4 findings in 1,000 lines" in text
     assert "Incident 1 · 2026-11-19 09:00:00 UTC · shop · 2 findings" in text
-    assert "Incident 2 · 2026-11-19 09:00:00 UTC · bank, shop · 1 of 2 findings" in text
+    assert "Incident 2 · 2026-11-19 09:00:00 UTC · bank, shop · 2 findings" in text
     places = [text.index(word) for word in ("Incident 1", "ledger-1", "ledger-3", "Incident 2", "ledger-2")]
     assert places == sorted(places)
     assert "ledger-4" not in text
+    for label in ("1.1", "1.2", "2.1"):
+        assert label in text
 
 
 def test_it_says_plainly_when_there_is_nothing_to_read() -> None:

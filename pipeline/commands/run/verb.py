@@ -45,7 +45,9 @@ def main(args: argparse.Namespace) -> int:
         print_json(outcome.summary)
         return 0
     console = out()
-    terminal.print_findings(outcome.findings, outcome.summary, console, limit=args.limit)
+    terminal.print_findings(
+        outcome.findings, outcome.summary, console, limit=None if args.all else args.limit
+    )
     for note in outcome.notes:
         remark(console, note)
     about = outcome.summary["run"]

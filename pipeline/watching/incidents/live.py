@@ -246,7 +246,7 @@ class _Settled:
             first=min(incident.first, cause.first),
             last=max(incident.last, cause.last),
             count=min(incident.count + cause.count, values.MAX_COUNT),
-            causes=tuple(sorted(causes, key=lambda c: c.urgency)),
+            causes=values.led(causes),
         )
 
     def compared(self, incident: Incident) -> Incident:

@@ -5,15 +5,16 @@ its number of causes allows, or impossible to pack.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from pipeline.records.batch import digest
+from pipeline.watching.incidents.leading import Sign, lead_order
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset
 
 MAX_CAUSES: Final = 50  # Listed with one incident, the most urgent; nobody reads more.
@@ -48,6 +49,9 @@ class IncidentEvent:
     score: float
     severity: int  # 3 error-like, 2 warning, 1 neither, as `findings.finding_severity`
     text: str
+    source: str = ""  # where the text stands, "" for no line
+    line: int = 0
+    new: bool = False  # no training has seen its template
 
 
 class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -62,6 +66,9 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     score: Annotated[float, msgspec.Meta(ge=0, le=1)]  # the highest
     severity: Annotated[int, msgspec.Meta(ge=1, le=3)]  # the highest
     text: _Text  # of the earliest event
+    source: _Text = ""  # where the text stands, "" for no line
+    line: _Count = 0
+    new: bool = False  # no training has seen its template
 
     def __post_init__(self) -> None:
         _check_order(self.first, self.last)
@@ -70,10 +77,17 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     def key(self) -> Key:
         return self.workload, self.cause
 
-    @property
-    def urgency(self) -> tuple[Any, ...]:
-        """Sort key, most urgent first. Counts would reorder causes while a user reads."""
-        return -self.severity, -round(self.score, 1), self.first, self.workload, self.cause
+    def sign(self) -> Sign:
+        """The facts that its place in an incident depends on."""
+        return Sign(
+            severity=self.severity,
+            new=self.new,
+            first=self.first,
+            last=self.last,
+            count=self.count,
+            text=self.text,
+            tie=(self.source, self.line, self.workload, self.cause),
+        )
 
 
 class Incident(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -85,7 +99,7 @@ class Incident(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     count: _Count  # of all causes
     causes: Annotated[
         tuple[Cause, ...], msgspec.Meta(min_length=1, max_length=MAX_CAUSES)
-    ]  # most urgent first
+    ]  # in the order of `leading.lead_order`
     more: _Count = 0  # causes that are not among them
     seen_before: _Id | None = None  # id of the most similar earlier incident
     seen: _Count = 0  # earlier incidents that are similar
@@ -107,7 +121,7 @@ class Incident(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Text of the most urgent cause."""
+        """The headline: the text of the leading cause."""
         return self.causes[0].text
 
     @property
@@ -156,6 +170,9 @@ def young_cause(event: IncidentEvent, sample: bytes) -> YoungCause:
         score=min(max(event.score, 0.0), 1.0) if math.isfinite(event.score) else 0.0,
         severity=min(max(event.severity, 1), 3),
         text=_cut(event.text, TEXT_BYTES),
+        source=_tail(event.source, TEXT_BYTES),
+        line=min(max(0, event.line), MAX_COUNT),
+        new=event.new,
     )
     return YoungCause(
         cause=cause,
@@ -185,7 +202,7 @@ def merge_young(many: list[YoungCause]) -> YoungCause:
 
 
 def add_cause(cause: Cause, other: Cause) -> Cause:
-    """Both as one; names and text are those of the first."""
+    """Both as one; names, text and its place are those of the first."""
     return replace(
         cause,
         first=min(cause.first, other.first),
@@ -193,19 +210,26 @@ def add_cause(cause: Cause, other: Cause) -> Cause:
         count=min(cause.count + other.count, MAX_COUNT),
         score=max(cause.score, other.score),
         severity=max(cause.severity, other.severity),
+        new=cause.new or other.new,
     )
+
+
+def led(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """The causes of one incident, its headline first."""
+    every = list(causes)
+    return tuple(every[at] for at in lead_order([cause.sign() for cause in every]))
 
 
 def make_incident(name: str, causes: Sequence[Cause]) -> Incident:
     """An incident of causes that began together."""
-    ranked = sorted(causes, key=lambda c: c.urgency)
+    ranked = led(causes)
     others = ranked[MAX_CAUSES:]
     return Incident(
         id=name,
         first=min(c.first for c in causes),
         last=max(c.last for c in causes),
         count=min(sum(c.count for c in causes), MAX_COUNT),
-        causes=tuple(ranked[:MAX_CAUSES]),
+        causes=ranked[:MAX_CAUSES],
         more=len(others),
         unlisted=tuple(sorted({key_hash(c.key) for c in others[:MAX_UNLISTED]})),
     )
@@ -228,7 +252,8 @@ def weight(value: Incident | YoungCause) -> int:
 
 
 def _cause_weight(cause: Cause) -> int:
-    return 60 + sum(len(text.encode()) for text in (cause.workload, cause.cause, cause.kind, cause.text))
+    texts = (cause.workload, cause.cause, cause.kind, cause.text, cause.source)
+    return 75 + sum(len(text.encode()) for text in texts)
 
 
 def _bursts(spans: tuple[tuple[datetime, datetime], ...]) -> tuple[tuple[datetime, datetime], ...]:
@@ -245,6 +270,10 @@ def _bursts(spans: tuple[tuple[datetime, datetime], ...]) -> tuple[tuple[datetim
 
 def _cut(text: str, size: int) -> str:
     return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+
+
+def _tail(text: str, size: int) -> str:
+    return text.encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")
 
 
 def clamped(time: datetime) -> datetime:

@@ -1,0 +1,36 @@
+"""Templates that differ only in who asked: user agent, referrer or address of the client.
+
+One fault behind a web server makes a template for each browser. A reader wants one finding of them. Paths and
+statuses stay, because they say what happened.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*(?:"|\Z)'
+# Combined log format: the request, status and size, then referrer and user agent.
+_COMBINED: Final = re.compile(
+    r'("[A-Z<][^"]*HTTP/[^"]*"\s\S+\s\S+)(?:\s(?:' + _QUOTED + r"|<[A-Z*][A-Z0-9_]*>)){1,2}"
+)
+# `client: <IP>,` of nginx, `remote_addr=<IP>`, `"user_agent": "..."`; the comma before it goes with it.
+_NAMED: Final = re.compile(
+    r"[,;]?\s?[\"']?\b(?:client(?:_?(?:ip|addr(?:ess)?|port))?|peer(?:_?addr(?:ess)?)?|"
+    r"remote_?(?:ip|addr(?:ess)?|host|port)|x_?forwarded_?for|(?:http_?)?user_?agent|(?:http_?)?referr?er)"
+    r"[\"']?\s?[:=]\s?(?:" + _QUOTED + r"|<[^>\s]*>(?::<NUM>)?|[^\s,;}\]\"']+)",
+    re.IGNORECASE,
+)
+_ADDRESS: Final = re.compile(r"<IP>(?::<NUM>)?")
+_STATUS: Final = re.compile(r"HTTP/[\d.]+\"\s+(\d{3})\b")
+_SCANNED: Final = 4_000  # characters; a longer line has its address before that
+
+
+def common_form(template: str, messages: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """The template without client, referrer and user agent, and the statuses of these messages.
+
+    Equal for findings that are one to a reader. A template may have a wildcard where the status stood.
+    """
+    head, rest = template[:_SCANNED], template[_SCANNED:]
+    form = _ADDRESS.sub("<*>", _NAMED.sub("", _COMBINED.sub(r"\1", head)))
+    statuses = {match[1] for text in messages if (match := _STATUS.search(text[:_SCANNED]))}
+    return f"{' '.join(form.split())}{rest}", tuple(sorted(statuses))
