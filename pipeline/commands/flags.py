@@ -48,6 +48,14 @@ def run(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="logs of good times to learn from; may be given again; default: learn from FILE itself",
     )
+    parser.add_argument(
+        "--normal",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what is no finding: a template or a line in each row; may be given again",
+    )
     parser.add_argument("--workload", metavar="NAME", help="whose logs these are; default: each file's name")
     parser.add_argument(
         "--report", type=Path, metavar="HTML", help="where the HTML report goes (DIR/report.html)"

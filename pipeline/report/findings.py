@@ -5,7 +5,7 @@ they were read. Results are read lazily, in chunks: memory grows with distinct t
 and reasons, not with records.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -220,8 +220,16 @@ def by_incident(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(entries.values())
 
 
-def collect(results: Path, templates: pl.DataFrame, *, limit: int | None = None) -> list[Finding]:
+def collect(
+    results: Path,
+    templates: pl.DataFrame,
+    *,
+    limit: int | None = None,
+    leave_out: Callable[[Finding], bool] | None = None,
+) -> list[Finding]:
     """The findings of a results folder, in reading order; at most `limit` of them.
+
+    Findings that `leave_out` answers with True are in no incident and have no place.
 
     `results` holds Parquet files of RESULT_SCHEMA at any depth; a folder that is absent or empty has no
     findings. `templates` needs `template_id` and `template`. Raises BadPayload when a file is damaged.
@@ -241,7 +249,8 @@ def collect(results: Path, templates: pl.DataFrame, *, limit: int | None = None)
         return []
     totals = _fold(parts)
     texts = dict(templates.select("template_id", "template").iter_rows())
-    return order(_build(totals, texts))[:limit]
+    found = _build(totals, texts)
+    return order(f for f in found if leave_out is None or not leave_out(f))[:limit]
 
 
 def _has(finding: Finding, name: Reason) -> bool:

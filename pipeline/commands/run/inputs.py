@@ -22,6 +22,7 @@ class RunPlan:
     workload: str | None
     report: Path | None
     notes: tuple[str, ...] = ()
+    normal: tuple[Path, ...] = ()  # files of templates and lines that are no findings
 
 
 def plan_run(

@@ -30,10 +30,12 @@ from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
 from pipeline.report import findings as finding
 from pipeline.report import page
+from pipeline.report.normal import NormalList
 from pipeline.report.summary import run_summary
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
+from pipeline.units import plural
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.watching.sessions.sampling import KEEP_S
 from pipeline.workers.stack.limits import check_disk
@@ -63,7 +65,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     """Do it. Raises BadInput, SinkUnavailable (disk), StackFailed; KeyboardInterrupt stops cleanly."""
     began = time.monotonic()
     # Every refusal comes before anything is written.
-    MaskSet.load(extra=settings.intake.masks)
+    normal = NormalList.load(plan.normal, MaskSet.load(extra=settings.intake.masks))
     session_keys.user_patterns(settings.watch.session_keys)
     if settings.redis.url is None:
         find_server()
@@ -97,7 +99,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
         with _clean_redis(settings), Stack(settings) as stack:
             journey = Journey(stack.settings, stack, show, workload=plan.workload)
             try:
-                outcome = _go(plan, journey, began)
+                outcome = _go(plan, journey, began, normal)
                 place.swap(plan.out, plan.report)  # here, where the stack still has the lock
             except SinkUnavailable:
                 stack.stop_s = HURRY_S
@@ -142,7 +144,7 @@ def _clean_redis(settings: Settings) -> Iterator[None]:
         raise RedisUnavailable(f"the keys of this run could not be removed from Redis ({exc})") from exc
 
 
-def _go(plan: RunPlan, journey: Journey, began: float) -> RunOutcome:
+def _go(plan: RunPlan, journey: Journey, began: float, normal: NormalList) -> RunOutcome:
     status, learnt_lines = Status(), 0
     if plan.baseline:
         learnt_lines = journey.send(plan.baseline, Purpose.BASELINE)
@@ -172,16 +174,25 @@ def _go(plan: RunPlan, journey: Journey, began: float) -> RunOutcome:
         "lines_per_s": round(lines / max(0.001, scoring_s)),  # reading, scoring and storing, without training
         "ready_seconds": round(journey.stack.ready_s, 2),
     }
-    return _write(plan, journey, about)
+    return _write(plan, journey, about, normal)
 
 
-def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome:
+def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: NormalList) -> RunOutcome:
     """Findings, templates, summary and report. Raises SinkUnavailable."""
     journey.show("writing", 0, 0, "findings and report")
     results, out = journey.settings.data.results, place.staging(plan.out)
     templates = journey.asked(lambda: _templates(journey))
-    found = finding.collect(results, templates)
+    silenced: list[finding.Finding] = []
+
+    def silence(one: finding.Finding) -> bool:
+        if normal.covers(one):
+            silenced.append(one)
+            return True
+        return False
+
+    found = finding.collect(results, templates, leave_out=silence)
     about |= {
+        "silenced": len(silenced),
         "templates": templates.height,
         "findings": len(found),
         "incidents": len({f.incident for f in found if f.timed}),
@@ -208,6 +219,8 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any]) -> RunOutcome
             f"{plan.out} cannot be written ({why}); free space there and run again"
         ) from exc
     notes = [*plan.notes, *journey.notes]
+    if silenced:
+        notes.append(f"{plural(len(silenced), 'finding')} left out, as --normal says")
     if about["dead_lines"]:
         notes.append(f"{about['dead_lines']:,} lines could not be processed and are not in the results:")
         notes += [

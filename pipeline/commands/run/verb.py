@@ -31,6 +31,7 @@ def main(args: argparse.Namespace) -> int:
         )
     with stdin_as_file(args.files) as (files, notes):
         plan = plan_run(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
+        plan = replace(plan, normal=tuple(args.normal))
         plan = replace(plan, notes=(*notes, *plan.notes))
         _print_first_screen(plan.inputs, settings)
         # Celery, Redis and the report take longer to import than the first screen to print.
