@@ -12,6 +12,7 @@ import polars as pl
 from pipeline.errors import BadPayload
 from pipeline.records.wire import Codec
 from pipeline.sources import formats
+from pipeline.sources.elements import Elements, Kind
 from pipeline.sources.flush_policy import Due, FlushPolicy
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
@@ -67,10 +68,25 @@ class Assembly:
     """Bytes to chunks: cuts lines, joins records, cuts chunks at the limits.
 
     The ends of chunks depend on the text alone, not on the blocks, unless `flush` or `release` was called.
+    With `documents` a source that begins like a document of many records is cut into those (elements.py).
+    `kind` is the kind of document that the source began with, for a start within it. Followed files are read
+    as lines, because an element that is being written has no end yet.
     """
 
-    def __init__(self, start: Cursor, *, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        start: Cursor,
+        *,
+        max_records: int = MAX_RECORDS,
+        max_bytes: int = MAX_BYTES,
+        documents: bool = False,
+        kind: Kind | None = None,
+    ) -> None:
         self._place = start
+        self._elements: Elements | None = None
+        if documents and (kind is not None or not start.offset):
+            self._elements = Elements(offset=start.offset, line=start.line, inside=start.inside, kind=kind)
+        self._formats: tuple[str, ...] = ()  # of elements, when lines follow them
         # a line that the cursor is inside of has its number already
         first_line = start.line + 1
         self._cutter = LineCutter(offset=start.offset, inside=start.inside)
@@ -91,14 +107,41 @@ class Assembly:
 
     def push(self, block: bytes, position: int) -> Iterator[Chunk]:
         """The chunks that this block fills."""
+        self._feed(self._split(block))
+        yield from self._full(position)
+
+    def _feed(self, block: bytes) -> None:
         lines = self._cutter.push(block)
         if lines.height:
             self.unsent = True
             self._hold(self.framer.feed_frame(lines))
-        yield from self._full(position)
+
+    def _split(self, block: bytes, *, final: bool = False) -> bytes:
+        """Takes the elements off; returns bytes that are lines."""
+        elements = self._elements
+        if elements is None:
+            return block
+        self._hold_elements(elements.push(block, final=final))
+        if elements.rest is None:
+            self.unsent = True
+            if not final:
+                return b""
+        self._elements = None
+        if elements.offset > self._place.offset or self._pending:
+            self._cutter = LineCutter(offset=elements.offset, inside=elements.inside)
+            self.framer.look(pl.Series("raw", [], dtype=pl.String), final=True)
+            self._formats = self.framer.formats
+            self.framer = Framer(first_line=elements.line + 1)
+        return elements.rest or b""
+
+    def _hold_elements(self, records: pl.DataFrame) -> None:
+        self.framer.look(records["raw"])
+        self._hold(records)
 
     def flush(self, position: int) -> Iterator[Chunk]:
-        """All whole lines, also those of the open record."""
+        """All whole lines, also those of the open record; whole elements."""
+        if self._elements is not None:
+            self._hold_elements(self._elements.flush())
         self._hold(self.framer.flush_frame())
         yield from self._full(position)
         yield from self._remaining(position)
@@ -123,6 +166,7 @@ class Assembly:
 
         If the source grows later, its cursor marks the new bytes as the continuation of that line.
         """
+        self._feed(self._split(b"", final=True))
         lines = self._cutter.finish()
         if lines.height:
             lines = lines.with_columns(-pl.col("end").abs())
@@ -157,11 +201,11 @@ class Assembly:
             yield self._chunk(pl.concat(pending), position)
 
     def _chunk(self, records: pl.DataFrame, position: int) -> Chunk:
-        line, lines, end = records.select("line", "lines", "end").row(-1)
-        self._place = replace(self._place, offset=abs(end), line=line + max(lines, 1) - 1, inside=end < 0)
+        end, line = int(records["end"][-1]), self._place.line + int(records["lines"].sum())
+        self._place = replace(self._place, offset=abs(end), line=line, inside=end < 0)
         return Chunk(
             records=records.drop("end").rechunk(),
-            formats=self.framer.formats,
+            formats=tuple(dict.fromkeys((*self._formats, *self.framer.formats))),
             cursor=self._place,
             position=position,
         )

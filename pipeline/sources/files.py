@@ -12,6 +12,7 @@ from pipeline.errors import BadInput
 from pipeline.records.batch import digest
 from pipeline.sources.bytestreams import REWRITTEN_MARKS, ByteStream
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
+from pipeline.sources.elements import Kind, kind_of
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
 
@@ -108,7 +109,8 @@ def read_file(
         else:
             place = resume_at(path, file, start)
         stream = ByteStream(file, path, offset=place.offset)
-        assembly = Assembly(place, max_records=max_records, max_bytes=max_bytes)
+        kind = _kind_at_beginning(path) if place.offset else None
+        assembly = Assembly(place, max_records=max_records, max_bytes=max_bytes, documents=True, kind=kind)
         if place.offset:
             look_at_beginning(path, assembly.framer, final=True)
         failure: BadInput | None = None
@@ -135,6 +137,15 @@ def open_file(path: Path) -> BinaryIO:
         return path.open("rb", buffering=0)
     except OSError as exc:
         raise BadInput(f"{path} cannot be opened: {exc.strerror}; check its name and permissions") from exc
+
+
+def _kind_at_beginning(path: Path) -> Kind | None:
+    """The kind of document that the file is, None for lines."""
+    with open_file(path) as file:
+        try:
+            return kind_of(ByteStream(file, path).read(BLOCK_BYTES))
+        except BadInput:  # the reader reports the same damage
+            return None
 
 
 def look_at_beginning(path: Path, framer: Framer, *, final: bool) -> None:

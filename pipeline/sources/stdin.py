@@ -31,7 +31,9 @@ def read_stream(
 
     After a pause the open record is flushed too, but never half a line. If the stream breaks, raises BadInput
     after the last chunk."""
-    assembly = Assembly(Cursor(path=name, identity=STREAM), max_records=max_records, max_bytes=max_bytes)
+    assembly = Assembly(
+        Cursor(path=name, identity=STREAM), max_records=max_records, max_bytes=max_bytes, documents=True
+    )
     pace = pace or FlushPolicy()
     ahead = _Ahead()
     # a daemon, because a read from a silent pipe blocks for ever
