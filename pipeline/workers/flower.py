@@ -91,33 +91,45 @@ def main(argv: Sequence[str]) -> int:
         return 2
     if settings.internal.supervisor_pid:
         tether(settings.internal.supervisor_pid, grace_s=0.0)  # there is nothing to save
-    _prepare(settings, opened)
+    guarded = settings.stack.flower_auth is not None or bool(chosen.keys() & {"basic_auth", "auth"})
+    _prepare(settings, opened, guarded=guarded)
     make_app(settings).start(args)
     return 0
 
 
-def _prepare(settings: Settings, opened: socket.socket | None) -> None:
-    """Tell Flower what its arguments cannot say: the login, which `ps` would show, and the open socket."""
+def _prepare(settings: Settings, opened: socket.socket | None, *, guarded: bool) -> None:
+    """Tell Flower what its arguments cannot say: the login, which `ps` would show, and the open socket.
+
+    Without a login (`guarded`) it answers under names of this machine alone."""
     from flower import command  # type: ignore[import-untyped] # it publishes no types
     from flower.options import options  # type: ignore[import-untyped]
     from tornado.httpserver import HTTPServer
+    from tornado.web import ErrorHandler
 
     options.format_task = plain
     if settings.stack.flower_auth is not None:
         options.basic_auth = settings.stack.flower_auth.split(",")
-    if opened is None:
-        return
-    opened.setblocking(False)
-    listeners, port = [opened], int(opened.getsockname()[1])
+    if opened is not None:
+        opened.setblocking(False)
 
     class Flower(command.Flower):  # type: ignore[misc]
+        def find_handler(self, request: Any, **kwargs: Any) -> Any:
+            host = request.headers.get("Host")
+            if guarded or sockets.is_own_host(host, settings.stack.flower_address):
+                return super().find_handler(request, **kwargs)
+            status = int(sockets.WRONG_HOST.partition(" ")[0])
+            return self.get_handler_delegate(request, ErrorHandler, {"status_code": status})
+
         def start_http_server(self) -> int:
+            if opened is None:
+                return int(super().start_http_server())
             server = HTTPServer(self, ssl_options=self.ssl_options, xheaders=self.options.xheaders)
-            server.add_sockets(listeners)
-            return port
+            server.add_sockets([opened])
+            return int(opened.getsockname()[1])
 
     command.Flower = Flower
-    logger(url=sockets.url(opened)).info("flower.starts")
+    if opened is not None:
+        logger(url=sockets.url(opened)).info("flower.starts")
 
 
 def plain(task: Any) -> Any:

@@ -5,8 +5,8 @@ enough.
     /healthz   200 while this process lives
     /readyz    200 while Redis answers, else 503 with the reason
 
-It answers every reader, and only with numbers: off loopback keep it inside your network. It answers without
-Redis too."""
+It answers every reader, and only with numbers: off loopback keep it inside your network. A Host header that
+is a public domain is refused. It answers without Redis too."""
 
 import contextlib
 import os
@@ -102,7 +102,9 @@ def application(client: "redis.Redis", settings: Settings) -> "WSGIApplication":
 
     def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         path, method = environ.get("PATH_INFO", "/"), environ["REQUEST_METHOD"]
-        if method not in ("GET", "HEAD"):
+        if not sockets.is_own_host(environ.get("HTTP_HOST"), settings.stack.metrics_address):
+            status, text = sockets.WRONG_HOST, "ask for it by its address or by a name of this machine"
+        elif method not in ("GET", "HEAD"):
             status, text = "405 Method Not Allowed", "this is for reading: GET"
         elif path == "/metrics":
             return metrics(environ, start_response)

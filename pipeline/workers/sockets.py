@@ -4,6 +4,7 @@ The supervisor opens them and hands them over: stacks that start at once get dif
 outlives a restart of its process."""
 
 import errno
+import functools
 import ipaddress
 import socket
 from typing import Final
@@ -12,6 +13,9 @@ from pipeline.errors import BadInput
 
 # Ports tried from the wanted one on.
 TRIES: Final = 100
+# Reserved or never delegated: no page on the internet has an origin there.
+LOCAL_DOMAINS: Final = frozenset(("localhost", "local", "internal", "svc"))
+WRONG_HOST: Final = "421 Misdirected Request"
 
 
 def listen(name: str, address: str, first: int) -> socket.socket:
@@ -45,3 +49,34 @@ def url(listener: socket.socket) -> str:
     if ipaddress.ip_address(host).is_unspecified:
         host = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_own_host(header: str | None, address: str) -> bool:
+    """Whether a Host header names this server, and not a public domain that was made to lead here.
+
+    DNS rebinding: a page on a public domain whose DNS answers with our address could otherwise read us in
+    the browser of somebody on this machine. Taken are the configured address, IP addresses, the names of
+    this machine, and names that no public DNS has: without a dot, or below LOCAL_DOMAINS. A client that sends
+    no Host is no browser."""
+    if not header:
+        return header is None
+    name = _host(header)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        local = "." not in name or name.rpartition(".")[2] in LOCAL_DOMAINS
+        return bool(name) and (local or name == address.lower() or name in _names())
+    return True
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    """The names of this machine; asking may take seconds, so it is done once."""
+    return frozenset((socket.gethostname().lower(), socket.getfqdn().lower()))
+
+
+def _host(header: str) -> str:
+    """The host of `host`, `host:port` and `[address]:port`, in lower case and without a closing dot."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].strip().lower().removesuffix(".")

@@ -60,6 +60,11 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def is_redis(process: psutil.Process) -> bool:
+    """The private server, whichever was found."""
+    return any(name in " ".join(process.cmdline()) for name in ("redis-server", "valkey-server"))
+
+
 T = TypeVar("T")
 
 

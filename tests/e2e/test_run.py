@@ -11,7 +11,7 @@ import polars as pl
 import psutil
 import pytest
 
-from e2e.harness import Command, marked, nothing_left, novel, ordinary, sentence, until
+from e2e.harness import Command, is_redis, marked, nothing_left, novel, ordinary, sentence, until
 
 EARLIER = ("results/date=d/workload=w/x.parquet", "templates.parquet", "summary.json", "report.html")
 
@@ -124,7 +124,7 @@ def test_redis_and_the_trainer_may_be_killed_in_the_middle_of_a_run_and_every_li
     )
     until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
     for process in marked(logweir.mark):
-        if "redis-server" in " ".join(process.cmdline()):
+        if is_redis(process):
             process.kill()
     until(lambda: "training" in (logweir.cwd / "err").read_text(), what="the training begins")
     trainer = until(

