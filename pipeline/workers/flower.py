@@ -91,16 +91,17 @@ def main(argv: Sequence[str]) -> int:
         return 2
     if settings.internal.supervisor_pid:
         tether(settings.internal.supervisor_pid, grace_s=0.0)  # there is nothing to save
-    guarded = settings.stack.flower_auth is not None or bool(chosen.keys() & {"basic_auth", "auth"})
-    _prepare(settings, opened, guarded=guarded)
+    # Off loopback it has a login, and may stand behind a proxy under a name that it does not know.
+    any_host = not _loopback(chosen.get("address", settings.stack.flower_address))
+    _prepare(settings, opened, any_host=any_host)
     make_app(settings).start(args)
     return 0
 
 
-def _prepare(settings: Settings, opened: socket.socket | None, *, guarded: bool) -> None:
+def _prepare(settings: Settings, opened: socket.socket | None, *, any_host: bool) -> None:
     """Tell Flower what its arguments cannot say: the login, which `ps` would show, and the open socket.
 
-    Without a login (`guarded`) it answers under names of this machine alone."""
+    Without `any_host` it answers under names of this machine alone."""
     from flower import command  # type: ignore[import-untyped] # it publishes no types
     from flower.options import options  # type: ignore[import-untyped]
     from tornado.httpserver import HTTPServer
@@ -115,7 +116,7 @@ def _prepare(settings: Settings, opened: socket.socket | None, *, guarded: bool)
     class Flower(command.Flower):  # type: ignore[misc]
         def find_handler(self, request: Any, **kwargs: Any) -> Any:
             host = request.headers.get("Host")
-            if guarded or sockets.is_own_host(host, settings.stack.flower_address):
+            if any_host or sockets.is_own_host(host, settings.stack.flower_address):
                 return super().find_handler(request, **kwargs)
             status = int(sockets.WRONG_HOST.partition(" ")[0])
             return self.get_handler_delegate(request, ErrorHandler, {"status_code": status})
