@@ -54,6 +54,7 @@ VERBS: Final = (
         "what is running, what waits, which models are live, what trains next and why",
     ),
     Verb("doctor", "doctor", None, "what is missing on this machine, and how to get it"),
+    Verb("formats", "formats", flags.formats, "the known log formats, or which of them a file has"),
     Verb(
         "health",
         "health",

@@ -69,6 +69,7 @@ def run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="show every finding in the terminal")
     _time_zone(parser)
+    _declared(parser)
     parser.add_argument(
         "--masks", type=Path, action="append", metavar="FILE", help="more masks; may be given again"
     )
@@ -127,6 +128,7 @@ def send(parser: argparse.ArgumentParser) -> None:
         help="these lines are known good times: the next training learns from them, nothing judges them",
     )
     _time_zone(parser)
+    _declared(parser)
 
 
 def watch(parser: argparse.ArgumentParser) -> None:
@@ -224,6 +226,33 @@ def results(parser: argparse.ArgumentParser) -> None:
         "--context", type=_positive, metavar="N", help="also the N lines before and after each, of its source"
     )
     parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
+
+
+def formats(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="log files to recognise; default: list the known formats"
+    )
+    parser.add_argument(
+        "--check", type=Path, metavar="FILE", help="say what is wrong with the declarations in this file"
+    )
+    _time_zone(parser)
+    _declared(parser)
+
+
+def _declared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--formats",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="formats of your own; may be given again",
+    )
+    parser.add_argument("--format", metavar="NAME", help="read every line as this format")
+    parser.add_argument(
+        "--time",
+        metavar="FORM",
+        help="the time at the beginning of a line, such as '%%d.%%m.%%Y %%H:%%M:%%S'",
+    )
 
 
 def _time_zone(parser: argparse.ArgumentParser) -> None:

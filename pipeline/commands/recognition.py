@@ -3,6 +3,8 @@
 A missing year, date or zone is guessed, and a record without a time gets that of its arrival. A note says so
 before somebody believes the clock times of a report."""
 
+import argparse
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -10,16 +12,53 @@ from typing import Final
 
 import polars as pl
 
+from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
+from pipeline.records.declared import MARK, Declaration, FormatChoice, choice, faults
 from pipeline.sources import formats
 from pipeline.sources.chunks import Chunk
+from pipeline.sources.times import check_zone
 from pipeline.units import listed, plural
 
 SAMPLE_RECORDS: Final = 200
+_REGEX_ERROR: Final = re.compile(r"\n *error: (.+)")
 _NAMED: Final = 3  # files in a note; the others are counted
 # A time without a year moves by whole years with the time of arrival, one without a date by just this.
 _LATER: Final = timedelta(days=4 * 365 + 1 + 3)
 _ELSEWHERE: Final = ("Etc/GMT-5", "Etc/GMT-6")  # the second one where the zone is the first
+
+
+def choice_of(args: argparse.Namespace) -> FormatChoice:
+    """The formats that the flags --formats, --format and --time declare. Raises BadInput."""
+    found = choice(files=args.formats or (), forced=args.format, time=args.time)
+    for packed in found.declared:
+        declaration = Declaration.unpack(packed)
+        if wrong := broken(declaration):
+            raise BadInput(f"format {declaration.name!r}: {wrong[0]}")
+    if found.forced and not found.forced.startswith(MARK) and found.forced not in formats.NAMES:
+        raise BadInput(f"--format {found.forced!r} is unknown; `logweir formats` lists the known ones")
+    return found
+
+
+def broken(declaration: Declaration) -> list[str]:
+    """Why a declaration cannot be used, a sentence each."""
+    wrong = faults(declaration)
+    try:
+        pl.Series([""]).str.contains("(?s)" + declaration.pattern)
+    except pl.exceptions.ComputeError as exc:
+        why = _REGEX_ERROR.search(str(exc))
+        return [*wrong, f"the pattern does not compile: {why[1] if why else exc}"]
+    head = declaration.pattern.partition("(?P<message>")[0]
+    try:
+        pl.Series([""]).str.contains(head)
+    except pl.exceptions.ComputeError:
+        wrong.append("the group 'message' stands inside of another one; close that before it")
+    if declaration.zone:
+        try:
+            check_zone(declaration.zone)
+        except BadInput as exc:
+            wrong.append(str(exc))
+    return wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +121,8 @@ class TimeNotes:
         kinds = (
             (
                 untimed,
-                "no time recognised, so no clock times are shown and incidents cannot be told apart",
+                "no time recognised, so no clock times are shown and incidents cannot be told apart; name the "
+                f"time's form with --time, or see `logweir formats {untimed[0] if untimed else ''}`",
             ),
             (
                 [name for name, t in found.items() if t.years],

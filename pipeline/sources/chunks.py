@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.wire import Codec
 from pipeline.sources import formats
 from pipeline.sources.elements import Elements, Kind
@@ -81,6 +82,7 @@ class Assembly:
         max_bytes: int = MAX_BYTES,
         documents: bool = False,
         kind: Kind | None = None,
+        choice: FormatChoice = DETECTED,
     ) -> None:
         self._place = start
         self._elements: Elements | None = None
@@ -90,7 +92,8 @@ class Assembly:
         # a line that the cursor is inside of has its number already
         first_line = start.line + 1
         self._cutter = LineCutter(offset=start.offset, inside=start.inside)
-        self.framer = Framer(first_line=first_line)
+        self._choice = choice
+        self.framer = Framer(first_line=first_line, choice=choice)
         self._max_records, self._max_bytes = max_records, max_bytes
         self._pending: list[pl.DataFrame] = []
         self._pending_records = self._pending_bytes = 0
@@ -131,7 +134,7 @@ class Assembly:
             self._cutter = LineCutter(offset=elements.offset, inside=elements.inside)
             self.framer.look(pl.Series("raw", [], dtype=pl.String), final=True)
             self._formats = self.framer.formats
-            self.framer = Framer(first_line=elements.line + 1)
+            self.framer = Framer(first_line=elements.line + 1, choice=self._choice)
         return elements.rest or b""
 
     def _hold_elements(self, records: pl.DataFrame) -> None:

@@ -10,6 +10,7 @@ from typing import BinaryIO, Final
 
 from pipeline.errors import BadInput
 from pipeline.records.batch import digest
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources.bytestreams import REWRITTEN_MARKS, ByteStream
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.elements import Kind, kind_of
@@ -95,7 +96,12 @@ def total_bytes(path: Path) -> int:
 
 
 def read_file(
-    path: Path, *, start: Cursor | None = None, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES
+    path: Path,
+    *,
+    start: Cursor | None = None,
+    max_records: int = MAX_RECORDS,
+    max_bytes: int = MAX_BYTES,
+    choice: FormatChoice = DETECTED,
 ) -> Iterator[Chunk]:
     """All records of a file from `start` on, in chunks whose bounds depend on the content alone.
 
@@ -110,7 +116,9 @@ def read_file(
             place = resume_at(path, file, start)
         stream = ByteStream(file, path, offset=place.offset)
         kind = _kind_at_beginning(path) if place.offset else None
-        assembly = Assembly(place, max_records=max_records, max_bytes=max_bytes, documents=True, kind=kind)
+        assembly = Assembly(
+            place, max_records=max_records, max_bytes=max_bytes, documents=True, kind=kind, choice=choice
+        )
         if place.offset:
             look_at_beginning(path, assembly.framer, final=True)
         failure: BadInput | None = None

@@ -4,10 +4,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import BadInput
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources.bytestreams import REWRITTEN_MARKS
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import (
@@ -34,6 +36,7 @@ def follow(
     max_bytes: int = MAX_BYTES,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    choice: FormatChoice = DETECTED,
 ) -> Iterator[Chunk | None]:
     """Chunks by the flush policy `pace` until `stop()`; None after each poll without new bytes.
 
@@ -43,7 +46,7 @@ def follow(
 
     If `start` does not belong to the file, `from_start` chooses between its beginning and its present end. A
     file that appears later is read from its beginning. Raises BadInput for compressed files."""
-    tail = _Tail(path, max_records=max_records, max_bytes=max_bytes)
+    tail = _Tail(path, max_records=max_records, max_bytes=max_bytes, choice=choice)
     pace = pace or FlushPolicy(clock=clock)
     first = True
     try:
@@ -76,9 +79,9 @@ def follow(
 class _Tail:
     """The open file of a name, and the read position."""
 
-    def __init__(self, path: Path, *, max_records: int, max_bytes: int) -> None:
+    def __init__(self, path: Path, *, max_records: int, max_bytes: int, choice: FormatChoice) -> None:
         self._path = path
-        self._max_records, self._max_bytes = max_records, max_bytes
+        self._assemble = partial(Assembly, max_records=max_records, max_bytes=max_bytes, choice=choice)
         self._file: BinaryIO | None = None
         self._assembly: Assembly | None = None
         self._at = 0
@@ -108,7 +111,7 @@ class _Tail:
 
     def _begin(self, place: Cursor) -> None:
         assert self._file is not None  # noqa: S101 - only called while open
-        self._assembly = Assembly(place, max_records=self._max_records, max_bytes=self._max_bytes)
+        self._assembly = self._assemble(place)
         if place.offset:
             look_at_beginning(self._path, self._assembly.framer, final=False)
         self._at = place.offset

@@ -6,7 +6,8 @@ arrival time. `parse` tries formats in the order of their table, specific before
 `detect` is by frequency."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from itertools import groupby
@@ -17,10 +18,11 @@ import polars as pl
 
 from pipeline.errors import BadInput
 from pipeline.records.columns import kinds, spread
+from pipeline.records.declared import MARK, Declaration
 from pipeline.records.schema import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
 from pipeline.sources.formats_text import ANYTHING, BY_NAME, LEVEL_WORDS, TEXT_FORMATS, Format
-from pipeline.sources.times import check_zone, to_utc
+from pipeline.sources.times import check_zone, read_form, to_utc
 from pipeline.sources.wrappers import (
     STAMPING,
     WRAPPERS,
@@ -51,20 +53,41 @@ _HEADER_CHARS: Final = 1024  # a header is shorter than this; see `_groups`
 _SYSLOG_LEVELS: Final = ("fatal", "critical", "critical", "error", "warning", "notice", "info", "debug")
 
 
-def detect(lines: Sequence[str]) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredFormat(Format):
+    """A format of a user: the whole time is in the group `time`."""
+
+    form: str
+    zone: str
+
+
+@cache
+def _form(name: str) -> Format:
+    """The text format of a name, or of a packed declaration. Raises BadInput."""
+    if not name.startswith(MARK):
+        return BY_NAME[name]
+    found = Declaration.unpack(name)
+    if found.zone:
+        check_zone(found.zone)
+    return DeclaredFormat(name=found.name, pattern=found.pattern, form=found.time, zone=found.zone)
+
+
+def detect(lines: Sequence[str], declared: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Names of the formats in a sample of lines, most frequent first.
 
-    The formats inside a container runtime's wrapper follow the wrapper.
+    The formats inside a container runtime's wrapper follow the wrapper. `declared`: packed declarations,
+    which are tried before the known formats.
     """
     sample = pl.Series("raw", [line for line in lines if line.strip()], dtype=pl.String)
-    return _detect(uncoloured(sample), NAMES)
+    names = (*WRAPPERS, *declared, *NAMES[len(WRAPPERS) :]) if declared else NAMES
+    return _detect(uncoloured(sample), names)
 
 
-def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
+def _detect(sample: pl.Series, names: tuple[str, ...]) -> tuple[str, ...]:
     total, remaining = sample.len(), sample
     claims: list[tuple[int, str]] = []
     inner: tuple[str, ...] = ()
-    for group in _at_once(tuple(names)):
+    for group in _at_once(names):
         if len(group) > 1 and not remaining.str.contains(_any_of(group)).any():
             continue
         for name in group:
@@ -75,7 +98,8 @@ def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
             if n < max(1.0, total * _MIN_SHARE):
                 continue
             if name in WRAPPERS:
-                found = _detect_inside(remaining.filter(matches), name, n / total)
+                within = names[names.index(name) + 1 :]
+                found = _detect_inside(remaining.filter(matches), name, n / total, within)
                 if found is None:
                     continue
                 inner += found
@@ -85,11 +109,14 @@ def _detect(sample: pl.Series, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
 
 
-def _detect_inside(lines: pl.Series, name: str, share: float) -> tuple[str, ...] | None:
-    """The formats inside a wrapper, None when these lines are no wrapped ones; `share` is theirs."""
+def _detect_inside(
+    lines: pl.Series, name: str, share: float, within: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """The formats inside a wrapper, of those `within`; None when these lines are no wrapped ones. `share` is
+    theirs."""
     inside = envelope_lines(lines) if name == "envelope" else inner_lines(lines, (name,))
     inside = inside.filter(inside.str.strip_chars() != "")
-    found = _detect(inside, NAMES[_RANK[name] + 1 :])
+    found = _detect(inside, within)
     telling = tuple(n for n in found if n not in _VAGUE)
     known = head_mask(inner_lines(inside, telling), telling).mean()
     if not is_claimed(lines, name, share, known if isinstance(known, float) else 0.0):
@@ -128,7 +155,7 @@ def _recognised(raw: pl.Series, name: str) -> pl.Series:
         return raw.str.contains(pairs.XML_LINE)
     if name == "logfmt":
         return raw.str.contains(pairs.LOGFMT_LINE) & raw.str.contains(pairs.LOGFMT_MARK)
-    form = BY_NAME[name]
+    form = _form(name)
     matches = raw.str.contains("(?s)" + form.pattern)
     return matches & ~raw.str.contains(form.unless) if form.unless else matches
 
@@ -172,7 +199,7 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
         elif name == "logfmt":
             more = _recognised(raw, name)
         else:
-            more = raw.str.contains(BY_NAME[name].head)
+            more = raw.str.contains(_form(name).head)
         mask = more if mask is None else mask | more
         if mask.all():
             break
@@ -226,9 +253,10 @@ def _filled(given: pl.Series, found: pl.Series) -> pl.Series:
 
 
 def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
-    if unknown := [name for name in formats if name not in _RANK]:
+    if unknown := [name for name in formats if name not in _RANK and not name.startswith(MARK)]:
         raise BadInput(f"log format {unknown[0]!r} is unknown; known are {', '.join(NAMES)}")
-    return tuple(sorted(set(formats), key=_RANK.__getitem__))
+    # declared ones come behind the wrappers, in their own order
+    return tuple(sorted(dict.fromkeys(formats), key=lambda name: _RANK.get(name, len(WRAPPERS) - 0.5)))
 
 
 def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zone: str) -> pl.DataFrame:
@@ -248,7 +276,7 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
         elif name == "logfmt":
             found = pairs.parse_logfmt(remaining["raw"], arrived=arrived, zone=zone)
         else:
-            maybe = _parse_format(remaining["raw"], BY_NAME[name], arrived=arrived, zone=zone)
+            maybe = _parse_format(remaining["raw"], _form(name), arrived=arrived, zone=zone)
             if maybe is None:
                 continue
             found = maybe
@@ -303,7 +331,11 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
     if message.null_count() == message.len():
         return None
     columns: dict[str, pl.Series] = {"message": message}
-    if form.clock is not None:
+    if isinstance(form, DeclaredFormat):
+        if "time" in groups.columns:
+            times = read_form(groups["time"], form.form, arrived=arrived, zone=form.zone or zone)
+            columns["timestamp"] = times
+    elif form.clock is not None:
         columns["timestamp"] = to_utc(groups, form.clock, arrived=arrived, zone=zone)
     columns["level"] = _level(groups, form)
     for name in ("host", "process", "service"):

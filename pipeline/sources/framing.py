@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.formats import TIMED, detect, head_mask
 from pipeline.sources.wrappers import inner_lines
@@ -71,11 +72,15 @@ class Framer:
         *,
         max_record_bytes: int = MAX_RECORD_BYTES,
         formats: tuple[str, ...] | None = None,
+        choice: FormatChoice = DETECTED,
         sample: Sequence[str] = (),
         first_line: int = 1,
     ) -> None:
         self._cap = max_record_bytes
+        if formats is None and choice.forced:
+            formats = (choice.forced,)
         self._given = formats
+        self._declared = choice.declared
         self.formats: tuple[str, ...] = formats or ()
         self._strict = False
         self._sample: list[str] = []
@@ -143,7 +148,7 @@ class Framer:
 
     def _decide(self) -> None:
         """Formats and strictness from the sample so far."""
-        self.formats = detect(self._sample) if self._given is None else self._given
+        self.formats = detect(self._sample, self._declared) if self._given is None else self._given
         sample_lines = pl.Series("raw", self._sample, dtype=pl.String)
         heads = head_mask(inner_lines(sample_lines, self.formats), self.formats)
         share = heads.mean()

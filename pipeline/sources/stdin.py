@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
 from pipeline.errors import BadInput
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import STREAM
 from pipeline.sources.flush_policy import MOST_S, FlushPolicy
@@ -26,14 +27,14 @@ def read_stream(
     pace: FlushPolicy | None = None,
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
+    choice: FormatChoice = DETECTED,
 ) -> Iterator[Chunk]:
     """Full chunks, or chunks by the flush policy `pace`, until the stream ends.
 
     After a pause the open record is flushed too, but never half a line. If the stream breaks, raises BadInput
     after the last chunk."""
-    assembly = Assembly(
-        Cursor(path=name, identity=STREAM), max_records=max_records, max_bytes=max_bytes, documents=True
-    )
+    place = Cursor(path=name, identity=STREAM)
+    assembly = Assembly(place, max_records=max_records, max_bytes=max_bytes, documents=True, choice=choice)
     pace = pace or FlushPolicy()
     ahead = _Ahead()
     # a daemon, because a read from a silent pipe blocks for ever

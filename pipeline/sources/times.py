@@ -15,6 +15,7 @@ import polars as pl
 
 from pipeline.errors import BadInput
 from pipeline.records.columns import kinds, repeats
+from pipeline.records.declared import NUMBERS, time_parts
 from pipeline.records.schema import UTC_US
 
 
@@ -114,6 +115,18 @@ def read_times(text: pl.Series, *, arrived: datetime, zone: str) -> pl.Series:
         result = found if result is None else result.zip_with(result.is_not_null(), found)
     assert result is not None  # noqa: S101 - the loop runs at least once
     return result.alias("timestamp")
+
+
+def read_form(text: pl.Series, form: str, *, arrived: datetime, zone: str) -> pl.Series:
+    """Times of a declared form: strptime, "iso" or "epoch". Raises BadInput for an unknown directive."""
+    if form in NUMBERS:
+        return read_times(text, arrived=arrived, zone=zone)
+    pattern, plain, missing = time_parts(form)
+    parts = text.str.extract_groups(f"^{pattern}$").struct.unnest()
+    pieces = [name for name in parts.columns if name not in ("fraction", "zone")]
+    time = parts.select(pl.concat_str(pieces).alias("time")).to_series()
+    found = parts.drop(pieces).with_columns(time)
+    return to_utc(found, Clock(form=plain, missing=missing), arrived=arrived, zone=zone)
 
 
 def _naive(text: pl.Series, form: str) -> pl.Series:

@@ -16,6 +16,7 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput
 from pipeline.models.severity import severity_words
 from pipeline.records.batch import utc_now
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.report.text import clipped
 from pipeline.settings import Settings
@@ -65,7 +66,12 @@ class FirstLook:
 
 
 def look(
-    paths: Sequence[Path], settings: Settings, *, records: int = MOST_RECORDS, size: int = MOST_BYTES
+    paths: Sequence[Path],
+    settings: Settings,
+    *,
+    records: int = MOST_RECORDS,
+    size: int = MOST_BYTES,
+    choice: FormatChoice = DETECTED,
 ) -> FirstLook:
     """Reads the beginning of each file: together at most about so many records and bytes.
 
@@ -77,18 +83,26 @@ def look(
             found.whole = False
             continue
         try:
-            _look_at(path, found, masks, settings, records=records // len(paths), size=size // len(paths))
+            share = {"records": records // len(paths), "size": size // len(paths)}
+            _look_at(path, found, masks, settings, **share, choice=choice)
         except BadInput:  # the run says it
             found.whole = False
     return found
 
 
 def _look_at(
-    path: Path, found: FirstLook, masks: MaskSet, settings: Settings, *, records: int, size: int
+    path: Path,
+    found: FirstLook,
+    masks: MaskSet,
+    settings: Settings,
+    *,
+    records: int,
+    size: int,
+    choice: FormatChoice,
 ) -> None:
     left, at = records, 0
     step = max(1, min(_CHUNK_RECORDS, records))
-    for chunk in files.read_file(path, max_records=step, max_bytes=max(1, size)):
+    for chunk in files.read_file(path, max_records=step, max_bytes=max(1, size), choice=choice):
         if left <= 0 or at >= size:
             found.whole = False
             return

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import BadInput
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources import files
 
 # Marks a directory as made by `logweir run`; any other directory that is not empty is refused.
@@ -23,6 +24,7 @@ class RunPlan:
     report: Path | None
     notes: tuple[str, ...] = ()
     normal: tuple[Path, ...] = ()  # files of templates and lines that are no findings
+    choice: FormatChoice = DETECTED
 
 
 def plan_run(

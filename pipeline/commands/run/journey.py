@@ -14,6 +14,7 @@ import polars as pl
 import redis
 
 from pipeline.commands.recognition import TimeNotes
+from pipeline.commands.run.inputs import RunPlan
 from pipeline.commands.run.trouble import Troubles
 from pipeline.controller.trainings import Status, TrainingRequest, Trainings
 from pipeline.detect import judged_by_words
@@ -63,8 +64,8 @@ class _View:
 class Journey:
     """One run's steps on a running stack."""
 
-    def __init__(self, settings: Settings, stack: Stack, show: Show, *, workload: str | None) -> None:
-        self.workload = workload
+    def __init__(self, settings: Settings, stack: Stack, show: Show, *, plan: RunPlan) -> None:
+        self.workload, self.choice = plan.workload, plan.choice
         self.settings = settings
         self.stack = stack
         self.show = show
@@ -94,6 +95,7 @@ class Journey:
                 path,
                 max_records=self.settings.internal.batch_records,
                 max_bytes=self.settings.internal.batch_kib * 1024,
+                choice=self.choice,
             ):
                 empty = False
                 times.see(str(path), chunk)

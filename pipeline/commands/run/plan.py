@@ -97,7 +97,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     dead = True
     try:
         with _clean_redis(settings), Stack(settings) as stack:
-            journey = Journey(stack.settings, stack, show, workload=plan.workload)
+            journey = Journey(stack.settings, stack, show, plan=plan)
             try:
                 outcome = _go(plan, journey, began, normal)
                 place.swap(plan.out, plan.report)  # here, where the stack still has the lock

@@ -3,16 +3,16 @@
 import argparse
 import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from pipeline.commands.common import display, err, out, print_json, remark, settings_of
+from pipeline.commands.recognition import choice_of
 from pipeline.commands.run.first_screen import look, rows
-from pipeline.commands.run.inputs import plan_run
+from pipeline.commands.run.inputs import RunPlan, plan_run
 from pipeline.commands.run.stdin_copy import stdin_as_file
 from pipeline.errors import BadInput
 from pipeline.logs import set_up
@@ -29,11 +29,12 @@ def main(args: argparse.Namespace) -> int:
         raise BadInput(
             "--baseline - is not possible; a baseline must be files, so save the lines to one first"
         )
+    choice = choice_of(args)
     with stdin_as_file(args.files) as (files, notes):
         plan = plan_run(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
-        plan = replace(plan, normal=tuple(args.normal))
+        plan = replace(plan, normal=tuple(args.normal), choice=choice)
         plan = replace(plan, notes=(*notes, *plan.notes))
-        _print_first_screen(plan.inputs, settings)
+        _print_first_screen(plan, settings)
         # Celery, Redis and the report take longer to import than the first screen to print.
         from pipeline.commands.run import plan as runs
         from pipeline.commands.run.progress import Bars
@@ -64,10 +65,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_first_screen(paths: Sequence[Path], settings: Settings) -> None:
+def _print_first_screen(plan: RunPlan, settings: Settings) -> None:
     """On standard error, so that programs read the findings alone from standard output."""
     console = err()
-    for row in rows(look(paths, settings), width=console.width):
+    for row in rows(look(plan.inputs, settings, choice=plan.choice), width=console.width):
         with contextlib.suppress(OSError):  # nobody reads
             console.print(row, markup=False, soft_wrap=True)
 

@@ -15,6 +15,7 @@ from pipeline.errors import BadPayload, CursorMoved, RedisUnavailable
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
+from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.flush_policy import FlushPolicy
@@ -43,6 +44,7 @@ class Sender:
         *,
         backfill: bool | None = None,
         purpose: Purpose = Purpose.SCORE,
+        choice: FormatChoice = DETECTED,
     ) -> None:
         self.producer = producer
         self.settings = settings
@@ -51,6 +53,7 @@ class Sender:
         self.tracking = tracking
         self.backfill = backfill
         self.purpose = purpose
+        self.choice = choice
         self.lines = self.batches = self.duplicates = 0
         self.gone = False  # something of a pipe that nobody can send again
         self.kept = ResendBuffer(clock)

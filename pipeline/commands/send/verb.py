@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.commands.common import err, print_json, reached, remark, settings_of, standard_input
+from pipeline.commands.recognition import choice_of
 from pipeline.commands.send.sender import Sender
 from pipeline.commands.send.tracking import BatchTracking
 from pipeline.errors import BadInput, CursorMoved
@@ -30,7 +31,7 @@ def main(args: argparse.Namespace) -> int:
         )
     settings = settings_of(args)
     set_up(settings.stack.log_level)
-    purpose = Purpose.BASELINE if args.baseline else Purpose.SCORE
+    purpose, choice = Purpose.BASELINE if args.baseline else Purpose.SCORE, choice_of(args)
     if args.follow and len(args.files) > 1:
         raise BadInput("--follow takes one file; start one `logweir send --follow` per file")
     if "-" in args.files and len(args.files) > 1:
@@ -45,7 +46,15 @@ def main(args: argparse.Namespace) -> int:
             remark(console, note)
     producer = Producer.connect(reached(settings))
     tracking = BatchTracking(producer.ledger) if args.wait else None
-    sender = Sender(producer, settings, console, tracking=tracking, backfill=args.backfill, purpose=purpose)
+    sender = Sender(
+        producer,
+        settings,
+        console,
+        tracking=tracking,
+        backfill=args.backfill,
+        purpose=purpose,
+        choice=choice,
+    )
     try:
         if args.files == ["-"]:
             _standard_input(sender, args.workload)
@@ -80,6 +89,7 @@ def _file(sender: Sender, path: Path, workload: str | None) -> None:
             path,
             max_records=sender.settings.internal.batch_records,
             max_bytes=sender.settings.internal.batch_kib * 1024,
+            choice=sender.choice,
         )
         key = digest("pipe", uuid.uuid4().hex)
         return _stream(sender, chunks, workload=workload, source=str(path), key=key)
@@ -103,6 +113,7 @@ def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None
         start=stored if place.offset else None,
         max_records=sender.settings.internal.batch_records,
         max_bytes=sender.settings.internal.batch_kib * 1024,
+        choice=sender.choice,
     ):
         sender.send(chunk, start=start, workload=workload, source=str(path), key=key, cursor_key=cursor_key)
         start = chunk.cursor.offset
@@ -130,6 +141,7 @@ def _standard_input(sender: Sender, workload: str | None) -> None:
         pace=sender.pace,
         max_records=sender.settings.internal.batch_records,
         max_bytes=sender.settings.internal.batch_kib * 1024,
+        choice=sender.choice,
     )
     key = digest("stdin", uuid.uuid4().hex)
     _stream(sender, chunks, workload=workload or "stdin", source="stdin", key=key)
@@ -191,6 +203,7 @@ def _chunks(sender: Sender, path: Path, cursor_key: str, start: Cursor | None) -
         pace=sender.pace,
         max_records=sender.settings.internal.batch_records,
         max_bytes=sender.settings.internal.batch_kib * 1024,
+        choice=sender.choice,
     ):
         if chunk is not None:
             yield chunk

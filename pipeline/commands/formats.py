@@ -1,0 +1,192 @@
+"""`logweir formats`: the known formats, what a file is recognised as, and whether declared ones are sound."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+from rich.console import Console
+
+from pipeline.commands.common import err, out, print_json, settings_of
+from pipeline.commands.format_examples import EXAMPLES
+from pipeline.commands.recognition import TimesFound, broken, choice_of, times_found
+from pipeline.records.batch import utc_now
+from pipeline.records.declared import MARK, Declaration, FormatChoice, read_formats, shown
+from pipeline.records.schema import raw_frame
+from pipeline.sources import files, formats
+from pipeline.sources.wrappers import WRAPPERS, inner_lines, recognised, uncoloured
+from pipeline.units import listed, one_line, plural
+
+LOOKED_AT: Final = 2_000  # records of a file
+_SHOWN: Final = 3  # records, and lines that were not recognised
+_CHARS: Final = 200
+_FIELDS: Final = ("timestamp", "level", "host", "service", "message")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """How the first records of a file are read. Shares are of records."""
+
+    file: str
+    records: int
+    formats: dict[str, float]  # name: share; a record in a wrapper counts for both
+    times: TimesFound
+    with_level: int
+    unrecognised: list[tuple[int, str]]  # line number, text
+    parsed: list[dict[str, Any]]
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.check is not None:
+        return _check(args.check)
+    choice, settings = choice_of(args), settings_of(args)
+    if not args.files:
+        _list(choice, as_json=args.json)
+        return 0
+    zone = settings.intake.time_zone
+    found = [look(path, choice, zone=zone) for path in files.expand(args.files)]
+    if args.json:
+        print_json([_as_json(facts) for facts in found])
+        return 0
+    console = out()
+    for facts in found:
+        _print(facts, console, zone)
+    return 0
+
+
+def look(path: Path, choice: FormatChoice, *, zone: str) -> FileFacts:
+    """The first LOOKED_AT records of a file. Raises BadInput for what is no text log."""
+    chunk = next(files.read_file(path, max_records=LOOKED_AT, choice=choice), None)
+    records, names = (raw_frame([]), ()) if chunk is None else (chunk.records, chunk.formats)
+    now = utc_now()
+    claimed, shares = _claims(records["raw"], names)
+    parsed = formats.parse(records, names, arrived=now, zone=zone)
+    unknown = records.filter(~claimed & records["raw"].str.contains(r"\S")).head(_SHOWN)
+    rows = parsed.with_columns(pl.when("timed").then("timestamp").alias("timestamp"))
+    return FileFacts(
+        file=str(path),
+        records=records.height,
+        formats=shares,
+        times=times_found(records, names, arrived=now, zone=zone),
+        with_level=parsed["level"].drop_nulls().len(),
+        unrecognised=list(unknown.select("line", "raw").iter_rows()),
+        parsed=rows.filter(claimed).head(_SHOWN).select(_FIELDS).to_dicts(),
+    )
+
+
+def _claims(raw: pl.Series, names: Sequence[str]) -> tuple[pl.Series, dict[str, float]]:
+    """Which records have a known format, and the share of each: of several formats the most specific."""
+    plain, inner = uncoloured(raw), inner_lines(raw, tuple(names))
+    claimed = pl.repeat(value=False, n=raw.len(), dtype=pl.Boolean, eager=True)
+    shares: dict[str, float] = {}
+    for name in sorted(names, key=lambda name: -1 if name.startswith(MARK) else formats.NAMES.index(name)):
+        if name in WRAPPERS:
+            hit = recognised(plain, name)
+        else:
+            hit = formats.head_mask(inner, (name,)) & ~claimed
+            claimed = claimed | hit
+        if hit.any():
+            shares[shown(name)] = int(hit.sum()) / raw.len()
+    return claimed, shares
+
+
+def _list(choice: FormatChoice, *, as_json: bool) -> None:
+    own = [Declaration.unpack(packed) for packed in choice.declared]
+    rows = [(found.name, found.pattern) for found in own] + [(n, EXAMPLES.get(n, "")) for n in formats.NAMES]
+    if as_json:
+        print_json([{"name": name, "example": example} for name, example in rows])
+        return
+    console, width = out(), max(len(name) for name, _ in rows)
+    for name, example in rows:
+        console.print(f"{name:<{width}}  {one_line(example)[:_CHARS]}", markup=False, soft_wrap=True)
+
+
+def _print(facts: FileFacts, console: Console, zone: str) -> None:
+    def say(text: str) -> None:
+        console.print(one_line(text)[: 2 * _CHARS], markup=False, soft_wrap=True)
+
+    say(f"{facts.file}: the first {plural(facts.records, 'record')}")
+    shares = [f"{name} {share:.1%}" for name, share in facts.formats.items()]
+    say(f"  formats  {', '.join(shares) or 'none of the known ones'}")
+    say(f"  time     {_times(facts.times, zone)}")
+    say(f"  level    {_share(facts.with_level, facts.records)}")
+    if facts.unrecognised:
+        say("  not recognised:")
+        for line, text in facts.unrecognised:
+            say(f"    {line}: {text[:_CHARS]}")
+    if facts.parsed:
+        say("  read as time, level, host, service, message:")
+    for row in facts.parsed:
+        time = f"{row['timestamp']:%Y-%m-%d %H:%M:%S.%f}"[:-3] if row["timestamp"] else "-"
+        say(f"    {' | '.join([time, *(row[name] or '-' for name in _FIELDS[1:])])}")
+
+
+def _times(times: TimesFound, zone: str) -> str:
+    parts = [_share(times.timed, times.records)]
+    if times.years:
+        parts.append(f"no year, guessed {listed(map(str, sorted(times.years)))}")
+    if times.dates:
+        parts.append("no date, the latest was guessed")
+    if times.zones:
+        parts.append(f"no zone, read as {zone}")
+    return "; ".join(parts)
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count / total:.1%}" if total else "no records"
+
+
+def _as_json(facts: FileFacts) -> dict[str, Any]:
+    times = asdict(facts.times) | {"years": sorted(facts.times.years)}
+    lines = [{"line": line, "text": text} for line, text in facts.unrecognised]
+    return asdict(facts) | {"times": times, "unrecognised": lines}
+
+
+def _check(path: Path) -> int:
+    found = read_formats(path)
+    wrong = check(found)
+    for fault in wrong:
+        err().print(f"{path}: {fault}", markup=False, soft_wrap=True)
+    if not wrong:
+        out().print(f"{path}: {plural(len(found), 'format')}, nothing is wrong", markup=False, soft_wrap=True)
+    return 2 if wrong else 0
+
+
+def check(declarations: Sequence[Declaration]) -> list[str]:
+    """What is wrong with them, a sentence each."""
+    wrong: list[str] = []
+    names = [found.name for found in declarations]
+    for at, found in enumerate(declarations):
+        faults = broken(found)
+        if found.name in formats.NAMES or found.name in names[:at]:
+            faults.append("another format has this name; choose another one")
+        if not faults:
+            others = {o.name: o.example for o in declarations if o is not found} | EXAMPLES
+            faults += _of_examples(found, others)
+        wrong += [f"format {found.name!r}: {fault}" for fault in faults]
+    return wrong
+
+
+def _of_examples(found: Declaration, others: dict[str, str]) -> list[str]:
+    if not found.example:
+        return ["there is no example; add a line of the log, so that the pattern can be checked"]
+    packed = found.pack()
+    if not _matches(packed, found.example):
+        return [f"the pattern does not match its example {found.example!r}"]
+    wrong = []
+    if "(?P<time>" in found.pattern:
+        times = times_found(raw_frame([found.example]), (packed,), arrived=utc_now(), zone="UTC")
+        if not times.timed:
+            wrong.append(f"the time of its example cannot be read as {found.time!r}")
+    taken = [name for name, example in others.items() if example and _matches(packed, example)]
+    if taken:
+        wrong.append(f"it also matches the example of {listed(taken)}; make the pattern more specific")
+    return wrong
+
+
+def _matches(packed: str, line: str) -> bool:
+    parsed = formats.parse(raw_frame([line]), (packed,), arrived=utc_now())
+    full = pl.Series([line]).str.contains("(?s)" + Declaration.unpack(packed).pattern)
+    return parsed.height == 1 and bool(full[0])

@@ -1,0 +1,95 @@
+"""`logweir formats`: the list, a file's formats, the check of declarations."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.commands import formats as verb
+from pipeline.commands.format_examples import EXAMPLES
+from pipeline.records.declared import read_formats
+from pipeline.sources.formats import NAMES, detect
+
+SHIPPED = Path(__file__).parents[2] / "config" / "formats.toml"
+CHECKS = [
+    ("a", "(?P<time>[0-9:]+ (?P<message>.*", "iso", "x", "does not compile: unclosed group"),
+    ("iso", "^==(?P<message>.*)$", "iso", "==x", "another format has this name"),
+    ("A", "^==(?P<message>.*)$", "iso", "==x", "lower-case"),
+    ("a", "^==(?P<when>.)(?P<message>.*)$", "iso", "==x", "the group 'when' is unknown"),
+    ("a", "^==(?P<level>.)", "iso", "==x", "no group .*message"),
+    ("a", "^==((?P<message>.*))?$", "iso", "==x", "inside of another one"),
+    ("a", "^==(?P<message>.*)$", "iso", "", "there is no example"),
+    ("a", "^==(?P<message>.*)$", "iso", "x", "does not match its example"),
+    ("a", "(?P<message>.*)$", "iso", "x", "also matches the example of"),
+    ("a", "^==(?P<time>.*?) (?P<message>.*)$", "%H:%M", "==now x", "cannot be read as '%H:%M'"),
+    ("a", "^==(?P<time>.*?) (?P<message>.*)$", "%Q", "==now x", "unknown part '%Q'"),
+]
+
+
+def test_every_known_format_has_an_example_that_it_recognises() -> None:
+    assert list(EXAMPLES) == list(NAMES), "add an example to pipeline/commands/format_examples.py"
+    assert [name for name, line in EXAMPLES.items() if name not in detect([line])] == []
+
+
+def test_the_list_names_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["formats", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(NAMES)
+    assert main(["formats", "--formats", str(SHIPPED)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == len(NAMES) + 1 and shown[0].startswith("shop ")
+    assert not any(c in "".join(shown) for c in "\x1b\r")
+
+
+def test_a_file_is_described_by_shares_guesses_and_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    syslog = [f"Jan 02 10:00:0{n} box sshd[7]: failed \x1b[2J" for n in range(6)]
+    free = [f"no header {n}" for n in range(4)]
+    path.write_text("\n".join([*free, *syslog]) + "\n")
+    assert main(["formats", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "formats  syslog 60.0%" in shown and "no year, guessed 20" in shown and "no zone" in shown
+    assert "1: no header 0" in shown and "| box | sshd | failed" in shown and "\x1b" not in shown
+    assert main(["formats", str(path), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert (facts["records"], facts["times"]["timed"], facts["formats"]) == (10, 6, {"syslog": 0.6})
+    assert [row["line"] for row in facts["unrecognised"]] == [1, 2, 3]
+    assert [row["service"] for row in facts["parsed"]] == ["sshd"] * 3
+
+
+def test_a_file_without_times_shows_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("a.log", "one\ntwo\n"), ("empty.log", "")):
+        (tmp_path / name).write_text(text)
+        assert main(["formats", str(tmp_path / name)]) == 0
+        shown = capsys.readouterr().out
+        assert "none of the known ones" in shown and "read as" not in shown
+
+
+def test_wrong_arguments_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.log").write_text("x\n")
+    for wrong in (["--format", "nope"], ["--time", "%d"], ["--formats", str(tmp_path / "none")]):
+        assert main(["formats", str(tmp_path / "a.log"), *wrong]) == 2
+        said = capsys.readouterr()
+        assert len(said.err.splitlines()) == 1 and not said.out
+
+
+def test_the_shipped_declarations_are_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["formats", "--check", str(SHIPPED)]) == 0
+    assert "nothing is wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", CHECKS)
+def test_a_faulty_declaration_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: tuple[str, ...]
+) -> None:
+    *values, fault = case
+    path = tmp_path / "own.toml"
+    entry = zip(("name", "pattern", "time", "example"), values, strict=True)
+    path.write_text("\n".join(["[[format]]", *(f"{key} = '{value}'" for key, value in entry)]))
+    assert main(["formats", "--check", str(path)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.search(fault, said)
+    assert len(verb.check(read_formats(path) * 2)) > 1  # the same name twice
