@@ -171,7 +171,7 @@ def _causes(folder: Path) -> dict[str, Any]:
     out = folder / "causes"
     watched_run([*map(str, observed), "--baseline", *map(str, baseline)], out)
     found = findings.collect(out / "results", pl.read_parquet(out / "templates.parquet"))
-    incidents = [[finding for _, finding in entry] for entry in findings.by_incident(found)]
+    incidents = findings.by_incident(found)
     places = {name: _place(incidents, name) for name in CAUSES}
     return {
         "cause_leads": sum(place == 1 for place in places.values()),

@@ -10,7 +10,8 @@ from typing import Any, Final
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline.report.findings import Finding, FindingSample, finding_severity
-from pipeline.report.text import clipped, clock, explain, sample_place, sample_text, time_range
+from pipeline.report.text import clipped, clock, sample_place, sample_text, time_range
+from pipeline.report.why import why
 from pipeline.units import chance, plural
 
 # Of the chart, in user units: bars of lines go up from one base, anomalous lines down from the other.
@@ -54,11 +55,6 @@ def at_epoch(seconds: int) -> datetime:
 
 def iso_utc(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def why(finding: Finding) -> str:
-    text = "; ".join(explain(finding.reasons, finding.level)) or "the model finds it unlikely"
-    return text[0].upper() + text[1:]
 
 
 def _until(finding: Finding) -> str:

@@ -19,7 +19,7 @@ import polars as pl
 from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.report.findings import FOLD, Finding, by_incident
 from pipeline.report.fragments import chart, environment, epoch, fact_text, resource
-from pipeline.report.text import clipped, followers, headline, incident_header
+from pipeline.report.text import NO_BASELINE, clipped, followers, headline, incident_header, without_baseline
 from pipeline.units import plural
 
 # The page stays under 5 MB whatever comes: what varies has a share, the rest is under 300 KB.
@@ -114,13 +114,13 @@ def render_page(
             last=datetime.fromisoformat(summary["last"]) if summary["last"] else None,
             chart=chart(buckets, timeline["bucket_s"]),
             incidents=incidents,
+            no_baseline=NO_BASELINE if without_baseline(summary) else "",
             more_findings=len(findings) - fitting,
             rows=rows[:ROWS_WITHOUT_SCRIPT],
             templates_state=_templates_state(len(rows), templates.height),
             counts={
                 "Lines": summary["lines"],
-                "Records": summary["records"],
-                "Anomalous records": summary["anomalous"],
+                "Anomalous lines": summary["anomalous_lines"],
                 "Findings": len(findings),
                 "Templates": templates.height,
                 "Not judged by the model": summary["not_judged"],

@@ -18,10 +18,11 @@ def run_summary(results: Path, *, buckets: int = TIMELINE_BUCKETS) -> dict[str, 
     """The numbers of a results folder, ready for JSON; times are ISO 8601 in UTC, null when empty.
 
     Counts lines alone, without findings in sessions and rates. Keys: records, lines, anomalous,
-    anomalous_lines, not_judged, untimed, first, last, model_versions, by_workload, by_level, timeline. A row
-    of `by_*` has its name and the same six counts, most lines first. `timeline` is `{"bucket_s": width,
-    "buckets": [[start, lines, anomalous lines], ...]}` without holes. `first`, `last` and `timeline` leave
-    out records without a time (`untimed`). Raises BadPayload when a file is damaged."""
+    anomalous_lines, not_judged, not_judged_lines, untimed, untimed_lines, first, last, model_versions,
+    by_workload, by_level, timeline. A row of `by_*` has its name and the same eight counts, most lines
+    first. `timeline` is `{"bucket_s": width, "buckets": [[start, lines, anomalous lines], ...]}` without
+    holes. `first`, `last` and `timeline` leave out records without a time (`untimed`). Raises BadPayload
+    when a file is damaged."""
     with readable(results):
         return _summary(scan(results).filter(of_lines()), buckets)
 
@@ -33,7 +34,9 @@ def _summary(records: pl.LazyFrame, buckets: int) -> dict[str, Any]:
         pl.col("anomalous").fill_null(value=False).cast(pl.Int64).sum(),
         pl.col("lines").cast(pl.Int64).filter(pl.col("anomalous")).sum().alias("anomalous_lines"),
         pl.col("score").is_null().cast(pl.Int64).sum().alias("not_judged"),
+        pl.col("lines").cast(pl.Int64).filter(pl.col("score").is_null()).sum().alias("not_judged_lines"),
         (~is_timed()).cast(pl.Int64).sum().alias("untimed"),
+        pl.col("lines").cast(pl.Int64).filter(~is_timed()).sum().alias("untimed_lines"),
     )
     own = pl.col("timestamp").filter(is_timed())
     grouped = (
@@ -41,7 +44,8 @@ def _summary(records: pl.LazyFrame, buckets: int) -> dict[str, Any]:
         .agg(*counts, own.min().alias("first"), own.max().alias("last"))
         .collect(engine="streaming")
     )
-    names = ["records", "lines", "anomalous", "anomalous_lines", "not_judged", "untimed"]
+    names = ["records", "lines", "anomalous", "anomalous_lines"]
+    names += ["not_judged", "not_judged_lines", "untimed", "untimed_lines"]
     first, last = grouped["first"].min(), grouped["last"].max()
     total = grouped.select(pl.col(names).sum()).row(0, named=True)
     return {

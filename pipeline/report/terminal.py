@@ -15,16 +15,19 @@ from rich.text import Text
 
 from pipeline.report.findings import Finding, by_incident, finding_severity
 from pipeline.report.text import (
+    NO_BASELINE,
     clipped,
     clock,
-    explain,
+    common_folder,
     followers,
     headline,
     incident_header,
     sample_place,
     sample_text,
     time_range,
+    without_baseline,
 )
+from pipeline.report.why import why
 from pipeline.units import plural, visible
 
 TABLE_WIDTH: Final = 120  # below this, columns would break words
@@ -49,11 +52,15 @@ def print_findings(
     console.print(_text(console, headline(findings, summary), "bold"))
     if summary["records"]:
         console.print(_text(console, _sub(findings, summary), "dim"))
+    if findings and without_baseline(summary):
+        console.print(_text(console, f"{NO_BASELINE}.", "dim"))
     first = list(findings if limit is None else [f for f in findings if not f.folded][:limit])
+    wide = console.width >= TABLE_WIDTH
+    folder = common_folder(findings)
     for entry, members in zip(by_incident(first), by_incident(findings), strict=False):
         console.print()
         console.print(_incident(members, console))
-        console.print(_table(entry, console) if console.width >= TABLE_WIDTH else _blocks(entry, console))
+        console.print(_table(entry, console) if wide else _blocks(entry, folder, console))
         if len(members) > len(entry):
             note = f"{followers(members, len(entry))}: --all or the report shows them"
             console.print(_text(console, note, "dim"))
@@ -71,9 +78,9 @@ def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
         first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
         parts.insert(0, f"{time_range(first, last)} UTC")
     if summary["untimed"]:
-        parts.append(f"{plural(summary['untimed'], 'record')} without a time")
+        parts.append(f"{plural(summary['untimed_lines'], 'line')} without a time")
     if findings and summary["not_judged"]:
-        parts.append(f"{plural(summary['not_judged'], 'record')} not judged by the model")
+        parts.append(f"{plural(summary['not_judged_lines'], 'line')} not judged by the model")
     return " · ".join(parts)
 
 
@@ -96,7 +103,7 @@ def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
         text = Text("\n").join(
             [
                 _template(finding, console),
-                _text(console, "; ".join(explain(finding.reasons, finding.level)), "dim"),
+                _text(console, why(finding), "dim"),
             ]
         )
         times = dict.fromkeys(clock(at) for at in (finding.first_seen, finding.last_seen) if finding.timed)
@@ -111,7 +118,7 @@ def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
     return table
 
 
-def _blocks(findings: Sequence[Finding], console: Console) -> RenderableType:
+def _blocks(findings: Sequence[Finding], folder: str, console: Console) -> RenderableType:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
@@ -126,8 +133,8 @@ def _blocks(findings: Sequence[Finding], console: Console) -> RenderableType:
         lines = [
             Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
             _template(finding, console),
-            _text(console, "; ".join(explain(finding.reasons, finding.level)), "dim"),
-            *_sample(finding, console),
+            _text(console, why(finding), "dim"),
+            *_sample(finding, console, folder),
             Text(),
         ]
         grid.add_row(Text(finding.label), Text("\n").join(line for line in lines))
@@ -156,7 +163,7 @@ def _one_line(text: str) -> str:
     return text.replace("\n", " ⏎ ").replace("\t", " ")
 
 
-def _sample(finding: Finding, console: Console) -> list[Text]:
+def _sample(finding: Finding, console: Console, folder: str = "") -> list[Text]:
     """Where the sample stands, and its text from a little before the first surprising word."""
     if not finding.samples:
         return []
@@ -175,4 +182,4 @@ def _sample(finding: Finding, console: Console) -> list[Text]:
     line.append(_encodable(_one_line(text[at : begin + SAMPLE_CHARS]), console))
     if begin + SAMPLE_CHARS < len(text):
         line.append(_encodable("…", console))
-    return [_text(console, _one_line(sample_place(sample, 200)), "underline"), line]
+    return [_text(console, _one_line(sample_place(sample, 200, folder)), "underline"), line]

@@ -7,14 +7,29 @@ turned into something visible (`units.visible`), before any other code sees it.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, Final
 
-from pipeline.records.levels import ERROR_LEVELS, LEVELS
-from pipeline.records.verdict import OURS, Reason
+from pipeline.records.verdict import OURS
 from pipeline.report.findings import Finding, FindingSample
 from pipeline.units import listed, plural, visible
 
+MARKED: Final = 3  # words of a line that are marked: more of them point nowhere
+NO_BASELINE: Final = "No --baseline: rare and error-like lines are shown, not new ones"
 UNTIMED: Final = "Without a time"  # heads the findings whose records have none
+
+EDGES: Final = "\"'`“”‘’.,;:!?()[]{}|*=…"
+# fmt: off
+_STOP_WORDS: Final = frozenset((
+    "a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been", "before", "but",
+    "by", "can", "could", "did", "do", "does", "for", "from", "had", "has", "have", "he", "her", "here", "his",
+    "how", "i", "if", "in", "into", "is", "it", "its", "just", "may", "me", "more", "most", "my", "no", "not", "of",
+    "on", "once", "only", "or", "other", "our", "out", "over", "please", "she", "should", "so", "some", "such",
+    "than", "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "too", "under",
+    "until", "up", "us", "was", "we", "were", "what", "when", "where", "which", "while", "who", "why", "will",
+    "with", "would", "yet", "you", "your",
+))
+# fmt: on
 
 
 def clipped(text: str, chars: int) -> str:
@@ -22,6 +37,21 @@ def clipped(text: str, chars: int) -> str:
     # Two characters can become one (CR LF), never fewer; the rest of a long text need not be looked at.
     text = visible(text[: 2 * chars + 2])
     return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def meaningful(words: Iterable[str]) -> list[str]:
+    """The words that are worth marking, in their order, without punctuation around them; MARKED at most.
+
+    Stop words, placeholders and parts of a token that was masked say nothing to a reader.
+    """
+    found: dict[str, None] = {}
+    for word in words:
+        bare = word.strip(EDGES)
+        if "<" in word or len(word) > 200 or len(bare) < 2 or bare.lower() in _STOP_WORDS:
+            continue
+        if any(c.isalnum() for c in bare):
+            found[bare] = None
+    return list(found)[:MARKED]
 
 
 def word_spans(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
@@ -44,94 +74,38 @@ def word_spans(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
 
 
 def sample_text(sample: FindingSample, chars: int) -> tuple[str, list[tuple[int, int]]]:
-    """The raw record as it may be shown, and where its surprising words stand in the message part."""
+    """The raw record as it may be shown, and where its most surprising words stand in its message.
+
+    MARKED of them at most.
+    """
     text = clipped(sample.raw, chars)
     # The header before the message has words of its own that surprised nobody.
     message = visible(sample.message[:100])
     begin = max(text.find(message), 0) if message else 0
-    return text, [(start, end) for start, end in word_spans(text, sample.words) if start >= begin]
+    spans = word_spans(text, meaningful(sample.words))
+    return text, [(start, end) for start, end in spans if start >= begin][:MARKED]
 
 
-def sample_place(sample: FindingSample, chars: int) -> str:
-    """Where the record stands; what was found in no single line names its lines itself."""
+def common_folder(findings: Iterable[Finding]) -> str:
+    """The path that the sources of all samples begin with, "" where it says something."""
+    folders = [s.source.split("/")[:-1] for f in findings for s in f.samples if not s.source.startswith(OURS)]
+    shared = [
+        names[0] for names in takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False))
+    ]
+    return "/".join(shared) + "/" if any(shared) else ""
+
+
+def sample_place(sample: FindingSample, chars: int, folder: str = "") -> str:
+    """Where the record stands; what was found in no single line names its lines itself.
+
+    `folder` is a path of which an ellipsis is shown alone.
+    """
     if sample.source.startswith(OURS):
         return f"found in {sample.source.removeprefix(OURS)}"
-    return f"{clipped(sample.source, chars)}:{sample.line}"
-
-
-def explain(reasons: Iterable[str], level: str | None = "") -> list[str]:
-    """The reasons in plain words: one sentence part for each kind, in the order given.
-
-    `level` is the most severe one of the records, None when they have none. A word such as `error` is taken
-    for a level only where it can be one; "", for a level that is not known here, leaves open which it is.
-    """
-    kinds: dict[str, list[str]] = {}
-    for text in reasons:
-        name, _, data = text.partition(":")
-        kinds.setdefault(name, []).append(data)
-    return [_sentence(name, [d for d in data if d], level) for name, data in kinds.items()]
-
-
-def _sentence(name: str, data: list[str], level: str | None) -> str:
-    match name:
-        case Reason.NEW_TEMPLATE:
-            return "no line of this shape in the training data"
-        case Reason.UNLIKELY_TOKENS:
-            words = list(dict.fromkeys(w for d in data for w in d.split()))
-            return "unexpected here: " + _listed(words) if words else "words that do not belong together"
-        case Reason.RARE:
-            # The most frequent data stands first; a range of counts helps nobody.
-            count, _, total = data[0].partition("/") if data else ("", "", "")
-            counted = count.isdigit() and total.isdigit()
-            return (
-                f"rare: {int(count):,} of {int(total):,} training lines"
-                if counted
-                else "rare in the training data"
-            )
-        case Reason.ERROR_SEVERITY:
-            return _error_sign(data, level)
-        case Reason.MARKED:
-            # The data says as what, and who said so.
-            return "marked " + (", ".join(clipped(d, 120) for d in data[:3]) or "by somebody")
-        case Reason.UNCLASSIFIED:
-            return "unclassified: its workload is past its template limit"
-        case Reason.WARMING:
-            return "no model yet"
-        case Reason.SESSION_EVENT:
-            return "an event that no normal session has"
-        case Reason.SESSION_COUNTS:
-            return "events in numbers that no normal session has"
-        case Reason.SESSION_LENGTH:
-            return "another length than normal sessions"
-        case Reason.SESSION_ORDER:
-            return "an order that no normal session has"
-        case Reason.RATE_BURST:
-            return "more lines than its past explains"
-        case Reason.RATE_SILENCE:
-            return "lines that stopped"
-        case Reason.RATE_MIX:
-            return "another mix of templates than before"
-        case _:
-            return clipped(": ".join([name, *data[:1]]), 120)
-
-
-def _error_sign(data: list[str], level: str | None) -> str:
-    # The data is the record's level where that is error-like, else the word in its text; both may read
-    # `error`.
-    words = [d for d in data if d not in LEVELS or d in ERROR_LEVELS]
-    if level == "":
-        return "error sign " + _listed(words) if words else "says that something failed"
-    highest = LEVELS.index(level) if level in ERROR_LEVELS else -1
-    levels = [d for d in words if d in ERROR_LEVELS and LEVELS.index(d) <= highest]
-    says = [d for d in words if d not in levels]
-    parts = ["logged as " + " and ".join(levels)] if levels else []
-    parts += ["says " + _listed(says)] if says else []
-    return ", ".join(parts) or "says that something failed"
-
-
-def _listed(words: list[str], limit: int = 5) -> str:
-    first = ", ".join(f"“{clipped(w, 60)}”" for w in words[:limit])
-    return f"{first} and {len(words) - limit:,} more" if len(words) > limit else first
+    source = sample.source
+    if folder and source.startswith(folder):
+        source = f"…/{source.removeprefix(folder)}"
+    return f"{clipped(source, chars)}:{sample.line}"
 
 
 def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
@@ -147,10 +121,15 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
         return f"Nothing in {lines} says that something failed; they were not judged by the model"
     if not_judged:
         return (
-            f"Nothing unusual in the lines judged; {not_judged:,} of {records:,} records "
+            f"Nothing unusual in the lines judged; {summary['not_judged_lines']:,} of {lines} "
             "were not judged by the model"
         )
     return f"Nothing unusual in {lines}"
+
+
+def without_baseline(summary: Mapping[str, Any]) -> bool:
+    """Whether a run learnt from the lines that it judged, so that no line is new."""
+    return bool(summary.get("run", {}).get("baseline") == [])
 
 
 def incident_header(findings: Sequence[Finding]) -> list[str]:
@@ -170,7 +149,9 @@ def incident_header(findings: Sequence[Finding]) -> list[str]:
 def followers(findings: Sequence[Finding], shown: int) -> str:
     """The findings of an incident behind the first `shown` ones, in words: how many, and where."""
     others = findings[shown:]
-    followed = all(f.first_seen >= findings[0].first_seen for f in others)
+    # A log in whole seconds writes the begin of the second.
+    began = findings[0].first_seen.replace(microsecond=0)
+    followed = all(f.timed and f.first_seen >= began for f in others)
     names = dict.fromkeys(clipped(f.workload, 80) for f in others)
     return f"and {len(others):,} more{' that followed' if followed else ''} in {listed(names)}"
 

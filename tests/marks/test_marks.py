@@ -24,7 +24,7 @@ from pipeline.records.batch import Purpose
 from pipeline.records.schema import RESULT_SCHEMA, SAMPLE_SCHEMA
 from pipeline.records.verdict import Verdict, pattern_ids
 from pipeline.report.findings import finding_severity
-from pipeline.report.text import explain
+from pipeline.report.why import explain
 from pipeline.settings import Settings
 from pipeline.tasks import ingest
 from pipeline.tasks.context import Context

@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.records.schema import RESULT_SCHEMA, UTC_US
-from pipeline.report import findings, page, text
+from pipeline.report import findings, page, text, why
 from pipeline.report.findings import Finding, FindingSample
 from pipeline.report.summary import run_summary
 from pipeline.units import visible
@@ -114,7 +114,9 @@ def numbers(**changes: Any) -> dict[str, Any]:
         "anomalous": 3,
         "anomalous_lines": 4,
         "not_judged": 0,
+        "not_judged_lines": 0,
         "untimed": 0,
+        "untimed_lines": 0,
     }
     base: dict[str, Any] = {
         **counts,
@@ -140,12 +142,12 @@ def test_the_page_shows_no_clock_time_where_none_was_found() -> None:
         templates=template_frame(["a"]).with_columns(
             first_seen=pl.lit(None, UTC_US), last_seen=pl.lit(None, UTC_US)
         ),
-        summary=numbers(first=None, last=None, untimed=900, timeline=timeline),
+        summary=numbers(first=None, last=None, untimed=900, untimed_lines=900, timeline=timeline),
         title="a run",
         run={},
     ).decode()
     assert "<time" not in source.split("<script")[0]
-    assert "Without a time" in source and "900 records without a time" in source
+    assert "Without a time" in source and "900 lines without a time" in source
 
 
 def placed(found: list[Finding]) -> list[Finding]:
@@ -235,7 +237,7 @@ def test_a_finding_shows_its_level_place_count_time_reasons_and_marks_its_words(
     article = reader.blocks["article"][0]
     for part in ("error", "2 times", "2026-11-19 09:00:01 – 09:00:06", "var/app.log:41"):
         assert part in article
-    assert "Unexpected here: “refused”; rare: 3 of 9,000 training lines." in article
+    assert "Seen 3 times in 9,000 lines, and “refused” was unexpected after “connect”." in article
     assert reader.blocks["mark"] == ["refused", "refused"]
 
 
@@ -288,7 +290,11 @@ def test_findings_and_numbers_can_be_read_without_scripts() -> None:
         (0, {}, "Nothing unusual in 1,000 lines"),
         (1, {}, "1 incident, 1 finding in 1,000 lines; read these first"),
         (0, {"not_judged": 900}, "Nothing in 1,000 lines says that something failed; they were not judged"),
-        (0, {"not_judged": 30}, "Nothing unusual in the lines judged; 30 of 900 records were not judged"),
+        (
+            0,
+            {"not_judged": 30, "not_judged_lines": 31},
+            "Nothing unusual in the lines judged; 31 of 1,000 lines were not judged",
+        ),
         (0, {"records": 0, "lines": 0}, "No lines were read"),
     ],
 )
@@ -428,8 +434,8 @@ def test_the_same_input_gives_the_same_page() -> None:
 def test_a_line_is_logged_as_an_error_only_when_its_level_says_so(
     reasons: list[str], level: str | None, says: str
 ) -> None:
-    assert text.explain(reasons, level) == [says]
-    assert "logged as" not in text.explain(reasons)[0]
+    assert why.explain(reasons, level) == [says]
+    assert "logged as" not in why.explain(reasons)[0]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

@@ -61,7 +61,9 @@ def numbers(**changes: Any) -> dict[str, Any]:
         "anomalous": 3,
         "anomalous_lines": 4,
         "not_judged": 0,
+        "not_judged_lines": 0,
         "untimed": 0,
+        "untimed_lines": 0,
         "first": "2026-11-19T09:00:00Z",
         "last": "2026-11-19T10:00:00Z",
         "by_workload": [{}],
@@ -85,7 +87,7 @@ def test_every_fact_of_a_finding_is_printed_at_every_width(width: int) -> None:
     text = printed([finding(1)], width=width)
     assert max(len(line) for line in text.splitlines()) <= width
     flat = " ".join(text.split())
-    for fact in ("error", "1,234", "09:00:00", "09:01:30", "logged as", "app.log:101", "<*>", "shop"):
+    for fact in ("error", "1,234", "09:00:00", "09:01:30", "Logged as", "app.log:101", "<*>", "shop"):
         assert fact in flat, fact
 
 
@@ -93,8 +95,8 @@ def test_every_fact_of_a_finding_is_printed_at_every_width(width: int) -> None:
 def test_no_clock_time_is_printed_where_none_was_found(width: int) -> None:
     untimed = replace(finding(1).samples[0], timed=False)
     found = finding(1, timed=False, incident=0, samples=(untimed,))
-    text = printed([found], width=width, first=None, last=None, untimed=900)
-    assert text.startswith("1 finding in 1,000 lines") and "900 records without a time" in text
+    text = printed([found], width=width, first=None, last=None, untimed=900, untimed_lines=900)
+    assert text.startswith("1 finding in 1,000 lines") and "900 lines without a time" in text
     assert "Without a time" in text and "Incident" not in text and "app.log:101" in text
     assert "2026-11-19 09:00:00" not in text.replace("2026-11-19 09:00:00 ERROR", "")
 
@@ -151,8 +153,8 @@ def test_a_line_break_in_a_name_does_not_break_the_line_of_the_place(width: int)
 
 
 def test_a_word_is_no_level_where_the_line_has_none() -> None:
-    assert "says “error”" in " ".join(printed([finding(1, level=None)]).split())
-    assert "logged as error" in printed([finding(1, level="fatal")])
+    assert "Says “error”" in " ".join(printed([finding(1, level=None)]).split())
+    assert "Logged as error" in printed([finding(1, level="fatal")])
 
 
 def test_it_says_how_many_more_findings_there_are() -> None:
