@@ -10,7 +10,6 @@ Accepted means: stored exactly once in every sink, whatever happens from here on
 lines, workers parse them. So it needs neither Polars nor NumPy nor torch, and no code of the workers.
 """
 
-import re
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -30,12 +29,11 @@ from pipeline.records.pushed import PushedLines, PushedRecords, not_text, pushed
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.sources.folders import rotation
 
 if TYPE_CHECKING:
     from pipeline.sources.chunks import Chunk
 
-# Endings that rotation appends: app.log.1, app.log-20261120, app.log.2.gz
-ROTATED: Final = re.compile(r"(?<=.)[.-](?:\d{1,3}|\d{8}|\d{4}-\d\d-\d\d)(?=(?:\.gz|\.zst)?$)")
 # Lines older than this wait behind fresh ones. A sender that was down for minutes is no backfill.
 BACKFILL_AFTER: Final = timedelta(hours=1)
 
@@ -222,8 +220,8 @@ def _latest(batch: Batch) -> object:
 
 def workload_of_file(path: Path) -> str:
     """A file's workload when none is given: its name without endings that only say how it is stored."""
-    name = ROTATED.sub("", path.name)
-    for ending in (".gz", ".zst", ".log", ".txt", ".jsonl", ".json"):
+    name = rotation(path.name).live
+    for ending in (".log", ".txt", ".jsonl", ".json"):
         if name.endswith(ending) and len(name) > len(ending):
             name = name.removesuffix(ending)
     return "".join(c if c.isprintable() else "_" for c in name)[:100]

@@ -35,8 +35,9 @@ def run(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="log files; globs, .gz and .zst are fine, - is standard input",
+        help="log files, folders, globs, and tar or zip archives, packed or not; - is standard input",
     )
+    _filters(parser)
     parser.add_argument(
         "--out", type=Path, default=Path("logweir-out"), metavar="DIR", help="where results go (logweir-out)"
     )
@@ -75,6 +76,17 @@ def run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _filters(parser: argparse.ArgumentParser) -> None:
+    for flag, what in (("--include", "only these files"), ("--exclude", "not these files and folders")):
+        parser.add_argument(
+            flag,
+            action="append",
+            default=[],
+            metavar="GLOB",
+            help=f"of what folders and globs bring, {what}; may be given again",
+        )
+
+
 def health(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
@@ -101,7 +113,13 @@ def stop(parser: argparse.ArgumentParser) -> None:
 
 
 def send(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", metavar="FILE", help="log files, or - for standard input")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="log files, folders, globs, and tar or zip archives, packed or not; - is standard input",
+    )
+    _filters(parser)
     parser.add_argument(
         "--opensearch",
         metavar="INDEX",

@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         _list(choice, as_json=args.json)
         return 0
     zone = settings.intake.time_zone
-    found = [look(path, choice, zone=zone) for path in files.expand(args.files)]
+    found = [look(path, choice, zone=zone) for path in files.choose(args.files).paths]
     if args.json:
         print_json([_as_json(facts) for facts in found])
         return 0

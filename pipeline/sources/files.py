@@ -1,56 +1,113 @@
-"""Log files: paths of patterns, and records from a cursor on."""
+"""Log files: which are meant by paths, folders and globs, and their records from a cursor on."""
 
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from pipeline.errors import BadInput
 from pipeline.records.batch import digest
 from pipeline.records.declared import DETECTED, FormatChoice
-from pipeline.sources.bytestreams import REWRITTEN_MARKS, ByteStream
+from pipeline.sources.archives import Source, Text, texts
+from pipeline.sources.bytestreams import ByteStream, Layers, is_rewritten
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
-from pipeline.sources.elements import Kind, kind_of
+from pipeline.sources.elements import kind_of
+from pipeline.sources.folders import Filter, Skipped, oldest_first, walk
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
+from pipeline.sources.unpacking import Note
+from pipeline.units import plural
 
 BLOCK_BYTES: Final = 1024 * 1024
 IDENTITY_BYTES: Final = 256
+HEAD_BYTES: Final = 4096  # tell whether offsets in the text are those of the file
 STREAM: Final = "stream"  # the identity of pipes, which cannot be read twice
 _GLOB_MARKS: Final = frozenset("*?[")
 
 
-def expand(patterns: Sequence[str]) -> list[Path]:
-    """The files of paths and globs, in order, each once.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The files to read, in order, each once, and notes about what is odd or left out."""
 
-    Raises BadInput for an unreadable file and for a pattern without a match.
+    paths: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+def choose(patterns: Sequence[str], wanted: Filter | None = None) -> Chosen:
+    """The logs that paths, folders and globs mean; rotated copies stand oldest first.
+
+    What a folder or glob brings and is no text log is left out with one note. Raises BadInput for such a file
+    that is named itself, and for a folder or glob without any text log.
     """
-    found: dict[Path, None] = {}
+    wanted = wanted or Filter()
+    found: dict[tuple[int, int], tuple[Path, float]] = {}
+    notes: list[str] = []
+    skipped = Skipped()
     for pattern in patterns:
-        for path in _matches(pattern):
-            found.setdefault(path)
-    same: dict[tuple[int, int], Path] = {}
-    for path in found:
-        _refuse_unreadable(path)
-        info = path.stat()
-        same.setdefault((info.st_dev, info.st_ino), path)
-    return list(same.values())
+        path = Path(pattern).expanduser()
+        # a file may really be called `a[1].log`
+        if path.is_dir():
+            logs = _logs_of(pattern, walk(path, wanted, skipped), skipped)
+        elif _GLOB_MARKS & set(pattern) and not path.exists():
+            logs = _logs_of(pattern, _matches(pattern, wanted, skipped), skipped)
+        else:
+            if note := check_file(path):
+                notes.append(note)
+            logs = [(path, path.stat())]
+        for one, info in logs:
+            found.setdefault((info.st_dev, info.st_ino), (one, info.st_mtime))
+    if skipped.count:
+        notes.append(skipped.sentence())
+    return Chosen(paths=tuple(oldest_first(found.values())), notes=tuple(notes))
 
 
-def _matches(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    # a file may really be called `a[1].log`
-    if path.exists() or not _GLOB_MARKS & set(pattern):
-        return [path]
-    names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
-    files = [p for p in map(Path, names) if not p.is_dir()]
-    if not files:
-        matched = "only directories" if names else "no file"
+def _logs_of(
+    pattern: str, brought: Iterable[tuple[Path, os.stat_result]], skipped: Skipped
+) -> list[tuple[Path, os.stat_result]]:
+    """The text logs among the files of a folder or glob. Raises BadInput without any."""
+    before, logs = skipped.count, []
+    for path, info in brought:
+        try:
+            log = bool(info.st_size) and _is_log(path)
+        except BadInput:
+            log = False
+        if log:
+            logs.append((path, info))
+        else:
+            skipped.add(str(path))
+    if not logs:
+        count = skipped.count - before
+        why = f"of {plural(count, 'file')} none is one" if count else "no file there is wanted"
+        raise BadInput(f"{pattern} has no text log; {why}, name a log file or another folder")
+    return logs
+
+
+def _matches(pattern: str, wanted: Filter, skipped: Skipped) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files that a glob brings. Raises BadInput when it matches none."""
+    name = str(Path(pattern).expanduser())
+    names = sorted(glob.iglob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    matched = "only directories" if names else "no file"
+    for path in map(Path, names):
+        if path.is_dir():
+            continue
+        matched = ""
+        if not wanted.takes(str(path)):
+            continue
+        try:
+            info = path.stat()
+        except OSError:  # a link to nothing, or to itself
+            skipped.add(str(path))
+            continue
+        if stat.S_ISREG(info.st_mode):
+            yield path, info
+        else:
+            skipped.add(str(path))
+    if matched:
         raise BadInput(f"{pattern!r} matches {matched}; check the pattern, ** descends into directories")
-    return files
 
 
 def _refuse_unreadable(path: Path) -> None:
@@ -74,7 +131,8 @@ def _refuse_unreadable(path: Path) -> None:
 def check_file(path: Path) -> str:
     """A note for the user about an empty or UTF-16 file, else "".
 
-    Raises BadInput for a file that is missing, unreadable, binary or compressed in an unknown way.
+    Raises BadInput for a file that is missing, unreadable, binary or compressed in an unknown way, and for an
+    archive without a text log.
     """
     _refuse_unreadable(path)
     info = path.stat()
@@ -83,16 +141,61 @@ def check_file(path: Path) -> str:
     if not info.st_size:
         return f"{path} is empty"
     with open_file(path) as file:
-        stream = ByteStream(file, path)
-        if stream.encoding != "UTF-8":
-            return f"{path} is {stream.encoding}, read as UTF-8"
+        layers = Layers(file, str(path))
+        text = next(texts(layers, file, Source(path=path), Skipped()), None)
+        if text is None:
+            raise BadInput(f"{path} is a {layers.kind} archive without a text log; give a log")
+        if layers.kind == "text" and text.stream.encoding != "UTF-8":
+            guess = ", as the places of its NULs tell," if text.stream.guessed else ","
+            return f"{path} is {text.stream.encoding}{guess} read as UTF-8"
     return ""
 
 
+def _is_log(path: Path) -> bool:
+    """Whether a file that nobody named is a text log. Raises BadInput for most that are none."""
+    with open_file(path) as file:
+        layers = Layers(file, str(path))
+        # Documents and programs are zips, too.
+        if layers.kind == "zip" and path.suffix.lower() != ".zip":
+            return False
+        return bool(layers.first) and any(True for _ in texts(layers, file, Source(path=path), Skipped()))
+
+
 def total_bytes(path: Path) -> int:
-    """Size on disk, the end of `Chunk.position`; 0 for a pipe."""
-    info = path.stat()
+    """Size on disk, the end of `Chunk.position`; 0 for a pipe, and for a file that is gone."""
+    try:
+        info = path.stat()
+    except OSError:
+        return 0
     return info.st_size if stat.S_ISREG(info.st_mode) else 0
+
+
+class _Reader:
+    """Reads one text to its end, or as far as it can be read."""
+
+    def __init__(self, stream: ByteStream, assembly: Assembly, ahead: Sequence[bytes] = ()) -> None:
+        """`ahead`: what was read of the text already."""
+        self._stream, self._assembly, self._ahead = stream, assembly, ahead
+        self.failure = ""  # why the text ends before its end
+
+    @property
+    def lines(self) -> int:
+        return self._assembly.cursor.line
+
+    def chunks(self) -> Iterator[Chunk]:
+        for block in self._blocks():
+            yield from self._assembly.push(block, self._stream.consumed())
+        yield from self._assembly.finish(self._stream.consumed())
+
+    def _blocks(self) -> Iterator[bytes]:
+        yield from self._ahead
+        try:
+            while block := self._stream.read(BLOCK_BYTES):
+                yield block
+        except BadInput as exc:
+            self.failure = str(exc)
+        except OSError as exc:
+            self.failure = f"{self._stream.name} cannot be read further ({exc.strerror})"
 
 
 def read_file(
@@ -106,37 +209,151 @@ def read_file(
     """All records of a file from `start` on, in chunks whose bounds depend on the content alone.
 
     A cursor of another file (rotated, truncated, replaced) starts at the beginning. Raises BadInput at
-    once for what is not a text log, and, after everything readable was handed over, for a cut-off archive.
+    once for what is not a text log, and, after everything readable was handed over, for a cut-off file.
     """
     _refuse_unreadable(path)
+    assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
     with open_file(path) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            place = Cursor(path=str(path), identity=STREAM)
-        else:
-            place = resume_at(path, file, start)
-        stream = ByteStream(file, path, offset=place.offset)
-        kind = _kind_at_beginning(path) if place.offset else None
-        assembly = Assembly(
-            place, max_records=max_records, max_bytes=max_bytes, documents=True, kind=kind, choice=choice
+        regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        place = resume_at(path, file, start) if regular else Cursor(path=str(path), identity=STREAM)
+        stream = ByteStream(Layers(file, str(path)))
+        assembly = assemble(stream, place)
+        reader = _Reader(stream, assembly, _moved(stream, path, place.offset, assembly.framer))
+        yield from reader.chunks()
+    if reader.failure:
+        raise BadInput(f"{_how_far(reader.failure, reader.lines)}; copy the file again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Assembling:
+    """How records are made of a text."""
+
+    max_records: int
+    max_bytes: int
+    choice: FormatChoice
+
+    def __call__(self, stream: ByteStream, place: Cursor) -> Assembly:
+        """For a text that stands at its beginning yet. A place within a document needs its kind."""
+        kind = kind_of(stream.peek()) if place.offset else None
+        return Assembly(
+            place,
+            max_records=self.max_records,
+            max_bytes=self.max_bytes,
+            documents=True,
+            kind=kind,
+            choice=self.choice,
         )
-        if place.offset:
-            look_at_beginning(path, assembly.framer, final=True)
-        failure: BadInput | None = None
-        while failure is None:
+
+
+def _how_far(failure: str, lines: int) -> str:
+    return f"{failure}: {plural(lines, 'line')} {'was' if lines == 1 else 'were'} read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A text and its chunks from `place` on; to be read before the next text is asked for."""
+
+    source: Source
+    place: Cursor
+    chunks: Iterator[Chunk]
+
+
+def read_texts(
+    path: Path,
+    *,
+    note: Note,
+    begin: Callable[[Source], Cursor | None] = lambda _source: None,
+    max_records: int = MAX_RECORDS,
+    max_bytes: int = MAX_BYTES,
+    choice: FormatChoice = DETECTED,
+) -> Iterator[Reading]:
+    """The text of a file, or those of an archive one after another, each from its cursor on.
+
+    Damage, a cut-off end and bounds that were reached become notes behind all that could be read. Raises
+    BadInput for a file that cannot be opened or is no text log.
+    """
+    _refuse_unreadable(path)
+    lines, late, skipped, empty = 0, "", Skipped(), True
+    assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
+    with open_file(path) as file:
+        regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        layers = Layers(file, str(path), note=note)
+        if layers.kind == "zip" and not regular:
+            raise BadInput(f"{path} is a zip archive, which a pipe cannot give; save it to a file first")
+        found = texts(layers, file if regular else None, Source(path=path), skipped)
+        while True:
             try:
-                block = stream.read(BLOCK_BYTES)
+                text = next(found, None)
             except BadInput as exc:
-                failure = exc
+                if layers.kind == "text":
+                    raise
+                note(_how_far(str(exc), lines))
                 break
-            except OSError as exc:
-                failure = BadInput(f"{path} cannot be read further: {exc.strerror}")
+            if late:  # said only now, because the end of the archive explains that of its last member
+                note(late)
+            if text is None:
                 break
-            if not block:
-                break
-            yield from assembly.push(block, stream.consumed())
-        yield from assembly.finish(stream.consumed())
-        if failure is not None:
-            raise failure
+            empty = False
+            place, continued = _start_of(text, path, file if regular else None, begin)
+            assembly = assemble(text.stream, place)
+            reader = _Reader(text.stream, assembly, continued(assembly.framer))
+            yield Reading(source=text.source, place=place, chunks=reader.chunks())
+            lines += reader.lines
+            late = _how_far(reader.failure, reader.lines) if reader.failure else ""
+    if skipped.count:
+        note(skipped.sentence("member"))
+    if empty and layers.kind != "text":
+        note(f"{path} has no text log")
+
+
+def _start_of(
+    text: Text, path: Path, file: BinaryIO | None, begin: Callable[[Source], Cursor | None]
+) -> tuple[Cursor, Callable[[Framer], Sequence[bytes]]]:
+    """Where an earlier reader of a text stopped, and the step that moves the text there.
+
+    `file`: None for a pipe, which begins at its beginning.
+    """
+    name = text.source.name
+    if file is None:
+        return Cursor(path=name, identity=STREAM), lambda _framer: ()
+    start = begin(text.source)
+    if not text.source.member:
+        place = resume_at(path, file, start)
+        return place, partial(_moved, text.stream, path, place.offset)
+    identity = f"{identify(file)} {text.mark}"
+    same = start is not None and start.identity == identity
+    place = replace(start, path=name) if start is not None and same else Cursor(path=name, identity=identity)
+    return place, partial(_behind, text.stream, place.offset)
+
+
+def _moved(stream: ByteStream, path: Path, offset: int, framer: Framer) -> Sequence[bytes]:
+    """Moves the text of a file to the offset; the framer gets the beginning as its sample."""
+    if offset:
+        stream.skip(offset)
+        look_at_beginning(path, framer, final=True)
+    return ()
+
+
+def _behind(stream: ByteStream, offset: int, framer: Framer) -> list[bytes]:
+    """Reads a member to `offset`, and on until the framer has its sample: the text read behind `offset`.
+
+    The damage of a cut-off member is met again by its reader.
+    """
+    at, ahead, cutter = 0, list[bytes](), LineCutter()
+    while offset and (at < offset or not framer.settled):
+        try:
+            block = stream.read(BLOCK_BYTES)
+        except BadInput:
+            block = b""
+        if not block:
+            framer.look(cutter.finish()["raw"], final=True)
+            break
+        if not framer.settled:
+            framer.look(cutter.push(block)["raw"])
+        if at + len(block) > offset:
+            ahead.append(block[max(0, offset - at) :])
+        at += len(block)
+    return ahead
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -147,19 +364,10 @@ def open_file(path: Path) -> BinaryIO:
         raise BadInput(f"{path} cannot be opened: {exc.strerror}; check its name and permissions") from exc
 
 
-def _kind_at_beginning(path: Path) -> Kind | None:
-    """The kind of document that the file is, None for lines."""
-    with open_file(path) as file:
-        try:
-            return kind_of(ByteStream(file, path).read(BLOCK_BYTES))
-        except BadInput:  # the reader reports the same damage
-            return None
-
-
 def look_at_beginning(path: Path, framer: Framer, *, final: bool) -> None:
     """Gives the framer the first lines of the file as its sample."""
     with open_file(path) as file:
-        stream, cutter = ByteStream(file, path), LineCutter()
+        stream, cutter = ByteStream(Layers(file, str(path))), LineCutter()
         while not framer.settled:
             try:
                 block = stream.read(BLOCK_BYTES)
@@ -196,8 +404,7 @@ def resume_at(path: Path, file: BinaryIO, start: Cursor | None) -> Cursor:
     identity = identify(file)
     if start is None or not is_same(start.identity, file):
         return Cursor(path=str(path), identity=identity)
-    head = os.pread(file.fileno(), 4, 0)
-    plain = not head.startswith(REWRITTEN_MARKS)
+    plain = not is_rewritten(os.pread(file.fileno(), HEAD_BYTES, 0))
     if plain and os.fstat(file.fileno()).st_size < start.offset:
         return Cursor(path=str(path), identity=identity)
     return replace(start, path=str(path), identity=identity)

@@ -10,10 +10,11 @@ from typing import BinaryIO
 
 from pipeline.errors import BadInput
 from pipeline.records.declared import DETECTED, FormatChoice
-from pipeline.sources.bytestreams import REWRITTEN_MARKS
+from pipeline.sources.bytestreams import is_rewritten
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.files import (
     BLOCK_BYTES,
+    HEAD_BYTES,
     IDENTITY_BYTES,
     identify,
     is_same,
@@ -99,8 +100,7 @@ class _Tail:
         if self._path.is_dir():
             raise BadInput(f"{self._path} is a directory; follow one file in it")
         self._file = open_file(self._path)
-        head = os.pread(self._file.fileno(), 4, 0)
-        if head.startswith(REWRITTEN_MARKS):
+        if is_rewritten(os.pread(self._file.fileno(), HEAD_BYTES, 0)):
             raise BadInput(
                 f"{self._path} is compressed or UTF-16 and cannot be followed; read it without --follow"
             )

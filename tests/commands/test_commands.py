@@ -460,9 +460,15 @@ def due(ledger: Ledger) -> list[tuple[str, Stage]]:
 
 def test_following_what_cannot_grow_is_refused(verb: Verb, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name in ("pipe", "."):
+    for name, why in (
+        ("pipe", "is no regular file and cannot be followed"),
+        (
+            ".",
+            "is a directory, and --follow reads one file; follow a file in it, or send its files or a glob",
+        ),
+    ):
         said = verb("send", "--follow", str(tmp_path / name))
-        assert said.code == 2 and "is no regular file and cannot be followed" in said.err
+        assert said.code == 2 and why in said.err
 
 
 def test_following_a_file_that_is_absent_says_so_once(

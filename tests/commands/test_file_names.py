@@ -9,7 +9,7 @@ from command_line import Verb, command_line
 from rich.console import Console
 
 from pipeline.commands import common
-from pipeline.commands.run.verb import _Bars
+from pipeline.commands.run.progress import Bars
 from pipeline.settings import Settings
 
 HOSTILE = "a\033c\033]0;title\007\nlogweir: all is well\u202e.log"
@@ -47,7 +47,7 @@ def test_a_remark_is_one_line_without_control_characters() -> None:
 
 
 def test_the_row_of_progress_shows_the_name_and_does_not_obey_it(capsys: pytest.CaptureFixture[str]) -> None:
-    bars = _Bars()
+    bars = Bars()
     with bars:
         bars.show("reading", 0, 10, f"{HOSTILE}, 5 lines/s")
         bars.said -= 60

@@ -8,6 +8,7 @@ from typing import Final
 from pipeline.errors import BadInput
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources import files
+from pipeline.sources.folders import Filter
 
 # Marks a directory as made by `logweir run`; any other directory that is not empty is refused.
 MARKER: Final = ".logweir"
@@ -28,17 +29,22 @@ class RunPlan:
 
 
 def plan_run(
-    inputs: Sequence[str], baseline: Sequence[str], *, out: Path, workload: str | None, report: Path | None
+    inputs: Sequence[str],
+    baseline: Sequence[str],
+    *,
+    out: Path,
+    workload: str | None,
+    report: Path | None,
+    wanted: Filter | None = None,
 ) -> RunPlan:
-    """Look at everything before anything starts. Raises BadInput."""
+    """Look at everything before anything starts. `wanted` is for folders and globs. Raises BadInput."""
     if not inputs:
         raise BadInput("no log file is named; give at least one, for example: logweir run /var/log/syslog")
     if workload is not None:
         from pipeline.producer import check_name  # it imports redis, which takes longer than the first screen
 
         check_name("workload", workload)
-    chosen, normal = tuple(files.expand(inputs)), tuple(files.expand(baseline)) if baseline else ()
-    notes = tuple(note for path in (*chosen, *normal) if (note := files.check_file(path)))
+    chosen, normal = files.choose(inputs, wanted), files.choose(baseline, wanted)
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a directory")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_dir():
@@ -52,7 +58,12 @@ def plan_run(
         if any(report.resolve().is_relative_to(out.resolve() / name) for name in (MARKER, "results")):
             raise BadInput(f"--report {report} lies where a run replaces everything; name another directory")
     return RunPlan(
-        inputs=chosen, baseline=normal, out=out.absolute(), workload=workload, report=report, notes=notes
+        inputs=chosen.paths,
+        baseline=normal.paths,
+        out=out.absolute(),
+        workload=workload,
+        report=report,
+        notes=(*chosen.notes, *normal.notes),
     )
 
 

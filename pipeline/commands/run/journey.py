@@ -19,7 +19,7 @@ from pipeline.commands.run.trouble import Troubles
 from pipeline.controller.trainings import Status, TrainingRequest, Trainings
 from pipeline.detect import judged_by_words
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.errors import LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed
+from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed
 from pipeline.ledger.batches import Full
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS
@@ -87,24 +87,47 @@ class Journey:
         before, began, lines = 0.0, time.monotonic(), 0
         times = TimeNotes(zone=self.settings.intake.time_zone)
         word = "reading the baseline" if purpose is Purpose.BASELINE else "reading"
+
+        def progress(path: Path, position: int, count: int) -> None:
+            nonlocal lines
+            lines += count
+            rate = lines / max(0.001, time.monotonic() - began)
+            self.show(word, before + position, total, f"{path.name}, {rate:,.0f} lines/s")
+            self.stack.check()
+
         for path in paths:
-            workload = self.workload or workload_of_file(path)
-            key, start = digest("file", purpose.value, str(path)), 0
-            empty = True
-            for chunk in files.read_file(
-                path,
-                max_records=self.settings.internal.batch_records,
-                max_bytes=self.settings.internal.batch_kib * 1024,
-                choice=self.choice,
-            ):
+            try:
+                self._send_file(path, purpose, times, progress)
+            except BadInput as exc:  # it was a log when the run began
+                self.notes.append(f"{exc}; the run went on without it")
+            before += max(1, files.total_bytes(path))
+        self.notes += times.notes()
+        return lines
+
+    def _send_file(
+        self, path: Path, purpose: Purpose, times: TimeNotes, progress: Callable[[Path, int, int], None]
+    ) -> None:
+        """The text of a file, or those of an archive. Raises BadInput where it cannot be read at all."""
+        empty, notes = True, len(self.notes)
+        for reading in files.read_texts(
+            path,
+            note=self.notes.append,
+            max_records=self.settings.internal.batch_records,
+            max_bytes=self.settings.internal.batch_kib * 1024,
+            choice=self.choice,
+        ):
+            source, start = reading.source, 0
+            workload = self.workload or workload_of_file(source.named)
+            key = digest("file", purpose.value, source.name)
+            for chunk in reading.chunks:
                 empty = False
-                times.see(str(path), chunk)
+                times.see(source.name, chunk)
                 accept = partial(
                     self.producer.send_chunk,
                     chunk,
                     start=start,
                     workload=workload,
-                    source=str(path),
+                    source=source.name,
                     source_key=key,
                     cursor_key="",  # a run begins at the beginning
                     purpose=purpose,
@@ -120,15 +143,9 @@ class Journey:
                         )
                     self.pause(min(answer.retry_after_s, FULL_S))
                 start = chunk.cursor.offset
-                lines += int(chunk.records["lines"].sum())
-                rate = lines / max(0.001, time.monotonic() - began)
-                self.show(word, before + chunk.position, total, f"{path.name}, {rate:,.0f} lines/s")
-                self.stack.check()
-            before += max(1, files.total_bytes(path))
-            if empty:
-                self.notes.append(f"{path} is empty")
-        self.notes += times.notes()
-        return lines
+                progress(path, chunk.position, int(chunk.records["lines"].sum()))
+        if empty and len(self.notes) == notes:
+            self.notes.append(f"{path} is empty")
 
     def pause(self, seconds: float) -> None:
         self.stack.check()

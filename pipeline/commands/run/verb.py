@@ -17,6 +17,7 @@ from pipeline.commands.run.stdin_copy import stdin_as_file
 from pipeline.errors import BadInput
 from pipeline.logs import set_up
 from pipeline.settings import Settings
+from pipeline.sources.folders import Filter
 from pipeline.units import one_line
 
 if TYPE_CHECKING:
@@ -31,7 +32,14 @@ def main(args: argparse.Namespace) -> int:
         )
     choice = choice_of(args)
     with stdin_as_file(args.files) as (files, notes):
-        plan = plan_run(files, args.baseline, out=args.out, workload=args.workload, report=args.report)
+        plan = plan_run(
+            files,
+            args.baseline,
+            out=args.out,
+            workload=args.workload,
+            report=args.report,
+            wanted=Filter(include=args.include, exclude=args.exclude),
+        )
         plan = replace(plan, normal=tuple(args.normal), choice=choice)
         plan = replace(plan, notes=(*notes, *plan.notes))
         _print_first_screen(plan, settings)

@@ -16,7 +16,9 @@ from pipeline.logs import set_up
 from pipeline.producer import Producer, workload_of_file
 from pipeline.records.batch import Purpose, digest
 from pipeline.sources import files, follow
+from pipeline.sources.archives import Source
 from pipeline.sources.chunks import Chunk, Cursor
+from pipeline.sources.folders import Filter
 from pipeline.sources.stdin import read_stream
 
 
@@ -37,12 +39,14 @@ def main(args: argparse.Namespace) -> int:
     if "-" in args.files and len(args.files) > 1:
         raise BadInput("- (standard input) cannot be mixed with files; send them apart")
     console = err()
+    chosen = files.Chosen(paths=())
     if args.files == ["-"]:
         standard_input()
     elif args.follow:
         _refuse_unfollowable(Path(args.files[0]))
     else:
-        for note in filter(None, map(files.check_file, files.expand(args.files))):
+        chosen = files.choose(args.files, Filter(include=args.include, exclude=args.exclude))
+        for note in chosen.notes:
             remark(console, note)
     producer = Producer.connect(reached(settings))
     tracking = BatchTracking(producer.ledger) if args.wait else None
@@ -61,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         elif args.follow:
             _follow(sender, Path(args.files[0]), args.workload)
         else:
-            for path in files.expand(args.files):
+            for path in chosen.paths:
                 _file(sender, path, args.workload)
     finally:
         sender.note_times()
@@ -77,57 +81,81 @@ def main(args: argparse.Namespace) -> int:
 
 def _refuse_unfollowable(path: Path) -> None:
     """A file that is not there yet is waited for; what is there must be one that grows."""
+    if path.is_dir():
+        raise BadInput(
+            f"{path} is a directory, and --follow reads one file; follow a file in it, or send its files or a "
+            "glob without --follow"
+        )
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise BadInput(f"{path} is no regular file and cannot be followed; read a pipe without --follow")
 
 
 def _file(sender: Sender, path: Path, workload: str | None) -> None:
     """From where an earlier `send` of this file stopped, so that sending it again adds only what is new."""
-    workload = workload or workload_of_file(path)
-    if not path.is_file():  # a pipe can be read once only, and has no place to go on from
-        chunks = files.read_file(
-            path,
-            max_records=sender.settings.internal.batch_records,
-            max_bytes=sender.settings.internal.batch_kib * 1024,
-            choice=sender.choice,
-        )
-        key = digest("pipe", uuid.uuid4().hex)
-        return _stream(sender, chunks, workload=workload, source=str(path), key=key)
-    cursor_key = _cursor_key(sender, path, workload)
+    said: dict[str, None] = {}  # a file may be read again, and its notes come again
     while True:
         try:
-            _rest_of(sender, path, workload, cursor_key)
-            return sender.confirm(cursor_key)
+            _texts_of(sender, path, workload, said)
+            break
         except CursorMoved:  # read from where it stands now
             continue
+        except BadInput as exc:  # it was a log when the command began
+            said.setdefault(f"{exc}; what comes after it is sent")
+            break
+    for note in said:
+        remark(sender.console, note)
 
 
-def _rest_of(sender: Sender, path: Path, workload: str, cursor_key: str) -> None:
-    stored = sender.begin(cursor_key)
-    with path.open("rb") as file:
-        place = files.resume_at(path, file, stored)
-    key = digest("file", str(path.absolute()), place.identity, workload, *_purpose_key(sender))
-    start, before = place.offset, sender.batches
-    for chunk in files.read_file(
+def _texts_of(sender: Sender, path: Path, workload: str | None, said: dict[str, None]) -> None:
+    """The text of a file, or those of an archive. A pipe can be read once only."""
+    once = not path.is_file()
+
+    def begin(source: Source) -> Cursor | None:
+        return sender.begin(_cursor_key(sender, source, workload or workload_of_file(source.named)))
+
+    for reading in files.read_texts(
         path,
-        start=stored if place.offset else None,
+        note=said.setdefault,
+        begin=begin,
         max_records=sender.settings.internal.batch_records,
         max_bytes=sender.settings.internal.batch_kib * 1024,
         choice=sender.choice,
     ):
-        sender.send(chunk, start=start, workload=workload, source=str(path), key=key, cursor_key=cursor_key)
+        name = workload or workload_of_file(reading.source.named)
+        if once:
+            key = digest("pipe", uuid.uuid4().hex)
+            _stream(sender, reading.chunks, workload=name, source=reading.source.name, key=key)
+        else:
+            _rest_of(sender, reading, name)
+
+
+def _rest_of(sender: Sender, reading: files.Reading, workload: str) -> None:
+    source, place = reading.source, reading.place
+    cursor_key = _cursor_key(sender, source, workload)
+    key = _source_key(sender, source, place.identity, workload)
+    start, before = place.offset, sender.batches
+    for chunk in reading.chunks:
+        sender.send(chunk, start=start, workload=workload, source=source.name, key=key, cursor_key=cursor_key)
         start = chunk.cursor.offset
     if place.offset and sender.batches == before:
         sender.console.print(
-            f"{path}: nothing new, its {place.line:,} lines were accepted before",
+            f"{source.name}: nothing new, its {place.line:,} lines were accepted before",
             markup=False,
             soft_wrap=True,
         )
+    sender.confirm(cursor_key)
 
 
-def _cursor_key(sender: Sender, path: Path, workload: str) -> str:
+def _source_key(sender: Sender, source: Source, identity: str, workload: str) -> str:
+    """Tells a file from its successor after a rotation, and a member from another one of its name."""
+    member = ("member", source.member) if source.member else ()
+    return digest("file", str(source.path.absolute()), identity, workload, *member, *_purpose_key(sender))
+
+
+def _cursor_key(sender: Sender, source: Source, workload: str) -> str:
     """One for sending and following: a follower goes on where a sender stopped."""
-    return digest("cursor", str(path.absolute()), workload, *_purpose_key(sender))
+    member = ("member", source.member) if source.member else ()
+    return digest("cursor", str(source.path.absolute()), workload, *member, *_purpose_key(sender))
 
 
 def _purpose_key(sender: Sender) -> tuple[str, ...]:
@@ -165,7 +193,7 @@ def _stream(sender: Sender, chunks: Iterable[Chunk], *, workload: str, source: s
 def _follow(sender: Sender, path: Path, workload: str | None) -> None:
     """Until Ctrl-C, from where the last sender or follower of this file stopped."""
     workload = workload or workload_of_file(path)
-    cursor_key = _cursor_key(sender, path, workload)
+    cursor_key = _cursor_key(sender, Source(path=path), workload)
     sender.console.print(f"following {path}; Ctrl-C stops", markup=False, soft_wrap=True)
     while True:
         try:
@@ -180,7 +208,7 @@ def _follow_from(sender: Sender, path: Path, workload: str, cursor_key: str) -> 
     for chunk in _chunks(sender, path, cursor_key, start):
         if place[0] != chunk.cursor.identity and place[1] and chunk.records["line"].min() == 1:
             place = ("", 0)  # rotated or truncated: a file of its own, from its beginning
-        key = digest("file", str(path.absolute()), chunk.cursor.identity, workload, *_purpose_key(sender))
+        key = _source_key(sender, Source(path=path), chunk.cursor.identity, workload)
         sender.send(
             chunk,
             start=place[1],
