@@ -21,6 +21,7 @@ from pipeline.records.columns import kinds, spread
 from pipeline.records.declared import MARK, Declaration
 from pipeline.records.schema import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
+from pipeline.sources.formats_delimited import are_rows, detect_table, is_layout, parse_rows, read_layout
 from pipeline.sources.formats_text import ANYTHING, BY_NAME, LEVEL_WORDS, TEXT_FORMATS, Format
 from pipeline.sources.times import check_zone, read_form, to_utc
 from pipeline.sources.wrappers import (
@@ -76,11 +77,19 @@ def detect(lines: Sequence[str], declared: tuple[str, ...] = ()) -> tuple[str, .
     """Names of the formats in a sample of lines, most frequent first.
 
     The formats inside a container runtime's wrapper follow the wrapper. `declared`: packed declarations,
-    which are tried before the known formats.
+    which are tried before the known formats. A table has its layout as its name (formats_delimited.py).
     """
-    sample = pl.Series("raw", [line for line in lines if line.strip()], dtype=pl.String)
+    sample = uncoloured(pl.Series("raw", [line for line in lines if line.strip()], dtype=pl.String))
     names = (*WRAPPERS, *declared, *NAMES[len(WRAPPERS) :]) if declared else NAMES
-    return _detect(uncoloured(sample), names)
+    found = _detect(sample, names) if declared else ()
+    if set(found) & set(declared):
+        return found
+    if table := detect_table(sample.to_list(), header=True):
+        return (table.name,)
+    found = found or _detect(sample, names)
+    if not found and (table := detect_table(sample.to_list(), header=False)):
+        return (table.name,)
+    return found
 
 
 def _detect(sample: pl.Series, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -194,6 +203,8 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
             more = raw.str.contains(pairs.JSON_HEAD)
         elif name in WRAPPERS:
             continue
+        elif is_layout(name):
+            more = are_rows(raw, read_layout(name))
         elif name == "windows-xml":
             more = raw.str.contains(pairs.XML_HEAD)
         elif name == "logfmt":
@@ -253,9 +264,12 @@ def _filled(given: pl.Series, found: pl.Series) -> pl.Series:
 
 
 def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
-    if unknown := [name for name in formats if name not in _RANK and not name.startswith(MARK)]:
+    for name in filter(is_layout, formats):
+        read_layout(name)  # raises for a damaged one
+    known = (name in _RANK or name.startswith(MARK) or is_layout(name) for name in formats)
+    if unknown := [name for name, is_known in zip(formats, known, strict=True) if not is_known]:
         raise BadInput(f"log format {unknown[0]!r} is unknown; known are {', '.join(NAMES)}")
-    # declared ones come behind the wrappers, in their own order
+    # tables and declared ones come behind the wrappers, in their own order
     return tuple(sorted(dict.fromkeys(formats), key=lambda name: _RANK.get(name, len(WRAPPERS) - 0.5)))
 
 
@@ -275,6 +289,8 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
             found = pairs.parse_xml(remaining["raw"], arrived=arrived, zone=zone)
         elif name == "logfmt":
             found = pairs.parse_logfmt(remaining["raw"], arrived=arrived, zone=zone)
+        elif is_layout(name):
+            found = parse_rows(remaining["raw"], read_layout(name), arrived=arrived, zone=zone)
         else:
             maybe = _parse_format(remaining["raw"], _form(name), arrived=arrived, zone=zone)
             if maybe is None:

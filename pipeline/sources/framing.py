@@ -15,6 +15,7 @@ import polars as pl
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.formats import TIMED, detect, head_mask
+from pipeline.sources.formats_delimited import is_layout, read_layout, within_quotes
 from pipeline.sources.wrappers import inner_lines
 
 MAX_RECORD_BYTES: Final = 65536
@@ -91,6 +92,7 @@ class Framer:
         self._next_line = first_line
         self._after_partial = False
         self._in_traceback = False
+        self._in_quotes = False  # of a table's value
         if sample:
             self.look(pl.Series("raw", sample, dtype=pl.String))
 
@@ -122,7 +124,7 @@ class Framer:
         if self._open is not None:
             records = pl.concat([records, _join(self._open)])
             self._open = None
-        self._after_partial = self._in_traceback = False
+        self._after_partial = self._in_traceback = self._in_quotes = False
         return records
 
     # Which formats
@@ -237,6 +239,9 @@ class Framer:
         """True for rows that begin a record, by their text and the row before."""
         raw = frame["raw"]
         inner = inner_lines(raw, self.formats)
+        if table := next(filter(is_layout, self.formats), ""):
+            joined, self._in_quotes = within_quotes(inner, read_layout(table), inside=self._in_quotes)
+            return (~joined).alias("begins")
         heads = head_mask(inner, self.formats)
         if heads.all() and not self._wrapped and not self._in_traceback:
             return heads.alias("begins")
