@@ -22,6 +22,7 @@ from power_cut import Power, power
 from rich.console import Console
 from small_bundles import AT, ONE, THREE, TWO, written
 
+from pipeline.commands.send import resend_buffer as kept
 from pipeline.commands.send import verb as send
 from pipeline.commands.send.sender import Sender
 from pipeline.errors import CursorMoved
@@ -35,7 +36,6 @@ from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases, granted
 from pipeline.sinks import forgotten
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sources import resend_buffer as kept
 from pipeline.sources.chunks import Cursor
 from pipeline.sources.files import read_file
 from pipeline.sources.pushed import framed

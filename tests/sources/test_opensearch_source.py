@@ -23,13 +23,13 @@ from pipeline.errors import BadPayload, BadSetting, RedisUnavailable, SourceUnav
 from pipeline.ledger.batches import Accepted, Full
 from pipeline.ledger.ledger import Ledger
 from pipeline.observe.presence import Presence
+from pipeline.opensearch import dedup_window as seen_module
 from pipeline.opensearch.client import opensearch_client
+from pipeline.opensearch.dedup_window import AcceptedDocument, DedupWindow
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
 from pipeline.settings import Settings
-from pipeline.sources import dedup_window as seen_module
 from pipeline.sources import opensearch as source
-from pipeline.sources.dedup_window import AcceptedDocument, DedupWindow
 from pipeline.sources.documents import document_number, text_of, value_at
 from pipeline.sources.opensearch import Polled, Poller, deliver, poll_once
 from pipeline.sources.pushed import framed

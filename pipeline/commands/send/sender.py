@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pipeline.commands.common import remark
 from pipeline.commands.recognition import TimeNotes
+from pipeline.commands.send.resend_buffer import ResendBuffer, SentChunk
 from pipeline.commands.send.tracking import LOOK_AT_ONCE, BatchTracking
 from pipeline.errors import BadPayload, CursorMoved, RedisUnavailable
 from pipeline.ledger.batches import Accepted, Full
@@ -19,7 +20,6 @@ from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.flush_policy import FlushPolicy
-from pipeline.sources.resend_buffer import ResendBuffer, SentChunk
 from pipeline.units import plural
 
 SAY_EVERY_S: Final = 2.0
