@@ -308,6 +308,8 @@ class InternalSettings(Group, frozen=True):
     gpu_node_ttl_ms: Annotated[int, within(200, 3_600_000)] = 10_000
     # CUDA's own memory in a process: a part of its lease that tensors cannot have.
     gpu_context_mib: Annotated[int, within(0, TIB_MIB)] = 512
+    # `logweir run` works in one process up to this size of its files, unpacked by rule of thumb.
+    one_process_kib: Annotated[int, within(0, 1_048_576)] = 8_192
     supervisor_pid: Annotated[int, within(0, 2**22)] = 0
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ class Submit:
 
     def __init__(
         self,
-        app: "Celery",
+        app: "Celery | None",
         client: "redis.Redis",
         settings: Settings,
         *,
@@ -175,6 +175,8 @@ class Submit:
         return None if len(raw) > LOOK_AT_MOST else batches_of(raw)
 
     def _send(self, task: str, queue: str, args: list[str], headers: dict[str, str], shown: str) -> bool:
+        if self.app is None:
+            return False
         try:
             self.app.send_task(
                 task, args=args, queue=queue, headers=headers, argsrepr=shown,

@@ -10,10 +10,10 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import polars as pl
 import redis
-from celery import Celery
 
 from pipeline.controller.tick import Controller
 from pipeline.controller.trainings import Trainings
@@ -48,15 +48,24 @@ from pipeline.watching.sessions.model import SessionModel
 from pipeline.watching.state import WatcherState
 from pipeline.watching.watcher import Watcher
 
+if TYPE_CHECKING:
+    from celery import Celery
+
 
 class Context:
     """The parts of one process, each built once.
 
+    `app` is None where nothing goes through Celery (workers/one_process.py).
     `shard`: the shard of stage drain that this process writes, if it is a drain worker.
     """
 
     def __init__(
-        self, app: Celery, settings: Settings, profile: WorkerProfile = CPU_PROFILE, *, shard: int = 0
+        self,
+        app: "Celery | None",
+        settings: Settings,
+        profile: WorkerProfile = CPU_PROFILE,
+        *,
+        shard: int = 0,
     ) -> None:
         self.app = app
         self.settings = settings
@@ -64,6 +73,10 @@ class Context:
         self.shard = shard
         self.in_sink = False  # while a step waits for the sink, its slowness is no fault of the batch
         self.solo: OrderedDict[str, None] = OrderedDict()  # batches to score alone (tasks/merging.py)
+
+    def end_process(self, code: int) -> None:
+        """End this process, because no call ends a thread that hangs."""
+        os._exit(code)
 
     @functools.cached_property
     def owner(self) -> str:

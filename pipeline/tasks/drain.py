@@ -8,8 +8,6 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from celery.worker import state
-
 from pipeline import detect
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import RedisUnavailable, TooNew
@@ -72,6 +70,8 @@ def _other_writer(context: Context) -> bool:
 
 def _stand_by(context: Context) -> None:
     """Wait until the template tree is ours, or this worker is told to end."""
+    from celery.worker import state  # a run in one process has no other writer and no Celery
+
     logger(stage=Stage.DRAIN.value).info("drain.stands_by")
     while state.should_stop is None and state.should_terminate is None and _other_writer(context):
         time.sleep(STAND_BY_S)

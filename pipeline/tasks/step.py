@@ -6,7 +6,6 @@ The claim comes before the work and counts as an attempt, so a killed worker cou
 after the last attempt the ledger bisects the batch, or makes a single record a dead letter. A step that hangs
 counts as such a fault: its process ends itself."""
 
-import os
 import sys
 import threading
 import time
@@ -159,7 +158,7 @@ def _limit_s(context: Context, claim: Claim) -> float:
 
 
 def _end_hung(context: Context, claims: list[Claim], limit_s: float) -> None:
-    """End the process, because no call ends a thread that hangs. A supervisor starts another process.
+    """End the process. A supervisor starts another process.
 
     The attempt counts unless the sink does not answer. It counts for every batch of the pass: the one at
     fault is unknown, and each is tried alone next time. The first batch pauses for `limit_s`, so that others
@@ -181,7 +180,7 @@ def _end_hung(context: Context, claims: list[Claim], limit_s: float) -> None:
         if in_sink:
             metrics.waited(claim.stage, "sink")
     metrics.flush()
-    os._exit(HUNG)
+    context.end_process(HUNG)
 
 
 def _main_stack() -> str:

@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
-from celery.exceptions import SoftTimeLimitExceeded
-
 from pipeline.controller.trainings import ATTEMPTS, Status, TrainingRequest, TrainingState, next_attempt
 from pipeline.drain.learner import read_templates
 from pipeline.errors import (
@@ -34,7 +32,7 @@ from pipeline.models.registry import Note
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import Purpose
 from pipeline.redis.leases import TRAINING, HeldLease, Refused
-from pipeline.tasks import periodic, reload
+from pipeline.tasks import periodic
 from pipeline.tasks.context import Context
 from pipeline.tasks.share import ended_after_loss, enrol, host_locks
 from pipeline.training import training
@@ -99,13 +97,20 @@ def _train(context: Context, renewal: HeldLease, status: Status, request: Traini
         note = Note(state="candidate", reason=f"its training was not finished: {status.reason}")
         context.registry.write_note(status.version, note)
     if status.published:
-        reload.announce(context.app)
+        _announce(context)
         periodic.run(context)
     if not renewal.lost.is_set():
         with suppress(RedisUnavailable):  # the next training removes them
             for version in context.registry.retire():
                 log.info("model.removed", version=version)
     return status.reason if status.state is TrainingState.FAILED else None
+
+
+def _announce(context: Context) -> None:
+    if context.app is not None:
+        from pipeline.tasks import reload  # Celery
+
+        reload.announce(context.app)
 
 
 def _result(status: Status) -> str:
@@ -126,7 +131,7 @@ def _failed(
     if not expected:
         logger(request=status.request_id).exception("training.failed")
     why = str(exc) if expected else f"{type(exc).__name__}: {exc}"
-    if isinstance(exc, SoftTimeLimitExceeded):
+    if type(exc).__name__ == "SoftTimeLimitExceeded":  # Celery's, which a run in one process lacks
         why = f"the training took longer than its time limit; it was {status.state.value}: look at its log"
     heals = isinstance(exc, Retryable | StaleToken)
     retry = None

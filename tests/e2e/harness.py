@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import polars as pl
 import psutil
@@ -94,6 +94,10 @@ def end(mark: str) -> None:
     for process in marked(mark):
         with contextlib.suppress(psutil.Error):
             process.kill()
+
+
+# For `logweir run`: worker processes, however small the input.
+FLEET: Final = {"LOGWEIR_INTERNAL_ONE_PROCESS_KIB": "0"}
 
 
 @dataclass(slots=True)

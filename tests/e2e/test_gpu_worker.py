@@ -20,7 +20,7 @@ import pytest
 import redis
 from fake_nvml_driver import Driver, Gpu
 
-from e2e.harness import Command, Up, environment, nothing_left, novel, ordinary, running, until
+from e2e.harness import FLEET, Command, Up, environment, nothing_left, novel, ordinary, running, until
 from pipeline.errors import LeaseRefused
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import LeaseMode, Need, PoolLease
@@ -165,7 +165,7 @@ def test_a_gpu_whose_cuda_does_not_start_costs_neither_lines_nor_the_model(
     driver.devices(Gpu(A))
     lines = [*ordinary(400), *novel(40, "odd")]
     (logweir.cwd / "app.log").write_text("".join(line + "\n" for line in lines))
-    done = logweir("run", "app.log", "--json", timeout=200, **seen(driver))
+    done = logweir("run", "app.log", "--json", timeout=200, **seen(driver), **FLEET)
     assert done.returncode == 0, done.stderr
     rows = pl.read_parquet(logweir.cwd / "logweir-out/results/**/*.parquet", hive_partitioning=False)
     assert rows.height == 440

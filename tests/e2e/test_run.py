@@ -11,7 +11,7 @@ import polars as pl
 import psutil
 import pytest
 
-from e2e.harness import Command, is_redis, marked, nothing_left, novel, ordinary, sentence, until
+from e2e.harness import FLEET, Command, is_redis, marked, nothing_left, novel, ordinary, sentence, until
 
 EARLIER = ("results/date=d/workload=w/x.parquet", "templates.parquet", "summary.json", "report.html")
 
@@ -85,7 +85,7 @@ def test_an_output_directory_of_somebody_else_is_left_alone(logweir: Command) ->
 
 def test_two_runs_into_one_directory_at_the_same_time_cannot_spoil_each_other(logweir: Command) -> None:
     write(logweir.cwd / "a.log", ordinary(300))
-    first = logweir.start("run", "a.log", "--out", "o")
+    first = logweir.start("run", "a.log", "--out", "o", **FLEET)
     until((logweir.cwd / "o/.logweir/logs/drain.log").exists, what="the first run has begun")
     said = sentence(logweir("run", "a.log", "--out", "o"))
     assert str(first.pid) in said and "already" in said
@@ -93,13 +93,14 @@ def test_two_runs_into_one_directory_at_the_same_time_cannot_spoil_each_other(lo
     whole(logweir.cwd / "o", 300)
 
 
+@pytest.mark.parametrize("way", [FLEET, {}], ids=["fleet", "one-process"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_leaves_no_process_and_no_half_written_file_and_the_next_one_works(
-    logweir: Command, number: signal.Signals, code: int
+    logweir: Command, number: signal.Signals, code: int, way: dict[str, str]
 ) -> None:
     write(logweir.cwd / "a.log", ordinary(1500))
     out = earlier(logweir.cwd / "o")
-    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="20")
+    run = logweir.start("run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="20", **way)
     until(lambda: list((out / ".logweir/next").rglob("*.parquet")), what="the first results")
     run.send_signal(number)
     assert run.wait(40) == code
@@ -119,9 +120,8 @@ def test_redis_and_the_trainer_may_be_killed_in_the_middle_of_a_run_and_every_li
 ) -> None:
     write(logweir.cwd / "a.log", [*ordinary(200), *novel(200, "mod")])
     state = logweir.cwd / "o/.logweir"
-    run = logweir.start(
-        "run", "a.log", "--out", "o", LOGWEIR_INTERNAL_BATCH_RECORDS="4", LOGWEIR_TRAIN_SECONDS="5"
-    )
+    few = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "4", "LOGWEIR_TRAIN_SECONDS": "5"}
+    run = logweir.start("run", "a.log", "--out", "o", **few, **FLEET)
     until(lambda: list((logweir.cwd / "o").rglob("*.parquet")), what="the first results")
     for process in marked(logweir.mark):
         if is_redis(process):
@@ -147,13 +147,16 @@ def _busy(processes: list[psutil.Process]) -> bool:
     return any(p.is_running() and p.memory_info().rss > 400 * 2**20 for p in processes)
 
 
-def test_a_run_that_is_killed_outright_leaves_no_orphan_and_the_earlier_report(logweir: Command) -> None:
+@pytest.mark.parametrize("way", [FLEET, {}], ids=["fleet", "one-process"])
+def test_a_run_that_is_killed_outright_leaves_no_orphan_and_the_earlier_report(
+    logweir: Command, way: dict[str, str]
+) -> None:
     write(logweir.cwd / "a.log", ordinary(2000))
     out = earlier(logweir.cwd / "o")
     report = logweir.cwd / "page.html"
     report.write_text("<!doctype html> of before")
     words = ("run", "a.log", "--out", "o", "--report", report)
-    run = logweir.start(*words, LOGWEIR_INTERNAL_BATCH_RECORDS="20")
+    run = logweir.start(*words, LOGWEIR_INTERNAL_BATCH_RECORDS="20", **way)
     until(lambda: list((out / ".logweir/next").rglob("*.parquet")), what="the first results")
     began = time.monotonic()
     os.kill(run.pid, signal.SIGKILL)
@@ -162,3 +165,21 @@ def test_a_run_that_is_killed_outright_leaves_no_orphan_and_the_earlier_report(l
     assert time.monotonic() - began < 20
     untouched(out)
     assert report.read_text() == "<!doctype html> of before"
+
+
+def test_a_run_in_one_process_finds_what_the_fleet_finds(logweir: Command) -> None:
+    lines = [*ordinary(300), *novel(30, "mod"), "2026-11-20T10:30:00Z ERROR app: disk sda1 failed"]
+    write(logweir.cwd / "a.log", lines)
+    few = {"LOGWEIR_INTERNAL_BATCH_RECORDS": "100", "LOGWEIR_TRAIN_SECONDS": "60"}  # time cuts no steps
+    for out, way in (("one", {}), ("fleet", FLEET)):
+        done = logweir("run", "a.log", "--out", out, **few, **way)
+        assert done.returncode == 0, done.stderr
+    found = [stored(logweir.cwd / out).drop("template_id", "model_version") for out in ("one", "fleet")]
+    assert found[0].equals(found[1])
+    assert found[0]["anomalous"].to_list()[-1] and found[0]["score"].null_count() == 0
+    one, fleet = (
+        pl.read_parquet(logweir.cwd / out / "templates.parquet").select("template", "count").sort("template")
+        for out in ("one", "fleet")
+    )
+    assert one.equals(fleet)
+    assert not (logweir.cwd / "one/.logweir/logs").exists(), "no worker was started"

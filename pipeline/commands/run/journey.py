@@ -24,7 +24,7 @@ from pipeline.ledger.batches import Full
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS
 from pipeline.observe.presence import Presence
-from pipeline.producer import Producer, workload_of_file
+from pipeline.producer import workload_of_file
 from pipeline.records.batch import Purpose, digest
 from pipeline.records.schema import of_lines
 from pipeline.redis.connection import connect
@@ -75,7 +75,7 @@ class Journey:
         self.ledger = Ledger(client, settings)
         self.troubles = Troubles(client, Presence(client, settings), self.keys, settings.data.dir)
         self.trainings = Trainings(client, settings)
-        self.producer = Producer.connect(settings)
+        self.producer = stack.producer()
         self.notes: list[str] = []
         self.no_model = ""  # why there is none
 
@@ -91,6 +91,8 @@ class Journey:
         def progress(path: Path, position: int, count: int) -> None:
             nonlocal lines
             lines += count
+            if lines >= MIN_RECORDS:
+                self.stack.expect_training()
             rate = lines / max(0.001, time.monotonic() - began)
             self.show(word, before + position, total, f"{path.name}, {rate:,.0f} lines/s")
             self.stack.check()

@@ -1,4 +1,6 @@
-"""`logweir run`: the whole pipeline on files, then findings. Real Redis, real Celery workers, real Parquet.
+"""`logweir run`: the whole pipeline on files, then findings. Real Redis, real steps, real Parquet.
+
+Small inputs are worked on in this process (workers/one_process.py), larger ones by a stack of workers.
 
 start the stack -> [baseline: send, store, train] -> send -> [no baseline: train, score what was warming]
   -> every session closed and judged -> findings, templates.parquet, summary.json, report -> stop the stack
@@ -18,7 +20,7 @@ import polars as pl
 import redis
 
 from pipeline.commands.run import place
-from pipeline.commands.run.inputs import RunPlan
+from pipeline.commands.run.inputs import RunPlan, size_of
 from pipeline.commands.run.journey import Journey, Show
 from pipeline.controller.trainings import Status
 from pipeline.drain.learner import read_templates
@@ -96,7 +98,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     show("starting", 0, 0, "Redis and workers")
     dead = True
     try:
-        with _clean_redis(settings), Stack(settings) as stack:
+        with _clean_redis(settings), _stack(plan, settings) as stack:
             journey = Journey(stack.settings, stack, show, plan=plan)
             try:
                 outcome = _go(plan, journey, began, normal)
@@ -114,6 +116,17 @@ def _room(plan: RunPlan) -> int:
     """Bytes of disk below which a run is bound to fail."""
     sizes = ((path.suffix in PACKED, files.total_bytes(path)) for path in (*plan.inputs, *plan.baseline))
     return FLOOR_BYTES + sum(size * PACKED_TIMES if packed else size for packed, size in sizes) // 2
+
+
+def _stack(plan: RunPlan, settings: Settings) -> Stack:
+    """One process for small inputs, which takes no time to start; else the workers of a fleet."""
+    if settings.drain.shards == 1 and size_of((*plan.inputs, *plan.baseline)) <= (
+        settings.internal.one_process_kib * 1024
+    ):
+        from pipeline.workers.one_process import OneProcess
+
+        return OneProcess(settings)
+    return Stack(settings)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from pipeline.gpu.node.probe import has_devices
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.logs import logger
 from pipeline.observe.presence import Presence
+from pipeline.producer import Producer
 from pipeline.redis.attach import state_file
 from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
@@ -117,6 +118,13 @@ class Stack:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def producer(self) -> Producer:
+        """Accepts batches and wakes the workers of this stack."""
+        return Producer.connect(self.settings)
+
+    def expect_training(self) -> None:
+        """Told when a training will come; the trainer of a fleet waits ready."""
 
     def _roles(self, *, gpu: bool) -> list[tuple[str, str]]:
         wanted = self.settings
