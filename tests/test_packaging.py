@@ -118,6 +118,14 @@ def test_every_extra_says_what_its_packages_are_imported_as() -> None:
     assert not names(project["dependencies"]) & {name for packages in EXTRAS.values() for name in packages}
 
 
+def test_every_pin_is_locked_with_hashes() -> None:
+    locked = (ROOT / "constraints-hashes.txt").read_text()
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    entries = [line.removesuffix(" \\") for line in locked.splitlines() if "==" in line]
+    assert entries == pins, "run scripts/lock_hashes"
+    assert all("--hash=sha256:" in entry for entry in locked.split("==")[1:])
+
+
 SENDS = """
 import sys
 from pipeline import Producer, Settings

