@@ -69,6 +69,19 @@ def run(parser: argparse.ArgumentParser) -> None:
         help="findings shown in the terminal (20), at most three of an incident",
     )
     parser.add_argument("--all", action="store_true", help="show every finding in the terminal")
+    parser.add_argument(
+        "--context",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="also the N lines before and after the first sample of each finding (0)",
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the findings as CSV as well")
+    parser.add_argument(
+        "--fail-on",
+        choices=("fatal", "error", "any"),
+        help="exit with 3 for a finding that is fatal or critical, that is error-like, or for any finding",
+    )
     _time_zone(parser)
     _declared(parser)
     parser.add_argument(
@@ -289,6 +302,12 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal() or int(text) > 1_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number up to 1,000")
+    return int(text)
 
 
 def _positive(text: str) -> int:

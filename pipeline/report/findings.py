@@ -51,6 +51,9 @@ class FindingSample:
     raw: str
     words: tuple[str, ...] = ()  # its surprising words, as the masked line spells them
     timed: bool = True  # false: no time was found in it, and `timestamp` is that of reading
+    record_id: str = ""
+    before: tuple[str, ...] = ()  # the records before it in its source, as they were read; see around.py
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,7 +386,7 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
 
 
 def _sample(row: tuple[Any, ...]) -> FindingSample:
-    _, _, timestamp, source, line, _, message, raw, reasons, timed = row
+    _, _, timestamp, source, line, record_id, message, raw, reasons, timed = row
     prefix = f"{Reason.UNLIKELY_TOKENS}:"
     words = [w for text in reasons or () if text.startswith(prefix) for w in text[len(prefix) :].split()]
     return FindingSample(
@@ -394,6 +397,7 @@ def _sample(row: tuple[Any, ...]) -> FindingSample:
         raw=raw or message or "",
         words=tuple(words),
         timed=timed,
+        record_id=record_id or "",
     )
 
 

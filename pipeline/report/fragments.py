@@ -1,6 +1,7 @@
 """The HTML fragments of the report: jinja2 with autoescape, so that log text can never become markup."""
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -12,7 +13,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pipeline.report.findings import Finding, FindingSample, finding_severity
 from pipeline.report.text import clipped, clock, sample_place, sample_text, time_range
 from pipeline.report.why import why
-from pipeline.units import chance, plural
+from pipeline.units import chance, plural, visible
 
 # Of the chart, in user units: bars of lines go up from one base, anomalous lines down from the other.
 _HEIGHT: Final = 140.0
@@ -20,6 +21,11 @@ _LINES_BASE: Final = 92.0
 _ODD_BASE: Final = 97.0
 
 _HOLE: Final = re.compile(r"<(?:\*|[A-Z][A-Z0-9_]*)>")  # `<*>` and the masks, `<IP>`
+
+
+def silencing(template: str) -> str:
+    """The shell command that appends the template to a list for `--normal`."""
+    return f"printf '%s\\n' {shlex.quote(visible(template))} >> normal.txt"
 
 
 def resource(name: str) -> str:
@@ -37,7 +43,17 @@ def environment() -> Environment:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (clipped, clock, chance, plural, finding_severity, sample_place, sample_pieces, template_pieces)
+    filters = (
+        clipped,
+        clock,
+        chance,
+        plural,
+        finding_severity,
+        sample_place,
+        sample_pieces,
+        template_pieces,
+        silencing,
+    )
     env.filters.update(
         {function.__name__: function for function in (*filters, epoch, iso_utc, at_epoch, why)}
     )

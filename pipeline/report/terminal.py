@@ -40,11 +40,16 @@ _MARK_STYLE: Final = "bold black on yellow"
 
 
 def print_findings(
-    findings: Sequence[Finding], summary: Mapping[str, Any], console: Console, *, limit: int | None = 20
+    findings: Sequence[Finding],
+    summary: Mapping[str, Any],
+    console: Console,
+    *,
+    limit: int | None = 20,
+    context: int = 0,
 ) -> None:
     """Prints the first `limit` findings under their incidents, at most FOLD of each, and counts the others.
 
-    A limit of None prints all findings.
+    A limit of None prints all findings. `context` records stand before and after the first sample of each.
 
     `summary` comes from `summary.run_summary`. With no findings, says whether nothing was unusual or
     nothing could be judged yet.
@@ -55,12 +60,12 @@ def print_findings(
     if findings and without_baseline(summary):
         console.print(_text(console, f"{NO_BASELINE}.", "dim"))
     first = list(findings if limit is None else [f for f in findings if not f.folded][:limit])
-    wide = console.width >= TABLE_WIDTH
+    wide = console.width >= TABLE_WIDTH and not context
     folder = common_folder(findings)
     for entry, members in zip(by_incident(first), by_incident(findings), strict=False):
         console.print()
         console.print(_incident(members, console))
-        console.print(_table(entry, console) if wide else _blocks(entry, folder, console))
+        console.print(_table(entry, console) if wide else _blocks(entry, folder, console, context))
         if len(members) > len(entry):
             note = f"{followers(members, len(entry))}: --all or the report shows them"
             console.print(_text(console, note, "dim"))
@@ -118,7 +123,7 @@ def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
     return table
 
 
-def _blocks(findings: Sequence[Finding], folder: str, console: Console) -> RenderableType:
+def _blocks(findings: Sequence[Finding], folder: str, console: Console, context: int = 0) -> RenderableType:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
@@ -134,7 +139,7 @@ def _blocks(findings: Sequence[Finding], folder: str, console: Console) -> Rende
             Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
             _template(finding, console),
             _text(console, why(finding), "dim"),
-            *_sample(finding, console, folder),
+            *(_around(finding, console, folder, context) if context else _sample(finding, console, folder)),
             Text(),
         ]
         grid.add_row(Text(finding.label), Text("\n").join(line for line in lines))
@@ -161,6 +166,23 @@ def _template(finding: Finding, console: Console) -> Text:
 def _one_line(text: str) -> str:
     """Line breaks and tabs as visible as the rest, so that a sample stays one line."""
     return text.replace("\n", " ⏎ ").replace("\t", " ")
+
+
+def _around(finding: Finding, console: Console, folder: str, records: int) -> list[Text]:
+    """The first sample between its neighbours, marked with `>`; a long line is cut."""
+    if not finding.samples:
+        return []
+    first = finding.samples[0]
+
+    def row(text: str, mark: str, style: str) -> Text:
+        return _text(console, mark + _one_line(clipped(text, SAMPLE_CHARS)), style)
+
+    return [
+        _text(console, _one_line(sample_place(first, 200, folder)), "underline"),
+        *(row(text, "  ", "dim") for text in first.before[-records:]),
+        row(first.raw, "> ", "bold"),
+        *(row(text, "  ", "dim") for text in first.after[:records]),
+    ]
 
 
 def _sample(finding: Finding, console: Console, folder: str = "") -> list[Text]:

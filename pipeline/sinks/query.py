@@ -38,13 +38,57 @@ def with_context(stored: pl.LazyFrame, hits: pl.DataFrame, records: int) -> pl.D
 
     Adds the columns `hit` (Boolean) and `place` (the hits' groups in their order, UInt32): records that are
     around several hits stand once, in the group of the first. `stored` and `hits` have RESULT_SCHEMA."""
-    numbered = _keyed(hits).with_row_index("place")
-    if numbered.is_empty():
-        return numbered.with_columns(pl.lit(value=True).alias("hit"))
+    if hits.is_empty():
+        return hits.with_columns(hit=pl.lit(value=True), place=pl.lit(0, pl.UInt32))
+    numbered = hits.select("record_id").with_row_index("place")
+    placed = _near(stored, hits, records).join(numbered, on="record_id", how="left")
+    hit = pl.col("place").is_not_null()
+    at = pl.int_range(pl.len()).over("key")
+    placed = placed.with_columns(hit.alias("hit"), at.alias("at"))
+    # A record belongs to a hit before it or behind it, whichever is near enough.
+    hit_at = pl.when("hit").then("at")
+    after = pl.col("at") - hit_at.forward_fill().over("key")
+    before = hit_at.backward_fill().over("key") - pl.col("at")
+    follows, leads = ((gap <= records).fill_null(value=False) for gap in (after, before))
+    behind, ahead = pl.col("place").forward_fill().over("key"), pl.col("place").backward_fill().over("key")
+    group = pl.when(follows).then(behind).otherwise(ahead)
+    return (
+        placed.with_columns(group.alias("place"))
+        .filter(follows | leads)
+        .sort("place", "at")
+        .drop("key", "at")
+    )
+
+
+def around(stored: pl.LazyFrame, hits: pl.DataFrame, records: int) -> dict[str, tuple[list[str], list[str]]]:
+    """The text of up to so many records before and after each hit in its source, by the hit's record id.
+
+    `hits` needs the columns record_id, source and line. A hit that is not stored has no neighbours."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    if hits.is_empty():
+        return found
+    near = _near(stored.select("record_id", "source", "line", "raw"), hits, records)
+    keys, ids, raws = (near[name].to_list() for name in ("key", "record_id", "raw"))
+    wanted = set(hits["record_id"])
+    for at, record_id in enumerate(ids):
+        if record_id in wanted:
+            places = range(max(0, at - records), min(len(ids), at + records + 1))
+            same = [place for place in places if keys[place] == keys[at]]
+            found[record_id] = (
+                [raws[place] for place in same if place < at],
+                [raws[place] for place in same if place > at],
+            )
+    return found
+
+
+def _near(stored: pl.LazyFrame, hits: pl.DataFrame, records: int) -> pl.DataFrame:
+    """The stored records in the neighbourhood of the hits, in the order of key and line."""
     reach = max(_REACH, 20 * records)
     block = pl.col("line").cast(pl.Int64) // reach
-    blocks = numbered.select("key", pl.concat_list(block - 1, block, block + 1).alias("block"))
-    near = (
+    blocks = _keyed(hits.select("record_id", "line")).select(
+        "key", pl.concat_list(block - 1, block, block + 1).alias("block")
+    )
+    return (
         _keyed(stored.filter(pl.col("source").is_in(hits["source"].unique().implode())))
         .with_columns(block.alias("block"))
         .join(blocks.explode("block").unique().lazy(), on=["key", "block"], how="semi")
@@ -52,21 +96,6 @@ def with_context(stored: pl.LazyFrame, hits: pl.DataFrame, records: int) -> pl.D
         .sort("key", "line", "record_id")
         .collect()
     )
-    near = near.with_columns(pl.col("record_id").is_in(numbered["record_id"].implode()).alias("hit"))
-    at = pl.int_range(pl.len()).over("key")
-    placed = near.with_columns(at.alias("at")).join(
-        numbered.select("record_id", "place"), on="record_id", how="left"
-    )
-    # A record belongs to a hit before it or behind it, whichever is near enough.
-    hit_at = pl.when("hit").then("at")
-    last, following = hit_at.forward_fill().over("key"), hit_at.backward_fill().over("key")
-    after, before = pl.col("at") - last, following - pl.col("at")
-    is_near = (after <= records).fill_null(value=False) | (before <= records).fill_null(value=False)
-    behind = pl.col("place").forward_fill().over("key")
-    ahead = pl.col("place").backward_fill().over("key")
-    group = pl.when((after <= records).fill_null(value=False)).then(behind).otherwise(ahead)
-    kept = placed.with_columns(group.alias("place")).filter(is_near)
-    return kept.sort("place", "at").drop("key", "at")
 
 
 def _keyed(frame: Frame) -> Frame:

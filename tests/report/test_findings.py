@@ -174,6 +174,7 @@ def test_samples_are_the_first_four_records_and_the_last_one(tmp_path: Path) -> 
         message="message 1",
         raw="INFO message 1",
         words=("message",),
+        record_id=found.samples[0].record_id,
     )
 
 

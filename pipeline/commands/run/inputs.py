@@ -32,6 +32,7 @@ class RunPlan:
     notes: tuple[str, ...] = ()
     normal: tuple[Path, ...] = ()  # files of templates and lines that are no findings
     choice: FormatChoice = DETECTED
+    context: int = 0  # records around a finding in the terminal
 
 
 def plan_run(

@@ -32,6 +32,8 @@ from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect
 from pipeline.report import findings as finding
 from pipeline.report import page
+from pipeline.report.around import RECORDS, with_neighbours
+from pipeline.report.export import facts
 from pipeline.report.normal import NormalList
 from pipeline.report.summary import run_summary
 from pipeline.settings import Settings
@@ -204,13 +206,14 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
         return False
 
     found = finding.collect(results, templates, leave_out=silence)
+    found = with_neighbours(results, found, records=max(RECORDS, plan.context))
     about |= {
         "silenced": len(silenced),
         "templates": templates.height,
         "findings": len(found),
         "incidents": len({f.incident for f in found if f.timed}),
     }
-    summary = {**run_summary(results), "run": about}
+    summary = {**run_summary(results), "run": about, "findings": [facts(one) for one in found]}
     try:
         _replace(out / "templates.parquet", lambda p: templates.write_parquet(p, compression="zstd"))
         _replace(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pipeline.commands.common import display, err, out, print_json, remark, settings_of
 from pipeline.commands.recognition import choice_of
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+FOUND: Final = 3  # exit code: `--fail-on` says so
+
+
 def main(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     if "-" in args.baseline:
@@ -31,6 +34,10 @@ def main(args: argparse.Namespace) -> int:
             "--baseline - is not possible; a baseline must be files, so save the lines to one first"
         )
     choice = choice_of(args)
+    if args.csv is not None:
+        from pipeline.report.export import check_csv
+
+        check_csv(args.csv)
     with stdin_as_file(args.files) as (files, notes):
         plan = plan_run(
             files,
@@ -40,23 +47,31 @@ def main(args: argparse.Namespace) -> int:
             report=args.report,
             wanted=Filter(include=args.include, exclude=args.exclude),
         )
-        plan = replace(plan, normal=tuple(args.normal), choice=choice)
+        plan = replace(plan, normal=tuple(args.normal), choice=choice, context=args.context)
         plan = replace(plan, notes=(*notes, *plan.notes))
         _print_first_screen(plan, settings)
         # Celery, Redis and the report take longer to import than the first screen to print.
         from pipeline.commands.run import plan as runs
         from pipeline.commands.run.progress import Bars
         from pipeline.report import terminal
+        from pipeline.report.export import fails, write_csv
 
         set_up(settings.stack.log_level)
         with Bars() as bars, _saying_that_it_stops(bars.console):
             outcome = runs.run(plan, settings, bars.show)
+    code = FOUND if fails(outcome.findings, args.fail_on) else 0
+    if args.csv is not None:
+        write_csv(args.csv, outcome.findings)
     if args.json:
         print_json(outcome.summary)
-        return 0
+        return code
     console = out()
     terminal.print_findings(
-        outcome.findings, outcome.summary, console, limit=None if args.all else args.limit
+        outcome.findings,
+        outcome.summary,
+        console,
+        limit=None if args.all else args.limit,
+        context=args.context,
     )
     for note in outcome.notes:
         remark(console, note)
@@ -70,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     if outcome.report is not None:
         console.print(f"report:  {one_line(display(outcome.report))}", markup=False, soft_wrap=True)
     console.print(f"results: {one_line(display(outcome.out))}", markup=False, soft_wrap=True)
-    return 0
+    return code
 
 
 def _print_first_screen(plan: RunPlan, settings: Settings) -> None:
