@@ -46,6 +46,20 @@ def test_a_file_sent_twice_is_stored_once_and_a_longer_one_only_adds_its_end(tra
     assert trained.rows("anew").height == 5
 
 
+def test_a_declared_time_is_read_by_the_workers_and_times_that_are_not_there_are_said(trained: Up) -> None:
+    path = trained.write([f"20.11.2026 10:00:{n} WARN shelf {n} is empty" for n in range(10, 30)], "own.log")
+    plain = trained.logweir("send", path, "--workload", "untimed", "--wait")
+    assert plain.returncode == 0 and "no time recognised" in plain.stderr, plain.stderr
+    form = ("--time", "%d.%m.%Y %H:%M:%S", "--time-zone", "Europe/Berlin")
+    done = trained.logweir("send", path, "--workload", "timed", "--wait", *form)
+    assert done.returncode == 0 and "note:" not in done.stderr, done.stderr
+    rows = trained.rows("timed").sort("line")
+    assert rows["timed"].all() and rows["level"].unique().to_list() == ["warning"]
+    assert rows["message"][0] == "shelf 10 is empty"
+    assert f"{rows['timestamp'][0]:%Y-%m-%d %H:%M:%S}" == "2026-11-20 09:00:10"
+    assert not trained.rows("untimed")["timed"].any()
+
+
 def test_standard_input_is_sent_and_its_workload_can_be_named(trained: Up) -> None:
     done = trained.logweir("send", "-", "--workload", "pipe", "--json", text=b"one\ntwo\nthree")
     assert done.returncode == 0, done.stderr
