@@ -6,7 +6,7 @@ arrival time. `parse` tries formats in the order of their table, specific before
 `detect` is by frequency."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -22,8 +22,9 @@ from pipeline.records.declared import MARK, Declaration
 from pipeline.records.schema import RAW_SCHEMA, UTC_US
 from pipeline.sources import formats_json as pairs
 from pipeline.sources.formats_delimited import are_rows, detect_table, is_layout, parse_rows, read_layout
-from pipeline.sources.formats_text import ANYTHING, BY_NAME, LEVEL_WORDS, TEXT_FORMATS, Format
-from pipeline.sources.times import check_zone, read_form, to_utc
+from pipeline.sources.formats_text import ANYTHING, BASIC_FORMATS, LEVEL_WORDS, Format
+from pipeline.sources.formats_text_more import BEFORE_PAIRS, BY_NAME, MONTH_FIRST, TEXT_FORMATS
+from pipeline.sources.times import check_zone, day_comes_first, read_form, to_utc
 from pipeline.sources.wrappers import (
     STAMPING,
     WRAPPERS,
@@ -36,15 +37,24 @@ from pipeline.sources.wrappers import (
 )
 
 _PAIRS: Final = ("json", "windows-xml", "logfmt")
-NAMES: Final = (*WRAPPERS, *_PAIRS, *(f.name for f in TEXT_FORMATS))
+NAMES: Final = tuple(
+    dict.fromkeys((*WRAPPERS, *BEFORE_PAIRS, *_PAIRS, *(form.name for form in TEXT_FORMATS)))
+)
 # Formats that begin with a written-out time; other text hardly ever does.
-TIMED: Final = tuple(f.name for f in TEXT_FORMATS if f.clock is not None and f.clock.form)
+TIMED: Final = tuple(f.name for f in BASIC_FORMATS if f.clock is not None and f.clock.form)
 _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 
 # Below one line in a hundred a match is more likely an accident of free text than a second format.
 _MIN_SHARE: Final = 0.01
 _VAGUE: Final = ("level", "dmesg")  # too little to tell a wrapper by
-_AT_ONCE: Final = 10  # text formats
+_AT_ONCE, _MANY_AT_ONCE = 10, 30  # text formats
+_WITHIN: Final = frozenset(form.name for form in TEXT_FORMATS if form.whole)
+# Hours and minutes, or seconds since 1970
+_TIME_LIKE: Final = r"[0-9]:[0-9]{2}|[^0-9A-Za-z]1[0-9]{9}"
+_DOUBTED: Final = _WITHIN | MONTH_FIRST
+# A time within the line: the share of the lines that are left, of all lines, of the times at one place, and
+# how many characters off that is. Hosts and services of different lengths stand before such a time.
+_MOST, _ENOUGH, _NEARLY_ALL, _SAME_PLACE = 0.5, 0.2, 0.8, 12
 _TEXTS: Final = frozenset(f.name for f in TEXT_FORMATS)
 _NAMED: Final = re.compile(r"\(\?P<\w+>")
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
@@ -87,35 +97,56 @@ def detect(lines: Sequence[str], declared: tuple[str, ...] = ()) -> tuple[str, .
     if table := detect_table(sample.to_list(), header=True):
         return (table.name,)
     found = found or _detect(sample, names)
-    if not found and (table := detect_table(sample.to_list(), header=False)):
+    # a row of a table may hold a time
+    if not set(found) - _WITHIN and (table := detect_table(sample.to_list(), header=False)):
         return (table.name,)
     return found
 
 
 def _detect(sample: pl.Series, names: tuple[str, ...]) -> tuple[str, ...]:
-    total, remaining = sample.len(), sample
+    total, left = sample.len(), [sample]
     claims: list[tuple[int, str]] = []
     inner: tuple[str, ...] = ()
-    for group in _at_once(names):
-        if len(group) > 1 and not remaining.str.contains(_any_of(group)).any():
+    for name in _candidates(names, left):
+        remaining = left[0]
+        matches = _recognised(remaining, name)
+        n = int(matches.sum())
+        if n < max(1.0, total * _MIN_SHARE):
             continue
-        for name in group:
-            if remaining.is_empty():
-                break
-            matches = _recognised(remaining, name)
-            n = int(matches.sum())
-            if n < max(1.0, total * _MIN_SHARE):
+        if name in WRAPPERS:
+            within = names[names.index(name) + 1 :]
+            found = _detect_inside(remaining.filter(matches), name, n / total, within)
+            if found is None:
                 continue
-            if name in WRAPPERS:
-                within = names[names.index(name) + 1 :]
-                found = _detect_inside(remaining.filter(matches), name, n / total, within)
-                if found is None:
-                    continue
-                inner += found
-            claims.append((n, name))
-            remaining = remaining.filter(~matches)
+            inner += found
+        elif name in _DOUBTED and not _is_meant(remaining, matches, name, total):
+            continue
+        claims.append((n, name))
+        left[0] = remaining.filter(~matches)
     claims.sort(key=lambda claim: -claim[0])
     return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
+
+
+def _candidates(names: tuple[str, ...], left: Sequence[pl.Series]) -> Iterator[str]:
+    """The formats, in their order, that the lines in `left[0]` may have; few patterns exclude most formats.
+
+    The caller replaces these lines by fewer as it goes."""
+    for many in _at_once(names, _MANY_AT_ONCE):
+        if len(many) > 1 and not _any_match(left[0], many):
+            continue
+        for group in _at_once(many, _AT_ONCE):
+            if len(group) > 1 and not _any_match(left[0], group):
+                continue
+            for name in group:
+                if left[0].is_empty():
+                    return
+                yield name
+
+
+def _any_match(lines: pl.Series, names: tuple[str, ...]) -> bool:
+    if lines.is_empty() or (names[0] in _WITHIN and not lines.str.contains(_TIME_LIKE).any()):
+        return False
+    return lines.str.contains(_any_of(names)).any()
 
 
 def _detect_inside(
@@ -135,23 +166,48 @@ def _detect_inside(
 
 
 @cache
-def _at_once(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+def _at_once(names: tuple[str, ...], size: int) -> tuple[tuple[str, ...], ...]:
     """The formats in their order, in groups that one pattern tests together.
 
     Polars caches the last 32 compiled patterns of a thread; more single patterns would evict each other in
     every sample. Compiling one takes ten times as long as testing a hundred lines."""
     groups: list[tuple[str, ...]] = []
-    for texts, run in groupby(names, key=_TEXTS.__contains__):
+    for kind, run in groupby(names, key=_kind):
         some = tuple(run)
-        size = _AT_ONCE if texts else 1
-        groups += (some[at : at + size] for at in range(0, len(some), size))
+        step = 1 if kind == "alone" else size
+        groups += (some[at : at + step] for at in range(0, len(some), step))
     return tuple(groups)
+
+
+def _kind(name: str) -> str:
+    if name in _WITHIN:
+        return "within"
+    return "text" if name in _TEXTS else "alone"
 
 
 @cache
 def _any_of(names: tuple[str, ...]) -> str:
     """A pattern for lines of any of these text formats."""
     return "(?s)" + "|".join(f"(?:{_NAMED.sub('(?:', BY_NAME[name].pattern)})" for name in names)
+
+
+def _is_meant(remaining: pl.Series, matches: pl.Series, name: str, total: int) -> bool:
+    """Whether a sample's lines have this date or time on purpose.
+
+    The order of day and month is that of the whole sample. A time within a line is meant when most lines have
+    one at about the same place."""
+    if name in MONTH_FIRST and day_comes_first(remaining):
+        return False
+    if not BY_NAME[name].whole:
+        return True
+    n = int(matches.sum())
+    flush_left = int(remaining.str.contains(r"^\S").sum())
+    if n < flush_left * _MOST or n < total * _ENOUGH:
+        return False
+    parts = _groups(remaining.filter(matches), BY_NAME[name].pattern)
+    place = parts["before"].str.len_chars().cast(pl.Int64)
+    near = (place - int(place.median() or 0)).abs() <= _SAME_PLACE  # type: ignore[arg-type] # of numbers
+    return int(near.sum()) >= n * _NEARLY_ALL
 
 
 def _recognised(raw: pl.Series, name: str) -> pl.Series:
@@ -342,6 +398,8 @@ def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str)
     """Columns of one format; message is null for other lines. None if no line matches."""
     groups = _groups(raw, "(?s)" + form.pattern)
     message = groups["message"]
+    if form.whole:
+        message = raw.set(message.is_null(), None).alias("message")
     if form.unless:
         message = message.set(raw.str.contains(form.unless), None)
     if message.null_count() == message.len():

@@ -1,8 +1,8 @@
 """The declarations of text formats: one entry each, specific before general.
 
-A new format is one more `Format` in `TEXT_FORMATS`, below all formats that are more specific. Patterns are
-Rust regular expressions over the whole record (`.` also matches a newline). ASCII classes only: `[0-9]` is
-three times as fast as the Unicode class `\\d`.
+A new format is one more `Format`, here or in a table of `formats_text_more`, below all formats that are more
+specific. Patterns are Rust regular expressions over the whole record (`.` also matches a newline). ASCII
+classes only: `[0-9]` is three times as fast as the Unicode class `\\d`.
 
 Named groups: `message` (required); `time`, `fraction`, `millis`, `year`, `zone` (see times.Clock); `level`,
 `level_2`, `level_3` (the first that matched), `pri` (syslog priority), `status` (HTTP); `host`, `process`,
@@ -20,7 +20,7 @@ LEVEL_WORDS: Final[Mapping[str, str]] = {
     for level, words in {
         "trace": "trace finest finer verbose vrb trc v",
         "debug": "debug dbg fine config d debug1 debug2 debug3 debug4 debug5",
-        "info": "info inf information informational log statement detail hint context query i",
+        "info": "info inf information informational note system log statement detail hint context query i",
         "notice": "notice",
         "warning": "warning warn wrn w",
         "error": "error err severe failed e",
@@ -33,13 +33,16 @@ LEVEL_WORDS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One header layout. `unless` takes back lines that `pattern` matches by accident."""
+    """One header layout. `unless` takes back lines that `pattern` matches by accident.
+
+    The message of a `whole` format is the line as it is, and its pattern has a group `before`."""
 
     name: str
     pattern: str
     clock: Clock | None = None
     levels: Mapping[str, str] | None = None  # words as written; None: LEVEL_WORDS, any case
     unless: str = ""
+    whole: bool = False
 
     @property
     def head(self) -> str:
@@ -52,44 +55,44 @@ class Format:
         if self.clock is None or not self.clock.form:
             return frozenset()
         missing: set[str] = {self.clock.missing} if self.clock.missing else set()
-        always = "(?P<zone>" in self.pattern and _OFFSET not in self.pattern
+        always = "(?P<zone>" in self.pattern and OFFSET not in self.pattern
         return frozenset(missing if always else {*missing, "zone"})
 
 
-_YMD = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_HMS = "[0-9]{1,2}:[0-9]{2}:[0-9]{2}"
-_FRACTION = "(?:[.,](?P<fraction>[0-9]{1,9}))?"
-_OFFSET = "(?: ?(?P<zone>Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2}))?"
-_ISO = f"(?P<time>{_YMD}[T ]{_HMS}){_FRACTION}"
-_ISO_Z = _ISO + _OFFSET
-_MONTH_DAY = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}[0-9]{1,2}"
-_SLASHED = f"(?P<time>[0-9]{{4}}/[0-9]{{2}}/[0-9]{{2}} {_HMS})"
+YMD = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+HMS = "[0-9]{1,2}:[0-9]{2}:[0-9]{2}"
+FRACTION = "(?:[.,](?P<fraction>[0-9]{1,9}))?"
+OFFSET = "(?: ?(?P<zone>Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2}))?"
+ISO = f"(?P<time>{YMD}[T ]{HMS}){FRACTION}"
+ISO_Z = ISO + OFFSET
+MONTH_DAY = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}[0-9]{1,2}"
+SLASHED = f"(?P<time>[0-9]{{4}}/[0-9]{{2}}/[0-9]{{2}} {HMS})"
 # The remainder of a record; `(?s)` stands before every pattern.
 ANYTHING: Final = "(?P<message>.*)$"
 _TAIL = ANYTHING
-_UPPER = "TRACE|DEBUG|VERBOSE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL|PANIC"
-_LEVEL = f"(?P<level>{_UPPER})"
-_ANY_CASE = f"(?i:{_UPPER}|INFORMATION|EMERGENCY|DBG|INF|WRN|FTL)"
+UPPER = "TRACE|DEBUG|VERBOSE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL|PANIC"
+LEVEL = f"(?P<level>{UPPER})"
+ANY_CASE = f"(?i:{UPPER}|INFORMATION|EMERGENCY|DBG|INF|WRN|FTL)"
 # A bare lower-case word may be the first word of the message, so a mark must follow it.
-_LEVEL_SOMEHOW = (
-    f"(?:{_LEVEL}[:,|]?(?: -)?(?:[ \t]+|$)|\\[ *(?P<level_2>{_ANY_CASE}) *\\]:?(?: -)?(?:[ \t]+|$)"
-    f"|(?P<level_3>{_ANY_CASE})(?:[:|](?:[ \t]+|$)|\t+| [|-][ \t]+))"
+LEVEL_SOMEHOW = (
+    f"(?:{LEVEL}[:,|]?(?: -)?(?:[ \t]+|$)|\\[ *(?P<level_2>{ANY_CASE}) *\\]:?(?: -)?(?:[ \t]+|$)"
+    f"|(?P<level_3>{ANY_CASE})(?:[:|](?:[ \t]+|$)|\t+| [|-][ \t]+))"
 )
-_BSD_CLOCK = Clock(form="%b %d %H:%M:%S", missing="year")
-_SLASH_CLOCK = Clock(form="%Y/%m/%d %H:%M:%S")
-_TAG = "(?:(?P<service>[^ :\\[]{1,128})(?:\\[(?P<process>[^\\] ]{0,32})\\]:?|:)(?: |$))?"  # tag[pid]: or tag:
+BSD_CLOCK = Clock(form="%b %d %H:%M:%S", missing="year")
+SLASH_CLOCK = Clock(form="%Y/%m/%d %H:%M:%S")
+TAG = "(?:(?P<service>[^ :\\[]{1,128})(?:\\[(?P<process>[^\\] ]{0,32})\\]:?|:)(?: |$))?"  # tag[pid]: or tag:
 
 # A container runtime's wrapper around a line. Its absolute time wins over the inner one.
 CRI: Final = Format(
     name="cri",
     pattern=(
-        f"^(?P<time>{_YMD}T{_HMS})(?:\\.(?P<fraction>[0-9]{{1,9}}))?(?P<zone>Z|[+-][0-9]{{2}}:[0-9]{{2}})"
+        f"^(?P<time>{YMD}T{HMS})(?:\\.(?P<fraction>[0-9]{{1,9}}))?(?P<zone>Z|[+-][0-9]{{2}}:[0-9]{{2}})"
         " (?:stdout|stderr) [FP](?: |$)" + _TAIL
     ),
     clock=ISO_CLOCK,
 )
 
-TEXT_FORMATS: Final[tuple[Format, ...]] = (
+BASIC_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="bgl",
         # An alert label may come first. The label is the ground truth, so no group captures it.
@@ -106,7 +109,7 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
         pattern=(
             "^(?:(?:-|[A-Z][A-Z0-9_]*) )?(?P<time>[0-9]{9,10}) [0-9]{4}\\.[0-9]{2}\\.[0-9]{2} (?P<host>[^ "
             "]+) "
-            f"{_MONTH_DAY} {_HMS} [^ ]+ " + _TAG + _TAIL
+            f"{MONTH_DAY} {HMS} [^ ]+ " + TAG + _TAIL
         ),
         clock=EPOCH_CLOCK,
     ),
@@ -126,7 +129,7 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="syslog-5424",
         pattern=(
-            f"^<(?P<pri>[0-9]{{1,3}})>[0-9]{{1,2}} (?:{_ISO_Z}|-) (?:-|(?P<host>[^ ]+)) (?:-|(?P<service>[^ "
+            f"^<(?P<pri>[0-9]{{1,3}})>[0-9]{{1,2}} (?:{ISO_Z}|-) (?:-|(?P<host>[^ ]+)) (?:-|(?P<service>[^ "
             "]+)) "
             "(?:-|(?P<process>[^ ]+)) [^ ]+ (?:-(?: |$))?(?:\ufeff)?" + _TAIL
         ),
@@ -135,34 +138,34 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="syslog",
         pattern=(
-            f"^(?:<(?P<pri>[0-9]{{1,3}})>)?(?P<time>{_MONTH_DAY} {_HMS})(?:\\.(?P<fraction>[0-9]+))?"
-            "(?: (?P<year>[0-9]{4}))? (?P<host>[^ :]+) " + _TAG + _TAIL
+            f"^(?:<(?P<pri>[0-9]{{1,3}})>)?(?P<time>{MONTH_DAY} {HMS})(?:\\.(?P<fraction>[0-9]+))?"
+            "(?: (?P<year>[0-9]{4}))? (?P<host>[^ :]+) " + TAG + _TAIL
         ),
-        clock=_BSD_CLOCK,
+        clock=BSD_CLOCK,
     ),
     Format(
         name="syslog-year",  # network gear with the year configured
         pattern=(
-            f"^(?:<(?P<pri>[0-9]{{1,3}})>)?(?P<time>{_MONTH_DAY} [0-9]{{4}} "
-            f"{_HMS})(?:\\.(?P<fraction>[0-9]+))? "
-            "(?P<host>[^ :]+) (?:: )?" + _TAG + _TAIL
+            f"^(?:<(?P<pri>[0-9]{{1,3}})>)?(?P<time>{MONTH_DAY} [0-9]{{4}} "
+            f"{HMS})(?:\\.(?P<fraction>[0-9]+))? "
+            "(?P<host>[^ :]+) (?:: )?" + TAG + _TAIL
         ),
         clock=Clock(form="%b %d %Y %H:%M:%S"),
     ),
     Format(
         name="syslog-iso",
         pattern=(
-            f"^(?:<(?P<pri>[0-9]{{1,3}})>)?(?P<time>{_YMD}T{_HMS})(?:\\.(?P<fraction>[0-9]+))?"
+            f"^(?:<(?P<pri>[0-9]{{1,3}})>)?(?P<time>{YMD}T{HMS})(?:\\.(?P<fraction>[0-9]+))?"
             "(?P<zone>[+-][0-9]{2}:?[0-9]{2}) (?P<host>[^ :]+) "
             "(?P<service>[^ :\\[]{1,128})(?:\\[(?P<process>[^\\] ]{0,32})\\]:?|:)(?: |$)" + _TAIL
         ),
-        unless=f"^[^ ]+ (?:\\[|{_ANY_CASE} )",
+        unless=f"^[^ ]+ (?:\\[|{ANY_CASE} )",
         clock=ISO_CLOCK,
     ),
     Format(
         name="klog",
         pattern=(
-            f"^(?P<level>[IWEF])(?P<time>[0-9]{{4}} {_HMS})\\.(?P<fraction>[0-9]{{6}}) +(?P<process>[0-9]+) "
+            f"^(?P<level>[IWEF])(?P<time>[0-9]{{4}} {HMS})\\.(?P<fraction>[0-9]{{6}}) +(?P<process>[0-9]+) "
             "(?P<service>[^ \\]:]+):[0-9]+\\](?: |$)" + _TAIL
         ),
         clock=Clock(form="%m%d %H:%M:%S", missing="year"),
@@ -171,29 +174,29 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
         name="access",
         pattern=(
             "^(?:(?P<service>[^ :]+:[0-9]{1,5}) )?(?P<host>[0-9A-Za-z.:_-]+) [^ ]+ [^\\[]+ "
-            f"\\[(?P<time>[0-9]{{2}}/[A-Z][a-z]{{2}}/[0-9]{{4}}:{_HMS}) (?P<zone>[+-][0-9]{{4}})\\] "
+            f"\\[(?P<time>[0-9]{{2}}/[A-Z][a-z]{{2}}/[0-9]{{4}}:{HMS}) (?P<zone>[+-][0-9]{{4}})\\] "
             '(?P<message>"(?:[^"\\\\]|\\\\.)*" (?P<status>[0-9]{3})(?: .*)?)$'
         ),
         clock=Clock(form="%d/%b/%Y:%H:%M:%S"),
     ),
     Format(
         name="nginx-error",
-        pattern=f"^{_SLASHED} \\[(?P<level>[a-z]+)\\] (?P<process>[0-9]+)#[0-9]+: " + _TAIL,
-        clock=_SLASH_CLOCK,
+        pattern=f"^{SLASHED} \\[(?P<level>[a-z]+)\\] (?P<process>[0-9]+)#[0-9]+: " + _TAIL,
+        clock=SLASH_CLOCK,
     ),
     Format(
         name="apache-error",
         pattern=(
-            f"^\\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<time>{_MONTH_DAY} {_HMS})(?:\\.(?P<fraction>[0-9]+))? "
+            f"^\\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<time>{MONTH_DAY} {HMS})(?:\\.(?P<fraction>[0-9]+))? "
             "(?P<year>[0-9]{4})\\] \\[(?:[a-z0-9_]+:)?(?P<level>[a-z0-9]+)\\] "
             "(?:\\[pid (?P<process>[0-9]+)(?::tid [0-9]+)?\\] )?(?:\\[client (?P<host>[^\\]]+)\\] )?" + _TAIL
         ),
-        clock=_BSD_CLOCK,
+        clock=BSD_CLOCK,
     ),
     Format(
         name="postgresql",
         pattern=(
-            f"^{_ISO} (?P<zone>[A-Z]{{3,5}}|[+-][0-9]{{2}}(?::?[0-9]{{2}})?) "
+            f"^{ISO} (?P<zone>[A-Z]{{3,5}}|[+-][0-9]{{2}}(?::?[0-9]{{2}})?) "
             "\\[(?P<process>[0-9]+)(?:-[0-9]+)?\\] "
             "(?:(?P<service>[^ @]+@[^ ]+) )?(?P<level>[A-Z]+[1-5]?):  ?" + _TAIL
         ),
@@ -202,20 +205,20 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="postgresql-rds",
         pattern=(
-            f"^{_ISO} (?P<zone>[A-Z]{{3,5}}):(?P<host>[^:( ]*)(?:\\([0-9]+\\))?:(?P<service>[^: ]*@[^: ]*):"
+            f"^{ISO} (?P<zone>[A-Z]{{3,5}}):(?P<host>[^:( ]*)(?:\\([0-9]+\\))?:(?P<service>[^: ]*@[^: ]*):"
             "\\[(?P<process>[0-9]+)\\]:(?P<level>[A-Z]+[1-5]?):  ?" + _TAIL
         ),
         clock=ISO_CLOCK,
     ),
     Format(
         name="mysql",
-        pattern=f"^{_ISO_Z} (?P<process>[0-9]+) \\[(?P<level>[A-Z][a-z]+)\\] " + _TAIL,
+        pattern=f"^(?P<time>{YMD}[T ] ?{HMS}){FRACTION}{OFFSET} (?P<process>[0-9]+) \\[(?P<level>[A-Z][A-Za-z]+)\\] " + _TAIL,
         clock=ISO_CLOCK,
     ),
     Format(
         name="redis",
         pattern=(
-            f"^(?P<process>[0-9]+):[MCSX] (?P<time>[0-9]{{2}} [A-Z][a-z]{{2}} [0-9]{{4}} {_HMS})"
+            f"^(?P<process>[0-9]+):[MCSX] (?P<time>[0-9]{{2}} [A-Z][a-z]{{2}} [0-9]{{4}} {HMS})"
             "\\.(?P<fraction>[0-9]{3}) (?P<level>[.*#-]) " + _TAIL
         ),
         clock=Clock(form="%d %b %Y %H:%M:%S"),
@@ -232,7 +235,7 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="android",
         pattern=(
-            f"^(?:(?P<year>[0-9]{{4}})-)?(?P<time>[0-9]{{2}}-[0-9]{{2}} {_HMS})\\.(?P<fraction>[0-9]{{3,6}}) "
+            f"^(?:(?P<year>[0-9]{{4}})-)?(?P<time>[0-9]{{2}}-[0-9]{{2}} {HMS})\\.(?P<fraction>[0-9]{{3,6}}) "
             "+(?P<process>[0-9]+) +[0-9]+ (?P<level>[VDIWEFA]) (?P<service>[^:]*?) *: ?" + _TAIL
         ),
         clock=Clock(form="%m-%d %H:%M:%S", missing="year"),
@@ -242,13 +245,13 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     ),
     Format(
         name="windows-cbs",
-        pattern=f"^(?P<time>{_YMD} {_HMS}), (?P<level>[A-Z][a-z]+) +(?P<service>[A-Za-z0-9_]+) +" + _TAIL,
+        pattern=f"^(?P<time>{YMD} {HMS}), (?P<level>[A-Z][a-z]+) +(?P<service>[A-Za-z0-9_]+) +" + _TAIL,
         clock=ISO_CLOCK,
     ),
     Format(
         name="zookeeper",
         pattern=(
-            f"^{_ISO} (?:\\[myid:[^\\]]*\\] )?- (?P<level>[A-Z]+) +"
+            f"^{ISO} (?:\\[myid:[^\\]]*\\] )?- (?P<level>[A-Z]+) +"
             "\\[(?P<process>.*?):(?P<service>[A-Za-z_$.0-9]+)@[0-9]+\\] - " + _TAIL
         ),
         clock=ISO_CLOCK,
@@ -256,7 +259,7 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="skywalking",
         pattern=(
-            f"^{_ISO_Z} \\[(?:SW_CTX|TID): "
+            f"^{ISO_Z} \\[(?:SW_CTX|TID): "
             "?(?:\\[(?P<service>[^,\\]]*),[^@,\\]]*@?(?P<host>[^,\\]]*)[^\\]]*\\]|[^\\]]*)\\]"
             " \\[(?P<process>.*?)\\] (?P<level>[A-Z]+) +(?P<logger>[^ ]+) - ?" + _TAIL
         ),
@@ -265,7 +268,7 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="spring-boot",
         pattern=(
-            f"^{_ISO_Z} +(?P<level>[A-Z]+) (?:\\[(?P<service>[^,\\]]*)[^\\]]*\\] )?(?P<process>[0-9]+) --- "
+            f"^{ISO_Z} +(?P<level>[A-Z]+) (?:\\[(?P<service>[^,\\]]*)[^\\]]*\\] )?(?P<process>[0-9]+) --- "
             "(?:\\[[^\\]]*\\] ?)+(?P<logger>[^ ]+) *: ?" + _TAIL
         ),
         clock=ISO_CLOCK,
@@ -273,7 +276,7 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="openstack",
         pattern=(
-            f"^{_ISO} (?P<process>[0-9]+) (?P<level>{_UPPER}) (?P<service>[A-Za-z_][A-Za-z0-9_.]*) "
+            f"^{ISO} (?P<process>[0-9]+) (?P<level>{UPPER}) (?P<service>[A-Za-z_][A-Za-z0-9_.]*) "
             "(?P<message>\\[.*)$"
         ),
         clock=ISO_CLOCK,
@@ -281,24 +284,24 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="python",
         pattern=(
-            f"^{_ISO} - (?P<service>[^ ]+) - (?:(?P<process>[^ ]+) - )?(?P<level>{_UPPER})(?: -|:) ?" + _TAIL
+            f"^{ISO} - (?P<service>[^ ]+) - (?:(?P<process>[^ ]+) - )?(?P<level>{UPPER})(?: -|:) ?" + _TAIL
         ),
         clock=ISO_CLOCK,
     ),
     Format(
         name="gunicorn",
-        pattern=f"^\\[{_ISO_Z}\\] \\[(?P<process>[0-9]+)\\] \\[(?P<level>[A-Z]+)\\] " + _TAIL,
+        pattern=f"^\\[{ISO_Z}\\] \\[(?P<process>[0-9]+)\\] \\[(?P<level>[A-Z]+)\\] " + _TAIL,
         clock=ISO_CLOCK,
     ),
     Format(
         name="celery",
-        pattern=f"^\\[{_ISO}: (?P<level>[A-Z]+)/(?P<process>[^\\] ]+)\\] " + _TAIL,
+        pattern=f"^\\[{ISO}: (?P<level>[A-Z]+)/(?P<process>[^\\] ]+)\\] " + _TAIL,
         clock=ISO_CLOCK,
     ),
     Format(
         name="elasticsearch",
         pattern=(
-            f"^\\[{_ISO_Z}\\]\\[(?P<level>[A-Z]+) *\\]\\[(?P<service>[^ \\]]+) *\\] "
+            f"^\\[{ISO_Z}\\]\\[(?P<level>[A-Z]+) *\\]\\[(?P<service>[^ \\]]+) *\\] "
             "(?:\\[(?P<host>[^\\]]+)\\] ?)?"
             + _TAIL
         ),
@@ -306,13 +309,13 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     ),
     Format(
         name="env-logger",
-        pattern=f"^\\[{_ISO_Z} +(?P<level>[A-Z]+) +(?P<service>[^ \\]]+)\\] " + _TAIL,
+        pattern=f"^\\[{ISO_Z} +(?P<level>[A-Z]+) +(?P<service>[^ \\]]+)\\] " + _TAIL,
         clock=ISO_CLOCK,
     ),
     Format(
         name="log4j",
         pattern=(
-            f"^\\[?{_ISO_Z}\\]? +(?:{_LEVEL}|\\[ *(?P<level_2>{_UPPER}) *\\]) +\\[(?P<process>[^\\]]*)\\]"
+            f"^\\[?{ISO_Z}\\]? +(?:{LEVEL}|\\[ *(?P<level_2>{UPPER}) *\\]) +\\[(?P<process>[^\\]]*)\\]"
             " +(?P<service>[A-Za-z_$][^ ]*?)(?::| -)(?: |$)" + _TAIL
         ),
         clock=ISO_CLOCK,
@@ -321,7 +324,7 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
         name="log4j-class",
         # a dotted name is a logger; a plain word may begin the message
         pattern=(
-            f"^{_ISO_Z} +{_LEVEL} "
+            f"^{ISO_Z} +{LEVEL} "
             "+(?P<service>(?:[A-Za-z_$][A-Za-z0-9_$]*\\.)+[A-Za-z0-9_$]+)(?::[0-9]+)?(?::| -)(?: |$)"
             + _TAIL
         ),
@@ -330,7 +333,7 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="logback",
         pattern=(
-            f"^{_ISO_Z} +\\[(?P<process>[^\\]]*)\\] +{_LEVEL} +"
+            f"^{ISO_Z} +\\[(?P<process>[^\\]]*)\\] +{LEVEL} +"
             "(?P<service>[A-Za-z_$][^ ]*?)(?: -|:)(?: |$)" + _TAIL
         ),
         clock=ISO_CLOCK,
@@ -338,14 +341,14 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="logback-time",
         pattern=(
-            f"^(?P<time>{_HMS})[.,](?P<fraction>[0-9]{{3}}) +\\[(?P<process>[^\\]]*)\\] +{_LEVEL} +"
+            f"^(?P<time>{HMS})[.,](?P<fraction>[0-9]{{3}}) +\\[(?P<process>[^\\]]*)\\] +{LEVEL} +"
             "(?P<service>[A-Za-z_$][^ ]*?)(?: -|:)(?: |$)" + _TAIL
         ),
         clock=Clock(form="%H:%M:%S", missing="date"),
     ),
     Format(
         name="spark",
-        pattern=f"^(?P<time>[0-9]{{2}}/[0-9]{{2}}/[0-9]{{2}} {_HMS}) {_LEVEL} (?P<service>[^ :]+): ?" + _TAIL,
+        pattern=f"^(?P<time>[0-9]{{2}}/[0-9]{{2}}/[0-9]{{2}} {HMS}) {LEVEL} (?P<service>[^ :]+): ?" + _TAIL,
         clock=Clock(form="%y/%m/%d %H:%M:%S"),
     ),
     Format(
@@ -356,25 +359,231 @@ TEXT_FORMATS: Final[tuple[Format, ...]] = (
     ),
     Format(
         name="go",
-        pattern=f"^{_SLASHED}(?:\\.(?P<fraction>[0-9]{{6}}))? {_LEVEL_SOMEHOW}?" + _TAIL,
-        clock=_SLASH_CLOCK,
+        pattern=f"^{SLASHED}(?:\\.(?P<fraction>[0-9]{{6}}))? {LEVEL_SOMEHOW}?" + _TAIL,
+        clock=SLASH_CLOCK,
     ),
     Format(
         name="iso",
         # `[time] LEVEL text`, `time - LEVEL - text`, `time LEVEL text`, `time text`
-        pattern=f"^\\[?{_ISO_Z}\\]?(?:[,:|]|[ \t]+[-|])?(?:[ \t]+|$){_LEVEL_SOMEHOW}?" + _TAIL,
+        pattern=f"^[\\[(<]?{ISO_Z}[\\])>]?(?:[,:|]|[ \t]+[-|])?(?:[ \t]+|$){LEVEL_SOMEHOW}?" + _TAIL,
         clock=ISO_CLOCK,
     ),
     Format(
         name="epoch",
-        pattern="^(?P<time>1[0-9]{9})(?:\\.(?P<fraction>[0-9]{1,9}))?(?: +|$)" + _TAIL,
+        # seconds, milli-, micro- or nanoseconds
+        pattern=(
+            "^[\\[(]?(?P<time>1[0-9]{9}(?:[0-9]{3}|[0-9]{6}|[0-9]{9})?)(?:\\.(?P<fraction>[0-9]{1,9}))?[\\])]?:?"
+            f"(?:[ \t|,;]+|$){LEVEL_SOMEHOW}?" + _TAIL
+        ),
         clock=EPOCH_CLOCK,
     ),
-    Format(name="dmesg", pattern="^\\[ *[0-9]+\\.[0-9]{6}\\] " + _TAIL),
+    Format(name="dmesg", pattern="^(?:<(?P<pri>[0-9]{1,3})>)?\\[ *[0-9]+\\.[0-9]{6}\\] " + _TAIL),
     Format(
         name="level",
-        pattern=(f"^(?:{_LEVEL}(?::|\\||  ?-| )|\\[ *(?P<level_2>{_ANY_CASE}) *\\]:?)(?: +|$)?" + _TAIL),
+        pattern=(f"^(?:{LEVEL}(?::|\\||  ?-| )|\\[ *(?P<level_2>{ANY_CASE}) *\\]:?)(?: +|$)?" + _TAIL),
     ),
 )  # fmt: skip
 
-BY_NAME: Final[Mapping[str, Format]] = {f.name: f for f in (CRI, *TEXT_FORMATS)}
+# Applications, and the loggers of languages
+
+_DAY: Final = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_MONTH: Final = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_TIME_OF_DAY: Final = f"(?P<time>{HMS})[.,](?P<fraction>[0-9]{{3}})"
+_DAY_CLOCK: Final = Clock(form="%H:%M:%S", missing="date")
+_LETTERS: Final[Mapping[str, str]] = {
+    "T": "trace", "V": "trace", "D": "debug", "I": "info", "N": "notice", "W": "warning", "E": "error",
+    "C": "critical", "F": "fatal", "A": "info",
+}  # fmt: skip
+
+APPS: Final = (
+    Format(
+        name="ruby",  # Logger of Ruby, and so Rails
+        pattern=(
+            f"^(?P<level>[DIWEFA]), \\[(?P<time>{YMD}T{HMS})(?:\\.(?P<fraction>[0-9]+))? #(?P<process>[0-9]+)\\] +"
+            "[A-Z]+ -- (?P<service>[^:]*): ?" + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+        levels=_LETTERS,
+    ),
+    Format(
+        name="sidekiq",
+        pattern=(
+            f"^{ISO_Z} (?:pid=)?(?P<process>[0-9]+) (?:tid=|TID-)[^ ]+ (?:(?:class=)?(?P<service>[A-Z][^ =]*) )?"
+            f"(?:[^ ]+[=-][^ ]+ )*{LEVEL}: " + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="glog",
+        pattern=(
+            f"^(?P<level>[IWEF])(?P<time>[0-9]{{8}} {HMS})\\.(?P<fraction>[0-9]{{6}}) +(?P<process>[0-9]+) "
+            "(?P<service>[^ \\]:]+):[0-9]+\\](?: |$)" + ANYTHING
+        ),
+        clock=Clock(form="%Y%m%d %H:%M:%S"),
+    ),
+    Format(
+        name="tensorflow",
+        pattern=f"^{ISO}: (?P<level>[IWEF]) (?P<service>[^ \\]:]+):[0-9]+\\] " + ANYTHING,
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="chromium",
+        pattern=(
+            "^\\[(?P<process>[0-9]+)(?::[0-9]+)?:(?P<time>[0-9]{4}/[0-9]{6})\\.(?P<fraction>[0-9]{6}):"
+            "(?P<level>[A-Z]+)[0-9]*:(?P<service>[^ (\\]]+)\\([0-9]+\\)\\] " + ANYTHING
+        ),
+        clock=Clock(form="%m%d/%H%M%S", missing="year"),
+    ),
+    Format(
+        name="zap",  # console encoder: tabs, a logger and a caller
+        pattern=(
+            f"^{ISO_Z}\t(?P<level>[A-Za-z]+)\t(?:(?P<service>[^\t]+)\t)?(?P<logger>[^\t ]+\\.go):[0-9]+\t" + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="capnslog",
+        pattern=f"^{ISO} (?P<level>[CEWNIDT]) \\| (?P<service>[^ :]+): " + ANYTHING,
+        clock=ISO_CLOCK,
+        levels=_LETTERS,
+    ),
+    Format(
+        name="rust-tracing",
+        pattern=(
+            f"^{ISO_Z} +{LEVEL} (?:ThreadId\\([0-9]+\\) )?(?P<service>[a-z_][a-z0-9_]*(?:::[A-Za-z0-9_]+)+): " + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="wildfly",  # also Quarkus and Keycloak
+        pattern=f"^{ISO} {LEVEL} +\\[(?P<service>[A-Za-z_][^ \\]]*)\\] \\((?P<process>[^)]*)\\) " + ANYTHING,
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="wildfly-console",
+        pattern=(
+            f"^{_TIME_OF_DAY} {LEVEL} +\\[(?P<service>[A-Za-z_][^ \\]]*)\\] \\((?P<process>[^)]*)\\) " + ANYTHING
+        ),
+        clock=_DAY_CLOCK,
+    ),
+    Format(
+        name="home-assistant",
+        pattern=f"^{ISO} {LEVEL} \\((?P<process>[^)]*)\\) \\[(?P<service>[^ \\]]+)\\] " + ANYTHING,
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="jenkins",
+        pattern=f"^{ISO_Z} \\[id=(?P<process>[0-9]+)\\]\t(?P<level>[A-Z]+)\t(?P<service>[^ :]+): ?" + ANYTHING,
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="jvm",  # unified logging, such as that of the garbage collector
+        pattern=(
+            f"^\\[{ISO_Z}\\](?:\\[[0-9.,]+s\\])?(?:\\[(?P<process>[0-9]+)\\])?"
+            "(?:\\[[0-9]+\\])?\\[(?P<level>trace|debug|info|warning|error) *\\]\\[(?P<service>[a-z+,0-9-]+) *\\] ?"
+            + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="airflow",
+        pattern=f"^\\[{ISO_Z}\\] \\{{(?P<service>[^}}:]+):[0-9]+\\}} {LEVEL} - " + ANYTHING,
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="scrapy",
+        pattern=f"^{ISO} \\[(?P<service>[A-Za-z_][A-Za-z0-9_.]*)\\] {LEVEL}: " + ANYTHING,
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="salt",
+        pattern=(
+            f"^{ISO} \\[(?P<service>[A-Za-z_][A-Za-z0-9_.]*) *:[0-9]+ *\\]\\[(?P<level>[A-Z]+) *\\](?:\\[(?P<process>[0-9]+)\\])? "
+            + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="erlang-report",
+        pattern=(
+            f"^=(?P<level>[A-Z]+) REPORT==== (?P<time>[0-9]{{1,2}}-{_MONTH}-[0-9]{{4}}::{HMS})"
+            "(?:\\.(?P<fraction>[0-9]+))? ===\\s*" + ANYTHING
+        ),
+        clock=Clock(form="%d-%b-%Y::%H:%M:%S"),
+        levels={
+            "CRASH": "critical", "ERROR": "error", "SUPERVISOR": "error", "WARNING": "warning", "INFO": "info",
+            "PROGRESS": "info", "NOTICE": "notice", "DEBUG": "debug", "CRITICAL": "critical", "ALERT": "critical",
+            "EMERGENCY": "fatal",
+        },
+    ),
+    Format(
+        name="elixir",
+        pattern=(
+            f"^{_TIME_OF_DAY} (?:[a-z_]+=[^ ]+ )*\\[(?P<level>debug|info|notice|warn|warning|error|critical|alert|emergency)\\] +"
+            + ANYTHING
+        ),
+        clock=_DAY_CLOCK,
+    ),
+    Format(
+        name="minecraft",
+        pattern=f"^\\[(?P<time>{HMS})\\] \\[(?P<process>[^\\]/]+)/{LEVEL}\\](?: \\[(?P<service>[^\\]]+)\\])?: " + ANYTHING,
+        clock=_DAY_CLOCK,
+    ),
+    Format(
+        name="pino-pretty",
+        pattern=(
+            f"^\\[{_TIME_OF_DAY}\\] {LEVEL} \\((?:(?P<service>[^/)]+)/)?(?P<process>[0-9]+)"
+            "(?: on (?P<host>[^)]+))?\\): " + ANYTHING
+        ),
+        clock=_DAY_CLOCK,
+    ),
+    Format(
+        name="nest",
+        pattern=(
+            "^\\[Nest\\] (?P<process>[0-9]+) +- (?P<time>[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}, [0-9]{1,2}:[0-9]{2}:[0-9]{2} [AP]M) +"
+            "(?P<level>LOG|ERROR|WARN|DEBUG|VERBOSE|FATAL) (?:\\[(?P<service>[^\\]]+)\\] )?" + ANYTHING
+        ),
+        clock=Clock(form="%m/%d/%Y, %I:%M:%S %p"),
+    ),
+    Format(
+        name="dotnet",
+        pattern="^(?P<level>trce|dbug|info|warn|fail|crit): (?P<service>[A-Za-z_][A-Za-z0-9_.]*)\\[[0-9]+\\]\\s*" + ANYTHING,
+        levels={
+            "trce": "trace", "dbug": "debug", "info": "info", "warn": "warning", "fail": "error", "crit": "critical",
+        },
+    ),
+    Format(
+        name="asterisk",
+        pattern=(
+            f"^\\[{ISO}\\] (?P<level>VERBOSE|DEBUG|NOTICE|WARNING|ERROR|DTMF|SECURITY)\\[(?P<process>[0-9]+)\\]"
+            "(?:\\[[^\\]]+\\])?:? (?P<service>[^ :]+)(?::[0-9]+)?(?: [A-Za-z0-9_]+)?: " + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="lambda",
+        pattern=f"^{ISO_Z}\t(?P<process>[0-9a-f-]{{36}})\t{LEVEL}\t" + ANYTHING,
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="heroku",
+        pattern=f"^{ISO_Z} (?P<host>[a-z][a-z0-9-]*)\\[(?P<service>[^\\]]+)\\]: ?" + ANYTHING,
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="pipes",  # NLog, Loguru
+        pattern=(
+            f"^{ISO_Z} *\\| *(?P<level>{ANY_CASE}) *\\| *(?:(?P<service>[A-Za-z_][A-Za-z0-9_.$:<>/-]*)(?: *\\| *| - ))?"
+            + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+    ),
+    Format(
+        name="level-time",  # Dropwizard, Django, CouchDB
+        pattern=(
+            f"^(?:{LEVEL}:?|\\[ *(?P<level_2>{ANY_CASE}) *\\])[ \t]+[\\[(]?{ISO_Z}[\\])]?:?(?: -)?(?:[ \t]+|$)"
+            + ANYTHING
+        ),
+        clock=ISO_CLOCK,
+    ),
+)  # fmt: skip

@@ -24,10 +24,12 @@ class Clock:
     """The time notation of a format.
 
     `form` is a chrono format of the `time` group, without the part that `missing` names. An empty `form`
-    means seconds (or milli-, micro-, nanoseconds) since 1970."""
+    means seconds (or milli-, micro-, nanoseconds) since 1970. A `loose` one also reads dots and dashes for
+    its slashes, a comma behind the date, and AM or PM."""
 
     form: str
     missing: Literal["", "year", "date"] = ""
+    loose: bool = False
 
 
 ISO_CLOCK: Final = Clock(form="%Y-%m-%d %H:%M:%S")
@@ -56,6 +58,11 @@ _ISO_PARTS: Final = (
     r"^\[?(?P<time>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{1,2}:[0-9]{2}:[0-9]{2})"
     r"(?:[.,](?P<fraction>[0-9]+))?(?: ?(?P<zone>[A-Z]{1,5}|[+-][0-9]{2}(?::?[0-9]{2})?))?\]?$"
 )
+_DATE_PARTS: Final = (
+    r"(?:^|[^0-9])(?P<first>[0-9]{1,2})(?P<mark>[./-])(?P<second>[0-9]{1,2})[./-](?:19|20)[0-9]{2},?[ T]"
+    r"[0-9]{1,2}:[0-9]{2}:[0-9]{2}(?: ?(?P<half>[AaPp])\.?[Mm])?"
+)
+_MONTHS: Final = 12
 _EPOCH_PARTS: Final = r"^(?P<time>[0-9]{9,19})(?:\.(?P<fraction>[0-9]+))?$"
 
 
@@ -101,7 +108,38 @@ def _written(parts: pl.DataFrame, clock: Clock, *, arrived: datetime, zone: str)
         return _with_date(parts, clock, arrived=arrived, zone=zone)
     if clock is ISO_CLOCK:
         text = text.str.replace("T", " ", literal=True)
+    if clock.loose:
+        return _localise(_loosely(text, clock.form), parts, zone)
     return _localise(_naive(text, clock.form), parts, zone)
+
+
+def _loosely(text: pl.Series, form: str) -> pl.Series:
+    text = text.str.replace_all("[-.]", "/").str.replace("[,T ]+", " ").str.to_uppercase()
+    naive = _naive(text, form)
+    halves = text.str.contains("M")
+    if halves.any():
+        # `A.M.` has lost its dots to slashes
+        words = text.str.replace(" ?([AP])/?M/?$", " ${1}M")
+        half = _naive(words, form.replace("%H", "%I") + " %p")
+        naive = half.zip_with(halves.fill_null(False), naive)
+    return naive
+
+
+def day_comes_first(lines: pl.Series) -> bool:
+    """Whether the dates of these lines are day, month, year, and not month, day, year.
+
+    A number above 12 decides, then the number that changes more often. If neither does, slashes with AM or PM
+    are American and all others are not."""
+    dates = lines.str.extract_groups(_DATE_PARTS).struct.unnest()
+    dates = dates.filter(pl.col("first").is_not_null())
+    first, second = (dates[name].cast(pl.Int32) for name in ("first", "second"))
+    over = int((first > _MONTHS).sum()), int((second > _MONTHS).sum())
+    if over[0] != over[1]:
+        return over[0] > over[1]
+    if first.n_unique() != second.n_unique():
+        return first.n_unique() > second.n_unique()
+    american = (dates["mark"] == "/") & dates["half"].is_not_null()
+    return not american.any()
 
 
 def read_times(text: pl.Series, *, arrived: datetime, zone: str) -> pl.Series:

@@ -27,7 +27,8 @@ from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources import formats
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.sources.formats_text import CRI, TEXT_FORMATS, Format
+from pipeline.sources.formats_text import CRI, Format
+from pipeline.sources.formats_text_more import TEXT_FORMATS
 from pipeline.sources.lines import LineCutter, decode
 from tests.drain.test_masking import MESSAGES
 from tests.sources.test_formats import EXAMPLES
