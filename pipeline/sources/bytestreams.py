@@ -32,13 +32,15 @@ _OTHER_PACKED: Final = {
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _TAR_AT: Final = 257
 _UTF16: Final = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-_LOOK_BYTES: Final = 65536
+LOOK_BYTES: Final = 65536
 # Of UTF-16 without a mark, nearly every second byte of a log is NUL. A guess needs a few characters.
 _NUL_SHARE: Final = 0.9
 _GUESS_BYTES: Final = 8
 # A log may hold a few NULs after a crash. Random bytes have 10 % control characters, executables far more.
 _MAX_CONTROL_SHARE: Final = 0.05
 _TEXT_CONTROLS: Final = (7, 8, 9, 10, 11, 12, 13, 27)  # Bell to carriage return, and ESC of terminal colours.
+_TEXT_BYTES: Final = bytes(c for c in range(256) if c >= 32 or c in _TEXT_CONTROLS)
+_MARKS: Final = (*PACKED_MARKS, *_UTF16, *_OTHER_PACKED, *_ZIP)
 # A file may be packed, hold an archive, and its members again, so often and no deeper.
 MAX_DEPTH: Final = 3
 
@@ -108,7 +110,7 @@ class Layers:
         if depth:
             first, source = _looked_at(source)
         else:
-            first = source.read(_LOOK_BYTES)
+            first = source.read(LOOK_BYTES)
             source = Rejoined(first, source)
         level = depth
         while packing := packing_of(first):
@@ -152,9 +154,9 @@ def _refuse_depth(level: int, name: str) -> None:
 def _looked_at(source: Readable) -> tuple[bytes, Readable]:
     """The first bytes, and the source with them. Damage behind them is left to the reader."""
     first = b""
-    while len(first) < _LOOK_BYTES:
+    while len(first) < LOOK_BYTES:
         try:
-            more = source.read(_LOOK_BYTES - len(first))
+            more = source.read(LOOK_BYTES - len(first))
         except BadInput as exc:
             if not first:
                 raise BadInput(f"{exc}, before anything can be read; copy the file again") from exc
@@ -193,7 +195,7 @@ class ByteStream:
             self.encoding, self.guessed = encoding.upper(), not mark
             self._source.read(len(mark))
             self._source = _Utf16(self._source, encoding)
-            first = self._source.read(_LOOK_BYTES)
+            first = self._source.read(LOOK_BYTES)
             self._ahead = memoryview(first)
         if share := binary_share(first):
             raise BadInput(
@@ -210,7 +212,7 @@ class ByteStream:
             self._at = offset
             return
         while self._at < offset:
-            data = self.read(min(_LOOK_BYTES, offset - self._at))
+            data = self.read(min(LOOK_BYTES, offset - self._at))
             if not data:
                 raise BadInput(
                     f"{self._layers.name} has become shorter than the {offset} bytes already read; read it anew"
@@ -224,7 +226,7 @@ class ByteStream:
     def peek(self) -> bytes:
         """The next bytes, which stay unread."""
         if not self._ahead:
-            self._ahead = memoryview(self._source.read(_LOOK_BYTES))
+            self._ahead = memoryview(self._source.read(LOOK_BYTES))
         return bytes(self._ahead)
 
     def read(self, size: int, /) -> bytes:
@@ -238,6 +240,11 @@ class ByteStream:
     def consumed(self) -> int:
         """Bytes of the file itself behind us, for progress."""
         return self._layers.consumed()
+
+
+def is_plain(first: bytes) -> bool:
+    """True for text that needs no closer look: no control characters, no mark of a packing."""
+    return bool(first) and not first.translate(None, _TEXT_BYTES) and not first.startswith(_MARKS)
 
 
 def is_rewritten(first: bytes) -> bool:

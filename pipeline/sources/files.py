@@ -13,7 +13,7 @@ from pipeline.errors import BadInput
 from pipeline.records.batch import digest
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources.archives import Source, Text, texts
-from pipeline.sources.bytestreams import ByteStream, Layers, is_rewritten
+from pipeline.sources.bytestreams import LOOK_BYTES, ByteStream, Layers, is_plain, is_rewritten
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
 from pipeline.sources.elements import kind_of
 from pipeline.sources.folders import Filter, Skipped, oldest_first, walk
@@ -154,6 +154,9 @@ def check_file(path: Path) -> str:
 def _is_log(path: Path) -> bool:
     """Whether a file that nobody named is a text log. Raises BadInput for most that are none."""
     with open_file(path) as file:
+        if is_plain(file.read(LOOK_BYTES)):
+            return True
+        file.seek(0)
         layers = Layers(file, str(path))
         # Documents and programs are zips, too.
         if layers.kind == "zip" and path.suffix.lower() != ".zip":

@@ -2,11 +2,14 @@
 for."""
 
 import argparse
+import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -495,3 +498,39 @@ def test_a_file_that_is_no_utf_8_is_said_to_be_read_as_such(verb: Verb, tmp_path
     said = verb("send", str(path), "--json")
     assert said.code == 0, said.err
     assert f"note: {path} is UTF-16" in said.err and json.loads(said.out)["lines"] == 2
+
+
+def test_an_archive_is_sent_by_its_members_and_sending_it_again_adds_nothing(
+    verb: Verb, ledger: Ledger, tmp_path: Path
+) -> None:
+    line = "2026-11-20 10:00:00 INFO request {} done\n"
+    for name, count in (("web.log", 30), ("db/main.log.1", 20)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("".join(line.format(i) for i in range(count)))
+    archive = tmp_path / "logs.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in ("web.log", "db/main.log.1"):
+            tar.add(tmp_path / name, arcname=name)
+    first = verb("send", archive, "--json")
+    assert json.loads(first.out) == {"lines": 50, "batches": 2, "duplicates": 0}
+    assert {name for name, _ in ledger.backlog.totals().items()} >= {"web", "main"}
+    again = verb("send", archive, "--json")
+    assert json.loads(again.out) == {"lines": 0, "batches": 0, "duplicates": 0}
+    assert f"{archive}:web.log: nothing new, its 30 lines were accepted before" in again.err
+    # without cursors the batch ids tell the same
+    for key in ledger.client.scan_iter("*cursor*"):
+        ledger.client.delete(key)
+    third = json.loads(verb("send", archive, "--json").out)
+    assert third["lines"] == 0
+
+
+def test_a_cut_off_file_is_sent_as_far_as_it_goes(verb: Verb, tmp_path: Path) -> None:
+    lines = b"".join(b"%s\n" % os.urandom(20).hex().encode() for _ in range(5000))
+    cut, good = tmp_path / "cut.log.gz", tmp_path / "good.log"
+    packed = gzip.compress(lines)
+    cut.write_bytes(packed[: len(packed) // 2])
+    good.write_bytes(b"one\n")
+    said = verb("send", cut, good)
+    assert said.code == 0
+    assert re.search(rf"note: {cut} ends early: [\d,]+ lines were read", said.err)
+    assert "1 line" not in said.err.split("ends early")[0]

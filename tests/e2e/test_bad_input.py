@@ -30,7 +30,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(
     (logweir.cwd / "cut.log.gz").write_bytes(b"\x1f\x8b\x08\x00")
     logweir.extra["LOGWEIR_DATA_DIR"] = str(trained.data)
     for name, word in (
-        ("missing.log", "does not exist"), ("folder", "is a directory"), ("binary.log", "binary"),
+        ("missing.log", "does not exist"), ("folder", "has no text log"), ("binary.log", "binary"),
         ("nothing*.log", "matches no file"), ("/dev/null/x", "cannot be looked at"),
     ):  # fmt: skip
         said = sentence(logweir(verb, name))
