@@ -1,6 +1,7 @@
 """The members of tar and zip archives as streams, one after another. Nothing is written to a disk.
 
-A member's name is text for people: it is never used as a path. What the reader of a member leaves is skipped.
+A member's name is text for people: it is never used as a path. Bytes that the reader of a
+member leaves are skipped.
 """
 
 import io

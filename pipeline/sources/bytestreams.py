@@ -186,9 +186,7 @@ class ByteStream:
     def _open(self, first: bytes) -> None:
         name = self._layers.name
         if self._layers.kind != "text":
-            raise BadInput(
-                f"{name} is a {self._layers.kind} archive, and its members are no text of their own"
-            )
+            raise BadInput(f"{name} is a {self._layers.kind} archive; unpack it and name its members")
         mark = next((mark for mark in _UTF16 if first.startswith(mark)), b"")
         encoding = _UTF16.get(mark) or _utf16_of(first)
         if encoding:

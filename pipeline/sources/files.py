@@ -40,8 +40,8 @@ class Chosen:
 def choose(patterns: Sequence[str], wanted: Filter | None = None) -> Chosen:
     """The logs that paths, folders and globs mean; rotated copies stand oldest first.
 
-    What a folder or glob brings and is no text log is left out with one note. Raises BadInput for such a file
-    that is named itself, and for a folder or glob without any text log.
+    A folder or glob may bring other files, which are left out with one note. Raises BadInput for a file named
+    itself that is no text log, and for a folder or glob without any.
     """
     wanted = wanted or Filter()
     found: dict[tuple[int, int], tuple[Path, float]] = {}

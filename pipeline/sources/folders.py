@@ -35,7 +35,7 @@ _BEFORE_ENDING: Final = re.compile(
 
 
 class Rotation(NamedTuple):
-    """What a file's name says of its rotation: the name of the live file, and its age."""
+    """The name of the live file, and the age of a rotated copy, as its own name tells them."""
 
     live: str
     date: str  # digits; "" without a date
@@ -144,8 +144,8 @@ def walk(folder: Path, wanted: Filter, skipped: Skipped) -> Iterator[tuple[Path,
     """The regular files below a folder, sorted, files before folders.
 
     Hidden entries, folders of version control and of `logweir run`, and what the filter drops are passed over
-    in silence. Links to folders are not entered, so no walk runs in a circle. What is unreadable or neither
-    file nor folder counts as skipped.
+    in silence. Links to folders are not entered, so no walk runs in a circle. Unreadable entries
+    and those that are neither file nor folder count as skipped.
     """
     todo = [(folder, "")]
     while todo:
