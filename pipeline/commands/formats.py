@@ -13,7 +13,7 @@ from pipeline.commands.common import err, out, print_json, settings_of
 from pipeline.commands.format_examples import EXAMPLES
 from pipeline.commands.recognition import TimesFound, broken, choice_of, times_found
 from pipeline.records.batch import utc_now
-from pipeline.records.declared import MARK, Declaration, FormatChoice, read_formats, shown
+from pipeline.records.declared import Declaration, FormatChoice, read_formats, shown
 from pipeline.records.schema import raw_frame
 from pipeline.sources import files, formats
 from pipeline.sources.wrappers import WRAPPERS, inner_lines, recognised, uncoloured
@@ -72,7 +72,12 @@ def look(path: Path, choice: FormatChoice, *, zone: str) -> FileFacts:
         times=times_found(records, names, arrived=now, zone=zone),
         with_level=parsed["level"].drop_nulls().len(),
         unrecognised=list(unknown.select("line", "raw").iter_rows()),
-        parsed=rows.filter(claimed).head(_SHOWN).select(_FIELDS).to_dicts(),
+        # a table's header is a record, too, and no example of one
+        parsed=rows.filter(claimed)
+        .sort("timed", descending=True, maintain_order=True)
+        .head(_SHOWN)
+        .select(_FIELDS)
+        .to_dicts(),
     )
 
 
@@ -81,7 +86,8 @@ def _claims(raw: pl.Series, names: Sequence[str]) -> tuple[pl.Series, dict[str, 
     plain, inner = uncoloured(raw), inner_lines(raw, tuple(names))
     claimed = pl.repeat(value=False, n=raw.len(), dtype=pl.Boolean, eager=True)
     shares: dict[str, float] = {}
-    for name in sorted(names, key=lambda name: -1 if name.startswith(MARK) else formats.NAMES.index(name)):
+    known = {name: rank for rank, name in enumerate(formats.NAMES)}
+    for name in sorted(names, key=lambda name: known.get(name, -1)):  # declared ones and tables come first
         if name in WRAPPERS:
             hit = recognised(plain, name)
         else:

@@ -60,6 +60,16 @@ def test_a_file_is_described_by_shares_guesses_and_records(
     assert [row["service"] for row in facts["parsed"]] == ["sshd"] * 3
 
 
+def test_a_table_is_described_by_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.csv"
+    rows = [f"2026-11-20T10:00:{n}Z,WARN,cart,sold {n}" for n in range(10, 30)]
+    path.write_text("\n".join(["time,level,service,message", *rows]) + "\n")
+    assert main(["formats", str(path), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert {row["level"] for row in facts["parsed"]} == {"warning"} and facts["times"]["timed"] >= 20
+    assert [name.split(":")[0] for name in facts["formats"]] == ["csv"]
+
+
 def test_a_file_without_times_shows_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in (("a.log", "one\ntwo\n"), ("empty.log", "")):
         (tmp_path / name).write_text(text)
