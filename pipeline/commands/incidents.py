@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
+from pipeline.commands.status import in_flight
 from pipeline.errors import BadInput
+from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import Target
 from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
@@ -34,6 +36,9 @@ def main(args: argparse.Namespace) -> int:
     settings = reached(own_settings)
     with redis_explained():
         found = _incidents(settings, now)
+        unseen = "" if args.json else _unseen(settings)
+    if unseen:
+        out().print(f"still looking at {unseen}", style="yellow", markup=False, soft_wrap=True)
     if args.incident is not None:
         return _show(_chosen(found, args.incident), found, as_json=args.json)
     return _list(found, args, since)
@@ -63,6 +68,16 @@ def _incidents(settings: Settings, now: datetime) -> list[Incident]:
     state = Incidents.unpack(cast("bytes | None", blob))
     state.close(now)  # of this copy: what is still open is a matter of now, not of the watcher's last look
     return state.all()
+
+
+def _unseen(settings: Settings) -> str:
+    """What was accepted and may still change incidents, in words; "" for nothing."""
+    backlog = Ledger(connect(settings), settings).backlog
+    lines = sum(in_flight(total) for total in backlog.totals().values())
+    _, waiting = backlog.observed()
+    parts = [plural(lines, "line")] if lines > 0 else []
+    parts += [plural(waiting, "stored batch")] if waiting else []
+    return " and ".join(parts)
 
 
 def _chosen(found: Sequence[Incident], name: str) -> Incident:
@@ -133,7 +148,7 @@ def _show(incident: Incident, found: Sequence[Incident], *, as_json: bool) -> in
     console.print()
     causes = len(incident.causes) + incident.more
     console.print(
-        f"{plural(causes, 'cause')}, seen {plural(incident.count, 'time')}; the most urgent first:",
+        f"{plural(causes, 'cause')}, seen {plural(incident.count, 'time')}; what it began with comes first:",
         markup=False,
     )
     for cause in incident.causes:
@@ -141,11 +156,13 @@ def _show(incident: Incident, found: Sequence[Incident], *, as_json: bool) -> in
         console.print(
             Text.assemble(
                 (word, style),
-                f"  {printable(cause.workload)}  {printable(cause.cause)}  ",
-                (" ".join(filter(None, (_cause(cause), _mark(cause)))), "dim"),
+                f"  {printable(cause.workload)}  {printable(_mark(cause) or cause.cause)}  ",
+                (_cause(cause), "dim"),
             ),
             soft_wrap=True,
         )
+        if cause.source:
+            console.print(f"    {printable(cause.source)}:{cause.line}", markup=False, soft_wrap=True)
         console.print(Text("    ") + cell(_one_line(cause.text, 1_000)), soft_wrap=True)
     if incident.more:
         console.print(f"and {plural(incident.more, 'cause')} more", markup=False)

@@ -222,11 +222,16 @@ def _pool_counts(client: "redis.Redis", settings: Settings) -> PoolCounts:
     )
 
 
-def _workload_lines(total: Mapping[str, int], *, watched: bool) -> WorkloadLines:
+def in_flight(total: Mapping[str, int]) -> int:
+    """Accepted lines of a workload that are neither stored nor given up."""
     settled = sum(total.get(name, 0) for name in ("stored", "dead", "discarded", "skipped"))
+    return total.get("accepted", 0) - settled
+
+
+def _workload_lines(total: Mapping[str, int], *, watched: bool) -> WorkloadLines:
     return WorkloadLines(
         **{name: total.get(name, 0) for name in _COUNTED},
-        in_flight=total.get("accepted", 0) - settled,
+        in_flight=in_flight(total),
         watched=watched,
     )
 

@@ -89,6 +89,14 @@ class Backlog:
         pipe.llen(self.keys.watching("outbox"))
         return sum(map(int, self.store.ask(pipe.execute)))
 
+    def observed(self) -> tuple[int, int]:
+        """(observations that the watcher has taken so far, those that wait), of one moment."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.hget(self.keys.watching(), "head")
+        pipe.llen(self.keys.watching("observations"))
+        head, waiting = self.store.ask(pipe.execute)
+        return int(head or 0), int(waiting)
+
     def watching(self) -> dict[str, float]:
         """The state of the watcher: open sessions and incidents, waiting and dropped observations.
 

@@ -21,13 +21,14 @@ UNTIMED: Final = "Without a time"  # heads the findings whose records have none
 EDGES: Final = "\"'`“”‘’.,;:!?()[]{}|*=…"
 # fmt: off
 _STOP_WORDS: Final = frozenset((
-    "a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been", "before", "but",
-    "by", "can", "could", "did", "do", "does", "for", "from", "had", "has", "have", "he", "her", "here", "his",
-    "how", "i", "if", "in", "into", "is", "it", "its", "just", "may", "me", "more", "most", "my", "no", "not", "of",
-    "on", "once", "only", "or", "other", "our", "out", "over", "please", "she", "should", "so", "some", "such",
-    "than", "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "too", "under",
-    "until", "up", "us", "was", "we", "were", "what", "when", "where", "which", "while", "who", "why", "will",
-    "with", "would", "yet", "you", "your",
+    "a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been", "before",
+    "but", "by", "can", "could", "did", "do", "does", "for", "from", "had", "has", "have", "he", "her",
+    "here", "his", "how", "i", "if", "in", "into", "is", "it", "its", "just", "may", "me", "more",
+    "most", "my", "no", "not", "of", "on", "once", "only", "or", "other", "our", "out", "over",
+    "please", "she", "should", "so", "some", "such", "than", "that", "the", "their", "them", "then",
+    "there", "these", "they", "this", "those", "to", "too", "under", "until", "up", "us", "was", "we",
+    "were", "what", "when", "where", "which", "while", "who", "why", "will", "with", "would", "yet",
+    "you", "your",
 ))
 # fmt: on
 

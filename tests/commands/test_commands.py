@@ -379,6 +379,23 @@ def test_waiting_ends_when_ones_own_batches_have_ended_whatever_others_send(ledg
     assert ledger.backlog.counts()["batches"] == 1
 
 
+def test_waiting_goes_on_until_the_watcher_has_looked_at_what_was_stored_by_then(
+    ledger: Ledger, client: "redis.Redis"
+) -> None:
+    watching = ledger.keys.watching
+    client.hset(watching(), "head", 7)
+    client.rpush(watching("observations"), b"mine", b"mine too")
+    tracking = BatchTracking(ledger)
+    assert tracking.unwatched() == 2
+    client.rpush(watching("observations"), b"of somebody else")
+    client.lpop(watching("observations"))
+    client.hset(watching(), "head", 8)
+    assert tracking.unwatched() == 1
+    client.lpop(watching("observations"))
+    client.hset(watching(), "head", 9)
+    assert tracking.unwatched() == 0
+
+
 def test_waiting_for_a_split_batch_is_waiting_for_its_halves(ledger: Ledger) -> None:
     tracking = BatchTracking(ledger)
     tracking.open = [accept(ledger, "b", lines=3)]

@@ -48,6 +48,8 @@ def event(number: int, ago: timedelta, lasts: timedelta = timedelta(0), **change
         "score": 0.9,
         "severity": 3,
         "text": f"ERROR payment {number} failed\nTraceback (most recent call last):\n  boom",
+        "source": "logs/shop.log",
+        "line": 10 * number,
     }
     return IncidentEvent(**(base | changes))
 
@@ -125,11 +127,26 @@ def test_one_incident_is_shown_with_its_causes_and_samples_by_the_beginning_of_i
         new,
         "open",
         f"seen 1 time before; most like {old} of",
-        "template:3",
+        "  T3  ",
         "ERROR payment 3 failed …",
+        "logs/shop.log:30",
     ):
         assert fact in said.out, fact
+    assert "template:3" not in said.out and said.out.count("T3 ") == 1
     assert "not seen before" in verb(old).out
+
+
+def test_what_is_still_looked_at_stands_above_the_list(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    put(client, settings, *saga())
+    assert "still looking" not in verb().out
+    keys = Keys(settings.redis.key_prefix)
+    client.hset(keys.totals("shop"), mapping={"accepted": 100, "stored": 60, "skipped": 7})
+    client.sadd(keys.workloads, "shop")
+    client.rpush(keys.watching("observations"), b"a", b"b")
+    assert verb().out.startswith("still looking at 33 lines and 2 stored batches\n")
+    assert json.loads(verb("--json").out)
 
 
 def test_what_is_not_there_is_one_sentence(verb: Verb, client: "redis.Redis", settings: Settings) -> None:
@@ -139,7 +156,7 @@ def test_what_is_not_there_is_one_sentence(verb: Verb, client: "redis.Redis", se
     for words, says in [
         (["nothing"], "there is no incident 'nothing'; `logweir incidents` lists them"),
         ([""], "there is no incident ''"),
-        (["--since", "soon"], "--since 'soon' is not a span; write 90s"),
+        (["--since", "soon"], "--since 'soon' is neither a span nor a time; write 90s"),
         ([new, "--open"], "one incident is shown whole"),
     ]:
         said = verb(*words)

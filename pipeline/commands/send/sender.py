@@ -26,6 +26,7 @@ SAY_EVERY_S: Final = 2.0
 REMIND_S: Final = 60.0
 REDIS_RETRY_S: Final = 1.0
 WAIT_S: Final = 0.1
+WATCHED_S: Final = 10.0  # without progress of the watcher; its rounds take a second
 CONFIRM_S: Final = 1.0  # one question a second while a followed file is silent
 
 T = TypeVar("T")
@@ -256,10 +257,38 @@ class Sender:
                 "stored yet",
                 WAIT_S,
             )
+        behind = self._watched(tracking) if self.batches else 0
         sentence = tracking.unstored()
+        if not sentence and behind:
+            sentence = (
+                f"everything accepted is stored; {plural(behind, 'batch')} {'is' if behind == 1 else 'are'} "
+                "still looked at for sessions, rates and incidents"
+            )
         if not self.batches:
             sentence = "this command sent nothing new, so there is nothing to wait for"
         self.console.print(sentence or "everything accepted is stored", markup=False, soft_wrap=True)
+
+    def _watched(self, tracking: BatchTracking) -> int:
+        """Waits while the watcher looks at the stored batches; the number that it has not looked at.
+
+        Without a watcher, or with one that takes none for WATCHED_S, it gives up: the lines are stored.
+        """
+        moved, before = self.clock(), -1
+        while True:
+            try:
+                behind = tracking.unwatched()
+            except RedisUnavailable as exc:
+                self._wait(f"waiting: {exc}", REDIS_RETRY_S)
+                continue
+            if behind != before:
+                moved, before = self.clock(), behind
+            if not behind or self.clock() - moved > WATCHED_S:
+                return behind
+            self._wait(
+                f"{plural(behind, 'stored batch')} {'is' if behind == 1 else 'are'} not looked at yet "
+                "for sessions, rates and incidents",
+                WAIT_S,
+            )
 
     def _wait(self, why: str, seconds: float) -> None:
         if self.clock() - self.said >= SAY_EVERY_S:

@@ -1,4 +1,5 @@
-"""The batches of one `logweir send --wait`: the open ones, and counts of the lines that were not stored."""
+"""The batches of one `logweir send --wait`: the open ones, counts of the lines that were not stored, and
+whether the watcher has looked at the stored ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class BatchTracking:
         self.ledger = ledger
         self.open: list[str] = []
         self.dead = self.discarded = 0  # physical lines
+        self._goal: int | None = None  # observations that the watcher takes before it has seen all of these
         self.lost = 0  # batches: how many lines they had is lost with them
 
     def look(self) -> bool:
@@ -74,6 +76,16 @@ class BatchTracking:
             case _:
                 return [batch_id]
         return []
+
+    def unwatched(self) -> int:
+        """Stored batches that the watcher has not looked at yet, of those that were stored at the first call.
+
+        Raises RedisUnavailable."""
+        taken, waiting = self.ledger.backlog.observed()
+        if self._goal is None:
+            self._goal = taken + waiting
+        # A Redis that lost its last moments counts anew, but what waits is what waits.
+        return min(max(0, self._goal - taken), waiting)
 
     def unstored(self) -> str:
         """A sentence about lines that were not stored; "" when all were."""
