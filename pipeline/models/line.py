@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import torch
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
@@ -54,14 +55,16 @@ def stored_state(network: Any) -> dict[str, Any]:
 
 def loaded(config: ModelConfig, vocab_size: int, weights: Path) -> Any:
     """The network of a weights file. Raises BadBundle, and what safetensors and torch raise on damage."""
-    # "meta" skips the random initialisation that the weights would overwrite.
-    with torch.device("meta"):
+    # The weights would overwrite a random initialisation.
+    with torch.device("meta"), _Uninitialised():
         network = build_network(config, vocab_size)
-    network.to_empty(device="cpu")
     tied: frozenset[str] = frozenset()
-    if config.kind is NetworkKind.MASKED:
+    if config.kind is NetworkKind.CAUSAL:
+        _materialise(network)
+    else:
         from pipeline.models import masked
 
+        network.to_empty(device="cpu")
         masked.restore_buffers(network, config)
         tied = masked.TIED
     with weights.open("rb") as file:
@@ -70,6 +73,29 @@ def loaded(config: ModelConfig, vocab_size: int, weights: Path) -> Any:
     if strange or set(absent) - tied:
         raise BadBundle(f"{weights}: weights {sorted(set(absent) - tied)} are absent, {strange} unknown")
     return network
+
+
+def _materialise(network: torch.nn.Module) -> None:
+    """As `to_empty(device="cpu")` for a network without buffers and tied weights, which imports sympy."""
+    for module in network.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(
+                module,
+                name,
+                torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")),
+            )
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Leaves out the functions of torch.nn.init. On the device "meta" they import torch._dynamo: 1.8 s."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def normal_words(text: str) -> list[str]:

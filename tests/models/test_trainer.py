@@ -1,6 +1,8 @@
 """Training: progress, calibration on held-out templates, what the weights may see."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -11,13 +13,15 @@ from typing import Any
 
 import polars as pl
 import pytest
+import torch
 
 from pipeline.errors import BadBundle, TrainingFailed
 from pipeline.models import bundle as bundles
 from pipeline.models import trainer
 from pipeline.models.budget import chance_within, novel_per_day
+from pipeline.models.causal import CausalNetwork
 from pipeline.models.config import ModelConfig
-from pipeline.models.fitting import Fitted, TrainConfig, affordable_steps, fit_network, learnt_by
+from pipeline.models.fitting import Fitted, FusedAdamW, TrainConfig, affordable_steps, fit_network, learnt_by
 from pipeline.models.line import LineModel
 from pipeline.models.prior import SeverityPrior
 from pipeline.models.threshold import CHANCE, Mode
@@ -432,3 +436,48 @@ def test_a_new_line_of_a_template_that_a_parent_has_learnt_is_learnt(tmp_path: P
     # Of a template that is held out in part, its lines are still news.
     both = pl.concat([old, new])
     assert learnt_by(tmp_path / "v1", both, held_out) == frozenset()
+
+
+def test_the_optimizer_takes_the_steps_of_torch_bit_by_bit() -> None:
+    networks = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        networks.append(CausalNetwork(TINY.model, 300))
+    theirs = torch.optim.AdamW(networks[0].parameters(), lr=6e-3, weight_decay=0.01, fused=True)
+    ours = FusedAdamW(networks[1].parameters())
+    for step in range(20):
+        rate = 6e-3 * (1 - step / 20)
+        ids = torch.randint(3, 300, (8, 12), generator=torch.Generator().manual_seed(step))
+        for network, optimizer in zip(networks, (theirs, ours), strict=True):
+            optimizer.zero_grad()
+            network.loss(ids)[0].backward()  # type: ignore[no-untyped-call]
+        theirs.param_groups[0]["lr"] = rate
+        theirs.step()
+        ours.step(rate)
+    for one, other in zip(*(n.parameters() for n in networks), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_fitting_and_loading_import_no_compiler(tmp_path: Path) -> None:
+    """torch._dynamo takes 1.8 s to import, more than a small training."""
+    code = f"""
+import sys
+from pathlib import Path
+from safetensors.torch import save_file
+from pipeline.models.causal import CausalNetwork
+from pipeline.models.config import ModelConfig
+from pipeline.models.fitting import FusedAdamW
+from pipeline.models.line import loaded, stored_state
+network = CausalNetwork(ModelConfig(), 300)
+optimizer = FusedAdamW(network.parameters())
+for parameter in optimizer.parameters:
+    parameter.grad = parameter.detach().clone()
+optimizer.step(0.001)
+path = Path({str(tmp_path / "weights")!r})
+save_file(stored_state(network), path)
+again = loaded(ModelConfig(), 300, path)
+assert all(a.equal(b) for a, b in zip(network.state_dict().values(), again.state_dict().values()))
+print([m for m in ("torch._dynamo", "sympy") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
