@@ -390,5 +390,5 @@ def test_a_run_holds_sessions_open_for_a_day_and_cuts_them_at_the_silence_that_i
     monkeypatch.setattr(run, "Stack", stack)
     plan = RunPlan(inputs=(), baseline=(), out=tmp_path / "out", workload=None, report=None)
     with pytest.raises(Seen) as seen:
-        run.run(plan, Settings(session_timeout_s=90.0), lambda *_: None)
+        run.run(plan, Settings(session_timeout_s=90.0, one_process_kib=0), lambda *_: None)
     assert seen.value.args == (DAY_S, 90.0)

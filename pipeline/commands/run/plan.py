@@ -122,7 +122,7 @@ def _room(plan: RunPlan) -> int:
 
 def _stack(plan: RunPlan, settings: Settings) -> Stack:
     """One process for small inputs, which takes no time to start; else the workers of a fleet."""
-    if settings.drain.shards == 1 and size_of((*plan.inputs, *plan.baseline)) <= (
+    if settings.drain.shards == 1 and size_of((*plan.inputs, *plan.baseline)) < (
         settings.internal.one_process_kib * 1024
     ):
         from pipeline.workers.one_process import OneProcess
