@@ -12,7 +12,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final
 
 Stamp = Callable[[datetime], str]
-Row = tuple[str, str | None, str | None]  # text with @t@ (the time) and @n@ (a number); level; service
+Row = tuple[
+    str, str | None, str | None
+]  # text with @t@ (the time), @c@ (as HAProxy writes it), @n@; level; service
 
 EVERY_S: Final = 7
 CET: Final = timezone(timedelta(hours=1))
@@ -53,6 +55,7 @@ def written(form: Everyday, *, first: datetime, records: int) -> tuple[str, list
         expected.append(Expected(line=line, time=moment, level=level, service=service))
         last = n == records - 1
         record = row.replace("@t@", form.stamp(moment)).replace("@n@", str(1000 + 37 * n % 8999))
+        record = record.replace("@c@", moment.strftime("%d/%b/%Y:%H:%M:%S.000"))
         text += record + ("" if last and form.foot else form.between)
     return text + form.foot, expected
 
@@ -257,13 +260,13 @@ _TEXTS: Final = (
         stamp=_RFC3164,
         rows=(
             (
-                "@t@ lb1 haproxy[2201]: 10.0.1.2:33317 [20/Nov/2026:10:00:00.000] web app/s1 "
+                "@t@ lb1 haproxy[2201]: 10.0.1.2:33317 [@c@] web app/s1 "
                 '10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 "GET /i/@n@ HTTP/1.1"',
                 None,
                 "haproxy",
             ),
             (
-                "@t@ lb1 haproxy[2201]: 10.0.1.2:33318 [20/Nov/2026:10:00:00.000] web app/<NOSRV> "
+                "@t@ lb1 haproxy[2201]: 10.0.1.2:33318 [@c@] web app/<NOSRV> "
                 '0/-1/-1/-1/0 503 212 - - SC-- 0/0/0/0/0 0/0 "GET /i/@n@ HTTP/1.1"',
                 "error",
                 "haproxy",
