@@ -1,4 +1,5 @@
-"""Writes the pages of docs/reference/ that are made from the code: commands, metrics, errors."""
+"""Writes the pages of docs/reference/ that are made from the code: commands, metrics, errors, log
+formats."""
 
 import argparse
 import re
@@ -7,7 +8,9 @@ from pathlib import Path
 
 from pipeline import errors
 from pipeline.cli import parser
+from pipeline.commands.format_examples import EXAMPLES
 from pipeline.observe.counters import METERS, Meter
+from pipeline.sources.formats import NAMES
 from pipeline.workers.gauges import SHOWN
 
 WIDTH = 100
@@ -17,7 +20,12 @@ CODE = re.compile(r"`+[^`]+`+")
 def write(folder: Path) -> None:
     """Write every page whose text has changed. An unchanged file keeps its time: a second build is quick."""
     folder.mkdir(exist_ok=True)
-    for name, text in (("commands.md", commands()), ("metrics.md", metrics()), ("errors.md", exceptions())):
+    for name, text in (
+        ("commands.md", commands()),
+        ("metrics.md", metrics()),
+        ("errors.md", exceptions()),
+        ("formats.md", log_formats()),
+    ):
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -52,6 +60,17 @@ def help_of(one: argparse.ArgumentParser) -> str:
 
 def fenced(text: str) -> str:
     return f"```text\n{text}\n```"
+
+
+def log_formats() -> str:
+    """Every known log format with a line of it."""
+    parts = [
+        "# Log formats",
+        "In the order in which they are tried. [Log formats](../formats.md) says how they are chosen.",
+    ]
+    for name in NAMES:
+        parts += [f"## {name}", fenced(EXAMPLES[name])]
+    return "\n\n".join(parts) + "\n"
 
 
 def metrics() -> str:
