@@ -181,6 +181,7 @@ class ByteStream:
         self._at = 0
         self.encoding = "UTF-8"
         self.guessed = False  # the encoding, by the places of NULs
+        self._returns = False  # lines end with a carriage return alone, as on an old Mac
         self._open(layers.first)
 
     def _open(self, first: bytes) -> None:
@@ -200,6 +201,8 @@ class ByteStream:
                 f"{name} is not a text log: {share:.0%} of its first bytes are NUL or control "
                 "characters; give the log as text"
             )
+        # A carriage return at the end may be half of a line end.
+        self._returns = b"\n" not in first and b"\r" in first.rstrip(b"\r")
 
     def skip(self, offset: int) -> None:
         """Goes on at an offset, for a file that can seek. Raises BadInput for a text that is shorter."""
@@ -225,7 +228,7 @@ class ByteStream:
         """The next bytes, which stay unread."""
         if not self._ahead:
             self._ahead = memoryview(self._source.read(LOOK_BYTES))
-        return bytes(self._ahead)
+        return self._ended(bytes(self._ahead))
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes of text, b"" at the end; a byte order mark at the start is left out."""
@@ -233,7 +236,10 @@ class ByteStream:
             self._ahead = memoryview(self._source.read(size))
         data, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
         self._at += len(data)
-        return data
+        return self._ended(data)
+
+    def _ended(self, data: bytes) -> bytes:
+        return data.replace(b"\r", b"\n") if self._returns else data
 
     def consumed(self) -> int:
         """Bytes of the file itself behind us, for progress."""

@@ -147,6 +147,10 @@ def test_a_packing_that_is_not_read_is_named(tmp_path: Path) -> None:
         ("one\x0btwo\u2028three\x85\n".encode(), ["one\x0btwo\u2028three\x85"]),
         ("one\ntwö\n".encode("utf-16"), ["one", "twö"]),
         (b"\xfe\xff" + "one\ntwö".encode("utf-16-be"), ["one", "twö"]),
+        (b"one\rtwo\rthree", ["one", "two", "three"]),
+        ("one\rtwö\r".encode("utf-16"), ["one", "twö"]),
+        (b"10 %\r20 %\rdone\nnext\n", ["10 %\r20 %\rdone", "next"]),
+        (b"one\r", ["one"]),
     ],
 )
 def test_lines_are_what_a_reader_sees_and_odd_bytes_are_escaped(
