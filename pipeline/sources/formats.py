@@ -51,6 +51,12 @@ _AT_ONCE, _MANY_AT_ONCE = 10, 30  # text formats
 _WITHIN: Final = frozenset(form.name for form in TEXT_FORMATS if form.whole)
 # Hours and minutes, or seconds since 1970
 _TIME_LIKE: Final = r"[0-9]:[0-9]{2}|[^0-9A-Za-z]1[0-9]{9}"
+# The beginning of a wrapped line, an object, an element or a pair.
+_STRUCTURED: Final = frozenset((*WRAPPERS, *BEFORE_PAIRS, *_PAIRS))
+_STRUCTURED_HEAD: Final = (
+    r"^(?:\s*[{<]|[A-Za-z_@][A-Za-z0-9_.@/-]*=|\[pod/|[0-9|]*[A-Za-z0-9][A-Za-z0-9_.@-]* +\|"
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|[+-][0-9:]+)(?: |$))"
+)
 _DOUBTED: Final = _WITHIN | MONTH_FIRST
 # A time within the line: the share of the lines that are left, of all lines, of the times at one place, and
 # how many characters off that is. Hosts and services of different lengths stand before such a time.
@@ -146,7 +152,8 @@ def _candidates(names: tuple[str, ...], left: Sequence[pl.Series]) -> Iterator[s
 def _any_match(lines: pl.Series, names: tuple[str, ...]) -> bool:
     if lines.is_empty() or (names[0] in _WITHIN and not lines.str.contains(_TIME_LIKE).any()):
         return False
-    return lines.str.contains(_any_of(names)).any()
+    pattern = _STRUCTURED_HEAD if names[0] in _STRUCTURED else _any_of(names)
+    return lines.str.contains(pattern).any()
 
 
 def _detect_inside(
@@ -174,15 +181,17 @@ def _at_once(names: tuple[str, ...], size: int) -> tuple[tuple[str, ...], ...]:
     groups: list[tuple[str, ...]] = []
     for kind, run in groupby(names, key=_kind):
         some = tuple(run)
-        step = 1 if kind == "alone" else size
+        step = 1 if kind == "declared" or (kind == "structured" and size == _AT_ONCE) else size
         groups += (some[at : at + step] for at in range(0, len(some), step))
     return tuple(groups)
 
 
 def _kind(name: str) -> str:
+    if name in _STRUCTURED:
+        return "structured"
     if name in _WITHIN:
         return "within"
-    return "text" if name in _TEXTS else "alone"
+    return "text" if name in _TEXTS else "declared"
 
 
 @cache
