@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import polars as pl
 
+from pipeline.commands.format_examples import EXAMPLES
 from pipeline.ledger.batches import Meta
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.payload import pack
@@ -20,7 +21,7 @@ from pipeline.sources.chunks import Cursor
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
-# At least one line of every format that is recognised (tests/test_hostile_payloads.py).
+# Lines with more in them than the examples of the formats in RECORDS.
 LINES = (
     "- 1117838570 2005.06.03 R02-M1-N0 2005-06-03-15.42.50.363779 R02-M1-N0 RAS KERNEL INFO instruction "
     "cache parity error corrected",
@@ -84,7 +85,14 @@ LINES = (
     "user 5f3a9c1e-77aa-4d10-9e11-0123456789ab fe80::1%eth0 00:1a:2b:3c:4d:5e $1,234.50 99.9% 3.2GiB "
     "v1.2.3-rc1 sha256:deadbeef",
 )  # fmt: skip
+# With LINES, every format and both kinds of tables (tests/tasks/test_hostile_payloads.py).
 RECORDS = (
+    *EXAMPLES.values(),
+    'Timestamp,Level,Service,Message,User\n2026-11-20T10:00:00.5Z,ERROR,cart,"no ""stock"", at\nall",ann\n'
+    "2026-11-20T10:00:01+01:00,info,pay,,bob\n2026-11-20T10:00:02Z,Warn,cart,low\n",
+    "date\ttime\thost\tseverity\tmsg\n2026-11-20\t10:00:00\th1\tINFO\tup\n2026-11-20\t10:00:01\th2\tFATAL\tdead\n",
+    "#Version: 1.0\n#Fields: date time s-ip cs-method cs-uri-stem cs-uri-query sc-status time-taken\n"
+    "2026-11-20 10:00:00 10.0.0.1 GET /a - 200 15\n2026-11-20 10:00:01 10.0.0.1 POST /b q=1 503 2000\n",
     'Traceback (most recent call last):\n  File "/srv/app.py", line 12, in run\n    go()\nValueError: 7 is wrong\n\n'
     'During handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n  File "a.py", line 1\n'
     "shop.errors.Broken: [Errno 5]\nnext",

@@ -53,14 +53,13 @@ def test_a_redis_that_cannot_write_to_its_disk_ends_the_run_once_that_is_certain
     tmp_path: Path, settings: Settings
 ) -> None:
     clock = Clock()
-    with server(tmp_path) as client:
+    (tmp_path / "sub").mkdir()
+    # Not by CONFIG SET: a server may protect `dir`.
+    with server(tmp_path, "--dir", str(tmp_path / "sub"), "--save", "3600 1") as client:
         troubles = Troubles(
             client, Presence(client, settings), Keys(settings.redis.key_prefix), tmp_path, clock
         )
         assert troubles.look() == ""
-        (tmp_path / "sub").mkdir()
-        client.config_set("dir", str(tmp_path / "sub"))
-        client.config_set("save", "3600 1")
         shutil.rmtree(tmp_path / "sub")
         client.bgsave()
         assert wait_until(troubles.look, timeout_s=20)
