@@ -23,6 +23,7 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 # Lines with more in them than the examples of the formats in RECORDS.
 LINES = (
+    *EXAMPLES.values(),
     "- 1117838570 2005.06.03 R02-M1-N0 2005-06-03-15.42.50.363779 R02-M1-N0 RAS KERNEL INFO instruction "
     "cache parity error corrected",
     "- 1131566461 2005.11.09 dn228 Nov 9 12:01:01 dn228/dn228 crond(pam_unix)[2915]: session closed for user "

@@ -368,7 +368,11 @@ def test_a_batch_of_lines_is_prepared_as_each_line_alone(
     meta = replace(META, formats=names)
     whole = detect.prepare(raw_frame(raw), meta, MASKS)
     alone = [detect.prepare(raw_frame([line]), meta, MASKS) for line in raw]
-    assert whole.drop("line").equals(pl.concat(alone).drop("line"))
+    each = pl.concat(alone)
+    # A line without a time takes that of the line before it, and has none alone.
+    clock = ("timestamp", "timed")
+    assert whole.drop("line", *clock).equals(each.drop("line", *clock))
+    assert whole.filter(each["timed"]).select(clock).equals(each.filter("timed").select(clock))
     assert whole["masked"].to_list() == [MASKS.mask_one(message) for message in whole["message"]]
 
 

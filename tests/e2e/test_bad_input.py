@@ -203,6 +203,7 @@ def test_a_redis_user_without_rights_is_told_so(logweir: Command, tmp_path: Path
             enabled=True,
             passwords=["+pw"],
             keys=["*"],
+            channels=["*"],
             categories=["+@all", "-@scripting"],
         )
         url = f"unix://reader:pw@{client.connection_pool.connection_kwargs['path']}"

@@ -144,7 +144,7 @@ def _trains(process: psutil.Process) -> bool:
 
 
 def _busy(processes: list[psutil.Process]) -> bool:
-    return any(p.is_running() and p.memory_info().rss > 400 * 2**20 for p in processes)
+    return any(p.is_running() and p.memory_info().rss > 260 * 2**20 for p in processes)
 
 
 @pytest.mark.parametrize("way", [FLEET, {}], ids=["fleet", "one-process"])

@@ -47,10 +47,10 @@ def test_a_file_sent_twice_is_stored_once_and_a_longer_one_only_adds_its_end(tra
 
 
 def test_a_declared_time_is_read_by_the_workers_and_times_that_are_not_there_are_said(trained: Up) -> None:
-    path = trained.write([f"20.11.2026 10:00:{n} WARN shelf {n} is empty" for n in range(10, 30)], "own.log")
+    path = trained.write([f"20_11_2026 10h00m{n} WARN shelf {n} is empty" for n in range(10, 30)], "own.log")
     plain = trained.logweir("send", path, "--workload", "untimed", "--wait")
     assert plain.returncode == 0 and "no time recognised" in plain.stderr, plain.stderr
-    form = ("--time", "%d.%m.%Y %H:%M:%S", "--time-zone", "Europe/Berlin")
+    form = ("--time", "%d_%m_%Y %Hh%Mm%S", "--time-zone", "Europe/Berlin")
     done = trained.logweir("send", path, "--workload", "timed", "--wait", *form)
     assert done.returncode == 0 and "note:" not in done.stderr, done.stderr
     rows = trained.rows("timed").sort("line")
@@ -158,7 +158,7 @@ def test_results_since_counts_back_from_now(trained: Up) -> None:
         (["models", "show", "../../etc"], "models list"),
         (["dead", "show"], "needs a batch id"),
         (["dead", "retry", "nothing"], "dead list"),
-        (["dead", "drop", "x"], "invalid choice"),
+        (["dead", "drop", "x"], "'drop' is not known"),
         (["run"], "FILE"),
         (["run", "x.log", "--limit", "many"], "many"),
         (["run", "x.log", "--workload", ""], "workload"),
@@ -168,11 +168,11 @@ def test_results_since_counts_back_from_now(trained: Up) -> None:
         (["status", "--config", "none.toml"], "none.toml"),
         (["up", "--colour"], "--colour"),
         (["send", "a", "b", "--follow"], "one file"),
-        (["send", ".", "--follow"], "cannot be followed"),
+        (["send", ".", "--follow"], "--follow reads one file"),
         (["run", "x.log", "--data-dir", "d"], "--data-dir"),
         (["run", "in.log", "--baseline", "-"], "must be files"),
         (["results", "--since", "999999d"], "--since"),
-        (["fly"], "invalid choice"),
+        (["fly"], "'fly' is not known"),
         ([], "VERB"),
     ],
 )

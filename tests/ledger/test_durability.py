@@ -36,6 +36,7 @@ from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases, granted
 from pipeline.sinks import forgotten
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.sources.archives import Source
 from pipeline.sources.chunks import Cursor
 from pipeline.sources.files import read_file
 from pipeline.sources.pushed import framed
@@ -121,7 +122,7 @@ def test_a_running_send_sends_again_what_redis_lost(own: Power, tmp_path: Path, 
     ledger = sending.producer.ledger
     assert lines(ledger) == numbered(1, 10)
     assert (sending.lines, sending.batches) == (10, 5)
-    stored = ledger.intake.cursor(send._cursor_key(sending, path, "shop"))
+    stored = ledger.intake.cursor(send._cursor_key(sending, Source(path=path), "shop"))
     assert stored is not None and Cursor.unpack(stored).line == 10
 
 
@@ -273,7 +274,7 @@ def test_a_cursor_in_another_form_is_compared_as_it_stands(own: Power, tmp_path:
     path = log(tmp_path / "app.log", 1, 4)
     first = sender(own)
     send._file(first, path, "shop")
-    ledger, key = first.producer.ledger, send._cursor_key(first, path, "shop")
+    ledger, key = first.producer.ledger, send._cursor_key(first, Source(path=path), "shop")
     stored = ledger.intake.cursor(key)
     assert stored is not None
     ledger.client.hset(ledger.keys.cursors, key, stored.replace(": ", ":").replace("}", ',"more":1}'))
