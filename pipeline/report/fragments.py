@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from pipeline.records.levels import LEVELS
 from pipeline.report.findings import Finding, FindingSample, finding_severity
 from pipeline.report.text import clipped, clock, sample_place, sample_text, time_range
 from pipeline.report.why import why
@@ -53,12 +54,30 @@ def environment() -> Environment:
         sample_pieces,
         template_pieces,
         silencing,
+        level_name,
+        level_place,
+        workload_name,
     )
     env.filters.update(
         {function.__name__: function for function in (*filters, epoch, iso_utc, at_epoch, why)}
     )
     env.filters.update(thousands="{:,}".format, until=_until)
     return env
+
+
+def level_name(finding: Finding) -> str:
+    """The level that a finding is filtered by."""
+    return clipped(finding.level or "no level", 40)
+
+
+def workload_name(finding: Finding) -> str:
+    """The workload that a finding is filtered by, short enough for a button."""
+    return clipped(finding.workload, 80)
+
+
+def level_place(finding: Finding) -> int:
+    """Its level's place among LEVELS, 0 for none."""
+    return LEVELS.index(finding.level) + 1 if finding.level in LEVELS else 0
 
 
 def epoch(at: datetime) -> int:

@@ -9,6 +9,8 @@
     return node;
   };
   const data = JSON.parse($("data").textContent);
+  const buckets = data.timeline.buckets;
+  let pick = () => show(); // two buckets, -1 for none
   const number = (n) => n.toLocaleString("en-US");
   const utc = (s) => new Date(s * 1000).toISOString().slice(0, 19).replace("T", " ");
   const local = (s) => new Date(s * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
@@ -20,36 +22,69 @@
   document.documentElement.classList.add("has-js");
   for (const node of document.querySelectorAll("time")) node.title = local(Date.parse(node.dateTime) / 1000) + ", local time";
 
-  // Findings: filtered by text and by a stretch of the timeline.
-  const cards = [...document.querySelectorAll(".finding")].map((node) => ({
-    node,
-    first: Number(node.dataset.first),
-    last: Number(node.dataset.last),
-    text: node.textContent.toLowerCase(),
-  }));
+  // Findings: chosen by level, workload, text and a stretch of the timeline, in one of four orders.
+  const cards = [...document.querySelectorAll(".finding")].map((node) => {
+    const slot = document.createComment(""); // its place in its incident
+    node.before(slot);
+    return {
+      node,
+      slot,
+      first: Number(node.dataset.first),
+      last: Number(node.dataset.last),
+      level: node.dataset.level,
+      workload: node.dataset.workload,
+      urgency: Number(node.dataset.urgency),
+      count: Number(node.dataset.count),
+      text: node.textContent.toLowerCase(),
+    };
+  });
   const incidents = [...document.querySelectorAll(".incident")].map((node) => ({
     node,
     cards: [...node.querySelectorAll(".finding")],
     rest: node.querySelector(".rest"),
     opened: false, // by a filter, which closes it again
   }));
-  const reveal = () => {
-    const rest = location.hash.length > 1 && document.getElementById(location.hash.slice(1))?.closest(".rest");
-    if (rest) rest.open = true;
+  const picks = [...document.querySelectorAll(".pick")];
+  const chosen = { level: new Set(), workload: new Set(), text: [], from: null, to: null, order: "" };
+  const orders = {
+    time: (a, b) => !a.first - !b.first || a.first - b.first, // those without a time come last
+    severity: (a, b) => b.urgency - a.urgency,
+    count: (a, b) => b.count - a.count,
   };
-  const chosen = { text: [], from: null, to: null };
+  const flat = $("flat");
+  const arrange = () => {
+    const by = orders[chosen.order];
+    if (by) flat.append(...[...cards].sort(by).map((card) => card.node));
+    else for (const card of cards) card.slot.after(card.node);
+    flat.hidden = !by;
+    $("list").hidden = Boolean(by);
+  };
+  const fits = {
+    level: (card) => !chosen.level.size || chosen.level.has(card.level),
+    workload: (card) => !chosen.workload.size || chosen.workload.has(card.workload),
+    text: (card) => chosen.text.every((w) => card.text.includes(w)),
+    time: (card) => chosen.from === null || (card.first < chosen.to && card.last >= chosen.from),
+  };
   const show = () => {
-    let visible = 0;
-    for (const card of cards) {
-      const hit = chosen.text.every((w) => card.text.includes(w))
-        && (chosen.from === null || (card.first < chosen.to && card.last >= chosen.from));
-      card.node.hidden = !hit;
-      visible += hit ? 1 : 0;
+    const tests = Object.entries(fits);
+    const shown = cards.filter((card) => {
+      card.node.hidden = !tests.every(([, fit]) => fit(card));
+      return !card.node.hidden;
+    });
+    for (const button of picks) {
+      const { by, value } = button.dataset;
+      // The number of findings that a click adds or that are chosen by it, under the other filters.
+      const count = cards.filter((card) => card[by] === value && tests.every(([name, fit]) => name === by || fit(card))).length;
+      button.setAttribute("aria-pressed", String(chosen[by].has(value)));
+      button.classList.toggle("none", !count);
+      button.querySelector("span").textContent = number(count);
     }
-    const parts = [];
+    const parts = [...chosen.level, ...chosen.workload];
     if (chosen.from !== null) parts.push(utc(chosen.from) + " – " + utc(chosen.to).slice(11) + " UTC");
     if (chosen.text.length) parts.push("“" + chosen.text.join(" ") + "”");
-    $("shown").textContent = parts.length ? number(visible) + " of " + number(cards.length) + " shown: " + parts.join(", ") : "";
+    $("shown").textContent = parts.length
+      ? number(shown.length) + " of " + number(cards.length) + (cards.length === 1 ? " finding" : " findings") + " shown: " + parts.join(", ")
+      : "";
     $("clear").hidden = !parts.length;
     for (const incident of incidents) {
       incident.node.hidden = incident.cards.every((node) => node.hidden);
@@ -58,17 +93,78 @@
       else if (!parts.length && incident.opened) incident.rest.open = incident.opened = false;
     }
   };
+
+  // The address holds what was chosen, as `#level=error&workload=shop`; `#f1.2` is a finding.
+  const remember = () => {
+    const state = new URLSearchParams();
+    for (const by of ["level", "workload"]) for (const value of chosen[by]) state.append(by, value);
+    if (chosen.text.length) state.set("text", chosen.text.join(" "));
+    if (chosen.from !== null) { state.set("from", chosen.from); state.set("to", chosen.to); }
+    if (chosen.order) state.set("order", chosen.order);
+    const hash = state.size ? "#" + state : "";
+    if (hash === location.hash || (!hash && !location.hash.includes("="))) return;
+    try { history.replaceState(null, "", hash || location.pathname + location.search); } catch { location.hash = hash; }
+  };
+  const recall = () => {
+    if (!location.hash.includes("=")) return false;
+    const state = new URLSearchParams(location.hash.slice(1));
+    for (const by of ["level", "workload"]) {
+      chosen[by] = new Set(state.getAll(by).filter((value) => cards.some((card) => card[by] === value)));
+    }
+    chosen.text = words(state.get("text") || "");
+    $("find").value = chosen.text.join(" ");
+    chosen.order = orders[state.get("order")] ? state.get("order") : "";
+    $("order").value = chosen.order;
+    const [from, to] = [Number(state.get("from")), Number(state.get("to"))];
+    const inside = buckets.map((b, i) => (from < to && b[0] < to && b[0] + data.timeline.bucket_s > from ? i : -1)).filter((i) => i >= 0);
+    arrange();
+    pick(...(inside.length ? [inside[0], inside.at(-1)] : [-1, -1]));
+    return true;
+  };
+  const changed = () => { show(); remember(); };
+  const reveal = () => {
+    if (recall()) return;
+    const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+    const rest = target && target.closest(".rest");
+    if (rest) rest.open = true;
+    if (target && target.closest(".finding[hidden], .incident[hidden]")) { // a filter hides it
+      $("clear").click();
+      target.scrollIntoView();
+    }
+  };
   addEventListener("hashchange", reveal);
-  $("find").addEventListener("input", later(() => { chosen.text = words($("find").value); show(); }));
+  $("find").addEventListener("input", later(() => { chosen.text = words($("find").value); changed(); }));
+  $("order").addEventListener("change", () => { chosen.order = $("order").value; arrange(); changed(); });
+  for (const button of picks) {
+    button.addEventListener("click", () => {
+      const { by, value } = button.dataset;
+      if (!chosen[by].delete(value)) chosen[by].add(value);
+      changed();
+    });
+  }
+
+  // A command is copied; where a browser forbids that, it is selected.
+  $("findings").addEventListener("click", async (event) => {
+    const button = event.target.closest(".copy");
+    if (!button) return;
+    const command = button.closest("details").querySelector("pre");
+    let done = "Copied";
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+    } catch {
+      getSelection().selectAllChildren(command);
+      done = "Selected";
+    }
+    button.textContent = $("said").textContent = done;
+    setTimeout(() => { button.textContent = "Copy"; $("said").textContent = ""; }, 2000);
+  });
 
   // Timeline: hover or arrow keys read a bucket; click, drag or Enter choose a stretch.
   const chart = document.querySelector(".chart svg");
-  const buckets = data.timeline.buckets;
-  let pick = () => {};
   if (chart && buckets.length) {
     const hits = [...chart.querySelectorAll(".hit")];
     const band = chart.querySelector(".picked");
-    const rest = $("read").textContent + " Click or drag to see the findings of that time.";
+    const rest = $("read").textContent + " Click, drag or Shift and arrow keys choose a time.";
     $("read").textContent = rest;
     let at = -1;
     let start = -1;
@@ -77,8 +173,10 @@
       at = i;
       if (i < 0) { $("read").textContent = rest; return; }
       const [begin, lines, odd] = buckets[i];
+      chart.setAttribute("aria-valuenow", i);
       $("read").textContent = utc(begin) + " – " + utc(begin + data.timeline.bucket_s).slice(11) + " UTC: "
         + number(lines) + (lines === 1 ? " line, " : " lines, ") + number(odd) + " anomalous";
+      chart.setAttribute("aria-valuetext", $("read").textContent);
     };
     const place = (event) => {
       const box = chart.getBoundingClientRect();
@@ -92,6 +190,11 @@
       chosen.to = none ? null : buckets[Math.max(a, b)][0] + data.timeline.bucket_s;
       show();
     };
+    let from = -1; // where a stretch picked with Shift begins
+    chart.setAttribute("role", "slider");
+    chart.setAttribute("aria-valuemin", 0);
+    chart.setAttribute("aria-valuemax", buckets.length - 1);
+    for (const [name, value] of [["valuenow", 0], ["valuetext", rest]]) chart.setAttribute("aria-" + name, value);
     for (const hit of hits) hit.replaceChildren(); // the readout replaces the built-in tips
     chart.addEventListener("pointermove", (event) => {
       read(place(event));
@@ -102,27 +205,33 @@
       start = place(event);
       if (event.pointerType === "mouse") chart.setPointerCapture(event.pointerId);
     });
-    chart.addEventListener("pointerup", (event) => { if (start >= 0) pick(start, place(event)); start = -1; });
+    chart.addEventListener("pointerup", (event) => { if (start >= 0) { pick(start, place(event)); remember(); } start = -1; });
     chart.addEventListener("pointercancel", () => { start = -1; });
     chart.setAttribute("tabindex", "0");
     chart.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (step) read(Math.max(0, Math.min(buckets.length - 1, at + step)));
-      else if (event.key === "Enter" && at >= 0) pick(at, at);
+      if (step) {
+        if (event.shiftKey && from < 0) from = Math.max(at, 0);
+        else if (!event.shiftKey) from = -1;
+        read(Math.max(0, Math.min(buckets.length - 1, at + step)));
+        if (event.shiftKey) pick(from, at);
+      } else if (event.key === "Enter" && at >= 0) pick(at, at);
       else if (event.key === "Escape") pick(-1, -1);
       else return;
+      remember();
       event.preventDefault();
     });
   }
   $("clear").addEventListener("click", () => {
+    for (const by of ["level", "workload"]) chosen[by].clear();
     chosen.text = [];
     $("find").value = "";
     pick(-1, -1);
-    show();
-    $("find").focus();
+    remember();
+    $("find").focus({ preventScroll: true });
   });
 
-  // Templates: rows are [id, template, lines, first, last, label of the finding or ""].
+  // Templates: rows are [id, template, lines, first, last, label of the finding or "", place, sample].
   const table = $("table");
   const body = table.tBodies[0];
   const STEP = 200; // rows drawn at once: quick on a phone
@@ -135,6 +244,13 @@
     node.dateTime = new Date(s * 1000).toISOString();
     node.title = local(s) + ", local time";
     return node;
+  };
+  const opened = (row) => { // the template, which opens its sample
+    const details = make("details");
+    const figure = make("figure");
+    figure.append(make("figcaption", "", row[6]), make("pre", "", row[7]));
+    details.append(make("summary", "", row[1]), figure);
+    return details;
   };
   const place = (label) => { // 2.10 stands behind 2.9
     const [incident, finding] = label.split(".").map(Number);
@@ -153,7 +269,7 @@
     });
     const drawn = match.slice(0, limit).map(({ row }) => {
       const tr = make("tr");
-      cell(tr, "text", row[1]);
+      cell(tr, "text", row.length > 6 ? opened(row) : row[1]);
       cell(tr, "num", number(row[2]));
       for (const s of row.slice(3, 5)) cell(tr, "when", s ? when(s) : "");
       const link = row[5] ? make("a", "", row[5]) : "";

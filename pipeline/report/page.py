@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -17,20 +18,36 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.errors import BadInput, SinkUnavailable
+from pipeline.records.levels import LEVELS
 from pipeline.report.findings import FOLD, Finding, by_incident
-from pipeline.report.fragments import chart, environment, epoch, fact_text, resource
+from pipeline.report.fragments import (
+    chart,
+    environment,
+    epoch,
+    fact_text,
+    level_name,
+    resource,
+    workload_name,
+)
+from pipeline.report.samples import CHARS
 from pipeline.report.text import NO_BASELINE, clipped, followers, headline, incident_header, without_baseline
 from pipeline.units import plural
 
-# The page stays under 5 MB whatever comes: what varies has a share, the rest is under 300 KB.
-FINDINGS_BYTES: Final = 2_600_000
-TEMPLATES_BYTES: Final = 1_900_000
+# The page stays under 5 MB whatever comes: what varies has a share, the rest is under 600 KB.
+FINDINGS_BYTES: Final = 2_200_000
+TEMPLATES_BYTES: Final = 1_200_000
+EXAMPLES_BYTES: Final = 900_000  # a sample of each template
 FINDINGS: Final = 500  # a reader stops earlier; the table of templates still links them
 TEMPLATES: Final = 5_000
 SAMPLE_CHARS: Final = 2_000
 TEMPLATE_CHARS: Final = 400
 ROWS_WITHOUT_SCRIPT: Final = 100
 LISTED: Final = 12  # workloads and levels in the numbers
+CHIPS: Final = 60  # workloads to filter by; the search finds the others
+
+_NO_SAMPLES: Final = pl.DataFrame(
+    schema={"template_id": pl.Int64, "source": pl.String, "line": pl.UInt64, "raw": pl.String}
+)
 
 
 def write_page(
@@ -41,15 +58,18 @@ def write_page(
     summary: Mapping[str, Any],
     title: str,
     run: Mapping[str, object],
+    samples: pl.DataFrame = _NO_SAMPLES,
 ) -> int:
     """Write the report and return its size in bytes.
 
     `findings` come from `findings.collect`, in reading order; `summary` from `summary.run_summary`;
-    `templates` needs template_id, template, count, first_seen, last_seen; `run` holds further facts to
-    print, by name. The file appears whole or not at all. Raises SinkUnavailable when the disk is full
-    or fails, BadInput when the path cannot be written.
+    `templates` needs template_id, template, count, first_seen, last_seen; `samples` is of
+    `samples.first_records`; `run` holds further facts to print, by name. The file appears whole or not at
+    all. Raises SinkUnavailable when the disk is full or fails, BadInput when the path cannot be written.
     """
-    page = render_page(findings=findings, templates=templates, summary=summary, title=title, run=run)
+    page = render_page(
+        findings=findings, templates=templates, summary=summary, title=title, run=run, samples=samples
+    )
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:
@@ -82,11 +102,12 @@ def render_page(
     summary: Mapping[str, Any],
     title: str,
     run: Mapping[str, object],
+    samples: pl.DataFrame = _NO_SAMPLES,
 ) -> bytes:
     """The page as UTF-8; the same arguments give the same bytes."""
     css, js = resource("page.css"), resource("page.js")
     fitting, incidents = _incidents(findings)
-    rows = _template_rows(templates, findings[:fitting])
+    rows = _template_rows(templates, findings[:fitting], samples)
     timeline = summary["timeline"]
     buckets = [
         [epoch(datetime.fromisoformat(start)), lines, odd] for start, lines, odd in timeline["buckets"]
@@ -114,6 +135,7 @@ def render_page(
             last=datetime.fromisoformat(summary["last"]) if summary["last"] else None,
             chart=chart(buckets, timeline["bucket_s"]),
             incidents=incidents,
+            choices=_choices(findings[:fitting]),
             no_baseline=NO_BASELINE if without_baseline(summary) else "",
             more_findings=len(findings) - fitting,
             rows=rows[:ROWS_WITHOUT_SCRIPT],
@@ -170,8 +192,23 @@ def _incidents(findings: Sequence[Finding]) -> tuple[int, list[str]]:
     ]
 
 
-def _template_rows(templates: pl.DataFrame, findings: Sequence[Finding]) -> list[list[Any]]:
-    """`[id, template, lines, first, last, label of the finding or ""]`, most lines first, within the share.
+def _choices(findings: Sequence[Finding]) -> list[tuple[str, list[tuple[str, int]]]]:
+    """What a reader can choose by: levels, the gravest first, and workloads, those with most findings first.
+
+    As the cards spell them, with the number of findings."""
+    levels = Counter(level_name(finding) for finding in findings)
+    workloads = Counter(workload_name(finding) for finding in findings)
+    gravest = sorted(levels.items(), key=lambda item: -LEVELS.index(item[0]) if item[0] in LEVELS else 1)
+    most = sorted(workloads.items(), key=lambda item: (-item[1], item[0]))
+    return [("level", gravest), ("workload", most[:CHIPS])]
+
+
+def _template_rows(
+    templates: pl.DataFrame, findings: Sequence[Finding], samples: pl.DataFrame
+) -> list[list[Any]]:
+    """`[id, template, lines, first, last, label of the finding or "", place, sample]`, most lines first.
+
+    All are within their share; a row whose sample does not fit ends before `place`.
 
     Where not all fit, those with a finding go first.
     """
@@ -189,7 +226,8 @@ def _template_rows(templates: pl.DataFrame, findings: Sequence[Finding]) -> list
         .select("template_id", "template", "count", "first_seen", "last_seen")
         .collect()
     )
-    rows, used = [], 0
+    examples = {template_id: rest for template_id, *rest in samples.iter_rows()}
+    rows, used, used_by_examples = [], 0, 0
     for template_id, template, count, first, last in ranked.iter_rows():
         text = clipped(template, TEMPLATE_CHARS)
         times = [epoch(moment) if moment else 0 for moment in (first, last)]
@@ -197,6 +235,11 @@ def _template_rows(templates: pl.DataFrame, findings: Sequence[Finding]) -> list
         used += len(_json(row).encode("utf-8", "replace")) + 1
         if used > TEMPLATES_BYTES:
             break
+        if template_id in examples and used_by_examples < EXAMPLES_BYTES:
+            source, line, raw = examples[template_id]
+            example = [f"{clipped(source, 120)}:{line}", clipped(raw, CHARS)]
+            used_by_examples += len(_json(example).encode("utf-8", "replace"))
+            row += example
         rows.append(row)
     return sorted(rows, key=lambda row: (-row[2], row[0]))
 

@@ -35,6 +35,7 @@ from pipeline.report import page
 from pipeline.report.around import RECORDS, with_neighbours
 from pipeline.report.export import facts
 from pipeline.report.normal import NormalList
+from pipeline.report.samples import first_records
 from pipeline.report.summary import run_summary
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
@@ -228,6 +229,7 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
             summary=summary,
             title=names[:200],
             run=about,
+            samples=first_records(results),
         )
     except (OSError, pl.exceptions.ComputeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
