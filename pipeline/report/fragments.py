@@ -134,7 +134,7 @@ def chart(buckets: Sequence[Sequence[int]], width_s: int) -> dict[str, Any]:
         "bars": [
             f"{clock(at_epoch(s))} UTC: {plural(n, 'line')}, {odd:,} anomalous" for s, n, odd in buckets
         ],
-        "axis": [at_epoch(buckets[at][0]) for at in (0, len(buckets) // 2, -1)],
+        "axis": [at_epoch(buckets[at][0]) for at in sorted({0, len(buckets) // 2, len(buckets) - 1})],
     }
 
 

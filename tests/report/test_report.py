@@ -5,6 +5,8 @@ import json
 import os
 import random
 import re
+import shutil
+import subprocess
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,6 +21,7 @@ from pipeline.errors import BadInput, SinkUnavailable
 from pipeline.records.schema import RESULT_SCHEMA, UTC_US
 from pipeline.report import findings, page, text, why
 from pipeline.report.findings import Finding, FindingSample
+from pipeline.report.samples import CHARS, first_records
 from pipeline.report.summary import run_summary
 from pipeline.units import visible
 
@@ -107,6 +110,13 @@ def template_frame(texts: list[str]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=TEMPLATES_SCHEMA, orient="row")
 
 
+def sample_frame(texts: list[str]) -> pl.DataFrame:
+    """A sample for each template of `template_frame`, with its text and in a source of that name."""
+    rows = [(n, text, 7, text) for n, text in enumerate(texts, start=1)]
+    schema = {"template_id": pl.Int64, "source": pl.String, "line": pl.UInt64, "raw": pl.String}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
 def numbers(**changes: Any) -> dict[str, Any]:
     counts = {
         "records": 900,
@@ -163,8 +173,14 @@ def placed(found: list[Finding]) -> list[Finding]:
 def rendered(
     found: list[Finding], texts: list[str] | None = None, title: str = "a run", **run: object
 ) -> tuple[str, Reader]:
+    texts = texts or []
     source = page.render_page(
-        findings=found, templates=template_frame(texts or []), summary=numbers(), title=title, run=run
+        findings=found,
+        templates=template_frame(texts),
+        summary=numbers(),
+        title=title,
+        run=run,
+        samples=sample_frame(texts),
     )
     html = source.decode()
     return html, Reader(html)
@@ -220,6 +236,7 @@ def test_hostile_text_stays_text_wherever_it_stands(hostile: str) -> None:
     assert not set("<>&") & set(reader.blocks["script"][0])
     (row,) = json.loads(reader.blocks["script"][0])["templates"]
     assert row[1] == visible(hostile)
+    assert row[6:] == [f"{visible(hostile)}:7", visible(hostile)]
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", html)
 
 
@@ -325,13 +342,16 @@ def test_the_page_stays_under_five_megabytes_whatever_comes(character: str) -> N
         source=long, line=1, timestamp=START, message=long, raw=long, words=(character * 50,)
     )
     found = [
-        finding(n, long, samples=(sample,) * 5, workload=long, reasons=(f"unlikely-tokens:{long}",) * 3)
+        finding(
+            n, long, samples=(sample,) * 5, workload=f"{n} {long}", reasons=(f"unlikely-tokens:{long}",) * 3
+        )
         for n in range(1, 601)
     ]
     # Templates are long enough to fill their share many times over.
     source = page.render_page(
         findings=found,
         templates=template_frame([character * 2_000] * 6_000),
+        samples=sample_frame([character * 301] * 6_000),
         summary=numbers(by_workload=[{**numbers()["by_workload"][0], "workload": long}] * 400),
         title=long,
         run={long: long, "list": [long] * 50},
@@ -390,7 +410,7 @@ def test_where_not_all_templates_fit_those_with_a_finding_are_kept() -> None:
     _, reader = rendered(placed([finding(3)]), texts)
     rows = json.loads(reader.blocks["script"][0])["templates"]
     assert len(rows) == page.TEMPLATES
-    assert [row for row in rows if row[5]] == [
+    assert [row[:6] for row in rows if row[5]] == [
         [3, "template 2", 30, int(START.timestamp()), int(START.timestamp()), "1.1"]
     ]
     assert [row[2] for row in rows] == sorted((row[2] for row in rows), reverse=True)
@@ -470,3 +490,101 @@ def test_a_path_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) ->
     with pytest.raises(BadInput, match="folder"):
         page.write_page(tmp_path / "folder", **arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_reader_chooses_by_level_and_workload_and_the_cards_say_what_they_are() -> None:
+    found = [
+        finding(1),
+        finding(2, level=None, workload="bank <b>", count=7),
+        finding(3, level="fatal"),
+        finding(4, level="warning", reasons=()),
+    ]
+    html, reader = rendered(placed(found))
+    picks = re.findall(r'<button[^>]* data-by="(\w+)" data-value="([^"]*)" aria-pressed="false">', html)
+    assert [value for by, value in picks if by == "level"] == ["fatal", "error", "warning", "no level"]
+    assert [value for by, value in picks if by == "workload"] == ["shop", "bank &lt;b&gt;"]
+    cards = {
+        name: [value for tag, key, value in reader.attributes if (tag, key) == ("article", f"data-{name}")]
+        for name in ("level", "workload", "urgency", "count")
+    }
+    assert cards["level"] == ["error", "no level", "fatal", "warning"]
+    assert cards["workload"] == ["shop", "bank <b>", "shop", "shop"]
+    assert cards["urgency"] == ["36", "30", "38", "25"]
+    assert cards["count"] == ["2", "7", "2", "2"]
+
+
+def test_one_level_and_one_workload_leave_nothing_to_choose() -> None:
+    assert "data-by" not in rendered([finding(1), finding(2)])[0].split("<script")[0]
+    assert '<div class="tools js" hidden>' in rendered([])[0]
+
+
+def test_every_template_opens_a_sample_with_and_without_scripts() -> None:
+    html, reader = rendered([finding(2)], ["started", "disk full"])
+    rows = json.loads(reader.blocks["script"][0])["templates"]
+    assert [row[6:] for row in rows] == [["disk full:7", "disk full"], ["started:7", "started"]]
+    assert "<details><summary>started</summary><figure><figcaption>started:7</figcaption>" in html
+
+
+def test_the_sample_of_a_template_is_its_first_record_and_short(tmp_path: Path) -> None:
+    texts = ["one first", "two " + "x" * 900, "one second", "in a session", "no template"]
+    ids = [1, 2, 1, -5, None]
+    frame = pl.DataFrame(
+        {"template_id": ids, "line": [4, 5, 6, 0, 8], "raw": texts},
+        schema_overrides={"template_id": pl.Int64, "line": pl.UInt64},
+    ).with_columns(source=pl.lit("app.log"))
+    absent = [pl.lit(None, kind).alias(name) for name, kind in RESULT_SCHEMA.items() if name not in frame]
+    frame.with_columns(absent).select(list(RESULT_SCHEMA)).write_parquet(tmp_path / "a.parquet")
+    samples = first_records(tmp_path)
+    assert samples.drop("raw").rows() == [(0, "app.log", 8), (1, "app.log", 4), (2, "app.log", 5)]
+    assert samples["raw"].to_list()[:2] == ["no template", "one first"]
+    assert samples["raw"].str.len_chars().max() == CHARS + 1
+    assert first_records(tmp_path / "absent").is_empty()
+
+
+def test_the_line_itself_stands_out_among_the_lines_around_it() -> None:
+    sample = replace(finding(1).samples[0], raw="hit <i>", before=("earlier <b>",), after=("later",))
+    html, _ = rendered([finding(1, samples=(sample,))])
+    around = html.partition('<pre class="lines">')[2].partition("</pre>")[0]
+    assert around == "<span>earlier &lt;b&gt;\n</span><b>hit &lt;i&gt;\n</b><span>later\n</span>"
+
+
+_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(_BROWSER is None, reason="needs Chromium")
+@pytest.mark.parametrize(
+    ("fragment", "labels", "state"),
+    [
+        (
+            "level=error&level=fatal&workload=shop&order=severity",
+            ["1.3", "1.1"],
+            "2 of 4 findings shown: error, fatal, shop",
+        ),
+        (
+            f"text=disk+full&from={int(START.timestamp())}&to={int(START.timestamp()) + 9}&order=count",
+            ["1.2", "1.1", "1.3"],
+            "3 of 4 findings shown: 2026-11-19 09:00:00 – 09:30:00 UTC, “disk full”",
+        ),
+        ("f1.4", ["1.1", "1.2", "1.3", "1.4"], ""),
+        ("level=absent&order=absent&from=x&=", ["1.1", "1.2", "1.3", "1.4"], ""),
+    ],
+)
+def test_the_address_of_the_page_holds_what_was_chosen(
+    tmp_path: Path, fragment: str, labels: list[str], state: str
+) -> None:
+    late = START + timedelta(minutes=40)
+    found = placed(
+        [
+            finding(1),
+            finding(2, workload="bank", count=9),
+            finding(3, level="fatal"),
+            finding(4, level="warning", workload="bank", first_seen=late, last_seen=late),
+        ]
+    )
+    (tmp_path / "r.html").write_text(rendered(found, ["disk full"])[0], encoding="utf-8")
+    command = [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/b"]
+    command += ["--virtual-time-budget=2000", "--dump-dom", f"file://{tmp_path}/r.html#{fragment}"]
+    dom = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.decode()
+    cards = re.findall(r'<article class="finding" id="f([\d.]+)"[^>]*?( hidden="")?>', dom)
+    assert [label for label, hidden in cards if not hidden] == labels
+    assert f'<span id="shown" role="status">{state}</span>' in dom
