@@ -193,7 +193,7 @@ def _incidents(findings: Sequence[Finding]) -> tuple[int, list[str]]:
 
 
 def _choices(findings: Sequence[Finding]) -> list[tuple[str, list[tuple[str, int]]]]:
-    """What a reader can choose by: levels, the gravest first, and workloads, those with most findings first.
+    """The filters: levels, the gravest first, and workloads, those with most findings first.
 
     As the cards spell them, with the number of findings."""
     levels = Counter(level_name(finding) for finding in findings)
