@@ -51,19 +51,20 @@ def lines_of(messages: pl.DataFrame) -> pl.DataFrame:
     if several.is_empty():
         return single
     # A blank first line is not the head line.
-    split = several.with_columns(pl.col("message").str.strip_chars().str.split("\n").alias("line"))
-    rows = split.explode("line").with_columns(
-        pl.int_range(pl.len(), dtype=pl.UInt32).over("message").alias("at")
+    # A number for each message: hashing a message once for each of its lines would be quadratic.
+    split = several.with_row_index("of").with_columns(
+        pl.col("message").str.strip_chars().str.split("\n").alias("line")
     )
+    rows = split.explode("line").with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over("of").alias("at"))
     text = pl.col("line")
-    before, after = text.shift(1).over("message"), text.shift(-1).over("message")
+    before, after = text.shift(1).over("of"), text.shift(-1).over("of")
     # The source line below a Python frame and the call above a Go position belong to the frame.
     source = before.str.contains(_PYTHON_FRAME).fill_null(False) & text.str.contains(r"^\s")
     call = text.str.contains(_GO_CALL) & after.str.contains(_GO_PLACE).fill_null(False)
     frame = text.str.contains(_FRAME) | text.str.contains(_GO_PLACE) | source | call
     blank = text.str.strip_chars() == ""
     counting = rows.filter((pl.col("at") == 0) | ~(frame | blank))
-    counting = counting.filter(pl.int_range(pl.len()).over("message") <= MAX_FOLLOWING)
+    counting = counting.filter(pl.int_range(pl.len()).over("of") <= MAX_FOLLOWING)
     return pl.concat([single, counting.select("message", "at", "line")])
 
 
