@@ -230,6 +230,7 @@ MAY_SKIP = re.compile(
     + ("" if (SHARED / "opensearch").exists() else "|OpenSearch is not here")
     + ("|promtool is not here" if os.environ.get("NO_PROMTOOL") else "")  # scripts/test has tried to get it
     + ("" if shutil.which("strace") else "|strace is not here")
+    + "|needs Chromium"  # .ci/run has tried to install it
 )
 
 
