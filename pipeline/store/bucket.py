@@ -1,0 +1,115 @@
+"""A store in a bucket of S3, or of a server that speaks S3.
+
+Address and credentials come from the variables that every S3 client knows: AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL for other servers than Amazon's. obstore reads them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.store import S3Store
+
+from pipeline.errors import StoreUnavailable
+from pipeline.store.objects import Found, checked
+
+# One request never takes longer, so a store that hangs holds nothing up for ever.
+REQUEST_S: Final = 30
+CONNECT_S: Final = 5
+RETRIES: Final = 3
+RETRY_S: Final = 20
+
+
+class Bucket:
+    """Objects of one bucket, below a prefix."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        with self._explained():
+            self._store = S3Store(
+                bucket,
+                prefix=prefix or None,
+                virtual_hosted_style_request=False,
+                client_options={
+                    "allow_http": True,  # as AWS_ENDPOINT_URL says
+                    "timeout": timedelta(seconds=REQUEST_S),
+                    "connect_timeout": timedelta(seconds=CONNECT_S),
+                },
+                retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
+            )
+
+    def get(self, key: str) -> bytes | None:
+        with self._explained():
+            try:
+                return bytes(obstore.get(self._store, checked(key)).bytes())
+            except (NotFoundError, FileNotFoundError):
+                return None
+
+    def fetch(self, key: str, to: Path, *, most: int) -> bool:
+        with self._explained():
+            try:
+                answer = obstore.get(self._store, checked(key))
+            except (NotFoundError, FileNotFoundError):
+                return False
+            read = 0
+            with to.open("wb") as out:
+                for piece in answer.stream(min_chunk_size=1 << 20):
+                    read += len(piece)
+                    out.write(piece)
+                    if read > most:
+                        break
+        return True
+
+    def create(self, key: str, content: bytes | Path) -> bool:
+        with self._explained():
+            try:
+                # One request carries one condition: no multipart upload.
+                obstore.put(self._store, checked(key), content, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
+    def put(self, key: str, content: bytes | Path) -> None:
+        with self._explained():
+            obstore.put(self._store, checked(key), content, use_multipart=False)
+
+    def look(self, key: str) -> Found | None:
+        with self._explained():
+            try:
+                one = obstore.head(self._store, checked(key))
+            except (NotFoundError, FileNotFoundError):
+                return None
+            return Found(key=key, size=one["size"], changed=one["last_modified"].timestamp())
+
+    def found(self, prefix: str) -> Iterator[Found]:
+        with self._explained():
+            for page in obstore.list(self._store, prefix=checked(prefix.rstrip("/"))):
+                for one in page:
+                    changed = one["last_modified"].timestamp()
+                    yield Found(key=one["path"], size=one["size"], changed=changed)
+
+    def delete(self, key: str) -> None:
+        with self._explained():
+            try:
+                obstore.delete(self._store, checked(key))
+            except (NotFoundError, FileNotFoundError):
+                return
+
+    def sweep(self, _prefix: str) -> int:
+        """Nothing: a bucket shows no half objects."""
+        return 0
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as exc:
+            why = " ".join(str(exc).split())[:300]
+            raise StoreUnavailable(
+                f"the store {self.url} does not take or give objects ({why}); look at AWS_ENDPOINT_URL, the keys "
+                "of AWS_ACCESS_KEY_ID, and the bucket"
+            ) from exc

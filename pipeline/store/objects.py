@@ -1,0 +1,87 @@
+"""What every machine of a pipeline reaches: objects in a folder (`file:///...`) or in a bucket (`s3://...`).
+
+A key is a relative path with `/`. An object is whole or absent, never half. `create` writes only where
+nothing is: of several creators exactly one wins, by a hard link in a folder and by `If-None-Match: *` in a
+bucket. Both kinds pass the same contract suite (tests/store/test_objects.py).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+from uuid import uuid4
+
+from pipeline.errors import BadInput
+
+# No part begins with a dot: those are temporary files of a folder.
+KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*(/[A-Za-z0-9_][A-Za-z0-9_.=-]*)*")
+PROBES: Final = "probes/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One object of a listing: key, size in bytes, time of its last change in seconds since 1970."""
+
+    key: str
+    size: int
+    changed: float
+
+
+class Objects(Protocol):
+    """Objects by key. Every method raises StoreUnavailable when the store does not answer or refuses."""
+
+    url: str
+
+    def get(self, key: str) -> bytes | None:
+        """The object, None where there is none."""
+
+    def fetch(self, key: str, to: Path, *, most: int) -> bool:
+        """Writes the object to a file; False where there is none. No more than `most` + 1 bytes are read."""
+
+    def create(self, key: str, content: bytes | Path) -> bool:
+        """Writes a new object and keeps an existing one; False if there was one.
+
+        A creation whose answer was lost and that was repeated answers False too: compare the content.
+        """
+
+    def put(self, key: str, content: bytes | Path) -> None:
+        """Writes an object, also over an existing one."""
+
+    def look(self, key: str) -> Found | None:
+        """Size and time of the object, None where there is none."""
+
+    def found(self, prefix: str) -> Iterator[Found]:
+        """The objects whose key begins with `prefix`, a folder with its `/`; in no order."""
+
+    def delete(self, key: str) -> None:
+        """Removes an object; nothing happens where there is none."""
+
+    def sweep(self, prefix: str) -> int:
+        """Removes what killed writers left below a prefix; returns the number of files."""
+
+
+def probe(objects: Objects) -> None:
+    """Checks that the store takes objects and honours conditions.
+
+    Raises BadInput for a store that overwrites what exists, StoreUnavailable for one that cannot be written.
+    """
+    key = f"{PROBES}{uuid4().hex}"
+    try:
+        first = objects.create(key, b"first")
+        second = objects.create(key, b"second")
+        kept = objects.get(key)
+    finally:
+        objects.delete(key)
+    if not first or second or kept != b"first":
+        raise BadInput(
+            f"the store {objects.url} ignores conditions (If-None-Match), so two machines could overwrite each "
+            "other's objects; choose a store that honours them, or a folder that all machines mount"
+        )
+
+
+def checked(key: str) -> str:
+    """The key itself. Raises ValueError for one that could lead out of the store."""
+    if not KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is no key of a store")
+    return key
