@@ -249,14 +249,16 @@ class KnownPatterns:
     def __init__(self, frame: pl.DataFrame) -> None:
         self._counts: dict[int, int] = dict(frame.select("pattern_id", "count").iter_rows())
         self._template_of: dict[int, int] = dict(frame.select("pattern_id", "template_id").iter_rows())
-        self._severe = frozenset(frame.filter(pl.col("severe"))["template_id"].to_list())
+        severe = frame.filter(pl.col("severe"))
+        self._severe_patterns = frozenset(severe["pattern_id"].to_list())
+        self._severe = frozenset(severe["template_id"].to_list())
         by_template = frame.group_by("template_id").agg(pl.col("count").sum())
         self._templates: dict[int, int] = dict(by_template.iter_rows())
 
     def without(self, patterns: Set[int], templates: Set[int]) -> "KnownPatterns":
         """The same, as if training had not seen these patterns and templates."""
         rows = [
-            (pattern, count, template, template in self._severe)
+            (pattern, count, template, pattern in self._severe_patterns)
             for pattern, count in self._counts.items()
             if pattern not in patterns and (template := self._template_of[pattern]) not in templates
         ]
@@ -268,8 +270,10 @@ class KnownPatterns:
     def __contains__(self, pattern_id: object) -> bool:
         return pattern_id in self._counts
 
-    def count(self, pattern_id: int) -> int:
-        """Occurrences of the pattern in training."""
+    def count(self, pattern_id: int, *, severe: bool = False) -> int:
+        """Occurrences of the pattern in training; as `severe`, 0 where all of them were calm."""
+        if severe and pattern_id not in self._severe_patterns:
+            return 0
         return self._counts.get(pattern_id, 0)
 
     def template_of(self, pattern_id: int) -> int | None:

@@ -3,7 +3,8 @@
 The score is a logistic of a few added terms; a line is anomalous exactly when its score is at least 0.5. More
 evidence never lowers the score. For all data: a new calm template is flagged exactly above the threshold, and
 one with an error level or error word always. A variation of a known template needs an error-like sign *and*
-unlikely words. A pattern of a baseline is never flagged.
+unlikely words. A pattern of a baseline is never flagged. Without a baseline an error level is always flagged,
+and an error word in a rare line.
 """
 
 import math
@@ -90,6 +91,8 @@ def conclude(
             - 1.0
             + level_logit(level_severe, level)
         )
+        if level_severe or (rare and word > 0):
+            z = max(z, 0.0)  # never missed, however likely the words
 
     score = _logistic(z)
     anomalous = score >= ANOMALOUS_SCORE
@@ -142,13 +145,14 @@ class Knowledge:
 def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | None) -> Verdict:
     """The verdict of one work row once its template is known: "warming" without a model.
 
-    A template is new when the training data has no line of it.
+    A template is new when the training data has no line of it, nor of this text at this severity.
     """
     past_limit = (reason(Reason.UNCLASSIFIED),) if template_id == UNCLASSIFIED else ()
     if knowledge is None:
         reasons = (reason(Reason.WARMING), *past_limit)
         return Verdict(template_id=template_id, score=None, anomalous=None, reasons=reasons)
     count = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
+    known = knowledge.known.count(row["pattern_id"], severe=row["severe"])
     verdict = conclude(
         Evidence(
             surprisal=row["surprisal"],
@@ -160,8 +164,9 @@ def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | 
             prior=row["prior"],
         ),
         calibration=knowledge.calibration,
-        known_count=knowledge.known.count(row["pattern_id"]),
-        template_new=count == 0,
+        known_count=known,
+        # Errors and calm lines of one text have two templates, of which training knows one.
+        template_new=count == 0 and known == 0,
         severe=row["severe"],
         level=row["level"],
         template_id=template_id,

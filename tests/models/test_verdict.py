@@ -5,13 +5,15 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.evidence import Evidence, Normal
 from pipeline.models.threshold import Calibration, Mode, calibrate
-from pipeline.models.verdict import conclude, is_rare, rarity
+from pipeline.models.verdict import Knowledge, conclude, is_rare, rarity, verdict_of
 from pipeline.records.verdict import Verdict
 
 NATS = st.floats(0.0, 60.0)
@@ -215,6 +217,51 @@ def test_in_self_mode_a_rare_error_ranks_above_a_frequent_one_and_a_frequent_cal
     calm = judged(SELF, 1.0, new=False, known=900).score
     assert rare is not None and frequent is not None and calm is not None
     assert rare > frequent > 0.5 > calm
+
+
+@given(
+    surprisal=NATS,
+    novelty=SHARES,
+    prior=LOGITS,
+    known=st.integers(1, 4000),
+    sign=st.sampled_from([{"severe": True}, {"level": "error"}, {"severity": "failed", "known": 2}]),
+)
+def test_in_self_mode_an_error_level_and_a_rare_error_word_are_always_anomalous(
+    surprisal: float, novelty: float, prior: float, known: int, sign: dict[str, Any]
+) -> None:
+    terms: dict[str, Any] = {"known": known, "new": False, "novelty": novelty, "prior": prior} | sign
+    assert judged(SELF, surprisal, **terms).anomalous is True
+
+
+def knowing(mode: Mode, *rows: tuple[int, int, int, bool]) -> Knowledge:
+    """Rows of pattern, count, template, and whether training saw it at an error level."""
+    frame = pl.DataFrame(rows, schema=KNOWN_SCHEMA, orient="row")
+    return Knowledge(calibration=replace(BASELINE, mode=mode), known=KnownPatterns(frame))
+
+
+def row_of(pattern: int, level: str) -> dict[str, Any]:
+    return {
+        "pattern_id": pattern, "severe": level == "error", "level": level, "surprisal": 0.0, "words": [],
+        "unseen": [], "novelty": 0.0, "prior": -8.0, "severity": None, "tokens": 4,
+    }  # fmt: skip
+
+
+def test_an_error_with_the_text_of_calm_lines_is_anomalous_whichever_came_first() -> None:
+    # Lines at error levels have templates of their own; training knows the lowest one of a pattern.
+    for first, second in (("error", "info"), ("info", "error")):
+        ids = {first: 1, second: 2}
+        knowledge = knowing(Mode.SELF, (7, 1502, 1, True))
+        assert verdict_of(row_of(7, "error"), ids["error"], knowledge).anomalous is True
+        calm = verdict_of(row_of(7, "info"), ids["info"], knowledge)
+        assert calm.anomalous is False and "new-template" not in calm.reasons
+
+
+def test_an_error_is_new_to_a_baseline_whose_lines_of_this_text_were_calm() -> None:
+    calm = knowing(Mode.BASELINE, (7, 900, 1, False))
+    assert verdict_of(row_of(7, "error"), 2, calm).anomalous is True
+    assert verdict_of(row_of(7, "info"), 1, calm).anomalous is False
+    erroneous = knowing(Mode.BASELINE, (7, 900, 1, True))
+    assert verdict_of(row_of(7, "error"), 2, erroneous).anomalous is False
 
 
 def test_reasons_name_what_was_found_and_their_data() -> None:
