@@ -17,6 +17,8 @@ _SEVERE: Final = frozenset((
     "unavailable", "rejected", "deadlock", "deadlocked", "segfault", "traceback", "critical", "emergency",
     "violation", "overflow", "unauthorized", "forbidden", "oom", "unable", "invalid", "broken",
     "uncorrectable", "unrecoverable", "lost",
+    # as log15 and go-logging spell it, and in other languages
+    "erro", "eror", "fehler", "fehlgeschlagen", "erreur", "errore",
 ))
 # Failures of a whole process or of data, not of one request.
 GRAVE_WORDS: Final = frozenset((

@@ -42,6 +42,7 @@ NAMES: Final = tuple(
 )
 # Formats that begin with a written-out time; other text hardly ever does.
 TIMED: Final = tuple(f.name for f in BASIC_FORMATS if f.clock is not None and f.clock.form)
+_STRAY: Final = (*(form.name for form in TEXT_FORMATS if form.name in TIMED), "level")
 _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 
 # Below one line in a hundred a match is more likely an accident of free text than a second format.
@@ -371,11 +372,38 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
             pieces.append(found.with_columns(remaining["_i"]).filter(hit).select("_i", *_PARSED))
             remaining = remaining.filter(~hit)
     if not remaining.is_empty():
+        strays = _parse_strays(remaining, names, arrived=arrived, zone=zone)
+        if strays is not None:
+            pieces.append(strays)
+            remaining = remaining.join(strays, on="_i", how="anti", maintain_order="left")
+    if not remaining.is_empty():
         schema = {name: RAW_SCHEMA[name] for name in _PARSED}
         blank = [pl.lit(None, dtype=schema[name]).alias(name) for name in _PARSED[:-1]]
         pieces.append(remaining.select("_i", *blank, pl.col("raw").alias("message")))
     parsed = pieces[0] if len(pieces) == 1 else pl.concat(pieces).sort("_i")
     return _trimmed(parsed)
+
+
+def _parse_strays(
+    lines: pl.DataFrame, names: tuple[str, ...], *, arrived: datetime, zone: str
+) -> pl.DataFrame | None:
+    """Lines of a format that the sample did not show, where they begin with a written-out time or a level.
+
+    A file may change its format behind the sample. Columns `_i` and `_PARSED`; None for no such line."""
+    others = tuple(name for name in _STRAY if name not in names)
+    if not others or not (maybe := lines["raw"].str.contains(_any_of(others))).any():
+        return None
+    remaining, pieces = lines.filter(maybe), list[pl.DataFrame]()
+    for name in others:
+        found = _parse_format(remaining["raw"], _form(name), arrived=arrived, zone=zone)
+        if found is None:
+            continue
+        hit = found["message"].is_not_null()
+        pieces.append(found.with_columns(remaining["_i"]).filter(hit).select("_i", *_PARSED))
+        remaining = remaining.filter(~hit)
+        if remaining.is_empty():
+            break
+    return pl.concat(pieces) if pieces else None
 
 
 def _trimmed(parsed: pl.DataFrame) -> pl.DataFrame:

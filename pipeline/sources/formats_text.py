@@ -18,14 +18,14 @@ from pipeline.sources.times import EPOCH_CLOCK, ISO_CLOCK, Clock
 LEVEL_WORDS: Final[Mapping[str, str]] = {
     word: level
     for level, words in {
-        "trace": "trace finest finer verbose vrb trc v",
-        "debug": "debug dbg fine config d debug1 debug2 debug3 debug4 debug5",
-        "info": "info inf information informational note system log statement detail hint context query i",
-        "notice": "notice",
-        "warning": "warning warn wrn w",
-        "error": "error err severe failed e",
+        "trace": "trace trac finest finer verbose vrb trc v",
+        "debug": "debug dbg dbug debu fine config d debug1 debug2 debug3 debug4 debug5",
+        "info": "info inf information informational note system log statement detail hint context query i infos",
+        "notice": "notice hinweis",
+        "warning": "warning warn wrn w warnung avertissement attention advertencia",
+        "error": "error err severe failed e erro eror fehler schwerwiegend erreur errore grave",
         "critical": "critical crit alert failure",
-        "fatal": "fatal ftl panic dpanic emerg emergency f",
+        "fatal": "fatal ftl fata panic pani panik dpanic emerg emergency f",
     }.items()
     for word in words.split()
 }
@@ -70,7 +70,11 @@ SLASHED = f"(?P<time>[0-9]{{4}}/[0-9]{{2}}/[0-9]{{2}} {HMS})"
 # The remainder of a record; `(?s)` stands before every pattern.
 ANYTHING: Final = "(?P<message>.*)$"
 _TAIL = ANYTHING
-UPPER = "TRACE|DEBUG|VERBOSE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL|PANIC"
+# Also as log15 and go-logging spell them, and in other languages.
+UPPER = (
+    "TRACE|DEBUG|DBUG|VERBOSE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|ERRO|EROR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL"
+    "|PANIC|FEHLER|SCHWERWIEGEND|WARNUNG|ERREUR|AVERTISSEMENT|ERRORE"
+)
 LEVEL = f"(?P<level>{UPPER})"
 ANY_CASE = f"(?i:{UPPER}|INFORMATION|EMERGENCY|DBG|INF|WRN|FTL)"
 # A bare lower-case word may be the first word of the message, so a mark must follow it.
@@ -380,7 +384,11 @@ BASIC_FORMATS: Final[tuple[Format, ...]] = (
     Format(name="dmesg", pattern="^(?:<(?P<pri>[0-9]{1,3})>)?\\[ *[0-9]+\\.[0-9]{6}\\] " + _TAIL),
     Format(
         name="level",
-        pattern=(f"^(?:{LEVEL}(?::|\\||  ?-| )|\\[ *(?P<level_2>{ANY_CASE}) *\\]:?)(?: +|$)?" + _TAIL),
+        pattern=(
+            f"^(?:{LEVEL}(?::|\\||  ?-| )|\\[ *(?P<level_2>{ANY_CASE}) *\\]:?"
+            # logrus on a terminal, with seconds since its start
+            "|(?P<level_3>TRAC|DEBU|INFO|WARN|ERRO|FATA|PANI)\\[[0-9]{4,}\\])(?: +|$)?" + _TAIL
+        ),
     ),
 )  # fmt: skip
 

@@ -48,6 +48,10 @@ _CONTINUATION: Final = "|".join(
         r"^-->",
     )
 )
+# A grave line without a header of its own is no part of the line before.
+_ALARM: Final = (
+    r"^\[? ?(?:WARN|WARNING|ERROR|ERRO|ERR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL|PANIC) ?(?:[:|\[\]]|[ -]|$)"
+)
 _CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?: |$)"
 _DOCKER_START: Final = r'^\{"log":"'
 _DOCKER_LINE_END: Final = r'\\n","stream":"'
@@ -261,9 +265,10 @@ class Framer:
     @staticmethod
     def _headless(inner: pl.Series, heads: pl.Series) -> pl.Series:
         """True for rows without a header. A timed header of a format outside the sample still begins a
-        record."""
+        record, and so does a line that begins with a grave level."""
         rows = (~heads).arg_true()
-        foreign = head_mask(inner.gather(rows), TIMED)
+        headless = inner.gather(rows)
+        foreign = head_mask(headless, TIMED) | headless.str.contains(_ALARM)
         return (~heads).scatter(rows, ~foreign)
 
     @property

@@ -28,6 +28,8 @@ from pipeline.models.severity import all_well, may_be_severe, severity_words, tr
         ("ERROR_CODE <NUM>", "error"),
         ("exited with error: <NUM>", "error"),
         ("error not corrected", "error"),
+        ("ERRO ledger is late", "erro"),
+        ("Fehler beim Lesen", "fehler"),
         ("errors: 3 of 5", "errors"),
         ("config file not found", "not found"),
         ("no error in first pass, then parser crashed", "crashed"),

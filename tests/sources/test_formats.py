@@ -150,6 +150,12 @@ EXAMPLES: list[Example] = [
     ("dmesg", "[    0.000000] Linux", None, None, None, None, None, "Linux"),
     ("dmesg", "[99999.123456] a [b] c", None, None, None, None, None, "a [b] c"),
     ("level", "ERROR: no disk", None, "error", None, None, None, "no disk"),
+    ("level", "ERRO[0012] no such container  id=4f", None, "error", None, None, None, "no such container  id=4f"),
+    ("level", "WARN[65123] low", None, "warning", None, None, None, "low"),
+    ("level", "FEHLER: kein Platz", None, "error", None, None, None, "kein Platz"),
+    ("iso", "2026-11-20 10:00:01 ERRO no disk", "2026-11-20T10:00:01", "error", None, None, None, "no disk"),
+    ("iso", "2026-11-20 10:00:01 EROR no disk", "2026-11-20T10:00:01", "error", None, None, None, "no disk"),
+    ("postgresql", '2026-11-19 08:09:10.123 UTC [77] FEHLER:  Spalte »a« existiert nicht', "2026-11-19T08:09:10.123000", "error", None, "77", None, "Spalte »a« existiert nicht"),
     ("level", "[warn] low", None, "warning", None, None, None, "low"),
     ("level", 'INFO:     10.0.0.1:5 - "GET / HTTP/1.1" 200 OK', None, "info", None, None, None, '10.0.0.1:5 - "GET / HTTP/1.1" 200 OK'),
     ("logfmt", 'time=2026-11-19T08:09:10Z level=warn msg="disk is low" free=3', "2026-11-19T08:09:10", "warning", None, None, None, "disk is low free=3"),
@@ -278,6 +284,19 @@ def test_the_most_frequent_format_comes_first_and_rare_accidents_are_left_out() 
     assert detect(klog + iso) == ("iso", "klog")
     assert detect([*klog, "1763539200 once"]) == ("klog",)
     assert detect([]) == ()
+
+
+def test_a_format_that_begins_behind_the_sample_is_read_with_its_time_and_level() -> None:
+    early = [f"I1119 08:09:10.123456   12345 server.go:12] started {n}" for n in range(300)]
+    late = ["2026-11-20 10:00:01 ERROR no disk", "Nov 20 10:00:02 box app[3]: bye", "ERROR: no disk"]
+    framer = Framer()
+    records = pl.concat([framer.feed([*early, *late]), framer.flush()])
+    assert framer.formats == ("klog",)
+    rows = parse(records, framer.formats, arrived=ARRIVED).tail(3).to_dicts()
+    times = [row["timestamp"].strftime("%d %H:%M:%S") for row in rows]
+    assert times == ["20 10:00:01", "20 10:00:02", "20 10:00:02"]
+    assert [row["level"] for row in rows] == ["error", None, "error"]
+    assert [row["message"] for row in rows] == ["no disk", "bye", "no disk"]
 
 
 def test_continuation_lines_stay_in_the_message() -> None:
