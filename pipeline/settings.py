@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from pipeline.errors import BadSetting
-from pipeline.values import check_opensearch_url, check_url, masked_url, nearest
+from pipeline.values import check_opensearch_url, check_url, masked_url, nearest, store_place
 
 PREFIX: Final = "LOGWEIR_"
 # The only variables that reach `Internal`. The embedded stack sets them for its workers, tests for stacks.
@@ -44,6 +44,8 @@ POLICY: Final = (
 LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib")
 # All workers of one pipeline need these alike: they say which queues there are.
 QUEUED: Final = ("drain_shards",)
+# All processes of one pipeline need it alike: it says where models and results are.
+STORED: Final = ("store_url",)
 ALIKE: Final = (*POLICY, *LIMITS, *QUEUED)
 MAX_SHARDS: Final = 64
 Words = tuple[str, ...]
@@ -89,7 +91,15 @@ class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
     """Where files are."""
 
     dir: Annotated[Path, says("place of the embedded stack's files")] = Path("logweir-data")
-    results_dir: Annotated[Path | None, says("where Parquet results go; default <data_dir>/results")] = None
+    store_url: Annotated[
+        str | None,
+        says(
+            "what all machines of a pipeline share: file:///folder or s3://bucket/prefix; default <data_dir>"
+        ),
+    ] = None
+    results_dir: Annotated[
+        Path | None, says("where Parquet results go; default results/ in the folder of store_url")
+    ] = None
     sinks: Annotated[Words, says("where results are stored: parquet, opensearch or both")] = ("parquet",)
 
     def __post_init__(self) -> None:
@@ -97,20 +107,43 @@ class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
             raise ValueError(
                 f"sinks {','.join(self.sinks)!r} is not usable; name {' or '.join(SINKS)}, or both"
             )
+        if self.shared is None and "parquet" in self.sinks and self.results_dir is None:
+            raise ValueError(
+                f"store_url {self.store_url} is a bucket, and Parquet results need a folder that all machines "
+                "mount; set results_dir to one, or sinks = opensearch"
+            )
+
+    @property
+    def store(self) -> str:
+        """The address of the store: `store_url`, else the data directory."""
+        return self.store_url if self.store_url is not None else self.dir.absolute().as_uri()
+
+    @property
+    def shared(self) -> Path | None:
+        """The folder of results: that of `store_url`, else the data directory; None where it is a bucket."""
+        if self.store_url is None:
+            return self.dir
+        scheme, _, path = store_place(self.store_url)
+        return Path(path) if scheme == "file" else None
 
     @property
     def results(self) -> Path:
         """Where the Parquet sink writes."""
-        return self.results_dir if self.results_dir is not None else self.dir / "results"
+        if self.results_dir is not None:
+            return self.results_dir
+        return (self.shared or self.dir) / "results"
 
     @property
     def baseline(self) -> Path:
         """Where lines are stored that only trainings read, apart from the results."""
-        return self.dir / "baseline"
+        if self.shared is not None:
+            return self.shared / "baseline"
+        beside = self.results_dir or self.dir / "results"
+        return beside.with_name(f"{beside.name}-baseline")
 
     @property
     def models(self) -> Path:
-        """Where model versions are."""
+        """Where this machine keeps its copies of model versions."""
         return self.dir / "models"
 
 

@@ -1,4 +1,4 @@
-"""Model versions that are whole on disk, though no network could be loaded from them."""
+"""Model versions that are whole, though no network could be loaded from them; and damage to them."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -9,6 +9,7 @@ from pipeline.models import bundle
 from pipeline.models.bundle import Manifest, TrainingStats
 from pipeline.models.registry import Registry
 from pipeline.models.threshold import Mode, calibrate
+from pipeline.store.folder import Folder
 
 AT = datetime(2026, 11, 20, tzinfo=UTC)
 ONE, TWO, THREE = "m000001-0a1b2c3d", "m000002-0a1b2c3d", "m000003-0a1b2c3d"
@@ -22,7 +23,7 @@ def written(
     workloads: Sequence[str] = (),
     content: bytes = b"content",
 ) -> Path:
-    """A complete bundle with the right hashes."""
+    """A complete bundle with the right hashes, on this machine only; `put` brings bundles into the store."""
 
     def manifest(files: Any) -> Manifest:
         given: dict[str, Any] = {"hold_out": "", "device": "cpu"}
@@ -37,3 +38,39 @@ def written(
     writers = {name: lambda path: path.write_bytes(content) and None for name in bundle.FILE_CAPS}
     bundle.write_bundle(out, writers=writers, manifest=manifest)
     return out
+
+
+def put(registry: Registry, *versions: str, **how: Any) -> None:
+    """Complete bundles in the store."""
+    for version in versions:
+        written(registry, version, **how)
+        registry.put(version)
+
+
+def root(registry: Registry) -> Path:
+    """The folder of the store."""
+    objects = registry.stored.objects
+    assert isinstance(objects, Folder)
+    return objects.root
+
+
+def manifest_of(registry: Registry, version: str) -> Path:
+    """The manifest of a version in the store."""
+    return root(registry) / "versions" / version / bundle.MANIFEST
+
+
+def artifact_of(registry: Registry, version: str, name: str) -> Path:
+    """A file of a version in the store."""
+    sha256 = registry.stored.manifest(version).files[name].sha256
+    return root(registry) / "artifacts" / sha256[:2] / sha256
+
+
+def damage(registry: Registry, version: str) -> None:
+    """Put a version aside, in the store and on this machine."""
+    manifest_of(registry, version).rename(manifest_of(registry, version).with_name("aside"))
+    registry.stored.forget(version)
+
+
+def repair(registry: Registry, version: str) -> None:
+    """Bring it back to the store."""
+    manifest_of(registry, version).with_name("aside").rename(manifest_of(registry, version))

@@ -8,7 +8,7 @@ import redis
 
 from bench._chaos.there import Letter, Stored
 from bench._chaos.told import Answer, Told, Violation
-from pipeline.errors import BadBundle, BadPayload
+from pipeline.errors import BadBundle, BadPayload, StoreUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
 from pipeline.redis.connection import text_map
@@ -142,8 +142,8 @@ def models(told: Told, registry: Registry) -> Iterator[Violation]:
     for one in live.values():
         for version in filter(None, (one.version, one.previous)):
             try:
-                registry.manifest(version)
-            except BadBundle as exc:
+                registry.stored.verified(version)
+            except (BadBundle, StoreUnavailable) as exc:
                 word = "live" if version == one.version else "previous"
                 yield Violation(
                     invariant=4, what=f"the {word} version of the model {one.model} is not whole: {exc}"

@@ -19,9 +19,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bench._chaos.history import History
-from pipeline.errors import BadBundle, BadSetting
+from pipeline.errors import BadBundle, BadSetting, StoreUnavailable
 from pipeline.messages.routing import all_queues
-from pipeline.models.bundle import MANIFEST
 from pipeline.models.registry import Registry
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
@@ -179,15 +178,14 @@ class Look:
         self.client.close()
 
     def _fault(self, version: str) -> str:
-        """Why a live version cannot be served from disk, "" when it can: hashed once, then asked whether it
-        is there."""
+        """Why a live version cannot be fetched from the store, "" when it can: hashed once, then asked
+        whether it is there."""
         try:
-            path = self.registry.path(version)
             if version not in self._whole:
-                self.registry.manifest(version)
+                self.registry.stored.verified(version)
                 self._whole.add(version)
-            return "" if (path / MANIFEST).is_file() else f"{path} is gone"
-        except BadBundle as exc:
+            return "" if self.registry.stored.stored(version) else f"{version} is gone from the store"
+        except (BadBundle, StoreUnavailable) as exc:
             return str(exc)
 
 

@@ -60,6 +60,8 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
     if settings.opensearch.url is not None:
         found += _opensearch_checks(settings)
     found.append(_place("data directory", settings.data.dir, "--data-dir"))
+    if settings.data.store_url is not None:
+        found.append(_store_check(settings))
     if "parquet" in settings.data.sinks and settings.data.results_dir is not None:
         found.append(_place("results directory", settings.data.results_dir, "LOGWEIR_RESULTS_DIR"))
     found += _stack_checks(settings)
@@ -116,6 +118,22 @@ def _place(what: str, path: Path, remedy: str) -> dict[str, Any]:
                 directory.rmdir()
     few = "" if free >= NEEDED_DISK_MIB else f"; at least {NEEDED_DISK_MIB} are needed"
     return {"what": what, "ok": not few, "found": f"{display(path)}, {free:,} MiB free{few}"}
+
+
+def _store_check(settings: Settings) -> dict[str, Any]:
+    """Whether the store takes objects and honours conditions; the objects of the test are removed."""
+    from pipeline.store.choose import open_store
+    from pipeline.store.objects import probe
+
+    try:
+        objects = open_store(settings.data.store)
+        probe(objects)
+    except ModuleNotFoundError:
+        found = "s3:// needs a package that is not installed; run: pip install 'logweir[s3]'"
+        return {"what": "store", "ok": False, "found": found}
+    except LogweirError as exc:
+        return {"what": "store", "ok": False, "found": str(exc)}
+    return {"what": "store", "ok": True, "found": objects.url}
 
 
 def _redis_checks(settings: Settings) -> list[dict[str, Any]]:

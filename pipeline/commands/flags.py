@@ -223,6 +223,13 @@ def models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", metavar="TEXT", help="for promote and rollback: kept with the version")
 
 
+def store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", choices=("show", "adopt"), nargs="?", default="show",
+        help="adopt: the pipeline works with the store of these settings from now on",
+    )  # fmt: skip
+
+
 def dead(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "show", "retry", "discard"))
     parser.add_argument("batch", nargs="*", metavar="BATCH", help="batch ids; 'all' for every one")

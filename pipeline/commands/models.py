@@ -12,10 +12,13 @@ from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.units import plural
+from pipeline.workers.same_store import join
 
 
 def main(args: argparse.Namespace) -> int:
     settings = reached(settings_of(args))
+    with redis_explained():
+        join(connect(settings), settings, first=False)
     actions = {"list": _list, "show": _show, "promote": _promote, "rollback": _rollback}
     if args.action not in {"show", "promote"} and args.version:
         raise BadInput(f"`logweir models {args.action}` takes no version; {args.version!r} is one too many")
@@ -25,8 +28,12 @@ def main(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace, _settings: Settings, registry: Registry) -> int:
     live = {one.version: one for one in registry.live()}
-    faults = registry.faults()
-    rows = [_row(registry, version, live, faults) for version in registry.versions()]
+    faults: dict[str, str] = {}
+    for fault in registry.faults():
+        told = f"on {fault.machine}: {fault.reason}"
+        faults[fault.version] = f"{faults[fault.version]}; {told}" if fault.version in faults else told
+    sizes = registry.stored.artifacts.sizes()
+    rows = [_row(registry, version, live, faults, sizes) for version in registry.versions()]
     if args.json:
         print_json(rows)
         return 0
@@ -51,11 +58,13 @@ def _list(args: argparse.Namespace, _settings: Settings, registry: Registry) -> 
     return 0
 
 
-def _row(registry: Registry, version: str, live: dict[str, Live], faults: dict[str, str]) -> dict[str, Any]:
+def _row(
+    registry: Registry, version: str, live: dict[str, Live], faults: dict[str, str], sizes: dict[str, int]
+) -> dict[str, Any]:
     note = registry.note(version)
     row: dict[str, Any] = {"version": version, "live": version in live}
     try:
-        manifest = registry.manifest(version)
+        manifest = registry.stored.whole(version, sizes)
         row |= {"model": manifest.model, "created": manifest.created, "lines": manifest.stats.lines}
         state, reason = (note.state, note.reason) if note else ("candidate", "")
     except BadBundle as exc:
@@ -75,7 +84,7 @@ def _show(args: argparse.Namespace, _settings: Settings, registry: Registry) -> 
     if version not in registry.versions():
         raise BadInput(f"there is no model {version!r}; `logweir models list` shows what there is")
     note = registry.note(version)
-    print_json(asdict(registry.manifest(version)) | {"state": asdict(note) if note else None})
+    print_json(asdict(registry.stored.manifest(version)) | {"state": asdict(note) if note else None})
     return 0
 
 

@@ -15,7 +15,7 @@ from pipeline.commands.common import cell, out, print_json, printable, reached, 
 from pipeline.controller.tick import decisions
 from pipeline.controller.trainings import Status, Trainings, TrainingState
 from pipeline.controller.watchlist import Watchlist
-from pipeline.errors import RedisUnavailable
+from pipeline.errors import RedisUnavailable, StoreUnavailable
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
 from pipeline.ledger.batches import Stage
 from pipeline.ledger.ledger import Ledger
@@ -84,12 +84,12 @@ class StackStatus:
 
     model: Live | None  # the shared one
     models: list[Live]
-    model_faults: dict[str, str]  # live version -> why it cannot be read
+    model_faults: dict[str, dict[str, str]]  # live version -> machine -> why it cannot be read there
     training: Status  # the current or the last
     trainings_waiting: int
     decisions: dict[str, dict[str, Any]]  # model -> what the controller decided last
     retrained: dict[str, dict[str, Any]]  # model -> why it was trained again last
-    versions_on_disk: int
+    versions_stored: int | None  # None while the store does not answer
     watchlist: dict[str, Any]  # version, patterns
     batches: int  # in flight
     bytes: int
@@ -152,12 +152,16 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
     return StackStatus(
         model=next((model for model in models if model.model == SHARED), None),
         models=list(models),
-        model_faults={version: why for version, why in faults.items() if version in live_versions},
+        model_faults={
+            version: {f.machine: f.reason for f in faults if f.version == version}
+            for version in dict.fromkeys(f.version for f in faults)
+            if version in live_versions
+        },
         training=Trainings(client, settings).now(),
         trainings_waiting=int(client.zcard(ledger.keys.training_queue)),
         decisions=decided,
         retrained={model: entry for model, entry in retrained.items() if model in decided},
-        versions_on_disk=len(registry.versions()),
+        versions_stored=_versions_stored(registry),
         watchlist={"version": watched.version, "patterns": list(watched.patterns)},
         batches=counts.get("batches", 0),
         bytes=counts.get("bytes", 0),
@@ -194,6 +198,13 @@ def _live_workers(presence: Presence) -> list[ServingWorker]:
         )
         for worker in presence.live()
     ]
+
+
+def _versions_stored(registry: Registry) -> int | None:
+    try:
+        return len(registry.versions())
+    except StoreUnavailable:
+        return None
 
 
 def _drain_shards(
@@ -302,17 +313,21 @@ def _watching(console: Console, watching: Mapping[str, float]) -> None:
 
 def _models(console: Console, status: StackStatus) -> None:
     if not status.models:
-        count = status.versions_on_disk
-        hint = f"; {count} on disk, `logweir models promote VERSION` takes one" if count else ""
+        count = status.versions_stored
+        hint = f"; {count} in the store, `logweir models promote VERSION` takes one" if count else ""
         console.print(f"model     none yet: lines are warming{hint}", markup=False, soft_wrap=True)
     for model in status.models:
         name = "model" if model.model == SHARED else f"model of {printable(model.model)}"
         since = _moment(model.published_ms) if model.published_ms else model.published
         how = "" if model.how == "published" else f", {model.how}"
         console.print(f"{name:<9} {model.version} since {since} UTC{how}", markup=False, soft_wrap=True)
-    for version, why in status.model_faults.items():
-        text = f"fault     {version} cannot be read, so another version serves: {printable(why)}"
-        console.print(text, style="red", markup=False, soft_wrap=True)
+    for version, machines in status.model_faults.items():
+        for machine, why in machines.items():
+            text = (
+                f"fault     {version} cannot be read on {printable(machine)}, so another version serves there: "
+                f"{printable(why)}"
+            )
+            console.print(text, style="red", markup=False, soft_wrap=True)
 
 
 def _trainings(console: Console, status: StackStatus) -> None:

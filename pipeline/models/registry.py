@@ -1,42 +1,44 @@
-"""Model versions: immutable directories on disk, one pointer per model in Redis.
+"""Model versions: immutable bundles in the store, one pointer per model in Redis.
 
-    train --> directory --judge--> publish: The pointer moves, fenced by the lease.    (published)
-                              '--> Stays beside the live one, with the reason.         (candidate)
+    train --> store --judge--> publish: The pointer moves, fenced by the lease.        (published)
+                          '--> Stays beside the live one, with the reason.             (candidate)
     promote VERSION, roll back: An operator moves the pointer at any time.             (promoted, rolled-back)
 
-Earlier versions stay until retention removes the oldest. Every process compares `current()` between batches.
-Nothing needs invalidation, because every cache is keyed by version. A note beside the directory of a version
-tells its fate, so that the fate survives Redis.
+A version is in the store before a pointer names it, so every machine can fetch it. Earlier versions stay
+until retention removes the oldest. Every process compares `current()` between batches. Nothing needs
+invalidation, because every cache is keyed by version. A note beside the manifest of a version tells its fate,
+so that the fate survives Redis.
 """
 
 import contextlib
+import functools
 import json
-import os
-import re
-import shutil
-import uuid
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import redis
 
-from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken
-from pipeline.models.bundle import MANIFEST, Manifest, load_manifest
+from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken, StoreUnavailable
+from pipeline.models.bundle import Manifest, load_manifest
+from pipeline.models.versions import Versions, token_of
+from pipeline.records.batch import digest
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, byte_set, text_map
 from pipeline.redis.keys import SHARED, Keys
 from pipeline.redis.leases import Lease
 from pipeline.redis.scripts import Scripts
 from pipeline.settings import Settings
+from pipeline.store.choose import open_store
 
-VERSION: Final = re.compile(r"m(\d{6,})-[0-9a-f]{8}")
+T = TypeVar("T")
 # Versions of a model that retention spares, so that one can roll back.
 HISTORY_KEPT: Final = 3
-# Versions on disk besides those in use: a week of daily trainings; keep_models_mib bounds large ones.
+# Versions in the store besides those in use: a week of daily trainings; keep_models_mib bounds large ones.
 KEEP: Final = 10
 # Serving reports a fault every few seconds while it lasts; after this silence it counts as mended.
 FAULT_TTL_S: Final = 20
@@ -67,6 +69,15 @@ class Note:
     judgement: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A version that the processes of a machine cannot read, and why."""
+
+    version: str
+    machine: str
+    reason: str
+
+
 class PublishArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of models/publish.lua by name."""
 
@@ -93,18 +104,27 @@ class Registry:
 
     def __init__(self, client: "redis.Redis", settings: Settings) -> None:
         self.client = client
+        self.settings = settings
         self.keys = Keys(settings.redis.key_prefix)
         self.scripts = Scripts(client)
         self.directory = settings.data.models
+        self.machine = machine_of(settings)
         self.keep = KEEP
         self.keep_bytes = settings.train.keep_models_mib * 2**20
         self._names: tuple[str, ...] = ()  # of the models, as of the last `snapshot_all`
 
+    @functools.cached_property
+    def stored(self) -> Versions:
+        """The versions in the store, and this machine's copies."""
+        return Versions(open_store(self.settings.data.store), self.directory)
+
     def path(self, version: str) -> Path:
-        """Where a version's bundle lies. Raises BadBundle for a name that is not a version."""
-        if not VERSION.fullmatch(version):
-            raise BadBundle(f"{version!r} is not a model version; versions look like m000001-0a1b2c3d")
-        return self.directory / version
+        """Where this machine's copy lies. Raises BadBundle for a name that is not a version."""
+        return self.stored.place(version)
+
+    def read(self, version: str, load: Callable[[Path], T]) -> T:
+        """What `load` makes of this machine's copy, which is fetched if it lacks. Raises BadBundle."""
+        return self.stored.read(version, load)
 
     def current(self, model: str = SHARED) -> Live | None:
         """The live version of a model, None before the first one."""
@@ -112,17 +132,19 @@ class Registry:
             return _live(model, text_map(self.client.hgetall(self.keys.model(model))))
 
     def snapshot(self, model: str = SHARED) -> "tuple[Live | None, dict[str, str]]":
-        """`current()` and `faults()` in one round trip; workers ask between batches."""
+        """`current()`, and the faults of this machine by version, in one round trip.
+
+        Workers ask between batches."""
         pipe = self.client.pipeline(transaction=False)
         pipe.hgetall(self.keys.model(model))
         pipe.hgetall(self.keys.model_faults)
         pipe.time()
         with answering():
             entry, faults, (seconds, _) = pipe.execute()
-        return _live(model, text_map(entry)), _fresh(text_map(faults), int(seconds))
+        return _live(model, text_map(entry)), self._own(faults, seconds)
 
     def snapshot_all(self) -> "tuple[list[Live], dict[str, str]]":
-        """`live()` and `faults()` in one round trip, or in two when a new model appeared.
+        """`live()`, and the faults of this machine, in one round trip, or in two when a new model appeared.
 
         Workers ask several times a second.
         """
@@ -141,7 +163,14 @@ class Registry:
                 break
         found = (_live(name, text_map(entry)) for name, entry in zip(listed, entries, strict=True))
         lives = [live for live in found if live is not None]
-        return lives, _fresh(text_map(faults), int(seconds)) if faults else {}
+        return lives, self._own(faults, seconds)
+
+    def _own(self, faults: Mapping[bytes, bytes], seconds: int) -> dict[str, str]:
+        """What this machine cannot read. Another machine's fault is no reason not to serve a version here."""
+        if not faults:
+            return {}
+        fresh = _fresh(text_map(faults), int(seconds))
+        return {fault.version: fault.reason for fault in fresh if fault.machine == self.machine}
 
     def live(self) -> list[Live]:
         """The live versions of all models, the shared one first."""
@@ -160,23 +189,26 @@ class Registry:
         return any(version in live.history for live in self.live())
 
     def versions(self) -> list[str]:
-        """All versions on disk, oldest first."""
-        if not self.directory.is_dir():
-            return []
-        names = (p.name for p in self.directory.iterdir() if VERSION.fullmatch(p.name))
-        return sorted(names, key=lambda name: (_token(name), name))
+        """All versions in the store, oldest first. Raises StoreUnavailable."""
+        return self.stored.names()
 
     def newest_token(self) -> int:
-        """The highest fencing token ever published to disk: leases start above it, even on an empty Redis."""
-        return max((_token(v) for v in self.versions()), default=0)
+        """The highest fencing token of any version: leases start above it, even on an empty Redis.
+
+        Raises StoreUnavailable."""
+        return max((token_of(v) for v in self.versions()), default=0)
 
     def name(self, token: int, content: str) -> str:
         """The version of a training under this token: the token orders, the content makes it unique."""
         return f"m{token:06d}-{content[:8]}"
 
     def manifest(self, version: str) -> Manifest:
-        """The verified manifest of a version. Raises BadBundle."""
-        return load_manifest(self.path(version))
+        """The verified manifest of this machine's copy, which is fetched if it lacks. Raises BadBundle."""
+        return self.read(version, load_manifest)
+
+    def put(self, version: str) -> Manifest:
+        """Brings a bundle that was made here into the store. Raises BadBundle, StoreUnavailable."""
+        return self.stored.put(version)
 
     def publish(
         self,
@@ -189,11 +221,11 @@ class Registry:
     ) -> int:
         """Makes a complete bundle the live one of its model; returns the new generation.
 
-        `expected`: the generation it was judged against, 0 for none. Raises BadBundle for damaged files,
-        StaleToken when the training lease was lost, LiveChanged when the pointer moved since
-        (compare-and-set).
+        The bundle is brought into the store first. `expected`: the generation it was judged against, 0 for
+        none. Raises BadBundle for damaged files, StoreUnavailable, StaleToken when the training lease was
+        lost, LiveChanged when the pointer moved since (compare-and-set).
         """
-        model = self.manifest(version).model
+        model = self.put(version).model
         args = PublishArgs(
             version=version,
             holder=lease.holder,
@@ -217,13 +249,14 @@ class Registry:
         return int(answer[1])
 
     def promote(self, version: str, *, at: datetime, reason: str = "") -> Live:
-        """Makes any version on disk live, also one that the judge refused; returns the live version.
+        """Makes any version of the store live, also one that the judge refused; returns the live version.
 
-        Raises BadInput for an unknown or live version and for a lost race, BadBundle for damaged files.
+        Raises BadInput for an unknown or live version and for a lost race, BadBundle for damaged files,
+        StoreUnavailable.
         """
         if version not in self.versions():
             raise BadInput(f"there is no model {version!r}; `logweir models list` shows what there is")
-        model = self.manifest(version).model
+        model = self.stored.verified(version).model
         live = self.current(model)
         if live is not None and live.version == version:
             raise BadInput(f"{version} is live already; `logweir models list` shows the others")
@@ -235,7 +268,8 @@ class Registry:
     def roll_back(self, *, model: str = SHARED, at: datetime, reason: str = "") -> tuple[str, Live]:
         """Makes the version before the live one live again; returns (version before, live version now).
 
-        Raises BadInput when there is none and for a lost race, BadBundle for damaged files.
+        Raises BadInput when there is none and for a lost race, BadBundle for damaged files,
+        StoreUnavailable.
         """
         live = self.current(model)
         if live is None or not live.previous:
@@ -243,7 +277,7 @@ class Registry:
                 f"there is no version before the live one of the {model} model; `logweir models list` "
                 "shows all, and `logweir models promote VERSION` takes any of them"
             )
-        self.manifest(live.previous)
+        self.stored.verified(live.previous)
         self._move(live.previous, live, model=model, at=at, how="rolled-back", reason="")
         why = reason or f"an operator went back to {live.previous}"
         self.write_note(
@@ -280,60 +314,60 @@ class Registry:
     def note(self, version: str) -> Note | None:
         """The note of a version, None without a readable one."""
         try:
-            return msgspec.json.decode(self._note_file(version).read_bytes(), type=Note)
-        except (OSError, ValueError, RecursionError):
+            return msgspec.json.decode(self.stored.note(version) or b"", type=Note)
+        except (StoreUnavailable, ValueError, RecursionError):
             return None
 
     def write_note(self, version: str, note: Note) -> None:
-        """Writes the note; a full disk costs the note, not the model."""
-        file = self._note_file(version)
-        temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.part")
-        with contextlib.suppress(OSError):
-            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(note), indent=1))
-            temporary.replace(file)
+        """Writes the note; a full store costs the note, not the model."""
+        with contextlib.suppress(StoreUnavailable):
+            self.stored.write_note(version, msgspec.json.format(msgspec.json.encode(note), indent=1))
 
     def _judged(self, version: str) -> Mapping[str, Any]:
         note = self.note(version)
         return note.judgement if note else {}
 
-    def _note_file(self, version: str) -> Path:
-        path = self.path(version)
-        return path.with_name(f"{path.name}.json")
-
     def report_fault(self, version: str, reason: str) -> None:
-        """Reports that this process cannot read a version. Repeated while it lasts: it counts FAULT_TTL_S."""
+        """Reports that this machine cannot read a version. Repeated while it lasts: it counts FAULT_TTL_S."""
         with answering():
             seconds, _ = self.client.time()
             entry = json.dumps({"reason": reason[:500], "at_s": int(seconds)})
             pipe = self.client.pipeline(transaction=True)
-            pipe.hset(self.keys.model_faults, version, entry)
+            pipe.hset(self.keys.model_faults, f"{version} {self.machine}", entry)
             pipe.expire(self.keys.model_faults, FAULT_TTL_S)  # the newest entry counts no longer
             pipe.execute()
 
     def clear_fault(self, version: str) -> None:
-        """Reports that the version can be read again."""
+        """Reports that this machine can read the version again."""
         with answering():
-            self.client.hdel(self.keys.model_faults, version)
+            self.client.hdel(self.keys.model_faults, f"{version} {self.machine}")
 
-    def faults(self) -> dict[str, str]:
-        """Versions that some process cannot read, and why."""
-        return self.snapshot()[1]
+    def faults(self) -> list[Fault]:
+        """Versions that some machine cannot read, and why."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hgetall(self.keys.model_faults)
+        pipe.time()
+        with answering():
+            found, (seconds, _) = pipe.execute()
+        return sorted(_fresh(text_map(found), int(seconds)), key=lambda f: (f.version, f.machine))
 
     def retire(self) -> list[str]:
         """Removes the oldest versions of each model past its number, and of all models past the size.
 
-        Returns their names. Live versions and the last few of each history always stay. Leftovers of killed
-        writers go too. Only the holder of the training lease calls this. A batch in flight under a removed
-        version begins again under the live one.
+        Returns their names. Live versions and the last few of each history always stay. Artifacts that no
+        version names go after a grace time. Only the holder of the training lease calls this. A batch in
+        flight under a removed version begins again under the live one. Raises StoreUnavailable.
         """
-        self._sweep()
+        artifacts = self.stored.artifacts.sizes()
         spared = {v for live in self.live() for v in (live.version, *live.history[-HISTORY_KEPT:])}
         versions = [v for v in self.versions() if v not in spared]
         by_model: dict[str, list[str]] = {}
+        sizes: dict[str, int] = {}
         for version in versions:
-            by_model.setdefault(self._model_of(version), []).append(version)
+            model, sizes[version] = self._model_and_size(version, artifacts)
+            by_model.setdefault(model, []).append(version)
         surplus = {v for each in by_model.values() for v in each[: max(0, len(each) - self.keep)]}
-        sizes = {v: _size(self.path(v)) for v in versions if v not in surplus}
+        sizes = {v: size for v, size in sizes.items() if v not in surplus}
         for version in list(sizes):
             if sum(sizes.values()) <= self.keep_bytes:
                 break
@@ -341,40 +375,23 @@ class Registry:
             del sizes[version]
         removed = [v for v in versions if v in surplus]
         for version in removed:
-            self._remove(version)
+            self.stored.remove(version)
+            self.clear_fault(version)
+        self.stored.sweep()
         return removed
 
-    def _model_of(self, version: str) -> str:
-        """The model of a version, by its manifest alone: hashing all files would cost more."""
+    def _model_and_size(self, version: str, artifacts: Mapping[str, int]) -> tuple[str, int]:
+        """The model of a version, and the bytes of its artifacts."""
         try:
-            return Manifest.from_json((self.path(version) / MANIFEST).read_bytes()).model
-        except (OSError, BadBundle):
-            return SHARED
-
-    def _sweep(self) -> None:
-        """Removes half-written and half-removed versions; the training lease is the lock."""
-        for path in self.directory.glob(".m*"):
-            if path.suffix in (".tmp", ".gone", ".part"):
-                shutil.rmtree(path, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
-
-    def _remove(self, version: str) -> None:
-        path = self.path(version)
-        hidden = path.with_name(f".{path.name}.{os.getpid()}.gone")
-        with contextlib.suppress(OSError):
-            path.rename(hidden)  # atomic, so that no process reads half a bundle
-        shutil.rmtree(hidden, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._note_file(version).unlink()
-        self.clear_fault(version)
+            manifest = self.stored.manifest(version)
+        except BadBundle:
+            return SHARED, 0
+        return manifest.model, sum(artifacts.get(file.sha256, 0) for file in manifest.files.values())
 
 
-def _size(bundle: Path) -> int:
-    try:
-        return sum(f.stat().st_size for f in bundle.iterdir() if f.is_file())
-    except OSError:
-        return 0
+def machine_of(settings: Settings) -> str:
+    """The name of this machine's stack in reports: host and data directory."""
+    return f"{socket.gethostname()}-{digest(str(settings.data.dir.absolute()))[:4]}"
 
 
 def _ordered(names: Any) -> tuple[str, ...]:
@@ -399,16 +416,12 @@ def _live(model: str, entry: Mapping[str, str]) -> Live | None:
     )
 
 
-def _fresh(faults: Mapping[str, str], now_s: int) -> dict[str, str]:
-    found = {}
-    for version, text in faults.items():
+def _fresh(faults: Mapping[str, str], now_s: int) -> list[Fault]:
+    found = []
+    for name, text in faults.items():
+        version, _, machine = name.partition(" ")
         with contextlib.suppress(ValueError, KeyError, TypeError):
             data = json.loads(text)
             if now_s - int(data["at_s"]) < FAULT_TTL_S:
-                found[version] = str(data["reason"])
+                found.append(Fault(version=version, machine=machine, reason=str(data["reason"])))
     return found
-
-
-def _token(version: str) -> int:
-    match = VERSION.fullmatch(version)
-    return int(match.group(1)) if match else 0

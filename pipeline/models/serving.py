@@ -1,9 +1,10 @@
 """The version of each model that this process serves.
 
-A process serves the live version once it has read its files. Until then, or while these files cannot be read,
-it serves the version before. So a damaged or missing bundle never stops scoring: the fault is reported
-(status shows it), and reading is tried again. Batches and the reloader compare the pointer; a broadcast only
-wakes the reloader early.
+A process serves the live version once it has read its files, which it fetches from the store where its
+machine lacks them. Until then, or while these files cannot be read, it serves the version before. So a
+damaged or missing bundle never stops scoring: the fault is reported (status shows it per machine), and
+reading is tried again. The fault of one machine bars the version on no other. Batches and the reloader
+compare the pointer; a broadcast only wakes the reloader early.
 """
 
 import threading
@@ -75,7 +76,7 @@ class Serving:
         if failed and time.monotonic() < self._failed[version]:
             return False
         if version in faults and not failed:
-            return False  # another process cannot read it, so it could not finish a batch that we begin
+            return False  # another process of this machine cannot read it
         if version in self._good.values() and not failed:
             return True
         try:

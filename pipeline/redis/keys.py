@@ -112,8 +112,10 @@ class Keys:
     tokens = Key("hash resource -> n", "the newest fencing token", "never deleted")
     epoch = Key("hash", "the replication id of Redis; the end of the quarantine after a change", "one")
     model_names = Key("set", "models that were ever published", "one per model")
-    model_faults = Key("hash version -> JSON", "versions with unreadable files, and why",
-        "cleared when readable or removed; TTL 20 s from the last report")
+    model_faults = Key("hash `version machine` -> JSON", "versions that a machine cannot read, and why",
+        "cleared when readable; TTL 20 s from the last report")
+    store = Key("string", "the store that all processes share: id, URL and machine of the first, JSON",
+        "one; `logweir store adopt` replaces it")
     watch = Key("hash", "the watchlist: pattern -> JSON, and its version under ''",
         "training/watchlist.lua bounds it")
     marks = Key("hash",

@@ -80,7 +80,9 @@ class LoadedModels:
 
         device = "cpu" if self.profile.leased else self.profile.device
         return self._cached(
-            self._networks, version, lambda: LineModel.load(self.registry.path(version), device)
+            self._networks,
+            version,
+            lambda: self.registry.read(version, lambda path: LineModel.load(path, device)),
         )
 
     def scorer(self, version: str) -> "LineModel":
@@ -95,16 +97,22 @@ class LoadedModels:
 
         def load() -> Knowledge:
             calibration = self.registry.manifest(version).calibration
-            return Knowledge(calibration=calibration, known=load_known(self.registry.path(version)))
+            return Knowledge(calibration=calibration, known=self.registry.read(version, load_known))
 
         return self._cached(self._knowledge, version, load)
 
     def session_model(self, version: str, workload: str) -> SessionModel | None:
         """The session model of a workload; None if the version has none for it or it cannot be read."""
-        models = self._cached(
-            self._sessions, version, lambda: read_session_models(self.registry.path(version))
-        )
+        models = self._cached(self._sessions, version, lambda: self._session_models(version))
         return models.get(workload, models.get(None))
+
+    def _session_models(self, version: str) -> dict[str | None, SessionModel]:
+        """Of a version by workload; {} if they cannot be read."""
+        try:
+            return self.registry.read(version, read_session_models)
+        except BadBundle as exc:
+            logger(version=version).error("watch.damaged", what="sequences", why=str(exc))
+            return {}
 
     def _cached(self, cache: "LRUCache[str, T]", version: str, load: Callable[[], T]) -> T:
         # Several versions: batches end under the version they began with, and workloads may have models of
@@ -166,17 +174,14 @@ class LoadedModels:
 
 
 def read_session_models(path: Path) -> dict[str | None, SessionModel]:
-    """The session models of a bundle by workload, under None the one for all other workloads; {} if
-    unreadable."""
-    try:
-        manifest = bundle.load_manifest(path)
-        blob = bundle.optional(path, bundle.SEQUENCES)
-        models: dict[str | None, SessionModel] = {}
-        if blob is not None:
-            models.update(load_session_models(blob))
-    except BadBundle as exc:
-        logger(version=path.name).error("watch.damaged", what="sequences", why=str(exc))
-        return {}
+    """The session models of a bundle by workload, under None the one for all other workloads.
+
+    Raises BadBundle."""
+    manifest = bundle.load_manifest(path)
+    blob = bundle.optional(path, bundle.SEQUENCES)
+    models: dict[str | None, SessionModel] = {}
+    if blob is not None:
+        models.update(load_session_models(blob))
     # A baseline often has another name than the workload it judges: `logweir run new.log --baseline old.log`.
     # If a model has learnt from several workloads, the sessions of one say nothing about those of another.
     if len(models) == 1 and len(manifest.workloads) <= 1:

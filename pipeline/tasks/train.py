@@ -21,6 +21,7 @@ from pipeline.errors import (
     RedisUnavailable,
     Retryable,
     StaleToken,
+    StoreUnavailable,
     TrainingFailed,
 )
 from pipeline.gpu.leasing.pool_ledger import SILENT
@@ -54,9 +55,12 @@ def run(context: Context, *_: str) -> str | None:
     """
     if not context.trainings.due():
         return None
-    lease = context.leases.request(
-        TRAINING, context.owner, floor=context.registry.newest_token(), quarantine=True
-    )
+    try:
+        floor = context.registry.newest_token()
+    except StoreUnavailable as exc:  # the sweep asks again
+        context.presence.complain("store", str(exc))
+        return str(exc)
+    lease = context.leases.request(TRAINING, context.owner, floor=floor, quarantine=True)
     if isinstance(lease, Refused):
         metrics.lease_refused("training")
         # Another trainer takes what waits when it is done, or the sweep asks again.
@@ -100,7 +104,7 @@ def _train(context: Context, renewal: HeldLease, status: Status, request: Traini
         _announce(context)
         periodic.run(context)
     if not renewal.lost.is_set():
-        with suppress(RedisUnavailable):  # the next training removes them
+        with suppress(RedisUnavailable, StoreUnavailable):  # the next training removes them
             for version in context.registry.retire():
                 log.info("model.removed", version=version)
     return status.reason if status.state is TrainingState.FAILED else None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import polars as pl
@@ -203,7 +204,9 @@ class Training:
         return replace(sample, frame=taught.frame, left_out=sample.left_out + taught.left_out)
 
     def fit(self, sample: sampling.TrainingSample, held_out: HeldOut) -> Iterator[Status]:
-        """Fits and writes the bundle; afterwards `status.version` names it."""
+        """Fits, writes the bundle and brings it into the store; afterwards `status.version` names it.
+
+        Raises StoreUnavailable."""
         from pipeline.models import trainer  # torch
 
         yield self.at(
@@ -217,6 +220,7 @@ class Training:
         name = digest(self.status.request_id, str(sample.lines), self.masks.version)
         version = self.registry.name(self.held.lease.token, name)
         live = self.registry.current(self.request.model)
+        warm = self._copy_of(live)
         request = trainer.FitRequest(
             tokens=self.masks.tokens,
             mask_version=self.masks.version,
@@ -229,7 +233,7 @@ class Training:
             time_budget_s=self.settings.train.seconds,
             alerts_per_day=self.settings.train.alerts_per_day,
             parent=live.version if live else None,
-            warm=self.registry.path(live.version) if live else None,
+            warm=warm,
             held_out=held_out.patterns,
             known_normal=self.known_normal,
             model=self.request.model,
@@ -248,6 +252,7 @@ class Training:
             )
         if not self.registry.path(version).is_dir():
             raise TrainingFailed(f"the training of {version} ended without a model")
+        self.registry.put(version)
         yield self.at(state=TrainingState.JUDGING, percent=_FIT, version=version, remaining_s=0.0)
 
     def answered(self, sample: sampling.TrainingSample) -> Generator[Status, None, pl.DataFrame]:
@@ -305,9 +310,21 @@ class Training:
         if live is None:
             return None
         try:
-            return judging.Examinee.load(self.registry.path(live.version), device=self.place.device)
+            return self.registry.read(
+                live.version, lambda path: judging.Examinee.load(path, device=self.place.device)
+            )
         except BadBundle:
             return None
+
+    def _copy_of(self, live: Live | None) -> Path | None:
+        """This machine's copy of the live version, to begin the fit with; None where it cannot be read."""
+        if live is None:
+            return None
+        try:
+            self.registry.manifest(live.version)
+        except BadBundle:
+            return None
+        return self.registry.path(live.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from pipeline.workers.heartbeat import BEAT_S, Heartbeat
 from pipeline.workers.liveness import HELD_S, Progress, end_when_held
 from pipeline.workers.reloader import Reloader
 from pipeline.workers.roles import ROLES, Role, device_name, placed, register
+from pipeline.workers.same_store import join
 from pipeline.workers.stack.data_dir import called
 from pipeline.workers.tethered import tether
 
@@ -53,6 +54,8 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     profile = replace(role.profile, device=device) if device else role.profile
     context = Context(app, settings, profile, shard=shard)
     register(app, context, role)
+    # The embedded stack has probed and named the store before it starts its workers.
+    join(connect(settings), settings, first=not settings.internal.supervisor_pid)
     stay_with(settings)
     _count(settings, role_name)
     _announce(settings, role_name=role_name, role=role, name=name)

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 import redis
-from small_bundles import ONE, TWO, written
+from small_bundles import ONE, TWO, artifact_of, damage, repair, written
 
 from bench._chaos.check import Report, check, explained
 from bench._chaos.history import History
@@ -465,14 +465,14 @@ def move_the_pointer_silently(w: World) -> None:
 
 
 def damage_the_live_model(w: World) -> None:
-    (w.settings.data.models / ONE / "model.safetensors").write_bytes(b"changed")
+    artifact_of(Registry(w.client, w.settings), ONE, "model.safetensors").write_bytes(b"changed")
 
 
 def remove_the_live_model(w: World) -> None:
-    path = w.settings.data.models / ONE
-    path.rename(path.with_name("away"))
+    registry = Registry(w.client, w.settings)
+    damage(registry, ONE)
     w.sample()
-    path.with_name("away").rename(path)
+    repair(registry, ONE)
 
 
 def note_sample(w: World, change: Callable[[dict[str, Any]], object]) -> None:

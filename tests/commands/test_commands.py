@@ -31,6 +31,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.settings import Settings
+from pipeline.store.choose import open_store
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
 HOSTILE = "[/red]x"
@@ -168,9 +169,7 @@ def test_a_damaged_result_file_is_named_in_one_sentence(verb: Verb, settings: Se
 
 
 def test_a_model_version_that_cannot_be_read_is_listed_as_nobodys_own(verb: Verb, settings: Settings) -> None:
-    folder = settings.data.models / "m000001-00000000"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text("{")
+    open_store(settings.data.store).put("versions/m000001-00000000/manifest.json", b"{")
     said = verb("models", "list")
     assert said.code == 0
     assert said.out.splitlines()[0] == "m000001-00000000  unreadable"

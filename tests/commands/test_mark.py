@@ -256,9 +256,10 @@ def test_masks_that_differ_from_the_live_models_are_remarked_upon(
     from types import SimpleNamespace
 
     from pipeline.models.registry import Registry
+    from pipeline.models.versions import Versions
 
     monkeypatch.setattr(Registry, "current", lambda *_: SimpleNamespace(version="m1"))
-    monkeypatch.setattr(Registry, "manifest", lambda *_: SimpleNamespace(mask_version="another"))
+    monkeypatch.setattr(Versions, "manifest", lambda *_: SimpleNamespace(mask_version="another"))
     assert "LOGWEIR_MASKS" in logweir("mark", LINE, "normal").err
 
 

@@ -85,7 +85,7 @@ def test_the_json_of_status_has_the_names_that_programs_read(
         "trainings_waiting",
         "decisions",
         "retrained",
-        "versions_on_disk",
+        "versions_stored",
         "watchlist",
         "batches",
         "bytes",

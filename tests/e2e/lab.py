@@ -268,6 +268,7 @@ class Lab:
             writers={file: copied(file) for file in manifest.files},
             manifest=lambda files: replace(manifest, version=name, parent=version, files=files),
         )
+        self.registry.put(name)
         return name
 
     def serving(self, version: str, *workers: str) -> None:

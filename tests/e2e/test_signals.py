@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from e2e.harness import Up, is_redis, marked, nothing_left, novel, ordinary, running, until, varied
-from e2e.lab import Lab, stopping
+from e2e.lab import Lab, flip_a_byte, stopping
 from pipeline.controller.trainings import TrainingState
 
 ROLES = ("ingest-1", "infer-cpu", "drain", "store", "train", "beat", "redis")
@@ -86,9 +86,12 @@ def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(bus
 
 def test_when_every_model_is_damaged_on_disk_lines_wait_until_another_one_is_trained(busy: Up) -> None:
     live = busy.status()["model"]["version"]
-    for weights in (busy.data / "models").glob("m*/model.safetensors"):  # else the one before would serve
-        content = weights.read_bytes()
-        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    # All versions, else the one before would serve; in the store too, else a copy would be fetched again.
+    for weights in (
+        *(busy.data / "models").glob("m*/model.safetensors"),
+        *(busy.data / "artifacts").glob("*/*"),
+    ):
+        flip_a_byte(weights)
     kill(busy, "infer-cpu")  # the next one has to load the model
     path = busy.write(novel(20, "damage"))
     assert busy.logweir("send", path, "--workload", "damage").returncode == 0

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import polars as pl
 import pytest
+from small_bundles import manifest_of
 
 from e2e.harness import Up, novel, running, sentence, until, varied
 from e2e.lab import RUNNING, Lab, flip_a_byte, stopping
@@ -221,9 +222,12 @@ def test_a_live_model_whose_files_break_is_replaced_by_the_one_before_and_status
     bad = lab.copy_of(good)
     assert lab.up.logweir("models", "promote", bad).returncode == 0
     lab.serving(bad, "ingest-1", "infer-cpu", "drain")
+    # On this machine and in the store: a copy alone would be fetched again. `good` has the same artifacts.
     if damage == "a byte":
+        flip_a_byte(manifest_of(lab.registry, bad))
         flip_a_byte(lab.registry.path(bad) / "model.safetensors")
     else:
+        lab.registry.stored.objects.delete(f"versions/{bad}/manifest.json")
         shutil.rmtree(lab.registry.path(bad))
     lab.pool_child("infer-cpu").kill()  # the next one has to read the model
     assert lab.versions_of(novel(10, "broken" + damage[-4:]), "damage") == {good}

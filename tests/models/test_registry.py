@@ -1,10 +1,10 @@
-"""Model versions: complete bundles on disk, one fenced pointer in Redis."""
+"""Model versions: complete bundles in the store, one fenced pointer in Redis."""
 
 from dataclasses import replace
 
 import pytest
 import redis
-from small_bundles import AT, ONE, THREE, TWO, written
+from small_bundles import AT, ONE, THREE, TWO, put, written
 
 from pipeline.errors import BadBundle, RedisUnavailable, StaleToken
 from pipeline.models import bundle
@@ -121,12 +121,14 @@ def test_a_bundle_that_is_not_whole_is_not_published(registry: Registry, leases:
     assert registry.current() is None
 
 
-def test_new_tokens_start_above_those_on_disk_even_on_an_empty_redis(
+def test_new_tokens_start_above_those_of_the_store_even_on_an_empty_redis(
     registry: Registry, leases: Leases
 ) -> None:
     assert registry.newest_token() == 0
-    for name in (ONE, "m000041-ffffffff", THREE, ".m000099-0a1b2c3d.7.tmp", "notes", "m000077-short"):
-        (registry.directory / name).mkdir(parents=True)
+    put(registry, ONE, "m000041-ffffffff", THREE)
+    written(registry, "m000050-0a1b2c3d")  # a training that did not get as far as the store
+    for name in ("notes", "m000077-short"):
+        registry.stored.objects.put(f"versions/{name}/manifest.json", b"{}")
     assert registry.newest_token() == 41
     held = lease(leases, floor=registry.newest_token())
     assert held.token == 42
@@ -136,8 +138,7 @@ def test_new_tokens_start_above_those_on_disk_even_on_an_empty_redis(
 def test_versions_stay_in_order_when_tokens_pass_a_million(registry: Registry) -> None:
     big = registry.name(1_000_000, "0123456789abcdef")
     assert registry.path(big).name == big
-    for name in (big, "m999999-0a1b2c3d", ONE):
-        (registry.directory / name).mkdir(parents=True)
+    put(registry, big, "m999999-0a1b2c3d", ONE)
     assert registry.versions() == [ONE, "m999999-0a1b2c3d", big]
     assert registry.newest_token() == 1_000_000
 

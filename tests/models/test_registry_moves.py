@@ -2,12 +2,11 @@
 read."""
 
 import json
-import shutil
 from datetime import timedelta
 
 import pytest
 import redis
-from small_bundles import AT, ONE, THREE, TWO, written
+from small_bundles import AT, ONE, THREE, TWO, artifact_of, put, root, written
 
 from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken
 from pipeline.models import bundle
@@ -82,7 +81,7 @@ def test_there_is_nothing_to_go_back_to_before_the_first_model(registry: Registr
 
 def test_promoting_takes_any_version_whatever_its_judge_said(registry: Registry, held: Lease) -> None:
     published(registry, held, ONE)
-    written(registry, TWO)
+    put(registry, TWO)
     registry.write_note(TWO, Note(state="candidate", reason="worse", judgement={"auc": 0.5}))
     live = registry.promote(TWO, at=AT)
     assert (live.version, live.previous, live.how, live.generation) == (TWO, ONE, "promoted", 2)
@@ -103,16 +102,17 @@ def test_promoting_what_is_not_there_is_live_or_is_damaged_is_refused(
     for name in (TWO, "nonsense", "../" + ONE, ""):
         with pytest.raises(BadInput, match=r"there is no model .*; `logweir models list`"):
             registry.promote(name, at=AT)
-    (written(registry, TWO) / bundle.WEIGHTS).write_bytes(b"altered")
-    with pytest.raises(BadBundle):
+    put(registry, TWO)
+    artifact_of(registry, TWO, bundle.WEIGHTS).write_bytes(b"altered")
+    with pytest.raises(BadBundle, match="is damaged"):
         registry.promote(TWO, at=AT)
     assert now(registry).generation == 1
 
 
 def test_going_back_to_damaged_files_is_refused(registry: Registry, held: Lease) -> None:
     published(registry, held, ONE, TWO)
-    shutil.rmtree(registry.path(ONE))
-    with pytest.raises(BadBundle):
+    artifact_of(registry, ONE, bundle.TOKENIZER).unlink()
+    with pytest.raises(BadBundle, match="lacks the artifact"):
         registry.roll_back(at=AT)
     assert now(registry).version == TWO
 
@@ -121,7 +121,7 @@ def test_whoever_decided_on_an_older_state_moves_nothing(
     registry: Registry, held: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = published(registry, held, ONE, TWO)
-    written(registry, THREE)
+    put(registry, THREE)
     registry.promote(THREE, at=AT)
     monkeypatch.setattr(registry, "current", lambda _model: live)
     for call in (lambda: registry.roll_back(at=AT), lambda: registry.promote(ONE, at=AT)):
@@ -194,7 +194,7 @@ def test_a_note_survives_redis_and_an_unreadable_one_is_none(registry: Registry,
     published(registry, held, ONE)
     registry.client.delete(registry.keys.model(), registry.keys.model_names)
     assert state(registry, ONE) == "published"
-    file = registry.directory / f"{ONE}.json"
+    file = root(registry) / "versions" / ONE / "note.json"
     for text in (
         b"",
         b"[]",
@@ -210,8 +210,8 @@ def test_a_note_survives_redis_and_an_unreadable_one_is_none(registry: Registry,
 
 
 def test_a_disk_that_takes_no_note_does_not_cost_the_model(registry: Registry, held: Lease) -> None:
+    (root(registry) / "versions" / ONE / "note.json").mkdir(parents=True)
     written(registry, ONE)
-    (registry.directory / f"{ONE}.json").mkdir()
     assert registry.publish(ONE, held, at=AT) == 1
     assert registry.note(ONE) is None
 
@@ -222,7 +222,7 @@ def test_a_disk_that_takes_no_note_does_not_cost_the_model(registry: Registry, h
 def versions(registry: Registry, count: int, *, content: bytes = b"content") -> list[str]:
     names = [f"m{n:06d}-0a1b2c3d" for n in range(1, count + 1)]
     for name in names:
-        written(registry, name, content=content)
+        put(registry, name, content=content + name.encode())
         registry.write_note(name, Note(state="candidate"))
     return names
 
@@ -233,16 +233,16 @@ def test_the_oldest_versions_past_the_number_are_removed_with_their_notes(regist
     registry.report_fault(names[0], "x")
     assert registry.retire() == names[:2]
     assert registry.versions() == names[2:]
-    assert sorted(p.name for p in registry.directory.iterdir()) == sorted(
-        [*names[2:], *(f"{n}.json" for n in names[2:])]
-    )
-    assert registry.faults() == {}
+    assert sorted(p.name for p in registry.directory.glob("m*")) == names[2:]
+    assert sorted(p.name for p in (root(registry) / "versions").rglob("note.json")) == 4 * ["note.json"]
+    assert registry.faults() == []
     assert registry.retire() == []
 
 
 def test_the_oldest_versions_past_the_size_are_removed(registry: Registry) -> None:
     names = versions(registry, 5, content=b"x" * 100_000)
-    size = sum(f.stat().st_size for f in registry.path(names[0]).iterdir())
+    size = sum({f.sha256: f.size for f in registry.stored.manifest(names[0]).files.values()}.values())
+    size *= len(registry.stored.manifest(names[0]).files)  # equal files are one artifact, counted by each
     registry.keep_bytes = 3 * size + size // 2
     assert registry.retire() == names[:2]
 
@@ -278,8 +278,10 @@ def test_a_fault_is_seen_by_all_until_it_is_cleared(registry: Registry, settings
     registry.report_fault(ONE, "damaged " * 200)
     registry.report_fault(TWO, "gone")
     other = Registry(registry.client, settings)
-    assert other.faults()[TWO] == "gone"
-    assert len(other.faults()[ONE]) == 500
+    assert [(f.version, f.machine, len(f.reason)) for f in other.faults()] == [
+        (ONE, registry.machine, 500),
+        (TWO, registry.machine, 4),
+    ]
     other.clear_fault(ONE)
     assert registry.snapshot()[1] == {TWO: "gone"}
 
@@ -288,16 +290,17 @@ def test_a_fault_that_nobody_repeats_is_forgotten(registry: Registry) -> None:
     registry.report_fault(ONE, "x")
     key = registry.keys.model_faults
     assert 0 < int(registry.client.ttl(key)) <= FAULT_TTL_S
-    entry = json.loads(registry.client.hget(key, ONE) or b"")
-    registry.client.hset(key, ONE, json.dumps(entry | {"at_s": entry["at_s"] - FAULT_TTL_S}))
-    assert registry.faults() == {}
+    field = f"{ONE} {registry.machine}"
+    entry = json.loads(registry.client.hget(key, field) or b"")
+    registry.client.hset(key, field, json.dumps(entry | {"at_s": entry["at_s"] - FAULT_TTL_S}))
+    assert registry.faults() == []
 
 
 def test_a_fault_that_cannot_be_read_hides_no_other(registry: Registry) -> None:
     registry.report_fault(ONE, "x")
     for name, text in ((TWO, b"\xff"), (THREE, b"[]"), (FOUR, b'{"reason": 1}')):
-        registry.client.hset(registry.keys.model_faults, name, text)
-    assert registry.faults() == {ONE: "x"}
+        registry.client.hset(registry.keys.model_faults, f"{name} {registry.machine}", text)
+    assert [(f.version, f.reason) for f in registry.faults()] == [(ONE, "x")]
 
 
 def test_the_shared_model_has_one_name() -> None:

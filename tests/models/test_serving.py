@@ -4,11 +4,10 @@ damaged."""
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
-from small_bundles import AT, ONE, THREE, TWO, written
+from small_bundles import AT, ONE, THREE, TWO, artifact_of, damage, manifest_of, put, repair, written
 
 from pipeline.controller.trainings import TrainingRequest, Trainings
 from pipeline.errors import BadBundle, ModelUnavailable
@@ -50,17 +49,6 @@ def publish(registry: Registry, held: Lease, *versions: str, model: str = "share
 def process(registry: Registry) -> Serving:
     """Another process on the same registry and the same disk."""
     return Serving(registry, registry.manifest)
-
-
-def damage(registry: Registry, version: str) -> Path:
-    """Put the files of a version aside."""
-    aside = registry.directory / f".{version}.aside"
-    registry.path(version).rename(aside)
-    return aside
-
-
-def repair(registry: Registry, version: str) -> None:
-    (registry.directory / f".{version}.aside").rename(registry.path(version))
 
 
 @pytest.fixture
@@ -105,25 +93,38 @@ def test_while_the_live_version_cannot_be_read_the_one_before_serves_and_the_fau
     serving = process(registry)
     assert serving.version() == ONE
     publish(registry, held, TWO)
-    path = registry.path(TWO)
-    kept = path.with_name(".kept")
-    shutil.copytree(path, kept)
-    if how == "missing":
-        shutil.rmtree(path)
-    elif how == "altered":
-        (path / bundle.WEIGHTS).write_bytes(b"altered")
-    elif how == "no manifest":
-        (path / bundle.MANIFEST).unlink()
-    else:
-        (path / bundle.MANIFEST).write_bytes(b"")
+    registry.stored.forget(TWO)  # as on a machine that has to fetch it
+    weights, manifest = artifact_of(registry, TWO, bundle.WEIGHTS), manifest_of(registry, TWO)
+    path = weights if how in ("missing", "altered") else manifest
+    content = path.read_bytes()
+    path.unlink()
+    if how in ("altered", "empty manifest"):
+        path.write_bytes(b"altered" if how == "altered" else b"")
     for _ in range(3):
         assert serving.version() == ONE
-    assert list(registry.faults()) == [TWO]
-    assert registry.faults()[TWO]
-    shutil.rmtree(path, ignore_errors=True)
-    kept.rename(path)
+    (fault,) = registry.faults()
+    assert (fault.version, fault.machine) == (TWO, registry.machine)
+    assert fault.reason
+    path.write_bytes(content)
     assert serving.version() == TWO
-    assert registry.faults() == {}
+    assert registry.faults() == []
+
+
+def test_a_damaged_copy_on_a_machine_is_fetched_again_and_is_no_fault(
+    registry: Registry, held: Lease
+) -> None:
+    publish(registry, held, ONE)
+    for spoil in (
+        lambda path: (path / bundle.WEIGHTS).write_bytes(b"altered"),
+        lambda path: (path / bundle.WEIGHTS).unlink(),
+        lambda path: (path / bundle.MANIFEST).write_bytes(b"{"),
+        lambda path: (path / bundle.MANIFEST).unlink(),
+        shutil.rmtree,
+    ):
+        spoil(registry.path(ONE))
+        assert process(registry).version() == ONE
+        assert registry.faults() == []
+        assert bundle.load_manifest(registry.path(ONE)).version == ONE
 
 
 def test_a_process_that_begins_while_the_live_version_is_damaged_serves_the_newest_that_can_be_read(
@@ -133,10 +134,10 @@ def test_a_process_that_begins_while_the_live_version_is_damaged_serves_the_newe
     for version in (TWO, THREE):
         damage(registry, version)
     assert process(registry).version() == ONE
-    assert set(registry.faults()) == {TWO, THREE}
+    assert {fault.version for fault in registry.faults()} == {TWO, THREE}
 
 
-def test_a_version_that_another_process_cannot_read_is_begun_by_none(
+def test_a_version_that_another_process_of_the_machine_cannot_read_is_begun_by_none_there(
     registry: Registry, held: Lease, at_once: None
 ) -> None:
     publish(registry, held, ONE)
@@ -150,6 +151,33 @@ def test_a_version_that_another_process_cannot_read_is_begun_by_none(
     repair(registry, TWO)
     assert first.version() == TWO
     assert second.version() == TWO
+
+
+def test_a_fault_of_another_machine_bars_no_version_here(
+    registry: Registry, held: Lease, settings: Settings
+) -> None:
+    publish(registry, held, ONE, TWO)
+    other = Registry(registry.client, settings.replace(data_dir=settings.data.dir / "other"))
+    other.report_fault(TWO, "the store is away from there")
+    assert process(registry).version() == TWO
+    assert [(f.version, f.machine) for f in registry.faults()] == [(TWO, other.machine)]
+    registry.report_fault(TWO, "here too")
+    assert len(registry.faults()) == 2, "each machine is shown"
+    assert process(registry).version() == ONE
+
+
+def test_a_machine_fetches_what_it_lacks_from_the_store_before_it_reports_a_fault(
+    registry: Registry, held: Lease, settings: Settings
+) -> None:
+    publish(registry, held, ONE)
+    store_url = settings.data.store
+    other = Registry(
+        registry.client, settings.replace(data_dir=settings.data.dir / "other", store_url=store_url)
+    )
+    assert not other.path(ONE).exists()
+    assert process(other).version() == ONE
+    assert bundle.load_manifest(other.path(ONE)) == bundle.load_manifest(registry.path(ONE))
+    assert registry.faults() == []
 
 
 def test_a_fault_that_its_process_took_to_the_grave_is_forgotten(
@@ -240,8 +268,7 @@ def test_a_workload_is_answered_by_its_own_model_once_it_has_one(context: Contex
 def test_a_process_keeps_the_versions_it_used_last(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     most = LOADED_MODELS
     names = [f"m{n:06d}-0a1b2c3d" for n in range(most + 1)]
-    for name in names:
-        written(context.registry, name)
+    put(context.registry, *names)
     monkeypatch.setattr("pipeline.tasks.loaded.load_known", lambda path: path.name)
     first = context.models.knowledge(names[0])
     assert isinstance(first, Knowledge)
@@ -250,7 +277,7 @@ def test_a_process_keeps_the_versions_it_used_last(context: Context, monkeypatch
     assert context.models.knowledge(names[0]) is first, "asked for again, so it stays"
     context.models.knowledge(names[-1])
     assert context.models.knowledge(names[0]) is first
-    shutil.rmtree(context.registry.path(names[1]))
+    damage(context.registry, names[1])
     with pytest.raises(BadBundle):
         context.models.knowledge(names[1])
     assert len(context.models._knowledge) == most

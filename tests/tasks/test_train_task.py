@@ -15,6 +15,7 @@ import redis
 from celery.exceptions import SoftTimeLimitExceeded
 from polling import wait_until
 from pool_devices import put_devices
+from small_bundles import put
 
 from pipeline.controller.trainings import ATTEMPTS, Status, TrainingRequest, TrainingState
 from pipeline.drain.masking.mask_set import MaskSet
@@ -257,8 +258,7 @@ def test_what_waits_is_worked_on_one_after_the_other_each_in_a_task_of_its_own(
 def test_old_versions_are_retired_after_a_training(context: Context, passing: None) -> None:
     store(context)
     old = [f"m00000{n}-00000000" for n in range(3)]
-    for name in old:
-        context.registry.path(name).mkdir(parents=True)
+    put(context.registry, *old)
     context.registry.keep = 1
     asked(context)
     task.run(context)

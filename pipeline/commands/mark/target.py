@@ -19,7 +19,7 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template, unpack_template
 from pipeline.drain.tree import WILDCARD
 from pipeline.drain.verdicts import WARMING_VERSION, Verdicts
-from pipeline.errors import BadBundle, BadInput, BadPayload, SourceUnavailable, TooNew
+from pipeline.errors import BadBundle, BadInput, BadPayload, SourceUnavailable, StoreUnavailable, TooNew
 from pipeline.marks.marks import Target
 from pipeline.models.registry import Registry
 from pipeline.records.batch import utc_now
@@ -239,9 +239,9 @@ class Finder:
         registry = Registry(self.client, self.settings)
         live = registry.current()
         try:
-            if live is None or registry.manifest(live.version).mask_version == self.masks.version:
+            if live is None or registry.stored.manifest(live.version).mask_version == self.masks.version:
                 return ()
-        except BadBundle:
+        except (BadBundle, StoreUnavailable):
             return ()
         return (
             "the live model was trained under other masks than these; if the workers have masks of their "

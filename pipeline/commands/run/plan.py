@@ -84,6 +84,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
         prefix = f"{prefix}-run-{digest(socket.gethostname(), str(plan.out))}"
     settings = settings.replace(
         data_dir=state,
+        store_url=None,
         results_dir=place.staging(plan.out) / "results",
         key_prefix=prefix,
         # A run is of its files alone, whatever a pipeline on this machine watches and wherever that one

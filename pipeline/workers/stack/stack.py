@@ -36,6 +36,7 @@ from pipeline.sinks.parquet import ParquetSink
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.workers import flower as flower_process
 from pipeline.workers import sockets
+from pipeline.workers.same_store import join
 from pipeline.workers.stack.child import STOP_S, Child, Rule, end, last_line
 from pipeline.workers.stack.data_dir import called, lock, outlive, write_state
 from pipeline.workers.stack.limits import check_files
@@ -150,6 +151,7 @@ class Stack:
             self.redis_process = self.private.start()
             self.settings = self.settings.replace(redis_url=self.private.url)
         check_redis(self.settings)
+        join(connect(self.settings), self.settings)
         if self.private is not None:
             # Every worker of an earlier Redis here was a child of the process whose lock we hold now.
             Leases(connect(self.settings), self.settings).clear_quarantine()

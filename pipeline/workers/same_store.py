@@ -1,0 +1,72 @@
+"""All processes of a pipeline work with one store. Redis keeps the identity of the first one's.
+
+Two stacks with stores on different disks would miss each other's models and lines. The second one is refused.
+"""
+
+import json
+from typing import Any
+
+import redis
+
+from pipeline.errors import BadInput
+from pipeline.models.registry import machine_of
+from pipeline.redis.connection import answering
+from pipeline.redis.keys import Keys
+from pipeline.settings import Settings
+from pipeline.store.choose import open_store
+from pipeline.store.identity import identity
+from pipeline.store.objects import probe
+
+
+def join(client: "redis.Redis", settings: Settings, *, first: bool = True) -> None:
+    """Enters this process's store as the pipeline's, or compares both.
+
+    `first`: the store is probed, and named if it is new; else it is only compared. Raises BadInput for
+    another store than the pipeline's and for one that cannot be used, StoreUnavailable, RedisUnavailable.
+    """
+    objects = open_store(settings.data.store)
+    if first:
+        probe(objects)
+    own = identity(objects, make=first)
+    key = Keys(settings.redis.key_prefix).store
+    entry = json.dumps(
+        {"id": own.id if own else "", "url": objects.url, "machine": machine_of(settings)}, sort_keys=True
+    )
+    with answering():
+        if first:
+            client.set(key, entry, nx=True)
+        told = client.get(key)
+    theirs = _entry(told)
+    if theirs and theirs.get("id") != (own.id if own else ""):
+        raise BadInput(
+            f"this pipeline works with the store {theirs.get('url')} of {theirs.get('machine')}, and "
+            f"{objects.url} of {machine_of(settings)} is another one; give both the same store_url (a folder that "
+            "both mount, or s3://bucket/prefix), or this one a Redis or key_prefix of its own; after a "
+            "loss of the first store `logweir store adopt` takes this one"
+        )
+
+
+def adopt(client: "redis.Redis", settings: Settings) -> str:
+    """Makes this process's store the pipeline's; returns its identity. Raises BadInput, StoreUnavailable."""
+    objects = open_store(settings.data.store)
+    probe(objects)
+    own = identity(objects)
+    assert own is not None  # noqa: S101 - it was made
+    entry = {"id": own.id, "url": objects.url, "machine": machine_of(settings)}
+    with answering():
+        client.set(Keys(settings.redis.key_prefix).store, json.dumps(entry, sort_keys=True))
+    return own.id
+
+
+def entered(client: "redis.Redis", settings: Settings) -> dict[str, Any]:
+    """What Redis tells of the pipeline's store: id, url, machine; {} before the first process."""
+    with answering():
+        return _entry(client.get(Keys(settings.redis.key_prefix).store))
+
+
+def _entry(raw: object) -> dict[str, Any]:
+    try:
+        found = json.loads(raw or b"{}")  # type: ignore[arg-type] # of redis-py
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
