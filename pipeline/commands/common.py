@@ -5,7 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +36,25 @@ def reached(settings: Settings, *, timeout_s: float | None = None) -> Settings:
 
     found = attached(settings)
     check_redis(found, timeout_s=timeout_s or CHECK_S)
+    return found
+
+
+def of_pipeline(settings: Settings) -> Settings:
+    """Settings with the store of the pipeline, for verbs that read what is stored.
+
+    Where no stack runs, its files are read all the same. Raises BadInput when REDIS_URL names a pipeline
+    that works with another store."""
+    from pipeline.errors import RedisUnavailable
+    from pipeline.redis.connection import connect
+    from pipeline.workers.same_store import join
+
+    try:
+        found = attached(settings)
+    except BadInput:
+        return settings
+    if settings.redis.url is not None:
+        with suppress(RedisUnavailable), connect(settings, timeout_s=2.0) as client:
+            join(client, settings, first=False)
     return found
 
 

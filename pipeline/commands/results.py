@@ -10,7 +10,7 @@ import polars as pl
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.common import cell, out, print_json, printable, settings_of
+from pipeline.commands.common import cell, of_pipeline, out, print_json, printable, settings_of
 from pipeline.controller.watchlist import check_pattern, covers
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
@@ -26,7 +26,7 @@ _CHOOSING = ("workload", "level", "text", "template", "since", "until", "anomalo
 
 
 def main(args: argparse.Namespace) -> int:
-    settings = settings_of(args)
+    settings = of_pipeline(settings_of(args))
     query = _query(args)
     rows, workloads = _stored(args, settings, query)
     if args.json:

@@ -1,0 +1,159 @@
+"""Two stacks with two data directories, one Redis and one store: what one learns, the other serves.
+
+The machines are stacks on one host here. A third data directory is a host that only asks.
+"""
+
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from own_redis import server
+
+from e2e.harness import Command, Up, end, nothing_left, novel, ordinary, sentence, until
+from pipeline.observe.presence import Presence
+from pipeline.redis.connection import connect
+from pipeline.settings import Settings
+
+
+@dataclass(slots=True)
+class Machines:
+    """Two running stacks, and a host without one."""
+
+    folder: Path
+    env: dict[str, str]
+    stacks: list[Up]
+    asking: Command
+
+    def start(self, name: str) -> Up:
+        up = Up(self.folder / name, self.env)
+        self.stacks.append(up)
+        return up
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(redis_url=self.env["REDIS_URL"], data_dir=self.folder / "asking")
+
+    def json(self, *args: object) -> Any:
+        """What the host without a stack is told."""
+        done = self.asking(*args, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def serving(self, version: str) -> set[str]:
+        """The workers that answer under this version."""
+        said = Presence(connect(self.settings), self.settings).serving()
+        return {name for name, served in said.items() if version in served.versions.values()}
+
+    def rows(self, workload: str) -> pl.DataFrame:
+        files = sorted((self.folder / "store" / "results").glob(f"date=*/workload={workload}/*.parquet"))
+        return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files])
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    folder = Path(tempfile.mkdtemp(prefix="logweir-two-"))
+    with server(folder, "--appendonly", "yes"):
+        env = {
+            "REDIS_URL": f"unix://{folder}/r.sock?db=0",
+            "LOGWEIR_STORE_URL": (folder / "store").as_uri(),
+        }
+        asking = Command(str(folder / "asking"), folder, {**env, "LOGWEIR_DATA_DIR": str(folder / "asking")})
+        both = Machines(folder, env, [], asking)
+        try:
+            for up in (both.start("one"), both.start("two")):
+                up.wait_ready()
+            yield both
+        finally:
+            for up in both.stacks:
+                print(up.err()[-3000:])
+                end(up.mark)
+                up.process.wait(10)
+            end(asking.mark)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_what_one_machine_learns_both_serve_and_any_host_reads(machines: Machines) -> None:
+    one, two = machines.stacks[:2]
+    for up, workload in ((one, "a"), (two, "b")):
+        done = up.logweir("send", up.write(ordinary(300)), "--workload", workload)
+        assert done.returncode == 0, done.stderr
+    for workload in ("a", "b"):
+        until(lambda w=workload: _settled(machines, w) == 300, what=f"all lines of {workload} are stored")
+    version = json.loads(two.logweir("train", "--json").stdout)["version"]
+    assert version
+    # Scoring and draining processes of both machines: ingest, infer-cpu and drain of each.
+    workers = until(
+        lambda: len(found := machines.serving(version)) >= 6 and found,
+        what="both machines serve what one has trained",
+    )
+    assert len({name.partition("@")[2] for name in workers}) == 2
+    for up in (one, two):
+        assert (up.data / "models" / version / "manifest.json").is_file()
+    status = machines.json("status")
+    assert status["model"]["version"] == version and not status["model_faults"]
+    assert [m["version"] for m in machines.json("models", "list") if m["live"]] == [version]
+    until(lambda: _settled(machines, "b", "warming") == 0, what="warming lines are judged")
+    for workload in ("a", "b"):
+        rows = machines.rows(workload)
+        assert rows.height == rows["record_id"].n_unique() == 300
+        assert rows["model_version"].unique().to_list() == [version]
+        shown = machines.json("results", "--workload", workload, "--limit", "1000")
+        assert len(shown) == 300
+    store = machines.json("store")
+    assert store["same"] and store["versions"] == 1 and not store["incomplete"]
+
+
+def test_a_machine_with_another_store_is_refused_and_told_the_remedy(machines: Machines) -> None:
+    stranger = Command(
+        str(machines.folder / "stranger"), machines.folder, {"REDIS_URL": machines.env["REDIS_URL"]}
+    )
+    said = sentence(stranger("up", "--data-dir", machines.folder / "stranger"))
+    assert machines.env["LOGWEIR_STORE_URL"] in said
+    assert (machines.folder / "stranger").as_uri() in said
+    assert "store_url" in said and "logweir store adopt" in said
+    for verb in (["models", "list"], ["results"]):
+        assert "store_url" in sentence(stranger(*verb, "--data-dir", machines.folder / "stranger"))
+    nothing_left(stranger.mark)
+
+
+def test_a_machine_that_dies_leaves_its_work_to_the_other_and_joins_again(machines: Machines) -> None:
+    one, two = machines.stacks[:2]
+    before = machines.json("status")["model"]["version"]
+    path = one.write(novel(400, "dying"))
+    done = machines.asking("send", path, "--workload", "dying")
+    assert done.returncode == 0, done.stderr
+    one.process.send_signal(signal.SIGKILL)  # its workers end with it
+    nothing_left(one.mark)
+    until(lambda: _settled(machines, "dying") == 400, what="the other machine has stored all lines")
+    rows = machines.rows("dying")
+    assert rows.height == rows["record_id"].n_unique() == 400
+    # A version that came while it was away is fetched when it joins.
+    version = json.loads(two.logweir("train", "--json").stdout)["version"]
+    published = machines.json("status")["model"]["version"]
+    again = machines.start("one").wait_ready()
+    assert published in (before, version)
+    mine = until(
+        lambda: [w for w in machines.serving(published) if w.endswith(_suffix(again, machines))],
+        what="the machine that joined again serves the live version",
+    )
+    assert mine
+    assert machines.json("status")["model_faults"] == {}
+
+
+def _settled(machines: Machines, workload: str, of: str = "stored") -> int:
+    with connect(machines.settings) as client:
+        return int(client.hget(f"{{logweir}}:totals:{workload}", of) or 0)
+
+
+def _suffix(up: Up, machines: Machines) -> str:
+    """How the names of a stack's workers end."""
+    from pipeline.workers.stack.data_dir import called
+
+    return called(machines.settings.replace(data_dir=up.data), "x", embedded=True).removeprefix("x")
