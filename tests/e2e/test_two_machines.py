@@ -4,6 +4,7 @@ The machines are stacks on one host here. A third data directory is a host that 
 """
 
 import json
+import re
 import shutil
 import signal
 import tempfile
@@ -20,6 +21,8 @@ from e2e.harness import Command, Up, end, nothing_left, novel, ordinary, sentenc
 from pipeline.observe.presence import Presence
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass(slots=True)
@@ -108,6 +111,20 @@ def test_what_one_machine_learns_both_serve_and_any_host_reads(machines: Machine
         assert len(shown) == 300
     store = machines.json("store")
     assert store["same"] and store["versions"] == 1 and not store["incomplete"]
+
+
+def test_the_page_on_more_machines_runs_word_for_word(machines: Machines) -> None:
+    page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+    start, use = (block.splitlines() for block in re.findall(r"```\n(.*?)```", page, re.DOTALL)[:2])
+    # The first block is what the fixture does: the same variables, the same verb.
+    assert [line.split("=")[0] for line in start[:2]] == [f"export {name}" for name in machines.env]
+    assert start[3].startswith("logweir up --data-dir ")
+    (machines.folder / "app.log").write_text("".join(line + "\n" for line in ordinary(50)))
+    for line in [start[2], *use]:
+        program, *args = line.split()
+        assert program == "logweir"
+        done = machines.asking(*args)
+        assert done.returncode == 0, (line, done.stderr, done.stdout[-500:])
 
 
 def test_a_machine_with_another_store_is_refused_and_told_the_remedy(machines: Machines) -> None:
