@@ -113,7 +113,7 @@ class Versions:
                 with self._single_flight(version):
                     if not (folder / MANIFEST).is_file():
                         self._fetch(version, folder)
-            except StoreUnavailable as exc:
+            except (BadBundle, StoreUnavailable) as exc:
                 raise BadBundle(f"{version} cannot be fetched: {exc}") from exc
             except OSError as exc:
                 raise BadBundle(
