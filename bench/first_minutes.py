@@ -32,7 +32,7 @@ CAUSES: Final = {
     "backend-killed": r"was terminated by signal 9",
     "connection-limit": r"too many clients already|remaining connection slots",
     "upstream-gone": r"connect\(\) failed \(111: Connection refused\)",
-    "lock-timeout": r"statement timeout|still waiting for AccessExclusiveLock",
+    "lock-timeout": r"statement timeout|still waiting for \w+Lock",
     "redis-cannot-save": r"Failed opening the (?:temp )?RDB file|Background saving error",
     "disk-full": r"No space left on device",
 }

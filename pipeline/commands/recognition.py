@@ -142,8 +142,10 @@ class TimeNotes:
 
 
 def _files(names: Iterable[str]) -> str:
+    """A file by its name; several as a number and some names, without folders."""
     several = list(names)
     if len(several) == 1:
         return several[0]
-    more = ", ..." if len(several) > _NAMED else ""
-    return f"{plural(len(several), 'file')} ({', '.join(several[:_NAMED])}{more})"
+    short = list(dict.fromkeys(name.rpartition("/")[2] for name in several))
+    more = ", ..." if len(short) > _NAMED else ""
+    return f"{plural(len(several), 'file')} ({', '.join(short[:_NAMED])}{more})"

@@ -25,7 +25,14 @@ GRAVE_WORDS: Final = frozenset((
     "panic", "panicked", "fatal", "corrupt", "corrupted", "corruption", "crash", "crashed", "killed",
     "segfault", "oom", "out of memory",
 ))
-_PHRASES: Final = (("timed", "out"), ("not", "found"), ("out", "of", "memory"))
+_PHRASES: Final = (
+    ("timed", "out"),
+    ("not", "found"),
+    ("out", "of", "memory"),
+    # A lock or a device that holds a process up: PostgreSQL, Linux.
+    ("still", "waiting"),
+    ("blocked", "for", "more"),
+)
 _BEGINS: Final = _SEVERE | {phrase[0] for phrase in _PHRASES}
 # `no error`, `without any errors`, `non-fatal`, `0 failures`
 _NEGATORS: Final = frozenset(("no", "without", "zero", "non", "0"))

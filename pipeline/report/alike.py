@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Final
 
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*(?:"|\Z)'
-# Combined log format: the request, status and size, then referrer and user agent.
+# Combined log format: the request, status and size, then referrer and user agent. The size says nothing, and
+# a template may have a wildcard in place of the status.
 _COMBINED: Final = re.compile(
-    r'("[A-Z<][^"]*HTTP/[^"]*"\s\S+\s\S+)(?:\s(?:' + _QUOTED + r"|<[A-Z*][A-Z0-9_]*>)){1,2}"
+    r'("[A-Z<][^"]*HTTP/[^"]*")\s(\S+)\s\S+(?:\s(?:' + _QUOTED + r"|<[A-Z*][A-Z0-9_]*>)){1,2}"
 )
 # `client: <IP>,` of nginx, `remote_addr=<IP>`, `"user_agent": "..."`; the comma before it goes with it.
 _NAMED: Final = re.compile(
@@ -21,8 +22,17 @@ _NAMED: Final = re.compile(
     re.IGNORECASE,
 )
 _ADDRESS: Final = re.compile(r"<IP>(?::<NUM>)?")
-_STATUS: Final = re.compile(r"HTTP/[\d.]+\"\s+(\d{3})\b")
+STATUS: Final = r"HTTP/[\d.]+\"\s+(\d{3})\b"  # also for Polars
+_STATUS: Final = re.compile(STATUS)
 _SCANNED: Final = 4_000  # characters; a longer line has its address before that
+
+
+def request_alone(template: str, status: str) -> str:
+    """The request and the status of an access template, which are all that its finding is about; else "".
+
+    What is cut off is who asked."""
+    found = _COMBINED.match(template[:_SCANNED])
+    return f"{found[1]} {status} …" if found and status else ""
 
 
 def common_form(template: str, messages: Iterable[str]) -> tuple[str, tuple[str, ...]]:
@@ -31,6 +41,7 @@ def common_form(template: str, messages: Iterable[str]) -> tuple[str, tuple[str,
     Equal for findings that are one to a reader. A template may have a wildcard where the status stood.
     """
     head, rest = template[:_SCANNED], template[_SCANNED:]
-    form = _ADDRESS.sub("<*>", _NAMED.sub("", _COMBINED.sub(r"\1", head)))
     statuses = {match[1] for text in messages if (match := _STATUS.search(text[:_SCANNED]))}
+    request = r"\1" if statuses else r"\1 \2"  # the lines say which status it was
+    form = _ADDRESS.sub("<*>", _NAMED.sub("", _COMBINED.sub(request, head)))
     return f"{' '.join(form.split())}{rest}", tuple(sorted(statuses))

@@ -1,8 +1,8 @@
 """Findings: what a person on call should read, and in which order.
 
 A finding is one template of one workload that had anomalous records, with a few of those records as
-they were read. Results are read lazily, in chunks: memory grows with distinct templates, masked lines
-and reasons, not with records.
+they were read. Answers over HTTP of several statuses are several findings. Results are read lazily, in
+chunks: memory grows with distinct templates, masked lines and reasons, not with records.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ import polars as pl
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import is_timed
 from pipeline.records.verdict import Reason
-from pipeline.report.alike import common_form
+from pipeline.report.alike import STATUS, common_form
 from pipeline.sinks.results import readable, scan
 from pipeline.watching.incidents.leading import Sign, lead_order
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
@@ -28,7 +28,8 @@ SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped 
 REASONS_OF_A_KIND: Final = 20  # a reader stops earlier
 
 _CHUNK_ROWS: Final = 50_000
-_KEY: Final = ["workload", "template_id"]
+# One template may hold answers of several statuses, which are different faults.
+_KEY: Final = ["workload", "template_id", "status"]
 _REASON_ORDER: Final = (
     Reason.MARKED,
     Reason.ERROR_SEVERITY,
@@ -78,6 +79,7 @@ class Finding:
     place: int = 0  # 1-based, in its incident; 0 until `order` has set it
     timed: bool = True  # some record has a time; `first_seen`, `last_seen` and `burst_end` are of those
     alike: tuple[int, ...] = ()  # further templates that differ in user agent, referrer or address alone
+    status: str = ""  # of the answers, where its records are requests over HTTP
 
     @property
     def label(self) -> str:
@@ -101,6 +103,16 @@ def finding_severity(finding: Finding) -> int:
     return 2 if finding.level == "warning" or _has(finding, Reason.MARKED) else 1
 
 
+def level_severity(finding: Finding) -> int:
+    """3: an error level, 2: warning, 1: other and none. The colour of a level."""
+    return 3 if finding.level in ERROR_LEVELS else 2 if finding.level == "warning" else 1
+
+
+def is_new(finding: Finding) -> bool:
+    """Whether no training has seen its template."""
+    return _has(finding, Reason.NEW_TEMPLATE)
+
+
 def rank(finding: Finding) -> tuple[Any, ...]:
     """Sort key without regard to incidents, most urgent first.
 
@@ -122,6 +134,7 @@ def rank(finding: Finding) -> tuple[Any, ...]:
         finding.first_seen,
         finding.workload,
         finding.template_id,
+        finding.status,
     )
 
 
@@ -169,8 +182,8 @@ def _folded(findings: Iterable[Finding]) -> list[Finding]:
 
 def _merged(several: Sequence[Finding]) -> Finding:
     """Several findings of one incident as one, under the most frequent template."""
-    by_time = sorted(several, key=lambda f: (f.first_seen, f.template_id))
-    most = min(several, key=lambda f: (-f.count, f.template_id))
+    by_time = sorted(several, key=lambda f: (f.first_seen, f.template_id, f.status))
+    most = min(several, key=lambda f: (-f.count, f.template_id, f.status))
     samples = sorted(
         {sample for f in several for sample in f.samples}, key=lambda s: (s.timestamp, s.source, s.line)
     )
@@ -211,6 +224,7 @@ def _sign(finding: Finding) -> Sign:
             first.line if first else 0,
             finding.workload,
             finding.template_id,
+            finding.status,
         ),
     )
 
@@ -272,6 +286,7 @@ def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
         levels.cast(pl.Int64).alias("level_rank"),
         pl.col("timestamp").dt.epoch("s").alias("second"),
         is_timed().alias("timed"),
+        pl.col("message").str.head(SAMPLE_CHARS).str.extract(STATUS).fill_null("").alias("status"),
     )
     by_time = ["timestamp", "source", "line", "record_id"]
     sampled = [*_KEY, *by_time, "message", "raw", "reasons", "timed"]
@@ -356,19 +371,20 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
     samples: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     chosen = pl.concat([totals["heads"], totals["tails"]]).unique(["record_id", "source", "line"])
     for row in chosen.sort("timestamp", "source", "line", "record_id").iter_rows():
-        samples.setdefault(row[:2], []).append(row)
+        samples.setdefault(row[: len(_KEY)], []).append(row)
 
     groups = totals["groups"].join(bursts, on=_KEY, how="left", nulls_equal=True)
     groups = groups.join(patterns, on=_KEY, nulls_equal=True)
     groups = groups.join(reasons, on=_KEY, how="left", nulls_equal=True)
     for group in groups.iter_rows(named=True):
-        shown = tuple(_sample(row) for row in samples[group["workload"], group["template_id"]])
+        shown = tuple(_sample(row) for row in samples[tuple(group[name] for name in _KEY)])
         level_rank, template_text = group["level_rank"], texts.get(group["template_id"])
         timed = group["first_seen"] is not None
         first = group["first_seen"] if timed else group["first_read"]
         yield Finding(
             workload=group["workload"] or "",
             template_id=group["template_id"],
+            status=group["status"],
             template=shown[0].message if template_text is None else template_text,
             count=group["count"],
             lines=group["lines"],
@@ -386,7 +402,7 @@ def _build(totals: dict[str, pl.DataFrame], texts: dict[int, str]) -> Iterator[F
 
 
 def _sample(row: tuple[Any, ...]) -> FindingSample:
-    _, _, timestamp, source, line, record_id, message, raw, reasons, timed = row
+    timestamp, source, line, record_id, message, raw, reasons, timed = row[len(_KEY) :]
     prefix = f"{Reason.UNLIKELY_TOKENS}:"
     words = [w for text in reasons or () if text.startswith(prefix) for w in text[len(prefix) :].split()]
     return FindingSample(

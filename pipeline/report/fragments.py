@@ -11,9 +11,9 @@ from typing import Any, Final
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline.records.levels import LEVELS
-from pipeline.report.findings import Finding, FindingSample, finding_severity
-from pipeline.report.text import clipped, clock, sample_place, sample_text, time_range
-from pipeline.report.why import why
+from pipeline.report.findings import Finding, FindingSample, finding_severity, level_severity
+from pipeline.report.text import clipped, clock, sample_place, sample_text, template_text, time_range
+from pipeline.report.why import briefly
 from pipeline.units import chance, plural, visible
 
 # Of the chart, in user units: bars of lines go up from one base, anomalous lines down from the other.
@@ -50,7 +50,9 @@ def environment() -> Environment:
         chance,
         plural,
         finding_severity,
+        level_severity,
         sample_place,
+        sample_text,
         sample_pieces,
         template_pieces,
         silencing,
@@ -59,7 +61,7 @@ def environment() -> Environment:
         workload_name,
     )
     env.filters.update(
-        {function.__name__: function for function in (*filters, epoch, iso_utc, at_epoch, why)}
+        {function.__name__: function for function in (*filters, epoch, iso_utc, at_epoch, briefly)}
     )
     env.filters.update(thousands="{:,}".format, until=_until)
     return env
@@ -97,9 +99,9 @@ def _until(finding: Finding) -> str:
     return time_range(finding.first_seen, finding.last_seen).removeprefix(clock(finding.first_seen))
 
 
-def template_pieces(template: str, chars: int) -> list[tuple[str, bool]]:
-    """The pieces of a template, True for its wildcards and masks."""
-    text = clipped(template, chars)
+def template_pieces(finding: Finding, chars: int) -> list[tuple[str, bool]]:
+    """The pieces of a template as it is shown, True for its wildcards and masks."""
+    text = template_text(finding, chars)
     return list(_pieces(text, (match.span() for match in _HOLE.finditer(text))))
 
 

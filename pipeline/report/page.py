@@ -30,7 +30,15 @@ from pipeline.report.fragments import (
     workload_name,
 )
 from pipeline.report.samples import CHARS
-from pipeline.report.text import NO_BASELINE, clipped, followers, headline, incident_header, without_baseline
+from pipeline.report.text import (
+    NO_BASELINE,
+    all_new,
+    clipped,
+    followers,
+    headline,
+    incident_header,
+    without_baseline,
+)
 from pipeline.units import plural
 
 # The page stays under 5 MB whatever comes: what varies has a share, the rest is under 600 KB.
@@ -170,9 +178,10 @@ def _incidents(findings: Sequence[Finding]) -> tuple[int, list[str]]:
     fragment: Any = environment().get_template("fragments.html").module
     cards: dict[str, str] = {}
     used = 0
+    said = {members[0].incident: all_new(members) for members in by_incident(findings)}
     for finding in findings[:FINDINGS]:
         samples, chars = (5, SAMPLE_CHARS) if used < FINDINGS_BYTES // 2 else (2, 300)
-        card = fragment.card(finding, samples, chars)
+        card = fragment.card(finding, samples, chars, new_is_said=said[finding.incident])
         used += len(card.encode("utf-8", "replace"))
         if used > FINDINGS_BYTES:
             break

@@ -1,4 +1,4 @@
-"""The findings in a terminal: a table where there is room, blocks where there is not.
+"""The findings in a terminal: the answer first, then the incidents, then what was read.
 
 Everything is printed as `Text`, after `visible`: no markup, colour code or cursor movement inside a log
 line is obeyed.
@@ -8,32 +8,30 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.report.findings import Finding, by_incident, finding_severity
+from pipeline.report.findings import Finding, by_incident, level_severity
 from pipeline.report.text import (
     NO_BASELINE,
+    all_new,
     clipped,
-    clock,
     common_folder,
     followers,
     headline,
     incident_header,
     sample_place,
     sample_text,
+    template_text,
     time_range,
     without_baseline,
 )
-from pipeline.report.why import why
-from pipeline.units import plural, visible
+from pipeline.report.why import briefly
+from pipeline.units import plural, seconds, visible
 
-TABLE_WIDTH: Final = 120  # below this, columns would break words
 TEMPLATE_CHARS: Final = 200
 SAMPLE_CHARS: Final = 240
-LEAD_CHARS: Final = 60  # shown before the first surprising word when a long line is cut
 
 _LEVEL_STYLE: Final = {3: "bold red", 2: "bold yellow", 1: "cyan"}
 _MARK_STYLE: Final = "bold black on yellow"
@@ -47,25 +45,21 @@ def print_findings(
     limit: int | None = 20,
     context: int = 0,
 ) -> None:
-    """Prints the first `limit` findings under their incidents, at most FOLD of each, and counts the others.
+    """Prints the answer, the first `limit` findings under their incidents, and then what was read.
 
-    A limit of None prints all findings. `context` records stand before and after the first sample of each.
+    At most FOLD findings of each incident are printed, and the others counted. A limit of None prints all.
+    `context` records stand before and after the first sample of each.
 
     `summary` comes from `summary.run_summary`. With no findings, says whether nothing was unusual or
     nothing could be judged yet.
     """
     console.print(_text(console, headline(findings, summary), "bold"))
-    if summary["records"]:
-        console.print(_text(console, _sub(findings, summary), "dim"))
-    if findings and without_baseline(summary):
-        console.print(_text(console, f"{NO_BASELINE}.", "dim"))
     first = list(findings if limit is None else [f for f in findings if not f.folded][:limit])
-    wide = console.width >= TABLE_WIDTH and not context
     folder = common_folder(findings)
     for entry, members in zip(by_incident(first), by_incident(findings), strict=False):
         console.print()
         console.print(_incident(members, console))
-        console.print(_table(entry, console) if wide else _blocks(entry, folder, console, context))
+        console.print(_blocks(entry, members, folder, console, context))
         if len(members) > len(entry):
             note = f"{followers(members, len(entry))}: --all or the report shows them"
             console.print(_text(console, note, "dim"))
@@ -75,18 +69,24 @@ def print_findings(
         note = f"{plural(hidden, 'more incident')} {verb} not shown here; --all or the report shows them"
         console.print()
         console.print(_text(console, note, "dim"))
+    if summary["records"]:
+        console.print()
+        console.print(_text(console, _what_was_read(findings, summary), "dim"))
+    if findings and without_baseline(summary):
+        console.print(_text(console, f"{NO_BASELINE}.", "dim"))
 
 
-def _sub(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
-    parts = [plural(len(summary["by_workload"]), "workload")]
+def _what_was_read(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
+    parts = [f"{plural(summary['lines'], 'line')} of {plural(len(summary['by_workload']), 'workload')}"]
     if summary["first"]:
         first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
-        parts.insert(0, f"{time_range(first, last)} UTC")
+        parts.append(f"{time_range(first, last)} UTC")
     if summary["untimed"]:
         parts.append(f"{plural(summary['untimed_lines'], 'line')} without a time")
     if findings and summary["not_judged"]:
         parts.append(f"{plural(summary['not_judged_lines'], 'line')} not judged by the model")
-    return " · ".join(parts)
+    took = summary.get("run", {}).get("seconds")
+    return f"Read {' · '.join(parts)}" + ("" if took is None else f" · {took:.1f} s")
 
 
 def _incident(findings: Sequence[Finding], console: Console) -> Text:
@@ -95,55 +95,35 @@ def _incident(findings: Sequence[Finding], console: Console) -> Text:
     return Text.assemble(_text(console, name, "bold"), _text(console, about, ""))
 
 
-def _table(findings: Sequence[Finding], console: Console) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_lines=True, pad_edge=False)
-    # Widths that hold for the tables of all incidents.
-    table.add_column("#", justify="right", no_wrap=True, min_width=3)
-    table.add_column("level", no_wrap=True, min_width=8)
-    table.add_column("count", justify="right", no_wrap=True, min_width=7)
-    table.add_column("first and last seen, UTC", no_wrap=True)
-    table.add_column("template and reason", ratio=5, overflow="fold")
-    table.add_column("sample", ratio=6, overflow="fold")
-    for finding in findings:
-        text = Text("\n").join(
-            [
-                _template(finding, console),
-                _text(console, why(finding), "dim"),
-            ]
-        )
-        times = dict.fromkeys(clock(at) for at in (finding.first_seen, finding.last_seen) if finding.timed)
-        table.add_row(
-            Text(finding.label),
-            _level(finding, console),
-            Text(f"{finding.count:,}"),
-            _text(console, "\n".join(times), ""),
-            Text("\n").join([_text(console, _one_line(clipped(finding.workload, 80)), "bold"), text]),
-            Text("\n").join(_sample(finding, console)),
-        )
-    return table
-
-
-def _blocks(findings: Sequence[Finding], folder: str, console: Console, context: int = 0) -> RenderableType:
+def _blocks(
+    findings: Sequence[Finding], members: Sequence[Finding], folder: str, console: Console, context: int
+) -> RenderableType:
+    """The findings of an incident that are shown; `members`: all of it."""
+    new_is_said = all_new(members)
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
     for finding in findings:
-        facts = [
-            "",
-            _one_line(clipped(finding.workload, 80)),
-            plural(finding.count, "time"),
-        ]
+        facts = ["", _one_line(clipped(finding.workload, 80)), plural(finding.count, "time")]
         if finding.timed:
             facts.append(f"{time_range(finding.first_seen, finding.last_seen)} UTC")
+            facts += _later(finding, members)
+        reason = briefly(finding, new_is_said=new_is_said)
         lines = [
             Text.assemble(_level(finding, console), _text(console, " · ".join(facts), "dim")),
             _template(finding, console),
-            _text(console, why(finding), "dim"),
+            *([_text(console, reason, "dim")] if reason else []),
             *(_around(finding, console, folder, context) if context else _sample(finding, console, folder)),
-            Text(),
+            *([] if finding is findings[-1] else [Text()]),
         ]
-        grid.add_row(Text(finding.label), Text("\n").join(line for line in lines))
+        grid.add_row(Text(finding.label), Text("\n").join(lines))
     return grid
+
+
+def _later(finding: Finding, members: Sequence[Finding]) -> list[str]:
+    """How long after the headline of its incident it began, where that is a second or more."""
+    late = (finding.first_seen - members[0].first_seen).total_seconds()
+    return [f"{seconds(late)} after {members[0].label}"] if finding.place > 1 and late >= 1 else []
 
 
 def _text(console: Console, text: str, style: str) -> Text:
@@ -156,11 +136,11 @@ def _encodable(text: str, console: Console) -> str:
 
 
 def _level(finding: Finding, console: Console) -> Text:
-    return _text(console, visible(finding.level or "no level"), _LEVEL_STYLE[finding_severity(finding)])
+    return _text(console, visible(finding.level or "no level"), _LEVEL_STYLE[level_severity(finding)])
 
 
 def _template(finding: Finding, console: Console) -> Text:
-    return _text(console, _one_line(clipped(finding.template, TEMPLATE_CHARS)), "")
+    return _text(console, _one_line(template_text(finding, TEMPLATE_CHARS)), "")
 
 
 def _one_line(text: str) -> str:
@@ -175,13 +155,13 @@ def _around(finding: Finding, console: Console, folder: str, records: int) -> li
     first = finding.samples[0]
 
     def row(text: str, mark: str, style: str) -> Text:
-        return _text(console, mark + _one_line(clipped(text, SAMPLE_CHARS)), style)
+        return _text(console, mark + _one_line(text), style)
 
     return [
         _text(console, _one_line(sample_place(first, 200, folder)), "underline"),
-        *(row(text, "  ", "dim") for text in first.before[-records:]),
-        row(first.raw, "> ", "bold"),
-        *(row(text, "  ", "dim") for text in first.after[:records]),
+        *(row(clipped(text, SAMPLE_CHARS), "  ", "dim") for text in first.before[-records:]),
+        row(sample_text(first, SAMPLE_CHARS)[0], "> ", "bold"),
+        *(row(clipped(text, SAMPLE_CHARS), "  ", "dim") for text in first.after[:records]),
     ]
 
 
@@ -190,18 +170,12 @@ def _sample(finding: Finding, console: Console, folder: str = "") -> list[Text]:
     if not finding.samples:
         return []
     # The record that holds the most surprising words shows best why it was found.
-    sample = max(finding.samples, key=lambda s: (len(sample_text(s, SAMPLE_CHARS * 8)[1]), -s.line))
-    text, spans = sample_text(sample, SAMPLE_CHARS * 8)
-    begin = 0
-    if len(text) > SAMPLE_CHARS and spans and spans[0][0] > LEAD_CHARS:
-        begin = min(spans[0][0] - LEAD_CHARS, len(text) - SAMPLE_CHARS)
-    line = Text(_encodable("…" if begin else "", console))
-    at = begin
-    for start, end in [(s, e) for s, e in spans if e <= begin + SAMPLE_CHARS]:
+    found = [(sample_text(sample, SAMPLE_CHARS), sample) for sample in finding.samples]
+    (text, spans), sample = max(found, key=lambda one: (len(one[0][1]), -one[1].line))
+    line, at = Text(), 0
+    for start, end in spans:
         line.append(_encodable(_one_line(text[at:start]), console))
         line.append(_encodable(_one_line(text[start:end]), console), style=_MARK_STYLE)
         at = end
-    line.append(_encodable(_one_line(text[at : begin + SAMPLE_CHARS]), console))
-    if begin + SAMPLE_CHARS < len(text):
-        line.append(_encodable("…", console))
+    line.append(_encodable(_one_line(text[at:]), console))
     return [_text(console, _one_line(sample_place(sample, 200, folder)), "underline"), line]

@@ -11,11 +11,14 @@ from itertools import takewhile
 from typing import Any, Final
 
 from pipeline.records.verdict import OURS
-from pipeline.report.findings import Finding, FindingSample
+from pipeline.report.alike import request_alone
+from pipeline.report.excerpt import shortened, telling
+from pipeline.report.findings import Finding, FindingSample, is_new
 from pipeline.units import listed, plural, visible
 
 MARKED: Final = 3  # words of a line that are marked: more of them point nowhere
 NO_BASELINE: Final = "No --baseline: rare and error-like lines are shown, not new ones"
+ORDER: Final = "the most urgent first; each begins with its likely cause"
 UNTIMED: Final = "Without a time"  # heads the findings whose records have none
 
 EDGES: Final = "\"'`“”‘’.,;:!?()[]{}|*=…"
@@ -77,14 +80,25 @@ def word_spans(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
 def sample_text(sample: FindingSample, chars: int) -> tuple[str, list[tuple[int, int]]]:
     """The raw record as it may be shown, and where its most surprising words stand in its message.
 
-    MARKED of them at most.
-    """
-    text = clipped(sample.raw, chars)
+    MARKED of them at most. A longer record is cut around what is unusual in it."""
+    text = visible(sample.raw)
+    if len(text) > chars:
+        text = shortened(text, telling(sample.message, meaningful(sample.words)), chars)
     # The header before the message has words of its own that surprised nobody.
     message = visible(sample.message[:100])
     begin = max(text.find(message), 0) if message else 0
     spans = word_spans(text, meaningful(sample.words))
     return text, [(start, end) for start, end in spans if start >= begin][:MARKED]
+
+
+def template_text(finding: Finding, chars: int) -> str:
+    """The template, of a long one the part around what is unusual; of an access log the request alone."""
+    template = request_alone(finding.template, finding.status) or finding.template
+    text = visible(template.replace(" <NL> ", "\n"))
+    if len(text) <= chars:
+        return text
+    words = meaningful(word for sample in finding.samples for word in sample.words)
+    return shortened(text, telling(finding.template, words), chars)
 
 
 def common_folder(findings: Iterable[Finding]) -> str:
@@ -117,7 +131,11 @@ def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     if findings:
         incidents = len({f.incident for f in findings if f.timed})
         parts = [plural(incidents, "incident")] if incidents else []
-        return f"{', '.join([*parts, plural(len(findings), 'finding')])} in {lines}; read these first"
+        found = f"{', '.join([*parts, plural(len(findings), 'finding')])} in {lines}"
+        if len(findings) == 1:
+            return found
+        order = {0: "the most urgent first", 1: "its likely cause first"}.get(incidents, ORDER)
+        return f"{found}, {order}"
     if not_judged == records:
         return f"Nothing in {lines} says that something failed; they were not judged by the model"
     if not_judged:
@@ -133,17 +151,21 @@ def without_baseline(summary: Mapping[str, Any]) -> bool:
     return bool(summary.get("run", {}).get("baseline") == [])
 
 
+def all_new(findings: Sequence[Finding]) -> bool:
+    """Whether training has seen no line of an incident, which its header says once for several."""
+    return len(findings) > 1 and all(is_new(finding) for finding in findings)
+
+
 def incident_header(findings: Sequence[Finding]) -> list[str]:
     """Name, begin, workloads and number of findings of an incident; `findings`: all of them.
 
-    Findings without a time have a name alone.
-    """
+    Findings without a time have a name alone. A last part says where all of them are new."""
     first, *_ = hit = sorted(findings, key=lambda f: (f.first_seen, f.workload))
     names = dict.fromkeys(clipped(f.workload, 80) for f in hit)
     return [
         *([f"Incident {first.incident}", f"{clock(first.first_seen)} UTC"] if first.timed else [UNTIMED]),
         listed(names),
-        plural(len(findings), "finding"),
+        plural(len(findings), "finding") + (", none seen before" if all_new(findings) else ""),
     ]
 
 

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.verdict import Reason
-from pipeline.report.findings import Finding
+from pipeline.report.findings import Finding, is_new
 from pipeline.report.text import EDGES, clipped, meaningful
 from pipeline.units import visible
 
@@ -26,6 +27,23 @@ def why(finding: Finding) -> str:
     parts = explain(finding.reasons, finding.level, sample.message if sample else "")
     text = ", and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]])) or "the model finds it unlikely"
     return text[0].upper() + text[1:]
+
+
+def briefly(finding: Finding, *, new_is_said: bool) -> str:
+    """As `why`, without what stands beside it: its level, and where `new_is_said` that it is new.
+
+    "" where nothing is left."""
+    reasons = [reason for reason in finding.reasons if not _is_level(reason, finding.level)]
+    if is_new(finding):
+        said = {Reason.UNLIKELY_TOKENS, *([Reason.NEW_TEMPLATE] if new_is_said else [])}
+        reasons = [reason for reason in reasons if reason.partition(":")[0] not in said]
+    return why(replace(finding, reasons=tuple(reasons))) if reasons else ""
+
+
+def _is_level(reason: str, level: str | None) -> bool:
+    """Whether a reason says no more than the level."""
+    name, _, data = reason.partition(":")
+    return name == Reason.ERROR_SEVERITY and level in ERROR_LEVELS and data == level
 
 
 def explain(reasons: Iterable[str], level: str | None = "", text: str = "") -> list[str]:

@@ -28,6 +28,8 @@ from pipeline.models.severity import all_well, may_be_severe, severity_words, tr
         ("ERROR_CODE <NUM>", "error"),
         ("exited with error: <NUM>", "error"),
         ("error not corrected", "error"),
+        ("process <NUM> still waiting for ShareLock on transaction <NUM> after <NUM> ms", "still waiting"),
+        ("INFO: task jbd2/sda1:<NUM> blocked for more than <NUM> seconds.", "blocked for more"),
         ("ERRO ledger is late", "erro"),
         ("Fehler beim Lesen", "fehler"),
         ("errors: 3 of 5", "errors"),

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pipeline.report.alike import common_form
+from pipeline.report.alike import common_form, request_alone
 
 NGINX = 'connect() failed (<NUM>: Connection refused), client: <IP>, server: a.example, host: "a.example"'
 
@@ -46,6 +46,12 @@ def test_a_status_under_a_wildcard_is_taken_from_the_lines() -> None:
     template = '"GET <PATH> HTTP/1.1" <*> <NUM> "-" "a"'
     lines = [f'"GET /a HTTP/1.1" {status} 12 "-" "a"' for status in (500, 502)]
     assert common_form(template, lines[:1]) != common_form(template, lines[1:])
+
+
+def test_a_finding_of_an_access_log_is_shown_as_its_request_and_status() -> None:
+    template = '"POST <PATH> HTTP/1.1" <*> <NUM> <*> "Mozilla/<NUM> (X11)"'
+    assert request_alone(template, "502") == '"POST <PATH> HTTP/1.1" 502 …'
+    assert request_alone(template, "") == "" and request_alone("no request", "502") == ""
 
 
 @pytest.mark.parametrize(

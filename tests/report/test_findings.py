@@ -310,6 +310,22 @@ def test_findings_that_differ_in_user_agent_alone_are_one() -> None:
     assert findings.order(found) == found
 
 
+def test_answers_of_two_statuses_under_one_template_are_two_findings(tmp_path: Path) -> None:
+    def answer(number: int, status: int, agent: str, template: int) -> dict[str, Any]:
+        line = f'"POST /a HTTP/1.1" {status} 157 "-" "{agent}"'
+        return record(number, number, message=line, raw=line, template_id=template, level="error")
+
+    rows = [answer(1, 502, "a", 1), answer(2, 500, "a", 1), answer(3, 502, "b", 2), answer(4, 502, "a", 1)]
+    known = templates(
+        (1, '"POST <PATH> HTTP/1.1" <*> <NUM> <*> "a"'), (2, '"POST <PATH> HTTP/1.1" 502 <NUM> "<URL>" "b"')
+    )
+    found = findings.collect(store(tmp_path / "r", rows), known)
+    assert [(f.status, f.count, f.template_ids, f.label) for f in found] == [
+        ("502", 3, (1, 2), "1.1"),
+        ("500", 1, (1,), "1.2"),
+    ]
+
+
 def test_one_fault_that_shows_in_two_services_is_one_incident() -> None:
     ordered = findings.order([finding(1, 0), finding(2, 45, workload="bank"), finding(3, 600)])
     assert {f.template_id: f.incident for f in ordered} == {1: 1, 2: 1, 3: 2}

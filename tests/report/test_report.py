@@ -268,7 +268,7 @@ def test_an_incident_is_one_entry_with_its_best_finding_and_the_others_under_it(
         [finding(1), finding(2, incident=2), finding(3, workload="bank"), *map(finding, (4, 5, 6))]
     )
     html, reader = rendered(found)
-    assert reader.blocks["h1"][0] == "2 incidents, 6 findings in 1,000 lines; read these first"
+    assert reader.blocks["h1"][0] == f"2 incidents, 6 findings in 1,000 lines, {text.ORDER}"
     first, second = (b for b in reader.blocks["section"] if b.strip().startswith("Incident"))
     assert "Incident 1 2026-11-19 09:00:01 UTC · shop, bank · 5 findings" in first
     assert "and 2 more that followed in shop" in first
@@ -295,7 +295,7 @@ def test_words_are_marked_whole_and_case_sensitive() -> None:
 def test_findings_and_numbers_can_be_read_without_scripts() -> None:
     html, reader = rendered(placed([finding(n) for n in range(1, 31)]), [f"template {n}" for n in range(150)])
     assert len(reader.blocks["article"]) == 30
-    assert "1 incident, 30 findings in 1,000 lines; read these first" in reader.blocks["h1"][0]
+    assert "1 incident, 30 findings in 1,000 lines, its likely cause first" in reader.blocks["h1"][0]
     assert html.count('<rect class="hit"') == 2
     assert reader.blocks["tr"][1].startswith("template 149")
     assert any(tag == "th" and name == "aria-sort" for tag, name, _ in reader.attributes)
@@ -305,7 +305,7 @@ def test_findings_and_numbers_can_be_read_without_scripts() -> None:
     ("found", "changes", "sentence"),
     [
         (0, {}, "Nothing unusual in 1,000 lines"),
-        (1, {}, "1 incident, 1 finding in 1,000 lines; read these first"),
+        (1, {}, "1 incident, 1 finding in 1,000 lines"),
         (0, {"not_judged": 900}, "Nothing in 1,000 lines says that something failed; they were not judged"),
         (
             0,

@@ -87,7 +87,16 @@ def test_every_fact_of_a_finding_is_printed_at_every_width(width: int) -> None:
     text = printed([finding(1)], width=width)
     assert max(len(line) for line in text.splitlines()) <= width
     flat = " ".join(text.split())
-    for fact in ("error", "1,234", "09:00:00", "09:01:30", "Logged as", "app.log:101", "<*>", "shop"):
+    for fact in (
+        "error",
+        "1,234",
+        "09:00:00",
+        "09:01:30",
+        "was unexpected after",
+        "app.log:101",
+        "<*>",
+        "shop",
+    ):
         assert fact in flat, fact
 
 
@@ -101,11 +110,36 @@ def test_no_clock_time_is_printed_where_none_was_found(width: int) -> None:
     assert "2026-11-19 09:00:00" not in text.replace("2026-11-19 09:00:00 ERROR", "")
 
 
-def test_a_narrow_terminal_gets_blocks_in_which_words_stay_whole() -> None:
-    text = printed([finding(1)], width=80)
-    assert "connection to <*> refused after <NUM> ms" in text
-    assert "first and last seen" not in text
-    assert "first and last seen" in printed([finding(1)], width=140)
+def test_the_answer_comes_first_and_what_was_read_last() -> None:
+    about = {"baseline": [], "seconds": 5.7}
+    lines = printed(placed([finding(1), finding(2, incident=2)]), 120, run=about).splitlines()
+    assert lines[0].startswith("2 incidents, 2 findings in 1,000 lines, the most urgent first")
+    assert "Incident 1" in lines[2] and "1.1 error" in lines[3]
+    assert "connection to <*> refused" in lines[4]
+    assert lines[-2].startswith("Read 1,000 lines of 1 workload · 2026-11-19 09:00:00 – 10:00:00 UTC · 5.7 s")
+    assert lines[-1].startswith("No --baseline: rare and error-like lines are shown")
+
+
+def test_what_holds_for_a_whole_incident_is_said_once() -> None:
+    new = ("new-template", "error-severity:error", "unlikely-tokens:refused")
+    failed = ("new-template", "error-severity:failed")
+    found = placed([finding(1, reasons=new), finding(2, reasons=failed)])
+    text = printed(found)
+    assert "2 findings, none seen before" in text
+    assert "ever seen" not in text and "Logged as" not in text and "Says “failed”" in text
+    assert "Never seen before" in printed(placed([finding(1, reasons=new), finding(2)]))
+
+
+def test_a_finding_says_how_long_after_the_headline_it_began() -> None:
+    late = START + timedelta(seconds=7)
+    text = printed(placed([finding(1), finding(2, first_seen=late, last_seen=late)]), width=120)
+    assert "09:00:07 UTC · 7 s after 1.1" in text and text.count("after 1.1") == 1
+
+
+@pytest.mark.parametrize(("level", "style"), [("info", "36"), ("warning", "1;33"), ("fatal", "1;31")])
+def test_the_colour_of_a_level_is_that_of_the_level(level: str, style: str) -> None:
+    text = printed([finding(1, level=level, reasons=("error-severity:failed",))], colour=True)
+    assert f"\x1b[{style}m{level}" in text
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -135,7 +169,7 @@ def test_a_long_line_is_cut_around_its_surprising_word() -> None:
     text = printed([finding(1, template="t", reasons=(), samples=(sample,))], width=200)
     assert "refused" in text
     assert text.count("padding") < 40
-    assert text.count("…") == 2
+    assert text.count("…") == 3  # one is of its folder
 
 
 def test_a_stack_trace_is_one_line_long() -> None:

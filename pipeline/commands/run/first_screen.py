@@ -18,10 +18,11 @@ from pipeline.models.severity import severity_words
 from pipeline.records.batch import utc_now
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
+from pipeline.report.excerpt import shortened
 from pipeline.report.text import clipped
 from pipeline.settings import Settings
 from pipeline.sources import files, formats
-from pipeline.units import plural
+from pipeline.units import plural, visible
 
 # Of all files together: masked in half a second.
 MOST_RECORDS: Final = 20_000
@@ -161,11 +162,18 @@ def rows(found: FirstLook, *, width: int) -> list[str]:
         facts.append("words: " + ", ".join(f"{w} {n:,}" for w, n in found.words.most_common(_WORDS)))
     if facts:
         lines.append("  " + " · ".join(facts))
-    lines += [f"  {p.records:>7,} {p.place}: {p.masked}" for p in severe[:_PATTERNS]]
+    lines += [_severe_row(pattern, width) for pattern in severe[:_PATTERNS]]
     frequent = sorted(found.patterns.values(), key=lambda p: (-p.records, p.masked))
     lines.append(f"  {plural(len(frequent), 'pattern')}, the most frequent:")
     lines += [f"  {p.records:>7,} {p.masked}" for p in frequent[:_PATTERNS]]
     return [clipped(line.replace("\n", " ").replace("\t", " "), width) for line in lines]
+
+
+def _severe_row(pattern: Pattern, width: int) -> str:
+    """Its line is cut around the error word."""
+    begin = f"  {pattern.records:>7,} {clipped(pattern.place, width // 2)}: "
+    text = visible(pattern.masked)
+    return begin + shortened(text, [pattern.word] if pattern.word else [], max(40, width - len(begin)))
 
 
 def _levels(found: FirstLook) -> str:

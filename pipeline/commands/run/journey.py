@@ -77,6 +77,7 @@ class Journey:
         self.trainings = Trainings(client, settings)
         self.producer = stack.producer()
         self.notes: list[str] = []
+        self.times = TimeNotes(zone=settings.intake.time_zone)  # of the baseline and the input together
         self.no_model = ""  # why there is none
 
     # ---- sending ---------------------------------------------------------------------------------
@@ -85,7 +86,6 @@ class Journey:
         """Read and send every file, waiting when the ledger says full; returns the physical lines sent."""
         total = float(sum(max(1, files.total_bytes(p)) for p in paths))
         before, began, lines = 0.0, time.monotonic(), 0
-        times = TimeNotes(zone=self.settings.intake.time_zone)
         word = "reading the baseline" if purpose is Purpose.BASELINE else "reading"
 
         def progress(path: Path, position: int, count: int) -> None:
@@ -99,16 +99,13 @@ class Journey:
 
         for path in paths:
             try:
-                self._send_file(path, purpose, times, progress)
+                self._send_file(path, purpose, progress)
             except BadInput as exc:  # it was a log when the run began
                 self.notes.append(f"{exc}; the run went on without it")
             before += max(1, files.total_bytes(path))
-        self.notes += times.notes()
         return lines
 
-    def _send_file(
-        self, path: Path, purpose: Purpose, times: TimeNotes, progress: Callable[[Path, int, int], None]
-    ) -> None:
+    def _send_file(self, path: Path, purpose: Purpose, progress: Callable[[Path, int, int], None]) -> None:
         """The text of a file, or those of an archive. Raises BadInput where it cannot be read at all."""
         empty, notes = True, len(self.notes)
         for reading in files.read_texts(
@@ -123,7 +120,7 @@ class Journey:
             key = digest("file", purpose.value, source.name)
             for chunk in reading.chunks:
                 empty = False
-                times.see(source.name, chunk)
+                self.times.see(source.name, chunk)
                 accept = partial(
                     self.producer.send_chunk,
                     chunk,

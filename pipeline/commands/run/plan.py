@@ -237,7 +237,7 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
         raise SinkUnavailable(
             f"{plan.out} cannot be written ({why}); free space there and run again"
         ) from exc
-    notes = list(dict.fromkeys((*plan.notes, *journey.notes)))
+    notes = list(dict.fromkeys((*plan.notes, *journey.notes, *journey.times.notes())))
     if silenced:
         notes.append(f"{plural(len(silenced), 'finding')} left out, as --normal says")
     if about["dead_lines"]:

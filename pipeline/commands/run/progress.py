@@ -1,8 +1,12 @@
-"""The progress of `logweir run` on standard error."""
+"""The progress of `logweir run` on standard error.
+
+On a terminal it goes when the run ends, together with the first screen: the answer stands alone."""
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -37,12 +41,24 @@ class _Left(ProgressColumn):
         return Text(f"{minutes}:{seconds:02d} left".rjust(11), style="progress.remaining")
 
 
-class Bars:
-    """One progress bar per phase, on standard error; plain lines when it is no terminal."""
+class _Screen(Progress):
+    """Rows of text above the bars."""
 
-    def __init__(self) -> None:
+    rows: Sequence[str] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from (Text(row, no_wrap=True) for row in self.rows)
+        yield from super().get_renderables()
+
+
+class Bars:
+    """One progress bar per phase, on standard error; plain lines when it is no terminal.
+
+    `rows` stand above the bars; where there is no terminal, somebody else prints them."""
+
+    def __init__(self, rows: Sequence[str] = ()) -> None:
         self.console = err()
-        self.progress = Progress(
+        self.progress = _Screen(
             SpinnerColumn(),
             TextColumn("{task.description:<20}"),
             BarColumn(bar_width=14),
@@ -52,7 +68,9 @@ class Bars:
             console=self.console,
             disable=not self.console.is_terminal,
             expand=True,
+            transient=True,
         )
+        self.progress.rows = rows
         self.tasks: dict[str, TaskID] = {}
         self.last = ""
         self.said = 0.0

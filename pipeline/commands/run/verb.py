@@ -49,16 +49,18 @@ def main(args: argparse.Namespace) -> int:
         )
         plan = replace(plan, normal=tuple(args.normal), choice=choice, context=args.context)
         plan = replace(plan, notes=(*notes, *plan.notes))
-        _print_first_screen(plan, settings)
-        # Celery, Redis and the report take longer to import than the first screen to print.
-        from pipeline.commands.run import plan as runs
+        screen = _first_screen(plan, settings)
         from pipeline.commands.run.progress import Bars
-        from pipeline.report import terminal
-        from pipeline.report.export import fails, write_csv
 
-        set_up(settings.stack.log_level)
-        with Bars() as bars, _saying_that_it_stops(bars.console):
-            outcome = runs.run(plan, settings, bars.show)
+        with Bars(screen) as bars:
+            # Celery, Redis and the report take longer to import than the first screen to print.
+            from pipeline.commands.run import plan as runs
+            from pipeline.report import terminal
+            from pipeline.report.export import fails, write_csv
+
+            set_up(settings.stack.log_level)
+            with _saying_that_it_stops(bars.console):
+                outcome = runs.run(plan, settings, bars.show)
     code = FOUND if fails(outcome.findings, args.fail_on) else 0
     if args.csv is not None:
         write_csv(args.csv, outcome.findings)
@@ -75,25 +77,23 @@ def main(args: argparse.Namespace) -> int:
     )
     for note in outcome.notes:
         remark(console, note)
-    about = outcome.summary["run"]
-    console.print(
-        f"\n{about['lines_read']:,} lines in {about['seconds']:.1f} s "
-        f"(ready after {about['ready_seconds']:.1f} s; {about['lines_per_s']:,} lines/s read, scored and "
-        "stored)",
-        markup=False,
-    )
     if outcome.report is not None:
         console.print(f"report:  {one_line(display(outcome.report))}", markup=False, soft_wrap=True)
     console.print(f"results: {one_line(display(outcome.out))}", markup=False, soft_wrap=True)
     return code
 
 
-def _print_first_screen(plan: RunPlan, settings: Settings) -> None:
-    """On standard error, so that programs read the findings alone from standard output."""
+def _first_screen(plan: RunPlan, settings: Settings) -> list[str]:
+    """The rows of the first screen, printed already where standard error is no terminal.
+
+    On standard error, so that programs read the findings alone from standard output."""
     console = err()
-    for row in rows(look(plan.inputs, settings, choice=plan.choice), width=console.width):
-        with contextlib.suppress(OSError):  # nobody reads
-            console.print(row, markup=False, soft_wrap=True)
+    screen = rows(look(plan.inputs, settings, choice=plan.choice), width=console.width)
+    if not console.is_terminal:
+        for row in screen:
+            with contextlib.suppress(OSError):  # nobody reads
+                console.print(row, markup=False, soft_wrap=True)
+    return screen
 
 
 @contextmanager
