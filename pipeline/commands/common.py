@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from rich.console import Console
 from rich.text import Text
@@ -17,6 +17,7 @@ from pipeline.redis.attach import attached
 from pipeline.settings import Settings
 from pipeline.units import one_line
 
+NO_TIME: Final = "no time"  # where a line has none: its time of arrival says when it was read
 # argparse names that are settings too
 _FLAGS = ("data_dir", "log_level", "time_zone", "masks")
 

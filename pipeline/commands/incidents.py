@@ -9,7 +9,16 @@ from msgspec.structs import asdict
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.common import cell, out, print_json, printable, reached, redis_explained, settings_of
+from pipeline.commands.common import (
+    NO_TIME,
+    cell,
+    out,
+    print_json,
+    printable,
+    reached,
+    redis_explained,
+    settings_of,
+)
 from pipeline.commands.status import in_flight
 from pipeline.errors import BadInput
 from pipeline.ledger.ledger import Ledger
@@ -50,6 +59,7 @@ def incident_facts(incident: Incident) -> dict[str, Any]:
         "id": incident.id,
         "first": incident.first,
         "last": incident.last,
+        "timed": incident.timed,
         "open": incident.open,
         "severity": incident.severity,
         "score": incident.score,
@@ -106,8 +116,8 @@ def _list(found: Sequence[Incident], args: argparse.Namespace, since: datetime |
         state = "[bold]open[/]" if incident.open else "[dim]closed[/]"
         table.add_row(
             Text.from_markup(f"{incident.id}\n{state}"),
-            Text(f"{incident.first:%Y-%m-%d\n%H:%M:%S}"),
-            cell(lasting(incident)),
+            Text(f"{incident.first:%Y-%m-%d\n%H:%M:%S}" if incident.timed else NO_TIME),
+            cell(lasting(incident) if incident.timed else ""),
             Text("\n").join(_description(incident)),
         )
     console.print(table)
@@ -178,6 +188,8 @@ def _mark(cause: Cause) -> str | None:
 
 
 def _when(incident: Incident | Cause) -> str:
+    if not incident.timed:
+        return NO_TIME
     first, last = incident.first, incident.last
     end = f"{last:%H:%M:%S}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M:%S}"
     until = f" to {end} UTC, {lasting(incident)}" if last > first else " UTC"

@@ -10,7 +10,7 @@ import polars as pl
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.common import cell, of_pipeline, out, print_json, printable, settings_of
+from pipeline.commands.common import NO_TIME, cell, of_pipeline, out, print_json, printable, settings_of
 from pipeline.controller.watchlist import check_pattern, covers
 from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
@@ -143,7 +143,7 @@ def _rows(rows: pl.DataFrame) -> Iterator[tuple[Text, ...]]:
         mark = ("> " if row["hit"] else "  ") if around else ""
         score = "warming" if row["score"] is None else f"{row['score']:.2f}"
         shown = (
-            f"{mark}{when:%Y-%m-%d %H:%M:%S}" if row["timed"] else mark, row["workload"], row["level"] or "",
+            f"{mark}{when:%Y-%m-%d %H:%M:%S}" if row["timed"] is not False else mark + NO_TIME, row["workload"], row["level"] or "",
             score, chance(row["p_value"]), _line(row["line"]), row["message"][:300],
         )  # fmt: skip
         yield tuple(cell(value) for value in shown)

@@ -53,6 +53,7 @@ ANOMALIES_SCHEMA: Final[dict[str, Any]] = {
     "source": pl.String,  # where that record stands
     "line": pl.UInt64,
     "new": pl.Boolean,  # no training has seen the template
+    "timed": pl.Boolean,  # false: no record has a time, and `first` and `last` are those of arrival
 }
 
 
@@ -201,6 +202,7 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
     warned = (pl.col("level") == "warning").fill_null(value=False) | _says(Reason.MARKED)
     text = pl.coalesce("message", "raw", pl.lit("")).str.head(TEXT_CHARS)
     names = pl.col("rank").replace_strict(dict(enumerate(LEVELS)), default=None, return_dtype=pl.String)
+    own = pl.col("at").filter(pl.col("timed"))  # an arrival says nothing of when a timed fault began
     return (
         found.lazy()
         .with_columns(
@@ -208,17 +210,19 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
             pl.when(severe).then(3).when(warned).then(2).otherwise(1).cast(pl.Int64).alias("severity"),
             text.alias("text"),
             pl.col("timestamp").dt.epoch("ms").alias("at"),
+            is_timed().alias("timed"),
         )
         .group_by("template_id", maintain_order=True)
         .agg(
             pl.len().cast(pl.UInt32).alias("n"),
-            pl.col("at").min().alias("first"),
-            pl.col("at").max().alias("last"),
+            pl.coalesce(own.min(), pl.col("at").min()).alias("first"),
+            pl.coalesce(own.max(), pl.col("at").max()).alias("last"),
             pl.col("score").max(),
             pl.col("rank").max(),
             pl.col("severity").max(),
             pl.col("text", "source", "line").sort_by("at", "line").first(),
             _says(Reason.NEW_TEMPLATE).any().alias("new"),
+            pl.col("timed").any(),
         )
         .sort("score", "n", descending=True)
         .head(MAX_ANOMALIES)

@@ -149,6 +149,7 @@ def events_of(observed: Iterable[Observation], found: Sequence[Found]) -> list[I
             source=row["source"] or "",
             line=row["line"] or 0,
             new=row["new"],
+            timed=row["timed"],
         )
         for observation in observed
         for row in observation.anomalies.iter_rows(named=True)

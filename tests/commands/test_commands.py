@@ -122,6 +122,11 @@ def test_results_are_shown_as_they_are(verb: Verb, settings: Settings) -> None:
     assert HOSTILE in said.out and "[/bold]" in said.out and "\x1b" not in said.out
 
 
+def test_a_result_without_a_time_shows_none(verb: Verb, settings: Settings) -> None:
+    store(settings, timed=False)
+    assert "no time" in (shown := verb("results").out) and f"{NOW:%H:%M}" not in shown
+
+
 def test_results_take_wildcards_and_name_the_filter_that_nothing_matches(
     verb: Verb, settings: Settings
 ) -> None:

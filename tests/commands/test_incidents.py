@@ -96,6 +96,17 @@ def test_incidents_are_listed_newest_first_with_what_one_must_know(
     assert max(map(len, said.out.splitlines())) <= 100
 
 
+def test_an_incident_of_lines_without_a_time_shows_no_clock_time(
+    verb: Verb, client: "redis.Redis", settings: Settings
+) -> None:
+    (name,) = put(client, settings, [event(1, HOUR / 2, timed=False)])
+    shown = f"{now() - HOUR / 2:%H:%M}"
+    for asked in ((), (name,)):
+        said = verb(*asked).out
+        assert "no time" in said and shown not in said
+    assert json.loads(verb(name, "--json").out)["timed"] is False
+
+
 def test_json_holds_every_fact(verb: Verb, client: "redis.Redis", settings: Settings) -> None:
     new, old = put(client, settings, *saga())
     first, second = json.loads(verb("--json").out)

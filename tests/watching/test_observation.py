@@ -42,6 +42,24 @@ def test_lines_without_a_time_of_their_own_are_in_no_rate() -> None:
     assert found is not None and found.rates["n"].to_list() == [1]
 
 
+def test_an_anomaly_has_the_time_of_its_timed_records_alone() -> None:
+    blank = dict.fromkeys(RESULT_SCHEMA) | {"lines": 1, "anomalous": True, "score": 0.9}
+    rows = pl.DataFrame(
+        [
+            blank | {"template_id": template, "timestamp": START + timedelta(seconds=at), "timed": timed}
+            for template, at, timed in ((1, 60, False), (1, 5, True), (1, 0, False), (2, 9, False))
+        ],
+        schema=RESULT_SCHEMA,
+    )
+    seen = observe(BATCH, rows, None)  # type: ignore[arg-type]
+    assert seen is not None
+    begin = int(START.timestamp() * 1000)
+    assert seen.anomalies.sort("template_id").select("template_id", "first", "last", "timed").rows() == [
+        (1, begin + 5_000, begin + 5_000, True),
+        (2, begin + 9_000, begin + 9_000, False),
+    ]
+
+
 @given(RECORDS)
 def test_lines_are_counted_by_minute_and_template(records: list[tuple[int | None, int | None, bool]]) -> None:
     blank = dict.fromkeys(RESULT_SCHEMA)

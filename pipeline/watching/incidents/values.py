@@ -52,6 +52,7 @@ class IncidentEvent:
     source: str = ""  # where the text stands, "" for no line
     line: int = 0
     new: bool = False  # no training has seen its template
+    timed: bool = True  # false: no record has a time, and `first` and `last` are those of arrival
 
 
 class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -69,6 +70,7 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     source: _Text = ""  # where the text stands, "" for no line
     line: _Count = 0
     new: bool = False  # no training has seen its template
+    timed: bool = True  # false: no record has a time, and `first` and `last` are those of arrival
 
     def __post_init__(self) -> None:
         _check_order(self.first, self.last)
@@ -114,6 +116,11 @@ class Incident(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     @property
     def severity(self) -> int:
         return max(c.severity for c in self.causes)
+
+    @property
+    def timed(self) -> bool:
+        """False where no listed cause has a time: `first` and `last` are those of arrival then."""
+        return any(c.timed for c in self.causes)
 
     @property
     def score(self) -> float:
@@ -173,6 +180,7 @@ def young_cause(event: IncidentEvent, sample: bytes) -> YoungCause:
         source=_tail(event.source, TEXT_BYTES),
         line=min(max(0, event.line), MAX_COUNT),
         new=event.new,
+        timed=event.timed,
     )
     return YoungCause(
         cause=cause,
@@ -211,6 +219,7 @@ def add_cause(cause: Cause, other: Cause) -> Cause:
         score=max(cause.score, other.score),
         severity=max(cause.severity, other.severity),
         new=cause.new or other.new,
+        timed=cause.timed or other.timed,
     )
 
 
@@ -253,7 +262,7 @@ def weight(value: Incident | YoungCause) -> int:
 
 def _cause_weight(cause: Cause) -> int:
     texts = (cause.workload, cause.cause, cause.kind, cause.text, cause.source)
-    return 75 + sum(len(text.encode()) for text in texts)
+    return 76 + sum(len(text.encode()) for text in texts)
 
 
 def _bursts(spans: tuple[tuple[datetime, datetime], ...]) -> tuple[tuple[datetime, datetime], ...]:
