@@ -1,7 +1,7 @@
 """`logweir formats`: the known formats, what a file is recognised as, and whether declared ones are sound."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,17 +9,20 @@ from typing import Any, Final
 import polars as pl
 from rich.console import Console
 
-from pipeline.commands.common import err, out, print_json, settings_of
+from pipeline.commands.common import err, out, print_json, remark, settings_of
 from pipeline.commands.format_examples import EXAMPLES
 from pipeline.commands.recognition import TimesFound, broken, choice_of, times_found
 from pipeline.records.batch import utc_now
 from pipeline.records.declared import Declaration, FormatChoice, read_formats, shown
 from pipeline.records.schema import raw_frame
 from pipeline.sources import files, formats
+from pipeline.sources.chunks import Chunk
+from pipeline.sources.unpacking import Note
 from pipeline.sources.wrappers import WRAPPERS, inner_lines, recognised, uncoloured
 from pipeline.units import listed, one_line, plural
 
 LOOKED_AT: Final = 2_000  # records of a file
+MEMBERS: Final = 20  # of an archive
 _SHOWN: Final = 3  # records, and lines that were not recognised
 _CHARS: Final = 200
 _FIELDS: Final = ("timestamp", "level", "host", "service", "message")
@@ -46,19 +49,34 @@ def main(args: argparse.Namespace) -> int:
         _list(choice, as_json=args.json)
         return 0
     zone = settings.intake.time_zone
-    found = [look(path, choice, zone=zone) for path in files.choose(args.files).paths]
+    notes: dict[str, None] = {}
+    paths = files.choose(args.files).paths
+    found = [facts for path in paths for facts in look(path, choice, zone=zone, note=notes.setdefault)]
     if args.json:
         print_json([_as_json(facts) for facts in found])
         return 0
     console = out()
     for facts in found:
         _print(facts, console, zone)
+    for note in notes:
+        remark(console, note)
     return 0
 
 
-def look(path: Path, choice: FormatChoice, *, zone: str) -> FileFacts:
-    """The first LOOKED_AT records of a file. Raises BadInput for what is no text log."""
-    chunk = next(files.read_file(path, max_records=LOOKED_AT, choice=choice), None)
+def look(path: Path, choice: FormatChoice, *, zone: str, note: Note) -> Iterator[FileFacts]:
+    """The first LOOKED_AT records of a file, or of each of the first MEMBERS texts of an archive.
+
+    Raises BadInput for what is no text log."""
+    for number, reading in enumerate(
+        files.read_texts(path, note=note, max_records=LOOKED_AT, choice=choice), start=1
+    ):
+        if number > MEMBERS:
+            note(f"{path} has more than {MEMBERS} members, the rest is not looked at")
+            return
+        yield _facts(reading.source.name, next(reading.chunks, None), zone)
+
+
+def _facts(name: str, chunk: Chunk | None, zone: str) -> FileFacts:
     records, names = (raw_frame([]), ()) if chunk is None else (chunk.records, chunk.formats)
     now = utc_now()
     claimed, shares = _claims(records["raw"], names)
@@ -66,7 +84,7 @@ def look(path: Path, choice: FormatChoice, *, zone: str) -> FileFacts:
     unknown = records.filter(~claimed & records["raw"].str.contains(r"\S")).head(_SHOWN)
     rows = parsed.with_columns(pl.when("timed").then("timestamp").alias("timestamp"))
     return FileFacts(
-        file=str(path),
+        file=name,
         records=records.height,
         formats=shares,
         times=times_found(records, names, arrived=now, zone=zone),

@@ -251,6 +251,11 @@ def is_plain(first: bytes) -> bool:
     return bool(first) and not first.translate(None, _TEXT_BYTES) and not first.startswith(_MARKS)
 
 
+def is_packed(first: bytes) -> bool:
+    """True for the first bytes of what must be unpacked before it is text, or cannot be."""
+    return first.startswith((*PACKED_MARKS, *_OTHER_PACKED, *_ZIP)) or _is_tar(first)
+
+
 def is_rewritten(first: bytes) -> bool:
     """True for the first bytes of a file whose offsets in UTF-8 text are not its own."""
     return first.startswith((*PACKED_MARKS, *_UTF16)) or bool(_utf16_of(first))

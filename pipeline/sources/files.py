@@ -3,6 +3,7 @@
 import glob
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +20,14 @@ from pipeline.sources.elements import kind_of
 from pipeline.sources.folders import Filter, Skipped, oldest_first, walk
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
-from pipeline.sources.unpacking import Note
+from pipeline.sources.unpacking import Note, Readable
 from pipeline.units import plural
 
 BLOCK_BYTES: Final = 1024 * 1024
 IDENTITY_BYTES: Final = 256
 HEAD_BYTES: Final = 4096  # tell whether offsets in the text are those of the file
 STREAM: Final = "stream"  # the identity of pipes, which cannot be read twice
+MOST_COPIED: Final = 2 << 30  # bytes of a zip on standard input, which is read from its end
 _GLOB_MARKS: Final = frozenset("*?[")
 
 
@@ -276,33 +278,74 @@ def read_texts(
     BadInput for a file that cannot be opened or is no text log.
     """
     _refuse_unreadable(path)
-    lines, late, skipped, empty = 0, "", Skipped(), True
     assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
     with open_file(path) as file:
         regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         layers = Layers(file, str(path), note=note)
         if layers.kind == "zip" and not regular:
             raise BadInput(f"{path} is a zip archive, which a pipe cannot give; save it to a file first")
-        found = texts(layers, file if regular else None, Source(path=path), skipped)
-        while True:
-            try:
-                text = next(found, None)
-            except BadInput as exc:
-                if layers.kind == "text":
-                    raise
-                note(_how_far(str(exc), lines))
-                break
-            if late:  # said only now, because the end of the archive explains that of its last member
-                note(late)
-            if text is None:
-                break
-            empty = False
-            place, continued = _start_of(text, path, file if regular else None, begin)
-            assembly = assemble(text.stream, place)
-            reader = _Reader(text.stream, assembly, continued(assembly.framer))
-            yield Reading(source=text.source, place=place, chunks=reader.chunks())
-            lines += reader.lines
-            late = _how_far(reader.failure, reader.lines) if reader.failure else ""
+        yield from _readings(layers, file if regular else None, path, assemble, begin)
+
+
+def read_packed(
+    stream: Readable,
+    name: str,
+    *,
+    note: Note,
+    max_records: int = MAX_RECORDS,
+    max_bytes: int = MAX_BYTES,
+    choice: FormatChoice = DETECTED,
+) -> Iterator[Reading]:
+    """As `read_texts`, for packed standard input. A zip is copied to a temporary file first."""
+    assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
+    with tempfile.TemporaryFile() as copy:
+        layers, file = Layers(stream, name, note=note), None
+        if layers.kind == "zip":
+            _copy(layers.source, copy, name)
+            layers, file = Layers(copy, name, note=note), copy
+        yield from _readings(layers, file, Path(name), assemble, lambda _source: None)
+
+
+def _copy(source: Readable, copy: BinaryIO, name: str) -> None:
+    """Raises BadInput above MOST_COPIED bytes."""
+    while data := source.read(BLOCK_BYTES):
+        copy.write(data)
+        if copy.tell() > MOST_COPIED:
+            raise BadInput(
+                f"{name} is a zip archive of more than {MOST_COPIED >> 30} GiB; save it to a file and send that"
+            )
+    copy.seek(0)
+
+
+def _readings(
+    layers: Layers,
+    file: BinaryIO | None,
+    path: Path,
+    assemble: _Assembling,
+    begin: Callable[[Source], Cursor | None],
+) -> Iterator[Reading]:
+    """`file`: None for a pipe, which cannot seek."""
+    note, lines, late, skipped, empty = layers.note, 0, "", Skipped(), True
+    found = texts(layers, file, Source(path=path), skipped)
+    while True:
+        try:
+            text = next(found, None)
+        except BadInput as exc:
+            if layers.kind == "text":
+                raise
+            note(_how_far(str(exc), lines))
+            break
+        if late:  # said only now, because the end of the archive explains that of its last member
+            note(late)
+        if text is None:
+            break
+        empty = False
+        place, continued = _start_of(text, path, file, begin)
+        assembly = assemble(text.stream, place)
+        reader = _Reader(text.stream, assembly, continued(assembly.framer))
+        yield Reading(source=text.source, place=place, chunks=reader.chunks())
+        lines += reader.lines
+        late = _how_far(reader.failure, reader.lines) if reader.failure else ""
     if skipped.count:
         note(skipped.sentence("member"))
     if empty and layers.kind != "text":

@@ -20,8 +20,27 @@ _SMALL_BYTES: Final = 64 * 1024
 _GATHER_S: Final = 0.02
 
 
+class Peeked:
+    """A stream whose first bytes are known, `first`, before somebody reads it. Waits for them."""
+
+    def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
+        """Raises BadInput for a stream that breaks at once."""
+        self._read = _reader(stream)
+        try:
+            self.first = self._ahead = self._read()
+        except OSError as exc:
+            raise BadInput(f"{name} cannot be read: {exc.strerror}") from exc
+
+    def read(self, size: int = _BLOCK_BYTES, /) -> bytes:
+        """At most `size` bytes, as soon as there are some; b"" at the end."""
+        if not self._ahead:
+            self._ahead = self._read()
+        data, self._ahead = self._ahead[:size], self._ahead[size:]
+        return data
+
+
 def read_stream(
-    stream: BinaryIO,
+    stream: BinaryIO | Peeked,
     name: str = "stdin",
     *,
     pace: FlushPolicy | None = None,
@@ -103,7 +122,7 @@ class _Ahead:
             self._changed.notify_all()
 
 
-def _pump(stream: BinaryIO, ahead: _Ahead) -> None:
+def _pump(stream: BinaryIO | Peeked, ahead: _Ahead) -> None:
     """Moves blocks from the stream to the queue until either side ends."""
     read, failure = _reader(stream), None
     try:
@@ -116,11 +135,13 @@ def _pump(stream: BinaryIO, ahead: _Ahead) -> None:
     ahead.end(failure)
 
 
-def _reader(stream: BinaryIO) -> Callable[[], bytes]:
+def _reader(stream: BinaryIO | Peeked) -> Callable[[], bytes]:
     """A function that reads available bytes without waiting for a whole block.
 
     A descriptor is read directly: a thread inside a buffered reader would hold its lock when the interpreter
     ends."""
+    if isinstance(stream, Peeked):
+        return stream.read
     try:
         descriptor = stream.fileno()
     except (OSError, io.UnsupportedOperation, AttributeError):

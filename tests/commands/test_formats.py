@@ -1,7 +1,9 @@
 """`logweir formats`: the list, a file's formats, the check of declarations."""
 
+import io
 import json
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,28 @@ def test_a_file_is_described_by_shares_guesses_and_records(
     assert (facts["records"], facts["times"]["timed"], facts["formats"]) == (10, 6, {"syslog": 0.6})
     assert [row["line"] for row in facts["unrecognised"]] == [1, 2, 3]
     assert [row["service"] for row in facts["parsed"]] == ["sshd"] * 3
+
+
+def test_the_members_of_an_archive_are_described(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "logs.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, line in (("a.log", EXAMPLES["syslog"]), ("b.log", EXAMPLES["klog"]), ("c.bin", "\0" * 90)):
+            data = f"{line}\n".encode() * 3_000
+            (info := tarfile.TarInfo(name)).size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    assert main(["formats", "--json", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(facts["file"], list(facts["formats"]), facts["records"]) for facts in found] == [
+        (f"{path}:a.log", ["syslog"], verb.LOOKED_AT),
+        (f"{path}:b.log", ["klog"], verb.LOOKED_AT),
+    ]
+    monkeypatch.setattr(verb, "MEMBERS", 1)
+    assert main(["formats", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "a.log: the first 2,000 records" in said and "b.log" not in said
+    assert "has more than 1 members, the rest is not looked at" in said
 
 
 def test_a_table_is_described_by_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

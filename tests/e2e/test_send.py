@@ -2,6 +2,7 @@
 sense."""
 
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -67,6 +68,10 @@ def test_standard_input_is_sent_and_its_workload_can_be_named(trained: Up) -> No
     trained.settled("pipe")
     assert trained.rows("pipe")["message"].to_list() == ["one", "two", "three"]
     assert trained.rows("pipe")["source"].unique().to_list() == ["stdin"]
+    packed = trained.logweir("send", "-", "--workload", "packed", text=gzip.compress(b"four\nfive\n"))
+    assert packed.returncode == 0, packed.stderr
+    trained.settled("packed")
+    assert trained.rows("packed")["message"].to_list() == ["four", "five"]
     assert "cannot be mixed" in sentence(trained.logweir("send", "-", "x.log"))
 
 

@@ -16,9 +16,11 @@ import pytest
 import zstandard
 
 from pipeline.errors import BadInput
-from pipeline.sources import archives, unpacking
+from pipeline.sources import archives, files, unpacking
+from pipeline.sources.bytestreams import is_packed
 from pipeline.sources.chunks import Chunk, Cursor
-from pipeline.sources.files import check_file, choose, read_file, read_texts
+from pipeline.sources.files import check_file, choose, read_file, read_packed, read_texts
+from pipeline.sources.stdin import Peeked
 
 LINES = "".join(f"2026-11-20 10:00:{i % 60:02d} INFO request {i} done\n" for i in range(3000)).encode()
 Pack = Callable[[bytes], bytes]
@@ -326,3 +328,54 @@ def test_random_bytes_in_a_tar_end_in_a_sentence(tmp_path: Path) -> None:
         except BadInput:
             continue
         assert all(isinstance(note, str) for note in notes)
+
+
+@pytest.mark.parametrize("packing", ["gz", "xz", "tar.gz", "zip"])
+def test_packed_standard_input_is_read_like_a_file(packing: str) -> None:
+    text = b"".join(b"2026-11-20 10:00:00 INFO line %d\n" % n for n in range(400))
+    packed = {
+        "gz": lambda: gzip.compress(text),
+        "xz": lambda: lzma.compress(text),
+        "tar.gz": lambda: _tarred(text),
+        "zip": lambda: _zipped(text),
+    }[packing]()
+    stream = Peeked(io.BytesIO(packed))  # type: ignore[arg-type]
+    assert is_packed(stream.first)
+    notes: list[str] = []
+    read = [
+        (reading.source.name, sum(chunk.records.height for chunk in reading.chunks))
+        for reading in read_packed(stream, "stdin", note=notes.append)
+    ]
+    assert read == [("stdin:a.log" if "zip" in packing or "tar" in packing else "stdin", 400)]
+    assert notes == []
+
+
+def _tarred(text: bytes) -> bytes:
+    with tarfile.open(fileobj=(out := io.BytesIO()), mode="w:gz") as archive:
+        (info := tarfile.TarInfo("a.log")).size = len(text)
+        archive.addfile(info, io.BytesIO(text))
+    return out.getvalue()
+
+
+def _zipped(text: bytes) -> bytes:
+    with zipfile.ZipFile(out := io.BytesIO(), "w") as archive:
+        archive.writestr("a.log", text)
+    return out.getvalue()
+
+
+def test_packed_standard_input_that_is_cut_off_is_read_as_far_as_it_goes() -> None:
+    lines = b"".join(b"line %d of %d\n" % (n, n * n) for n in range(9_000))
+    notes: list[str] = []
+    (count,) = (
+        sum(chunk.records.height for chunk in reading.chunks)
+        for reading in read_packed(
+            Peeked(io.BytesIO(gzip.compress(lines)[:-2_000])), "stdin", note=notes.append
+        )
+    )
+    assert 100 < count < 9_000 and notes == [f"stdin ends early: {count:,} lines were read"]
+
+
+def test_a_zip_on_standard_input_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_COPIED", 1)
+    with pytest.raises(BadInput, match="save it to a file"):
+        list(read_packed(Peeked(io.BytesIO(_zipped(b"a\n"))), "stdin", note=print))

@@ -17,9 +17,10 @@ from pipeline.producer import Producer, workload_of_file
 from pipeline.records.batch import Purpose, digest
 from pipeline.sources import files, follow
 from pipeline.sources.archives import Source
+from pipeline.sources.bytestreams import is_packed
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.folders import Filter
-from pipeline.sources.stdin import read_stream
+from pipeline.sources.stdin import Peeked, read_stream
 
 
 def main(args: argparse.Namespace) -> int:
@@ -164,8 +165,12 @@ def _purpose_key(sender: Sender) -> tuple[str, ...]:
 
 
 def _standard_input(sender: Sender, workload: str | None) -> None:
+    stream = Peeked(standard_input())
+    if is_packed(stream.first):
+        _packed_input(sender, stream, workload)
+        return
     chunks = read_stream(
-        standard_input(),
+        stream,
         pace=sender.pace,
         max_records=sender.settings.internal.batch_records,
         max_bytes=sender.settings.internal.batch_kib * 1024,
@@ -173,6 +178,25 @@ def _standard_input(sender: Sender, workload: str | None) -> None:
     )
     key = digest("stdin", uuid.uuid4().hex)
     _stream(sender, chunks, workload=workload or "stdin", source="stdin", key=key)
+
+
+def _packed_input(sender: Sender, stream: Peeked, workload: str | None) -> None:
+    """The text of packed standard input, or those of an archive."""
+    said: dict[str, None] = {}
+    for reading in files.read_packed(
+        stream,
+        "stdin",
+        note=said.setdefault,
+        max_records=sender.settings.internal.batch_records,
+        max_bytes=sender.settings.internal.batch_kib * 1024,
+        choice=sender.choice,
+    ):
+        source = reading.source
+        name = workload or (workload_of_file(source.named) if source.member else "stdin")
+        key = digest("stdin", uuid.uuid4().hex)
+        _stream(sender, reading.chunks, workload=name, source=source.name, key=key)
+    for note in said:
+        remark(sender.console, note)
 
 
 def _stream(sender: Sender, chunks: Iterable[Chunk], *, workload: str, source: str, key: str) -> None:
