@@ -720,6 +720,86 @@ _TEXTS: Final = (
             ("node-7 backup daemon (build 12) @t@ INFO volume @n@ was checked", None, None),
         ),
     ),
+    Everyday(
+        name="mysql-slow",
+        stamp=_millis("%Y-%m-%dT%H:%M:%S", after="000Z"),
+        whole_seconds=False,
+        rows=tuple(
+            (
+                "# Time: @t@\n# User@Host: shop[shop] @ localhost []  Id:    12\n# Query_time: 4.003882  Lock_time: 0.0"
+                f"00168 Rows_sent: 1  Rows_examined: @n@\nSET timestamp=1795168801;\n{query}",
+                None,
+                "shop",
+            )
+            for query in ("SELECT * FROM orders\nWHERE id = @n@;", "UPDATE cart SET n = @n@;")
+        ),
+    ),
+    Everyday(
+        name="mariadb-slow",
+        stamp=_form("%y%m%d %H:%M:%S"),
+        head=(
+            "mariadbd, Version: 11.8.2-MariaDB-log (mariadb.org binary distribution). started with:\n"
+            "Tcp port: 0  Unix socket: /run/mysqld/mysqld.sock\nTime\t\t    Id Command\tArgument\n"
+        ),
+        rows=(
+            (
+                "# Time: @t@\n# User@Host: app[app] @  [172.18.0.1]\n# Thread_id: 3414  Schema: shop  QC_hit: No\n"
+                "# Query_time: 0.577709  Lock_time: 0.017307  Rows_sent: 1  Rows_examined: @n@\n"
+                "# Rows_affected: 0  Bytes_sent: 153\nuse `shop`;\nSET timestamp=1763128404;\nSELECT LotNew(@n@);",
+                None,
+                "app",
+            ),
+        ),
+    ),
+    Everyday(
+        name="fortigate",
+        stamp=_form("date=%Y-%m-%d time=%H:%M:%S", zone=CET),
+        rows=(
+            (
+                '@t@ devname="fw1" devid="FGT60FTK2" eventtime=1795168801513555981 tz="+0100" logid="0000000013" '
+                'type="traffic" subtype="forward" level="notice" vd="root" srcip=10.0.0.9 srcport=@n@ '
+                'dstip=203.0.113.5 dstport=443 proto=6 action="close" service="HTTPS"',
+                "notice",
+                None,
+            ),
+            (
+                '@t@ devname="fw1" devid="FGT60FTK2" eventtime=1795168801513555981 tz="+0100" logid="0100032002" '
+                'type="event" subtype="system" level="alert" vd="root" logdesc="Admin login failed" user="admin" '
+                'msg="Administrator admin login failed from https(203.0.113.5), try @n@"',
+                "critical",
+                None,
+            ),
+        ),
+    ),
+    Everyday(
+        name="java-logging",
+        stamp=_form("%b %d, %Y %-I:%M:%S %p"),
+        rows=(
+            ("@t@ org.shop.Cart add\nINFO: opened cart @n@", "info", "org.shop.Cart"),
+            (
+                "@t@ org.shop.Pay pay\nSEVERE: lost order @n@\njava.lang.Exception: gone\n\tat org.shop.Pay.pay(Pay.java:7)",
+                "error",
+                "org.shop.Pay",
+            ),
+        ),
+    ),
+    Everyday(
+        name="aws-vpc-flow",
+        stamp=_epoch(1),
+        head="version account-id interface-id srcaddr dstaddr srcport dstport protocol packets bytes start end action log-status\n",
+        rows=(
+            (
+                "2 123456789010 eni-1235b8ca123 172.31.16.139 172.31.16.21 @n@ 22 6 20 4249 @t@ @t@ ACCEPT OK",
+                "info",
+                None,
+            ),
+            (
+                "2 123456789010 eni-1235b8ca123 172.31.9.69 172.31.9.12 @n@ 3389 6 20 4249 @t@ @t@ REJECT OK",
+                "warning",
+                None,
+            ),
+        ),
+    ),
 )
 FORMATS: Final[tuple[Everyday, ...]] = _TEXTS
 

@@ -1,7 +1,7 @@
 """The first minutes with `logweir run`: everyday formats read right, seconds to the first screen, causes on
 top.
 
-Fifty files of everyday formats (`_everyday.py`) are read in one run. A share counts the records whose stored
+Files of everyday formats (`_everyday.py`) are read in one run. A share counts the records whose stored
 time, level or service is what the format says. Seconds are the median of several runs of the command on ten
 and on 3,000 lines of syslog. `cause_leads` counts the recorded faults whose incident begins with the cause,
 `cause_in_three` those with the cause among the first three findings of the incident."""

@@ -36,7 +36,13 @@ from pipeline.sources.wrappers import (
     unwrap,
 )
 
-_PAIRS: Final = ("json", "windows-xml", "logfmt")
+_PAIR_PARSERS: Final = {
+    "json": pairs.parse_json,
+    "windows-xml": pairs.parse_xml,
+    "fortigate": pairs.parse_fortigate,
+    "logfmt": pairs.parse_logfmt,
+}
+_PAIRS: Final = tuple(_PAIR_PARSERS)
 NAMES: Final = tuple(
     dict.fromkeys((*WRAPPERS, *BEFORE_PAIRS, *_PAIRS, *(form.name for form in TEXT_FORMATS)))
 )
@@ -62,6 +68,8 @@ _DOUBTED: Final = _WITHIN | MONTH_FIRST
 # A time within the line: the share of the lines that are left, of all lines, of the times at one place, and
 # how many characters off that is. Hosts and services of different lengths stand before such a time.
 _MOST, _ENOUGH, _NEARLY_ALL, _SAME_PLACE = 0.5, 0.2, 0.8, 12
+# Formats whose records are several lines below a header.
+BLOCKS: Final = frozenset(form.name for form in TEXT_FORMATS if form.block)
 _TEXTS: Final = frozenset(f.name for f in TEXT_FORMATS)
 _NAMED: Final = re.compile(r"\(\?P<\w+>")
 _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
@@ -131,6 +139,8 @@ def _detect(sample: pl.Series, names: tuple[str, ...]) -> tuple[str, ...]:
         claims.append((n, name))
         left[0] = remaining.filter(~matches)
     claims.sort(key=lambda claim: -claim[0])
+    if any(name in BLOCKS for _, name in claims):  # the lines below their header look like others
+        claims = [claim for claim in claims if claim[1] not in _VAGUE and claim[1] not in _WITHIN]
     return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
 
 
@@ -228,6 +238,8 @@ def _recognised(raw: pl.Series, name: str) -> pl.Series:
         return raw.str.contains(pairs.JSON_LINE)
     if name == "windows-xml":
         return raw.str.contains(pairs.XML_LINE)
+    if name == "fortigate":
+        return raw.str.contains(pairs.FORTIGATE_LINE)
     if name == "logfmt":
         return raw.str.contains(pairs.LOGFMT_LINE) & raw.str.contains(pairs.LOGFMT_MARK)
     form = _form(name)
@@ -273,7 +285,7 @@ def head_mask(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:
             more = are_rows(raw, read_layout(name))
         elif name == "windows-xml":
             more = raw.str.contains(pairs.XML_HEAD)
-        elif name == "logfmt":
+        elif name in ("fortigate", "logfmt"):
             more = _recognised(raw, name)
         else:
             more = raw.str.contains(_form(name).head)
@@ -349,12 +361,8 @@ def _parse_text(raw: pl.Series, names: tuple[str, ...], *, arrived: datetime, zo
         if name in WRAPPERS:
             inner = names[names.index(name) + 1 :]
             found = _parse_wrapped(remaining["raw"], name, inner, arrived=arrived, zone=zone)
-        elif name == "json":
-            found = pairs.parse_json(remaining["raw"], arrived=arrived, zone=zone)
-        elif name == "windows-xml":
-            found = pairs.parse_xml(remaining["raw"], arrived=arrived, zone=zone)
-        elif name == "logfmt":
-            found = pairs.parse_logfmt(remaining["raw"], arrived=arrived, zone=zone)
+        elif name in _PAIR_PARSERS:
+            found = _PAIR_PARSERS[name](remaining["raw"], arrived=arrived, zone=zone)
         elif is_layout(name):
             found = parse_rows(remaining["raw"], read_layout(name), arrived=arrived, zone=zone)
         else:

@@ -25,6 +25,17 @@ _PAIR: Final = r'[A-Za-z_@][A-Za-z0-9_.@/-]*=(?:"(?:[^"\\]|\\.)*"|[^ "]*)'
 LOGFMT_LINE: Final = rf"(?s)^{_PAIR}(?: +{_PAIR})+\s*$"
 # key=value text is logfmt only with one of these keys
 LOGFMT_MARK: Final = r"(?:^| )(?:msg|message|level|lvl|severity)="
+# Firewalls of Fortinet write the date and the time as two pairs.
+FORTIGATE_LINE: Final = (
+    r"^(?:<[0-9]{1,3}>)?(?P<before>(?:[A-Za-z_]+=[^ ]+ ){0,8})date=(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})"
+    r" time=(?P<clock>[0-9]{2}:[0-9]{2}:[0-9]{2}) (?P<others>[A-Za-z_]+=.*)$"
+)
+_FORTIGATE_ZONE: Final = r' tz="?([+-][0-9]{4})'
+# Its keys that mean something else here, and their names in the message.
+_FORTIGATE_KEYS: Final = {
+    "devname": "host", "service": "dstservice", "app": "appname", "hostname": "urlhost", "name": "objname",
+    "logdesc": "text",
+}  # fmt: skip
 DOCKER_HEAD: Final = r'^\{"log":"((?:[^"\\]|\\.)*)"'
 DOCKER_LINE: Final = (
     r'^\{"log":(?P<log>"(?:[^"\\]|\\.)*"),"stream":"(?:stdout|stderr)"(?:,"attrs":\{.*\})?'
@@ -153,6 +164,10 @@ _SHAPES: Final = (
         marks=("error_severity",),  # PostgreSQL
         noise=r"^(?:session_id|line_num|session_start|vxid|txid|query_id|ps|leader_pid|remote_port)$",
     ),
+    Shape(
+        marks=("devid", "logid"),  # Fortinet
+        noise=r"^(?:eventtime|tz|timestamp|logver|devid|logid|log_id|vd|sessionid|poluuid|policytype|(?:src|dst)intfrole)$",
+    ),
     Shape(marks=("ecs.version",), noise=_ECS),
     Shape(
         marks=("kubernetes.pod_name", "kubernetes.container_name"),
@@ -247,7 +262,27 @@ def parse_logfmt(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFram
     """Header columns and message of the rows that are logfmt; message is null in the others."""
     rows = pl.DataFrame({"raw": raw}).with_row_index("row")
     rows = rows.filter(pl.col("raw").str.contains(LOGFMT_LINE) & pl.col("raw").str.contains(LOGFMT_MARK))
-    pairs = (
+    return _assemble(_logfmt_pairs(rows), raw.len(), arrived=arrived, zone=zone)
+
+
+def parse_fortigate(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFrame:
+    """Header columns and message of a firewall's rows; message is null in the others."""
+    text = pl.col("raw")
+    rows = pl.DataFrame({"raw": raw}).with_row_index("row").filter(text.str.contains(FORTIGATE_LINE))
+    parts = rows.select(
+        "row",
+        text.str.extract(_FORTIGATE_ZONE).fill_null("").alias("zone"),
+        text.str.extract_groups(FORTIGATE_LINE),
+    ).unnest("raw")
+    joined = parts.select(
+        "row", pl.format('time="{} {}{}" {}{}', "date", "clock", "zone", "before", "others").alias("raw")
+    )
+    pairs = _logfmt_pairs(joined).with_columns(pl.col("key").replace(_FORTIGATE_KEYS))
+    return _assemble(pairs, raw.len(), arrived=arrived, zone=zone)
+
+
+def _logfmt_pairs(rows: pl.DataFrame) -> pl.DataFrame:
+    return (
         rows.select("row", pl.col("raw").str.extract_all(_PAIR).alias("pair"))
         .explode("pair", keep_nulls=False, empty_as_null=False)
         .with_columns(
@@ -266,7 +301,6 @@ def parse_logfmt(raw: pl.Series, *, arrived: datetime, zone: str) -> pl.DataFram
             ).alias("value"),
         )
     )
-    return _assemble(pairs, raw.len(), arrived=arrived, zone=zone)
 
 
 def unwrap_docker(raw: pl.Series) -> pl.DataFrame:

@@ -43,6 +43,7 @@ class Format:
     levels: Mapping[str, str] | None = None  # words as written; None: LEVEL_WORDS, any case
     unless: str = ""
     whole: bool = False
+    block: bool = False  # the lines up to the next header belong to a record, whatever they say
 
     @property
     def head(self) -> str:
@@ -404,6 +405,15 @@ _LETTERS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 APPS: Final = (
+    Format(
+        name="java-logging",  # SimpleFormatter of java.util.logging: the level begins the second line
+        pattern=(
+            f"^(?P<time>{_MONTH} [0-9]{{1,2}}, [0-9]{{4}} {HMS} [AP]M) (?P<service>[A-Za-z_$][^ \n]*)(?: [^\n]+)?"
+            "(?:\n(?P<level>SEVERE|WARNING|INFO|CONFIG|FINE|FINER|FINEST): )?" + ANYTHING
+        ),
+        clock=Clock(form="%b %d, %Y %I:%M:%S %p"),
+        block=True,
+    ),
     Format(
         name="ruby",  # Logger of Ruby, and so Rails
         pattern=(

@@ -13,6 +13,7 @@ from pipeline.sources.formats_text import (
     BASIC_FORMATS,
     BSD_CLOCK,
     CRI,
+    FRACTION,
     HMS,
     ISO,
     ISO_Z,
@@ -84,6 +85,15 @@ _SERVERS: Final = (
             "(?P<message>[^ ]+:?[^ ]* [0-9.-]+ [0-9.-]+ [0-9.-]+ (?P<status>[0-9]{3}|-) (?:[0-9]{1,3}|-) .*)$"
         ),
         clock=ISO_CLOCK,
+    ),
+    Format(
+        name="aws-vpc-flow",  # the default format, version 2; `start` is the time
+        pattern=(
+            "^2 [0-9]{12} (?P<host>eni-[0-9a-f]+) (?P<message>[^ ]+ [^ ]+ [0-9-]+ [0-9-]+ [0-9-]+ [0-9-]+ [0-9-]+ "
+            "(?P<time>1[0-9]{9}) 1[0-9]{9} (?P<level>ACCEPT|REJECT|-) (?P<level_2>OK|NODATA|SKIPDATA))$"
+        ),
+        clock=EPOCH_CLOCK,
+        levels={"ACCEPT": "info", "REJECT": "warning", "OK": "info", "NODATA": "info", "SKIPDATA": "warning"},
     ),
     Format(
         name="aws-s3",
@@ -173,7 +183,28 @@ _SERVERS: Final = (
     ),
 )  # fmt: skip
 
+# Lines of numbers, then the database and the time of the statement; the message is the statement.
+_SLOW_REST: Final = (
+    "(?:\n(?:#|  [A-Z][A-Za-z_]+: )[^\n]*)*(?:\n(?i:use) [^\n]*;)?(?:\nSET timestamp=[0-9]+;[^\n]*)*\\s*"
+    + ANYTHING
+)
+_SLOW_WHO: Final = "[^\n]*(?:\n# User@Host: (?P<service>[^\\[ ]*)[^@\n]* @ +\\[?(?P<host>[^ \\[\\]]*)[^\n]*)?"
+
 _DATABASES: Final = (
+    Format(
+        name="mysql-slow",  # a record of the same second as the one before has no time
+        pattern=(
+            f"^# (?:Time: {ISO_Z}{_SLOW_WHO}|User@Host: (?P<logger>[^\\[ ]*)\\[[^\n]*)" + _SLOW_REST
+        ),
+        clock=ISO_CLOCK,
+        block=True,
+    ),
+    Format(
+        name="mysql-slow-old",  # to 5.6, and MariaDB
+        pattern=f"^# Time: (?P<time>[0-9]{{6}} {{1,2}}{HMS}){FRACTION}{_SLOW_WHO}" + _SLOW_REST,
+        clock=Clock(form="%y%m%d %H:%M:%S"),
+        block=True,
+    ),
     Format(
         name="mysql-old",  # to 5.6, and MariaDB to 10.1
         pattern=(

@@ -14,7 +14,7 @@ import polars as pl
 
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.schema import RAW_SCHEMA
-from pipeline.sources.formats import TIMED, detect, head_mask
+from pipeline.sources.formats import BLOCKS, TIMED, detect, head_mask
 from pipeline.sources.formats_delimited import is_layout, read_layout, within_quotes
 from pipeline.sources.wrappers import inner_lines
 
@@ -52,6 +52,8 @@ _CONTINUATION: Final = "|".join(
 _ALARM: Final = (
     r"^\[? ?(?:WARN|WARNING|ERROR|ERRO|ERR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL|PANIC) ?(?:[:|\[\]]|[ -]|$)"
 )
+# The header of a slow query of MySQL: the second line may stand alone.
+_SLOW_TIME, _SLOW_USER = "# Time: ", "# User@Host: "
 _CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?: |$)"
 _DOCKER_START: Final = r'^\{"log":"'
 _DOCKER_LINE_END: Final = r'\\n","stream":"'
@@ -88,6 +90,8 @@ class Framer:
         self._declared = choice.declared
         self.formats: tuple[str, ...] = formats or ()
         self._strict = False
+        self._block = False  # records are several lines below a header
+        self._after_time = False  # the line before is the first one of a header of two
         self._sample: list[str] = []
         self._looked_at = 0
         self._settled = False
@@ -128,7 +132,7 @@ class Framer:
         if self._open is not None:
             records = pl.concat([records, _join(self._open)])
             self._open = None
-        self._after_partial = self._in_traceback = self._in_quotes = False
+        self._after_partial = self._in_traceback = self._in_quotes = self._after_time = False
         return records
 
     # Which formats
@@ -158,7 +162,8 @@ class Framer:
         sample_lines = pl.Series("raw", self._sample, dtype=pl.String)
         heads = head_mask(inner_lines(sample_lines, self.formats), self.formats)
         share = heads.mean()
-        self._strict = isinstance(share, float) and share >= STRICT_SHARE
+        self._block = bool(BLOCKS & set(self.formats))
+        self._strict = self._block or (isinstance(share, float) and share >= STRICT_SHARE)
 
     def _released(self) -> pl.DataFrame:
         if not self._settled:
@@ -247,6 +252,10 @@ class Framer:
             joined, self._in_quotes = within_quotes(inner, read_layout(table), inside=self._in_quotes)
             return (~joined).alias("begins")
         heads = head_mask(inner, self.formats)
+        if self._block:
+            after = inner.str.starts_with(_SLOW_TIME).shift(1, fill_value=self._after_time)
+            self._after_time = bool(inner.str.starts_with(_SLOW_TIME)[-1])
+            heads = heads & ~(after & inner.str.starts_with(_SLOW_USER))
         if heads.all() and not self._wrapped and not self._in_traceback:
             return heads.alias("begins")
         shaped = inner.str.contains(_CONTINUATION)
@@ -262,13 +271,14 @@ class Framer:
             self._after_partial = bool(partial[-1])
         return (~joins).alias("begins")
 
-    @staticmethod
-    def _headless(inner: pl.Series, heads: pl.Series) -> pl.Series:
+    def _headless(self, inner: pl.Series, heads: pl.Series) -> pl.Series:
         """True for rows without a header. A timed header of a format outside the sample still begins a
         record, and so does a line that begins with a grave level."""
         rows = (~heads).arg_true()
         headless = inner.gather(rows)
-        foreign = head_mask(headless, TIMED) | headless.str.contains(_ALARM)
+        foreign = head_mask(headless, TIMED)
+        if not self._block:
+            foreign = foreign | headless.str.contains(_ALARM)
         return (~heads).scatter(rows, ~foreign)
 
     @property

@@ -9,6 +9,28 @@ T = "2026-11-20T10:00:01"
 MS = "2026-11-20T10:00:01.123000"
 US = "2026-11-20T10:00:01.123456"
 
+SLOW_HEAD = "# User@Host: shop[shop] @ localhost []  Id:     4\n# Query_time: 4.003882  Lock_time: 0.000000 Rows_sent: 1  Rows_examined: 0"
+MARIA_HEAD = "# Thread_id: 3  Schema: shop  QC_hit: No\n# Query_time: 0.577709  Lock_time: 0.017307  Rows_sent: 1  Rows_examined: 3871\n# Rows_affected: 0  Bytes_sent: 153"
+
+# Also of several lines
+RECORDS: list[Example] = [
+    ("mysql-slow", f"# Time: 2026-11-20T10:00:01.123456Z\n{SLOW_HEAD}\nSET timestamp=1795168801;\nSELECT SLEEP(4);", US, None, "localhost", None, "shop", "SELECT SLEEP(4);"),
+    ("mysql-slow", f"# Time: 2026-11-20T11:00:01.123456+01:00\n{SLOW_HEAD}\nuse shop;\nSET timestamp=1795168801;\nSELECT a\nFROM b;", US, None, "localhost", None, "shop", "SELECT a\nFROM b;"),
+    ("mysql-slow", f"{SLOW_HEAD}\n  Thread_id: 10  Errno: 0  Killed: 0\nSET timestamp=1795168801;\nCOMMIT;", None, None, None, None, "shop", "COMMIT;"),
+    ("mysql-slow-old", f"# Time: 261120 10:00:01\n# User@Host: shop[shop] @  [10.0.0.4]\n{MARIA_HEAD}\nuse shop;\nSET timestamp=1795168801;\nSELECT LotNew('5');", T, None, "10.0.0.4", None, "shop", "SELECT LotNew('5');"),
+    ("mysql-slow-old", f"# Time: 261120 10:00:01.123456\n# User@Host: a[a] @ db1 [10.0.0.4]  Id:    42\n{MARIA_HEAD}\nDELETE FROM b;", US, None, "db1", None, "a", "DELETE FROM b;"),
+    ("mysql-slow-old", "# Time: 261120  9:00:01", "2026-11-20T09:00:01", None, None, None, None, ""),
+    ("java-logging", "Nov 20, 2026 10:00:01 AM org.shop.Cart add\nSEVERE: no stock\njava.lang.Exception: gone\n\tat org.shop.Cart.add(Cart.java:7)", T, "error", None, None, "org.shop.Cart", "no stock\njava.lang.Exception: gone\n\tat org.shop.Cart.add(Cart.java:7)"),
+    ("java-logging", "Nov 5, 2026 3:59:09 PM TestSimpleLogger main\nINFO: Logging begins...", "2026-11-05T15:59:09", "info", None, None, "TestSimpleLogger", "Logging begins..."),
+    ("java-logging", "Nov 20, 2026 12:00:01 AM org.shop.Cart\nFINER: x", "2026-11-20T00:00:01", "trace", None, None, "org.shop.Cart", "x"),
+    ("aws-vpc-flow", "2 123456789010 eni-1235b8ca123456789 172.31.9.69 172.31.9.12 49761 3389 6 20 4249 1795168801 1795168861 REJECT OK", T, "warning", "eni-1235b8ca123456789", None, None, "172.31.9.69 172.31.9.12 49761 3389 6 20 4249 1795168801 1795168861 REJECT OK"),
+    ("aws-vpc-flow", "2 123456789010 eni-1235b8ca 2001:db8::1 2001:db8::2 34892 22 6 54 8855 1795168801 1795168861 ACCEPT OK", T, "info", "eni-1235b8ca", None, None, "2001:db8::1 2001:db8::2 34892 22 6 54 8855 1795168801 1795168861 ACCEPT OK"),
+    ("aws-vpc-flow", "2 123456789010 eni-11111111aaaaaaaaa - - - - - - - 1795168801 1795168861 - SKIPDATA", T, "warning", "eni-11111111aaaaaaaaa", None, None, "- - - - - - - 1795168801 1795168861 - SKIPDATA"),
+    ("fortigate", 'date=2026-11-20 time=11:00:01 devname="fw1" devid="FG1" eventtime=1795168801513555981 tz="+0100" logid="0100032002" type="event" level="alert" vd="root" user="admin" logdesc="Admin login failed" msg="Login failed"', T, "critical", "fw1", None, None, 'Login failed type=event user=admin text=Admin login failed'),
+    ("fortigate", '<189>date=2026-11-20 time=10:00:01 devname=fw1 devid=FG1 logid=0000000013 type=traffic subtype=forward level=notice vd=root srcip=10.0.0.9 service="HTTPS" action=deny', T, "notice", "fw1", None, None, "type=traffic subtype=forward srcip=10.0.0.9 dstservice=HTTPS action=deny"),
+    ("fortigate", 'logver=700 devname="fw1" devid="FG2" date=2026-11-20 time=10:00:01 logid="1" type="utm" level="information" hostname="a.example" app="SSL"', T, "info", "fw1", None, None, "type=utm urlhost=a.example appname=SSL"),
+]  # fmt: skip
+
 SERVERS: list[Example] = [
     ("haproxy", '10.0.0.1:51234 [20/Nov/2026:10:00:01.123] web~ app/s1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 "GET /a HTTP/1.1"', MS, "info", "10.0.0.1", None, None, 'web~ app/s1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 "GET /a HTTP/1.1"'),
     ("haproxy", '10.0.0.1:51235 [20/Nov/2026:10:00:01.123] web app/<NOSRV> 0/-1/-1/-1/0 503 217 - - SC-- 5/5/0/0/0 0/0 "POST /pay HTTP/1.1"', MS, "error", "10.0.0.1", None, None, 'web app/<NOSRV> 0/-1/-1/-1/0 503 217 - - SC-- 5/5/0/0/0 0/0 "POST /pay HTTP/1.1"'),
@@ -279,4 +301,4 @@ TIMES: list[Example] = [
     ("within-epoch", "t=1795168801.123456,y", US, None, None, None, None, None),
 ]  # fmt: skip
 
-EXAMPLES: list[Example] = [*SERVERS, *DATABASES, *SYSTEMS, *APPS, *TIMES]
+EXAMPLES: list[Example] = [*RECORDS, *SERVERS, *DATABASES, *SYSTEMS, *APPS, *TIMES]

@@ -184,3 +184,27 @@ def test_any_cut_into_feeds_gives_the_same_records_and_loses_nothing(
     assert whole["raw"].str.len_bytes().max() is None or whole["raw"].str.len_bytes().max() <= cap  # type: ignore[operator]
     fresh = whole.filter(pl.col("lines") > 0)
     assert fresh["line"].to_list() == [1 + sum(fresh["lines"].to_list()[:i]) for i in range(fresh.height)]
+
+
+def blocks(lines: list[str], step: int = 10_000) -> list[str]:
+    """The records of these lines, fed a few at a time."""
+    framer = Framer(sample=lines[:60])
+    fed = [framer.feed(lines[at : at + step]) for at in range(0, len(lines), step)]
+    return pl.concat([*fed, framer.flush()])["raw"].to_list()
+
+
+SLOW = [
+    "# Time: 2026-11-20T10:00:01.123456Z\n# User@Host: shop[shop] @ localhost []  Id: 4\n# Query_time: 4.0\n"
+    "SET timestamp=1795168801;\nSELECT a\nFROM b\nWHERE c = 'ERROR: x';",
+    "# User@Host: shop[shop] @ localhost []  Id: 5\n# Query_time: 4.1\nSET timestamp=1795168801;\nCOMMIT;",
+]
+JAVA = [
+    "Nov 20, 2026 10:00:01 AM org.shop.Cart add\nINFO: one",
+    "Nov 20, 2026 10:00:02 AM org.shop.Cart add\nSEVERE: no stock\njava.lang.Exception: x\n\tat a.B(C.java:1)",
+]
+
+
+@pytest.mark.parametrize("records", [SLOW, JAVA])
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 10_000])
+def test_the_lines_below_a_header_are_one_record_whatever_they_say(records: list[str], step: int) -> None:
+    assert blocks("\n".join(records * 30).split("\n"), step) == records * 30
