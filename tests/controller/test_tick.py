@@ -376,7 +376,7 @@ def test_a_live_version_whose_files_are_gone_does_not_stop_the_controller(contro
     store(controller.ledger, "prod/a", 30)
     controller.tick()
     trained(controller, TrainingState.COMPLETED, version=ONE, published=True, stored={"prod/a": 30})
-    (controller.registry.path(ONE) / "manifest.json").unlink()
+    controller.registry.stored.remove(ONE)
     assert Controller(controller.client, controller.settings).tick() == []
     assert decision(controller)["facts"]["trained_count"] == 0
 

@@ -64,7 +64,7 @@ def test_a_run_stores_every_line_once_and_a_second_one_into_the_same_directory_r
     whole(out, 41)
     rows = stored(out)
     assert rows.filter(pl.col("anomalous"))["line"].to_list() == [41]
-    assert "lines/s" in second.stdout and "disk sda" in second.stdout
+    assert second.stdout.startswith("1 incident, 1 finding in 41 lines\n") and "disk sda" in second.stdout
     about = json.loads((out / "summary.json").read_text())["run"]
     assert (about["lines_read"], about["baseline_lines"], about["dead_lines"]) == (41, 300, 0)
     assert (out / "report.html").stat().st_size and (out / "templates.parquet").stat().st_size

@@ -82,13 +82,20 @@ def machines() -> Iterator[Machines]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_what_one_machine_learns_both_serve_and_any_host_reads(machines: Machines) -> None:
-    one, two = machines.stacks[:2]
+def test_two_machines_share_what_they_learn_and_the_work_of_one_that_dies(machines: Machines) -> None:
+    """One test: each part begins where the one before ended."""
+    _what_one_learns_both_serve_and_any_host_reads(machines)
+    _the_page_on_more_machines_runs_word_for_word(machines)
+    _the_work_of_a_machine_that_dies_is_done_and_it_joins_again(machines)
+
+
+def _what_one_learns_both_serve_and_any_host_reads(machines: Machines) -> None:
+    one, two = machines.stacks
     for up, workload in ((one, "a"), (two, "b")):
         done = up.logweir("send", up.write(ordinary(300)), "--workload", workload)
         assert done.returncode == 0, done.stderr
     for workload in ("a", "b"):
-        until(lambda w=workload: _settled(machines, w) == 300, what=f"all lines of {workload} are stored")
+        _stored(machines, workload, 300)
     version = json.loads(two.logweir("train", "--json").stdout)["version"]
     assert version
     # Scoring and draining processes of both machines: ingest, infer-cpu and drain of each.
@@ -113,7 +120,7 @@ def test_what_one_machine_learns_both_serve_and_any_host_reads(machines: Machine
     assert store["same"] and store["versions"] == 1 and not store["incomplete"]
 
 
-def test_the_page_on_more_machines_runs_word_for_word(machines: Machines) -> None:
+def _the_page_on_more_machines_runs_word_for_word(machines: Machines) -> None:
     page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
     start, use = (block.splitlines() for block in re.findall(r"```\n(.*?)```", page, re.DOTALL)[:2])
     # The first block is what the fixture does: the same variables, the same verb.
@@ -140,15 +147,15 @@ def test_a_machine_with_another_store_is_refused_and_told_the_remedy(machines: M
     nothing_left(stranger.mark)
 
 
-def test_a_machine_that_dies_leaves_its_work_to_the_other_and_joins_again(machines: Machines) -> None:
-    one, two = machines.stacks[:2]
+def _the_work_of_a_machine_that_dies_is_done_and_it_joins_again(machines: Machines) -> None:
+    one, two = machines.stacks
     before = machines.json("status")["model"]["version"]
     path = one.write(novel(400, "dying"))
     done = machines.asking("send", path, "--workload", "dying")
     assert done.returncode == 0, done.stderr
     one.process.send_signal(signal.SIGKILL)  # its workers end with it
     nothing_left(one.mark)
-    until(lambda: _settled(machines, "dying") == 400, what="the other machine has stored all lines")
+    _stored(machines, "dying", 400)
     rows = machines.rows("dying")
     assert rows.height == rows["record_id"].n_unique() == 400
     # A version that came while it was away is fetched when it joins.
@@ -162,6 +169,17 @@ def test_a_machine_that_dies_leaves_its_work_to_the_other_and_joins_again(machin
     )
     assert mine
     assert machines.json("status")["model_faults"] == {}
+
+
+def _stored(machines: Machines, workload: str, lines: int) -> None:
+    """Waits until all lines of a workload are stored; a failure shows what the pipeline says."""
+    try:
+        until(
+            lambda: _settled(machines, workload) == lines, what=f"all {lines} lines of {workload} are stored"
+        )
+    except BaseException:
+        print(_settled(machines, workload), machines.asking("status").stdout)
+        raise
 
 
 def _settled(machines: Machines, workload: str, of: str = "stored") -> int:

@@ -204,6 +204,7 @@ def operated(world: World) -> None:
     with world.crash.off():
         for version in (ONE, TWO):
             written(world.now.registry, version)
+            world.now.registry.put(version)
 
     def promote(version: str) -> Life:
         def act(world: World) -> None:

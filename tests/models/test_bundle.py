@@ -276,7 +276,9 @@ def test_sessions_of_one_of_several_workloads_say_nothing_of_another(
     assert "shop" in known and (None in known) is others
 
 
-def test_a_bundle_that_is_damaged_has_no_rules_for_sessions(tmp_path: Path) -> None:
+def test_sessions_of_a_damaged_bundle_are_not_read(tmp_path: Path) -> None:
     write(tmp_path / "v1", {bundles.SEQUENCES: b"sessions"})
     (tmp_path / "v1" / bundles.SEQUENCES).write_bytes(b"other")
-    assert read_session_models(tmp_path / "v1") == read_session_models(tmp_path / "none") == {}
+    for name in ("v1", "none"):
+        with pytest.raises(BadBundle):
+            read_session_models(tmp_path / name)
