@@ -108,7 +108,7 @@ class Bucket:
         try:
             yield
         except (BaseError, OSError) as exc:
-            why = " ".join(str(exc).split())[:300]
+            why = " ".join(str(exc).partition("Debug source")[0].split())[:300]
             raise StoreUnavailable(
                 f"the store {self.url} does not take or give objects ({why}); look at AWS_ENDPOINT_URL, the keys "
                 "of AWS_ACCESS_KEY_ID, and the bucket"

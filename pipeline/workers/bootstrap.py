@@ -8,6 +8,7 @@ import atexit
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any, Final
 from celery import signals
 from celery.beat import Scheduler
 
+from pipeline.errors import BadInput, LogweirError
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.logs import set_up
 from pipeline.messages import filter as guard
@@ -32,7 +34,7 @@ from pipeline.workers.heartbeat import BEAT_S, Heartbeat
 from pipeline.workers.liveness import HELD_S, Progress, end_when_held
 from pipeline.workers.reloader import Reloader
 from pipeline.workers.roles import ROLES, Role, device_name, placed, register
-from pipeline.workers.same_store import join
+from pipeline.workers.same_store import join_beside
 from pipeline.workers.stack.data_dir import called
 from pipeline.workers.tethered import tether
 
@@ -54,8 +56,12 @@ def serve(role_name: str, settings: Settings, *, name: str, device: str | None =
     profile = replace(role.profile, device=device) if device else role.profile
     context = Context(app, settings, profile, shard=shard)
     register(app, context, role)
-    # The embedded stack has probed and named the store before it starts its workers.
-    join(connect(settings), settings, first=not settings.internal.supervisor_pid)
+    if not settings.internal.supervisor_pid:  # an embedded stack has compared, probed and named the store
+        try:
+            join_beside()
+        except LogweirError as exc:
+            sys.stderr.write(f"{exc}\n")
+            return 2 if isinstance(exc, BadInput) else 1
     stay_with(settings)
     _count(settings, role_name)
     _announce(settings, role_name=role_name, role=role, name=name)

@@ -4,18 +4,22 @@ Two stacks with stores on different disks would miss each other's models and lin
 """
 
 import json
-from typing import Any
+import subprocess
+import sys
+from typing import Any, Final
 
 import redis
 
-from pipeline.errors import BadInput
+from pipeline.errors import BadInput, LogweirError, StoreUnavailable
 from pipeline.models.registry import machine_of
-from pipeline.redis.connection import answering
+from pipeline.redis.connection import answering, connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.store.choose import open_store
 from pipeline.store.identity import identity
 from pipeline.store.objects import probe
+
+_REFUSED: Final = 2  # exit code of `compare`
 
 
 def join(client: "redis.Redis", settings: Settings, *, first: bool = True) -> None:
@@ -46,6 +50,24 @@ def join(client: "redis.Redis", settings: Settings, *, first: bool = True) -> No
         )
 
 
+def join_beside() -> None:
+    """`join`, in a process of its own, under the settings of the environment. Raises as `join` does.
+
+    The client of a bucket has threads, and they do not survive a fork: a pool child would wait
+    for them for ever.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; from {__name__} import compare; sys.exit(compare())"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip() or f"the comparison of the store ended with {done.returncode}"
+        raise BadInput(said) if done.returncode == _REFUSED else StoreUnavailable(said)
+
+
 def adopt(client: "redis.Redis", settings: Settings) -> str:
     """Makes this process's store the pipeline's; returns its identity. Raises BadInput, StoreUnavailable."""
     objects = open_store(settings.data.store)
@@ -70,3 +92,14 @@ def _entry(raw: object) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def compare() -> int:
+    """`join` under the settings of the environment; returns an exit code and says why it is not 0."""
+    try:
+        settings = Settings.load()
+        join(connect(settings), settings)
+    except LogweirError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return _REFUSED if isinstance(exc, BadInput) else 1
+    return 0

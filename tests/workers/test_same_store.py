@@ -2,12 +2,18 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import redis
+from s3_server import S3Server
 
 from pipeline.errors import BadInput
 from pipeline.models.registry import machine_of
+from pipeline.observe.presence import Presence
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.store.choose import open_store
@@ -74,3 +80,38 @@ def test_what_redis_keeps_of_a_store_is_small_and_readable(client: "redis.Redis"
     join(client, settings)
     raw = client.get(Keys(settings.redis.key_prefix).store)
     assert set(json.loads(raw or b"")) == {"id", "machine", "url"}
+
+
+def worker(settings: Settings, **more: str) -> "subprocess.Popen[str]":
+    """A worker process that no embedded stack has started. Its pool forks."""
+    program = [sys.executable, "-m", "pipeline.workers.cpu", "infer-cpu", "infer-cpu"]
+    environ = {**settings.to_environ(), **more, "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+    return subprocess.Popen(program, env=environ, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_worker_with_another_store_ends_with_the_sentence(
+    client: "redis.Redis", settings: Settings
+) -> None:
+    join(client, settings)
+    refused = worker(elsewhere(settings))
+    _, said = refused.communicate(timeout=60)
+    assert refused.returncode == 2
+    assert "Traceback" not in said and settings.data.store in said and "store_url" in said
+
+
+def test_a_worker_that_will_fork_loads_no_client_of_a_bucket(
+    client: "redis.Redis", settings: Settings, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """Threads of the client do not survive the fork; a child that waits for them waits for ever."""
+    with s3_server.credentials():
+        there = settings.replace(store_url=s3_server.new_place(), results_dir=tmp_path)
+    with worker(there, **s3_server.environment()) as process:
+        try:
+            until = time.monotonic() + 60
+            while not Presence(client, there).heard():
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.05)
+            assert "obstore" not in Path(f"/proc/{process.pid}/maps").read_text()
+            assert entered(client, there)["url"] == there.data.store, "a process of its own has entered it"
+        finally:
+            process.kill()
