@@ -43,7 +43,7 @@ ONE_TRY = re.compile(
 )
 
 
-# Files with the longest first (minutes on quiet cores), so that two processes end at about the same time.
+# Files with the longest first (minutes on quiet cores), so that the processes end at about the same time.
 LONGEST = ("e2e/test_chaos.py", "e2e/test_signals.py", "e2e/test_training.py", "test_readme.py")
 # These files share one trained stack, so one process runs them all.
 TRAINED = frozenset(f"tests/e2e/test_{name}.py" for name in ("stack", "send", "latency", "bad_input"))
