@@ -207,8 +207,8 @@ def judged_by_words(rows: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
         return rows
     places = pl.Series(list(severe), dtype=pl.UInt32)
     reasons = rows["reasons"].to_list()
-    for place, said in severe.items():
-        reasons[place] = said
+    for place, why in severe.items():
+        reasons[place] = why
     return rows.with_columns(
         rows["anomalous"].clone().scatter(places, True),
         pl.Series("reasons", reasons, dtype=rows.schema["reasons"]),

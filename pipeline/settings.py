@@ -73,14 +73,14 @@ CENTURY_S: Final = 3_153_600_000  # bound of a span: a longer one is a slip
 TIB_MIB: Final = 1_048_576
 
 
-def says(text: str, least: float | None = None, most: float | None = None) -> msgspec.Meta:
+def says(text: str, low: float | None = None, high: float | None = None) -> msgspec.Meta:
     """The description of a setting for the manual, and its inclusive bounds."""
-    return msgspec.Meta(description=text, ge=least, le=most)
+    return msgspec.Meta(description=text, ge=low, le=high)
 
 
-def within(least: float, most: float) -> msgspec.Meta:
+def within(low: float, high: float) -> msgspec.Meta:
     """Bounds, both included, of a constant."""
-    return msgspec.Meta(ge=least, le=most)
+    return msgspec.Meta(ge=low, le=high)
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -505,7 +505,7 @@ def _item(name: str, *, public: bool = False) -> Item:
     if name in REMOVED or name in FIXED | _INTERNAL:
         remedy = REMOVED.get(name, "its value is fixed now; leave it out")
         raise BadSetting(f"{name!r} is not a setting any more: {remedy}")
-    meant = ", ".join(f"{near} ({ITEMS[near].variable})" for near in nearest(name, PUBLIC))
+    meant = ", ".join(f"{guess} ({ITEMS[guess].variable})" for guess in nearest(name, PUBLIC))
     remedy = f"did you mean {meant}?" if meant else "docs/settings.md lists them all"
     raise BadSetting(f"{name!r} is not a setting; {remedy}")
 

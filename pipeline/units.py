@@ -52,11 +52,11 @@ def chance(p_value: float | None) -> str:
     return "<0.0001" if p_value < 0.0001 else f"{p_value:.2g}"
 
 
-def listed(names: Iterable[str], most: int = 3) -> str:
+def listed(names: Iterable[str], limit: int = 3) -> str:
     """`a, b, c and 4 more`."""
     all_names = list(names)
-    more = len(all_names) - most
-    return ", ".join(all_names[:most]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(all_names) - limit
+    return ", ".join(all_names[:limit]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def size(mib: int) -> str:

@@ -69,11 +69,11 @@ def masked_url(url: str) -> str:
     return re.sub(r"(?i)([?&](?:ssl_)?password=)[^&#]*", r"\1***", scheme + mark + address)
 
 
-def nearest(word: str, known: Iterable[str], *, most: int = 3) -> list[str]:
+def nearest(word: str, names: Iterable[str], *, limit: int = 3) -> list[str]:
     """The known names that look most like `word`, the nearest first; empty when none does."""
     import difflib  # here: a command line that is right does without it
 
-    return difflib.get_close_matches(word, list(known), n=most, cutoff=0.6)
+    return difflib.get_close_matches(word, list(names), n=limit, cutoff=0.6)
 
 
 def _split(url: str, problem: str) -> SplitResult:

@@ -90,13 +90,13 @@ def run(parser: argparse.ArgumentParser) -> None:
 
 
 def _filters(parser: argparse.ArgumentParser) -> None:
-    for flag, what in (("--include", "only these files"), ("--exclude", "not these files and folders")):
+    for flag, help_text in (("--include", "only these files"), ("--exclude", "not these files and folders")):
         parser.add_argument(
             flag,
             action="append",
             default=[],
             metavar="GLOB",
-            help=f"of what folders and globs bring, {what}; may be given again",
+            help=f"of what folders and globs bring, {help_text}; may be given again",
         )
 
 

@@ -104,8 +104,8 @@ def _claims(raw: pl.Series, names: Sequence[str]) -> tuple[pl.Series, dict[str, 
     plain, inner = uncoloured(raw), inner_lines(raw, tuple(names))
     claimed = pl.repeat(value=False, n=raw.len(), dtype=pl.Boolean, eager=True)
     shares: dict[str, float] = {}
-    known = {name: rank for rank, name in enumerate(formats.NAMES)}
-    for name in sorted(names, key=lambda name: known.get(name, -1)):  # declared ones and tables come first
+    ranks = {name: rank for rank, name in enumerate(formats.NAMES)}
+    for name in sorted(names, key=lambda name: ranks.get(name, -1)):  # declared ones and tables come first
         if name in WRAPPERS:
             hit = recognised(plain, name)
         else:
@@ -117,8 +117,10 @@ def _claims(raw: pl.Series, names: Sequence[str]) -> tuple[pl.Series, dict[str, 
 
 
 def _list(choice: FormatChoice, *, as_json: bool) -> None:
-    own = [Declaration.unpack(packed) for packed in choice.declared]
-    rows = [(found.name, found.pattern) for found in own] + [(n, EXAMPLES.get(n, "")) for n in formats.NAMES]
+    declared = [Declaration.unpack(packed) for packed in choice.declared]
+    rows = [(found.name, found.pattern) for found in declared] + [
+        (n, EXAMPLES.get(n, "")) for n in formats.NAMES
+    ]
     if as_json:
         print_json([{"name": name, "example": example} for name, example in rows])
         return
@@ -204,9 +206,9 @@ def _of_examples(found: Declaration, others: dict[str, str]) -> list[str]:
         times = times_found(raw_frame([found.example]), (packed,), arrived=utc_now(), zone="UTC")
         if not times.timed:
             wrong.append(f"the time of its example cannot be read as {found.time!r}")
-    taken = [name for name, example in others.items() if example and _matches(packed, example)]
-    if taken:
-        wrong.append(f"it also matches the example of {listed(taken)}; make the pattern more specific")
+    ambiguous = [name for name, example in others.items() if example and _matches(packed, example)]
+    if ambiguous:
+        wrong.append(f"it also matches the example of {listed(ambiguous)}; make the pattern more specific")
     return wrong
 
 

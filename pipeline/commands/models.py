@@ -30,8 +30,10 @@ def _list(args: argparse.Namespace, _settings: Settings, registry: Registry) -> 
     live = {one.version: one for one in registry.live()}
     faults: dict[str, str] = {}
     for fault in registry.faults():
-        told = f"on {fault.machine}: {fault.reason}"
-        faults[fault.version] = f"{faults[fault.version]}; {told}" if fault.version in faults else told
+        described = f"on {fault.machine}: {fault.reason}"
+        faults[fault.version] = (
+            f"{faults[fault.version]}; {described}" if fault.version in faults else described
+        )
     sizes = registry.stored.artifacts.sizes()
     rows = [_row(registry, version, live, faults, sizes) for version in registry.versions()]
     if args.json:

@@ -12,18 +12,18 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """A verb refuses unknown arguments itself: argparse would show the usage of the whole program."""
-        known, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and " " in self.prog:
             self._refuse(unknown)
-        return known, unknown
+        return parsed, unknown
 
     def _refuse(self, unknown: Iterable[str]) -> NoReturn:
         flags = [flag for action in self._actions for flag in action.option_strings]
         meant = [
-            near
+            flag
             for word in unknown
             if word.startswith("-")
-            for near in nearest(word.partition("=")[0], flags, most=1)
+            for flag in nearest(word.partition("=")[0], flags, limit=1)
         ]
         self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(meant)}")
 
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         choices = None if action.choices is None else [str(choice) for choice in action.choices]
         if choices is None or value in action.choices:  # type: ignore[operator] # an iterable with `in`
             return
-        found = nearest(str(value), choices, most=3)
+        found = nearest(str(value), choices, limit=3)
         remedy = _meant(found) if found else f"; choose from {', '.join(choices)}"
         raise argparse.ArgumentError(action, f"{str(value)!r} is not known{remedy}")
 

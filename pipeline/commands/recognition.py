@@ -104,14 +104,14 @@ class TimeNotes:
 
     def see(self, name: str, chunk: Chunk) -> None:
         """The first chunk of a file tells how its times are; further ones may hold another year."""
-        known, now = self.found.get(name), utc_now()
-        if known is None:
+        earlier, now = self.found.get(name), utc_now()
+        if earlier is None:
             sample = chunk.records.head(SAMPLE_RECORDS)
             self.found[name] = times_found(sample, chunk.formats, arrived=now, zone=self.zone)
-        elif known.years:
+        elif earlier.years:
             last = chunk.latest(arrived=now, zone=self.zone)
             if last is not None:
-                self.found[name] = replace(known, years=known.years | {last.year})
+                self.found[name] = replace(earlier, years=earlier.years | {last.year})
 
     def notes(self) -> list[str]:
         """One sentence for each kind, about all files that it is true of."""

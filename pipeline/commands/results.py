@@ -115,10 +115,10 @@ def _of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[
 def _nothing(args: argparse.Namespace, settings: Settings, workloads: list[str]) -> str:
     """What was asked for and where, when nothing matches; where nothing is stored at all, just that."""
     place = printable(_place(settings))
-    given = [(name, value) for name in _CHOOSING if (value := getattr(args, name))]
-    if not given or not workloads:
+    filters = [(name, value) for name in _CHOOSING if (value := getattr(args, name))]
+    if not filters or not workloads:
         return f"no results in {place}"
-    flags = " ".join(f"--{name}" if value is True else f"--{name} {value!r}" for name, value in given)
+    flags = " ".join(f"--{name}" if value is True else f"--{name} {value!r}" for name, value in filters)
     there = f"; workloads there: {printable(listed(workloads, 5))}" if args.workload else ""
     return f"no line in {place} matches {printable(flags)}{there}"
 

@@ -20,15 +20,15 @@ def main(args: argparse.Namespace) -> int:
         if args.action == "adopt":
             adopt(client, settings)
         stored = Registry(client, settings).stored
-        own, theirs = identity(stored.objects, make=False), entered(client, settings)
+        local, recorded = identity(stored.objects, make=False), entered(client, settings)
     sizes = stored.artifacts.sizes()
     versions = stored.names()
     unreadable = [version for version in versions if not _is_whole(stored, version, sizes)]
     facts = {
         "url": stored.objects.url,
-        "id": own.id if own else None,
-        "pipeline": theirs or None,
-        "same": own is not None and theirs.get("id") == own.id,
+        "id": local.id if local else None,
+        "pipeline": recorded or None,
+        "same": local is not None and recorded.get("id") == local.id,
         "versions": len(versions),
         "incomplete": unreadable,
         "artifacts": len(sizes),
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     )
     for version in unreadable:
         console.print(f"fault     {version} lacks artifacts; train again, or restore them", markup=False)
-    console.print(f"pipeline  {_said(bool(facts['same']), theirs)}", markup=False, soft_wrap=True)
+    console.print(f"pipeline  {_said(bool(facts['same']), recorded)}", markup=False, soft_wrap=True)
     return 0 if facts["same"] else 1
 
 
@@ -58,12 +58,12 @@ def _is_whole(stored: Versions, version: str, sizes: dict[str, int]) -> bool:
     return True
 
 
-def _said(same: bool, theirs: Mapping[str, object]) -> str:
+def _said(same: bool, recorded: Mapping[str, object]) -> str:
     if same:
-        return f"works with this store, which {printable(theirs.get('machine'))} named first"
-    if not theirs:
+        return f"works with this store, which {printable(recorded.get('machine'))} named first"
+    if not recorded:
         return "no process has begun yet"
     return (
-        f"works with another store, {printable(theirs.get('url'))} of {printable(theirs.get('machine'))}; after "
+        f"works with another store, {printable(recorded.get('url'))} of {printable(recorded.get('machine'))}; after "
         "its loss `logweir store adopt` takes this one"
     )

@@ -96,13 +96,13 @@ class Mark:
     def unpack(cls, target: Target, workload: str, blob: bytes) -> Self:
         """Raises BadPayload; a mark of a newer build is one too: this build cannot tell what it says."""
         try:
-            version, *rest = msgpack.unpackb(blob)
+            version, *values = msgpack.unpackb(blob)
             if version > MARK_VERSION:
                 raise BadPayload(
                     f"the mark of {target} has wire version {version}; this build reads up to "
                     f"{MARK_VERSION}: update it"
                 )
-            state, text, at_ms, until_ms, by, why = rest
+            state, text, at_ms, until_ms, by, why = values
             if not all(isinstance(value, str) for value in (text, by, why)):
                 raise TypeError("its fields have other types")
             until = None if until_ms is None else moment(until_ms)

@@ -152,7 +152,7 @@ def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | 
         reasons = (reason(Reason.WARMING), *past_limit)
         return Verdict(template_id=template_id, score=None, anomalous=None, reasons=reasons)
     count = knowledge.known.template_count(template_id) if template_id != UNCLASSIFIED else 0
-    known = knowledge.known.count(row["pattern_id"], severe=row["severe"])
+    familiar = knowledge.known.count(row["pattern_id"], severe=row["severe"])
     verdict = conclude(
         Evidence(
             surprisal=row["surprisal"],
@@ -164,9 +164,9 @@ def verdict_of(row: Mapping[str, Any], template_id: int, knowledge: Knowledge | 
             prior=row["prior"],
         ),
         calibration=knowledge.calibration,
-        known_count=known,
+        known_count=familiar,
         # Errors and calm lines of one text have two templates, of which training knows one.
-        template_new=count == 0 and known == 0,
+        template_new=count == 0 and familiar == 0,
         severe=row["severe"],
         level=row["level"],
         template_id=template_id,

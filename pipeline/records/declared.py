@@ -88,11 +88,11 @@ def read_formats(path: Path) -> list[Declaration]:
 
 
 def _declaration(entry: Any, where: str) -> Declaration:
-    known = [field.name for field in fields(Declaration)]
+    names = [field.name for field in fields(Declaration)]
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
         raise BadInput(f"{where} has a value that is no text; write each as text in quotes")
-    if unknown := [name for name in entry if name not in known]:
-        raise BadInput(f"{where} has the unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
+    if unknown := [name for name in entry if name not in names]:
+        raise BadInput(f"{where} has the unknown key {unknown[0]!r}; the keys are {', '.join(names)}")
     if missing := [name for name in ("name", "pattern") if not entry.get(name)]:
         raise BadInput(f"{where} has no {missing[0]!r}; name and pattern are required")
     pattern = _GROUP.sub(r"(?P<\1>", entry["pattern"])
@@ -146,8 +146,8 @@ def _piece(text: str, form: str) -> str:
     for found in re.finditer(r"%-?(.?)", text):
         out += re.escape(text[at : found.start()])
         if found[1] not in _DIRECTIVES:
-            known = " ".join(f"%{name}" for name in (*_DIRECTIVES, "f", "z", "Z"))
-            raise BadInput(f"the time {form!r} has the unknown part {found[0]!r}; known are {known}")
+            directives = " ".join(f"%{name}" for name in (*_DIRECTIVES, "f", "z", "Z"))
+            raise BadInput(f"the time {form!r} has the unknown part {found[0]!r}; known are {directives}")
         out += _DIRECTIVES[found[1]]
         at = found.end()
     return out + re.escape(text[at:])

@@ -61,14 +61,14 @@ class Codec(Generic[T]):
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as exc:
             raise self._damaged(what, exc, text) from exc
 
-    def _check(self, version: int, what: str) -> None:
+    def _check(self, version: int, name: str) -> None:
         if version > self.version:
             raise self.newer(
-                f"{what or self.what} has wire version {version}; "
+                f"{name or self.what} has wire version {version}; "
                 f"this build reads up to {self.version}: update it"
             )
 
-    def _damaged(self, what: str, exc: Exception, text: Any = b"") -> BadPayload:
+    def _damaged(self, name: str, exc: Exception, text: Any = b"") -> BadPayload:
         shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         begins = f"; it begins with {shown[:SHOWN]!r}" if shown else ""
-        return BadPayload(f"{what or self.what} is not readable: {exc}{begins}")
+        return BadPayload(f"{name or self.what} is not readable: {exc}{begins}")

@@ -40,8 +40,8 @@ def common_form(template: str, messages: Iterable[str]) -> tuple[str, tuple[str,
 
     Equal for findings that are one to a reader. A template may have a wildcard where the status stood.
     """
-    head, rest = template[:_SCANNED], template[_SCANNED:]
+    head, tail = template[:_SCANNED], template[_SCANNED:]
     statuses = {match[1] for text in messages if (match := _STATUS.search(text[:_SCANNED]))}
     request = r"\1" if statuses else r"\1 \2"  # the lines say which status it was
     form = _ADDRESS.sub("<*>", _NAMED.sub("", _COMBINED.sub(request, head)))
-    return f"{' '.join(form.split())}{rest}", tuple(sorted(statuses))
+    return f"{' '.join(form.split())}{tail}", tuple(sorted(statuses))

@@ -175,23 +175,23 @@ def _folded(findings: Iterable[Finding]) -> list[Finding]:
     for at, finding in enumerate(findings):
         form = common_form(finding.template, (sample.message for sample in finding.samples))
         # Findings in sessions and rates, and unclassified lines, are no templates.
-        own = () if finding.template_id > 0 else (at,)
-        kinds.setdefault((finding.workload, *form, *own), []).append(finding)
+        single = () if finding.template_id > 0 else (at,)
+        kinds.setdefault((finding.workload, *form, *single), []).append(finding)
     return [_merged(kind) if len(kind) > 1 else kind[0] for kind in kinds.values()]
 
 
 def _merged(several: Sequence[Finding]) -> Finding:
     """Several findings of one incident as one, under the most frequent template."""
     by_time = sorted(several, key=lambda f: (f.first_seen, f.template_id, f.status))
-    most = min(several, key=lambda f: (-f.count, f.template_id, f.status))
+    lead = min(several, key=lambda f: (-f.count, f.template_id, f.status))
     samples = sorted(
         {sample for f in several for sample in f.samples}, key=lambda s: (s.timestamp, s.source, s.line)
     )
     kinds = dict.fromkeys(text for f in by_time for text in f.reasons)
     return replace(
         by_time[0],
-        template_id=most.template_id,
-        template=most.template,
+        template_id=lead.template_id,
+        template=lead.template,
         count=sum(f.count for f in several),
         lines=sum(f.lines for f in several),
         last_seen=max(f.last_seen for f in several),
@@ -201,7 +201,7 @@ def _merged(several: Sequence[Finding]) -> Finding:
         samples=(*samples[:SAMPLES_FIRST], *samples[SAMPLES_FIRST:][-1:]),
         patterns=sum(f.patterns for f in several),
         p_value=min((f.p_value for f in several if f.p_value is not None), default=None),
-        alike=tuple(sorted({i for f in several for i in f.template_ids} - {most.template_id})),
+        alike=tuple(sorted({i for f in several for i in f.template_ids} - {lead.template_id})),
     )
 
 
@@ -290,7 +290,7 @@ def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
     )
     by_time = ["timestamp", "source", "line", "record_id"]
     sampled = [*_KEY, *by_time, "message", "raw", "reasons", "timed"]
-    own = pl.col("timestamp").filter(pl.col("timed"))
+    stamped = pl.col("timestamp").filter(pl.col("timed"))
     at = rows.select(*_KEY, *by_time).with_row_index("at").sort(by_time)
     heads = at.group_by(_KEY).head(SAMPLES_FIRST)["at"]
     tails = at.group_by(_KEY).tail(1)["at"]
@@ -299,9 +299,9 @@ def _parts(chunk: pl.DataFrame) -> dict[str, pl.DataFrame]:
         "groups": rows.group_by(_KEY).agg(
             pl.len().cast(pl.Int64).alias("count"),
             pl.col("lines").cast(pl.Int64).sum(),
-            own.min().alias("first_seen"),
+            stamped.min().alias("first_seen"),
             pl.col("timestamp").min().alias("first_read"),
-            own.max().alias("last_seen"),
+            stamped.max().alias("last_seen"),
             pl.col("level_rank").max(),
             pl.col("score").max(),
             pl.col("p_value").min(),

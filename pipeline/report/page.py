@@ -178,10 +178,10 @@ def _incidents(findings: Sequence[Finding]) -> tuple[int, list[str]]:
     fragment: Any = environment().get_template("fragments.html").module
     cards: dict[str, str] = {}
     used = 0
-    said = {members[0].incident: all_new(members) for members in by_incident(findings)}
+    novel = {members[0].incident: all_new(members) for members in by_incident(findings)}
     for finding in findings[:FINDINGS]:
         samples, chars = (5, SAMPLE_CHARS) if used < FINDINGS_BYTES // 2 else (2, 300)
-        card = fragment.card(finding, samples, chars, new_is_said=said[finding.incident])
+        card = fragment.card(finding, samples, chars, new_is_said=novel[finding.incident])
         used += len(card.encode("utf-8", "replace"))
         if used > FINDINGS_BYTES:
             break
@@ -208,8 +208,8 @@ def _choices(findings: Sequence[Finding]) -> list[tuple[str, list[tuple[str, int
     levels = Counter(level_name(finding) for finding in findings)
     workloads = Counter(workload_name(finding) for finding in findings)
     gravest = sorted(levels.items(), key=lambda item: -LEVELS.index(item[0]) if item[0] in LEVELS else 1)
-    most = sorted(workloads.items(), key=lambda item: (-item[1], item[0]))
-    return [("level", gravest), ("workload", most[:CHIPS])]
+    busiest = sorted(workloads.items(), key=lambda item: (-item[1], item[0]))
+    return [("level", gravest), ("workload", busiest[:CHIPS])]
 
 
 def _template_rows(
@@ -235,7 +235,7 @@ def _template_rows(
         .select("template_id", "template", "count", "first_seen", "last_seen")
         .collect()
     )
-    examples = {template_id: rest for template_id, *rest in samples.iter_rows()}
+    examples = {template_id: values for template_id, *values in samples.iter_rows()}
     rows, used, used_by_examples = [], 0, 0
     for template_id, template, count, first, last in ranked.iter_rows():
         text = clipped(template, TEMPLATE_CHARS)

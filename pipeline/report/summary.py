@@ -38,10 +38,10 @@ def _summary(records: pl.LazyFrame, buckets: int) -> dict[str, Any]:
         (~is_timed()).cast(pl.Int64).sum().alias("untimed"),
         pl.col("lines").cast(pl.Int64).filter(~is_timed()).sum().alias("untimed_lines"),
     )
-    own = pl.col("timestamp").filter(is_timed())
+    stamped = pl.col("timestamp").filter(is_timed())
     grouped = (
         records.group_by("workload", "level", "model_version")
-        .agg(*counts, own.min().alias("first"), own.max().alias("last"))
+        .agg(*counts, stamped.min().alias("first"), stamped.max().alias("last"))
         .collect(engine="streaming")
     )
     names = ["records", "lines", "anomalous", "anomalous_lines"]

@@ -35,8 +35,8 @@ def briefly(finding: Finding, *, new_is_said: bool) -> str:
     "" where nothing is left."""
     reasons = [reason for reason in finding.reasons if not _is_level(reason, finding.level)]
     if is_new(finding):
-        said = {Reason.UNLIKELY_TOKENS, *([Reason.NEW_TEMPLATE] if new_is_said else [])}
-        reasons = [reason for reason in reasons if reason.partition(":")[0] not in said]
+        explained = {Reason.UNLIKELY_TOKENS, *([Reason.NEW_TEMPLATE] if new_is_said else [])}
+        reasons = [reason for reason in reasons if reason.partition(":")[0] not in explained]
     return why(replace(finding, reasons=tuple(reasons))) if reasons else ""
 
 

@@ -101,8 +101,8 @@ class Layers:
         self.outermost: Layers = self if outer is None else outer.outermost
         self.note: Note = note if outer is None else outer.note
         size = _size_on_disk(file)
-        own = Budget(lambda: size or self.plain.read_bytes)
-        self.budget: Budget = own if outer is None else outer.budget
+        budget = Budget(lambda: size or self.plain.read_bytes)
+        self.budget: Budget = budget if outer is None else outer.budget
         depth: int = 0 if outer is None else outer.level
         self.packing = ""
         source: Readable = self.plain

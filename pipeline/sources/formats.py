@@ -176,8 +176,8 @@ def _detect_inside(
     inside = inside.filter(inside.str.strip_chars() != "")
     found = _detect(inside, within)
     telling = tuple(n for n in found if n not in _VAGUE)
-    known = head_mask(inner_lines(inside, telling), telling).mean()
-    if not is_claimed(lines, name, share, known if isinstance(known, float) else 0.0):
+    claimed = head_mask(inner_lines(inside, telling), telling).mean()
+    if not is_claimed(lines, name, share, claimed if isinstance(claimed, float) else 0.0):
         return None
     # a time with fewer digits than most is still a time
     return (*found, "iso") if name == "stamped" else found
@@ -226,8 +226,8 @@ def _is_meant(remaining: pl.Series, matches: pl.Series, name: str, total: int) -
         return False
     parts = _groups(remaining.filter(matches), BY_NAME[name].pattern)
     place = parts["before"].str.len_chars().cast(pl.Int64)
-    near = (place - int(place.median() or 0)).abs() <= _SAME_PLACE  # type: ignore[arg-type] # of numbers
-    return int(near.sum()) >= n * _NEARLY_ALL
+    is_near = (place - int(place.median() or 0)).abs() <= _SAME_PLACE  # type: ignore[arg-type] # of numbers
+    return int(is_near.sum()) >= n * _NEARLY_ALL
 
 
 def _recognised(raw: pl.Series, name: str) -> pl.Series:

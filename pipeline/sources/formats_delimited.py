@@ -83,8 +83,8 @@ def is_layout(name: str) -> bool:
 @cache
 def read_layout(name: str) -> Layout:
     """Raises BadInput for a layout that cannot be."""
-    kind, _, rest = name.partition(":")
-    separator, _, text = rest.partition(":")
+    kind, _, names = name.partition(":")
+    separator, _, text = names.partition(":")
     columns = tuple(text.split(","))
     bad = next((column for column in columns if not _SPEC.fullmatch(column)), None)
     roles = [column for column in columns if column in _ROLES]
@@ -129,8 +129,8 @@ def _by_header(line: str, rows: Sequence[str]) -> Layout | None:
             continue
         names = [name.strip() for name in _split([line], mark)[0]]
         roles = {_NAMES.get(name.lower()) for name in names}
-        told = roles & {"time", "date"} or {"level", "message"} <= roles
-        if not told or any(len(name) > 64 or name[:1].isdigit() for name in names) or not rows:
+        is_header = roles & {"time", "date"} or {"level", "message"} <= roles
+        if not is_header or any(len(name) > 64 or name[:1].isdigit() for name in names) or not rows:
             continue
         complete = _rows(rows, mark)
         same = sum(len(row) == len(names) for row in complete)
@@ -200,8 +200,8 @@ def _are_times(values: Sequence[str]) -> bool:
 
 def _are_levels(values: Sequence[str]) -> bool:
     # A single letter is rather a code than a level.
-    known = sum(len(value) > 1 and value.strip().lower() in LEVEL_WORDS for value in values)
-    return known >= _SURE_SHARE * len(values)
+    levels = sum(len(value) > 1 and value.strip().lower() in LEVEL_WORDS for value in values)
+    return levels >= _SURE_SHARE * len(values)
 
 
 # Framing
@@ -241,22 +241,22 @@ def parse_rows(raw: pl.Series, layout: Layout, *, arrived: datetime, zone: str) 
     """Header columns and message of the rows of the table; message is null in others."""
     table = _columns(raw, layout)
     blank = pl.Series([None], dtype=pl.String).new_from_index(0, raw.len())
-    given = {column: table[number] for number, column in enumerate(layout.columns) if column in _ROLES}
+    columns = {column: table[number] for number, column in enumerate(layout.columns) if column in _ROLES}
     zone = "UTC" if layout.kind == "w3c" else zone
-    if "date" in given and "clock" in given:
-        given["time"] = given["date"] + " " + given["clock"]
+    if "date" in columns and "clock" in columns:
+        columns["time"] = columns["date"] + " " + columns["clock"]
     times = blank.cast(RAW_SCHEMA["timestamp"])
     is_row = table[0].is_not_null()
-    if "time" in given:
-        times = read_times(given["time"], arrived=arrived, zone=zone)
+    if "time" in columns:
+        times = read_times(columns["time"], arrived=arrived, zone=zone)
     level = blank
-    if "level" in given:
-        words = given["level"].str.to_lowercase()
+    if "level" in columns:
+        words = columns["level"].str.to_lowercase()
         level = words.replace_strict(LEVEL_WORDS, default=None, return_dtype=pl.String)
-    if "status" in given:
-        level = level.zip_with(level.is_not_null(), _by_status(given["status"]))
+    if "status" in columns:
+        level = level.zip_with(level.is_not_null(), _by_status(columns["status"]))
     is_row &= times.is_not_null() | level.is_not_null()  # the header has neither
-    texts = [given[role] for role in ("message", "method", "path", "query", "status") if role in given]
+    texts = [columns[role] for role in ("message", "method", "path", "query", "status") if role in columns]
     frame = pl.DataFrame([text.alias(f"t{number}") for number, text in enumerate(texts)]) if texts else None
     named = [
         (pl.lit(column[1:] + "=") + table[number]).alias(f"n{number}")
@@ -269,7 +269,7 @@ def parse_rows(raw: pl.Series, layout: Layout, *, arrived: datetime, zone: str) 
         {
             "timestamp": times,
             "level": level,
-            **{name: given.get(name, blank) for name in ("host", "process", "service")},
+            **{name: columns.get(name, blank) for name in ("host", "process", "service")},
             "message": message.set(~is_row, None),
         }
     ).select(_PARSED)

@@ -433,8 +433,8 @@ def _bytes_as_text(numbers: list[Any]) -> str | None:
 def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> pl.DataFrame:
     """n rows of header columns and message; rows without pairs stay null."""
     out = pl.DataFrame({"row": pl.int_range(n, dtype=pl.UInt32, eager=True)})
-    known = _known(pairs)
-    named = known.filter(pl.col("role").is_not_null())
+    known_pairs = _known(pairs)
+    named = known_pairs.filter(pl.col("role").is_not_null())
     used: list[pl.Series] = []
     for name in _ROLES:
         column = "timestamp" if name == "time" else name
@@ -450,11 +450,11 @@ def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> p
         )
         used.append(best["pos"])
         out = out.join(best.select("row", column), on="row", how="left", maintain_order="left")
-    shapes = _shapes(known)
+    shapes = _shapes(known_pairs)
     others = pairs.join(pl.DataFrame({"pos": pl.concat(used)}), on="pos", how="anti", maintain_order="left")
     if shapes.height:
         others = _without_noise(others, shapes)
-        out = _with_levels(out, shapes, known)
+        out = _with_levels(out, shapes, known_pairs)
     extra = (
         others.with_columns(pl.format("{}={}", "key", "value").alias("extra"))
         .group_by("row", maintain_order=True)
@@ -481,9 +481,9 @@ def _known(pairs: pl.DataFrame) -> pl.DataFrame:
     roles = [_ALIASES.get(key, (None, None)) for key in keys]
     role = pl.Series("role", [role for role, _ in roles], dtype=pl.String)
     place = pl.Series("place", [place for _, place in roles], dtype=pl.Int32)
-    known = pl.Series([key in _KNOWN for key in keys], dtype=pl.Boolean)[which]
-    number = which.filter(known)
-    return pairs.filter(known).with_columns(role[number], place[number])
+    is_known = pl.Series([key in _KNOWN for key in keys], dtype=pl.Boolean)[which]
+    number = which.filter(is_known)
+    return pairs.filter(is_known).with_columns(role[number], place[number])
 
 
 def _levels(candidates: pl.DataFrame) -> pl.Series:
@@ -505,9 +505,9 @@ def _plain_times(values: pl.Series) -> pl.Series:
     return values.str.extract(r"^/Date\((\d+)", 1).zip_with(dates, values) if dates.any() else values
 
 
-def _shapes(known: pl.DataFrame) -> pl.DataFrame:
+def _shapes(known_pairs: pl.DataFrame) -> pl.DataFrame:
     """`row` and the number of its `shape`, for rows that have one."""
-    marks = known.filter(pl.col("key").is_in(tuple(_MARKS)))
+    marks = known_pairs.filter(pl.col("key").is_in(tuple(_MARKS)))
     shape = pl.col("key").replace_strict(_MARKS, return_dtype=pl.UInt8).alias("shape")
     return marks.select("row", shape).group_by("row", maintain_order=True).agg(pl.col("shape").min())
 
@@ -525,7 +525,7 @@ def _without_noise(pairs: pl.DataFrame, shapes: pl.DataFrame) -> pl.DataFrame:
     return pairs.filter(~noise).drop("shape")
 
 
-def _with_levels(out: pl.DataFrame, shapes: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:
+def _with_levels(out: pl.DataFrame, shapes: pl.DataFrame, known_pairs: pl.DataFrame) -> pl.DataFrame:
     """Missing levels filled from the shapes."""
     named = {number: shape for number, shape in enumerate(_SHAPES) if shape.level}
     levels = pl.col("shape").replace_strict(
@@ -534,7 +534,7 @@ def _with_levels(out: pl.DataFrame, shapes: pl.DataFrame, known: pl.DataFrame) -
     filled = shapes.with_columns(levels.alias("default"))
     if filled["default"].null_count() == filled.height:
         return out
-    errors = known.filter(pl.col("key").is_in([shape.error for shape in named.values() if shape.error]))
+    errors = known_pairs.filter(pl.col("key").is_in([shape.error for shape in named.values() if shape.error]))
     failed = pl.col("row").is_in(errors["row"].unique().implode()) & pl.col("shape").is_in(
         [number for number, shape in named.items() if shape.error]
     )

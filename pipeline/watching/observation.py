@@ -202,7 +202,7 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
     warned = (pl.col("level") == "warning").fill_null(value=False) | _says(Reason.MARKED)
     text = pl.coalesce("message", "raw", pl.lit("")).str.head(TEXT_CHARS)
     names = pl.col("rank").replace_strict(dict(enumerate(LEVELS)), default=None, return_dtype=pl.String)
-    own = pl.col("at").filter(pl.col("timed"))  # an arrival says nothing of when a timed fault began
+    stamped = pl.col("at").filter(pl.col("timed"))  # an arrival says nothing of when a timed fault began
     return (
         found.lazy()
         .with_columns(
@@ -215,8 +215,8 @@ def _anomalies(rows: pl.DataFrame) -> pl.DataFrame:
         .group_by("template_id", maintain_order=True)
         .agg(
             pl.len().cast(pl.UInt32).alias("n"),
-            pl.coalesce(own.min(), pl.col("at").min()).alias("first"),
-            pl.coalesce(own.max(), pl.col("at").max()).alias("last"),
+            pl.coalesce(stamped.min(), pl.col("at").min()).alias("first"),
+            pl.coalesce(stamped.max(), pl.col("at").max()).alias("last"),
             pl.col("score").max(),
             pl.col("rank").max(),
             pl.col("severity").max(),

@@ -31,19 +31,19 @@ def join(client: "redis.Redis", settings: Settings, *, first: bool = True) -> No
     objects = open_store(settings.data.store)
     if first:
         probe(objects)
-    own = identity(objects, make=first)
+    local = identity(objects, make=first)
     key = Keys(settings.redis.key_prefix).store
     entry = json.dumps(
-        {"id": own.id if own else "", "url": objects.url, "machine": machine_of(settings)}, sort_keys=True
+        {"id": local.id if local else "", "url": objects.url, "machine": machine_of(settings)}, sort_keys=True
     )
     with answering():
         if first:
             client.set(key, entry, nx=True)
-        told = client.get(key)
-    theirs = _entry(told)
-    if theirs and theirs.get("id") != (own.id if own else ""):
+        stored = client.get(key)
+    recorded = _entry(stored)
+    if recorded and recorded.get("id") != (local.id if local else ""):
         raise BadInput(
-            f"this pipeline works with the store {theirs.get('url')} of {theirs.get('machine')}, and "
+            f"this pipeline works with the store {recorded.get('url')} of {recorded.get('machine')}, and "
             f"{objects.url} of {machine_of(settings)} is another one; give both the same store_url (a folder that "
             "both mount, or s3://bucket/prefix), or this one a Redis or key_prefix of its own; after a "
             "loss of the first store `logweir store adopt` takes this one"
@@ -56,28 +56,28 @@ def join_beside() -> None:
     The client of a bucket has threads, and they do not survive a fork: a pool child would wait
     for them for ever.
     """
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", f"import sys; from {__name__} import compare; sys.exit(compare())"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        said = done.stderr.strip() or f"the comparison of the store ended with {done.returncode}"
-        raise BadInput(said) if done.returncode == _REFUSED else StoreUnavailable(said)
+    if ended.returncode:
+        reason = ended.stderr.strip() or f"the comparison of the store ended with {ended.returncode}"
+        raise BadInput(reason) if ended.returncode == _REFUSED else StoreUnavailable(reason)
 
 
 def adopt(client: "redis.Redis", settings: Settings) -> str:
     """Makes this process's store the pipeline's; returns its identity. Raises BadInput, StoreUnavailable."""
     objects = open_store(settings.data.store)
     probe(objects)
-    own = identity(objects)
-    assert own is not None  # noqa: S101 - it was made
-    entry = {"id": own.id, "url": objects.url, "machine": machine_of(settings)}
+    local = identity(objects)
+    assert local is not None  # noqa: S101 - it was made
+    entry = {"id": local.id, "url": objects.url, "machine": machine_of(settings)}
     with answering():
         client.set(Keys(settings.redis.key_prefix).store, json.dumps(entry, sort_keys=True))
-    return own.id
+    return local.id
 
 
 def entered(client: "redis.Redis", settings: Settings) -> dict[str, Any]:

@@ -237,9 +237,9 @@ class Sender:
         self.said, self.told = now, reported
         rate = self.lines / max(0.001, now - self.began)
         verb = "was" if self.duplicates == 1 else "were"
-        again = f", {plural(self.duplicates, 'batch')} {verb} there already" if self.duplicates else ""
+        duplicates = f", {plural(self.duplicates, 'batch')} {verb} there already" if self.duplicates else ""
         self.console.print(
-            f"{plural(self.lines, 'line')} accepted ({rate:,.0f} lines/s){again}", markup=False
+            f"{plural(self.lines, 'line')} accepted ({rate:,.0f} lines/s){duplicates}", markup=False
         )
 
     def wait_stored(self, tracking: BatchTracking) -> None:

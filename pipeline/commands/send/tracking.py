@@ -81,11 +81,11 @@ class BatchTracking:
         """Stored batches that the watcher has not looked at yet, of those that were stored at the first call.
 
         Raises RedisUnavailable."""
-        taken, waiting = self.ledger.backlog.observed()
+        observed, waiting = self.ledger.backlog.observed()
         if self._goal is None:
-            self._goal = taken + waiting
+            self._goal = observed + waiting
         # A Redis that lost its last moments counts anew, but what waits is what waits.
-        return min(max(0, self._goal - taken), waiting)
+        return min(max(0, self._goal - observed), waiting)
 
     def unstored(self) -> str:
         """A sentence about lines that were not stored; "" when all were."""

@@ -93,21 +93,21 @@ def _refuse_unfollowable(path: Path) -> None:
 
 def _file(sender: Sender, path: Path, workload: str | None) -> None:
     """From where an earlier `send` of this file stopped, so that sending it again adds only what is new."""
-    said: dict[str, None] = {}  # a file may be read again, and its notes come again
+    notes: dict[str, None] = {}  # a file may be read again, and its notes come again
     while True:
         try:
-            _texts_of(sender, path, workload, said)
+            _texts_of(sender, path, workload, notes)
             break
         except CursorMoved:  # read from where it stands now
             continue
         except BadInput as exc:  # it was a log when the command began
-            said.setdefault(f"{exc}; what comes after it is sent")
+            notes.setdefault(f"{exc}; what comes after it is sent")
             break
-    for note in said:
+    for note in notes:
         remark(sender.console, note)
 
 
-def _texts_of(sender: Sender, path: Path, workload: str | None, said: dict[str, None]) -> None:
+def _texts_of(sender: Sender, path: Path, workload: str | None, notes: dict[str, None]) -> None:
     """The text of a file, or those of an archive. A pipe can be read once only."""
     once = not path.is_file()
 
@@ -116,7 +116,7 @@ def _texts_of(sender: Sender, path: Path, workload: str | None, said: dict[str, 
 
     for reading in files.read_texts(
         path,
-        note=said.setdefault,
+        note=notes.setdefault,
         begin=begin,
         max_records=sender.settings.internal.batch_records,
         max_bytes=sender.settings.internal.batch_kib * 1024,
@@ -182,11 +182,11 @@ def _standard_input(sender: Sender, workload: str | None) -> None:
 
 def _packed_input(sender: Sender, stream: Peeked, workload: str | None) -> None:
     """The text of packed standard input, or those of an archive."""
-    said: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for reading in files.read_packed(
         stream,
         "stdin",
-        note=said.setdefault,
+        note=notes.setdefault,
         max_records=sender.settings.internal.batch_records,
         max_bytes=sender.settings.internal.batch_kib * 1024,
         choice=sender.choice,
@@ -195,7 +195,7 @@ def _packed_input(sender: Sender, stream: Peeked, workload: str | None) -> None:
         name = workload or (workload_of_file(source.named) if source.member else "stdin")
         key = digest("stdin", uuid.uuid4().hex)
         _stream(sender, reading.chunks, workload=name, source=source.name, key=key)
-    for note in said:
+    for note in notes:
         remark(sender.console, note)
 
 

@@ -67,8 +67,8 @@ def is_request(text: str) -> bool:
 
 
 def _class(sign: Sign) -> tuple[int, int, bool]:
-    known = 0 if sign.new else 1 + (sign.last - sign.first > SPAN)
-    return -sign.severity, known, is_request(sign.text[:TEXT_CHARS])
+    familiarity = 0 if sign.new else 1 + (sign.last - sign.first > SPAN)
+    return -sign.severity, familiarity, is_request(sign.text[:TEXT_CHARS])
 
 
 def _latest(first: datetime) -> datetime:

@@ -123,7 +123,7 @@ class Bursts(Columns):
                 Reason.RATE_BURST, row,
                 began=at.minute if sudden else int(cusum.began[row]),
                 expected=float(of.mean[row] if sudden else cusum.expected[row]),
-                seen=float(of.counts[row] if sudden else cusum.lines[row]),
+                observed=float(of.counts[row] if sudden else cusum.lines[row]),
                 nats=float(of.excess[row]), threshold=of.threshold,
             )))  # fmt: skip
         if self.alert_state[TOTAL] == ALERTED:  # these bursts are part of the workload's

@@ -114,7 +114,7 @@ class MinuteContext:
         *,
         began: int,
         expected: float,
-        seen: float,
+        observed: float,
         nats: float,
         threshold: float,
     ) -> Detection:
@@ -124,7 +124,7 @@ class MinuteContext:
             began=began,
             minute=self.minute,
             expected=expected,
-            seen=seen,
+            seen=observed,
             nats=nats,
             threshold=threshold,
             season=KINDS[self.season.kinds()[row]],

@@ -260,7 +260,7 @@ class Gaps(Columns):
             row,
             began=began,
             expected=expected,
-            seen=0.0,
+            observed=0.0,
             nats=score,
             threshold=threshold,
         )

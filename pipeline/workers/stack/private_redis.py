@@ -62,12 +62,12 @@ def wheel_servers() -> Iterator[Path]:
 def server_version(binary: Path) -> tuple[str, str]:
     """Name and version of a server binary; ("Redis", "") when it does not say."""
     try:
-        done = subprocess.run(
+        ended = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return "Redis", ""
-    return printed(done.stdout)
+    return printed(ended.stdout)
 
 
 def socket_path(data_dir: Path) -> Path:
