@@ -28,6 +28,9 @@ FLOOR_OF = {room: number for number, floor in enumerate(FLOORS) for room in floo
 # Loose modules at the top of pipeline/: each is a face that users import, or what every room stands on.
 LOOSE = {"cli", "detect", "errors", "logs", "producer", "settings", "units", "values"}
 MOST_FILES = 22  # in one folder; more of them want a second room
+MOST_LINES, MOST_PARAMETERS = 80, 10  # of a function
+# Names that many modules give to the same thing: entry points, flags of a verb, tasks and their stages.
+SAME_EVERYWHERE = {"main", "flags", "run", "step"}
 # Heavy packages and the only places that may import them at module level or inside functions.
 HOMES = {
     "torch": {"models", "gpu/node/cuda"},
@@ -141,3 +144,29 @@ def test_only_settings_reads_the_environment() -> None:
     ]
     # stack.py hands the environment on to the processes it starts.
     assert readers == ["pipeline/settings.py", "pipeline/workers/stack/stack.py"]
+
+
+def test_a_public_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                places.setdefault(node.name, []).append("/".join(parts_of(path)))
+    several = {
+        name: where
+        for name, where in places.items()
+        if len(where) > 1 and not name.startswith("_") and name not in SAME_EVERYWHERE
+    }
+    assert several == {}, "a reader of one of them finds the other; give each a name of its own"
+
+
+def test_a_function_is_short_and_takes_few_parameters() -> None:
+    over = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                parameters = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+                if lines > MOST_LINES or parameters > MOST_PARAMETERS:
+                    over.append(("/".join(parts_of(path)), node.name, lines, parameters))
+    assert over == [], "a long function has a second idea; parameters that travel together are one value"

@@ -77,9 +77,9 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
 
 def _gpu_check() -> dict[str, Any]:
     """Nothing fails without a GPU; what keeps one from being used is a warning."""
-    from pipeline.gpu.node.probe import probe
+    from pipeline.gpu.node.probe import probe_devices
 
-    found_gpu = probe(PROBE_S)
+    found_gpu = probe_devices(PROBE_S)
     if found_gpu is None:
         return {"what": "GPU", "ok": True, "found": "none (no NVIDIA driver)", "warning": False}
     if found_gpu.trouble:

@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     zone = settings.intake.time_zone
     notes: dict[str, None] = {}
     paths = files.choose(args.files).paths
-    found = [facts for path in paths for facts in look(path, choice, zone=zone, note=notes.setdefault)]
+    found = [facts for path in paths for facts in file_facts(path, choice, zone=zone, note=notes.setdefault)]
     if args.json:
         print_json([_as_json(facts) for facts in found])
         return 0
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def look(path: Path, choice: FormatChoice, *, zone: str, note: Note) -> Iterator[FileFacts]:
+def file_facts(path: Path, choice: FormatChoice, *, zone: str, note: Note) -> Iterator[FileFacts]:
     """The first LOOKED_AT records of a file, or of each of the first MEMBERS texts of an archive.
 
     Raises BadInput for what is no text log."""
@@ -172,7 +172,7 @@ def _as_json(facts: FileFacts) -> dict[str, Any]:
 
 def _check(path: Path) -> int:
     found = read_formats(path)
-    wrong = check(found)
+    wrong = check_declarations(found)
     for fault in wrong:
         err().print(f"{path}: {fault}", markup=False, soft_wrap=True)
     if not wrong:
@@ -180,7 +180,7 @@ def _check(path: Path) -> int:
     return 2 if wrong else 0
 
 
-def check(declarations: Sequence[Declaration]) -> list[str]:
+def check_declarations(declarations: Sequence[Declaration]) -> list[str]:
     """What is wrong with them, a sentence each."""
     wrong: list[str] = []
     names = [found.name for found in declarations]

@@ -31,7 +31,7 @@ from pipeline.controller.facts import (
     RetrainRules,
     backoff_s,
     iso,
-    shortened,
+    truncated,
 )
 from pipeline.records.batch import digest
 from pipeline.units import plural
@@ -182,7 +182,7 @@ def to_json(decision: Decision) -> dict[str, Any]:
         "reason": decision.reason,
         "cause": decision.cause,
         "answers": list(decision.answers),
-        "workloads": [shortened(name, NAME_CHARS) for name in decision.workloads[:NAMES_RECORDED]],
+        "workloads": [truncated(name, NAME_CHARS) for name in decision.workloads[:NAMES_RECORDED]],
         "workload_count": len(decision.workloads),
     }
 
@@ -227,11 +227,11 @@ def _nothing_due(facts: Facts, rules: RetrainRules) -> str:
 
 def _failed(history: History) -> str:
     which = "the last training" if history.failures == 1 else f"the last {history.failures:,} trainings"
-    return f"{which} failed: {shortened(history.failure or 'no reason was given', REASON_CHARS)}"
+    return f"{which} failed: {truncated(history.failure or 'no reason was given', REASON_CHARS)}"
 
 
 def _names(names: list[str]) -> str:
-    shown = ", ".join(shortened(name, NAME_CHARS) for name in names[:_NAMES_SHOWN])
+    shown = ", ".join(truncated(name, NAME_CHARS) for name in names[:_NAMES_SHOWN])
     more = len(names) - _NAMES_SHOWN
     return f"{shown} and {more:,} more" if more > 0 else shown
 

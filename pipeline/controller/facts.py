@@ -53,7 +53,7 @@ class History:
     def after(self, attempt: Attempt) -> "History":
         """The history once `attempt` has ended."""
         if attempt.outcome is AttemptOutcome.FAILED:
-            failure = shortened(attempt.reason, REASON_CHARS)
+            failure = truncated(attempt.reason, REASON_CHARS)
             return replace(self, failures=self.failures + 1, failed_at=attempt.at, failure=failure)
         if attempt.outcome is AttemptOutcome.ROLLED_BACK:
             # Only the age begins anew: otherwise the old version that serves again would be replaced at once.
@@ -142,13 +142,13 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
     last = history.last
     return {
         "now": facts.now.isoformat(),
-        "model": shortened(facts.model, NAME_CHARS),
+        "model": truncated(facts.model, NAME_CHARS),
         "watching": facts.watching,
-        "workloads": {shortened(name, NAME_CHARS): lines for name, lines in largest},
+        "workloads": {truncated(name, NAME_CHARS): lines for name, lines in largest},
         "workload_count": len(facts.workloads),
         "lines": facts.lines,
         "new_lines": facts.new_lines,
-        "silent": [shortened(name, NAME_CHARS) for name in facts.silent[:NAMES_RECORDED]],
+        "silent": [truncated(name, NAME_CHARS) for name in facts.silent[:NAMES_RECORDED]],
         "silent_count": len(facts.silent),
         "trained_count": len(facts.trained),
         "live_since": iso(facts.live_since),
@@ -186,7 +186,7 @@ def backoff_s(failures: int, base_s: float) -> float:
     return 0.0 if failures < 1 else min(BACKOFF_MOST_S, base_s * 2.0 ** min(failures - 1, 40))
 
 
-def shortened(text: str, limit: int) -> str:
+def truncated(text: str, limit: int) -> str:
     """At most so many characters; a cut shows."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -21,7 +21,7 @@ _FOLDS_BELOW: Final = 60  # templates; with fewer, holding out 20 would leave to
 _HOLD_OUT_MOST: Final = 400  # scoring more would cost seconds; a tail is fitted to at least 200
 
 
-def checked(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
+def checked_sample(sample: pl.DataFrame, config: TrainConfig) -> pl.DataFrame:
     missing = [c for c in SAMPLE_SCHEMA if c not in sample.columns]
     if missing:
         raise TrainingFailed(

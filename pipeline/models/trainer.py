@@ -170,7 +170,7 @@ class _Selected:
 
 def _select(sample: pl.DataFrame, request: FitRequest) -> _Selected:
     limit, seed = request.config.max_distinct, request.seed
-    frame = selection.checked(sample, request.config)
+    frame = selection.checked_sample(sample, request.config)
     learnable = selection.learnable(frame, request.mode, int(frame["count"].sum()), request.known_normal)
     learnable = selection.with_text(learnable, request.tokens)
     fitted = selection.cap(selection.without(learnable, request.held_out), limit, seed)

@@ -52,7 +52,7 @@ class Versions:
 
     def place(self, version: str) -> Path:
         """The folder of this machine's copy. Raises BadBundle for a name that is not a version."""
-        return self.directory / checked(version)
+        return self.directory / checked_version(version)
 
     def names(self) -> list[str]:
         """All versions of the store, oldest first. Raises StoreUnavailable."""
@@ -103,7 +103,7 @@ class Versions:
 
     def stored(self, version: str) -> bool:
         """Whether the store has this version. Raises StoreUnavailable."""
-        return self.objects.look(f"{PREFIX}{checked(version)}/{MANIFEST}") is not None
+        return self.objects.look(f"{PREFIX}{checked_version(version)}/{MANIFEST}") is not None
 
     def local(self, version: str) -> Path:
         """This machine's copy, fetched where it lacks. Raises BadBundle, also when the store is away."""
@@ -153,7 +153,7 @@ class Versions:
         """Removes a version from the store, and this machine's copy. Its artifacts go with `sweep`.
 
         Raises StoreUnavailable."""
-        self.objects.delete(f"{PREFIX}{checked(version)}/{MANIFEST}")
+        self.objects.delete(f"{PREFIX}{checked_version(version)}/{MANIFEST}")
         self.objects.delete(f"{PREFIX}{version}/{NOTE}")
         self.forget(version)
 
@@ -175,14 +175,14 @@ class Versions:
 
     def note(self, version: str) -> bytes | None:
         """The note of a version. Raises StoreUnavailable."""
-        return self.objects.get(f"{PREFIX}{checked(version)}/{NOTE}")
+        return self.objects.get(f"{PREFIX}{checked_version(version)}/{NOTE}")
 
     def write_note(self, version: str, text: bytes) -> None:
         """Raises StoreUnavailable."""
-        self.objects.put(f"{PREFIX}{checked(version)}/{NOTE}", text)
+        self.objects.put(f"{PREFIX}{checked_version(version)}/{NOTE}", text)
 
     def _manifest_text(self, version: str) -> bytes:
-        text = self.objects.get(f"{PREFIX}{checked(version)}/{MANIFEST}")
+        text = self.objects.get(f"{PREFIX}{checked_version(version)}/{MANIFEST}")
         if text is None:
             raise BadBundle(f"the store {self.objects.url} has no version {version}")
         if len(text) > _MANIFEST_MOST:
@@ -237,7 +237,7 @@ class Versions:
             yield  # after that time without it: a second fetch costs time and harms nothing
 
 
-def checked(version: str) -> str:
+def checked_version(version: str) -> str:
     """The version itself. Raises BadBundle for a name that is none: it becomes part of a path."""
     if not VERSION.fullmatch(version):
         raise BadBundle(f"{version!r} is not a model version; versions look like m000001-0a1b2c3d")

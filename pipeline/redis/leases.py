@@ -69,7 +69,7 @@ class GrantArgs(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_ms: int  # 0: none
 
 
-class RenewArgs(msgspec.Struct, frozen=True, kw_only=True):
+class RenewLeaseArgs(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of leases/renew.lua by name."""
 
     holder: str
@@ -108,7 +108,7 @@ class Leases:
 
     def renew(self, lease: Lease) -> bool:
         """False when the lease is lost; it then stays lost."""
-        args = RenewArgs(holder=lease.holder, token=str(lease.token), ttl_ms=lease.ttl_ms)
+        args = RenewLeaseArgs(holder=lease.holder, token=str(lease.token), ttl_ms=lease.ttl_ms)
         keys = [self.keys.lease(lease.resource)]
         return bool(self.scripts.run("leases/renew", keys, [named_arguments(args)]))
 

@@ -13,7 +13,7 @@ from pipeline.errors import BadPayload
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.wire import Codec
 from pipeline.sources import formats
-from pipeline.sources.elements import Elements, Kind
+from pipeline.sources.elements import ElementKind, Elements
 from pipeline.sources.flush_policy import Due, FlushPolicy
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
@@ -81,7 +81,7 @@ class Assembly:
         max_records: int = MAX_RECORDS,
         max_bytes: int = MAX_BYTES,
         documents: bool = False,
-        kind: Kind | None = None,
+        kind: ElementKind | None = None,
         choice: FormatChoice = DETECTED,
     ) -> None:
         self._place = start

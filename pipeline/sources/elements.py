@@ -44,7 +44,7 @@ _XML_END: Final = b"</Event>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ElementKind:
     """A kind of document. `separators` stand between elements; `resync` is where a damaged one may end."""
 
     name: str
@@ -53,13 +53,13 @@ class Kind:
     resync: re.Pattern[bytes]
 
 
-JSON: Final = Kind(
+JSON: Final = ElementKind(
     name="json",
     starts=re.compile(rb"\{"),
     separators=re.compile(_MARK + rb"(?:[\s,\[\]}]|" + _WRAPPER + rb")*"),
     resync=re.compile(rb"\n|\}[ \t]*(?=,[ \t]*\{)"),
 )
-XML: Final = Kind(
+XML: Final = ElementKind(
     name="xml",
     starts=_XML_START,
     separators=re.compile(_MARK + rb"(?:\s|<\?xml[^>]{0,200}\?>|</?Events(?:\s[^>]{0,200})?>)*"),
@@ -67,7 +67,7 @@ XML: Final = Kind(
 )
 
 
-def kind_of(beginning: bytes) -> Kind | None:
+def element_kind(beginning: bytes) -> ElementKind | None:
     """The kind of document that begins so; None for lines."""
     if _JSON_OPENS.match(beginning):
         return JSON
@@ -86,7 +86,7 @@ class Elements:
         offset: int = 0,
         line: int = 0,
         inside: bool = False,
-        kind: Kind | None = None,
+        kind: ElementKind | None = None,
         cap: int = MAX_RECORD_BYTES,
     ) -> None:
         self.offset, self.inside = offset, inside
@@ -111,7 +111,7 @@ class Elements:
         self._data = self._data[self._at :] + block
         self._at = 0
         if self._kind is None:
-            self._kind = kind_of(self._data)
+            self._kind = element_kind(self._data)
             if self._kind is None:
                 if final or len(self._data) > _MAY_OPEN_BYTES or not _MAY_OPEN.fullmatch(self._data):
                     self._give_up()
@@ -128,7 +128,7 @@ class Elements:
 
     # Cutting
 
-    def _cut(self, kind: Kind, *, final: bool) -> None:
+    def _cut(self, kind: ElementKind, *, final: bool) -> None:
         while True:
             found = kind.separators.match(self._data, self._at)
             start = found.end() if found else self._at
@@ -149,7 +149,7 @@ class Elements:
                 return
             self._take(end)
 
-    def _end_of(self, kind: Kind, start: int, *, final: bool) -> int:
+    def _end_of(self, kind: ElementKind, start: int, *, final: bool) -> int:
         """The end of the element at `start`; 0 if more bytes are needed, -1 for one without end."""
         end = self._end_of_object(start) if kind is JSON else self._end_of_event(start)
         if end == 0 and final:
@@ -184,7 +184,7 @@ class Elements:
             return -1
         return 0 if end < 0 else end + len(_XML_END)
 
-    def _end_of_damage(self, kind: Kind, start: int, *, final: bool, unknown: bool) -> int:
+    def _end_of_damage(self, kind: ElementKind, start: int, *, final: bool, unknown: bool) -> int:
         """The end of a piece of text that is no element; 0 if more bytes are needed."""
         self._open = (0, 0)
         stop = min(len(self._data), start + self._cap)

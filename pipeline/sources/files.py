@@ -16,7 +16,7 @@ from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.sources.archives import Source, Text, texts
 from pipeline.sources.bytestreams import LOOK_BYTES, ByteStream, Layers, is_plain, is_rewritten
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS, Assembly, Chunk, Cursor
-from pipeline.sources.elements import kind_of
+from pipeline.sources.elements import element_kind
 from pipeline.sources.folders import Filter, Skipped, oldest_first, walk
 from pipeline.sources.framing import Framer
 from pipeline.sources.lines import LineCutter
@@ -239,7 +239,7 @@ class _Assembling:
 
     def __call__(self, stream: ByteStream, place: Cursor) -> Assembly:
         """For a text that stands at its beginning yet. A place within a document needs its kind."""
-        kind = kind_of(stream.peek()) if place.offset else None
+        kind = element_kind(stream.peek()) if place.offset else None
         return Assembly(
             place,
             max_records=self.max_records,
@@ -255,7 +255,7 @@ def _how_far(failure: str, lines: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class TextReading:
     """A text and its chunks from `place` on; to be read before the next text is asked for."""
 
     source: Source
@@ -271,7 +271,7 @@ def read_texts(
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
     choice: FormatChoice = DETECTED,
-) -> Iterator[Reading]:
+) -> Iterator[TextReading]:
     """The text of a file, or those of an archive one after another, each from its cursor on.
 
     Damage, a cut-off end and bounds that were reached become notes behind all that could be read. Raises
@@ -295,7 +295,7 @@ def read_packed(
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
     choice: FormatChoice = DETECTED,
-) -> Iterator[Reading]:
+) -> Iterator[TextReading]:
     """As `read_texts`, for packed standard input. A zip is copied to a temporary file first."""
     assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
     with tempfile.TemporaryFile() as copy:
@@ -323,7 +323,7 @@ def _readings(
     path: Path,
     assemble: _Assembling,
     begin: Callable[[Source], Cursor | None],
-) -> Iterator[Reading]:
+) -> Iterator[TextReading]:
     """`file`: None for a pipe, which cannot seek."""
     note, lines, late, skipped, empty = layers.note, 0, "", Skipped(), True
     found = texts(layers, file, Source(path=path), skipped)
@@ -343,7 +343,7 @@ def _readings(
         place, continued = _start_of(text, path, file, begin)
         assembly = assemble(text.stream, place)
         reader = _Reader(text.stream, assembly, continued(assembly.framer))
-        yield Reading(source=text.source, place=place, chunks=reader.chunks())
+        yield TextReading(source=text.source, place=place, chunks=reader.chunks())
         lines += reader.lines
         late = _how_far(reader.failure, reader.lines) if reader.failure else ""
     if skipped.count:

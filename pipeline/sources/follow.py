@@ -35,7 +35,6 @@ def follow(
     pace: FlushPolicy | None = None,
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
-    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     choice: FormatChoice = DETECTED,
 ) -> Iterator[Chunk | None]:
@@ -48,7 +47,7 @@ def follow(
     If `start` does not belong to the file, `from_start` chooses between its beginning and its present end. A
     file that appears later is read from its beginning. Raises BadInput for compressed files."""
     tail = _Tail(path, max_records=max_records, max_bytes=max_bytes, choice=choice)
-    pace = pace or FlushPolicy(clock=clock)
+    pace = pace or FlushPolicy()
     first = True
     try:
         while not stop():

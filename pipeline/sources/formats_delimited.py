@@ -62,7 +62,7 @@ _PARSED: Final = ("timestamp", "level", "host", "process", "service", "message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TableLayout:
     """The columns of a table. `kind`: csv, or w3c, whose times are UTC and whose values are not quoted."""
 
     kind: str
@@ -81,7 +81,7 @@ def is_layout(name: str) -> bool:
 
 
 @cache
-def read_layout(name: str) -> Layout:
+def read_layout(name: str) -> TableLayout:
     """Raises BadInput for a layout that cannot be."""
     kind, _, names = name.partition(":")
     separator, _, text = names.partition(":")
@@ -97,13 +97,13 @@ def read_layout(name: str) -> Layout:
         or len(set(roles)) < len(roles)
     ):
         raise BadInput(f"the table layout {name[:80]!r} is unknown; leave the format to be recognised")
-    return Layout(kind=kind, separator=separator, columns=columns)
+    return TableLayout(kind=kind, separator=separator, columns=columns)
 
 
 # Detection
 
 
-def detect_table(lines: Sequence[str], *, header: bool) -> Layout | None:
+def detect_table(lines: Sequence[str], *, header: bool) -> TableLayout | None:
     """The layout of a sample of lines that are not blank: by its header, or by its values alone."""
     if not header:
         return _by_values(lines)
@@ -117,13 +117,13 @@ def detect_table(lines: Sequence[str], *, header: bool) -> Layout | None:
     return None
 
 
-def _w3c(line: str, rows: Sequence[str]) -> Layout | None:
+def _w3c(line: str, rows: Sequence[str]) -> TableLayout | None:
     names = line.removeprefix(_FIELDS).split()
     tabs = sum("\t" in row for row in rows)
     return _layout("w3c", "tab" if tabs * 2 > len(rows) else "space", names)
 
 
-def _by_header(line: str, rows: Sequence[str]) -> Layout | None:
+def _by_header(line: str, rows: Sequence[str]) -> TableLayout | None:
     for separator, mark in SEPARATORS.items():
         if separator == "space" or mark not in line:
             continue
@@ -139,7 +139,7 @@ def _by_header(line: str, rows: Sequence[str]) -> Layout | None:
     return None
 
 
-def _layout(kind: str, separator: str, names: Sequence[str]) -> Layout | None:
+def _layout(kind: str, separator: str, names: Sequence[str]) -> TableLayout | None:
     """The first column of a role has it; the others are values of the message."""
     columns: list[str] = []
     lower = [name.lower() for name in names]
@@ -151,13 +151,13 @@ def _layout(kind: str, separator: str, names: Sequence[str]) -> Layout | None:
             role = "time"
         plain = re.sub(r"[^\w.()/@-]+", "_", name)[:64]
         columns.append(role if role and role not in columns else f"={plain}" if plain else "-")
-    layout = Layout(kind=kind, separator=separator, columns=tuple(columns))
+    layout = TableLayout(kind=kind, separator=separator, columns=tuple(columns))
     if not 1 < len(columns) <= _MAX_COLUMNS or len(layout.name) > _MAX_CHARS:
         return None
     return layout
 
 
-def _by_values(lines: Sequence[str]) -> Layout | None:
+def _by_values(lines: Sequence[str]) -> TableLayout | None:
     for separator, mark in SEPARATORS.items():
         if separator == "space":
             continue
@@ -171,13 +171,13 @@ def _by_values(lines: Sequence[str]) -> Layout | None:
             continue
         values = list(zip(*regular, strict=True))
         if width in _CSVLOG_WIDTHS and separator == "comma" and _are_levels(values[_CSVLOG_LEVEL]):
-            return Layout(kind="csv", separator=separator, columns=tuple(_CSVLOG[:width]))
+            return TableLayout(kind="csv", separator=separator, columns=tuple(_CSVLOG[:width]))
         if layout := _of_values(separator, values):
             return layout
     return None
 
 
-def _of_values(separator: str, values: Sequence[tuple[str, ...]]) -> Layout | None:
+def _of_values(separator: str, values: Sequence[tuple[str, ...]]) -> TableLayout | None:
     columns = [f"=c{number}" for number in range(1, len(values) + 1)]
     time = next((n for n, column in enumerate(values) if _are_times(column)), None)
     if time is None:
@@ -189,7 +189,7 @@ def _of_values(separator: str, values: Sequence[tuple[str, ...]]) -> Layout | No
     free = [n for n in range(len(values)) if n not in (time, level)]
     longest = max(free, key=lambda n: sum(map(len, values[n])))
     columns[longest] = "message"
-    return Layout(kind="csv", separator=separator, columns=tuple(columns))
+    return TableLayout(kind="csv", separator=separator, columns=tuple(columns))
 
 
 def _are_times(values: Sequence[str]) -> bool:
@@ -207,13 +207,13 @@ def _are_levels(values: Sequence[str]) -> bool:
 # Framing
 
 
-def are_rows(lines: pl.Series, layout: Layout) -> pl.Series:
+def are_rows(lines: pl.Series, layout: TableLayout) -> pl.Series:
     """True for lines with all separators of a row."""
     marks = lines.str.count_matches(SEPARATORS[layout.separator], literal=True)
     return marks >= len(layout.columns) - 1
 
 
-def within_quotes(lines: pl.Series, layout: Layout, *, inside: bool) -> tuple[pl.Series, bool]:
+def within_quotes(lines: pl.Series, layout: TableLayout, *, inside: bool) -> tuple[pl.Series, bool]:
     """True for lines within quotes that an earlier line opened; and whether the last line leaves quotes open.
 
     `inside`: the line before left them open. A line with all separators of a row and with closed quotes is a
@@ -237,7 +237,7 @@ def within_quotes(lines: pl.Series, layout: Layout, *, inside: bool) -> tuple[pl
 # Rows
 
 
-def parse_rows(raw: pl.Series, layout: Layout, *, arrived: datetime, zone: str) -> pl.DataFrame:
+def parse_rows(raw: pl.Series, layout: TableLayout, *, arrived: datetime, zone: str) -> pl.DataFrame:
     """Header columns and message of the rows of the table; message is null in others."""
     table = _columns(raw, layout)
     blank = pl.Series([None], dtype=pl.String).new_from_index(0, raw.len())
@@ -284,7 +284,7 @@ def _by_status(status: pl.Series) -> pl.Series:
     return frame.select(by_code.then(pl.lit("info")).alias("level")).to_series()
 
 
-def _columns(raw: pl.Series, layout: Layout) -> list[pl.Series]:
+def _columns(raw: pl.Series, layout: TableLayout) -> list[pl.Series]:
     """One series per column; an empty value and `-` are null, as are all values of a row of another width."""
     width, mark = len(layout.columns), SEPARATORS[layout.separator]
     open_end = layout.columns[-1] == "message"

@@ -8,7 +8,7 @@ from typing import Final
 from pipeline.errors import BadPayload, TooNew
 from pipeline.logs import logger
 from pipeline.watching.incidents.live import Incidents
-from pipeline.watching.rows import Found
+from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.state import WatcherState
 from pipeline.watching.verdicts import events_of
 from pipeline.watching.view import Changes, View
@@ -22,7 +22,7 @@ class IncidentRound:
 
     state: WatcherState
     view: View
-    found: Sequence[Found]
+    found: Sequence[WatcherFinding]
 
     def run(self) -> Changes:
         """Raises RedisUnavailable."""

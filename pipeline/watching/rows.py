@@ -25,7 +25,7 @@ MAX_ROWS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class WatcherFinding:
     """A finding about a session or a rate."""
 
     source: str  # SESSIONS or RATES
@@ -47,9 +47,9 @@ class Found:
         return self.reasons[0].partition(":")[0] if self.reasons else self.source.removeprefix(OURS)
 
 
-def result_rows(found: Sequence[Found]) -> list[tuple[str, str, pl.DataFrame]]:
+def finding_rows(found: Sequence[WatcherFinding]) -> list[tuple[str, str, pl.DataFrame]]:
     """(batch id, workload, RESULT_SCHEMA rows) per workload and source; batch ids derive from rows."""
-    groups: dict[tuple[str, str], list[Found]] = {}
+    groups: dict[tuple[str, str], list[WatcherFinding]] = {}
     for item in capped(found):
         groups.setdefault((item.workload, item.source), []).append(item)
     batches = []
@@ -60,9 +60,9 @@ def result_rows(found: Sequence[Found]) -> list[tuple[str, str, pl.DataFrame]]:
     return batches
 
 
-def capped(found: Iterable[Found]) -> list[Found]:
+def capped(found: Iterable[WatcherFinding]) -> list[WatcherFinding]:
     """At most MAX_ROWS of each workload and cause; the last of them tells the number of the others."""
-    rows: list[Found] = []
+    rows: list[WatcherFinding] = []
     numbers: Counter[tuple[str, str, str]] = Counter()
     last: dict[tuple[str, str, str], int] = {}
     for item in found:
@@ -94,7 +94,7 @@ def marked_as(workload: str, cause: str) -> int | None:
     return None
 
 
-def _row(item: Found) -> dict[str, Any]:
+def _row(item: WatcherFinding) -> dict[str, Any]:
     blank: dict[str, Any] = dict.fromkeys(RESULT_SCHEMA)
     pattern = f"{item.source} {item.cause}"
     return blank | {

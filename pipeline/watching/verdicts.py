@@ -11,7 +11,7 @@ from pipeline.watching.incidents.live import AHEAD
 from pipeline.watching.incidents.values import IncidentEvent
 from pipeline.watching.observation import Observation
 from pipeline.watching.rates.rates import Alarm
-from pipeline.watching.rows import RATES, SESSIONS, Found
+from pipeline.watching.rows import RATES, SESSIONS, WatcherFinding
 from pipeline.watching.sessions.model import SessionVerdict
 from pipeline.watching.sessions.open_sessions import Segment
 
@@ -22,7 +22,9 @@ SEVERITY: Final = 2  # as of a warning (findings.finding_severity)
 AHEAD_MS: Final = AHEAD // timedelta(milliseconds=1)
 
 
-def of_session(segment: Segment, verdict: SessionVerdict, version: str, texts: Mapping[int, str]) -> Found:
+def of_session(
+    segment: Segment, verdict: SessionVerdict, version: str, texts: Mapping[int, str]
+) -> WatcherFinding:
     """An anomalous session, with its events."""
     fault = _fault(segment, verdict)
     until_now = segment.next_history()
@@ -31,7 +33,7 @@ def of_session(segment: Segment, verdict: SessionVerdict, version: str, texts: M
     seconds = (until_now.until_ms - until_now.began_ms) / 1000
     span = f" in {seconds:,.0f} s" if len(until_now.templates) > 1 else ""
     key = _cut(segment.key, KEY_CHARS)
-    return Found(
+    return WatcherFinding(
         source=SESSIONS,
         workload=segment.workload,
         cause=verdict.cause,
@@ -113,10 +115,10 @@ def _events(segment: Segment, texts: Mapping[int, str]) -> str:
     return "\n".join(rows)
 
 
-def of_alarm(workload: str, alarm: Alarm, texts: Mapping[int, str]) -> Found:
+def of_alarm(workload: str, alarm: Alarm, texts: Mapping[int, str]) -> WatcherFinding:
     """An alarm of a rate."""
     text = texts.get(alarm.template_id or 0)
-    return Found(
+    return WatcherFinding(
         source=RATES,
         workload=workload,
         cause=alarm.cause,
@@ -131,7 +133,7 @@ def of_alarm(workload: str, alarm: Alarm, texts: Mapping[int, str]) -> Found:
     )
 
 
-def events_of(observed: Iterable[Observation], found: Sequence[Found]) -> list[IncidentEvent]:
+def events_of(observed: Iterable[Observation], found: Sequence[WatcherFinding]) -> list[IncidentEvent]:
     """The events of incidents of one round: anomalous templates and findings."""
     events = [
         IncidentEvent(
@@ -154,7 +156,7 @@ def events_of(observed: Iterable[Observation], found: Sequence[Found]) -> list[I
         for observation in observed
         for row in observation.anomalies.iter_rows(named=True)
     ]
-    groups: dict[tuple[str, str, str], list[Found]] = {}
+    groups: dict[tuple[str, str, str], list[WatcherFinding]] = {}
     for item in found:
         groups.setdefault((item.workload, item.source, item.cause), []).append(item)
     for (workload, source, cause), items in groups.items():

@@ -8,7 +8,7 @@ import polars as pl
 
 from pipeline.watching.observation import Lane, Observation
 from pipeline.watching.rates.minute_counts import MinuteCounts
-from pipeline.watching.rows import Found
+from pipeline.watching.rows import WatcherFinding
 from pipeline.watching.sessions.history import SessionHistory
 from pipeline.watching.sessions.open_sessions import OpenSession
 
@@ -67,7 +67,7 @@ class Changes:
     incidents: bytes = b""  # b"" leaves them as they are
     numbers: dict[str, int] = field(default_factory=dict)  # fields of the hash `watching`
     # The following are no changes in Redis.
-    found: list[Found] = field(default_factory=list)
+    found: list[WatcherFinding] = field(default_factory=list)
     judged: int = 0  # sessions
     more: bool = False  # this part has more to do at once
 

@@ -21,7 +21,7 @@ from pipeline.watching.callbacks import ANY_FAILURE, TRANSIENT, Callbacks
 from pipeline.watching.incident_round import IncidentRound
 from pipeline.watching.rate_round import RateRound
 from pipeline.watching.rates.minute_counts import MOST_WAITING
-from pipeline.watching.rows import Found, result_rows, template_of
+from pipeline.watching.rows import WatcherFinding, finding_rows, template_of
 from pipeline.watching.session_round import SessionLimits, SessionRound
 from pipeline.watching.state import WatcherState, unpack_entry
 from pipeline.watching.time_budget import RATES_S, ROUND_S, AdaptiveBudget, FairRotation
@@ -39,7 +39,7 @@ class RoundSummary:
 
     observations: int = 0
     judged: int = 0  # sessions
-    found: list[Found] = field(default_factory=list)
+    found: list[WatcherFinding] = field(default_factory=list)
     more: bool = False  # another round has something to do at once
     unread: int = 0  # observations that wait
     rates_s: float = 0.0  # time that rates took
@@ -117,7 +117,7 @@ class Watcher:
         changes = Changes.of(view)
         for part in (rates, sessions, incidents):
             changes.merge(part)
-        changes.rows = result_rows(found)
+        changes.rows = finding_rows(found)
         return changes, RoundSummary(
             observations=view.read,
             judged=sessions.judged,
@@ -128,9 +128,9 @@ class Watcher:
             behind=rates.more,
         )
 
-    def _unmarked(self, found: Iterable[Found]) -> list[Found]:
+    def _unmarked(self, found: Iterable[WatcherFinding]) -> list[WatcherFinding]:
         """The findings that no user has marked as normal."""
-        by_workload: dict[str, list[tuple[int, Found]]] = {}
+        by_workload: dict[str, list[tuple[int, WatcherFinding]]] = {}
         for item in found:
             number = template_of(item.workload, item.source, item.cause)
             by_workload.setdefault(item.workload, []).append((number, item))

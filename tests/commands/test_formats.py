@@ -126,4 +126,4 @@ def test_a_faulty_declaration_is_named(
     assert main(["formats", "--check", str(path)]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert re.search(fault, said)
-    assert len(verb.check(read_formats(path) * 2)) > 1  # the same name twice
+    assert len(verb.check_declarations(read_formats(path) * 2)) > 1  # the same name twice

@@ -17,7 +17,7 @@ from pipeline.workers.stack.data_dir import lock
 
 def stage(out: Path, word: str, report: Path | None = None) -> None:
     """What a run leaves when it has written everything."""
-    place.prepare(out, report)
+    place.open_place(out, report)
     staged = place.staging(out)
     (staged / f"results/date={word}").mkdir()
     (staged / f"results/date={word}/x.parquet").write_text(word)
@@ -28,7 +28,7 @@ def stage(out: Path, word: str, report: Path | None = None) -> None:
 def done(out: Path, word: str, report: Path | None = None) -> None:
     stage(out, word, report)
     place.swap(out, report)
-    place.end(out, report, keep_state=False)
+    place.close_place(out, report, keep_state=False)
 
 
 def words(out: Path) -> list[str]:
@@ -76,7 +76,7 @@ def test_a_run_that_does_not_get_to_its_end_leaves_the_earlier_report(tmp_path: 
     stage(out, "new")  # killed here: nobody tidies up
     assert words(out) == ["old"] * 4
     stage(out, "newer")  # the next one is stopped in order
-    place.end(out, None, keep_state=True)
+    place.close_place(out, None, keep_state=True)
     assert words(out) == ["old"] * 4 and not place.staging(out).exists()
 
 
@@ -94,7 +94,7 @@ def test_a_kill_between_any_two_renames_leaves_whole_files_and_the_next_run_does
         decided = (out / MARKER / "ready").exists() or not place.staging(out).exists()
         page = report or out / "report.html"
         assert page.read_text() in ("old", "new")
-        place.prepare(out, report)
+        place.open_place(out, report)
         kept = [*sorted((out / "results").rglob("*.parquet")), out / "summary.json", page]
         assert {path.read_text() for path in kept} == {"new" if decided else "old"}
         assert not list(tmp_path.glob(".*.part"))
@@ -129,7 +129,7 @@ def test_a_report_elsewhere_that_cannot_be_written_leaves_both_places_as_they_ar
     report.parent.rmdir()
     with pytest.raises(SinkUnavailable, match=r"o or .*report\.html cannot be written .No such file"):
         place.swap(tmp_path / "o", report)
-    place.end(tmp_path / "o", report, keep_state=False)
+    place.close_place(tmp_path / "o", report, keep_state=False)
     assert (tmp_path / "o/summary.json").read_text() == "old" == (tmp_path / "kept.html").read_text()
 
 
@@ -138,8 +138,8 @@ def test_a_directory_in_which_another_run_works_is_refused_and_left_alone(tmp_pa
     stage(tmp_path / "o", "new")
     with lock(tmp_path / "o" / MARKER):
         with pytest.raises(BadInput, match=rf"process {os.getpid()}\) already works in"):
-            place.prepare(tmp_path / "o", None)
-        place.end(tmp_path / "o", None, keep_state=False)
+            place.open_place(tmp_path / "o", None)
+        place.close_place(tmp_path / "o", None, keep_state=False)
         assert (place.staging(tmp_path / "o") / "report.html").read_text() == "new"
 
 
@@ -148,9 +148,9 @@ def test_a_new_output_directory_is_this_users_alone_and_an_existing_one_keeps_it
 ) -> None:
     before = os.umask(0o022)
     try:
-        place.prepare(tmp_path / "a/new", None)
+        place.open_place(tmp_path / "a/new", None)
         (tmp_path / "open").mkdir(mode=0o755)
-        place.prepare(tmp_path / "open", None)
+        place.open_place(tmp_path / "open", None)
         with lock(tmp_path / "data"):
             pass
     finally:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.sources.chunks import Assembly, Chunk, Cursor
-from pipeline.sources.elements import MAX_ELEMENT_BYTES, Elements, kind_of
+from pipeline.sources.elements import MAX_ELEMENT_BYTES, Elements, element_kind
 from pipeline.sources.files import read_file
 from pipeline.sources.formats import parse
 from pipeline.sources.stdin import read_stream
@@ -173,7 +173,7 @@ def test_a_document_that_is_damaged_for_long_goes_on_as_lines() -> None:
 )  # fmt: skip
 def test_lines_stay_lines(text: str) -> None:
     data = text.encode()
-    assert kind_of(data) is None
+    assert element_kind(data) is None
     expected = [chunk.records for chunk in _lines(data)]
     got = [chunk.records for chunk in read(data, list(range(len(data))))]
     assert [frame.to_dicts() for frame in got] == [frame.to_dicts() for frame in expected]

@@ -32,7 +32,7 @@ class Follower:
             start=start,
             stop=lambda: self.stopped,
             from_start=from_start,
-            clock=lambda: self.now,
+            pace=FlushPolicy(clock=lambda: self.now),
             sleep=lambda seconds: None,
         )
 

@@ -86,7 +86,7 @@ def _refuse_to_overwrite(report: Path) -> None:
         raise BadInput(f"--report {report} exists and is no report; choose another name")
 
 
-def size_of(paths: Sequence[Path]) -> float:
+def input_bytes(paths: Sequence[Path]) -> float:
     """Bytes of these files, unpacked by rule of thumb; infinite where one is a pipe or a device."""
     return sum(_size(path) for path in paths)
 

@@ -28,7 +28,7 @@ def staging(out: Path) -> Path:
     return out / MARKER / "next"
 
 
-def prepare(out: Path, report: Path | None) -> Path:
+def open_place(out: Path, report: Path | None) -> Path:
     """Make the output directory ready for a run; returns the directory for the run's state.
 
     The files of an earlier run stay; leftovers of a killed one are removed, and its swap is finished if it
@@ -81,7 +81,7 @@ def swap(out: Path, report: Path | None) -> None:
     shutil.rmtree(out / MARKER / "old", ignore_errors=True)
 
 
-def end(out: Path, report: Path | None, *, keep_state: bool) -> None:
+def close_place(out: Path, report: Path | None, *, keep_state: bool) -> None:
     """Remove what a run staged and did not use; without `keep_state` logs, models and queues as well.
 
     Nothing is removed when another run has taken the directory over meanwhile. Never raises OSError."""

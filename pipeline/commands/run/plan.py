@@ -20,7 +20,7 @@ import polars as pl
 import redis
 
 from pipeline.commands.run import place
-from pipeline.commands.run.inputs import RunPlan, size_of
+from pipeline.commands.run.inputs import RunPlan, input_bytes
 from pipeline.commands.run.journey import Journey, Show
 from pipeline.controller.trainings import Status
 from pipeline.drain.learner import read_templates
@@ -77,7 +77,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
     else:
         check_redis(settings)
     check_disk(plan.out, _room(plan))
-    state = place.prepare(plan.out, plan.report)
+    state = place.open_place(plan.out, plan.report)
     prefix = settings.redis.key_prefix
     if settings.redis.url is not None:
         # On a shared Redis every run has keys of its own, removed at the end.
@@ -112,7 +112,7 @@ def run(plan: RunPlan, settings: Settings, show: Show) -> RunOutcome:
                 raise
             dead = bool(outcome.summary["run"]["dead_lines"])
     finally:
-        place.end(plan.out, plan.report, keep_state=dead)  # the logs say why
+        place.close_place(plan.out, plan.report, keep_state=dead)  # the logs say why
     return outcome
 
 
@@ -124,7 +124,7 @@ def _room(plan: RunPlan) -> int:
 
 def _stack(plan: RunPlan, settings: Settings) -> Stack:
     """One process for small inputs, which takes no time to start; else the workers of a fleet."""
-    if settings.drain.shards == 1 and size_of((*plan.inputs, *plan.baseline)) < (
+    if settings.drain.shards == 1 and input_bytes((*plan.inputs, *plan.baseline)) < (
         settings.internal.one_process_kib * 1024
     ):
         from pipeline.workers.one_process import OneProcess

@@ -130,7 +130,7 @@ def _texts_of(sender: Sender, path: Path, workload: str | None, notes: dict[str,
             _rest_of(sender, reading, name)
 
 
-def _rest_of(sender: Sender, reading: files.Reading, workload: str) -> None:
+def _rest_of(sender: Sender, reading: files.TextReading, workload: str) -> None:
     source, place = reading.source, reading.place
     cursor_key = _cursor_key(sender, source, workload)
     key = _source_key(sender, source, place.identity, workload)

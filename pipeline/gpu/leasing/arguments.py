@@ -21,7 +21,7 @@ class AbandonArgs(msgspec.Struct, frozen=True, kw_only=True):
     half_life_s: float
 
 
-class CommitArgs(msgspec.Struct, frozen=True, kw_only=True):
+class CommitPlanArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Makes a plan happen (commit.lua)."""
 
     epoch: int  # that the plan was made at
@@ -42,7 +42,7 @@ class ActivateArgs(msgspec.Struct, frozen=True, kw_only=True):
     pids: list[int]
 
 
-class RenewArgs(msgspec.Struct, frozen=True, kw_only=True):
+class RenewPoolLeaseArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Keeps a lease (renew.lua)."""
 
     lease_id: str
@@ -50,7 +50,7 @@ class RenewArgs(msgspec.Struct, frozen=True, kw_only=True):
     tokens: str
 
 
-class ReleaseArgs(msgspec.Struct, frozen=True, kw_only=True):
+class ReleasePoolLeaseArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Gives a lease back (release.lua)."""
 
     lease_id: str
@@ -60,7 +60,7 @@ class ReleaseArgs(msgspec.Struct, frozen=True, kw_only=True):
     half_life_s: float
 
 
-class RevokeArgs(msgspec.Struct, frozen=True, kw_only=True):
+class RevokePoolLeaseArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Takes a lease away (revoke.lua)."""
 
     lease_id: str

@@ -134,7 +134,7 @@ class PoolLedger:
         place = wire.encode(plan.reservation) if plan.reservation is not None else ""
         return self._call(
             "commit",
-            arguments.CommitArgs(
+            arguments.CommitPlanArgs(
                 epoch=epoch,
                 plan=wire.encode(plan, without=("reservation",)),
                 reservation=place,
@@ -222,7 +222,9 @@ class PoolLedger:
 
     def renew(self, lease: PoolLease) -> Renewed:
         """Keep the lease for its whole TTL from now on. A lost lease stays lost."""
-        args = arguments.RenewArgs(lease_id=lease.lease_id, holder=lease.holder, tokens=_tokens(lease))
+        args = arguments.RenewPoolLeaseArgs(
+            lease_id=lease.lease_id, holder=lease.holder, tokens=_tokens(lease)
+        )
         answer = self._run("renew", args)
         lost = answer[0].decode("utf-8", "replace")
         if lost:
@@ -249,7 +251,7 @@ class PoolLedger:
         return self._release(lease_id, "", str(token), clean=True)[0]
 
     def _release(self, lease_id: str, holder: str, tokens: str, *, clean: bool) -> tuple[bool, int]:
-        args = arguments.ReleaseArgs(
+        args = arguments.ReleasePoolLeaseArgs(
             lease_id=lease_id,
             holder=holder,
             tokens=tokens,
@@ -262,7 +264,7 @@ class PoolLedger:
     def revoke(self, lease_id: str, why: str) -> bool:
         """Take a lease away from its holder; False when no lease has that id."""
         half_life_s = self.settings.gpu.half_life_s
-        args = arguments.RevokeArgs(lease_id=lease_id, why=why, half_life_s=half_life_s)
+        args = arguments.RevokePoolLeaseArgs(lease_id=lease_id, why=why, half_life_s=half_life_s)
         return bool(self._run("revoke", args))
 
     def clear(self, uuid: str) -> int:

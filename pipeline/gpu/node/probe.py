@@ -29,7 +29,7 @@ class Probed:
     trouble: str = ""
 
 
-def probe(timeout_s: float = 5.0) -> Probed | None:
+def probe_devices(timeout_s: float = 5.0) -> Probed | None:
     """None where there is no NVIDIA driver. Never raises, and never takes much longer than `timeout_s`.
 
     A hung driver keeps its caller in the kernel, out of reach of SIGKILL; so a child asks.
@@ -65,7 +65,7 @@ def probe(timeout_s: float = 5.0) -> Probed | None:
 
 def has_devices(timeout_s: float = 5.0) -> bool:
     """True when the driver of this machine shows a GPU; a driver that fails is logged and shows none."""
-    found = probe(timeout_s)
+    found = probe_devices(timeout_s)
     if found is not None and found.trouble:
         logger().warning(
             "gpu.driver_fails", why=f"{found.trouble}; start again when `nvidia-smi` lists a GPU"
