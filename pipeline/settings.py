@@ -109,8 +109,8 @@ class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
             )
         if self.shared is None and "parquet" in self.sinks and self.results_dir is None:
             raise ValueError(
-                f"store_url {self.store_url} is a bucket, and Parquet results need a folder that all machines "
-                "mount; set results_dir to one, or sinks = opensearch"
+                f"store_url {self.store_url} is a bucket, and Parquet results need a folder that all "
+                "machines mount; set results_dir to one, or sinks = opensearch"
             )
 
     @property

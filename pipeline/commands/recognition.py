@@ -121,12 +121,13 @@ class TimeNotes:
         kinds = (
             (
                 untimed,
-                "no time recognised, so no clock times are shown and incidents cannot be told apart; name the "
-                f"time's form with --time, or see `logweir formats {untimed[0] if untimed else ''}`",
+                "no time recognised, so no clock times are shown and incidents cannot be told apart; name "
+                f"the time's form with --time, or see `logweir formats {untimed[0] if untimed else ''}`",
             ),
             (
                 [name for name, t in found.items() if t.years],
-                f"times have no year; {listed(map(str, years))} {'was' if len(years) == 1 else 'were'} guessed",
+                f"times have no year; {listed(map(str, years))} "
+                f"{'was' if len(years) == 1 else 'were'} guessed",
             ),
             (
                 [name for name, t in found.items() if t.dates],

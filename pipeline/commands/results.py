@@ -143,8 +143,9 @@ def _rows(rows: pl.DataFrame) -> Iterator[tuple[Text, ...]]:
         mark = ("> " if row["hit"] else "  ") if around else ""
         score = "warming" if row["score"] is None else f"{row['score']:.2f}"
         shown = (
-            f"{mark}{when:%Y-%m-%d %H:%M:%S}" if row["timed"] is not False else mark + NO_TIME, row["workload"], row["level"] or "",
-            score, chance(row["p_value"]), _line(row["line"]), row["message"][:300],
+            f"{mark}{when:%Y-%m-%d %H:%M:%S}" if row["timed"] is not False else mark + NO_TIME,
+            row["workload"], row["level"] or "", score, chance(row["p_value"]),
+            _line(row["line"]), row["message"][:300],
         )  # fmt: skip
         yield tuple(cell(value) for value in shown)
 

@@ -324,8 +324,8 @@ def _models(console: Console, status: StackStatus) -> None:
     for version, machines in status.model_faults.items():
         for machine, why in machines.items():
             text = (
-                f"fault     {version} cannot be read on {printable(machine)}, so another version serves there: "
-                f"{printable(why)}"
+                f"fault     {version} cannot be read on {printable(machine)}, so another version serves "
+                f"there: {printable(why)}"
             )
             console.print(text, style="red", markup=False, soft_wrap=True)
 

@@ -64,6 +64,6 @@ def _said(same: bool, recorded: Mapping[str, object]) -> str:
     if not recorded:
         return "no process has begun yet"
     return (
-        f"works with another store, {printable(recorded.get('url'))} of {printable(recorded.get('machine'))}; after "
-        "its loss `logweir store adopt` takes this one"
+        f"works with another store, {printable(recorded.get('url'))} of "
+        f"{printable(recorded.get('machine'))}; after its loss `logweir store adopt` takes this one"
     )

@@ -158,7 +158,8 @@ def by_time(form: str) -> Declaration:
     pattern = _GROUP.sub("(?:", time_parts(form)[0])
     return Declaration(
         name="time",
-        pattern=rf"^[\[(]?(?P<time>{pattern})[\])]?(?:[ \t]*[-|,;:]+)?(?:[ \t]+|$|\b){_LEVEL}(?P<message>.*)$",
+        pattern=rf"^[\[(]?(?P<time>{pattern})[\])]?(?:[ \t]*[-|,;:]+)?(?:[ \t]+|$|\b)"
+        rf"{_LEVEL}(?P<message>.*)$",
         time=form,
     )
 

@@ -11,7 +11,8 @@ _AFTER: Final = 40  # and at least so many behind it
 _BREAK: Final = 20  # a cut moves on to a blank within so many characters
 # The line of a stack trace that names what was thrown, in Python, Java, .NET, Node, Go and Rust.
 _THROWN: Final = re.compile(
-    r"^\s*(?:Caused by: )?(?:[A-Za-z_$<][\w$<>]*(?:\.|::))*[A-Za-z_$]\w*(?:Error|Exception|Throwable|Panic|Exit|Timeout)"
+    r"^\s*(?:Caused by: )?(?:[A-Za-z_$<][\w$<>]*(?:\.|::))*[A-Za-z_$]\w*"
+    r"(?:Error|Exception|Throwable|Panic|Exit|Timeout)"
     r"\w*(?::|\s*$)|^panic: |^thread '.*' panicked"
 )
 _GAP: Final = "…"

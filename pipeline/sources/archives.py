@@ -305,8 +305,8 @@ def _in_memory(layers: Layers) -> BinaryIO:
         data += more
         if len(data) > _MAX_NESTED_ZIP:
             raise BadInput(
-                f"{layers.name} is a zip of more than {_MAX_NESTED_ZIP >> 20} MiB within an archive, which is not "
-                "read; take it out first"
+                f"{layers.name} is a zip of more than {_MAX_NESTED_ZIP >> 20} MiB within an archive, which "
+                "is not read; take it out first"
             )
     return io.BytesIO(data)
 

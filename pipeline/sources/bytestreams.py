@@ -216,7 +216,8 @@ class ByteStream:
             data = self.read(min(LOOK_BYTES, offset - self._at))
             if not data:
                 raise BadInput(
-                    f"{self._layers.name} has become shorter than the {offset} bytes already read; read it anew"
+                    f"{self._layers.name} has become shorter than the {offset} bytes already read; "
+                    "read it anew"
                 )
 
     @property

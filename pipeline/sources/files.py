@@ -312,7 +312,8 @@ def _copy(source: Readable, copy: BinaryIO, name: str) -> None:
         copy.write(data)
         if copy.tell() > MOST_COPIED:
             raise BadInput(
-                f"{name} is a zip archive of more than {MOST_COPIED >> 30} GiB; save it to a file and send that"
+                f"{name} is a zip archive of more than {MOST_COPIED >> 30} GiB; save it to a file and "
+                "send that"
             )
     copy.seek(0)
 

@@ -31,7 +31,8 @@ _SURE_SHARE: Final = 0.9  # of values that tell a column without a name
 _NAMES: Final[Mapping[str, str]] = {
     name: role
     for role, names in {
-        "time": "time timestamp @timestamp datetime date/time ts eventtime event_time log_time created_at created"
+        "time": "time timestamp @timestamp datetime date/time ts eventtime event_time log_time created_at "
+        "created"
         " timegenerated timecreated _time asctime",
         "date": "date",
         "level": "level severity log_level loglevel lvl levelname error_severity entrytype leveldisplayname"
@@ -52,7 +53,8 @@ _ROLES: Final = frozenset({*_NAMES.values(), "clock"})
 _SPEC: Final = re.compile(r"=[\w.()/@-]{1,64}|-|" + "|".join(sorted(_ROLES)))
 # The columns of PostgreSQL 9.0 to 18; 13 has backend_type, 14 leader_pid and query_id
 _CSVLOG: Final = (  # noqa: SIM905 - as a layout writes them
-    "time,=user,=database,process,=client,-,-,=command,-,-,-,level,=state,message,=detail,=hint,=internal_query,"
+    "time,=user,=database,process,=client,-,-,=command,-,-,-,level,=state,message,=detail,=hint,"
+    "=internal_query,"
     "-,=context,=query,-,-,=application,service,-,-"
 ).split(",")
 _CSVLOG_WIDTHS: Final = (23, 24, 26)

@@ -67,8 +67,8 @@ _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "level": (
         "level", "severity", "lvl", "levelname", "severityText", "severity_text", "SeverityText", "log.level",
-        "log_level", "loglevel", "LEVEL", "@l", "s", "LevelDisplayName", "Level", "error_severity", "PRIORITY",
-        "jsonPayload.level", "jsonPayload.severity", "severityNumber", "SeverityNumber",
+        "log_level", "loglevel", "LEVEL", "@l", "s", "LevelDisplayName", "Level", "error_severity",
+        "PRIORITY", "jsonPayload.level", "jsonPayload.severity", "severityNumber", "SeverityNumber",
         "Event.System.Level",
     ),
     "time": (
@@ -136,12 +136,16 @@ class Shape:
     error: str = ""
 
 
-_ECS: Final = r"^(?:ecs|agent|input|cloud|container|orchestrator|host)\.|^log\.(?:offset|file\.)|^event\.(?:created|ingested|dataset|module|kind)$|^@version$|^tags$"
+_ECS: Final = (
+    r"^(?:ecs|agent|input|cloud|container|orchestrator|host)\.|^log\.(?:offset|file\.)|^event\."
+    r"(?:created|ingested|dataset|module|kind)$|^@version$|^tags$"
+)
 _SHAPES: Final = (
     Shape(marks=("__REALTIME_TIMESTAMP",), noise=""),  # journald; the empty pattern matches every key
     Shape(
         marks=("insertId", "logName", "receiveTimestamp", "resource.type"),  # Cloud Logging
-        noise=r"^(?:insertId|logName|receiveTimestamp|trace|spanId|traceSampled|severity|httpRequest\.latency)$"
+        noise=r"^(?:insertId|logName|receiveTimestamp|trace|spanId|traceSampled|severity|"
+        r"httpRequest\.latency)$"
         r"|^(?:resource|labels|sourceLocation|operation|split)\.|^(?:protoPayload|jsonPayload)\.@type$"
         r"|^protoPayload\.(?:authorizationInfo|requestMetadata|request|response|metadata)",
     ),
@@ -166,7 +170,10 @@ _SHAPES: Final = (
     ),
     Shape(
         marks=("devid", "logid"),  # Fortinet
-        noise=r"^(?:eventtime|tz|timestamp|logver|devid|logid|log_id|vd|sessionid|poluuid|policytype|(?:src|dst)intfrole)$",
+        noise=(
+            r"^(?:eventtime|tz|timestamp|logver|devid|logid|log_id|vd|sessionid|poluuid|policytype|"
+            r"(?:src|dst)intfrole)$"
+        ),
     ),
     Shape(marks=("ecs.version",), noise=_ECS),
     Shape(

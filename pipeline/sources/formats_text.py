@@ -20,7 +20,9 @@ LEVEL_WORDS: Final[Mapping[str, str]] = {
     for level, words in {
         "trace": "trace trac finest finer verbose vrb trc v",
         "debug": "debug dbg dbug debu fine config d debug1 debug2 debug3 debug4 debug5",
-        "info": "info inf information informational note system log statement detail hint context query i infos",
+        "info": (
+            "info inf information informational note system log statement detail hint context query i infos"
+        ),
         "notice": "notice hinweis",
         "warning": "warning warn wrn w warnung avertissement attention advertencia",
         "error": "error err severe failed e erro eror fehler schwerwiegend erreur errore grave",
@@ -73,7 +75,8 @@ ANYTHING: Final = "(?P<message>.*)$"
 _TAIL = ANYTHING
 # Also as log15 and go-logging spell them, and in other languages.
 UPPER = (
-    "TRACE|DEBUG|DBUG|VERBOSE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|ERRO|EROR|SEVERE|CRITICAL|CRIT|ALERT|EMERG|FATAL"
+    "TRACE|DEBUG|DBUG|VERBOSE|INFO|NOTICE|WARN|WARNING|ERROR|ERR|ERRO|EROR|SEVERE|CRITICAL|CRIT|"
+    "ALERT|EMERG|FATAL"
     "|PANIC|FEHLER|SCHWERWIEGEND|WARNUNG|ERREUR|AVERTISSEMENT|ERRORE"
 )
 LEVEL = f"(?P<level>{UPPER})"
@@ -217,7 +220,8 @@ BASIC_FORMATS: Final[tuple[Format, ...]] = (
     ),
     Format(
         name="mysql",
-        pattern=f"^(?P<time>{YMD}[T ] ?{HMS}){FRACTION}{OFFSET} (?P<process>[0-9]+) \\[(?P<level>[A-Z][A-Za-z]+)\\] " + _TAIL,
+        pattern=(f"^(?P<time>{YMD}[T ] ?{HMS}){FRACTION}{OFFSET} (?P<process>[0-9]+) "
+        "\\[(?P<level>[A-Z][A-Za-z]+)\\] ") + _TAIL,
         clock=ISO_CLOCK,
     ),
     Format(
@@ -377,7 +381,8 @@ BASIC_FORMATS: Final[tuple[Format, ...]] = (
         name="epoch",
         # seconds, milli-, micro- or nanoseconds
         pattern=(
-            "^[\\[(]?(?P<time>1[0-9]{9}(?:[0-9]{3}|[0-9]{6}|[0-9]{9})?)(?:\\.(?P<fraction>[0-9]{1,9}))?[\\])]?:?"
+            "^[\\[(]?(?P<time>1[0-9]{9}(?:[0-9]{3}|[0-9]{6}|[0-9]{9})?)(?:\\."
+            "(?P<fraction>[0-9]{1,9}))?[\\])]?:?"
             f"(?:[ \t|,;]+|$){LEVEL_SOMEHOW}?" + _TAIL
         ),
         clock=EPOCH_CLOCK,
@@ -408,7 +413,8 @@ APPS: Final = (
     Format(
         name="java-logging",  # SimpleFormatter of java.util.logging: the level begins the second line
         pattern=(
-            f"^(?P<time>{_MONTH} [0-9]{{1,2}}, [0-9]{{4}} {HMS} [AP]M) (?P<service>[A-Za-z_$][^ \n]*)(?: [^\n]+)?"
+            f"^(?P<time>{_MONTH} [0-9]{{1,2}}, [0-9]{{4}} {HMS} [AP]M) (?P<service>[A-Za-z_$][^ \n"
+            "]*)(?: [^\n]+)?"
             "(?:\n(?P<level>SEVERE|WARNING|INFO|CONFIG|FINE|FINER|FINEST): )?" + ANYTHING
         ),
         clock=Clock(form="%b %d, %Y %I:%M:%S %p"),
@@ -417,7 +423,8 @@ APPS: Final = (
     Format(
         name="ruby",  # Logger of Ruby, and so Rails
         pattern=(
-            f"^(?P<level>[DIWEFA]), \\[(?P<time>{YMD}T{HMS})(?:\\.(?P<fraction>[0-9]+))? #(?P<process>[0-9]+)\\] +"
+            f"^(?P<level>[DIWEFA]), \\[(?P<time>{YMD}T{HMS})(?:\\.(?P<fraction>[0-9]+))? "
+            "#(?P<process>[0-9]+)\\] +"
             "[A-Z]+ -- (?P<service>[^:]*): ?" + ANYTHING
         ),
         clock=ISO_CLOCK,
@@ -426,7 +433,8 @@ APPS: Final = (
     Format(
         name="sidekiq",
         pattern=(
-            f"^{ISO_Z} (?:pid=)?(?P<process>[0-9]+) (?:tid=|TID-)[^ ]+ (?:(?:class=)?(?P<service>[A-Z][^ =]*) )?"
+            f"^{ISO_Z} (?:pid=)?(?P<process>[0-9]+) (?:tid=|TID-)[^ ]+ "
+            "(?:(?:class=)?(?P<service>[A-Z][^ =]*) )?"
             f"(?:[^ ]+[=-][^ ]+ )*{LEVEL}: " + ANYTHING
         ),
         clock=ISO_CLOCK,
@@ -455,7 +463,8 @@ APPS: Final = (
     Format(
         name="zap",  # console encoder: tabs, a logger and a caller
         pattern=(
-            f"^{ISO_Z}\t(?P<level>[A-Za-z]+)\t(?:(?P<service>[^\t]+)\t)?(?P<logger>[^\t ]+\\.go):[0-9]+\t" + ANYTHING
+            (f"^{ISO_Z}\t(?P<level>[A-Za-z]+)\t(?:(?P<service>[^\t]+)\t)?(?P<logger>[^\t "
+            "]+\\.go):[0-9]+\t") + ANYTHING
         ),
         clock=ISO_CLOCK,
     ),
@@ -468,7 +477,8 @@ APPS: Final = (
     Format(
         name="rust-tracing",
         pattern=(
-            f"^{ISO_Z} +{LEVEL} (?:ThreadId\\([0-9]+\\) )?(?P<service>[a-z_][a-z0-9_]*(?:::[A-Za-z0-9_]+)+): " + ANYTHING
+            (f"^{ISO_Z} +{LEVEL} (?:ThreadId\\([0-9]+\\) "
+            ")?(?P<service>[a-z_][a-z0-9_]*(?:::[A-Za-z0-9_]+)+): ") + ANYTHING
         ),
         clock=ISO_CLOCK,
     ),
@@ -480,7 +490,8 @@ APPS: Final = (
     Format(
         name="wildfly-console",
         pattern=(
-            f"^{_TIME_OF_DAY} {LEVEL} +\\[(?P<service>[A-Za-z_][^ \\]]*)\\] \\((?P<process>[^)]*)\\) " + ANYTHING
+            f"^{_TIME_OF_DAY} {LEVEL} +\\[(?P<service>[A-Za-z_][^ \\]]*)\\] "
+            "\\((?P<process>[^)]*)\\) " + ANYTHING
         ),
         clock=_DAY_CLOCK,
     ),
@@ -491,14 +502,16 @@ APPS: Final = (
     ),
     Format(
         name="jenkins",
-        pattern=f"^{ISO_Z} \\[id=(?P<process>[0-9]+)\\]\t(?P<level>[A-Z]+)\t(?P<service>[^ :]+): ?" + ANYTHING,
+        pattern=f"^{ISO_Z} \\[id=(?P<process>[0-9]+)\\]\t(?P<level>[A-Z]+)"
+        "\t(?P<service>[^ :]+): ?" + ANYTHING,
         clock=ISO_CLOCK,
     ),
     Format(
         name="jvm",  # unified logging, such as that of the garbage collector
         pattern=(
             f"^\\[{ISO_Z}\\](?:\\[[0-9.,]+s\\])?(?:\\[(?P<process>[0-9]+)\\])?"
-            "(?:\\[[0-9]+\\])?\\[(?P<level>trace|debug|info|warning|error) *\\]\\[(?P<service>[a-z+,0-9-]+) *\\] ?"
+            "(?:\\[[0-9]+\\])?\\[(?P<level>trace|debug|info|warning|error) "
+            "*\\]\\[(?P<service>[a-z+,0-9-]+) *\\] ?"
             + ANYTHING
         ),
         clock=ISO_CLOCK,
@@ -516,7 +529,8 @@ APPS: Final = (
     Format(
         name="salt",
         pattern=(
-            f"^{ISO} \\[(?P<service>[A-Za-z_][A-Za-z0-9_.]*) *:[0-9]+ *\\]\\[(?P<level>[A-Z]+) *\\](?:\\[(?P<process>[0-9]+)\\])? "
+            (f"^{ISO} \\[(?P<service>[A-Za-z_][A-Za-z0-9_.]*) *:[0-9]+ *\\]\\[(?P<level>[A-Z]+) "
+            "*\\](?:\\[(?P<process>[0-9]+)\\])? ")
             + ANYTHING
         ),
         clock=ISO_CLOCK,
@@ -529,22 +543,24 @@ APPS: Final = (
         ),
         clock=Clock(form="%d-%b-%Y::%H:%M:%S"),
         levels={
-            "CRASH": "critical", "ERROR": "error", "SUPERVISOR": "error", "WARNING": "warning", "INFO": "info",
-            "PROGRESS": "info", "NOTICE": "notice", "DEBUG": "debug", "CRITICAL": "critical", "ALERT": "critical",
-            "EMERGENCY": "fatal",
+            "CRASH": "critical", "ERROR": "error", "SUPERVISOR": "error", "WARNING": "warning",
+            "INFO": "info", "PROGRESS": "info", "NOTICE": "notice", "DEBUG": "debug",
+            "CRITICAL": "critical", "ALERT": "critical", "EMERGENCY": "fatal",
         },
     ),
     Format(
         name="elixir",
         pattern=(
-            f"^{_TIME_OF_DAY} (?:[a-z_]+=[^ ]+ )*\\[(?P<level>debug|info|notice|warn|warning|error|critical|alert|emergency)\\] +"
+            (f"^{_TIME_OF_DAY} (?:[a-z_]+=[^ ]+ )*\\[(?P<level>debug|info|notice|warn|warning|error|"
+            "critical|alert|emergency)\\] +")
             + ANYTHING
         ),
         clock=_DAY_CLOCK,
     ),
     Format(
         name="minecraft",
-        pattern=f"^\\[(?P<time>{HMS})\\] \\[(?P<process>[^\\]/]+)/{LEVEL}\\](?: \\[(?P<service>[^\\]]+)\\])?: " + ANYTHING,
+        pattern=(f"^\\[(?P<time>{HMS})\\] \\[(?P<process>[^\\]/]+)/{LEVEL}\\](?: "
+        "\\[(?P<service>[^\\]]+)\\])?: ") + ANYTHING,
         clock=_DAY_CLOCK,
     ),
     Format(
@@ -558,22 +574,26 @@ APPS: Final = (
     Format(
         name="nest",
         pattern=(
-            "^\\[Nest\\] (?P<process>[0-9]+) +- (?P<time>[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}, [0-9]{1,2}:[0-9]{2}:[0-9]{2} [AP]M) +"
+            "^\\[Nest\\] (?P<process>[0-9]+) +- (?P<time>[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}, "
+            "[0-9]{1,2}:[0-9]{2}:[0-9]{2} [AP]M) +"
             "(?P<level>LOG|ERROR|WARN|DEBUG|VERBOSE|FATAL) (?:\\[(?P<service>[^\\]]+)\\] )?" + ANYTHING
         ),
         clock=Clock(form="%m/%d/%Y, %I:%M:%S %p"),
     ),
     Format(
         name="dotnet",
-        pattern="^(?P<level>trce|dbug|info|warn|fail|crit): (?P<service>[A-Za-z_][A-Za-z0-9_.]*)\\[[0-9]+\\]\\s*" + ANYTHING,
+        pattern=("^(?P<level>trce|dbug|info|warn|fail|crit): "
+        "(?P<service>[A-Za-z_][A-Za-z0-9_.]*)\\[[0-9]+\\]\\s*") + ANYTHING,
         levels={
-            "trce": "trace", "dbug": "debug", "info": "info", "warn": "warning", "fail": "error", "crit": "critical",
+            "trce": "trace", "dbug": "debug", "info": "info", "warn": "warning",
+            "fail": "error", "crit": "critical",
         },
     ),
     Format(
         name="asterisk",
         pattern=(
-            f"^\\[{ISO}\\] (?P<level>VERBOSE|DEBUG|NOTICE|WARNING|ERROR|DTMF|SECURITY)\\[(?P<process>[0-9]+)\\]"
+            f"^\\[{ISO}\\] (?P<level>VERBOSE|DEBUG|NOTICE|WARNING|ERROR|DTMF|SECURITY)\\["
+            "(?P<process>[0-9]+)\\]"
             "(?:\\[[^\\]]+\\])?:? (?P<service>[^ :]+)(?::[0-9]+)?(?: [A-Za-z0-9_]+)?: " + ANYTHING
         ),
         clock=ISO_CLOCK,
@@ -591,7 +611,8 @@ APPS: Final = (
     Format(
         name="pipes",  # NLog, Loguru
         pattern=(
-            f"^{ISO_Z} *\\| *(?P<level>{ANY_CASE}) *\\| *(?:(?P<service>[A-Za-z_][A-Za-z0-9_.$:<>/-]*)(?: *\\| *| - ))?"
+            (f"^{ISO_Z} *\\| *(?P<level>{ANY_CASE}) *\\| "
+            "*(?:(?P<service>[A-Za-z_][A-Za-z0-9_.$:<>/-]*)(?: *\\| *| - ))?")
             + ANYTHING
         ),
         clock=ISO_CLOCK,
@@ -599,7 +620,8 @@ APPS: Final = (
     Format(
         name="level-time",  # Dropwizard, Django, CouchDB
         pattern=(
-            f"^(?:{LEVEL}:?|\\[ *(?P<level_2>{ANY_CASE}) *\\])[ \t]+[\\[(]?{ISO_Z}[\\])]?:?(?: -)?(?:[ \t]+|$)"
+            (f"^(?:{LEVEL}:?|\\[ *(?P<level_2>{ANY_CASE}) *\\])[ \t]+[\\[(]?{ISO_Z}[\\])]?:?(?: "
+            "-)?(?:[ \t]+|$)")
             + ANYTHING
         ),
         clock=ISO_CLOCK,

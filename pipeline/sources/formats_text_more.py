@@ -89,7 +89,8 @@ _SERVERS: Final = (
     Format(
         name="aws-vpc-flow",  # the default format, version 2; `start` is the time
         pattern=(
-            "^2 [0-9]{12} (?P<host>eni-[0-9a-f]+) (?P<message>[^ ]+ [^ ]+ [0-9-]+ [0-9-]+ [0-9-]+ [0-9-]+ [0-9-]+ "
+            "^2 [0-9]{12} (?P<host>eni-[0-9a-f]+) (?P<message>[^ ]+ [^ ]+ [0-9-]+ [0-9-]+ [0-9-]+ "
+            "[0-9-]+ [0-9-]+ "
             "(?P<time>1[0-9]{9}) 1[0-9]{9} (?P<level>ACCEPT|REJECT|-) (?P<level_2>OK|NODATA|SKIPDATA))$"
         ),
         clock=EPOCH_CLOCK,
@@ -173,7 +174,8 @@ _SERVERS: Final = (
             "(?:[^ ]+/)?(?P<service>[^ :/]+):[0-9]+\\([^)]*\\)\\s*" + ANYTHING
         ),
         clock=SLASH_CLOCK,
-        levels={"0": "error", "1": "warning", "2": "notice", "3": "info"} | {str(n): "debug" for n in range(4, 11)},
+        levels={"0": "error", "1": "warning", "2": "notice", "3": "info"}
+        | {str(n): "debug" for n in range(4, 11)},
     ),
     Format(
         name="cups",
@@ -217,7 +219,8 @@ _DATABASES: Final = (
         name="postgresql-prefix",  # the prefix that pgBadger asks for
         pattern=(
             f"^{ISO} (?P<zone>[A-Z]{{3,5}}|[+-][0-9]{{2}}(?::?[0-9]{{2}})?) \\[(?P<process>[0-9]+)\\]: "
-            "(?:\\[[0-9]+-[0-9]+\\] )?(?:user=(?P<service>[^, ]*)[^ ]* )?(?P<level>[A-Z]+[1-5]?):  ?" + ANYTHING
+            "(?:\\[[0-9]+-[0-9]+\\] )?(?:user=(?P<service>[^, ]*)[^ ]* )?"
+            "(?P<level>[A-Z]+[1-5]?):  ?" + ANYTHING
         ),
         clock=ISO_CLOCK,
     ),
@@ -225,7 +228,8 @@ _DATABASES: Final = (
         name="pgbouncer",
         pattern=(
             f"^{ISO} (?P<zone>[A-Z]{{3,5}}|[+-][0-9]{{2}}) \\[(?P<process>[0-9]+)\\] "
-            "(?P<level>DEBUG|NOISE|LOG|WARNING|ERROR|FATAL) (?P<message>(?:[CS]-0x[0-9a-f]+: |stats: |[a-z]).*)$"
+            "(?P<level>DEBUG|NOISE|LOG|WARNING|ERROR|FATAL) (?P<message>(?:[CS]-0x[0-9a-f]+: |stats: "
+            "|[a-z]).*)$"
         ),
         clock=ISO_CLOCK,
     ),
@@ -239,7 +243,8 @@ _DATABASES: Final = (
     ),
     Format(
         name="mssql",
-        pattern=f"^(?P<time>{YMD} {HMS})\\.(?P<fraction>[0-9]{{2}}) (?P<process>spid[0-9]+s?|Server|Logon|Backup) {{2,}}"
+        pattern=(f"^(?P<time>{YMD} {HMS})\\.(?P<fraction>[0-9]{{2}}) "
+        f"(?P<process>spid[0-9]+s?|Server|Logon|Backup) {{2,}}")
         + ANYTHING,
         clock=ISO_CLOCK,
     ),
@@ -255,7 +260,8 @@ _DATABASES: Final = (
     Format(
         name="cassandra",
         pattern=(
-            f"^(?P<level>[A-Z]+) +\\[(?P<process>[^\\]]*)\\] {ISO} (?P<service>[A-Za-z0-9_$]+)(?:\\.java)?:[0-9]+ - "
+            (f"^(?P<level>[A-Z]+) +\\[(?P<process>[^\\]]*)\\] {ISO} "
+            "(?P<service>[A-Za-z0-9_$]+)(?:\\.java)?:[0-9]+ - ")
             + ANYTHING
         ),
         clock=ISO_CLOCK,
@@ -263,7 +269,8 @@ _DATABASES: Final = (
     Format(
         name="kafka",  # the logger stands at the end
         pattern=(
-            f"^\\[{ISO}\\] {LEVEL} (?P<message>[^\n]*\\((?P<service>[a-z][A-Za-z0-9_]*\\.[A-Za-z0-9_.$-]+)\\)(?:\n.*)?)$"
+            f"^\\[{ISO}\\] {LEVEL} (?P<message>[^\n]*\\("
+            "(?P<service>[a-z][A-Za-z0-9_]*\\.[A-Za-z0-9_.$-]+)\\)(?:\n.*)?)$"
         ),
         clock=ISO_CLOCK,
     ),
@@ -285,7 +292,8 @@ _SYSTEMS: Final = (
         ),
         clock=EPOCH_CLOCK,
         levels={
-            "failed": "warning", "no": "warning", "0": "warning", "yes": "info", "success": "info", "1": "info",
+            "failed": "warning", "no": "warning", "0": "warning",
+            "yes": "info", "success": "info", "1": "info",
         },
     ),
     Format(
@@ -304,7 +312,8 @@ _SYSTEMS: Final = (
     Format(
         name="journal-monotonic",
         pattern=(
-            "^\\[ *[0-9]+\\.[0-9]{6}\\] (?P<host>[^ :\\[]+) (?:(?P<service>[^ :\\[]{1,128})\\[(?P<process>[0-9]+)\\]"
+            "^\\[ *[0-9]+\\.[0-9]{6}\\] (?P<host>[^ :\\[]+) (?:(?P<service>[^ "
+            ":\\[]{1,128})\\[(?P<process>[0-9]+)\\]"
             "|(?P<logger>kernel)):(?: |$)" + ANYTHING
         ),
     ),
@@ -321,7 +330,9 @@ _SYSTEMS: Final = (
         name="cisco",
         pattern=(
             f"^{_PRI}(?:(?:{MONTH_DAY}(?: [0-9]{{4}})? {HMS} )?(?P<host>[0-9A-Za-z_.-]+) )?(?:[0-9]+: )?[*.]?"
-            f"(?P<time>{MONTH_DAY} {HMS})(?:\\.(?P<fraction>[0-9]+))?(?: (?P<zone>UTC|GMT|[A-Z]E?[SD]?T|[A-Z]{{2}}[SD]T))?(?:: | (?P<logger>[^ :%]+) (?:[0-9]*: )?)"
+            f"(?P<time>{MONTH_DAY} {HMS})(?:\\.(?P<fraction>[0-9]+))?(?: "
+            f"(?P<zone>UTC|GMT|[A-Z]E?[SD]?T|[A-Z]{{2}}[SD]T))?(?:: | (?P<logger>[^ :%]+) (?:[0-9]*: "
+            ")?)"
             "(?P<service>%[A-Z0-9_]+(?:-[A-Z0-9_]+)*-(?P<pri>[0-7])-[A-Z0-9_]+): ?" + ANYTHING
         ),
         clock=BSD_CLOCK,
@@ -362,14 +373,16 @@ _SYSTEMS: Final = (
     Format(
         name="fail2ban",
         pattern=(
-            f"^{ISO} (?P<service>fail2ban\\.[a-z]+) *\\[(?P<process>[0-9]+)\\]: (?P<level>[A-Z]+) +" + ANYTHING
+            f"^{ISO} (?P<service>fail2ban\\.[a-z]+) *\\[(?P<process>[0-9]+)\\]: "
+            "(?P<level>[A-Z]+) +" + ANYTHING
         ),
         clock=ISO_CLOCK,
     ),
     Format(
         name="wazuh",
         pattern=(
-            f"^{SLASHED} (?P<service>[a-z][a-z0-9_-]*)(?:\\[(?P<process>[0-9]+)\\] [^ ]+ at [^ ]+)?: {LEVEL}: "
+            (f"^{SLASHED} (?P<service>[a-z][a-z0-9_-]*)(?:\\[(?P<process>[0-9]+)\\] [^ ]+ at [^ ]+)?: "
+            f"{LEVEL}: ")
             + ANYTHING
         ),
         clock=SLASH_CLOCK,
@@ -393,14 +406,16 @@ _SYSTEMS: Final = (
     ),
     Format(
         name="charon",  # strongSwan
-        pattern=f"^(?P<time>{MONTH_DAY} {HMS}) (?P<process>[0-9]{{2}})\\[(?P<service>[A-Z]{{3}})\\] " + ANYTHING,
+        pattern=f"^(?P<time>{MONTH_DAY} {HMS}) (?P<process>[0-9]{{2}})"
+        "\\[(?P<service>[A-Z]{3})\\] " + ANYTHING,
         clock=BSD_CLOCK,
     ),
     Format(
         name="syslog-local",  # no host: dnsmasq, Dovecot, Busybox
         pattern=(
             f"^(?P<time>{MONTH_DAY} {HMS}) (?P<service>[A-Za-z][^ :\\[(]{{0,127}})(?:\\([^)]*\\))?"
-            "(?:\\[(?P<process>[0-9]+)\\])?: (?:(?P<level>Debug|Info|Warning|Error|Fatal|Panic): )?" + ANYTHING
+            "(?:\\[(?P<process>[0-9]+)\\])?: "
+            "(?:(?P<level>Debug|Info|Warning|Error|Fatal|Panic): )?" + ANYTHING
         ),
         clock=BSD_CLOCK,
     ),
@@ -408,13 +423,15 @@ _SYSTEMS: Final = (
         name="systemd-console",
         pattern=(
             "^(?:\\[(?P<level> {2}OK {2}|FAILED|DEPEND| WARN | INFO | TIME )\\] "
-            "| {9}(?P<level_2>Starting|Stopping|Mounting|Unmounting|Activating|Deactivating|Reloading) )" + ANYTHING
+            "| {9}(?P<level_2>Starting|Stopping|Mounting|Unmounting|Activating|Deactivating|"
+            "Reloading) )" + ANYTHING
         ),
         levels={
             "  OK  ": "info", "FAILED": "error", "DEPEND": "error", " WARN ": "warning", " INFO ": "info",
             " TIME ": "error",
         } | dict.fromkeys(
-            ("Starting", "Stopping", "Mounting", "Unmounting", "Activating", "Deactivating", "Reloading"), "info"
+            ("Starting", "Stopping", "Mounting", "Unmounting", "Activating", "Deactivating", "Reloading"),
+            "info",
         ),
     ),
 )  # fmt: skip
@@ -433,7 +450,10 @@ _MDY: Final = f"(?P<time>{_MONTH_2}[./-]{_DAY_2}[./-](?:19|20)[0-9]{{2}}{_CLOCK_
 _EPOCH: Final = "(?P<time>1[0-9]{9}(?:[0-9]{3}|[0-9]{6}|[0-9]{9})?)(?:\\.(?P<fraction>[0-9]{1,9}))?"
 _DMY_CLOCK: Final = Clock(form="%d/%m/%Y %H:%M:%S", loose=True)
 _MDY_CLOCK: Final = Clock(form="%m/%d/%Y %H:%M:%S", loose=True)
-_RFC2822: Final = f"(?:{_DAY}, +)?(?P<time>[0-9]{{1,2}} {_MONTH} [0-9]{{4}} {HMS})(?: (?P<zone>{_ZONE_NAME}|[+-][0-9]{{4}}))?"
+_RFC2822: Final = (
+    f"(?:{_DAY}, +)?(?P<time>[0-9]{{1,2}} {_MONTH} [0-9]{{4}} {HMS})(?: "
+    f"(?P<zone>{_ZONE_NAME}|[+-][0-9]{{4}}))?"
+)
 _RFC2822_CLOCK: Final = Clock(form="%d %b %Y %H:%M:%S")
 _CTIME: Final = (
     f"{_DAY} (?P<time>{MONTH_DAY} {HMS}){_FRACTION}(?: (?P<zone>{_ZONE_NAME}))?(?: (?P<year>[0-9]{{4}}))?"
@@ -460,11 +480,13 @@ _DATES: Final = (
 
 # A level before the time: nothing in between looks like a time.
 _BEFORE: Final = (
-    f"^(?P<before>(?:(?:[^:\n]{{0,40}}?[^:\n0-9A-Za-z])?(?P<level_2>{UPPER})[^0-9A-Za-z\n](?:[^:\n]{{0,40}}?[^:\n0-9A-Za-z])?"
+    f"^(?P<before>(?:(?:[^:\n]{{0,40}}?[^:\n0-9A-Za-z])?(?P<level_2>{UPPER})[^0-9A-Za-z\n](?:[^:\n"
+    f"]{{0,40}}?[^:\n0-9A-Za-z])?"
     "|[^\n]{0,60}?[^\n0-9A-Za-z])?)"
 )
 _AFTER: Final = (
-    f"(?:$|(?:[^0-9A-Za-z.,]|[.,](?:[^0-9]|$))(?:(?:[^\n]{{0,24}}?[^\n0-9A-Za-z])??(?:(?P<level>{UPPER})(?:[^0-9A-Za-z]|$)"
+    f"(?:$|(?:[^0-9A-Za-z.,]|[.,](?:[^0-9]|$))(?:(?:[^\n]{{0,24}}?[^\n"
+    f"0-9A-Za-z])??(?:(?P<level>{UPPER})(?:[^0-9A-Za-z]|$)"
     f"|[\\[(<|](?P<level_3>{ANY_CASE})[\\])>|:]))?)(?P<message>)"
 )
 _NOTATIONS: Final[Mapping[str, tuple[str, Clock]]] = {

@@ -71,8 +71,8 @@ class Budget:
         self._spent += size
         if self._spent > self._free and self._spent > MOST_TIMES * self._consumed():
             self._failure = BadInput(
-                f"{name} unpacks to more than {self._free / 1024**3:.3g} GiB and {MOST_TIMES} times its size, "
-                "the rest is left out"
+                f"{name} unpacks to more than {self._free / 1024**3:.3g} GiB and {MOST_TIMES} times its "
+                "size, the rest is left out"
             )
         if self._failure is not None:
             raise self._failure

@@ -168,7 +168,7 @@ class OneProcess(Stack):
                 if time.monotonic() - swept > self.settings.internal.sweep_s:
                     swept = time.monotonic()
                     periodic.run(context)
-            except Exception:  # noqa: BLE001 - as under Celery: the sweep sends the batch or the training again
+            except Exception:  # noqa: BLE001 - the sweep sends the batch or the training again
                 if not self._stopping.is_set():
                     logger().exception("one_process.task_failed")
 

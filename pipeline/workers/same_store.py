@@ -44,8 +44,8 @@ def join(client: "redis.Redis", settings: Settings, *, first: bool = True) -> No
     if recorded and recorded.get("id") != (local.id if local else ""):
         raise BadInput(
             f"this pipeline works with the store {recorded.get('url')} of {recorded.get('machine')}, and "
-            f"{objects.url} of {machine_of(settings)} is another one; give both the same store_url (a folder that "
-            "both mount, or s3://bucket/prefix), or this one a Redis or key_prefix of its own; after a "
+            f"{objects.url} of {machine_of(settings)} is another one; give both the same store_url (a folder "
+            "that both mount, or s3://bucket/prefix), or this one a Redis or key_prefix of its own; after a "
             "loss of the first store `logweir store adopt` takes this one"
         )
 

@@ -78,6 +78,6 @@ def _say_that_it_reads() -> None:
 
 def _note(size: int) -> str:
     return (
-        f"standard input did not end: its first {size:,} bytes were judged, which is as much as may be copied; "
-        "for a stream: logweir up, then logweir send -"
+        f"standard input did not end: its first {size:,} bytes were judged, which is as much as may be "
+        "copied; for a stream: logweir up, then logweir send -"
     )

@@ -84,8 +84,8 @@ def _refuse_unfollowable(path: Path) -> None:
     """A file that is not there yet is waited for; what is there must be one that grows."""
     if path.is_dir():
         raise BadInput(
-            f"{path} is a directory, and --follow reads one file; follow a file in it, or send its files or a "
-            "glob without --follow"
+            f"{path} is a directory, and --follow reads one file; follow a file in it, or send its files or "
+            "a glob without --follow"
         )
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise BadInput(f"{path} is no regular file and cannot be followed; read a pipe without --follow")
