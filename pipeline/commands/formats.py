@@ -181,7 +181,7 @@ def _check(path: Path) -> int:
 
 
 def check_declarations(declarations: Sequence[Declaration]) -> list[str]:
-    """What is wrong with them, a sentence each."""
+    """The faults of these declarations, a sentence each."""
     wrong: list[str] = []
     names = [found.name for found in declarations]
     for at, found in enumerate(declarations):

@@ -81,7 +81,7 @@ def _incidents(settings: Settings, now: datetime) -> list[Incident]:
 
 
 def _unseen(settings: Settings) -> str:
-    """What was accepted and may still change incidents, in words; "" for nothing."""
+    """Accepted lines and batches that may still change incidents, in words; "" for none."""
     backlog = Ledger(connect(settings), settings).backlog
     lines = sum(in_flight(total) for total in backlog.totals().values())
     _, waiting = backlog.observed()

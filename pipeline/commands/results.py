@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _query(args: argparse.Namespace) -> ResultQuery:
-    """What the flags ask for, all but the workload. Raises BadInput."""
+    """The query of the flags, without the workload. Raises BadInput."""
     now = utc_now()
     return ResultQuery(
         limit=args.limit,
@@ -113,7 +113,7 @@ def _of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[
 
 
 def _nothing(args: argparse.Namespace, settings: Settings, workloads: list[str]) -> str:
-    """What was asked for and where, when nothing matches; where nothing is stored at all, just that."""
+    """The answer when nothing matches: the filters and the place, or that nothing is stored at all."""
     place = printable(_place(settings))
     filters = [(name, value) for name in _CHOOSING if (value := getattr(args, name))]
     if not filters or not workloads:

@@ -24,7 +24,7 @@ MAX_MESSAGE: Final = 32 * 1024
 MAX_ID: Final = 512  # characters; the ledger takes none that is longer
 MAX_IDS: Final = 3
 MAX_SHOWN: Final = 1024  # characters of a task's arguments as Flower shows them
-YEARS: Final = range(2000, 2200)  # of an expiry: times far outside cannot be put into every zone
+YEARS: Final = range(2000, 2200)  # Of an expiry. Times far outside cannot be put into every zone.
 # These must be empty: each makes Celery do more than run one task once, now.
 NOTHING_ELSE: Final = ("eta", "group", "chord", "compression", "retries", "stamps", "stamped_headers")
 HUGE: Final = b'"too large"'

@@ -123,7 +123,7 @@ class Registry:
         return self.stored.place(version)
 
     def read(self, version: str, load: Callable[[Path], T]) -> T:
-        """What `load` makes of this machine's copy, which is fetched if it lacks. Raises BadBundle."""
+        """Loads this machine's copy by `load`; fetches the copy if there is none. Raises BadBundle."""
         return self.stored.read(version, load)
 
     def current(self, model: str = SHARED) -> Live | None:
@@ -166,7 +166,7 @@ class Registry:
         return lives, self._own(faults, seconds)
 
     def _own(self, faults: Mapping[bytes, bytes], seconds: int) -> dict[str, str]:
-        """What this machine cannot read. Another machine's fault is no reason not to serve a version here."""
+        """Versions that this machine cannot read, with the reason. Faults of other machines do not count."""
         if not faults:
             return {}
         fresh = _fresh(text_map(faults), int(seconds))

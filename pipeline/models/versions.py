@@ -125,7 +125,7 @@ class Versions:
         return folder
 
     def read(self, version: str, load: Callable[[Path], T]) -> T:
-        """What `load` makes of this machine's copy. A damaged copy is fetched again, once.
+        """Loads this machine's copy by `load`. A damaged copy is fetched again, once.
 
         Raises BadBundle."""
         try:

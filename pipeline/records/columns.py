@@ -6,11 +6,11 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-PARALLEL_ROWS: Final = 2048  # below this a second thread costs more than it saves
-LOOKED_AT: Final = 512  # rows that tell whether a column repeats itself
-_MANY_LISTS: Final = 200  # below this a query costs more than it saves
-_FEW: Final = 512  # rows up to which a dict is faster than a query
-WORTH: Final = 0.9  # share of distinct rows up to which finding them costs less than working on all
+PARALLEL_ROWS: Final = 2048  # Below this a second thread costs more than it saves.
+LOOKED_AT: Final = 512  # Rows that tell whether a column repeats itself.
+_MANY_LISTS: Final = 200  # Below this a query costs more than it saves.
+_FEW: Final = 512  # Rows up to which a dict is faster than a query.
+WORTH: Final = 0.9  # Share of distinct rows up to which finding them costs less than working on all.
 
 
 def spread(column: pl.Series, expression: pl.Expr) -> pl.Series:

@@ -18,7 +18,7 @@ NUMBERS: Final = ("iso", "epoch")  # a time that needs no form
 MARK: Final = "{"  # a declaration begins so, and no name of a format does
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _GROUP: Final = re.compile(r"\(\?P?<([A-Za-z_][A-Za-z0-9_]*)>")
-# What strptime reads for a directive; those of `_APART` are captured by themselves.
+# The digits and letters of each strptime directive; those of `_APART` are captured by themselves.
 _DIRECTIVES: Final = {
     "Y": "[0-9]{4}", "y": "[0-9]{2}", "m": "[0-9]{1,2}", "d": " ?[0-9]{1,2}", "e": " ?[0-9]{1,2}",
     "H": "[0-9]{1,2}", "I": " ?[0-9]{1,2}", "M": "[0-9]{1,2}", "S": "[0-9]{1,2}", "j": "[0-9]{3}",
@@ -60,7 +60,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatChoice:
-    """What a sender says of the formats of its input; by default they are detected."""
+    """A sender's choice of formats for its input; by default formats are detected."""
 
     declared: tuple[str, ...] = ()  # packed declarations, tried before the known formats
     forced: str = ""  # this format alone
@@ -101,7 +101,7 @@ def _declaration(entry: Any, where: str) -> Declaration:
 
 
 def faults(found: Declaration) -> list[str]:
-    """What is wrong with the words of a declaration, a sentence each; its pattern is not compiled here."""
+    """The faults of a declaration's words, a sentence each. Its pattern is not compiled here."""
     names = _GROUP.findall(found.pattern)
     wrong = []
     if not _NAME.fullmatch(found.name):

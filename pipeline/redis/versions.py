@@ -30,7 +30,7 @@ def printed(text: str) -> tuple[str, str]:
 
 
 def known_holes(name: str, version: str) -> str:
-    """What is known against this release, "" for nothing; a branch newer than the tables counts as sound."""
+    """Known vulnerabilities of this release, "" for none. A branch newer than the tables counts as sound."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if len(numbers) < 3 or name not in MENDED:
         return ""

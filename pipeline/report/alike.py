@@ -30,7 +30,7 @@ _SCANNED: Final = 4_000  # characters; a longer line has its address before that
 def request_alone(template: str, status: str) -> str:
     """The request and the status of an access template, which are all that its finding is about; else "".
 
-    What is cut off is who asked."""
+    The client's address and agent are cut off."""
     found = _COMBINED.match(template[:_SCANNED])
     return f"{found[1]} {status} …" if found and status else ""
 

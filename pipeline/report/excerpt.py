@@ -6,9 +6,9 @@ from typing import Final
 
 from pipeline.models.severity import severity_words
 
-LEAD: Final = 60  # characters shown before the unusual word
-_AFTER: Final = 40  # and at least so many behind it
-_BREAK: Final = 20  # a cut moves on to a blank within so many characters
+LEAD: Final = 60  # Characters shown before the unusual word.
+_AFTER: Final = 40  # Characters shown behind it, at least.
+_BREAK: Final = 20  # A cut moves on to a blank within so many characters.
 # The line of a stack trace that names what was thrown, in Python, Java, .NET, Node, Go and Rust.
 _THROWN: Final = re.compile(
     r"^\s*(?:Caused by: )?(?:[A-Za-z_$<][\w$<>]*(?:\.|::))*[A-Za-z_$]\w*"
@@ -19,7 +19,7 @@ _GAP: Final = "…"
 
 
 def telling(message: str, words: Iterable[str] = ()) -> list[str]:
-    """What a cut of the message should show: its error word, then the surprising words."""
+    """The words that a cut of the message should keep: its error word, then the surprising words."""
     word = severity_words(message)
     return [*([word] if word else []), *words]
 

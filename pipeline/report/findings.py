@@ -22,10 +22,10 @@ from pipeline.sinks.results import readable, scan
 from pipeline.watching.incidents.leading import Sign, lead_order
 from pipeline.watching.incidents.onsets import BURST_SPAN, GAP, Onset, together
 
-SAMPLES_FIRST: Final = 4  # and the last one: five records show how it began and whether it changed
-FOLD: Final = 3  # findings of an incident that are shown at first; the others mostly followed from them
-SAMPLE_CHARS: Final = 8_000  # of a sample's text; a stack trace fits, a dumped payload does not
-REASONS_OF_A_KIND: Final = 20  # a reader stops earlier
+SAMPLES_FIRST: Final = 4  # And the last one: five records show how it began and whether it changed.
+FOLD: Final = 3  # Findings of an incident that are shown at first; the others mostly followed from them.
+SAMPLE_CHARS: Final = 8_000  # Of a sample's text. A stack trace fits, a dumped payload does not.
+REASONS_OF_A_KIND: Final = 20  # A reader stops earlier.
 
 _CHUNK_ROWS: Final = 50_000
 # One template may hold answers of several statuses, which are different faults.
@@ -147,8 +147,8 @@ def order(findings: Iterable[Finding]) -> list[Finding]:
     error or warning therefore comes after all that have one. Inside an incident `leading.lead_order` decides:
     the earliest and rarest error-like line comes first, its consequences after it.
 
-    Findings group by their first record, over all workloads (`onsets.together`), so a template that keeps
-    coming back belongs to the first incident it appears in and cannot glue a whole day together. Errors and
+    Findings group by their first record, over all workloads (`onsets.together`). A template that keeps
+    coming back belongs to its first incident, so it cannot glue a whole day together. Errors and
     warnings make the incidents, the others join one that is near. Findings of one incident that differ in
     user agent, referrer or address alone are one. Findings without any time are in no incident: they come
     last, by `rank`, with the number 0."""

@@ -46,7 +46,7 @@ class Source:
 
     @property
     def named(self) -> Path:
-        """What names its workload. Never opened."""
+        """The path that names its workload. It is never opened."""
         return Path(PurePosixPath(self.member.rpartition(":")[2]).name) if self.member else self.path
 
     def within(self, member: str) -> "Source":

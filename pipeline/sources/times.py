@@ -47,9 +47,8 @@ _OFFSET: Final = re.compile(r"([+-])(\d{2}):?(\d{2})?")
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST: Final = datetime(2261, 1, 1, tzinfo=UTC)  # the last whole year that nanosecond readers can hold
 _LAST_MICROS: Final = int(_LAST.timestamp()) * 1_000_000
-_FUTURE: Final = timedelta(
-    days=1
-)  # a clock may run ahead this far; beyond, a missing year is the year before
+# A clock may run ahead this far. Beyond it, a missing year is the year before.
+_FUTURE: Final = timedelta(days=1)
 # Share of distinct seconds up to which each is parsed once; the second value is for clocks without a year.
 _REPEATED: Final = (0.2, 0.7)
 _YEARS_BACK: Final = 8  # 29 February comes back within eight years, also across 2100

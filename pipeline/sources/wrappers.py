@@ -1,4 +1,4 @@
-"""What stands around a line of a log: terminal colours, and the prefixes of container tools.
+"""Wrappers around a line of a log: terminal colours, and the prefixes of container tools.
 
 A wrapper is taken off before the formats look at a line. Wrappers nest in the order of `WRAPPERS`: Compose
 may hold lines with a time of Docker. The raw column stays as it was read."""

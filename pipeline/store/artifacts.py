@@ -1,7 +1,7 @@
 """Files by their content: `artifacts/<two digits>/<SHA-256>`, immutable, checked when they are fetched.
 
-Whoever needs an artifact names it in an object of its own, a manifest, that is created after the artifact. An
-artifact that no manifest names is removed after a grace time, in which its manifest may still come.
+A manifest is an object that names artifacts, and it is created after them. An artifact that no manifest names
+is removed after a grace time, in which its manifest may still come.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What every machine of a pipeline reaches: objects in a folder (`file:///...`) or in a bucket (`s3://...`).
+"""Objects that every machine of a pipeline reaches: in a folder (`file:///...`) or in a bucket (`s3://...`).
 
 A key is a relative path with `/`. An object is whole or absent, never half. `create` writes only where
 nothing is: of several creators exactly one wins, by a hard link in a folder and by `If-None-Match: *` in a

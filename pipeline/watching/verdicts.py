@@ -15,10 +15,10 @@ from pipeline.watching.rows import RATES, SESSIONS, WatcherFinding
 from pipeline.watching.sessions.model import SessionVerdict
 from pipeline.watching.sessions.open_sessions import Segment
 
-KEY_CHARS: Final = 80  # of a session key in a sentence
-TEXT_CHARS: Final = 120  # of a template in a sentence
-MAX_SHOWN: Final = 20  # events of a session: the first and the last of them
-SEVERITY: Final = 2  # as of a warning (findings.finding_severity)
+KEY_CHARS: Final = 80  # Of a session key in a sentence.
+TEXT_CHARS: Final = 120  # Of a template in a sentence.
+MAX_SHOWN: Final = 20  # Events of a session: the first and the last of them.
+SEVERITY: Final = 2  # As of a warning (findings.finding_severity).
 AHEAD_MS: Final = AHEAD // timedelta(milliseconds=1)
 
 

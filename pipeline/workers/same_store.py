@@ -81,7 +81,7 @@ def adopt(client: "redis.Redis", settings: Settings) -> str:
 
 
 def entered(client: "redis.Redis", settings: Settings) -> dict[str, Any]:
-    """What Redis tells of the pipeline's store: id, url, machine; {} before the first process."""
+    """The pipeline's store as Redis knows it: id, url, machine; {} before the first process."""
     with answering():
         return _entry(client.get(Keys(settings.redis.key_prefix).store))
 

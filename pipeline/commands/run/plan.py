@@ -47,7 +47,8 @@ from pipeline.workers.stack.limits import check_disk
 from pipeline.workers.stack.private_redis import find_server
 from pipeline.workers.stack.stack import Stack
 
-HURRY_S: Final = 0.5  # nothing of a run is kept whose disk is full, so nobody waits for its workers
+# For the workers of a run whose disk is full: its state is dropped, so they need no more time.
+HURRY_S: Final = 0.5
 # A run of 1.9 MB of text took 2.2 MB of disk at its peak, queues and model included. The queue is rewritten
 # when it grows, so large inputs need less than their size. The floor is for models, logs and the report.
 FLOOR_BYTES: Final = 16 * 2**20

@@ -49,7 +49,8 @@ def stdin_as_file(names: list[str], *, most_bytes: int = MOST_BYTES) -> Iterator
 def _copied(stream: BinaryIO, copy: BinaryIO, limit: int) -> bool:
     """Copies to the end of the stream, or as many lines as the limit has room for; False then."""
     size, at_line = 0, True
-    read = getattr(stream, "read1", stream.read)  # what is there, so that the limit holds a slow stream too
+    # `read1` returns the bytes that are there, so the limit holds a slow stream too.
+    read = getattr(stream, "read1", stream.read)
     while block := read(COPY_BLOCK):
         if size + len(block) > limit:
             block = block[: limit - size]
@@ -72,7 +73,7 @@ def _leave(stream: BinaryIO) -> None:
 
 
 def _say_that_it_reads() -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads, or the command has ended
+    with contextlib.suppress(OSError, ValueError):  # its reader has gone, or the command has ended
         err().print(ENDLESS, markup=False, soft_wrap=True)
 
 

@@ -91,7 +91,7 @@ def _first_screen(plan: RunPlan, settings: Settings) -> list[str]:
     screen = rows(look(plan.inputs, settings, choice=plan.choice), width=console.width)
     if not console.is_terminal:
         for row in screen:
-            with contextlib.suppress(OSError):  # nobody reads
+            with contextlib.suppress(OSError):  # its reader has gone
                 console.print(row, markup=False, soft_wrap=True)
     return screen
 

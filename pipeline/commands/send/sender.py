@@ -222,7 +222,7 @@ class Sender:
                 self._wait(f"waiting: {exc}", REDIS_RETRY_S)
 
     def note_times(self) -> None:
-        """What is to be known of the times that were sent, each sentence once."""
+        """Prints the notes on the times that were sent, each once."""
         for note in self.times.notes():
             if note not in self.noted:
                 self.noted.add(note)
