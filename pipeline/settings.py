@@ -44,26 +44,9 @@ POLICY: Final = (
 LIMITS: Final = ("max_pending_mib", "max_pending_batches", "max_dead_mib")
 # All workers of one pipeline need these alike: they say which queues there are.
 QUEUED: Final = ("drain_shards",)
-# All processes of one pipeline need it alike: it says where models and results are.
-STORED: Final = ("store_url",)
 ALIKE: Final = (*POLICY, *LIMITS, *QUEUED)
 MAX_SHARDS: Final = 64
 Words = tuple[str, ...]
-# Settings of earlier builds, each with its remedy.
-REMOVED: Final = {
-    "opensearch_time_field": "name the time field first in opensearch_fields",
-    "opensearch_message_field": "name the message field second in opensearch_fields",
-    "opensearch_level_field": "name the level field third in opensearch_fields",
-    "polars_threads": "set POLARS_MAX_THREADS instead",
-}
-# Former settings whose values are fixed now.
-FIXED: Final = frozenset((
-    "backfill_after_s", "drain_depth", "drift_lines", "drift_novelty", "drift_score", "drift_unknown",
-    "gpu_headroom_mib", "gpu_infer_percent", "keep_done_s", "keep_models", "loaded_models",
-    "max_open_sessions",
-    "opensearch_poll_s", "reload_poll_ms", "templates_per_workload", "torch_threads", "train_max_patterns",
-    "verdict_cache_entries",
-))  # fmt: skip
 
 DAY_S: Final = 86_400
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
@@ -502,9 +485,8 @@ def _item(name: str, *, public: bool = False) -> Item:
     """Raises BadSetting for an unknown name, and with `public` for one of `Internal`."""
     if name in ITEMS and not (public and name in _INTERNAL):
         return ITEMS[name]
-    if name in REMOVED or name in FIXED | _INTERNAL:
-        remedy = REMOVED.get(name, "its value is fixed now; leave it out")
-        raise BadSetting(f"{name!r} is not a setting any more: {remedy}")
+    if name in _INTERNAL:
+        raise BadSetting(f"{name!r} is not a setting: its value is fixed; leave it out")
     meant = ", ".join(f"{guess} ({ITEMS[guess].variable})" for guess in nearest(name, PUBLIC))
     remedy = f"did you mean {meant}?" if meant else "docs/settings.md lists them all"
     raise BadSetting(f"{name!r} is not a setting; {remedy}")

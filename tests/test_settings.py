@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BadSetting
 from pipeline.gpu.policy.fairness import parse_tenants
-from pipeline.settings import FIXED, ITEMS, PUBLIC, REMOVED, Settings, page
+from pipeline.settings import ITEMS, PUBLIC, Settings, page
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS
 from pipeline.values import masked_url
 
@@ -265,7 +265,6 @@ def test_there_are_few_settings() -> None:
 
 
 def test_a_setting_has_one_name_and_one_place() -> None:
-    assert not (set(REMOVED) | FIXED) & set(ITEMS)
     settings = Settings()
     places = {(item.group, item.field) for item in ITEMS.values()}
     assert len(places) == len(ITEMS)
@@ -275,9 +274,9 @@ def test_a_setting_has_one_name_and_one_place() -> None:
         settings.train.seed = 7  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["sweep_s", "claim_ttl_ms", "drift_lines", "torch_threads"])
-def test_a_setting_that_became_a_constant_is_refused_with_that_remedy(tmp_path: Path, name: str) -> None:
-    says = f"'{name}' is not a setting any more: its value is fixed now; leave it out"
+@pytest.mark.parametrize("name", ["sweep_s", "claim_ttl_ms"])
+def test_a_constant_is_refused_as_a_setting_with_that_remedy(tmp_path: Path, name: str) -> None:
+    says = f"'{name}' is not a setting: its value is fixed; leave it out"
     with pytest.raises(BadSetting, match=says):
         Settings.load(environ={}, config=config(tmp_path, f"{name} = 5"))
     with pytest.raises(BadSetting, match=says):
@@ -286,9 +285,7 @@ def test_a_setting_that_became_a_constant_is_refused_with_that_remedy(tmp_path: 
         Settings.load(environ={}, flags={name: 5})
 
 
-def test_a_setting_that_was_renamed_says_what_takes_its_place() -> None:
-    with pytest.raises(BadSetting, match="any more: name the message field second in opensearch_fields"):
-        Settings.load(environ={"LOGWEIR_OPENSEARCH_MESSAGE_FIELD": "log"})
+def test_the_fields_of_a_document_are_three_names() -> None:
     with pytest.raises(
         BadSetting, match=r"opensearch_fields = .* has the wrong type; it must be a list of 3 words"
     ):

@@ -12,8 +12,6 @@ from pipeline.units import one_line
 
 _SEVERITIES: Final = {3: "error", 2: "warning", 1: "info"}
 RAW_CHARS: Final = 2_000  # of a sample
-# The limits of `--fail-on`, strictest last.
-FAIL_ON: Final = ("fatal", "error", "any")
 _CSV: Final = (
     "label", "severity", "level", "workload", "count", "lines", "first_seen", "last_seen", "template",
     "why", "source", "line", "sample",
@@ -101,7 +99,7 @@ def _cell(value: Any) -> Any:
 
 
 def fails(findings: Sequence[Finding], limit: str | None) -> bool:
-    """True when a finding is as grave as `limit` (one of FAIL_ON); None never fails.
+    """True when a finding is as grave as `limit` (of `--fail-on`); None never fails.
 
     `fatal` counts levels fatal and critical, `error` every error-like line, `any` every finding."""
     match limit:

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from pipeline.errors import BadBundle
 from pipeline.models import bundle as bundles
 from pipeline.models import line as line_module
-from pipeline.models import masked
 from pipeline.models.config import ModelConfig, NetworkKind, model_config
 from pipeline.models.fitting import TrainConfig
 from pipeline.models.lexicon import rectangles
@@ -286,6 +285,8 @@ def test_a_configuration_that_does_not_fit_the_weights_is_a_bad_bundle(
 @pytest.fixture
 def masked_bundle(bundle: Path, tmp_path: Path) -> Path:
     """A bundle of a masked network."""
+    from pipeline.models import masked  # importing transformers takes seconds, in every process of a run
+
     out = tmp_path / "old"
     shutil.copytree(bundle, out)
     tokenizer = LineTokenizer.from_file(out / bundles.TOKENIZER, tokens=TOKENS, max_tokens=128)
