@@ -2,6 +2,7 @@
 in a circle."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -47,13 +48,19 @@ HEAVY = tuple(name for packages in EXTRAS.values() for name in packages)
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def parts_of(path: Path) -> tuple[str, ...]:
     return path.relative_to(ROOT / "pipeline").with_suffix("").parts
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -149,7 +156,7 @@ def test_only_settings_reads_the_environment() -> None:
 def test_a_public_name_stands_for_one_thing() -> None:
     places: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 places.setdefault(node.name, []).append("/".join(parts_of(path)))
     several = {
@@ -163,7 +170,7 @@ def test_a_public_name_stands_for_one_thing() -> None:
 def test_a_function_is_short_and_takes_few_parameters() -> None:
     over = []
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 parameters = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)

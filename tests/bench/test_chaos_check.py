@@ -786,6 +786,7 @@ def test_a_history_that_contradicts_itself_is_refused(
         world.over()
 
 
+@pytest.mark.long
 def test_one_lost_line_among_hundreds_of_thousands_is_found(world: World) -> None:
     batches, lines = 1_000, 200
     for n in range(batches):

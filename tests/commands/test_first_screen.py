@@ -68,6 +68,7 @@ def test_no_line_of_the_first_screen_steers_the_terminal(tmp_path: Path) -> None
         assert row.isprintable()
 
 
+@pytest.mark.long
 def test_the_first_screen_imports_no_redis_celery_or_torch() -> None:
     code = (
         "import sys, pipeline.commands.run.verb;"

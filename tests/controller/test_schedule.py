@@ -186,6 +186,7 @@ def test_an_owner_of_a_clock_that_was_far_ahead_does_not_hold_the_slot(slots: Sl
 # Many at once
 
 
+@pytest.mark.long
 def test_of_many_threads_exactly_one_acts_per_slot(redis_url: str, settings: Settings) -> None:
     acted: list[datetime] = []
     running, most = [0], [0]

@@ -87,6 +87,7 @@ TELLING = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.lists(st.one_of(MESSAGES, HOSTILE, TELLING), max_size=4).map(" ".join), min_size=1, max_size=3

@@ -414,6 +414,7 @@ def balanced(context: Context) -> dict[str, int]:
     return totals
 
 
+@pytest.mark.long
 def test_lines_that_are_sent_again_in_other_pieces_stand_in_the_results_once(
     own: Power, tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def test_what_waited_for_the_one_writer_is_handed_to_the_shards_that_there_are_n
     app.close()
 
 
+@pytest.mark.long
 def test_a_shard_that_there_is_not_is_no_role(settings: Settings, tmp_path: Path) -> None:
     with working(settings.replace(drain_shards=2), "drain.2", tmp_path) as log:
         assert wait_until(lambda: "drain_shards = 2" in log.read_text(), timeout_s=60), log.read_text()

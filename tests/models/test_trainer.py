@@ -458,6 +458,7 @@ def test_the_optimizer_takes_the_steps_of_torch_bit_by_bit() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.long
 def test_fitting_and_loading_import_no_compiler(tmp_path: Path) -> None:
     """torch._dynamo takes 1.8 s to import, more than a small training."""
     code = f"""

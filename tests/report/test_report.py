@@ -551,6 +551,7 @@ def test_the_line_itself_stands_out_among_the_lines_around_it() -> None:
 _BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(_BROWSER is None, reason="needs Chromium")
 @pytest.mark.parametrize(
     ("fragment", "labels", "state"),

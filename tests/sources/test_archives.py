@@ -318,6 +318,7 @@ def test_more_members_than_the_bound_are_left_out(tmp_path: Path, monkeypatch: p
     assert notes == [f"{path} has more than 3 members, the rest is left out: 3 lines were read"]
 
 
+@pytest.mark.long
 def test_random_bytes_in_a_tar_end_in_a_sentence(tmp_path: Path) -> None:
     whole = gzip.compress(tarred({"a.log": LINES, "b.log": LINES}))
     for cut in range(0, len(whole), 397):

@@ -125,6 +125,7 @@ def test_the_live_name_of_a_file(name: str, live: str) -> None:
     assert rotation(name).live == live
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_files_are_looked_through_within_seconds(tmp_path: Path) -> None:
     written(tmp_path, "app.log")
     folder = os.open(tmp_path, os.O_RDONLY)

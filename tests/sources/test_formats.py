@@ -257,6 +257,7 @@ def test_a_near_miss_is_no_format(line: str) -> None:
     assert detect([line]) == ()
 
 
+@pytest.mark.long
 def test_a_near_miss_is_its_own_message() -> None:
     # All lines at once: reading as every format takes a second, for one line as for many.
     # The bar of a table is a prefix only where a sample says so.
@@ -468,6 +469,7 @@ ODD = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(ODD, st.sampled_from([e[1] for e in EXAMPLES])), max_size=40))
 def test_formats_asked_for_at_once_are_those_that_are_found_one_by_one(lines: list[str]) -> None:

@@ -207,4 +207,5 @@ JAVA = [
 @pytest.mark.parametrize("records", [SLOW, JAVA])
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 10_000])
 def test_the_lines_below_a_header_are_one_record_whatever_they_say(records: list[str], step: int) -> None:
-    assert blocks("\n".join(records * 30).split("\n"), step) == records * 30
+    many = records * (30 if step > 3 else 10)  # a feed costs the same however few lines it has
+    assert blocks("\n".join(many).split("\n"), step) == many

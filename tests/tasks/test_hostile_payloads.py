@@ -80,6 +80,7 @@ def test_the_benchmark_offers_every_target() -> None:
     assert set(NAMES) == set(TARGETS)
 
 
+@pytest.mark.long
 def test_the_fuzzer_begins_with_lines_of_every_format() -> None:
     seeds = [*LINES, *RECORDS]
     found = {name for seed in seeds for name in detect(seed.split("\n"))}

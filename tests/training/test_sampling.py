@@ -213,6 +213,7 @@ def merging_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_SLICE_ROWS", 40)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("merging_often")
 def test_past_the_limit_memory_is_bounded_frequent_patterns_stay_and_every_line_is_counted() -> None:
     limit = 60

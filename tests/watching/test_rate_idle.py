@@ -94,6 +94,7 @@ def test_empty_minutes_at_once_are_what_they_are_one_by_one(
     assert_same(one, two)
 
 
+@pytest.mark.long
 def test_a_silence_within_them_is_found_in_its_minute() -> None:
     """A heartbeat of every minute for half a day; then nothing for an hour."""
     lines: Lines = [(START + i, {1: 1, 2: 3}) for i in range(720)]

@@ -72,6 +72,7 @@ def minute_of(alarm: Alarm) -> int:
 # ---- what is told --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("factor", "within"), [(3, 8), (10, 3)])
 def test_a_burst_is_told_once_with_its_onset(learnt: bytes, factor: int, within: int) -> None:
     counts = traffic(120, seed=1)
@@ -191,6 +192,7 @@ def test_a_new_template_is_no_burst(learnt: bytes) -> None:
     assert not [a for a in told if a.template_id is not None]
 
 
+@pytest.mark.long
 def test_a_baseline_is_only_learnt() -> None:
     counts = traffic(900)
     counts[700:730, 3] *= 10

@@ -64,6 +64,7 @@ def sidecar(request: pytest.FixtureRequest, settings: Settings, tmp_path: Path) 
         process.wait(20)
 
 
+@pytest.mark.long
 def test_both_answer_on_their_address_and_refuse_a_foreign_host(sidecar: tuple[int, str]) -> None:
     port, page = sidecar
     assert wait_until(lambda: status_of(port, page, f"127.0.0.1:{port}") == 200, timeout_s=60)

@@ -89,6 +89,7 @@ def worker(settings: Settings, **more: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(program, env=environ, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_a_worker_with_another_store_ends_with_the_sentence(
     client: "redis.Redis", settings: Settings
 ) -> None:
