@@ -83,7 +83,7 @@ def span(text: str) -> timedelta | None:
     return None if match is None else timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def ago(text: str, now: datetime, *, flag: str = "--since") -> datetime:
+def time_of(text: str, now: datetime, *, flag: str = "--since") -> datetime:
     """The moment that `--since TEXT` means: a span before `now`, or a time in ISO 8601. Raises BadInput.
 
     A time without offset is UTC."""

@@ -27,7 +27,7 @@ from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
-from pipeline.units import ago, listed, plural, seconds
+from pipeline.units import listed, plural, seconds, time_of
 from pipeline.watching.incidents.live import Cause, Incident, Incidents
 from pipeline.watching.rows import marked_as
 
@@ -39,7 +39,7 @@ _KINDS: Final = {3: ("error", "bold red"), 2: ("warning", "bold yellow"), 1: ("u
 def main(args: argparse.Namespace) -> int:
     own_settings = settings_of(args)
     now = utc_now()
-    since = ago(args.since, now) if args.since else None
+    since = time_of(args.since, now) if args.since else None
     if args.incident is not None and (args.open or since is not None):
         raise BadInput("one incident is shown whole; leave out --open and --since, or its id")
     settings = reached(own_settings)

@@ -66,7 +66,7 @@ def _row(
     note = registry.note(version)
     row: dict[str, Any] = {"version": version, "live": version in live}
     try:
-        manifest = registry.stored.whole(version, sizes)
+        manifest = registry.stored.complete(version, sizes)
         row |= {"model": manifest.model, "created": manifest.created, "lines": manifest.stats.lines}
         state, reason = (note.state, note.reason) if note else ("candidate", "")
     except BadBundle as exc:

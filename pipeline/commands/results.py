@@ -19,7 +19,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.query import matching, with_context
 from pipeline.sinks.results import readable
-from pipeline.units import ago, chance, listed
+from pipeline.units import chance, listed, time_of
 
 # The flags that choose lines, in the order of a sentence that names them.
 _CHOOSING = ("workload", "level", "text", "template", "since", "until", "anomalous")
@@ -50,8 +50,8 @@ def _query(args: argparse.Namespace) -> ResultQuery:
     now = utc_now()
     return ResultQuery(
         limit=args.limit,
-        since=ago(args.since, now) if args.since else None,
-        until=ago(args.until, now, flag="--until") if args.until else None,
+        since=time_of(args.since, now) if args.since else None,
+        until=time_of(args.until, now, flag="--until") if args.until else None,
         level=args.level,
         text=args.text,
         template_id=_template_id(args.template) if args.template else None,

@@ -46,19 +46,19 @@ def main(args: argparse.Namespace) -> int:
     )
     for version in unreadable:
         console.print(f"fault     {version} lacks artifacts; train again, or restore them", markup=False)
-    console.print(f"pipeline  {_said(bool(facts['same']), recorded)}", markup=False, soft_wrap=True)
+    console.print(f"pipeline  {_comparison(bool(facts['same']), recorded)}", markup=False, soft_wrap=True)
     return 0 if facts["same"] else 1
 
 
 def _is_whole(stored: Versions, version: str, sizes: dict[str, int]) -> bool:
     try:
-        stored.whole(version, sizes)
+        stored.complete(version, sizes)
     except BadBundle:
         return False
     return True
 
 
-def _said(same: bool, recorded: Mapping[str, object]) -> str:
+def _comparison(same: bool, recorded: Mapping[str, object]) -> str:
     if same:
         return f"works with this store, which {printable(recorded.get('machine'))} named first"
     if not recorded:

@@ -141,7 +141,7 @@ class Registry:
         pipe.time()
         with answering():
             entry, faults, (seconds, _) = pipe.execute()
-        return _live(model, text_map(entry)), self._own(faults, seconds)
+        return _live(model, text_map(entry)), self._faults_here(faults, seconds)
 
     def snapshot_all(self) -> "tuple[list[Live], dict[str, str]]":
         """`live()`, and the faults of this machine, in one round trip, or in two when a new model appeared.
@@ -163,9 +163,9 @@ class Registry:
                 break
         found = (_live(name, text_map(entry)) for name, entry in zip(listed, entries, strict=True))
         lives = [live for live in found if live is not None]
-        return lives, self._own(faults, seconds)
+        return lives, self._faults_here(faults, seconds)
 
-    def _own(self, faults: Mapping[bytes, bytes], seconds: int) -> dict[str, str]:
+    def _faults_here(self, faults: Mapping[bytes, bytes], seconds: int) -> dict[str, str]:
         """Versions that this machine cannot read, with the reason. Faults of other machines do not count."""
         if not faults:
             return {}

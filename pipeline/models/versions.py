@@ -64,7 +64,7 @@ class Versions:
         """The manifest in the store; its artifacts are not looked at. Raises BadBundle, StoreUnavailable."""
         return Manifest.from_json(self._manifest_text(version))
 
-    def whole(self, version: str, sizes: dict[str, int]) -> Manifest:
+    def complete(self, version: str, sizes: dict[str, int]) -> Manifest:
         """The manifest of a version whose artifacts are all there, by their sizes (`Artifacts.sizes`).
 
         Raises BadBundle, StoreUnavailable."""

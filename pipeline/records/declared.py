@@ -18,14 +18,14 @@ NUMBERS: Final = ("iso", "epoch")  # a time that needs no form
 MARK: Final = "{"  # a declaration begins so, and no name of a format does
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _GROUP: Final = re.compile(r"\(\?P?<([A-Za-z_][A-Za-z0-9_]*)>")
-# The digits and letters of each strptime directive; those of `_APART` are captured by themselves.
+# The digits and letters of each strptime directive; those of `_SEPARATE` are captured by themselves.
 _DIRECTIVES: Final = {
     "Y": "[0-9]{4}", "y": "[0-9]{2}", "m": "[0-9]{1,2}", "d": " ?[0-9]{1,2}", "e": " ?[0-9]{1,2}",
     "H": "[0-9]{1,2}", "I": " ?[0-9]{1,2}", "M": "[0-9]{1,2}", "S": "[0-9]{1,2}", "j": "[0-9]{3}",
     "b": "[A-Za-z]{3}", "B": "[A-Za-z]{3,9}", "a": "[A-Za-z]{3}", "A": "[A-Za-z]{6,9}", "p": "[AaPp][Mm]",
     "T": "[0-9]{1,2}:[0-9]{2}:[0-9]{2}", "F": "[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}", "%": "%",
 }  # fmt: skip
-_APART: Final = re.compile(r"([.,]?%f| ?%[zZ])")
+_SEPARATE: Final = re.compile(r"([.,]?%f| ?%[zZ])")
 _FRACTION: Final = "[.,]?(?P<fraction>[0-9]{1,9})"
 _NUMBER_PATTERNS: Final = {
     "epoch": r"[0-9]{9,19}(?:\.[0-9]+)?",
@@ -127,7 +127,7 @@ def time_parts(form: str) -> tuple[str, str, Literal["", "year", "date"]]:
     if form in NUMBERS:
         return _NUMBER_PATTERNS[form], "", ""
     pattern = plain = ""
-    for place, piece in enumerate(_APART.split(form)):
+    for place, piece in enumerate(_SEPARATE.split(form)):
         if place % 2:
             pattern += _FRACTION if piece.endswith("f") else _ZONE
         else:

@@ -182,7 +182,7 @@ _SHAPES: Final = (
     ),
 )
 _MARKS: Final = {mark: number for number, shape in enumerate(_SHAPES) for mark in shape.marks}
-_KNOWN: Final = frozenset({*_ALIASES, *_MARKS, *(shape.error for shape in _SHAPES if shape.error)})
+_KNOWN_KEYS: Final = frozenset({*_ALIASES, *_MARKS, *(shape.error for shape in _SHAPES if shape.error)})
 
 _LONG: Final = {"row": pl.UInt32, "pos": pl.UInt32, "key": pl.String, "value": pl.String}
 
@@ -440,7 +440,7 @@ def _bytes_as_text(numbers: list[Any]) -> str | None:
 def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> pl.DataFrame:
     """n rows of header columns and message; rows without pairs stay null."""
     out = pl.DataFrame({"row": pl.int_range(n, dtype=pl.UInt32, eager=True)})
-    known_pairs = _known(pairs)
+    known_pairs = _known_pairs(pairs)
     named = known_pairs.filter(pl.col("role").is_not_null())
     used: list[pl.Series] = []
     for name in _ROLES:
@@ -481,14 +481,14 @@ def _assemble(pairs: pl.DataFrame, n: int, *, arrived: datetime, zone: str) -> p
     )
 
 
-def _known(pairs: pl.DataFrame) -> pl.DataFrame:
+def _known_pairs(pairs: pl.DataFrame) -> pl.DataFrame:
     """The pairs of well-known keys, with the `role` and `place` of a key that has one."""
     few, which = kinds(pairs["key"])
     keys = few.to_list()
     roles = [_ALIASES.get(key, (None, None)) for key in keys]
     role = pl.Series("role", [role for role, _ in roles], dtype=pl.String)
     place = pl.Series("place", [place for _, place in roles], dtype=pl.Int32)
-    is_known = pl.Series([key in _KNOWN for key in keys], dtype=pl.Boolean)[which]
+    is_known = pl.Series([key in _KNOWN_KEYS for key in keys], dtype=pl.Boolean)[which]
     number = which.filter(is_known)
     return pairs.filter(is_known).with_columns(role[number], place[number])
 

@@ -54,7 +54,7 @@ def test_what_one_machine_puts_every_other_reads_as_it_was(
         assert one.put(version) == one.put(version), "putting it twice is putting it once"
     assert two.versions() == [ONE, TWO]
     assert two.stored.manifest(ONE) == one.stored.verified(ONE)
-    assert two.stored.whole(ONE, two.stored.artifacts.sizes())
+    assert two.stored.complete(ONE, two.stored.artifacts.sizes())
     copy = two.stored.local(ONE)
     assert sorted(p.name for p in copy.iterdir()) == sorted(p.name for p in one.path(ONE).iterdir())
     assert bundle.load_manifest(copy) == bundle.load_manifest(one.path(ONE))

@@ -88,13 +88,13 @@ class _Percent:
         if self.status is not None:
             self.status.stop()
 
-    def __call__(self, done: float) -> None:
+    def __call__(self, finished: float) -> None:
         """`done`: the part of the needs that has arrived, 0 to 1."""
         every_s = SHOW_EVERY_S if self.status is not None else SAY_EVERY_S
         if time.monotonic() - self.said < every_s:
             return
         self.said = time.monotonic()
-        text = f"simulating {self.rule.value} {100 * done:.0f} % ..."
+        text = f"simulating {self.rule.value} {100 * finished:.0f} % ..."
         if self.status is None:
             self.console.print(text, markup=False)
         else:

@@ -103,17 +103,17 @@ def _look_at(
     size: int,
     choice: FormatChoice,
 ) -> None:
-    left, at = records, 0
+    remaining, at = records, 0
     step = max(1, min(_CHUNK_RECORDS, records))
     for reading in files.read_texts(
         path, note=_unsaid, max_records=step, max_bytes=max(1, size), choice=choice
     ):
-        begun = at
+        start = at
         for chunk in reading.chunks:
-            if left <= 0 or at >= size:
+            if remaining <= 0 or at >= size:
                 found.whole = False
                 return
-            left, at = left - chunk.records.height, begun + chunk.cursor.offset
+            remaining, at = remaining - chunk.records.height, start + chunk.cursor.offset
             parsed = formats.parse(
                 chunk.records, chunk.formats, arrived=utc_now(), zone=settings.intake.time_zone
             )
@@ -136,16 +136,16 @@ def _count(found: FirstLook, parsed: pl.DataFrame, name: str) -> None:
     )
     for pattern_id, level, count, masked, line in grouped.iter_rows():
         found.levels[level or ""] += count
-        known = found.patterns.get(pattern_id)
-        if known is None:
+        pattern = found.patterns.get(pattern_id)
+        if pattern is None:
             word = severity_words(masked)
             place = f"{name}:{line}"
-            known = Pattern(masked=masked, records=0, place=place, word=word, severe=word is not None)
-            found.patterns[pattern_id] = known
-        if known.word is not None:
-            found.words[known.word] += count
-        known.severe = known.severe or level in ERROR_LEVELS
-        known.records += count
+            pattern = Pattern(masked=masked, records=0, place=place, word=word, severe=word is not None)
+            found.patterns[pattern_id] = pattern
+        if pattern.word is not None:
+            found.words[pattern.word] += count
+        pattern.severe = pattern.severe or level in ERROR_LEVELS
+        pattern.records += count
 
 
 def rows(found: FirstLook, *, width: int) -> list[str]:

@@ -29,14 +29,14 @@ class Memo:
 
     def recall(self, texts: Sequence[str], compute: Callable[[list[str]], list[str]]) -> list[str]:
         """The results of these distinct texts; `compute` gives those that are not remembered."""
-        results = dict(zip(texts, self.known(texts), strict=True))
+        results = dict(zip(texts, self.recalled(texts), strict=True))
         if missing := [text for text, result in results.items() if result is None]:
             computed = dict(zip(missing, compute(missing), strict=True))
             self.remember(computed)
             results |= computed
         return [result for result in results.values() if result is not None]
 
-    def known(self, texts: Sequence[str]) -> list[str | None]:
+    def recalled(self, texts: Sequence[str]) -> list[str | None]:
         """The remembered results of these texts, None for the others."""
         young, old = self._young, self._old
         found: list[str | None] = list(map(young.get, texts))

@@ -99,7 +99,7 @@ def by_digit_shape(
     if not small and shapes.len() > _FEW_SHAPES * messages.len():
         return None
     keys = (_MESSAGE + shapes).to_list()
-    remembered = plan.memo.known(keys)
+    remembered = plan.memo.recalled(keys)
     fresh = [at for at, masked in enumerate(remembered) if masked is None]
     if not fresh and _BY_DIGITS not in remembered:
         return with_ids(pl.DataFrame([pl.Series("masked", remembered, dtype=pl.String)]))[which]
