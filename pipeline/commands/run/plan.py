@@ -22,6 +22,7 @@ import redis
 from pipeline.commands.run import place
 from pipeline.commands.run.inputs import RunPlan, input_bytes
 from pipeline.commands.run.journey import Journey, Show
+from pipeline.commands.run.normal import NormalList
 from pipeline.controller.trainings import Status
 from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
@@ -34,7 +35,6 @@ from pipeline.report import findings as finding
 from pipeline.report import page
 from pipeline.report.around import RECORDS, with_neighbours
 from pipeline.report.export import facts
-from pipeline.report.normal import NormalList
 from pipeline.report.samples import first_records
 from pipeline.report.summary import run_summary
 from pipeline.settings import Settings

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.run.normal import NormalList
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput
 from pipeline.report import normal
 from pipeline.report.findings import Finding
-from pipeline.report.normal import NormalList
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
 MASKS = MaskSet.load()
