@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
-from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState
+from pipeline.controller.trainings import Status, TrainingRequest, Trainings, TrainingState, query_of
 from pipeline.controller.watchlist import check_pattern, covers, model_of, unmatched
 from pipeline.errors import BadInput, Cancelled, TrainingFailed
 from pipeline.ledger.ledger import Ledger
 from pipeline.producer import Producer
 from pipeline.records.batch import utc_now
-from pipeline.records.query import Query, begin_of, query_of
+from pipeline.records.query import Query, begin_of
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED
 from pipeline.settings import Settings

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, cast
 
@@ -24,7 +25,7 @@ from pipeline.controller.arguments import CancelArgs, EndArgs, RequestArgs, Show
 from pipeline.controller.facts import backoff_s
 from pipeline.errors import BadInput, BadPayload, Cancelled, StaleToken, TrainingsFull
 from pipeline.records.batch import digest
-from pipeline.records.query import Query
+from pipeline.records.query import Query, begin_of
 from pipeline.records.wire import Codec
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering, now_ms, text_map
@@ -399,4 +400,19 @@ def _status(request_id: str, entry: Mapping[str, str]) -> Status:
         state=_state(entry.get("state", "")),
         retried_as=entry.get("retried_as", ""),
         **values,
+    )
+
+
+def store_of(settings: Settings) -> str:
+    """Where training data lies: by setting, or wherever results are stored first."""
+    return settings.data.sinks[0] if settings.train.source == "results" else settings.train.source
+
+
+def query_of(settings: Settings, now: datetime) -> Query:
+    """The usual query: the last `train_span_s` without the settings' exclusions; its workloads come later."""
+    return Query(
+        store=store_of(settings),
+        since=None if settings.train.span_s is None else begin_of(now, settings.train.span_s),
+        exclude_words=settings.train.exclude_words,
+        exclude_anomalous=settings.train.exclude_anomalous,
     )

@@ -10,7 +10,6 @@ import polars as pl
 
 from pipeline.records.batch import digest
 from pipeline.records.schema import UTC_US
-from pipeline.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +66,6 @@ class Query:
 
 
 _ZERO: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def store_of(settings: Settings) -> str:
-    """Where training data lies: by setting, or wherever results are stored first."""
-    return settings.data.sinks[0] if settings.train.source == "results" else settings.train.source
-
-
-def query_of(settings: Settings, now: datetime) -> Query:
-    """The usual query: the last `train_span_s` without the settings' exclusions; its workloads come later."""
-    return Query(
-        store=store_of(settings),
-        since=None if settings.train.span_s is None else begin_of(now, settings.train.span_s),
-        exclude_words=settings.train.exclude_words,
-        exclude_anomalous=settings.train.exclude_anomalous,
-    )
 
 
 def begin_of(now: datetime, span_s: float) -> datetime:

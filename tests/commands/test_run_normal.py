@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.run import normal
 from pipeline.commands.run.normal import NormalList
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput
-from pipeline.report import normal
 from pipeline.report.findings import Finding
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)

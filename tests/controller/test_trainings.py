@@ -31,9 +31,10 @@ from pipeline.controller.trainings import (
     TrainingState,
     backoff_s,
     next_attempt,
+    query_of,
 )
 from pipeline.errors import BadInput, BadPayload, Cancelled, RedisUnavailable, StaleToken, TrainingsFull
-from pipeline.records.query import Query, query_of
+from pipeline.records.query import Query
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.leases import TRAINING, Lease, Leases, Refused, granted
 from pipeline.redis.scripts import Scripts

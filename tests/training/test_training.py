@@ -10,9 +10,9 @@ import msgspec
 import polars as pl
 import pytest
 
-from pipeline.controller.trainings import TrainingRequest
+from pipeline.controller.trainings import TrainingRequest, query_of, store_of
 from pipeline.records.batch import Purpose
-from pipeline.records.query import Query, query_of, store_of
+from pipeline.records.query import Query
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.redis.keys import SHARED
 from pipeline.settings import Settings
