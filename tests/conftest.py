@@ -1,5 +1,6 @@
 """Shared fixtures: a real Redis for the session, a private key prefix for every test."""
 
+import functools
 import logging
 import os
 import platform
@@ -9,7 +10,7 @@ import signal
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +24,7 @@ from s3_server import S3Server, weed
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.ledger.ledger import Ledger
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
@@ -31,6 +33,23 @@ from pipeline.workers.stack.private_redis import PrivateRedis
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 DATA = SHARED / "data"
+
+
+# Loading checks every mask, 60 ms of processor time. A process of the product does so once, and so does a
+# process of the tests; each caller gets a memory of its own, as a fresh process has it.
+_load = MaskSet.load
+
+
+@functools.cache
+def _shipped_masks() -> MaskSet:
+    return _load()
+
+
+def _load_masks(path: Path | None = None, extra: Sequence[Path] = ()) -> MaskSet:
+    return _load(path, extra) if path or extra else _shipped_masks().without_memory()
+
+
+MaskSet.load = _load_masks  # type: ignore[method-assign]
 
 
 # CI gives a failed test a second try, because a machine with other work may miss a bound of time

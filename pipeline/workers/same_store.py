@@ -1,4 +1,4 @@
-"""All processes of a pipeline work with one store. Redis keeps the identity of the first one's.
+"""All processes of a pipeline work with one store. Redis keeps the identity of the store that came first.
 
 Two stacks with stores on different disks would miss each other's models and lines. The second one is refused.
 """
