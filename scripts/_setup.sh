@@ -16,6 +16,22 @@ find_python() {
   return 2
 }
 
+# packages EXTRA: into .venv what requirements/ names, each file by its hash, and Logweir itself.
+packages() {
+  # Byte-compiling thousands of files that are never imported would take longer than everything else.
+  local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps)
+  local files=(-r requirements/run.txt)
+  [ "$1" = all ] || files+=(-r requirements/dev.txt)
+  # PyTorch's CPU build, where pip has an index or a folder with it, spares the gigabytes of CUDA. The torch of run.txt is met then.
+  "${pip[@]}" --require-hashes -r requirements/cpu.txt 2>/dev/null || true
+  "${pip[@]}" --require-hashes "${files[@]}" >&2 || return
+  if .venv/bin/python -c 'from importlib.metadata import requires; exit(not any("cuda" in r for r in requires("torch")))'; then
+    "${pip[@]}" --require-hashes -r requirements/cuda.txt >&2 || return
+  fi
+  # The setuptools of run.txt builds it: a build environment of its own would fetch one without a hash.
+  "${pip[@]}" --no-build-isolation --editable . >&2
+}
+
 # install EXTRA: "all" for running, "dev" for testing.
 install() {
   local extra=$1 python version stamp
@@ -31,9 +47,7 @@ install() {
       }
     fi
     echo "setting up .venv (once) ..." >&2
-    # Byte-compiling thousands of files that are never imported would take longer than everything else.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --use-pep517 \
-      --constraint constraints.txt --editable ".[$extra]" >&2 || exit 1
+    packages "$extra" || exit 1
     rm -f .venv/.installed-"$extra"-*
     touch "$stamp"
   fi

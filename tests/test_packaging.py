@@ -3,6 +3,7 @@ a wheel."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -118,12 +119,52 @@ def test_every_extra_says_what_its_packages_are_imported_as() -> None:
     assert not names(project["dependencies"]) & {name for packages in EXTRAS.values() for name in packages}
 
 
-def test_every_pin_is_locked_with_hashes() -> None:
-    locked = (ROOT / "constraints-hashes.txt").read_text()
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
-    entries = [line.removesuffix(" \\") for line in locked.splitlines() if "==" in line]
-    assert entries == pins, "run scripts/lock_hashes"
-    assert all("--hash=sha256:" in entry for entry in locked.split("==")[1:])
+def locked(name: str) -> dict[str, str]:
+    """Name and version of each entry of a file in requirements/."""
+    text = (ROOT / "requirements" / name).read_text()
+    entries = re.split(r"\n(?=\S)", text.partition("\n")[2].rstrip())
+    assert all("--hash=sha256:" in entry for entry in entries)
+    pins = (entry.split()[0].partition("==") for entry in entries)
+    return {normal(package): version for package, _, version in pins}
+
+
+def normal(package: str) -> str:
+    return re.sub("[-_.]+", "-", package).lower()
+
+
+def test_every_package_of_ci_and_of_the_image_is_locked_with_hashes() -> None:
+    run, dev, cuda = (locked(name) for name in ("run.txt", "dev.txt", "cuda.txt"))
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {normal(line.partition("==")[0]): line.partition("==")[2] for line in lines if "==" in line}
+    del pins["atheris"]  # of the extra `fuzz`, which neither installs
+    both = run | dev
+    assert not run.keys() & dev.keys()
+    assert {name: both.get(name) for name in pins} == pins, "run scripts/lock_hashes"
+    assert locked("cpu.txt") == {"torch": f"{run['torch']}+cpu"}
+    assert not [name for name in both if name.startswith(("nvidia-cu", "cuda-", "triton"))]
+    assert {"triton", "nvidia-cublas"} <= cuda.keys()
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+
+    def direct(*names: str) -> set[str]:
+        texts = [text for name in names for text in extras[name]]
+        return {normal(found[0]) for text in texts if (found := re.match(r"[\w.-]+", text))} - {"logweir"}
+
+    wanted = {normal(re.split(r"[<>=]", text)[0]) for text in project["dependencies"]}
+    assert wanted | direct("worker", "gpu", "opensearch", "s3") <= run.keys(), "run scripts/lock_hashes"
+    assert direct("dev", "docs") <= both.keys(), "run scripts/lock_hashes"
+
+
+def test_the_image_takes_nothing_without_a_hash_or_a_digest() -> None:
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = [part for part in re.split(r"&&|\n", text) if "pip install" in part]
+    assert installs and all("--no-deps" in part for part in installs)
+    assert all("--require-hashes" in part or "--no-build-isolation" in part for part in installs)
+    images = re.findall(r"(?m)^FROM (\S+)", text)
+    images += re.findall(r"(?m)^ +image: (\S+)", (ROOT / "docker-compose.yml").read_text())
+    foreign = [image for image in images if not image.startswith("logweir:")]
+    assert foreign and all(re.search(r"@sha256:[0-9a-f]{64}$", image) for image in foreign), foreign
 
 
 SENDS = """
