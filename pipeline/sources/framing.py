@@ -1,9 +1,10 @@
 """Physical lines to records: a stack trace is one record of many lines.
 
 Invariants for any division of the lines into feeds: `lines` counts every physical line once, no text is
-dropped, and no record exceeds the cap. A record that would pass the cap is closed, and its next line begins a
-new record. A line longer than the cap becomes consecutive records of one `line` number, the first with lines
-= 1, the others with lines = 0. Records joined by newlines (pieces with lines = 0: by nothing) are the input.
+dropped, no record exceeds the cap, and none has lines of two services. A record that would pass the cap is
+closed, and its next line begins a new record. A line longer than the cap becomes consecutive records of one
+`line` number, the first with lines = 1, the others with lines = 0. Records joined by newlines (pieces with
+lines = 0: by nothing) are the input.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.formats import BLOCKS, TIMED, detect, head_mask
 from pipeline.sources.formats_delimited import is_layout, read_layout, within_quotes
-from pipeline.sources.wrappers import inner_lines
+from pipeline.sources.wrappers import OWNED, inner_lines, owners
 
 MAX_RECORD_BYTES: Final = 65536
 # Enough to tell the format of a file that opens with a banner.
@@ -101,6 +102,7 @@ class Framer:
         self._after_partial = False
         self._in_traceback = False
         self._in_quotes = False  # of a table's value
+        self._owner = ""  # prefix of the line before, where services share the stream
         if sample:
             self.look(pl.Series("raw", sample, dtype=pl.String))
 
@@ -133,6 +135,7 @@ class Framer:
             records = pl.concat([records, _join(self._open)])
             self._open = None
         self._after_partial = self._in_traceback = self._in_quotes = self._after_time = False
+        self._owner = ""
         return records
 
     # Which formats
@@ -245,19 +248,28 @@ class Framer:
         return _join(frame[:start])
 
     def _begins(self, frame: pl.DataFrame) -> pl.Series:
-        """True for rows that begin a record, by their text and the row before."""
+        """True for rows that begin a record, by their text, their service and the row before."""
         raw = frame["raw"]
+        begins = self._begins_by_text(raw)
+        if wrapper := next(filter(OWNED.__contains__, self.formats), ""):
+            # Services write at the same time: the rest of a stack trace may come after lines of another one.
+            owner = owners(raw, wrapper).fill_null(strategy="forward").fill_null(self._owner)
+            begins = begins | (owner != owner.shift(1, fill_value=self._owner))
+            self._owner = str(owner[-1])
+        return begins.alias("begins")
+
+    def _begins_by_text(self, raw: pl.Series) -> pl.Series:
         inner = inner_lines(raw, self.formats)
         if table := next(filter(is_layout, self.formats), ""):
             joined, self._in_quotes = within_quotes(inner, read_layout(table), inside=self._in_quotes)
-            return (~joined).alias("begins")
+            return ~joined
         heads = head_mask(inner, self.formats)
         if self._block:
             after = inner.str.starts_with(_SLOW_TIME).shift(1, fill_value=self._after_time)
             self._after_time = bool(inner.str.starts_with(_SLOW_TIME)[-1])
             heads = heads & ~(after & inner.str.starts_with(_SLOW_USER))
         if heads.all() and not self._wrapped and not self._in_traceback:
-            return heads.alias("begins")
+            return heads
         shaped = inner.str.contains(_CONTINUATION)
         joins = shaped & ~heads
         if self._strict:
@@ -269,7 +281,7 @@ class Framer:
                 partial |= raw.str.contains(_DOCKER_START) & ~raw.str.contains(_DOCKER_LINE_END)
             joins = joins | partial.shift(1, fill_value=self._after_partial)
             self._after_partial = bool(partial[-1])
-        return (~joins).alias("begins")
+        return ~joins
 
     def _headless(self, inner: pl.Series, heads: pl.Series) -> pl.Series:
         """True for rows without a header. A timed header of a format outside the sample still begins a

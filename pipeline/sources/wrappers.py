@@ -14,6 +14,7 @@ from pipeline.sources.formats_text import CRI
 from pipeline.sources.times import ISO_CLOCK, read_times, to_utc
 
 WRAPPERS: Final = ("compose", "kubectl", "docker", "cri", "stamped", "envelope")
+OWNED: Final = ("compose", "kubectl")  # several services write into one stream, each line under its name
 STAMPING: Final = ("docker", "cri", "stamped")  # wrappers with a time, which wins over the inner one
 
 _SOME_DAY: Final = datetime(2000, 1, 1, tzinfo=UTC)  # for a detection, which needs no times
@@ -65,6 +66,11 @@ def is_claimed(lines: pl.Series, name: str, share: float, inside: float) -> bool
         numbered = lines.str.contains(_NUMBERED).mean()
         return share >= 0.5 and (inside >= 0.5 or (isinstance(numbered, float) and numbered >= 0.5))
     return name != "stamped" or inside >= 0.5
+
+
+def owners(raw: pl.Series, name: str) -> pl.Series:
+    """The prefix of each line in a wrapper of `OWNED`; null for lines without one."""
+    return uncoloured(raw).str.extract(f"^({PREFIXES[name]})").str.strip_chars_end()
 
 
 def inner_lines(raw: pl.Series, formats: tuple[str, ...]) -> pl.Series:

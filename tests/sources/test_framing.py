@@ -144,6 +144,27 @@ def test_formats_are_looked_for_again_while_little_was_seen() -> None:
     assert framer.formats == ("log4j",)
 
 
+WEB, API = "web-1  | ", "\x1b[36mapi-1  |\x1b[0m "
+POD, TWIN = "[pod/shop-7d4-x2k/web] ", "[pod/shop-7d4-9qz/web] "
+
+
+@pytest.mark.parametrize(("one", "other"), [(WEB, API), (POD, TWIN)], ids=["compose", "kubectl"])
+@pytest.mark.parametrize("step", [1, 3, 10_000])
+def test_no_line_joins_a_record_of_another_service(one: str, other: str, step: int) -> None:
+    calm = [f"{who}{LOG4J.format(i % 60, i)}" for i in range(SAMPLE_LINES) for who in (one, other)]
+    java = [one + line for line in JAVA_TRACE]
+    python = [other + line for line in PYTHON_TRACE]
+    woven = [*java[:2], *python[:3], *java[2:], *python[3:]]
+    lines = [*calm, *woven, one + LOG4J.format(9, 9)]
+    framer = Framer()
+    fed = [framer.feed(lines[at : at + step]) for at in range(0, len(lines), step)]
+    records = pl.concat([*fed, framer.flush()])
+    assert framer.formats == ("compose" if one is WEB else "kubectl", "log4j")
+    assert rebuilt(records) == "\n".join(lines)
+    parts = (java[:2], python[:3], java[2:], python[3:])
+    assert records["raw"].to_list()[len(calm) : -1] == ["\n".join(part) for part in parts]
+
+
 PALETTE = st.sampled_from(
     [
         *JAVA_TRACE,
@@ -153,6 +174,8 @@ PALETTE = st.sampled_from(
         " ",
         "}",
         "plain text",
+        *(WEB + line for line in PYTHON_TRACE),
+        *(API + line for line in JAVA_TRACE),
         "2026-11-20T10:00:00.1Z stdout P half ",
         "2026-11-20T10:00:00.1Z stdout F whole",
         '{"log":"half","stream":"stdout","time":"2026-11-20T10:00:00.1Z"}',
