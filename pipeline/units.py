@@ -45,6 +45,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
+def line_count(lines: int, records: int) -> str:
+    """`2,000 lines`; `1 line (2,000 records)` where a line holds many records, as a JSON array does."""
+    return plural(lines, "line") + (f" ({plural(records, 'record')})" if records > lines else "")
+
+
 def chance(p_value: float | None) -> str:
     """`0.002`, `<0.0001`; nothing where there is none."""
     if p_value is None:

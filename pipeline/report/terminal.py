@@ -28,7 +28,7 @@ from pipeline.report.text import (
     without_baseline,
 )
 from pipeline.report.why import briefly
-from pipeline.units import plural, seconds, visible
+from pipeline.units import line_count, plural, seconds, visible
 
 TEMPLATE_CHARS: Final = 200
 SAMPLE_CHARS: Final = 240
@@ -77,7 +77,8 @@ def print_findings(
 
 
 def _what_was_read(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
-    parts = [f"{plural(summary['lines'], 'line')} of {plural(len(summary['by_workload']), 'workload')}"]
+    read = line_count(summary["lines"], summary["records"])
+    parts = [f"{read} of {plural(len(summary['by_workload']), 'workload')}"]
     if summary["first"]:
         first, last = (datetime.fromisoformat(summary[name]) for name in ("first", "last"))
         parts.append(f"{time_range(first, last)} UTC")

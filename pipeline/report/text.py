@@ -14,7 +14,7 @@ from pipeline.records.verdict import OURS
 from pipeline.report.alike import request_alone
 from pipeline.report.excerpt import shortened, telling
 from pipeline.report.findings import Finding, FindingSample, is_new
-from pipeline.units import listed, plural, visible
+from pipeline.units import line_count, listed, plural, visible
 
 MARKED: Final = 3  # words of a line that are marked: more of them point nowhere
 NO_BASELINE: Final = "No --baseline: rare and error-like lines are shown, not new ones"
@@ -125,7 +125,8 @@ def sample_place(sample: FindingSample, chars: int, folder: str = "") -> str:
 
 def headline(findings: Sequence[Finding], summary: Mapping[str, Any]) -> str:
     """The result in one sentence."""
-    records, not_judged, lines = summary["records"], summary["not_judged"], plural(summary["lines"], "line")
+    records, not_judged = summary["records"], summary["not_judged"]
+    lines = line_count(summary["lines"], records)
     if not records:
         return "No lines were read"
     if findings:

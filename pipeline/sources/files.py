@@ -48,14 +48,14 @@ def choose(patterns: Sequence[str], wanted: Filter | None = None) -> Chosen:
     wanted = wanted or Filter()
     found: dict[tuple[int, int], tuple[Path, float]] = {}
     notes: list[str] = []
-    skipped = Skipped()
+    skipped, recoded = Skipped(), Skipped()
     for pattern in patterns:
         path = Path(pattern).expanduser()
         # a file may really be called `a[1].log`
         if path.is_dir():
-            logs = _logs_of(pattern, walk(path, wanted, skipped), skipped)
+            logs = _logs_of(pattern, walk(path, wanted, skipped), skipped, recoded)
         elif _GLOB_MARKS & set(pattern) and not path.exists():
-            logs = _logs_of(pattern, _matches(pattern, wanted, skipped), skipped)
+            logs = _logs_of(pattern, _matches(pattern, wanted, skipped), skipped, recoded)
         else:
             if note := check_file(path):
                 notes.append(note)
@@ -64,17 +64,21 @@ def choose(patterns: Sequence[str], wanted: Filter | None = None) -> Chosen:
             found.setdefault((info.st_dev, info.st_ino), (one, info.st_mtime))
     if skipped.count:
         notes.append(skipped.sentence())
+    if recoded.count:
+        verb = "is" if recoded.count == 1 else "are"
+        notes.append(f"{plural(recoded.count, 'file')} {verb} UTF-16, read as UTF-8: {recoded.names()}")
     return Chosen(paths=tuple(oldest_first(found.values())), notes=tuple(notes))
 
 
 def _logs_of(
-    pattern: str, brought: Iterable[tuple[Path, os.stat_result]], skipped: Skipped
+    pattern: str, brought: Iterable[tuple[Path, os.stat_result]], skipped: Skipped, recoded: Skipped
 ) -> list[tuple[Path, os.stat_result]]:
-    """The text logs among the files of a folder or glob. Raises BadInput without any."""
+    """The text logs among the files of a folder or glob, and in `recoded` those in UTF-16. Raises BadInput
+    without any."""
     before, logs = skipped.count, []
     for path, info in brought:
         try:
-            log = bool(info.st_size) and _is_log(path)
+            log = bool(info.st_size) and _is_log(path, recoded)
         except BadInput:
             log = False
         if log:
@@ -153,7 +157,7 @@ def check_file(path: Path) -> str:
     return ""
 
 
-def _is_log(path: Path) -> bool:
+def _is_log(path: Path, recoded: Skipped) -> bool:
     """Whether a file that nobody named is a text log. Raises BadInput for most that are none."""
     with open_file(path) as file:
         if is_plain(file.read(LOOK_BYTES)):
@@ -163,7 +167,14 @@ def _is_log(path: Path) -> bool:
         # Documents and programs are zips, too.
         if layers.kind == "zip" and path.suffix.lower() != ".zip":
             return False
-        return bool(layers.first) and any(True for _ in texts(layers, file, Source(path=path), Skipped()))
+        if (
+            not layers.first
+            or (text := next(texts(layers, file, Source(path=path), Skipped()), None)) is None
+        ):
+            return False
+        if layers.kind == "text" and text.stream.encoding != "UTF-8":
+            recoded.add(str(path))
+        return True
 
 
 def total_bytes(path: Path) -> int:

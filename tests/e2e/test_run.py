@@ -23,7 +23,7 @@ def write(path: Path, lines: list[str]) -> Path:
 
 def stored(out: Path) -> pl.DataFrame:
     files = sorted((out / "results").glob("date=*/workload=*/*.parquet"))
-    return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]).sort("line")
+    return pl.concat([pl.read_parquet(f, hive_partitioning=False, glob=False) for f in files]).sort("line")
 
 
 def earlier(out: Path) -> Path:

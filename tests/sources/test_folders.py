@@ -66,6 +66,14 @@ def test_a_glob_leaves_out_what_is_no_log_and_a_named_file_is_refused(tmp_path: 
         choose([str(bad), str(tmp_path)])
 
 
+def test_files_of_a_folder_in_utf_16_have_one_note(tmp_path: Path) -> None:
+    for name, encoding in (("a.log", "utf-16"), ("b.log", "utf-16-be"), ("c.log", "utf-8")):
+        (tmp_path / name).write_bytes("2026-11-20 10:00:00 INFO up\n".encode(encoding) * 9)
+    found = choose([str(tmp_path)])
+    assert len(found.paths) == 3
+    assert found.notes == (f"2 files are UTF-16, read as UTF-8: {tmp_path}/a.log, {tmp_path}/b.log",)
+
+
 @pytest.mark.parametrize("pattern", ["", "/*"])
 def test_a_folder_or_glob_without_a_log_is_refused(tmp_path: Path, pattern: str) -> None:
     written(tmp_path, "wtmp", "btmp", data=b"\1\0\0\0" * 96)

@@ -22,7 +22,7 @@ from pipeline.report.excerpt import shortened
 from pipeline.report.text import clipped
 from pipeline.settings import Settings
 from pipeline.sources import files, formats
-from pipeline.units import plural, visible
+from pipeline.units import line_count, plural, visible
 
 # Of all files together: masked in half a second.
 MOST_RECORDS: Final = 20_000
@@ -153,7 +153,7 @@ def rows(found: FirstLook, *, width: int) -> list[str]:
     if not found.records:
         return []
     part = "" if found.whole else " (the beginning; the run reads all)"
-    lines = [f"{plural(found.lines, 'line')} at first sight{part}: {_levels(found)}"]
+    lines = [f"{line_count(found.lines, found.records)} at first sight{part}: {_levels(found)}"]
     severe = found.error_like
     facts = [f"{plural(sum(p.records for p in severe), 'error-like record')}"] if severe else []
     if found.traces:

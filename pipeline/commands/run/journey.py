@@ -32,6 +32,7 @@ from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources import files
+from pipeline.sources.framing import MAX_RECORD_BYTES
 from pipeline.tasks.context import Context
 from pipeline.tasks.watch import watch_stored
 from pipeline.units import plural
@@ -115,7 +116,7 @@ class Journey:
             max_bytes=self.settings.internal.batch_kib * 1024,
             choice=self.choice,
         ):
-            source, start = reading.source, 0
+            source, start, cut = reading.source, 0, 0
             workload = self.workload or workload_of_file(source.named)
             key = digest("file", purpose.value, source.name)
             for chunk in reading.chunks:
@@ -142,7 +143,11 @@ class Journey:
                         )
                     self.pause(min(answer.retry_after_s, FULL_S))
                 start = chunk.cursor.offset
+                cut += int((chunk.records["lines"] == 0).sum())
                 progress(path, chunk.position, int(chunk.records["lines"].sum()))
+            if cut:
+                size = f"{MAX_RECORD_BYTES // 1024} KiB"
+                self.notes.append(f"{source.name}: lines longer than {size} are cut, {plural(cut, 'time')}")
         if empty and len(self.notes) == notes:
             self.notes.append(f"{path} is empty")
 
