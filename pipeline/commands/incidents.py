@@ -45,9 +45,9 @@ def main(args: argparse.Namespace) -> int:
     settings = reached(own_settings)
     with redis_explained():
         found = _incidents(settings, now)
-        unseen = "" if args.json else _unseen(settings)
-    if unseen:
-        out().print(f"still looking at {unseen}", style="yellow", markup=False, soft_wrap=True)
+        notes = [] if args.json else _unseen(settings)
+    for note in notes:
+        out().print(note, style="yellow", markup=False, soft_wrap=True)
     if args.incident is not None:
         return _show(_chosen(found, args.incident), found, as_json=args.json)
     return _list(found, args, since)
@@ -80,14 +80,21 @@ def _incidents(settings: Settings, now: datetime) -> list[Incident]:
     return state.all()
 
 
-def _unseen(settings: Settings) -> str:
-    """Accepted lines and batches that may still change incidents, in words; "" for none."""
+def _unseen(settings: Settings) -> list[str]:
+    """Accepted lines and batches that may still change incidents, in words."""
     backlog = Ledger(connect(settings), settings).backlog
-    lines = sum(in_flight(total) for total in backlog.totals().values())
+    totals = backlog.totals().values()
+    lines = sum(in_flight(total) for total in totals)
+    warming = sum(total.get("warming", 0) for total in totals)
     _, waiting = backlog.observed()
     parts = [plural(lines, "line")] if lines > 0 else []
     parts += [plural(waiting, "stored batch")] if waiting else []
-    return " and ".join(parts)
+    notes = [f"still looking at {' and '.join(parts)}"] if parts else []
+    if warming > 0:
+        notes.append(
+            f"{plural(warming, 'stored line')} not judged yet; `logweir train` learns a model for them"
+        )
+    return notes
 
 
 def _chosen(found: Sequence[Incident], name: str) -> Incident:

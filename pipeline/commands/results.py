@@ -36,9 +36,10 @@ def main(args: argparse.Namespace) -> int:
     if rows.is_empty():
         console.print(_nothing(args, settings, workloads), markup=False, soft_wrap=True)
         return 0
-    table = Table(
-        "time (UTC)", "workload", "level", "score", "p", "line", "message", box=None, pad_edge=False
-    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("time (UTC)", no_wrap=True)
+    for name in ("workload", "level", "score", "p", "line", "message"):
+        table.add_column(name)
     for row in _rows(rows):
         table.add_row(*row)
     console.print(table)

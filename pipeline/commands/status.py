@@ -314,7 +314,11 @@ def _watching(console: Console, watching: Mapping[str, float]) -> None:
 def _models(console: Console, status: StackStatus) -> None:
     if not status.models:
         count = status.versions_stored
-        hint = f"; {count} in the store, `logweir models promote VERSION` takes one" if count else ""
+        hint = (
+            f"; {count} in the store, `logweir models promote VERSION` takes one"
+            if count
+            else "; `logweir train` learns one"
+        )
         console.print(f"model     none yet: lines are warming{hint}", markup=False, soft_wrap=True)
     for model in status.models:
         name = "model" if model.model == SHARED else f"model of {printable(model.model)}"

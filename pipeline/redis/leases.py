@@ -158,7 +158,7 @@ class Leases:
                 if give_back:
                     self.release(lease)
             except RedisUnavailable:
-                log.warning("lease.not_released", why="Redis is away; it expires")
+                log.info("lease.not_released", why="Redis is away; it expires")
 
 
 def granted(answer: Lease | Refused, resource: str) -> Lease:

@@ -157,6 +157,11 @@ def test_what_is_still_looked_at_stands_above_the_list(
     client.sadd(keys.workloads, "shop")
     client.rpush(keys.watching("observations"), b"a", b"b")
     assert verb().out.startswith("still looking at 33 lines and 2 stored batches\n")
+    client.hset(keys.totals("shop"), "warming", 60)
+    assert (
+        verb().out.splitlines()[1]
+        == "60 stored lines not judged yet; `logweir train` learns a model for them"
+    )
     assert json.loads(verb("--json").out)
 
 

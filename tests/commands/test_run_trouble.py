@@ -40,6 +40,7 @@ def test_too_few_open_files_are_refused_with_the_command_that_helps() -> None:
     assert done.returncode == 1
     assert "BadInput: a process may open only 64 files here" in done.stderr
     assert "`ulimit -n 256`" in done.stderr
+    assert "one process with its Redis needs 64; raise" in limits_after(20, 20, 0).stderr
 
 
 def test_a_disk_without_room_is_named_also_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:

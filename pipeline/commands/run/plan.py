@@ -7,7 +7,9 @@ start the stack -> [baseline: send, store, train] -> send -> [no baseline: train
 """
 
 import contextlib
+import errno
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -235,6 +237,8 @@ def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: Norma
         )
     except (OSError, pl.exceptions.ComputeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        if (full := os.strerror(errno.ENOSPC)) in why:  # Polars wraps it in words of its own
+            why = full
         raise SinkUnavailable(
             f"{plan.out} cannot be written ({why}); free space there and run again"
         ) from exc

@@ -28,9 +28,13 @@ def check_files(processes: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
     if soft != unlimited and soft < needed:
+        who = (
+            f"{processes} processes with their Redis need"
+            if processes
+            else "one process with its Redis needs"
+        )
         raise BadInput(
-            f"a process may open only {soft} files here, and {processes} processes with their Redis need "
-            f"{needed}; raise the limit with `ulimit -n {needed}` (root, or nofile in "
+            f"a process may open only {soft} files here, and {who} {needed}; raise the limit with `ulimit -n {needed}` (root, or nofile in "
             "/etc/security/limits.conf)"
         )
 
