@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Self
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 # The options for TLS in REDIS_URL that both redis-py and Kombu understand.
@@ -15,13 +16,78 @@ TLS_OPTIONS: Final = (
     "ssl_password",
     "ssl_check_hostname",
 )
+SENTINEL_SCHEME: Final = "sentinel://"
+SENTINEL_PORT: Final = 26379
+SENTINEL_OPTIONS: Final = ("master", "db", "sentinel_username", "sentinel_password")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentinelAddress:
+    """A Redis whose master is known to sentinels:
+    `sentinel://[USER:PASSWORD@]HOST[:PORT],.../DB?master=NAME[&sentinel_username=U][&sentinel_password=P]`.
+
+    User and password are those of the Redis servers; the sentinels have their own."""
+
+    sentinels: tuple[tuple[str, int], ...]  # host and port
+    master: str  # the name of the group in the sentinels' configuration
+    database: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Raises ValueError without the URL: it may hold a password."""
+        # Not urlsplit: it reads one host and one port.
+        place, _, query = url.removeprefix(SENTINEL_SCHEME).partition("?")
+        login, _, place = place.rpartition("@")
+        hosts, _, database = place.partition("/")
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        if unknown := sorted(set(options) - set(SENTINEL_OPTIONS)):
+            why = "TLS to sentinels is not supported" if unknown[0].startswith("ssl") else "unknown"
+            raise ValueError(
+                f"REDIS_URL has the option {unknown[0]!r} ({why}); known are {', '.join(SENTINEL_OPTIONS)}"
+            )
+        if not options.get("master"):
+            raise ValueError(
+                "REDIS_URL names no master; write it like sentinel://host1:26379,host2:26379/0?master=NAME"
+            )
+        database = database or options.get("db", "")
+        if database and not (database.isascii() and database.isdigit()):
+            raise ValueError("the database in REDIS_URL is not a number; write it like /0")
+        user, _, password = login.partition(":")
+        return cls(
+            sentinels=tuple(_host_and_port(text) for text in hosts.split(",")),
+            master=options["master"],
+            database=int(database or 0),
+            username=unquote(user) or None,
+            password=unquote(password) or None,
+            sentinel_username=options.get("sentinel_username") or None,
+            sentinel_password=options.get("sentinel_password") or None,
+        )
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    """Raises ValueError without the text: it may be a part of a password."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/@\[\];]+)(?::(\d{1,5}))?", text)
+    port = int(found[2] or SENTINEL_PORT) if found else 0
+    if found is None or not 0 < port < 65_536:
+        raise ValueError(
+            "REDIS_URL has a sentinel that is not HOST or HOST:PORT; separate them by commas, like "
+            "sentinel://host1:26379,host2:26379/0?master=NAME"
+        )
+    return found[1].strip("[]"), port
 
 
 def check_url(url: str) -> None:
     """Raises ValueError without the URL: it may hold a password."""
+    if url.startswith(SENTINEL_SCHEME):
+        SentinelAddress.parse(url)
+        return
     parts = _split(url, "REDIS_URL is not a URL; write it like redis://host:6379/0")
     if parts.scheme not in ("redis", "rediss", "unix"):
-        raise ValueError("REDIS_URL must begin with redis://, rediss:// or unix://")
+        raise ValueError("REDIS_URL must begin with redis://, rediss://, unix:// or sentinel://")
     options = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
     if options and parts.scheme != "rediss":
         raise ValueError(
@@ -62,11 +128,13 @@ def store_place(url: str) -> tuple[str, str, str]:
 def masked_url(url: str) -> str:
     """The URL with its password hidden, for messages and logs, also where the password makes it no valid
     URL."""
+    # Options first: an @ in one would be taken for the end of a login.
+    url = re.sub(r"(?i)([?&](?:ssl_|sentinel_)?password=)[^&#]*", r"\1***", url)
     scheme, mark, address = url.partition("://")
     userinfo, at, place = address.rpartition("@")
     if ":" in userinfo:
         address = f"{userinfo.partition(':')[0]}:***{at}{place}"
-    return re.sub(r"(?i)([?&](?:ssl_)?password=)[^&#]*", r"\1***", scheme + mark + address)
+    return scheme + mark + address
 
 
 def nearest(word: str, names: Iterable[str], *, limit: int = 3) -> list[str]:

@@ -6,15 +6,16 @@ claimed. So messages are acknowledged late and never carry payload, and no resul
 
 import ssl
 from typing import Any, Final
-from urllib.parse import parse_qs, parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, urlsplit
 
 from celery import Celery
 from kombu import Exchange, Queue
 
 from pipeline.errors import BadSetting
 from pipeline.messages.routing import QUEUE_PERIODIC, TASK_SWEEP, TASK_TICK, TASK_WATCH, all_queues
+from pipeline.redis.sentinels import sentinel_options
 from pipeline.settings import Settings
-from pipeline.values import TLS_OPTIONS
+from pipeline.values import SENTINEL_SCHEME, TLS_OPTIONS, SentinelAddress
 
 VERIFY: Final = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 
@@ -23,8 +24,18 @@ def broker_url(redis_url: str) -> str:
     """The URL that kombu wants for the Redis that redis-py calls `redis_url`.
 
     redis-py takes the database from `?db=`, kombu from the path, and for unix sockets from `virtual_host`.
-    Messages must lie in the ledger's database, or the sweeper would never see them.
+    Messages must lie in the ledger's database, or the sweeper would never see them. Each sentinel has a URL
+    of its own there, with the login of Redis: after a switch kombu reads that one alone.
     """
+    if redis_url.startswith(SENTINEL_SCHEME):
+        address = SentinelAddress.parse(redis_url)
+        login = ""
+        if address.username or address.password:
+            login = f"{quote(address.username or '', safe='')}:{quote(address.password or '', safe='')}@"
+        return ";".join(
+            f"sentinel://{login}{f'[{host}]' if ':' in host else host}:{port}/{address.database}"
+            for host, port in address.sentinels
+        )
     parts = urlsplit(redis_url)
     query = parse_qs(parts.query)
     database = query.get("db", [""])[0]
@@ -36,6 +47,14 @@ def broker_url(redis_url: str) -> str:
     # Password and user are quoted in the URL already, and kombu unquotes them again.
     login = parts.netloc.rpartition("@")[0]
     return f"redis+socket://{login + '@' if login else ''}{parts.path}?virtual_host={database or '0'}"
+
+
+def broker_options(redis_url: str) -> dict[str, Any]:
+    """The transport options by which kombu finds the master; none without sentinels."""
+    if not redis_url.startswith(SENTINEL_SCHEME):
+        return {}
+    address = SentinelAddress.parse(redis_url)
+    return {"master_name": address.master, "sentinel_kwargs": sentinel_options(address)}
 
 
 def broker_tls(redis_url: str) -> dict[str, Any] | None:
@@ -102,6 +121,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
             "socket_connect_timeout": 5,
             "socket_keepalive": True,
             "health_check_interval": 3,
+            **broker_options(settings.redis.url or ""),
         },
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # wait for Redis as long as it takes

@@ -3,11 +3,10 @@
 from typing import Final
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from pipeline.errors import BadInput
-from pipeline.redis.connection import is_refusal
+from pipeline.redis.connection import is_demoted, is_refusal, open_pool
 from pipeline.settings import Settings
 from pipeline.values import masked_url
 
@@ -26,11 +25,8 @@ def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
     url = masked_url(settings.redis.url or "")
     try:
         # Short time-outs and no second try: somebody waits for the answer.
-        client = redis.Redis.from_url(
-            settings.redis.url or "",
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
+        client = redis.Redis.from_pool(
+            open_pool(settings.redis.url or "", timeout_s=timeout_s, connect_s=timeout_s)
         )
         if client.get_encoder().decode_responses:
             raise BadInput(
@@ -40,6 +36,8 @@ def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
         if tuple(int(x) for x in version.split(".")[:2]) < OLDEST_REDIS:
             raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
         _try_rights(client, settings.redis.key_prefix)
+    except MasterNotFoundError as exc:
+        raise BadInput(f"{exc}; start the sentinels and Redis, or correct REDIS_URL ({url})") from exc
     except redis.AuthenticationError as exc:
         raise BadInput(
             f"Redis at {url} {_login(str(exc))}; set the right user and password in REDIS_URL"
@@ -110,6 +108,8 @@ def _refusal(error: redis.ResponseError) -> str:
         return f"is too old ({text}); at least 6.2 is needed"
     if "DB index" in text:
         return f"has no such database ({text}); correct the number at the end of REDIS_URL"
+    if is_demoted(error):
+        return f"does not take writes ({text}); name the master, or bring its replicas back"
     if is_refusal(error):
         return f"does not take writes ({text}); give it memory or disk space"
     return f"refuses to work ({text}); correct REDIS_URL or that server"

@@ -3,51 +3,86 @@
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
 
 from pipeline.errors import BadSetting, RedisUnavailable
+from pipeline.redis.sentinels import Sentinels
 from pipeline.settings import Settings
+from pipeline.values import SENTINEL_SCHEME, SentinelAddress
+
+# Sentinels name another master within 2 to 5 s. A frozen one is waited for no longer.
+FAILOVER_S: Final = 5.0
+# The words of a server that is no master any more, or not one that may write.
+DEMOTED: Final = ("READONLY", "NOREPLICAS", "MASTERDOWN")
 
 
-class _Pool(redis.ConnectionPool):
+class _Together(redis.ConnectionPool):
     """A pool that closes idle connections of all pools in this process when one connection breaks.
 
     The others are most likely broken too, and each would be noticed by its own time-out only.
     """
 
     # Replaced as a whole and never locked: a process may be forked at any moment.
-    _all: ClassVar[tuple["weakref.ref[_Pool]", ...]] = ()
+    _all: ClassVar[tuple["weakref.ref[_Together]", ...]] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _Pool._all = (*(reference for reference in _Pool._all if reference() is not None), weakref.ref(self))
+        _Together._all = (*(other for other in _Together._all if other() is not None), weakref.ref(self))
 
     def release(self, connection: Any) -> None:
         super().release(connection)
         if connection._sock is None:  # `is_connected` says so only since redis-py 8
-            for reference in _Pool._all:
-                if (pool := reference()) is not None:
-                    pool.disconnect(inuse_connections=False)
+            drop_idle()
+
+
+class _MasterPool(_Together, SentinelConnectionPool):
+    """Connections to the master that the sentinels name. redis-py compares only while it connects, so each
+    connection that is kept may lead to an earlier master."""
+
+
+def drop_idle() -> None:
+    """Closes the idle connections of this process. The next command connects anew, to the master of then."""
+    for reference in _Together._all:
+        if (pool := reference()) is not None:
+            pool.disconnect(inuse_connections=False)
+
+
+def open_pool(
+    url: str, *, timeout_s: float, connect_s: float, check_every_s: int = 0
+) -> redis.ConnectionPool:
+    """The pool of a REDIS_URL, without connections yet.
+
+    Nothing is ever repeated here: a command whose answer was lost may have run, and only the caller knows
+    whether it is idempotent. The default of redis-py differs between its constructors."""
+    options: dict[str, Any] = {
+        "socket_connect_timeout": connect_s,
+        "health_check_interval": check_every_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not url.startswith(SENTINEL_SCHEME):
+        return _Together.from_url(url, socket_timeout=timeout_s, **options)
+    address = SentinelAddress.parse(url)
+    return _MasterPool(
+        address.master,
+        Sentinels(address),
+        db=address.database,
+        username=address.username,
+        password=address.password,
+        socket_timeout=min(timeout_s, FAILOVER_S),
+        **options,
+    )
 
 
 def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":
-    """A client for the ledger, with short time-outs. Raises BadSetting.
-
-    The client never repeats a command by itself: a command whose answer was lost may have run, and only the
-    caller knows whether it is idempotent. The default of redis-py differs between its constructors."""
+    """A client for the ledger, with short time-outs and without repetitions. Raises BadSetting."""
     if settings.redis.url is None:
         raise BadSetting("no Redis is known; set REDIS_URL, or start the embedded stack with `logweir up`")
-    pool = _Pool.from_url(
-        settings.redis.url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=min(5, timeout_s),
-        health_check_interval=10,
-        retry=Retry(NoBackoff(), 0),
-    )
+    pool = open_pool(settings.redis.url, timeout_s=timeout_s, connect_s=min(5, timeout_s), check_every_s=10)
     return redis.Redis.from_pool(pool)
 
 
@@ -59,6 +94,9 @@ def answering() -> Iterator[None]:
     except (redis.ConnectionError, redis.TimeoutError) as exc:
         raise RedisUnavailable(f"Redis does not answer ({exc}); it is tried again") from exc
     except redis.ResponseError as exc:
+        if is_demoted(exc):
+            drop_idle()
+            raise RedisUnavailable(f"Redis takes no writes now ({exc}); it is tried again") from exc
         if is_refusal(exc):
             raise RedisUnavailable(f"Redis refuses to work ({exc}); give it memory or disk space") from exc
         raise
@@ -84,10 +122,15 @@ def text_map(raw: Any) -> dict[str, str]:
 
 def is_refusal(error: Exception) -> bool:
     """True for an answer of Redis that heals by itself or by an operator: memory, disk, loading, failover."""
-    if isinstance(error, redis.exceptions.OutOfMemoryError | redis.exceptions.ReadOnlyError):
-        return True  # redis-py takes the code off these messages
-    words = ("OOM", "MISCONF", "LOADING", "READONLY", "NOREPLICAS", "MASTERDOWN", "out of memory")
-    return any(word in str(error) for word in words)
+    if is_demoted(error) or isinstance(error, redis.exceptions.OutOfMemoryError):
+        return True  # redis-py takes the code off this message
+    return any(word in str(error) for word in ("OOM", "MISCONF", "LOADING", "out of memory"))
+
+
+def is_demoted(error: Exception) -> bool:
+    """True for an answer of a server that is no master any more, or one that has lost its replicas."""
+    # redis-py takes the code off a ReadOnlyError. Redis before 7 wraps the code of a script's error.
+    return isinstance(error, redis.exceptions.ReadOnlyError) or any(word in str(error) for word in DEMOTED)
 
 
 def now_ms(client: "redis.Redis") -> int:

@@ -1,0 +1,65 @@
+"""Sentinels: the processes that know which Redis is the master, and name another one when it dies."""
+
+from typing import Any, Final
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
+
+from pipeline.values import SentinelAddress
+
+# A sentinel answers from memory. The next one is asked where this one is away.
+ASK_S: Final = 1.0
+
+
+class Sentinels(Sentinel):
+    """Asks one sentinel after another for the master. Safe for threads, unlike redis-py's, which reorders its
+    list while others read it."""
+
+    def __init__(self, address: SentinelAddress) -> None:
+        super().__init__(address.sentinels, sentinel_kwargs=sentinel_options(address))  # type: ignore[no-untyped-call]
+        self._names = [f"{host}:{port}" for host, port in address.sentinels]
+        self._first = 0  # the one that answered last
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Raises MasterNotFoundError in one line: redis-py's names every option of the connections."""
+        reasons, first = [], self._first
+        for number in (*range(first, len(self.sentinels)), *range(first)):
+            state = self.asked(number, service_name)
+            if isinstance(state, str):
+                reasons.append(f"{self._names[number]} {state}")
+            elif not state["is_master"] or state["is_sdown"] or state["is_odown"]:
+                reasons.append(f"{self._names[number]} says that it is down")
+            else:
+                self._first = number
+                return state["ip"], state["port"]
+        raise MasterNotFoundError(f"no sentinel names a master {service_name!r}: {', '.join(reasons)}")
+
+    def asked(self, number: int, master: str) -> dict[str, Any] | str:
+        """What this sentinel knows of a master, or why it says nothing."""
+        try:
+            masters: Any = self.sentinels[number].sentinel_masters()
+        except redis.AuthenticationError as exc:
+            return f"refuses the login ({exc})"
+        except redis.ConnectionError:
+            return "does not answer"
+        except redis.TimeoutError:
+            return f"did not answer within {ASK_S:.0f} s"
+        except redis.ResponseError as exc:
+            return f"refuses to answer ({exc})"
+        if master not in masters:
+            return f"knows only {', '.join(sorted(masters)) or 'no master'}"
+        state: dict[str, Any] = masters[master]
+        return state
+
+
+def sentinel_options(address: SentinelAddress) -> dict[str, Any]:
+    """How a sentinel is asked, by redis-py and by kombu."""
+    return {
+        "username": address.sentinel_username,
+        "password": address.sentinel_password,
+        "socket_timeout": ASK_S,
+        "socket_connect_timeout": ASK_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
