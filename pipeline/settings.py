@@ -131,7 +131,14 @@ class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
 
 
 class RedisSettings(
-    Group, frozen=True, rename={"url": "redis_url", "max_mib": "redis_max_mib", "fsync": "redis_fsync"}
+    Group,
+    frozen=True,
+    rename={
+        "url": "redis_url",
+        "max_mib": "redis_max_mib",
+        "fsync": "redis_fsync",
+        "replicas_ack": "redis_replicas_ack",
+    },
 ):
     """The Redis of a pipeline."""
 
@@ -141,6 +148,9 @@ class RedisSettings(
     fsync: Annotated[
         Literal["everysec", "always"], says("appendfsync; always survives a power cut and is slower")
     ] = "everysec"
+    replicas_ack: Annotated[
+        int, says("replicas that acknowledge a push or a new live model before its answer", 0, 8)
+    ] = 0
 
     def __post_init__(self) -> None:
         if not self.key_prefix or any(c in self.key_prefix for c in "{}* \n"):

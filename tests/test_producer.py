@@ -420,6 +420,21 @@ def test_reading_a_place_again_gives_the_same_batch_and_the_cursor_moves_with_it
     assert claim(producer, "00aa-1f").meta.formats == ("iso",)
 
 
+def test_a_push_waits_for_replicas_and_a_source_that_sends_again_does_not(settings: Settings) -> None:
+    alone = connect(settings.replace(redis_replicas_ack=1))  # this server has no replica
+    for _ in range(2):
+        with pytest.raises(RedisUnavailable, match="only 0 of 1 replicas have acknowledged"):
+            alone.send(["a"], workload="shop", batch_id="push")
+    given = {"workload": "shop", "source": "app.log", "source_key": "00aa"}
+    assert alone.send_chunk(chunk(10, ["a"]), start=0, cursor_key="app", **given) == Accepted(
+        batch_id="00aa-0", pending_batches=2
+    )
+    # Without the promise the push is known: it was taken in once, and is in the master.
+    assert connect(settings).send(["a"], workload="shop", batch_id="push") == Accepted(
+        batch_id="push", duplicate=True
+    )
+
+
 def test_a_file_whose_name_is_no_text_is_read_like_any_other(
     producer: Producer, send_chunk: Callable[..., Accepted | Full]
 ) -> None:

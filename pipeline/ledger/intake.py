@@ -47,7 +47,8 @@ class Intake:
         `after`: the cursor that the batch continues from, "" for none; None: not compared.
 
         Raises BadInput when the id is known with other content, CursorMoved when the cursor is not `after`,
-        RedisUnavailable when Redis cannot take the batch.
+        RedisUnavailable when Redis cannot take the batch, or fewer than `redis_replicas_ack` replicas have a
+        push: sent again under its id it is a duplicate, or new to another master.
         """
         k, s, bid = self.keys, self.store.settings, batch.batch_id
         if HALF in bid:
@@ -76,10 +77,13 @@ class Intake:
             after=after,
         )
         batch_keys = [k.batch(bid), k.payload(bid), k.due, k.counts, k.workloads, k.totals(batch.workload)]
-        answer = self.store.scripts.run(
+        answer = self.store.scripts.run_acknowledged(
             "ledger/accept",
             [*batch_keys, k.cursors, k.closed, k.dead],
             [named_arguments(args), packed.blob],
+            # A source with a cursor sends again what a new master lacks.
+            replicas=0 if cursor_key else s.redis.replicas_ack,
+            mark=k.acknowledged,
         )
         match text(answer[0]):
             case "accepted":

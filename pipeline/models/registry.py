@@ -14,6 +14,7 @@ import contextlib
 import functools
 import json
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,7 +24,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import redis
 
-from pipeline.errors import BadBundle, BadInput, LiveChanged, StaleToken, StoreUnavailable
+from pipeline.errors import BadBundle, BadInput, LiveChanged, RedisUnavailable, StaleToken, StoreUnavailable
 from pipeline.models.bundle import Manifest, load_manifest
 from pipeline.models.versions import Versions, token_of
 from pipeline.records.batch import digest
@@ -42,6 +43,8 @@ HISTORY_KEPT: Final = 3
 KEEP: Final = 10
 # Serving reports a fault every few seconds while it lasts; after this silence it counts as mended.
 FAULT_TTL_S: Final = 20
+# Replicas have to acknowledge a new live version within this time: a fail-over takes 3 to 6 s.
+ACKNOWLEDGED_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +237,7 @@ class Registry:
             model=model,
             expected=expected,
         )
-        answer = self.scripts.run(
+        answer = self._acknowledged(
             "models/publish",
             [self.keys.model(model), self.keys.lease(lease.resource), self.keys.model_names],
             [named_arguments(args)],
@@ -292,7 +295,7 @@ class Registry:
         generation = live.generation if live else 0
         args = PromoteArgs(version=version, generation=generation, at=at.isoformat(), model=model, how=how)
         keys = [self.keys.model(model), self.keys.model_names]
-        answer = self.scripts.run("models/promote", keys, [named_arguments(args)])
+        answer = self._acknowledged("models/promote", keys, [named_arguments(args)])
         if answer[0] != b"published":
             raise BadInput(
                 "another version was made live meanwhile; look with `logweir models list` and decide again"
@@ -304,6 +307,21 @@ class Registry:
             judgement=self._judged(version),
         )
         self.write_note(version, note)
+
+    def _acknowledged(self, name: str, keys: list[str], args: list[Any]) -> Any:
+        """The answer of a script that moves a pointer, once `redis_replicas_ack` replicas have it.
+
+        The script runs again meanwhile: a new master may lack the move. Raises RedisUnavailable."""
+        replicas, deadline = self.settings.redis.replicas_ack, time.monotonic() + ACKNOWLEDGED_S
+        while True:
+            try:
+                return self.scripts.run_acknowledged(
+                    name, keys, args, replicas=replicas, mark=self.keys.acknowledged
+                )
+            except RedisUnavailable:
+                if not replicas or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def _now(self, model: str) -> Live:
         live = self.current(model)

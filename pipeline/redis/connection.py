@@ -41,8 +41,10 @@ class _Together(redis.ConnectionPool):
 
 
 class _MasterPool(_Together, SentinelConnectionPool):
-    """Connections to the master that the sentinels name. redis-py compares only while it connects, so each
-    connection that is kept may lead to an earlier master."""
+    """Connections to the master that the sentinels name.
+
+    redis-py compares addresses only while it connects, so a connection that is kept may lead to an earlier
+    master. It is dropped when that one refuses a write, or when a pool of this process finds another."""
 
 
 def drop_idle() -> None:
@@ -69,7 +71,7 @@ def open_pool(
     address = SentinelAddress.parse(url)
     return _MasterPool(
         address.master,
-        Sentinels(address),
+        Sentinels(address, drop_idle),
         db=address.database,
         username=address.username,
         password=address.password,

@@ -89,6 +89,7 @@ class Keys:
         "fixed fields")
     closed = Key("string", "the closed intake gate: since when and why, JSON",
         "Intake.resume; 90 s where `stop` set it and died")
+    acknowledged = Key("string", "the write that WAIT asks for (redis/scripts.py)", "TTL a minute")
     totals = KeyFamily("<workload>", "hash", "lines accepted, stored, dead, discarded; lines by outcome",
         "one per workload, never deleted")
     workloads = Key("set", "names of all workloads", "one entry per workload")

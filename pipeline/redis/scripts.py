@@ -1,4 +1,4 @@
-"""Runs Lua scripts by name: `lua/<room>/<verb>.lua`."""
+"""Runs Lua scripts by name: `lua/<room>/<verb>.lua`, where needed until replicas have the outcome."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -7,9 +7,12 @@ from typing import Any, Final
 
 import redis
 
-from pipeline.redis.connection import answering
+from pipeline.errors import RedisUnavailable
+from pipeline.redis.connection import answering, drop_idle
 
 SCRIPT_DIR: Final = Path(__file__).with_name("lua")
+ACK_MS: Final = 200  # for replicas to acknowledge; on a network of one place they do within a few
+MARK_S: Final = 60
 
 
 @cache
@@ -33,6 +36,30 @@ class Scripts:
             script = self._loaded[name] = self.client.register_script(script_text(name))
         with answering():
             return script(keys=keys, args=args)
+
+    def run_acknowledged(
+        self, name: str, keys: list[str], args: list[Any], *, replicas: int, mark: str
+    ) -> Any:
+        """As `run`, and then waits in the same round trip until so many replicas have the outcome.
+
+        Raises RedisUnavailable when fewer acknowledge: the outcome stands, unless the master is lost. The
+        script has to be idempotent, because the caller runs it again. `mark`: the key that is written last.
+        """
+        if not replicas:
+            return self.run(name, keys, args)
+        # WAIT asks for the last write of its own connection. A script that finds its work done writes
+        # nothing, and WAIT would count replicas that lack what another connection wrote.
+        answer, _, count = self.run_all(
+            [(name, keys, args)],
+            ("SET", mark, "1", "EX", str(MARK_S)),
+            ("WAIT", str(replicas), str(ACK_MS)),
+        )
+        if int(count) < replicas:
+            drop_idle()  # this may be a master that was replaced
+            raise RedisUnavailable(
+                f"only {count} of {replicas} replicas have acknowledged within {ACK_MS} ms; it has to be repeated"
+            )
+        return answer
 
     def run_all(
         self,

@@ -1,5 +1,6 @@
 """Sentinels: the processes that know which Redis is the master, and name another one when it dies."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import redis
@@ -17,10 +18,12 @@ class Sentinels(Sentinel):
     """Asks one sentinel after another for the master. Safe for threads, unlike redis-py's, which reorders its
     list while others read it."""
 
-    def __init__(self, address: SentinelAddress) -> None:
+    def __init__(self, address: SentinelAddress, moved: Callable[[], None] = lambda: None) -> None:
+        """`moved` is called when another master is named than before."""
         super().__init__(address.sentinels, sentinel_kwargs=sentinel_options(address))  # type: ignore[no-untyped-call]
         self._names = [f"{host}:{port}" for host, port in address.sentinels]
         self._first = 0  # the one that answered last
+        self._moved, self._master = moved, ("", 0)
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """Raises MasterNotFoundError in one line: redis-py's names every option of the connections."""
@@ -33,7 +36,10 @@ class Sentinels(Sentinel):
                 reasons.append(f"{self._names[number]} says that it is down")
             else:
                 self._first = number
-                return state["ip"], state["port"]
+                before, self._master = self._master, (state["ip"], state["port"])
+                if before not in (("", 0), self._master):
+                    self._moved()
+                return self._master
         raise MasterNotFoundError(f"no sentinel names a master {service_name!r}: {', '.join(reasons)}")
 
     def asked(self, number: int, master: str) -> dict[str, Any] | str:
@@ -48,6 +54,9 @@ class Sentinels(Sentinel):
             return f"did not answer within {ASK_S:.0f} s"
         except redis.ResponseError as exc:
             return f"refuses to answer ({exc})"
+        finally:
+            # Seldom asked, and one that froze would be asked on this connection again.
+            self.sentinels[number].close()
         if master not in masters:
             return f"knows only {', '.join(sorted(masters)) or 'no master'}"
         state: dict[str, Any] = masters[master]

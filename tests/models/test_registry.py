@@ -70,6 +70,23 @@ def test_publishing_the_same_version_twice_changes_nothing_more(registry: Regist
     assert registry.client.hgetall(registry.keys.model()) == before
 
 
+def test_a_new_live_version_waits_for_the_replicas_that_it_was_promised(
+    client: "redis.Redis", settings: Settings, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.models.registry.ACKNOWLEDGED_S", 0.3)
+    alone = Registry(client, settings.replace(redis_replicas_ack=1))  # this server has no replica
+    held = lease(leases)
+    for version in (ONE, TWO):
+        written(alone, version)
+        alone.put(version)
+    for move in (lambda: alone.publish(ONE, held, at=AT), lambda: alone.promote(TWO, at=AT)):
+        with pytest.raises(RedisUnavailable, match="only 0 of 1 replicas have acknowledged"):
+            move()
+    # Each move stands and was made once, however often its script ran.
+    live = Registry(client, settings).current()
+    assert live is not None and (live.version, live.generation, live.previous) == (TWO, 2, ONE)
+
+
 def expire(leases: Leases) -> None:
     leases.client.hset(leases.keys.lease("gpu0"), "deadline", 1)
 
