@@ -11,6 +11,7 @@ from pathlib import Path
 import redis
 from polling import wait_until
 
+from pipeline.producer import Producer
 from pipeline.workers.stack.private_redis import find_server
 
 MASTER = "main"
@@ -51,6 +52,14 @@ class Server:
         with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
             return bool(self.client.ping())
         return False
+
+
+def close(producer: Producer) -> None:
+    """Its connections, which a test over TCP must not leave to the garbage collector."""
+    producer.ledger.client.close()
+    if producer.submit.app is not None:
+        producer.submit.app.pool.force_close_all()
+        producer.submit.app.close()
 
 
 class Group:

@@ -154,13 +154,15 @@ def _redis_checks(settings: Settings) -> list[dict[str, Any]]:
         return [{"what": "Redis", "ok": False, "found": str(exc)}]
     import redis
 
+    from pipeline.redis import failover
     from pipeline.redis.connection import connect
 
     found = [{"what": "Redis", "ok": True, "found": "REDIS_URL answers"}]
     try:
         client = connect(settings, timeout_s=PROBE_S)
         found.append(_redis_version(*product(client.info("server"))))
-        found += [{"ok": True, **part} for part in _redis_promises(client)]
+        promises = [*_redis_promises(client), *failover.checks(settings, client)]
+        found += [{"ok": True, **part} for part in promises]
     except redis.RedisError as exc:
         found.append(
             {"what": "Redis", "ok": True, "warning": True, "found": f"it does not tell how it is set: {exc}"}
