@@ -27,6 +27,7 @@ from pipeline.messages.submit import Submit
 from pipeline.records.batch import MAX_NAME, Batch, Purpose, digest, utc_now
 from pipeline.records.pushed import PushedLines, PushedRecords, not_text, pushed
 from pipeline.redis.attach import attached
+from pipeline.redis.cells import Cells, cells_of
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.sources.folders import rotation
@@ -49,10 +50,18 @@ class Producer:
         self.settings = settings
         self.clock = clock
         self.watchlist = Watchlist(ledger.client, settings)
+        self._cells: Cells | None = None
+        self._of_cells: dict[str, Producer] = {}  # by address
 
     @classmethod
     def connect(cls, settings: Settings) -> Self:
-        """A producer on REDIS_URL, or on the stack of the data directory. Raises BadInput without one."""
+        """A producer on REDIS_URL, or on the stack of the data directory. Raises BadInput without one.
+
+        Where REDIS_URL names cells, it sends each workload to its cell."""
+        if (cells := cells_of(settings)) is not None:
+            made = cls.connect(settings.replace(redis_url=cells.url("")))
+            made._cells = cells
+            return made
         from pipeline.messages.app import make_app  # Celery takes longer to import than all else
 
         settings = attached(settings)
@@ -172,6 +181,8 @@ class Producer:
         `after`: the cursor that the batch continues from, "" for none. Raises CursorMoved for another one.
         `backfill`: the batch waits behind fresh ones; None: when the time of every record is known and old.
         """
+        if (cell := self.cell(batch.workload)) is not self:
+            return cell.accept(batch, cursor_key=cursor_key, cursor=cursor, after=after, backfill=backfill)
         if backfill is None:
             backfill = self._is_past(_latest(batch))
         try:
@@ -199,6 +210,17 @@ class Producer:
                     lines=batch.physical_lines,
                 )
         return answer
+
+    def cell(self, workload: str) -> "Producer":
+        """The producer of the cell that takes this workload; itself without cells."""
+        if self._cells is None or (url := self._cells.url(workload)) == self.settings.redis.url:
+            return self
+        if (found := self._of_cells.get(url)) is None:
+            # Two threads may both connect; one of the two is kept.
+            made = Producer.connect(self.settings.replace(redis_url=url))
+            made.clock = self.clock
+            found = self._of_cells.setdefault(url, made)
+        return found
 
     def _is_past(self, moment: object) -> bool:
         return isinstance(moment, datetime) and self.clock() - moment > BACKFILL_AFTER

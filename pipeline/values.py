@@ -16,6 +16,7 @@ TLS_OPTIONS: Final = (
     "ssl_password",
     "ssl_check_hostname",
 )
+CELLS_SCHEME: Final = "cells://"
 SENTINEL_SCHEME: Final = "sentinel://"
 SENTINEL_PORT: Final = 26379
 SENTINEL_OPTIONS: Final = ("master", "db", "sentinel_username", "sentinel_password")
@@ -80,14 +81,27 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return found[1].strip("[]"), port
 
 
+def cells_file(url: str | None) -> str | None:
+    """The file that a `cells:///path` names instead of a Redis; None for any other address."""
+    return (
+        unquote(url.removeprefix(CELLS_SCHEME)) if url is not None and url.startswith(CELLS_SCHEME) else None
+    )
+
+
 def check_url(url: str) -> None:
     """Raises ValueError without the URL: it may hold a password."""
+    if (path := cells_file(url)) is not None:
+        if not path.startswith("/"):
+            raise ValueError(
+                "REDIS_URL names no absolute path; write it like cells:///etc/logweir/cells.toml"
+            )
+        return
     if url.startswith(SENTINEL_SCHEME):
         SentinelAddress.parse(url)
         return
     parts = _split(url, "REDIS_URL is not a URL; write it like redis://host:6379/0")
     if parts.scheme not in ("redis", "rediss", "unix"):
-        raise ValueError("REDIS_URL must begin with redis://, rediss://, unix:// or sentinel://")
+        raise ValueError("REDIS_URL must begin with redis://, rediss://, unix://, sentinel:// or cells://")
     options = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
     if options and parts.scheme != "rediss":
         raise ValueError(

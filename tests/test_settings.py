@@ -89,7 +89,10 @@ def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
         ('log_level = "loud"', "log_level 'loud' is not known"),
         ('key_prefix = ""', "key_prefix '' is empty"),
         ('key_prefix = "a{b"', "key_prefix"),
-        ('redis_url = "http://h"', "REDIS_URL must begin with redis://, rediss://, unix:// or sentinel://"),
+        (
+            'redis_url = "http://h"',
+            "REDIS_URL must begin with redis://, rediss://, unix://, sentinel:// or cells://",
+        ),
         ('redis_url = "localhost:6379"', "REDIS_URL must begin with"),
         ('redis_url = "redis://h:many/0"', "REDIS_URL"),
         ('redis_url = "redis://[::1"', "REDIS_URL"),

@@ -13,7 +13,7 @@ from redis.sentinel import SentinelConnectionPool
 from pipeline.errors import BadSetting, RedisUnavailable
 from pipeline.redis.sentinels import Sentinels
 from pipeline.settings import Settings
-from pipeline.values import SENTINEL_SCHEME, SentinelAddress
+from pipeline.values import SENTINEL_SCHEME, SentinelAddress, cells_file
 
 # Sentinels name another master within 2 to 5 s. A frozen one is waited for no longer.
 FAILOVER_S: Final = 5.0
@@ -60,7 +60,9 @@ def open_pool(
     """The pool of a REDIS_URL, without connections yet.
 
     Nothing is ever repeated here: a command whose answer was lost may have run, and only the caller knows
-    whether it is idempotent. The default of redis-py differs between its constructors."""
+    whether it is idempotent. The default of redis-py differs between its constructors. Raises BadSetting."""
+    if cells_file(url) is not None:
+        raise BadSetting("REDIS_URL names cells, and this works in one; set REDIS_URL to that of the cell")
     options: dict[str, Any] = {
         "socket_connect_timeout": connect_s,
         "health_check_interval": check_every_s,

@@ -13,6 +13,7 @@ from pipeline.ledger.batches import Accepted, Full
 from pipeline.logs import set_up
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
+from pipeline.redis.cells import cells_of
 from pipeline.redis.leases import SOURCE, HeldLease, Lease, Leases, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import POLL_S, Polled, poll_once
@@ -32,6 +33,8 @@ def main(args: argparse.Namespace) -> int:
                 f"--{flag} is for files; documents name their workload (opensearch_workload_fields)"
             )
     settings = settings_of(args).replace(opensearch_source=args.opensearch)
+    if cells_of(settings) is not None:
+        raise BadInput("an index has one cursor; set REDIS_URL to the one cell that takes its documents")
     set_up(settings.stack.log_level)
     settings = reached(settings)
     producer = Producer.connect(settings)

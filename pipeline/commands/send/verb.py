@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.commands.common import err, print_json, reached, remark, settings_of, standard_input
 from pipeline.commands.recognition import choice_of
+from pipeline.commands.send.one_cell import OtherCell, one_cell, stay_in_cell
 from pipeline.commands.send.sender import Sender
 from pipeline.commands.send.tracking import BatchTracking
 from pipeline.errors import BadInput, CursorMoved
@@ -49,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
         chosen = files.choose(args.files, Filter(include=args.include, exclude=args.exclude))
         for note in chosen.notes:
             remark(console, note)
-    producer = Producer.connect(reached(settings))
+    producer = Producer.connect(reached(one_cell(settings, _workloads(args, chosen.paths))))
     tracking = BatchTracking(producer.ledger) if args.wait else None
     sender = Sender(
         producer,
@@ -80,6 +81,13 @@ def main(args: argparse.Namespace) -> int:
     return 1 if sender.gone or (tracking is not None and tracking.unstored()) else 0
 
 
+def _workloads(args: argparse.Namespace, paths: Iterable[Path]) -> list[str]:
+    """The workloads that the command line names; members of archives bring their own."""
+    if args.workload or args.files == ["-"]:
+        return [args.workload or "stdin"]
+    return [workload_of_file(path) for path in ([Path(args.files[0])] if args.follow else paths)]
+
+
 def _refuse_unfollowable(path: Path) -> None:
     """A file that is not there yet is waited for; what is there must be one that grows."""
     if path.is_dir():
@@ -100,6 +108,8 @@ def _file(sender: Sender, path: Path, workload: str | None) -> None:
             break
         except CursorMoved:  # read from where it stands now
             continue
+        except OtherCell:
+            raise
         except BadInput as exc:  # it was a log when the command began
             notes.setdefault(f"{exc}; what comes after it is sent")
             break
@@ -112,7 +122,8 @@ def _texts_of(sender: Sender, path: Path, workload: str | None, notes: dict[str,
     once = not path.is_file()
 
     def begin(source: Source) -> Cursor | None:
-        return sender.begin(_cursor_key(sender, source, workload or workload_of_file(source.named)))
+        name = stay_in_cell(sender.producer, sender.settings, workload or workload_of_file(source.named))
+        return sender.begin(_cursor_key(sender, source, name))
 
     for reading in files.read_texts(
         path,
@@ -122,7 +133,9 @@ def _texts_of(sender: Sender, path: Path, workload: str | None, notes: dict[str,
         max_bytes=sender.settings.internal.batch_kib * 1024,
         choice=sender.choice,
     ):
-        name = workload or workload_of_file(reading.source.named)
+        name = stay_in_cell(
+            sender.producer, sender.settings, workload or workload_of_file(reading.source.named)
+        )
         if once:
             key = digest("pipe", uuid.uuid4().hex)
             _stream(sender, reading.chunks, workload=name, source=reading.source.name, key=key)
@@ -193,6 +206,7 @@ def _packed_input(sender: Sender, stream: Peeked, workload: str | None) -> None:
     ):
         source = reading.source
         name = workload or (workload_of_file(source.named) if source.member else "stdin")
+        stay_in_cell(sender.producer, sender.settings, name)
         key = digest("stdin", uuid.uuid4().hex)
         _stream(sender, reading.chunks, workload=name, source=source.name, key=key)
     for note in notes:
