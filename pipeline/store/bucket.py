@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 from obstore.store import S3Store
 
 from pipeline.errors import StoreUnavailable
@@ -76,6 +76,23 @@ class Bucket:
     def put(self, key: str, content: bytes | Path) -> None:
         with self._explained():
             obstore.put(self._store, checked(key), content, use_multipart=False)
+
+    def tagged(self, key: str) -> tuple[bytes, str] | None:
+        with self._explained():
+            try:
+                answer = obstore.get(self._store, checked(key))
+                return bytes(answer.bytes()), str(answer.meta["e_tag"])
+            except (NotFoundError, FileNotFoundError):
+                return None
+
+    def swap(self, key: str, content: bytes, tag: str | None) -> str | None:
+        condition: Any = "create" if tag is None else {"e_tag": tag}
+        with self._explained():
+            try:
+                written = obstore.put(self._store, checked(key), content, mode=condition, use_multipart=False)
+            except (AlreadyExistsError, PreconditionError, NotFoundError, FileNotFoundError):
+                return None
+            return str(written["e_tag"])
 
     def look(self, key: str) -> Found | None:
         with self._explained():

@@ -1,9 +1,12 @@
 """A store in a folder: on this machine's disk, or on a network disk that all machines mount.
 
-A file is written under a temporary name, synced, and then linked (create) or renamed (put) to its own name,
-so a power cut leaves a whole object or none.
+A file is written under a temporary name, synced, and then linked (create) or renamed (put, swap) to its own
+name, so a power cut leaves a whole object or none. A swap holds a lock beside the object while it compares.
 """
 
+import errno
+import fcntl
+import hashlib
 import os
 import shutil
 import time
@@ -18,6 +21,9 @@ from pipeline.store.objects import Found, checked
 
 TEMPORARY: Final = ".part"
 LEFT_BEHIND_S: Final = 86_400.0  # a temporary file of this age belongs to a writer that was killed
+# A compared rename takes milliseconds. A longer holder was stopped, or its disk hangs.
+LOCK_WAIT_S: Final = 5.0
+LOCK_POLL_S: Final = 0.002
 
 
 class Folder:
@@ -58,6 +64,18 @@ class Folder:
     def put(self, key: str, content: bytes | Path) -> None:
         with self._explained("written"), self._written(key, content) as (temporary, place):
             temporary.replace(place)
+
+    def tagged(self, key: str) -> tuple[bytes, str] | None:
+        content = self.get(key)
+        return None if content is None else (content, _tag(content))
+
+    def swap(self, key: str, content: bytes, tag: str | None) -> str | None:
+        with self._explained("written"), self._written(key, content) as (temporary, place), _locked(place):
+            found = place.read_bytes() if place.exists() else None
+            if (None if found is None else _tag(found)) != tag:
+                return None
+            temporary.replace(place)
+        return _tag(content)
 
     def look(self, key: str) -> Found | None:
         with self._explained("read"):
@@ -129,6 +147,39 @@ def _raised(exc: OSError) -> None:
     """A folder that is not there holds nothing; one that cannot be read is a fault."""
     if not isinstance(exc, FileNotFoundError | NotADirectoryError):
         raise exc
+
+
+def _tag(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """The exclusive lock of an object. Raises OSError, also after LOCK_WAIT_S without the lock."""
+    until = time.monotonic() + LOCK_WAIT_S
+    path = place.with_name(f".{place.name}.lock")
+    while True:
+        # A file of its own: NFS locks only what is open for writing, and a rename replaces the object itself.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if _takes(handle, path):
+                yield
+                return
+        finally:
+            os.close(handle)
+        if time.monotonic() >= until:
+            why = f"another process has kept {path.name} there for {LOCK_WAIT_S:g} s"
+            raise TimeoutError(errno.ETIMEDOUT, why)
+        time.sleep(LOCK_POLL_S)
+
+
+def _takes(handle: int, path: Path) -> bool:
+    """True if we hold the lock of the file at `path`; somebody may have removed that file."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def _sync(folder: Path) -> None:

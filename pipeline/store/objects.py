@@ -2,14 +2,16 @@
 
 A key is a relative path with `/`. An object is whole or absent, never half. `create` writes only where
 nothing is: of several creators exactly one wins, by a hard link in a folder and by `If-None-Match: *` in a
-bucket. Both kinds pass the same contract suite (tests/store/test_objects.py).
+bucket. `swap` is a compare-and-set on the tag of an object: of several writers that read the same object one
+wins, by a lock in a folder and by `If-Match` in a bucket. Both kinds pass the same contract suite
+(tests/store/test_objects.py).
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 from uuid import uuid4
 
 from pipeline.errors import BadInput
@@ -48,6 +50,16 @@ class Objects(Protocol):
     def put(self, key: str, content: bytes | Path) -> None:
         """Writes an object, also over an existing one."""
 
+    def tagged(self, key: str) -> tuple[bytes, str] | None:
+        """The object and the tag of this content, None where there is none."""
+
+    def swap(self, key: str, content: bytes, tag: str | None) -> str | None:
+        """Writes an object whose tag is still `tag` (None: that does not exist); its new tag, or None if it
+        changed.
+
+        A swap whose answer was lost and that was repeated answers None too: read the object again.
+        """
+
     def look(self, key: str) -> Found | None:
         """Size and time of the object, None where there is none."""
 
@@ -70,14 +82,24 @@ def probe(objects: Objects) -> None:
     try:
         first = objects.create(key, b"first")
         second = objects.create(key, b"second")
-        kept = objects.get(key)
+        kept = objects.tagged(key)
+        tag = kept[1] if kept is not None else ""
+        third = objects.swap(key, b"third", tag)
+        fourth = objects.swap(key, b"fourth", tag)
+        last = objects.get(key)
     finally:
         objects.delete(key)
-    if not first or second or kept != b"first":
-        raise BadInput(
-            f"the store {objects.url} ignores conditions (If-None-Match), so two machines could overwrite each "
-            "other's objects; choose a store that honours them, or a folder that all machines mount"
-        )
+    if not first or second or kept is None or kept[0] != b"first":
+        _refuse(objects, "If-None-Match")
+    if third is None or fourth is not None or last != b"third":
+        _refuse(objects, "If-Match")
+
+
+def _refuse(objects: Objects, condition: str) -> NoReturn:
+    raise BadInput(
+        f"the store {objects.url} ignores conditions ({condition}), so two machines could overwrite each "
+        "other's objects; choose a store that honours them, or a folder that all machines mount"
+    )
 
 
 def checked(key: str) -> str:

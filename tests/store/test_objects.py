@@ -62,6 +62,44 @@ def test_an_existing_object_is_not_created_again(objects: Objects) -> None:
     assert list(objects.found("probes/")) == []
 
 
+def test_an_object_is_swapped_only_while_it_is_what_was_read(objects: Objects) -> None:
+    assert objects.tagged("k") is None
+    assert objects.swap("k", b"too early", "no such tag") is None
+    first = objects.swap("k", b"first", None)
+    assert first is not None
+    assert objects.tagged("k") == (b"first", first)
+    assert objects.swap("k", b"a second creator", None) is None
+    second = objects.swap("k", b"second", first)
+    assert second not in (None, first)
+    assert objects.swap("k", b"late", first) is None
+    assert objects.tagged("k") == (b"second", second)
+
+
+def test_of_many_swaps_at_once_one_wins(objects: Objects) -> None:
+    tag = objects.swap("k", b"0", None)
+    for turn in range(5):
+        won: list[str] = []
+        gate = threading.Barrier(6)
+
+        def swap(
+            n: int,
+            turn: int = turn,
+            tag: str | None = tag,
+            gate: threading.Barrier = gate,
+            won: list[str] = won,
+        ) -> None:
+            gate.wait()
+            if (new := objects.swap("k", f"{turn} {n}".encode(), tag)) is not None:
+                won.append(new)
+
+        threads = [threading.Thread(target=swap, args=[n]) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (tag,) = won
+
+
 def test_of_many_creators_at_once_one_wins(objects: Objects) -> None:
     for turn in range(5):
         won: list[int] = []
