@@ -43,6 +43,8 @@ class S3Server:
                 f"-master.port={self.ports['master']}", f"-volume.port={self.ports['volume']}",
                 "-filer", f"-filer.port={self.ports['filer']}", "-volume.max=20",
                 "-master.volumeSizeLimitMB=64", "-s3", f"-s3.port={self.ports['s3']}",
+                # Services that nobody asks here, on ports that are the same for every server.
+                "-s3.port.iceberg=0", "-s3.port.lance=0",
                 f"-s3.config={config}",
             ],
             stdout=self.log, stderr=self.log, cwd=self.folder,
