@@ -16,8 +16,10 @@ from typing import Any, Final
 from bench._load import stack
 from bench._running import scratch
 from bench._stacks import command, settled, watched
+from bench._stored import clear
 from bench._varied import real_files, write_cycles
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 
 LINES: Final = 400_000
 ROUNDS: Final = 3
@@ -114,13 +116,13 @@ def _sending(folder: Path, sources: dict[str, Path], choice: _Choice, lines: int
     made = write_cycles(sources, here, lines, first=cycle)
     with stack(folder, **choice.extra) as settings:
         settled(settings)
-        for path in list(settings.data.results.rglob("*.parquet")):
-            path.unlink()
+        clear(settings)
         began, clock = time.monotonic(), time.time()
         with watched(settings) as seen:
             command(folder, "send", *map(str, made), "--wait", extra=choice.extra, seen=seen)
             seconds = time.monotonic() - began
-        first = min(path.stat().st_mtime for path in settings.data.results.rglob("*.parquet")) - clock
+        sink = parquet_of(settings)
+        first = min(sink.written(sink.manifest()).values()) / 1000 - clock
     for path in made:
         path.unlink()
     return _Seen(lines / seconds, sum(seen.cpu_s.values()) / lines * 1e6, first, seen.rss)

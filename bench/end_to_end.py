@@ -22,10 +22,12 @@ from bench._drain3 import miner
 from bench._load import stack
 from bench._running import scratch
 from bench._stacks import Seen, command, settled, watched
+from bench._stored import clear
 from bench._varied import real_files, write_cycles
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.multiline import cleaned
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 from pipeline.sources import files, formats
 
 LINES: Final = 2_000_000
@@ -136,9 +138,7 @@ def _round(world: "_World", settings: Settings, number: int) -> _Round:
         began = time.monotonic()
         world.command("send", *map(str, made), "--wait", seen=seen)
         seconds = time.monotonic() - began
-    rows = pl.scan_parquet(settings.data.results / "**/*.parquet", hive_partitioning=False).filter(
-        pl.col("source").str.starts_with(str(here))
-    )
+    rows = parquet_of(settings).scan().filter(pl.col("source").str.starts_with(str(here)))
     lines, ids, records, flagged = (
         rows.select(
             pl.col("lines").sum(),
@@ -149,10 +149,8 @@ def _round(world: "_World", settings: Settings, number: int) -> _Round:
         .collect(engine="streaming")
         .row(0)
     )
-    stored = sum(p.stat().st_size for p in settings.data.results.rglob("*.parquet"))
-    # The next round starts as this one did.
-    for path in list(settings.data.results.rglob("*.parquet")):
-        path.unlink()
+    stored = sum(part.bytes for part in parquet_of(settings).parts())
+    clear(settings)  # the next round starts as this one did
     for path in made:
         path.unlink()
     return _Round(

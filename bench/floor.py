@@ -29,6 +29,7 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.ledger.ledger import Ledger
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 
 MINUTES: Final = 10.0
 WARM_UP_S: Final = 30.0  # the model is read, the first batches arrive
@@ -149,8 +150,7 @@ def lines(seed: int) -> Iterator[str]:
 
 def _stored(settings: Settings) -> tuple[int, int]:
     """(lines, record ids too many)."""
-    rows = pl.scan_parquet(settings.data.results / "**/*.parquet", hive_partitioning=False)
-    mine = rows.filter(pl.col("workload") == WORKLOAD)
+    mine = parquet_of(settings).scan().filter(pl.col("workload") == WORKLOAD)
     found = mine.select(pl.col("lines").sum(), (pl.len() - pl.col("record_id").n_unique()).alias("twice"))
     count, twice = found.collect(engine="streaming").row(0)
     return int(count), int(twice)

@@ -27,6 +27,7 @@ from pipeline.gpu.values import Device, LeaseMode, Need, Report
 from pipeline.ledger.ledger import Ledger
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 
 TIMES: Final = 100
 HELD_S: Final = 0.2  # a training that takes no time: batches go to the CPU queue meanwhile
@@ -132,10 +133,8 @@ def _judged(settings: Settings, fed: Fed, waits: list[float], log: Path) -> dict
     deadline = time.monotonic() + DRAINED_S
     while ledger.backlog.counts().get("batches", 0) and time.monotonic() < deadline:
         time.sleep(0.1)
-    files = list(settings.data.results.glob("date=*/workload=load*/*.parquet"))
-    rows = pl.concat(
-        pl.read_parquet(f, columns=["record_id", "lines"], hive_partitioning=False) for f in files
-    )
+    stored = parquet_of(settings).scan().filter(pl.col("workload").str.starts_with("load"))
+    rows = stored.select("record_id", "lines").collect()
     longest_s = max(_steps_ms(log)[WARM:]) / 1000
     taken = np.array(waits)
     return {

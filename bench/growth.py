@@ -1,37 +1,30 @@
-"""What more of everything does: ingest workers, templates, workloads, stored lines; what gets slow first.
+"""What more of everything does: ingest workers, templates, workloads; what gets slow first.
 
-Each part stands alone: `--only workers|templates|workloads|stored` (as often as wanted). Drain shards have a
-benchmark of their own."""
+Each part stands alone: `--only workers|templates|workloads` (as often as wanted). Drain shards and stored
+lines have benchmarks of their own."""
 
 import argparse
 import os
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-import polars as pl
 import psutil
 
 from bench._load import known, stack, train
 from bench._running import scratch
 from bench._stacks import command, settled, watched
 from bench._varied import real_files, write_cycles
-from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import DEPTH, Template, Templates
 from pipeline.ledger.batches import Full
 from pipeline.producer import Producer
-from pipeline.records.query import Query
-from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.redis.connection import connect
-from pipeline.report import findings, summary
 from pipeline.settings import Settings
-from pipeline.sinks.parquet import ParquetSink
-from pipeline.training.sampling import MAX_PATTERNS, Sampler, read_parquet
+from pipeline.sinks.choose import parquet_of
 
-PARTS: Final = ("workers", "templates", "workloads", "stored")
+PARTS: Final = ("workers", "templates", "workloads")
 WORKERS: Final = (1, 2, 4)
 WORKER_LINES: Final = 400_000
 TEMPLATES: Final = (10, 100, 1_000, 10_000, 100_000)
@@ -40,9 +33,6 @@ MOST_S: Final = 5.0
 WORKLOADS: Final = (1, 10, 100, 1_000)
 BATCHES: Final = 1_000
 BATCH_LINES: Final = 100
-STORED: Final = (1_000_000, 10_000_000, 100_000_000)
-FILE_LINES: Final = 5_000
-DISTINCT_FILES: Final = 20
 
 
 def options(parser: argparse._ArgumentGroup) -> None:
@@ -54,7 +44,6 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
         "workers": _workers,
         "templates": _templates,
         "workloads": _workloads,
-        "stored": _stored,
     }
     return {name: parts[name](data) for name in args.only or PARTS}
 
@@ -168,7 +157,7 @@ def _workloads(data: Path) -> dict[str, Any]:  # noqa: ARG001
                 "redis_kib_per_workload": round(
                     (after["used_memory"] - before["used_memory"]) / 1024 / count, 1
                 ),
-                "folders": sum(1 for _ in settings.data.results.glob("date=*/workload=*")),
+                "files": len(parquet_of(settings).parts()),
             }
     return found
 
@@ -180,86 +169,3 @@ def _send(settings: Settings, workloads: int) -> None:
         name = f"team-{number % workloads:04}/app"
         while isinstance(answer := producer.send(lines, workload=name, batch_id=f"growth-{number}"), Full):
             time.sleep(answer.retry_after_s)
-
-
-# ---- stored lines --------------------------------------------------------------------------------
-
-
-def _stored(data: Path) -> dict[str, Any]:  # noqa: ARG001
-    """Reading so many stored lines: the numbers of a report, its findings, training data, the newest
-    files."""
-    found: dict[str, Any] = {}
-    with scratch() as folder:
-        files = _files(folder / "own")
-        root, there = folder / "results", 0
-        for lines in STORED:
-            for number in range(there, lines // FILE_LINES):
-                _link(files[number % len(files)], root, number)
-            there = lines // FILE_LINES
-            found[f"{lines:,}"] = {
-                "files": there,
-                "newest_files_s": _timed(lambda: ParquetSink(root).latest(5.0, 100)),
-                "report_numbers_s": _timed(lambda: summary.run_summary(root)),
-                "report_findings_s": _timed(lambda: findings.collect(root, _NO_TEXTS, limit=100)),
-                "training_sample_s": _timed(lambda: _sample(root)),
-            }
-    return found
-
-
-_NO_TEXTS: Final = pl.DataFrame(schema={"template_id": pl.Int64, "template": pl.String})
-
-
-def _files(folder: Path) -> list[Path]:
-    """A few files of results; all others are links to them, as disks here have no room for 100 million
-    lines."""
-    folder.mkdir()
-    made = []
-    rng = random.Random(7)
-    start = datetime(2026, 11, 1, tzinfo=UTC)
-    for number in range(DISTINCT_FILES):
-        lines = known(FILE_LINES, seed=number)
-        ids = [rng.randrange(1, 200) for _ in lines]
-        frame = pl.DataFrame(
-            {
-                "record_id": [f"{number:x}-{i}" for i in range(FILE_LINES)],
-                "source": ["growth.log"] * FILE_LINES,
-                "line": list(range(1, FILE_LINES + 1)),
-                "lines": [1] * FILE_LINES,
-                "timestamp": [start + timedelta(seconds=number * FILE_LINES + i) for i in range(FILE_LINES)],
-                "workload": ["growth"] * FILE_LINES,
-                "level": ["info"] * FILE_LINES,
-                "message": [line[33:] for line in lines],
-                "pattern_id": [template_id * 7919 for template_id in ids],
-                "template_id": ids,
-                "score": [0.9 if template_id == 1 else 0.1 for template_id in ids],
-                "anomalous": [template_id == 1 for template_id in ids],
-                "reasons": [["rare:1/9"] if template_id == 1 else [] for template_id in ids],
-                "model_version": ["20261101T000000-growth"] * FILE_LINES,
-                "raw": lines,
-            }
-        )
-        made.append(folder / f"{number}.parquet")
-        columns = [
-            (pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name)
-            for name, kind in RESULT_SCHEMA.items()
-        ]
-        frame.select(columns).write_parquet(made[-1])
-    return made
-
-
-def _link(file: Path, root: Path, number: int) -> None:
-    place = root / f"date=2026-11-{number % 28 + 1:02}" / "workload=growth"
-    place.mkdir(parents=True, exist_ok=True)
-    os.link(file, place / f"batch-{number}.parquet")
-
-
-def _sample(root: Path) -> None:
-    sampler = Sampler(MaskSet.load(), limit=MAX_PATTERNS)
-    for page in read_parquet(root, Query()):
-        sampler.add(page)
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = time.monotonic()
-    work()
-    return round(time.monotonic() - began, 2)

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import numpy as np
 import polars as pl
@@ -29,6 +28,7 @@ import psutil
 
 from bench._load import environment, stack, train
 from bench._running import cpu_seconds, scratch
+from bench._stored import stored_batches
 from pipeline.ledger.batches import Accepted
 from pipeline.ledger.ledger import Ledger
 from pipeline.producer import Producer
@@ -286,19 +286,21 @@ class Bench:
         """serial, file, wait_ms of every stored line; spent_s, from the first batch accepted to the last one
         stored."""
         frames, first, last = [], float("inf"), 0.0
-        for path in self.settings.data.results.glob(f"date=*/workload={workload}/*.parquet"):
+        for one in stored_batches(self.settings):
+            if one.rows["workload"][0] != workload:
+                continue
             entry: Any = self.ledger.client.hmget(
-                self.ledger.keys.batch(unquote(path.stem)), ["accepted_ms", "done_ms"]
+                self.ledger.keys.batch(one.batch_id), ["accepted_ms", "done_ms"]
             )
             accepted, done = (int(value) / 1000 for value in entry)
-            at = max(path.stat().st_ctime, done)
+            at = max(one.written_s, done)
             first, last = min(first, accepted), max(last, at)
-            found = pl.read_parquet(path, columns=["message"], hive_partitioning=False).select(
+            found = one.rows.select(
                 pl.col("message").str.extract(SERIAL).cast(pl.Int64).alias("serial"),
                 ((at - began) * 1000 - pl.col("message").str.extract(WRITTEN).cast(pl.Int64)).alias(
                     "wait_ms"
                 ),
-                pl.lit(path.name).alias("file"),
+                pl.lit(one.batch_id).alias("file"),
             )
             frames.append(found)
         return pl.concat(frames).with_columns(pl.lit(last - first).alias("spent_s"))

@@ -35,6 +35,7 @@ from pipeline.producer import Producer
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.tasks import periodic
 from pipeline.tasks.context import Context
 
@@ -299,7 +300,7 @@ def _latency(ledger: Ledger, pushed: Pushed, kind: str) -> list[float]:
 
 def _lines(results: Path) -> pl.Series:
     """The mark of every stored line."""
-    stored = pl.scan_parquet(results / "**/*.parquet").select(pl.col("message").str.extract(r"mark=(\S+)$"))
+    stored = ParquetSink(results).scan().select(pl.col("message").str.extract(r"mark=(\S+)$"))
     return stored.collect()["message"]
 
 

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from bench._load import Fed, feed, stack, train
 from bench._running import scratch
+from bench._stored import stored_batches
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.models import bundle
@@ -158,11 +159,11 @@ def _judged(settings: Settings, fed: Fed, first: str, swaps: list[Swap], seconds
     for batch_id in fed.batches:
         pipe.hmget(ledger.keys.batch(batch_id), "accepted_ms", "state")
     entries = dict(zip(fed.batches, pipe.execute(), strict=True))
-    files = {p.stem: p for p in settings.data.results.glob("date=*/workload=load*/*.parquet")}
     wanted = ["record_id", "lines", "model_version"]
     frames = [
-        pl.read_parquet(p, columns=wanted, hive_partitioning=False).with_columns(batch=pl.lit(batch_id))
-        for batch_id, p in files.items()
+        one.rows.select(wanted).with_columns(batch=pl.lit(one.batch_id))
+        for one in stored_batches(settings)
+        if one.rows["workload"][0].startswith("load")
     ]
     rows = pl.concat(frames)
     waits = np.array([ms for swap in swaps for ms in swap.waits_ms.values()])

@@ -19,7 +19,14 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from pipeline.errors import BadSetting
-from pipeline.values import check_opensearch_url, check_url, masked_url, nearest, store_place
+from pipeline.values import (
+    check_opensearch_url,
+    check_url,
+    kept_results,
+    masked_url,
+    nearest,
+    store_place,
+)
 
 PREFIX: Final = "LOGWEIR_"
 # The only variables that reach `Internal`. The embedded stack sets them for its workers, tests for stacks.
@@ -47,6 +54,9 @@ QUEUED: Final = ("drain_shards",)
 ALIKE: Final = (*POLICY, *LIMITS, *QUEUED)
 MAX_SHARDS: Final = 64
 Words = tuple[str, ...]
+
+# In a group, and yet no setting: `logweir run` hands it to its processes.
+PRIVATE: Final = frozenset({"results_dir"})
 
 DAY_S: Final = 86_400
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
@@ -80,9 +90,10 @@ class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
             "what all machines of a pipeline share: file:///folder or s3://bucket/prefix; default <data_dir>"
         ),
     ] = None
-    results_dir: Annotated[
-        Path | None, says("where Parquet results go; default results/ in the folder of store_url")
-    ] = None
+    results_dir: Annotated[Path | None, says("where results lie; default results/ in store_url")] = None
+    results_keep: Annotated[
+        Words, says("how long Parquet results stay and how large they get: lines=30d, size=200GiB")
+    ] = ("lines=30d",)
     sinks: Annotated[Words, says("where results are stored: parquet, opensearch or both")] = ("parquet",)
 
     def __post_init__(self) -> None:
@@ -90,11 +101,7 @@ class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
             raise ValueError(
                 f"sinks {','.join(self.sinks)!r} is not usable; name {' or '.join(SINKS)}, or both"
             )
-        if self.shared is None and "parquet" in self.sinks and self.results_dir is None:
-            raise ValueError(
-                f"store_url {self.store_url} is a bucket, and Parquet results need a folder that all "
-                "machines mount; set results_dir to one, or sinks = opensearch"
-            )
+        kept_results(self.results_keep)
 
     @property
     def store(self) -> str:
@@ -102,27 +109,31 @@ class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
         return self.store_url if self.store_url is not None else self.dir.absolute().as_uri()
 
     @property
-    def shared(self) -> Path | None:
-        """The folder of results: that of `store_url`, else the data directory; None where it is a bucket."""
-        if self.store_url is None:
-            return self.dir
-        scheme, _, path = store_place(self.store_url)
-        return Path(path) if scheme == "file" else None
+    def results_url(self) -> str:
+        """The address of the results: `results_dir`, else results/ in the store."""
+        if self.results_dir is not None:
+            return self.results_dir.absolute().as_uri()
+        return f"{self.store.rstrip('/')}/results"
+
+    @property
+    def baseline_url(self) -> str:
+        """The address of lines that only trainings read, apart from the results."""
+        return f"{self.store.rstrip('/')}/baseline"
 
     @property
     def results(self) -> Path:
-        """Where the Parquet sink writes."""
-        if self.results_dir is not None:
-            return self.results_dir
-        return (self.shared or self.dir) / "results"
+        """The folder of results, where they lie in one."""
+        return self.results_dir if self.results_dir is not None else self._folder / "results"
 
     @property
     def baseline(self) -> Path:
-        """Where lines are stored that only trainings read, apart from the results."""
-        if self.shared is not None:
-            return self.shared / "baseline"
-        beside = self.results_dir or self.dir / "results"
-        return beside.with_name(f"{beside.name}-baseline")
+        """The folder of a baseline's lines, where they lie in one."""
+        return self._folder / "baseline"
+
+    @property
+    def _folder(self) -> Path:
+        scheme, _, path = store_place(self.store)
+        return self.dir if self.store_url is None or scheme != "file" else Path(path)
 
     @property
     def models(self) -> Path:
@@ -459,11 +470,15 @@ class Item(NamedTuple):
     variable: str
 
 
+def _is_internal(group: str, name: str) -> bool:
+    return group == "internal" or name in PRIVATE
+
+
 def _items(group: str, kind: type[Group]) -> dict[str, Item]:
-    prefix = PREFIX_INTERNAL if kind is InternalSettings else PREFIX
     items = {}
     for info in msgspec.structs.fields(kind):
         name, parts = info.encode_name, _parts(info.type)
+        prefix = PREFIX_INTERNAL if _is_internal(group, name) else PREFIX
         items[name] = Item(
             name=name,
             group=group,
@@ -487,7 +502,7 @@ def _parts(kind: Any) -> tuple[Any, ...]:
 
 _GROUPS: Final[dict[str, type[Group]]] = typing.get_type_hints(Settings)
 ITEMS: Final = {name: item for group, kind in _GROUPS.items() for name, item in _items(group, kind).items()}
-_INTERNAL: Final = frozenset(name for name, item in ITEMS.items() if item.group == "internal")
+_INTERNAL: Final = frozenset(name for name, item in ITEMS.items() if _is_internal(item.group, name))
 PUBLIC: Final = tuple(name for name in ITEMS if name not in _INTERNAL)
 
 
@@ -638,9 +653,9 @@ def page() -> str:
             f"| `{name}` | `{item.variable}` | {_joined(item.default) or '-'} | "
             f"{_choices(item)}{item.meta.description} |"
             for name, item in ITEMS.items()
-            if item.group == group
+            if item.group == group and name not in _INTERNAL
         ]
-        if kind is not InternalSettings:
+        if kind is not InternalSettings and rows:
             lines += ["", f"## {kind.__doc__}".rstrip("."), ""]
             lines += ["| setting | environment | default | what it is |", "|---|---|---|---|", *rows]
     return "\n".join([*lines, ""])

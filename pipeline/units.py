@@ -88,6 +88,11 @@ def span(text: str) -> timedelta | None:
     return None if match is None else timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
+def epoch_us(at: datetime) -> int:
+    """Microseconds since 1970, exact."""
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
 def time_of(text: str, now: datetime, *, flag: str = "--since") -> datetime:
     """The moment that `--since TEXT` means: a span before `now`, or a time in ISO 8601. Raises BadInput.
 

@@ -88,6 +88,10 @@ def cells_file(url: str | None) -> str | None:
     )
 
 
+_SPANS: Final = {"h": 3_600, "d": 86_400, "w": 604_800, "y": 31_557_600}
+_SIZES: Final = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
 def check_url(url: str) -> None:
     """Raises ValueError without the URL: it may hold a password."""
     if (path := cells_file(url)) is not None:
@@ -137,6 +141,19 @@ def store_place(url: str) -> tuple[str, str, str]:
             "store_url holds credentials; give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
         )
     raise ValueError(f"store_url {url!r} is not usable; {wanted}")
+
+
+def kept_results(words: Iterable[str]) -> dict[str, float]:
+    """`lines=30d`, `size=200GiB` as seconds and bytes by name. Raises ValueError for another form."""
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        units = _SIZES if name == "size" else _SPANS
+        number = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*([A-Za-z]+)", text.strip())
+        if name not in ("lines", "size") or number is None or number[2] not in units or not float(number[1]):
+            raise ValueError(f"results_keep {word!r} is not usable; write it like lines=30d or size=200GiB")
+        found[name] = float(number[1]) * units[number[2]]
+    return found
 
 
 def masked_url(url: str) -> str:

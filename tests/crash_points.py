@@ -37,6 +37,7 @@ from pipeline.redis.connection import byte_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import SCRIPT_DIR, script_text
 from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources.pushed import framed
 from pipeline.tasks import drain, infer, ingest, periodic, store, train
 from pipeline.tasks.context import Context
@@ -343,8 +344,7 @@ class World:
     def rows(self) -> Counter[str]:
         """Every stored line, with how often it is stored."""
         found: Counter[str] = Counter()
-        for path in self.settings.data.results.glob("date=*/workload=*/[!.]*.parquet"):
-            found.update(pl.read_parquet(path, glob=False, hive_partitioning=False)["message"].to_list())
+        found.update(ParquetSink(self.settings.data.results).scan().collect()["message"].to_list())
         return found
 
     def check_end(self, *, stored: Sequence[str], dead: Sequence[str] = ()) -> None:

@@ -4,7 +4,6 @@ stored.
 Lines are told apart by the mark that each carries, ` mark=<workload>#<number>`; a record of many lines
 carries as many."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,11 +17,16 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.records.verdict import OURS
 from pipeline.redis.connection import text_map
 from pipeline.settings import Settings
-from pipeline.sinks import results
+from pipeline.sinks.manifest import Part
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources.pushed import framed
 
 MARK: Final = r"mark=(\S+)#(\d+)"
 _MARKS: Final = r"mark=\S+#\d+"
+_ROWS: Final[dict[str, Any]] = {
+    "record_id": pl.String, "workload": pl.String, "lines": pl.UInt32, "file": pl.String,
+    "marks": pl.List(pl.String), "told": pl.Boolean,
+}  # fmt: skip
 MARK_SCHEMA: Final[dict[str, Any]] = {"workload": pl.String, "number": pl.Int64}
 
 
@@ -55,12 +59,11 @@ class Stored:
 
 
 def stored(settings: Settings) -> Stored:
-    """Read all results. A file that cannot be read is a violation, and the others are read."""
+    """Reads all results. A file that cannot be read is a violation, and the others are read."""
     found = Stored(pl.DataFrame(), {})
-    files = [
-        file for root in (settings.data.results, settings.data.baseline) for file in results.files_of(root)
-    ]
-    rows = _rows(files, found)
+    sinks = [ParquetSink(root) for root in (settings.data.results, settings.data.baseline)]
+    frames = [_rows(sink, part, found) for sink in sinks for part in sink.parts()]
+    rows = pl.concat([pl.DataFrame(schema=_ROWS), *frames])
     unmarked = rows.filter(pl.col("marks").list.len() == 0)
     for row in unmarked.head(MOST).iter_rows(named=True):
         what = f"a line that nobody sent is stored: {row['record_id']} of {row['workload']} in {short(row['file'])}"
@@ -86,41 +89,23 @@ def stored(settings: Settings) -> Stored:
     return found
 
 
-def _rows(files: list[Path], found: Stored) -> pl.DataFrame:
-    text = pl.coalesce("raw", "message")
-    marks = text.str.extract_all(_MARKS)
-
-    def read(some: Sequence[Path]) -> pl.DataFrame:
-        lazy = pl.scan_parquet(list(some), hive_partitioning=False, glob=False, include_file_paths="file")
-        return (
-            lazy.filter(~pl.col("record_id").str.starts_with(OURS))  # of no line
-            .with_columns(marks=marks)
-            .select(
-                *("record_id", "workload", "lines", "file", "marks"),
-                told=pl.col("message").str.contains(pl.col("marks").list.first(), literal=True),
-            )
-            .collect(engine="streaming")
-        )
-
-    if not files:
-        names = {"record_id": pl.String, "workload": pl.String, "lines": pl.UInt32, "file": pl.String}
-        return pl.DataFrame(schema={**names, "marks": pl.List(pl.String), "told": pl.Boolean})
+def _rows(sink: ParquetSink, part: Part, found: Stored) -> pl.DataFrame:
+    """The lines of a part; none of one that cannot be read, which is a violation."""
+    marks = pl.coalesce("raw", "message").str.extract_all(_MARKS)
     try:
-        return read(files)
-    except pl.exceptions.PolarsError:
-        whole = [file for file in files if _whole(file, found)]
-        return read(whole) if whole else _rows([], found)
-
-
-def _whole(file: Path, found: Stored) -> bool:
-    try:
-        pl.read_parquet(file, columns=["record_id", "workload", "lines", "raw", "message"])
+        rows = sink.files.read(part)
     except (pl.exceptions.PolarsError, OSError) as exc:
-        found.violations.append(
-            Violation(invariant=1, what=f"{file} cannot be read, so it is half written: {exc}")
+        what = f"{part.name} cannot be read, so it is half written: {exc}"
+        found.violations.append(Violation(invariant=1, what=what))
+        return pl.DataFrame(schema=_ROWS)
+    return (
+        rows.filter(~pl.col("record_id").str.starts_with(OURS))  # of no line
+        .with_columns(marks=marks, file=pl.lit(part.name))
+        .select(
+            *("record_id", "workload", "lines", "file", "marks"),
+            told=pl.col("message").str.contains(pl.col("marks").list.first(), literal=True),
         )
-        return False
-    return True
+    )
 
 
 def _named(mark: pl.Expr) -> dict[str, pl.Expr]:

@@ -62,8 +62,6 @@ def _checks(settings: Settings) -> "list[dict[str, Any]]":
     found.append(_place("data directory", settings.data.dir, "--data-dir"))
     if settings.data.store_url is not None:
         found.append(_store_check(settings))
-    if "parquet" in settings.data.sinks and settings.data.results_dir is not None:
-        found.append(_place("results directory", settings.data.results_dir, "LOGWEIR_RESULTS_DIR"))
     found += _stack_checks(settings)
     try:
         from pipeline.drain.masking.mask_set import MaskSet

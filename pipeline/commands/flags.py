@@ -248,6 +248,13 @@ def incidents(parser: argparse.ArgumentParser) -> None:
 
 def results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("show", "files"),
+        default="show",
+        help="files: the Parquet files that hold the results, for DuckDB, Polars, pandas or Spark",
+    )
+    parser.add_argument(
         "--since",
         metavar="WHEN",
         help="only the last 90s, 15m, 1h, 7d, or since a time such as 2026-11-20T10:00",
@@ -264,6 +271,21 @@ def results(parser: argparse.ArgumentParser) -> None:
         "--context", type=_positive, metavar="N", help="also the N lines before and after each, of its source"
     )
     parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
+
+
+def patterns(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--since", metavar="WHEN", default="24h", help="the last 1h, 24h, 7d, or since a time (24h)"
+    )
+    parser.add_argument("--until", metavar="WHEN", help="only before that; written as --since")
+    parser.add_argument(
+        "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
+    )
+    parser.add_argument("--anomalous", action="store_true", help="only patterns with anomalous lines")
+    parser.add_argument(
+        "--order", choices=("count", "change", "new"), default="count", help="what comes first (count)"
+    )
+    parser.add_argument("--limit", type=_positive, default=30, metavar="N", help="the first N patterns (30)")
 
 
 def formats(parser: argparse.ArgumentParser) -> None:

@@ -1,10 +1,9 @@
-"""`logweir results`: stored lines that match, the newest at the end."""
+"""`logweir results`: stored lines that match, the newest at the end; `results files`: where they are."""
 
 import argparse
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import polars as pl
 from rich.table import Table
@@ -16,6 +15,9 @@ from pipeline.errors import BadInput
 from pipeline.records.batch import utc_now
 from pipeline.records.result_query import ResultQuery
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
+from pipeline.sinks.compaction import rewrite_dropped
+from pipeline.sinks.manifest import Part
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.query import matching, with_context
 from pipeline.sinks.results import readable
@@ -27,6 +29,8 @@ _CHOOSING = ("workload", "level", "text", "template", "since", "until", "anomalo
 
 def main(args: argparse.Namespace) -> int:
     settings = of_pipeline(settings_of(args))
+    if args.action == "files":
+        return _print_files(args, settings)
     query = _query(args)
     rows, workloads = _stored(args, settings, query)
     if args.json:
@@ -44,6 +48,28 @@ def main(args: argparse.Namespace) -> int:
         table.add_row(*row)
     console.print(table)
     return 0
+
+
+def _print_files(args: argparse.Namespace, settings: Settings) -> int:
+    """One file in a line. Files of which some rows are no results any more are rewritten first."""
+    if "parquet" not in settings.data.sinks:
+        raise BadInput("results lie in OpenSearch (sinks); there are no files")
+    if given := [name for name in _CHOOSING if getattr(args, name)]:
+        raise BadInput(f"`results files` lists all files; leave out --{given[0]}")
+    sink = parquet_of(settings)
+    rewrite_dropped(sink)
+    names = [_location(sink, part) for part in sink.parts()]
+    if args.json:
+        print_json(names)
+    else:
+        for name in names:
+            out().print(name, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _location(sink: ParquetSink, part: Part) -> str:
+    url = sink.objects.url
+    return str(sink.files.file(part)) if url.startswith("file:") else f"{url}/{part.name}"
 
 
 def _query(args: argparse.Namespace) -> ResultQuery:
@@ -74,8 +100,9 @@ def _stored(
 
     From Parquet files where there are some by setting, else from OpenSearch."""
     if "parquet" in settings.data.sinks:
-        with readable(settings.data.results):
-            return _from_files(args, settings, query)
+        sink = parquet_of(settings)
+        with readable(sink):
+            return _from_files(args, sink, query)
     from pipeline.opensearch import newest
     from pipeline.opensearch.client import opensearch_client
 
@@ -88,21 +115,13 @@ def _stored(
 
 
 def _from_files(
-    args: argparse.Namespace, settings: Settings, query: ResultQuery
+    args: argparse.Namespace, sink: ParquetSink, query: ResultQuery
 ) -> tuple[pl.DataFrame, list[str]]:
-    stored = ParquetSink(settings.data.results).scan()
-
-    def names() -> list[str]:
-        found: list[Any] = (
-            stored.select(pl.col("workload").drop_nulls().unique()).collect().to_series().to_list()
-        )
-        return sorted(found)
-
-    query = _of_workloads(args, query, names() if args.workload else ())
-    rows = matching(stored, query)
+    query = _of_workloads(args, query, sink.workloads() if args.workload else ())
+    rows = matching(sink.scan(since=query.since, until=query.until, workloads=query.workloads), query)
     if args.context:
-        rows = with_context(stored, rows, args.context)
-    return rows.drop("raw"), names() if rows.is_empty() else []
+        rows = with_context(sink.scan(), rows, args.context)
+    return rows.drop("raw"), sink.workloads() if rows.is_empty() else []
 
 
 def _of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[str]) -> ResultQuery:
@@ -126,7 +145,8 @@ def _nothing(args: argparse.Namespace, settings: Settings, workloads: list[str])
 
 def _place(settings: Settings) -> object:
     if "parquet" in settings.data.sinks:
-        return settings.data.results
+        url = settings.data.results_url
+        return settings.data.results if url.startswith("file:") else url
     from pipeline.opensearch.documents import indices
 
     return indices(settings)

@@ -8,6 +8,8 @@ from pipeline.errors import BadBundle
 from pipeline.models.registry import Registry
 from pipeline.models.versions import Versions
 from pipeline.redis.connection import connect
+from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 from pipeline.store.identity import identity
 from pipeline.units import plural, size
 from pipeline.workers.same_store import adopt, entered
@@ -23,6 +25,7 @@ def main(args: argparse.Namespace) -> int:
         local, recorded = identity(stored.objects, make=False), entered(client, settings)
     sizes = stored.artifacts.sizes()
     versions = stored.names()
+    of = _results(settings)
     unreadable = [version for version in versions if not _is_whole(stored, version, sizes)]
     facts = {
         "url": stored.objects.url,
@@ -33,6 +36,7 @@ def main(args: argparse.Namespace) -> int:
         "incomplete": unreadable,
         "artifacts": len(sizes),
         "bytes": sum(sizes.values()),
+        "results": of,
     }
     if args.json:
         print_json(facts)
@@ -44,10 +48,27 @@ def main(args: argparse.Namespace) -> int:
         f"{size(sum(sizes.values()) // 2**20)}",
         markup=False,
     )
+    if of is not None:
+        console.print(
+            f"results   {plural(of['rows'], 'record')} in {plural(of['files'], 'file')}, {size(of['bytes'] // 2**20)}",
+            markup=False,
+        )
     for version in unreadable:
         console.print(f"fault     {version} lacks artifacts; train again, or restore them", markup=False)
     console.print(f"pipeline  {_comparison(bool(facts['same']), recorded)}", markup=False, soft_wrap=True)
     return 0 if facts["same"] else 1
+
+
+def _results(settings: Settings) -> dict[str, int] | None:
+    """Sums of the Parquet results, None where there are none by setting."""
+    if "parquet" not in settings.data.sinks:
+        return None
+    parts = parquet_of(settings).parts()
+    return {
+        "files": len(parts),
+        "rows": sum(part.live for part in parts),
+        "bytes": sum(part.bytes for part in parts),
+    }
 
 
 def _is_whole(stored: Versions, version: str, sizes: dict[str, int]) -> bool:

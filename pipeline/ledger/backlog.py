@@ -1,9 +1,22 @@
 """The backlog: unfinished batches, batches that wait for a model, and counters."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pipeline.ledger.batches import UNFINISHED, Stage
 from pipeline.ledger.store import LedgerStore, counters, text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEnding:
+    """What the ledger says of a stored batch. `state`: as Ledger.state, "" for an unknown batch.
+
+    `rescore`: it was stored before, and is scored again. `warming`: it waits for a model."""
+
+    state: str
+    rescore: bool
+    discarded: bool
+    warming: bool
 
 
 class Backlog:
@@ -43,6 +56,25 @@ class Backlog:
         names = self.store.field_of_each(list(batch_ids), "workload")
         pairs = zip(batch_ids, names, strict=True)
         return {batch_id: text(name) for batch_id, name in pairs if name is not None}
+
+    def endings(self, batch_ids: Sequence[str]) -> list[BatchEnding]:
+        """What became of each batch, in one round trip."""
+        if not batch_ids:
+            return []
+        pipe = self.client.pipeline(transaction=False)
+        for batch_id in batch_ids:
+            pipe.hmget(self.keys.batch(batch_id), "state", "kind", "discarded")
+        pipe.zmscore(self.keys.warming, list(batch_ids))
+        *entries, warming = self.store.ask(pipe.execute)
+        return [
+            BatchEnding(
+                state=text(state or b""),
+                rescore=kind == b"rescore",
+                discarded=discarded is not None,
+                warming=score is not None,
+            )
+            for (state, kind, discarded), score in zip(entries, warming, strict=True)
+        ]
 
     def postpone(self, batch_ids: Sequence[str]) -> None:
         """Keeps these batches out of `overdue` for `overdue_ms`."""

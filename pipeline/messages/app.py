@@ -12,7 +12,14 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from pipeline.errors import BadSetting
-from pipeline.messages.routing import QUEUE_PERIODIC, TASK_SWEEP, TASK_TICK, TASK_WATCH, all_queues
+from pipeline.messages.routing import (
+    QUEUE_PERIODIC,
+    TASK_COMPACT,
+    TASK_SWEEP,
+    TASK_TICK,
+    TASK_WATCH,
+    all_queues,
+)
 from pipeline.redis.sentinels import sentinel_options
 from pipeline.settings import Settings
 from pipeline.values import SENTINEL_SCHEME, TLS_OPTIONS, SentinelAddress
@@ -153,6 +160,12 @@ def configuration(settings: Settings) -> dict[str, Any]:
                 "task": TASK_WATCH,
                 "schedule": settings.internal.watch_s,
                 "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.watch_s * 2)},
+            },
+            "compact": {
+                # One compacts at a time, by a lease (tasks/compact.py).
+                "task": TASK_COMPACT,
+                "schedule": settings.internal.sweep_s * 5,
+                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.sweep_s * 10)},
             },
         },
         # In memory: the stock scheduler keeps a pickle file, and a sweep needs no memory of the last one.

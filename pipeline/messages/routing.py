@@ -33,6 +33,7 @@ TASK_TRAIN: Final = "logweir.train"
 TASK_SWEEP: Final = "logweir.sweep"
 TASK_TICK: Final = "logweir.tick"
 TASK_WATCH: Final = "logweir.watch"
+TASK_COMPACT: Final = "logweir.compact"
 
 STAGE_TASK: Final = {
     Stage.INGEST: TASK_INGEST,

@@ -1,7 +1,6 @@
 """The sinks that the settings name. A new sink is one line here."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 from pipeline.records.batch import Purpose
@@ -9,6 +8,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.several import Several
 from pipeline.sinks.sink import Sink
+from pipeline.store.choose import open_store
 
 
 def sinks_for(settings: Settings) -> dict[Purpose, Sink]:
@@ -21,18 +21,15 @@ def _all(settings: Settings, purpose: Purpose) -> Sink:
     return sinks[0] if len(sinks) == 1 else Several(sinks)
 
 
-def root_of(settings: Settings, purpose: Purpose) -> Path:
-    """Where the Parquet files of a purpose lie."""
-    return settings.data.results if purpose is Purpose.SCORE else settings.data.baseline
+def parquet_of(settings: Settings, purpose: Purpose = Purpose.SCORE) -> ParquetSink:
+    """The Parquet files of a purpose; nothing is opened yet."""
+    url = settings.data.results_url if purpose is Purpose.SCORE else settings.data.baseline_url
+    return ParquetSink(open_store(url), settings.data.dir / "cache")
 
 
 def kind_of(purpose: Purpose) -> str:
     """The kind of OpenSearch index that a purpose has."""
     return "results" if purpose is Purpose.SCORE else "baseline"
-
-
-def _parquet(settings: Settings, purpose: Purpose) -> Sink:
-    return ParquetSink(root_of(settings, purpose))
 
 
 def _opensearch(settings: Settings, purpose: Purpose) -> Sink:
@@ -42,6 +39,6 @@ def _opensearch(settings: Settings, purpose: Purpose) -> Sink:
 
 
 _KINDS: Final[Mapping[str, Callable[[Settings, Purpose], Sink]]] = {
-    "parquet": _parquet,
+    "parquet": parquet_of,
     "opensearch": _opensearch,
 }

@@ -7,7 +7,7 @@ the same records."""
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -72,6 +72,11 @@ class OpenSearchSink:
             sleep=self._sleep,
             jitter=self._jitter,
         )
+
+    def write_all(self, batches: Sequence[tuple[str, pl.DataFrame]], *, last: Last = at_once) -> None:
+        """`write` for each batch."""
+        for batch_id, frame in batches:
+            self.write(batch_id, frame, last=last)
 
     def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
         """A batch's stored results in the order they were written, None when there are none.

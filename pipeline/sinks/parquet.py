@@ -1,291 +1,398 @@
-"""Results as Parquet files, one per batch: `date=<day>/workload=<name>/<batch id>.parquet`.
+"""Results as Parquet files in the store, listed by one manifest (sinks/manifest.py).
 
-A file is written under a temporary name, fsynced and renamed, so readers see whole files only. Writes are
-idempotent, so delivery is exactly once in effect. `date` is the UTC day of the batch's first record.
+A write puts its file and then swaps the manifest by compare-and-set, so readers see all of it or nothing. The
+swap also takes out earlier rows of the same batches, so writes are idempotent and delivery is exactly once in
+effect. Before each try of a swap the writer checks that it still owns the batches. Every change of another
+writer changes the manifest, so a writer that was stalled after its check loses the swap and checks again.
+"""
 
-A writer holds the folder's `.lock` and checks under the lock that it still owns the batch. So no writer
-replaces or removes the files of another."""
-
-import errno
-import fcntl
-import heapq
-import os
-import re
+import random
 import time
-import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, unquote
 
+import msgspec
 import polars as pl
 
-from pipeline.errors import SinkUnavailable
-from pipeline.records.batch import digest
-from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.sinks import results
+from pipeline.errors import SinkUnavailable, StoreUnavailable
+from pipeline.sinks.manifest import (
+    KEY,
+    LOOSE,
+    PREFIX,
+    IndexEntry,
+    Part,
+    ResultManifest,
+    SealedParts,
+    day_of,
+    index,
+    manifest,
+    packed,
+    sealed,
+    spans,
+)
+from pipeline.sinks.part_files import PartFiles
 from pipeline.sinks.sink import Last, at_once
+from pipeline.store.folder import Folder
+from pipeline.store.objects import Objects
+from pipeline.units import epoch_us
 
-TEMPORARY: Final = ".part"
-LOCK: Final = ".lock"
-# A rename takes milliseconds. A longer holder was stopped, or its disk hangs.
-LOCK_WAIT_S: Final = 5.0
-LOCK_POLL_S: Final = 0.01
-BATCH_ID: Final = "logweir:batch_id"  # in the file itself, where its name does not tell it
+# A swap takes milliseconds in a folder and tens of them in a bucket. Many writers at once lose some turns.
+SWAP_S: Final = 20.0
 # Polars raises several unrelated classes on damaged files, and its panics are no Exceptions.
-_DAMAGED: Final = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-_SAFE: Final = " !#$&()+,;@[]^"
+DAMAGED: Final = (pl.exceptions.PolarsError, pl.exceptions.PanicException, FileNotFoundError)
+
+# The next manifest; None where the change is in it already.
+Edit = Callable[[ResultManifest], ResultManifest | None]
 
 
 class ParquetSink:
-    """Writes to and reads back from one directory tree."""
+    """Writes to and reads back from one store of results. Not thread-safe.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    `place`: a folder, or the objects of a store. `cache`: where copies lie of files in a bucket."""
+
+    def __init__(self, place: Path | Objects, cache: Path | None = None) -> None:
+        self.objects: Objects = Folder(place) if isinstance(place, Path) else place
+        self.files = PartFiles(self.objects, cache)
+        self._held: tuple[ResultManifest, str | None] | None = None  # as last read or written here
+        self._indexes: dict[str, tuple[IndexEntry, ...]] = {}
+        self._days: dict[str, tuple[Part, ...]] = {}
+
+    # The sink
 
     def write(self, batch_id: str, frame: pl.DataFrame, *, last: Last = at_once) -> None:
         """Stores a batch's results (RESULT_SCHEMA); replaces earlier ones of this id.
 
-        `last` is called under the folder's lock, before the rename. Raises SinkUnavailable for a full disk or
-        a directory without write permission, and the errors of `last`; no temporary file stays."""
-        path = self.path(batch_id, frame)
-        metadata = {BATCH_ID: batch_id} if _batch_id(path.name) is None else None
-        with self._explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rows = frame.select(list(RESULT_SCHEMA))
-            with _written(path, rows, metadata) as temporary, _locked(path.parent):
-                last()
-                temporary.replace(path)
-            _sync_directory(path.parent)
+        `last` is called before each try of the swap. Raises SinkUnavailable for a full disk, a store that is
+        away or a missing right, and the errors of `last`."""
+        self.write_all([(batch_id, frame)], last=last)
+
+    def write_all(self, batches: Sequence[tuple[str, pl.DataFrame]], *, last: Last = at_once) -> None:
+        """Stores the results of several batches in one commit; `write` says the rest."""
+        ids = [batch_id for batch_id, _ in batches]
+        with self._explained():
+            new = self._put(batches)
+
+            def edit(now: ResultManifest) -> ResultManifest | None:
+                if any(part.name == new[0].name for part in now.parts):
+                    return None  # the answer to our own swap was lost
+                stamp = _now_ms()
+                stamped = [msgspec.structs.replace(part, written_ms=stamp) for part in new]
+                return now.edited(parts=[*self._less(now, self._places(now, ids)), *stamped])
+
+            try:
+                self._change(edit, last)
+            except StoreUnavailable:  # the swap may have happened; else compaction removes the files
+                raise
+            except Exception:
+                for part in new:
+                    with suppress(StoreUnavailable):
+                        self.objects.delete(part.name)
+                raise
 
     def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
-        """A batch's stored results, None when there are none."""
-        for day in self.root.glob("date=*"):
-            path = day / f"workload={folder_part(workload)}" / _file_name(batch_id)
-            if path.exists():
-                # A workload may be called *, so Polars must take the path as it is.
-                return pl.read_parquet(path, hive_partitioning=False, glob=False)
+        """A batch's stored results in the order they were written, None when there are none.
+
+        Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            for part, span in self._places(self.manifest(), [batch_id]):
+                rows = self.files.read(part, span)
+                if not rows.is_empty():
+                    return rows if rows["workload"][0] == workload else None
         return None
 
-    def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:
-        """Removes the results of a batch. `last` is called under the folder's lock.
+    def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:  # noqa: ARG002 - ids are unique
+        """Removes the results of a batch. Raises SinkUnavailable and the errors of `last`."""
+        with self._explained():
+            # Also where nothing is to be removed: a stalled writer of this batch must lose its swap.
+            self._change(lambda now: now.edited(parts=self._less(now, self._places(now, [batch_id]))), last)
 
-        Raises SinkUnavailable and the errors of `last`."""
-        for day in self.root.glob("date=*"):
-            path = day / f"workload={folder_part(workload)}" / _file_name(batch_id)
-            with self._explained(path):
-                if not path.exists():
-                    continue
-                with _locked(path.parent):
-                    last()
-                    path.unlink(missing_ok=True)
+    # Batches that Redis has forgotten (sinks/forgotten.py)
 
-    def latest(self, within_s: float, limit: int) -> list[tuple[str, str]]:
-        """(file below the root, batch id) of the newest `limit` files, oldest first.
+    def latest(self, within_s: float, limit: int) -> list[str]:
+        """The newest `limit` batches, oldest first, not older than `within_s` before the newest.
 
-        Their age is at most `within_s` above the newest file's. Files without a batch id are omitted. Raises
+        Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            found = sorted((at, batch_id) for batch_id, at in self.written(self.manifest()).items())
+        after = found[-1][0] - within_s * 1000 if found else 0.0
+        return [batch_id for at, batch_id in found[-limit:] if at >= after]
+
+    def by_age(self, batch_ids: Sequence[str]) -> list[str]:
+        """These batches, newest first, less those that are gone. Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            written = self.written(self.manifest())
+        there = [batch_id for batch_id in batch_ids if batch_id in written]
+        return sorted(there, key=lambda batch_id: -written[batch_id])
+
+    def record_ids(self, batch_id: str) -> list[str]:
+        """The records of a batch, none when it is gone or its file is damaged. Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            for part, span in self._places(self.manifest(), [batch_id]):
+                with suppress(*DAMAGED):  # readers of results report the damage
+                    return list(self.files.read(part, span)["record_id"])
+        return []
+
+    def take_out(self, batch_id: str, record_ids: Collection[str] | None, *, last: Last = at_once) -> bool:
+        """Removes these records (None: all) of a batch; True if none of it is left.
+
+        Of a damaged file a batch only goes as a whole. Raises SinkUnavailable and the errors of `last`."""
+        left = 0
+
+        def edit(now: ResultManifest) -> ResultManifest | None:
+            nonlocal left
+            left, out = 0, []
+            for part, span in self._places(now, [batch_id]):
+                taken = self._rows_of(part, span, record_ids)
+                left += _live_in(part.dropping(taken), span)
+                out += [(part, one) for one in taken]
+            return now.edited(parts=self._less(now, out)) if out else None
+
+        with self._explained():
+            self._change(edit, last)
+        return left == 0
+
+    # Reading
+
+    def scan(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        workloads: Collection[str] | None = None,
+    ) -> pl.LazyFrame:
+        """The results, lazily (RESULT_SCHEMA), less parts that hold nothing of this span and these workloads.
+
+        Raises SinkUnavailable."""
+        return self.lazy(self.parts(since=since, until=until, workloads=workloads))
+
+    def lazy(self, parts: Iterable[Part]) -> pl.LazyFrame:
+        """The results in these parts, lazily, in their order. Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            return self.files.lazy(parts)
+
+    def rollup_file(self, part: Part) -> Path:
+        """The file with the rollup of a sealed part, on this machine. Raises SinkUnavailable."""
+        with self._explained(reading=True):
+            return self.files.local(part.rates, part.bytes)
+
+    def parts(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        workloads: Collection[str] | None = None,
+    ) -> list[Part]:
+        """The parts that may hold results of the span [since, until) and these workloads, the oldest first.
+
+        Raises SinkUnavailable."""
+        first, stop = (None if at is None else epoch_us(at) for at in (since, until))
+        with self._explained(reading=True):
+            now = self.manifest()
+            found = list(now.parts)
+            for day in now.days.values():
+                if not (
+                    (first is not None and day.last_us < first) or (stop is not None and day.first_us >= stop)
+                ):
+                    found += self.sealed(day.name)
+        chosen = [part for part in found if part.live and part.may_hold(first, stop, workloads)]
+        return sorted(chosen, key=lambda part: (part.written_ms, part.name))
+
+    def workloads(self) -> list[str]:
+        """The names of all workloads that have results. Raises SinkUnavailable."""
+        parts = self.parts()
+        found = {name for part in parts for name in part.workloads}
+        unnamed = self.lazy(part for part in parts if not part.workloads)
+        rows = unnamed.select(pl.col("workload").drop_nulls().unique()).collect()
+        return sorted(found.union(rows["workload"]))
+
+    def manifest(self) -> ResultManifest:
+        """The manifest as it is now. Raises StoreUnavailable, BadPayload, TooNew."""
+        return self._read()[0]
+
+    def sealed(self, name: str) -> tuple[Part, ...]:
+        """The sealed parts that a day's object lists. Raises StoreUnavailable, BadPayload."""
+        if name not in self._days:
+            blob = self.objects.get(name)
+            self._days[name] = sealed(blob or b"", f"{name} of {self.objects.url}")
+        return self._days[name]
+
+    def batches(self, part: Part) -> tuple[IndexEntry, ...]:
+        """The batches of a part of level 0 or 1, in the order of its rows.
+
+        Raises StoreUnavailable, BadPayload."""
+        if part.level == LOOSE:
+            return tuple(IndexEntry(one, rows, part.written_ms) for one, rows in part.batches)
+        if part.index not in self._indexes:
+            blob = self.objects.get(part.index)
+            self._indexes[part.index] = index(blob or b"", f"{part.index} of {self.objects.url}")
+        return self._indexes[part.index]
+
+    # Changes of the manifest
+
+    def replace_parts(
+        self, old: Sequence[Part], new: Sequence[Part], *, seal: bool = False, gone: str = ""
+    ) -> bool:
+        """Swaps parts of the manifest for others; False if one of the old ones has changed meanwhile.
+
+        `seal`: the new ones are sealed. `gone`: an object that names the old files, for the sweep. Raises
         SinkUnavailable."""
-        with self._explained(self.root):
-            newest = sorted(heapq.nlargest(limit, self._newest(within_s)))
-            after = newest[-1][0] - within_s if newest else 0.0
-            found = [(str(path.relative_to(self.root)), _id_of(path)) for at, path in newest if at >= after]
-        return [(name, batch_id) for name, batch_id in found if batch_id is not None]
+        done = False
 
-    def _newest(self, within_s: float) -> Iterator[tuple[float, Path]]:
-        """(time, file) of all files, less folders that nothing was written to lately.
+        def edit(now: ResultManifest) -> ResultManifest | None:
+            nonlocal done
+            there = {part.name: part for part in now.parts}
+            done = all(there.get(part.name) == part for part in old)
+            if not done:
+                return None
+            out = {part.name for part in old}
+            kept = [part for part in now.parts if part.name not in out]
+            if not seal:
+                return now.edited(parts=[*kept, *new])
+            days = dict(now.days)
+            for day in {part.day for part in new}:
+                before = self.sealed(days[day].name) if day in days else ()
+                listed = (*before, *(part for part in new if part.day == day))
+                name = f"{PREFIX}days/{day}-{now.edits + 1}-{random.getrandbits(32):08x}.json"
+                self.objects.put(name, packed(SealedParts(parts=listed)))
+                days[day] = day_of(name, listed)
+            return now.edited(parts=kept, days=days)
 
-        A folder's time is at least that of its newest file. A removal renews the folder's time too, so only
-        the times of files count."""
-        folders = [(p.stat().st_mtime, p) for p in self.root.glob("date=*/workload=*") if p.is_dir()]
-        newest = 0.0
-        for folder_at, folder in sorted(folders, reverse=True):
-            if folder_at < newest - within_s:
-                return
-            for entry in os.scandir(folder):
-                if entry.name.endswith(".parquet") and not entry.name.startswith("."):
-                    at = entry.stat().st_mtime
-                    newest = max(newest, at)
-                    yield at, Path(entry.path)
+        with self._explained():
+            self._change(edit, at_once)
+        if not done and gone:
+            with suppress(StoreUnavailable):
+                self.objects.delete(gone)
+        return done
 
-    def by_age(self, names: Sequence[str]) -> list[str]:
-        """These files, newest first, less those that are gone. Raises SinkUnavailable."""
-        found = []
-        for name in names:
-            path = self.root / name
-            with self._explained(path), suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime, name))
-        return [name for _, name in sorted(found, reverse=True)]
+    def change(self, edit: Edit) -> None:
+        """Swaps the manifest for an edited one. Raises SinkUnavailable."""
+        with self._explained():
+            self._change(edit, at_once)
 
-    def name(self, batch_id: str, frame: pl.DataFrame) -> str:
-        """The file of a batch, below the root."""
-        return str(self.path(batch_id, frame).relative_to(self.root))
-
-    def record_ids(self, name: str) -> list[str]:
-        """The records in a file, none when it is not there or damaged. Raises SinkUnavailable."""
-        path = self.root / name
-        with self._explained(path):
-            if not path.exists():
-                return []
+    def _change(self, edit: Edit, last: Last) -> None:
+        until = time.monotonic() + SWAP_S
+        fresh = False
+        while True:
+            if self._held is None:
+                self._held, fresh = self._read(), True
+            now, tag = self._held
+            changed = edit(now)
+            if changed is None:
+                if fresh:
+                    return
+                self._held = None  # it may be old
+                continue
+            last()
             try:
-                ids = pl.read_parquet(path, columns=["record_id"], hive_partitioning=False, glob=False)
-            except _DAMAGED:  # readers of results report the damage
-                return []
-        return list(ids["record_id"])
+                new_tag = self.objects.swap(KEY, packed(changed), tag)
+            except BaseException:
+                self._held = None
+                raise
+            if new_tag is not None:
+                self._held = (changed, new_tag)
+                return
+            self._held, fresh = None, False
+            if time.monotonic() > until:
+                raise StoreUnavailable(
+                    f"the store {self.objects.url} has so many writers that none of {SWAP_S:g} s came through; use "
+                    "fewer store processes"
+                )
+            if not isinstance(self.objects, Folder):
+                time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - no secret
 
-    def take_out(self, name: str, record_ids: Collection[str] | None, *, last: Last = at_once) -> bool:
-        """Removes these records (None: all) from a file; True if the file does not exist afterwards.
+    def _read(self) -> tuple[ResultManifest, str | None]:
+        found = self.objects.tagged(KEY)
+        blob, tag = (None, None) if found is None else found
+        if self._held is not None and self._held[1] == tag:
+            return self._held
+        self._held = (manifest(blob, self.objects.url), tag)
+        indexes = {part.index for part in self._held[0].parts}
+        self._indexes = {name: one for name, one in self._indexes.items() if name in indexes}
+        return self._held
 
-        A damaged file only goes as a whole. `last` is called under the folder's lock. Raises SinkUnavailable
-        and the errors of `last`."""
-        path = self.root / name
-        with self._explained(path):
-            if not path.parent.is_dir():
-                return True
-            with _locked(path.parent):  # a concurrent change must not be undone
-                if not path.exists():
-                    return True
-                remaining = None if record_ids is None else _without(path, record_ids)
-                if record_ids is not None and remaining is None:
-                    return False
-                last()
-                if remaining is None or remaining.is_empty():
-                    path.unlink(missing_ok=True)
-                else:
-                    batch_id = _id_of(path) if _batch_id(path.name) is None else None
-                    metadata = {BATCH_ID: batch_id} if batch_id else None
-                    with _written(path, remaining, metadata) as temporary:
-                        temporary.replace(path)
-                _sync_directory(path.parent)
-                return remaining is None or remaining.is_empty()
+    def _put(self, batches: Sequence[tuple[str, pl.DataFrame]]) -> list[Part]:
+        """One new part for each day that batches begin on."""
+        by_day: dict[str, list[tuple[str, pl.DataFrame]]] = {}
+        for batch_id, frame in batches:
+            by_day.setdefault(frame["timestamp"][0].isoformat()[:10], []).append((batch_id, frame))
+        found = []
+        for day, some in by_day.items():
+            frames = [frame for _, frame in some]
+            rows = frames[0] if len(frames) == 1 else pl.concat(frames)
+            part = self.files.put(rows, day=day, level=LOOSE, written_ms=0)
+            ids = tuple((batch_id, frame.height) for batch_id, frame in some)
+            found.append(msgspec.structs.replace(part, batches=ids))
+        return found
 
-    def scan(self) -> pl.LazyFrame:
-        """All results, lazily; an empty frame when nothing is stored yet."""
-        return results.scan(self.root)
+    def _places(self, now: ResultManifest, batch_ids: Collection[str]) -> list[tuple[Part, tuple[int, int]]]:
+        """Where live rows of these batches are."""
+        wanted, found = set(batch_ids), []
+        for part in now.parts:
+            if part.level == LOOSE and wanted.isdisjoint(one for one, _ in part.batches):
+                continue
+            where = spans((one.batch_id, one.rows) for one in self.batches(part))
+            for batch_id in wanted & where.keys():
+                if _live_in(part, where[batch_id]):
+                    found.append((part, where[batch_id]))
+        return found
 
-    def sweep(self) -> int:
-        """Remove what killed writers left behind. Only when no writer runs."""
-        removed = 0
-        for path in self.root.glob(f"date=*/workload=*/.*{TEMPORARY}"):
-            path.unlink(missing_ok=True)
-            removed += 1
-        return removed
+    def written(self, now: ResultManifest) -> dict[str, int]:
+        """When each batch was written that the parts of levels 0 and 1 hold, in milliseconds since 1970.
 
-    def path(self, batch_id: str, frame: pl.DataFrame) -> Path:
-        """Where a batch is stored: the day of its first record, its workload, its id."""
-        first = frame["timestamp"][0]
-        return (
-            self.root
-            / f"date={first:%Y-%m-%d}"
-            / f"workload={folder_part(frame['workload'][0])}"
-            / _file_name(batch_id)
-        )
+        Raises StoreUnavailable, BadPayload."""
+        found: dict[str, int] = {}
+        for part in now.parts:
+            where = spans((one.batch_id, one.rows) for one in self.batches(part))
+            found |= {
+                one.batch_id: one.written_ms
+                for one in self.batches(part)
+                if _live_in(part, where[one.batch_id])
+            }
+        return found
+
+    def _rows_of(
+        self, part: Part, span: tuple[int, int], record_ids: Collection[str] | None
+    ) -> list[tuple[int, int]]:
+        """The ranges of these records (None: all) in a range of a part; none when its file is damaged."""
+        if record_ids is None:
+            return [span]
+        try:
+            # With dropped rows, so that rows keep their numbers.
+            rows = self.files.read(msgspec.structs.replace(part, dropped=()), span)["record_id"]
+        except DAMAGED:
+            return []
+        return [(span[0] + at, span[0] + at + 1) for at in rows.is_in(list(record_ids)).arg_true()]
+
+    @staticmethod
+    def _less(now: ResultManifest, out: Sequence[tuple[Part, tuple[int, int]]]) -> list[Part]:
+        """The parts without these rows."""
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for part, span in out:
+            ranges.setdefault(part.name, []).append(span)
+        return [part.dropping(ranges[part.name]) if part.name in ranges else part for part in now.parts]
 
     @contextmanager
-    def _explained(self, path: Path) -> Iterator[None]:
+    def _explained(self, *, reading: bool = False) -> Iterator[None]:
         try:
             yield
-        except (OSError, pl.exceptions.ComputeError) as exc:
+        except (StoreUnavailable, OSError) as exc:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+            url = self.objects.url
             raise SinkUnavailable(
-                f"results cannot be written to {path.parent} ({why}); free space or fix the rights there, "
-                "nothing is lost and writing goes on by itself"
+                f"results cannot be read from {url} ({why}); give the right to read them, or bring the store back"
+                if reading
+                else f"results cannot be written to {url} ({why}); nothing is lost and writing goes on by itself"
             ) from exc
 
 
-def folder_part(name: str) -> str:
-    """A workload as one path component: no separators, never hidden, never longer than a file system takes.
-
-    On a file system that ignores case, Shop and shop share a directory, but never a file.
-    """
-    quoted = quote(name, safe=_SAFE).replace("~", "%7E")
-    quoted = re.sub(r"^\.", "%2E", quoted)
-    return quoted if len(quoted) <= 200 else _short(quoted, name)
+def _live_in(part: Part, span: tuple[int, int]) -> int:
+    """Rows of a range that are not dropped."""
+    start, stop = span
+    return stop - start - sum(max(0, min(stop, b) - max(start, a)) for a, b in part.dropped)
 
 
-def _file_name(batch_id: str) -> str:
-    # A leading dot would hide the file from readers.
-    quoted = re.sub(r"^\.", "%2E", quote(batch_id, safe="-_").replace("~", "%7E"))
-    plain = len(quoted) <= 200 and batch_id == batch_id.lower()
-    return f"{quoted if plain else _short(quoted, batch_id)}.parquet"
-
-
-def _batch_id(file_name: str) -> str | None:
-    stem = file_name.removesuffix(".parquet")
-    return None if "~" in stem else unquote(stem)
-
-
-def _id_of(path: Path) -> str | None:
-    """The batch of a file; None when neither its name nor the file tells it."""
-    named = _batch_id(path.name)
-    if named is not None:
-        return named
-    try:
-        return pl.read_parquet_metadata(path).get(BATCH_ID)
-    except (FileNotFoundError, *_DAMAGED):
-        return None
-
-
-def _without(path: Path, record_ids: Collection[str]) -> pl.DataFrame | None:
-    """The other records of a file; None when it is damaged."""
-    try:
-        rows = pl.read_parquet(path, hive_partitioning=False, glob=False)
-    except _DAMAGED:
-        return None
-    return rows.filter(~pl.col("record_id").is_in(list(record_ids)))
-
-
-def _short(quoted: str, name: str) -> str:
-    # Nothing else has a ~, so no other name can look like this one.
-    return f"{quoted[:160]}~{digest(name)}"
-
-
-@contextmanager
-def _written(path: Path, frame: pl.DataFrame, metadata: dict[str, str] | None) -> Iterator[Path]:
-    """The frame on disk under a name of its own beside `path`, to be renamed."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
-    try:
-        with temporary.open("wb") as out:
-            frame.write_parquet(out, compression="zstd", compression_level=3, metadata=metadata)
-            out.flush()
-            os.fsync(out.fileno())
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """The exclusive lock of a folder. Raises OSError, also after LOCK_WAIT_S without the lock."""
-    until = time.monotonic() + LOCK_WAIT_S
-    path = folder / LOCK
-    while True:
-        # Not the folder itself: NFS locks only what is open for writing.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            if _takes(handle, path):
-                yield
-                return
-        finally:
-            os.close(handle)
-        if time.monotonic() >= until:
-            why = f"another process has kept {LOCK} there for {LOCK_WAIT_S:g} s"
-            raise TimeoutError(errno.ETIMEDOUT, why)
-        time.sleep(LOCK_POLL_S)
-
-
-def _takes(handle: int, path: Path) -> bool:
-    """True if we hold the lock of the file at `path`; a cleaner of old days may have removed that file."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _now_ms() -> int:
+    return int(time.time() * 1000)

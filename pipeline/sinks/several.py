@@ -21,6 +21,11 @@ class Several:
         for sink in self._sinks:
             sink.write(batch_id, frame, last=last)
 
+    def write_all(self, batches: Sequence[tuple[str, pl.DataFrame]], *, last: Last = at_once) -> None:
+        """Stores in every sink. Raises SinkUnavailable, Rejected, and the errors of `last` before each."""
+        for sink in self._sinks:
+            sink.write_all(batches, last=last)
+
     def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
         """A batch's stored results, None when no sink has them. Raises SinkUnavailable."""
         for sink in self._sinks:

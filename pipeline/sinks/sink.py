@@ -1,6 +1,6 @@
 """The protocol of sinks. Both kinds pass the same contract suite (tests/sink_contract.py)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import polars as pl
@@ -21,6 +21,11 @@ class Sink(Protocol):
         """Stores a batch's results (RESULT_SCHEMA).
 
         Raises SinkUnavailable (retry), Rejected (never those records), and the errors of `last`."""
+
+    def write_all(self, batches: Sequence[tuple[str, pl.DataFrame]], *, last: Last = at_once) -> None:
+        """Stores the results of several batches, each as `write` does; in one commit where the sink has such.
+
+        Raises what `write` raises. Some of the batches may be stored then."""
 
     def read(self, batch_id: str, workload: str) -> pl.DataFrame | None:
         """A batch's stored results in RESULT_SCHEMA and the order they were written, None when there are

@@ -36,9 +36,10 @@ from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import Leases
 from pipeline.settings import Settings
-from pipeline.sinks.choose import root_of, sinks_for
+from pipeline.sinks.choose import parquet_of, sinks_for
+from pipeline.sinks.compaction import Compactor
+from pipeline.sinks.fates import compactor_of
 from pipeline.sinks.forgotten import Forgotten
-from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.sink import Sink
 from pipeline.tasks.loaded import CPU_PROFILE, LoadedModels, WorkerProfile
 from pipeline.tasks.share import GpuShare
@@ -73,6 +74,7 @@ class Context:
         self.shard = shard
         self.in_sink = False  # while a step waits for the sink, its slowness is no fault of the batch
         self.solo: OrderedDict[str, None] = OrderedDict()  # batches to score alone (tasks/merging.py)
+        self.compaction_yields = 0  # rounds that waiting batches have postponed (tasks/compact.py)
 
     def end_process(self, code: int) -> None:
         """End this process, because no call ends a thread that hangs."""
@@ -183,13 +185,16 @@ class Context:
     def _forgotten(self) -> dict[Purpose, Forgotten]:
         if "parquet" not in self.settings.data.sinks:
             return {}
-        return {
-            p: Forgotten(self.client, self.ledger.keys, ParquetSink(root_of(self.settings, p)), p)
-            for p in Purpose
-        }
+        return {p: Forgotten(self.client, self.ledger.keys, parquet_of(self.settings, p), p) for p in Purpose}
+
+    @functools.cached_property
+    def compactors(self) -> dict[Purpose, Compactor]:
+        """Compaction of the results of each purpose."""
+        backlog = self.ledger.backlog
+        return {p: compactor_of(self.settings, p, backlog, self.forgotten(p)) for p in Purpose}
 
     def forgotten(self, purpose: Purpose) -> Forgotten | None:
-        """Result files of batches that the ledger has forgotten; None without a sink of files."""
+        """Stored batches that the ledger has forgotten; None without a sink of files."""
         return self._forgotten.get(purpose)
 
     def version(self, workload: str) -> str | None:

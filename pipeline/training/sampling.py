@@ -10,21 +10,22 @@ of patterns that are new to this pass are masked.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import DEPTH, Template, Templates
-from pipeline.errors import BadPayload, SourceUnavailable
+from pipeline.errors import BadPayload, SinkUnavailable, SourceUnavailable
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.query import Query
 from pipeline.records.schema import LEARN_SCHEMA, SAMPLE_SCHEMA, UTC_US, of_lines
 from pipeline.records.verdict import UNCLASSIFIED
-from pipeline.sinks import parquet, results
+from pipeline.sinks.manifest import Part
+from pipeline.sinks.parquet import ParquetSink
 
 # SAMPLE_SCHEMA and the times of its records, so that a judge can hold out the newest.
 TIMED_SCHEMA: Final[dict[str, Any]] = SAMPLE_SCHEMA | {"first_seen": UTC_US, "last_seen": UTC_US}
@@ -40,8 +41,8 @@ _WORKLOADS: Final = 10_000  # Names counted one by one.
 _NEWEST: Final = 2**63 - 1  # Stands for UNCLASSIFIED while the lowest template id is sought.
 _SKETCH: Final = 4096  # Smallest pattern ids, to estimate their number: standard error 1/sqrt(4096) = 1.6 %.
 _PAGE_FILES: Final = 32  # Of 10,000 records and at most 2 MiB of text each as shipped.
+_PAGE_ROWS: Final = 262_144  # A sealed file has more.
 _PAGE_BYTES: Final = 8 << 20  # On disk, where repetitive logs are a thirtieth of their size.
-_REREADS: Final = 3  # Of a page whose files were taken back while it was read.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,68 +297,73 @@ def _lots(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
     return lots
 
 
-def read_parquet(root: Path, query: Query) -> Iterator[pl.DataFrame]:
-    """Pages (LEARN_SCHEMA) of the stored results that answer the query, a bounded number of files at a time.
+def read_parquet(sink: ParquetSink, query: Query) -> Iterator[pl.DataFrame]:
+    """Pages (LEARN_SCHEMA) of the stored results that answer the query, a bounded number of rows at a time.
 
-    Folders of other workloads are not opened. Folders of other days are, because a folder is named after the
-    first record of a batch, whose other records may be of any day. Statistics skip files outside the span. A
-    record without time is in no span; a record without verdict is not anomalous. A batch that is withdrawn
-    while it is read (split, or stored again) is skipped. Raises BadPayload that names the damaged file,
-    SourceUnavailable for one without permission."""
+    Files whose manifest says that they hold nothing of these workloads or this span are not opened. A record
+    without time is in no span; a record without verdict is not anomalous. Results that are stored meanwhile
+    are not read. Raises BadPayload that names the damaged file, SourceUnavailable for one that cannot be
+    read."""
     wanted = query.selects() & of_lines()
-    for files in _pages(_candidates(root, query.workloads)):
-        page = _read(files, wanted)
-        if not page.is_empty():
-            yield page
+    try:
+        parts = sink.parts(since=query.since, until=query.until, workloads=query.workloads or None)
+        for page in _pages(parts):
+            rows = _read(sink, page, wanted)
+            if not rows.is_empty():
+                yield rows
+    except SinkUnavailable as exc:
+        raise SourceUnavailable(f"{exc}; this is tried again") from exc
 
 
-def _candidates(root: Path, workloads: Sequence[str]) -> list[Path]:
-    """Files that may hold records of these workloads, by names without case: file systems differ in it."""
-    files = results.files_of(root)
-    if not workloads:
-        return files
-    folders = {f"workload={parquet.folder_part(name)}".casefold() for name in workloads}
-    return [file for file in files if file.parent.name.casefold() in folders]
-
-
-def _pages(files: Iterable[Path]) -> Iterator[list[Path]]:
-    page: list[Path] = []
-    size = 0
-    for file in files:
-        try:
-            bytes_ = file.stat().st_size
-        except FileNotFoundError:
-            continue
-        if page and (len(page) >= _PAGE_FILES or size + bytes_ > _PAGE_BYTES):
-            yield page
-            page, size = [], 0
-        page.append(file)
-        size += bytes_
+def _pages(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Parts that are read together; a part of many rows in pieces."""
+    page: list[Part] = []
+    rows = size = 0
+    for part in parts:
+        for piece in _pieces(part):
+            if page and (
+                len(page) >= _PAGE_FILES or rows + piece.live > _PAGE_ROWS or size + piece.bytes > _PAGE_BYTES
+            ):
+                yield page
+                page, rows, size = [], 0, 0
+            page.append(piece)
+            rows, size = rows + piece.live, size + piece.bytes
     if page:
         yield page
 
 
-def _read(files: list[Path], wanted: pl.Expr) -> pl.DataFrame:
+def _pieces(part: Part) -> Iterator[Part]:
+    """The part as parts of at most _PAGE_ROWS live rows each, by dropping the other rows."""
+    if part.rows <= _PAGE_ROWS:
+        yield part
+        return
+    for at in range(0, part.rows, _PAGE_ROWS):
+        stop = min(part.rows, at + _PAGE_ROWS)
+        piece = part.dropping([(0, at), (stop, part.rows)])
+        yield msgspec.structs.replace(piece, bytes=part.bytes * (stop - at) // part.rows)
+
+
+def _read(sink: ParquetSink, parts: list[Part], wanted: pl.Expr) -> pl.DataFrame:
     columns = [pl.col(name).cast(dtype) for name, dtype in LEARN_SCHEMA.items()]
-    for _ in range(_REREADS):
-        files = [file for file in files if file.exists()]
-        if not files:
-            break
-        try:
-            return results.lazily(files).filter(wanted).select(columns).collect()
-        except FileNotFoundError:
-            continue
-        except OSError as exc:
-            raise SourceUnavailable(
-                f"results cannot be read below {files[0].parent} ({exc}); give the right to read them, "
-                "this is tried again"
-            ) from exc
-        except pl.exceptions.PolarsError as exc:
-            if (
-                len(files) > 1
-            ):  # one by one: finds the damaged file, and reads files whose column types differ
-                return pl.concat(_read([file], wanted) for file in files)
-            raise BadPayload(
-                f"results cannot be read from {files[0]} ({exc}); remove the damaged file and run again"
-            ) from exc
-    return pl.DataFrame(schema=LEARN_SCHEMA)
+    try:
+        return sink.lazy(parts).filter(wanted).select(columns).collect()
+    except FileNotFoundError:  # removed since it was listed: a person has removed a damaged file
+        return _one_by_one(sink, parts, wanted)
+    except OSError as exc:
+        raise SourceUnavailable(
+            f"results cannot be read from {sink.objects.url} ({exc}); give the right to read them, "
+            "this is tried again"
+        ) from exc
+    except pl.exceptions.PolarsError as exc:
+        if len(parts) > 1:  # finds the damaged file, and reads files whose column types differ
+            return _one_by_one(sink, parts, wanted)
+        raise BadPayload(
+            f"results cannot be read from {sink.files.file(parts[0])} ({exc}); remove the damaged file and run "
+            "again"
+        ) from exc
+
+
+def _one_by_one(sink: ParquetSink, parts: list[Part], wanted: pl.Expr) -> pl.DataFrame:
+    empty = pl.DataFrame(schema=LEARN_SCHEMA)
+    there = [part for part in parts if sink.files.file(part).exists()]
+    return pl.concat([empty, *(_read(sink, [part], wanted) for part in there)])

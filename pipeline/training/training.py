@@ -31,7 +31,7 @@ from pipeline.records.query import Query
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import HeldLease
 from pipeline.settings import Settings
-from pipeline.sinks.choose import kind_of, root_of
+from pipeline.sinks.choose import kind_of, parquet_of
 from pipeline.training import judging, sampling
 from pipeline.training.holdout import HeldOut, split
 from pipeline.watching.sessions import keys as session_keys
@@ -56,7 +56,7 @@ class StoredLines:
     def pages(self) -> Iterator[pl.DataFrame]:
         """LEARN_SCHEMA. Raises SourceUnavailable, BadPayload."""
         if self.query.store == "parquet":
-            return sampling.read_parquet(root_of(self.settings, self.purpose), self.query)
+            return sampling.read_parquet(parquet_of(self.settings, self.purpose), self.query)
         from pipeline.opensearch import client, training
 
         return training.learn_pages(

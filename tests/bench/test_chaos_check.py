@@ -332,7 +332,7 @@ def give_one_id_to_two_records(w: World) -> None:
 
 
 def tear_a_file(w: World) -> None:
-    path = next(w.sink.root.rglob("a.parquet"))
+    path = w.sink.files.file(w.sink.parts()[0])
     path.write_bytes(path.read_bytes()[:100])
 
 

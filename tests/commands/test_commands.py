@@ -31,6 +31,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.store.choose import open_store
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
@@ -109,10 +110,9 @@ def store(settings: Settings, **changes: Any) -> Path:
         "record_id": "r", "source": "app.log", "line": 1, "lines": 1, "timestamp": NOW, "timed": True,
         "workload": "shop", "message": "hello", "raw": "hello",
     }  # fmt: skip
-    path = settings.data.results / "date=2026-11-20" / "workload=w" / "a.parquet"
-    path.parent.mkdir(parents=True)
-    pl.DataFrame([row | changes], schema=RESULT_SCHEMA).write_parquet(path)
-    return path
+    sink = ParquetSink(settings.data.results)
+    sink.write("a", pl.DataFrame([row | changes], schema=RESULT_SCHEMA))
+    return sink.files.file(sink.parts()[-1])
 
 
 def test_results_are_shown_as_they_are(verb: Verb, settings: Settings) -> None:
@@ -130,7 +130,7 @@ def test_a_result_without_a_time_shows_none(verb: Verb, settings: Settings) -> N
 def test_results_take_wildcards_and_name_the_filter_that_nothing_matches(
     verb: Verb, settings: Settings
 ) -> None:
-    place = store(settings, workload="shop/web", level="error", template_id=17).parents[2]
+    place = store(settings, workload="shop/web", level="error", template_id=17).parents[3]
     for asked in (
         ("--workload", "shop/*"),
         ("--level", "warning"),

@@ -119,17 +119,3 @@ def test_a_redis_that_keeps_its_promises_is_well_and_one_that_does_not_is_warned
     finally:
         server.terminate()
         server.wait(10)
-
-
-def test_a_results_directory_that_takes_no_files_is_said(
-    logweir: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("LOGWEIR_RESULTS_DIR", str(tmp_path / "file" / "results"))
-    done = logweir("doctor")
-    assert done.code == 1
-    (line,) = [line for line in done.out.splitlines() if " results directory: " in line]
-    assert line.startswith("missing") and "choose another with LOGWEIR_RESULTS_DIR" in line
-    monkeypatch.setenv("LOGWEIR_RESULTS_DIR", str(tmp_path / "new" / "results"))
-    assert logweir("doctor").code == 0
-    assert not (tmp_path / "new").exists(), "looking leaves nothing behind"

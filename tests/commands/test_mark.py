@@ -24,6 +24,7 @@ from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.records.verdict import Verdict, pattern_ids
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
 
 NOW = datetime(2026, 11, 20, 10, tzinfo=UTC)
 LINE = "user 17 logged in from 10.0.0.7"
@@ -45,9 +46,8 @@ def store(settings: Settings, *messages: str, template: int = 3, workload: str =
         | {"message": message, "raw": message, "pattern_id": masked["pattern_id"][n], "template_id": template}
         for n, message in enumerate(messages)
     ]  # fmt: skip
-    folder = settings.data.results / "date=2026-11-20" / f"workload={workload}"
-    folder.mkdir(parents=True, exist_ok=True)
-    pl.DataFrame(rows, schema=RESULT_SCHEMA).write_parquet(folder / f"{len(list(folder.iterdir()))}.parquet")
+    sink = ParquetSink(settings.data.results)
+    sink.write(f"b{len(sink.parts())}", pl.DataFrame(rows, schema=RESULT_SCHEMA))
 
 
 def known(client: "redis.Redis", settings: Settings, number: int, text: str) -> None:

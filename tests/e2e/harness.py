@@ -19,6 +19,8 @@ import psutil
 import pytest
 import redis
 
+from pipeline.sinks.parquet import ParquetSink
+
 # Every process started here, and whatever it starts, carries this name in its environment.
 MARK = "E2E_MARK"
 # Short times for what heals by expiry, so that tests wait seconds; training is as short as it may be useful.
@@ -264,11 +266,9 @@ class Up:
 
     def rows(self, workload: str, *, of_lines: bool = True) -> pl.DataFrame:
         """What is stored of a workload: its lines, or what was found in its sessions and rates."""
-        files = sorted((self.data / "results").glob(f"date=*/workload={workload}/*.parquet"))
-        if not files:
-            return pl.DataFrame(schema={"record_id": pl.String})
-        rows = pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]).sort("line")
-        return rows.filter(pl.col("source").str.starts_with("logweir:") != of_lines)
+        stored = ParquetSink(self.data / "results").scan(workloads=[workload])
+        wanted = pl.col("source").str.starts_with("logweir:") != of_lines
+        return stored.filter(pl.col("workload") == workload, wanted).sort("line").collect()
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
         """Log events of a worker."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import polars as pl
 import pytest
 import redis
 from own_redis import server
 
 from e2e.harness import Command, Up, nothing_left, novel, ordinary, running, sentence, until
+from pipeline.sinks.parquet import ParquetSink
 
 # The issue speaks of a line of 1 GB; 64 MiB takes the same path (it is cut into records) in a test's time.
 LONG_LINE = 64 * 2**20
@@ -43,6 +43,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(
 # unable to enter the folder above it.
 OBEYING_MODES = """
 import ctypes, os, sys
+
 if os.getuid() == 0:
     assert not any(ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) for capability in (1, 2))
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
@@ -109,8 +110,7 @@ def test_a_file_that_is_one_enormous_line_is_stored_in_pieces_without_losing_a_b
     assert done.returncode == 0, done.stderr
     # It is one line, counted with its first piece: so the batches are waited for.
     until(lambda: trained.status()["batches"] == 0, within_s=120, what="all pieces are stored")
-    files = list((trained.data / "results").glob("date=*/workload=long/*.parquet"))
-    rows = pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files])
+    rows = trained.rows("long")
     assert rows["raw"].str.len_bytes().sum() == LONG_LINE
     assert rows["lines"].sum() == 1 and rows["record_id"].n_unique() == rows.height
 
@@ -264,7 +264,7 @@ def test_a_full_disk_keeps_lines_waiting_and_stores_them_all_once_there_is_space
     with (
         small_disk(tmp_path / "disk", "1m") as disk,
         running(
-            {"LOGWEIR_RESULTS_DIR": str(disk / "results"), "LOGWEIR_INTERNAL_BATCH_RECORDS": "200"}
+            {"LOGWEIR_INTERNAL_RESULTS_DIR": str(disk / "results"), "LOGWEIR_INTERNAL_BATCH_RECORDS": "200"}
         ) as up,
     ):
         filler = disk / "filler"
@@ -282,8 +282,7 @@ def test_a_full_disk_keeps_lines_waiting_and_stores_them_all_once_there_is_space
         filler.unlink()
         t = up.settled("w")
         assert (t["stored"], t.get("dead", 0)) == (2000, 0)
-        files = sorted((disk / "results").glob("date=*/workload=w/*.parquet"))
-        ids = pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files])["record_id"]
+        ids = ParquetSink(disk / "results").scan().collect()["record_id"]
         assert ids.len() == ids.n_unique() == 2000
         assert not list(disk.rglob("*.part"))
         assert up.stop() == 0

@@ -14,6 +14,7 @@ import polars as pl
 
 from e2e.harness import Up, environment, until
 from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
 
 RATE = 200
 SECONDS = 6
@@ -46,17 +47,22 @@ def lines(first: int, count: int) -> Iterator[str]:
 
 
 def stored(up: Up, workload: str) -> pl.DataFrame:
-    """Rows with `wait_s`: from the time in the line to the name of its file, which the rename gave it."""
+    """Rows with `wait_s`: from the time in the line to the commit of its batch."""
+    sink = ParquetSink(up.data / "results")
     frames = []
-    for path in (up.data / "results").glob(f"date=*/workload={workload}/*.parquet"):
-        named = datetime.fromtimestamp(path.stat().st_ctime, UTC)
-        rows = pl.read_parquet(path, hive_partitioning=False)
-        frames.append(
-            rows.with_columns(
-                (pl.lit(named) - pl.col("timestamp")).dt.total_milliseconds().truediv(1000).alias("wait_s"),
-                pl.lit(path.name).alias("file"),
+    for batch, written_ms in sink.written(sink.manifest()).items():
+        rows = sink.read(batch, workload)
+        if rows is not None:
+            named = datetime.fromtimestamp(written_ms / 1000, UTC)
+            frames.append(
+                rows.with_columns(
+                    (pl.lit(named) - pl.col("timestamp"))
+                    .dt.total_milliseconds()
+                    .truediv(1000)
+                    .alias("wait_s"),
+                    pl.lit(batch).alias("file"),
+                )
             )
-        )
     return pl.concat(frames)
 
 

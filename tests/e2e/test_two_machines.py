@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from typing import Any
 import polars as pl
 import pytest
 from own_redis import server
+from s3_server import S3Server
 
 from e2e.harness import Command, Up, end, nothing_left, novel, ordinary, sentence, until
 from pipeline.observe.presence import Presence
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -33,6 +36,7 @@ class Machines:
     env: dict[str, str]
     stacks: list[Up]
     asking: Command
+    bucket: S3Server | None
 
     def start(self, name: str) -> Up:
         up = Up(self.folder / name, self.env)
@@ -41,7 +45,11 @@ class Machines:
 
     @property
     def settings(self) -> Settings:
-        return Settings(redis_url=self.env["REDIS_URL"], data_dir=self.folder / "asking")
+        return Settings(
+            redis_url=self.env["REDIS_URL"],
+            store_url=self.env["LOGWEIR_STORE_URL"],
+            data_dir=self.folder / "asking",
+        )
 
     def json(self, *args: object) -> Any:
         """What the host without a stack is told."""
@@ -55,20 +63,22 @@ class Machines:
         return {name for name, served in said.items() if version in served.versions.values()}
 
     def rows(self, workload: str) -> pl.DataFrame:
-        files = sorted((self.folder / "store" / "results").glob(f"date=*/workload={workload}/*.parquet"))
-        return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files])
+        with self.bucket.credentials() if self.bucket else nullcontext():
+            return parquet_of(self.settings).scan().filter(pl.col("workload") == workload).collect()
 
 
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
+@pytest.fixture(scope="module", params=["folder", "bucket"])
+def machines(request: pytest.FixtureRequest) -> Iterator[Machines]:
     folder = Path(tempfile.mkdtemp(prefix="logweir-two-"))
+    bucket: S3Server | None = request.getfixturevalue("s3_server") if request.param == "bucket" else None
     with server(folder, "--appendonly", "yes"):
         env = {
             "REDIS_URL": f"unix://{folder}/r.sock?db=0",
-            "LOGWEIR_STORE_URL": (folder / "store").as_uri(),
+            "LOGWEIR_STORE_URL": bucket.new_place() if bucket else (folder / "store").as_uri(),
+            **(bucket.environment() if bucket else {}),
         }
         asking = Command(str(folder / "asking"), folder, {**env, "LOGWEIR_DATA_DIR": str(folder / "asking")})
-        both = Machines(folder, env, [], asking)
+        both = Machines(folder, env, [], asking, bucket)
         try:
             for up in (both.start("one"), both.start("two")):
                 up.wait_ready()
@@ -124,7 +134,7 @@ def _the_page_on_more_machines_runs_word_for_word(machines: Machines) -> None:
     page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
     start, use = (block.splitlines() for block in re.findall(r"```\n(.*?)```", page, re.DOTALL)[:2])
     # The first block is what the fixture does: the same variables, the same verb.
-    assert [line.split("=")[0] for line in start[:2]] == [f"export {name}" for name in machines.env]
+    assert [line.split("=")[0] for line in start[:2]] == [f"export {name}" for name in list(machines.env)[:2]]
     assert start[3].startswith("logweir up --data-dir ")
     (machines.folder / "app.log").write_text("".join(line + "\n" for line in ordinary(50)))
     for line in [start[2], *use]:

@@ -398,8 +398,7 @@ def work_off(context: Context, *, broken: str = "") -> None:
 
 def results(context: Context, purpose: Purpose = Purpose.SCORE) -> pl.DataFrame:
     root = context.settings.data.results if purpose is Purpose.SCORE else context.settings.data.baseline
-    files = sorted(p for p in root.rglob("*.parquet") if not p.name.startswith("."))
-    return pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files])
+    return ParquetSink(root).scan().collect()
 
 
 def messages(context: Context) -> list[str]:
@@ -667,7 +666,7 @@ def test_a_dead_batch_that_is_retried_while_others_look_keeps_its_results(own: P
         assert quick.ledger.dead_letters.retry("b")
         work_off(quick)
 
-    stopped_before(slow._files, "take_out", retried)
+    stopped_before(slow._sink, "take_out", retried)
     slow.look()
     assert messages(quick) == ["bad"]
 
@@ -709,7 +708,7 @@ def test_of_too_many_forgotten_records_the_newest_are_known(
     assert messages(context) == sorted(t for n in range(2) for t in rows[n]["message"])
 
 
-def test_a_batch_whose_id_is_no_file_name_is_known_by_what_its_file_says(own: Power) -> None:
+def test_a_batch_whose_id_is_no_file_name_is_known_by_it(own: Power) -> None:
     context = context_of(own)
     producer = Producer(context.ledger, context.submit, own.settings)
     names = ["Order-1", "x" * 200]
@@ -722,7 +721,7 @@ def test_a_batch_whose_id_is_no_file_name_is_known_by_what_its_file_says(own: Po
     process.look()
     assert context.client.hlen(context.ledger.keys.forgotten("score")) == 1, "the start of Redis alone"
     files = ParquetSink(own.settings.data.results)
-    assert sorted(batch_id for _, batch_id in files.latest(60, 10)) == names
+    assert sorted(files.latest(60, 10)) == names
 
 
 @pytest.mark.long

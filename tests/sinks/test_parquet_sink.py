@@ -1,43 +1,38 @@
-"""The results store: whole files or none, one per batch, and names that stay inside it."""
+"""The store of results: all of a commit or nothing, whatever fails, and names that stay inside it."""
 
 import errno
-import fcntl
-import itertools
 import os
 import resource
-import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from s3_server import S3Server
 
-from pipeline.errors import BadPayload, ClaimLost, SinkUnavailable
+from pipeline.errors import BadPayload, ClaimLost, SinkUnavailable, StoreUnavailable, TooNew
 from pipeline.records.schema import RESULT_SCHEMA
-from pipeline.sinks import parquet
-from pipeline.sinks.parquet import LOCK, TEMPORARY, ParquetSink
+from pipeline.sinks import parquet, part_files
+from pipeline.sinks.manifest import KEY, MAX_NAMES, merged
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.results import readable
+from pipeline.store import folder as folder_module
+from pipeline.store.choose import open_store
 
 AT = datetime(2026, 11, 20, 23, 59, tzinfo=UTC)
 
 
-def rows(n: int = 3, *, workload: str = "shop", at: datetime = AT, message: str = "one") -> pl.DataFrame:
+def rows(
+    n: int = 3, *, key: str = "k", workload: str = "shop", at: datetime = AT, message: str = "one"
+) -> pl.DataFrame:
     blank: dict[str, Any] = dict.fromkeys(RESULT_SCHEMA)
-    row = {
-        **blank,
-        "record_id": "k-1",
-        "workload": workload,
-        "timestamp": at,
-        "message": message,
-        "reasons": ["rare:1/9"],
-    }
-    return pl.DataFrame([{**row, "line": i} for i in range(n)], schema=RESULT_SCHEMA)
+    row = {**blank, "workload": workload, "timestamp": at, "message": message, "reasons": ["rare:1/9"]}
+    return pl.DataFrame(
+        [{**row, "record_id": f"{key}-{i}", "line": i} for i in range(n)], schema=RESULT_SCHEMA
+    )
 
 
 @pytest.fixture
@@ -45,79 +40,87 @@ def sink(tmp_path: Path) -> ParquetSink:
     return ParquetSink(tmp_path / "results")
 
 
-def files(sink: ParquetSink) -> list[str]:
-    found = (p for p in sink.root.rglob("*") if p.is_file() and p.name != LOCK)
-    return sorted(str(p.relative_to(sink.root)) for p in found)
+@pytest.fixture
+def bucket(s3_server: S3Server, tmp_path: Path) -> Iterator[ParquetSink]:
+    with s3_server.credentials():
+        yield ParquetSink(open_store(s3_server.new_place()), tmp_path / "cache")
 
 
-def test_what_is_written_is_read_back_unchanged(sink: ParquetSink) -> None:
+def lines(sink: ParquetSink) -> set[str]:
+    return {one.key for one in sink.objects.found("v2/lines/")}
+
+
+def messages(sink: ParquetSink) -> list[str]:
+    return sorted(sink.scan().collect()["message"])
+
+
+def test_a_batch_is_one_file_that_any_program_reads(sink: ParquetSink) -> None:
     frame = rows()
     sink.write("b", frame)
-    path = sink.path("b", frame)
-    assert path.relative_to(sink.root) == Path("date=2026-11-20/workload=shop/b.parquet")
-    got = sink.read("b", "shop")
-    assert got is not None
-    assert got.equals(frame)
-    assert dict(got.schema) == RESULT_SCHEMA
+    (part,) = sink.parts()
+    assert part.name.startswith("v2/lines/date=2026-11-20/0-")
+    assert (part.rows, part.workloads, part.batches) == (3, ("shop",), (("b", 3),))
+    assert part.first_us == part.last_us == round(AT.timestamp() * 1e6)
+    assert pl.read_parquet(sink.files.file(part)).select(list(RESULT_SCHEMA)).equals(frame)
     assert sink.scan().collect().equals(frame)
-    assert sink.read("b", "other") is None
-    assert sink.read("c", "shop") is None
 
 
-def test_writing_a_batch_again_replaces_it(sink: ParquetSink) -> None:
-    sink.write("b", rows(3))
-    sink.write("b", rows(5, message="again"))
-    assert len(files(sink)) == 1
-    assert sink.scan().collect()["message"].to_list() == ["again"] * 5
-
-
-def test_an_empty_store_has_the_columns_and_no_rows(sink: ParquetSink) -> None:
+def test_an_empty_store_has_the_columns_and_no_rows(sink: ParquetSink, tmp_path: Path) -> None:
     for _ in range(2):
-        got = sink.scan().collect()
-        assert got.is_empty()
-        assert dict(got.schema) == RESULT_SCHEMA
-        sink.root.mkdir(exist_ok=True)
+        assert dict(sink.scan().collect().schema) == RESULT_SCHEMA
+        assert (sink.parts(), sink.workloads()) == ([], [])
+        (tmp_path / "results").mkdir(exist_ok=True)
 
 
-def test_all_days_and_workloads_are_one_table(sink: ParquetSink) -> None:
+def test_readers_open_only_what_may_hold_the_answer(sink: ParquetSink) -> None:
+    day = timedelta(days=1)
     sink.write("a", rows(1))
-    sink.write("b", rows(2, workload="bank"))
-    sink.write("c", rows(4, at=datetime(2026, 11, 21, tzinfo=UTC)))
-    assert sink.scan().collect().height == 7
-    assert sorted(sink.scan().collect()["workload"].unique()) == ["bank", "shop"]
+    sink.write("b", rows(1, workload="bank", at=AT + day))
+    sink.write_all([("c", rows(1, at=AT - 9 * day)), ("d", rows(1, workload="*", at=AT - 9 * day))])
+
+    def found(**query: Any) -> list[str]:
+        return sorted(batch for part in sink.parts(**query) for batch, _ in part.batches)
+
+    assert found() == ["a", "b", "c", "d"]
+    assert found(since=AT) == ["a", "b"]
+    assert found(until=AT) == ["c", "d"]
+    assert found(since=AT, until=AT) == []
+    assert found(workloads=["bank"]) == ["b"]
+    assert found(workloads=["*"]) == ["c", "d"], "one file holds both"
+    assert sink.workloads() == ["*", "bank", "shop"]
+    many = pl.concat([rows(1, key=str(n), workload=f"w{n}") for n in range(MAX_NAMES + 1)])
+    sink.write("many", many)
+    assert "many" in found(workloads=["any"])
+    assert len(sink.workloads()) == MAX_NAMES + 4
 
 
 def test_columns_of_a_newer_build_are_passed_over(sink: ParquetSink) -> None:
-    frame = rows()
-    sink.write("b", frame)
-    frame.with_columns(pl.lit(1).alias("of tomorrow")).write_parquet(sink.path("b", frame))
+    sink.write("b", rows())
+    file = sink.files.file(sink.parts()[0])
+    rows().with_columns(pl.lit(1).alias("of tomorrow")).write_parquet(file)
     assert dict(sink.scan().collect().schema) == RESULT_SCHEMA
 
 
-def test_a_file_without_a_column_is_named_as_damaged(sink: ParquetSink) -> None:
-    frame = rows()
+def test_a_file_without_a_column_is_named_as_damaged_and_may_be_removed(sink: ParquetSink) -> None:
     for batch in ("a", "b"):
-        sink.write(batch, frame)
-    lacking = sink.path("b", frame)
-    frame.drop("p_value").write_parquet(lacking)
-    with pytest.raises(BadPayload, match=str(lacking)), readable(sink.root):
-        sink.scan().collect()
+        sink.write(batch, rows(1, message=batch))
+    lacking = sink.files.file(sink.parts()[1])
+    rows().drop("p_value").write_parquet(lacking)
+    for at in (sink, Path(sink.objects.url.removeprefix("file://"))):
+        with pytest.raises(BadPayload, match=f"{lacking}.*remove the damaged file"), readable(at):
+            sink.scan().collect()
+    lacking.unlink()
+    assert messages(sink) == ["a"]
 
 
-def test_no_reader_sees_a_file_before_it_is_whole(sink: ParquetSink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_is_damaged_or_newer_is_refused_and_not_replaced(sink: ParquetSink) -> None:
     sink.write("a", rows(1))
-    real, seen = os.replace, []
-
-    def replace(source: Any, target: Any) -> None:
-        seen.append((sink.scan().collect().height, sink.read("b", "shop"), Path(source).stat().st_size))
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", replace)
-    sink.write("b", rows(2))
-    ((before, unfinished, size),) = seen
-    assert (before, unfinished) == (1, None)
-    assert size > 0
-    assert sink.scan().collect().height == 3
+    for content, error in ((b"{", BadPayload), (b'{"v":3}', TooNew), (b'{"v":2,"parts":5}', BadPayload)):
+        sink.objects.put(KEY, content)
+        for call in (sink.scan, lambda: ParquetSink(sink.objects).write("b", rows(1))):
+            with pytest.raises(error, match="manifest"):
+                call()
+        assert sink.objects.get(KEY) == content
 
 
 @pytest.mark.parametrize("call", ["replace", "fsync"])
@@ -131,14 +134,14 @@ def test_a_write_that_fails_leaves_what_was_there_and_says_what_to_do(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        with pytest.raises(SinkUnavailable, match=r"No space left on device.*free space or fix the rights"):
+        with pytest.raises(SinkUnavailable, match=r"No space left on device.*free space"):
             sink.write("b", rows(2, message="new"))
         with pytest.raises(SinkUnavailable):
             sink.write("c", rows(2, message="new"))
-    assert files(sink) == ["date=2026-11-20/workload=shop/b.parquet"]
-    assert sink.scan().collect()["message"].to_list() == ["old"]
+    assert messages(sink) == ["old"]
+    assert not list(Path(sink.objects.url.removeprefix("file://")).rglob("*.part"))
     sink.write("b", rows(2, message="new"))
-    assert sink.scan().collect()["message"].to_list() == ["new", "new"]
+    assert messages(sink) == ["new", "new"]
 
 
 def test_a_disk_that_fills_up_in_the_middle_leaves_nothing(sink: ParquetSink) -> None:
@@ -149,15 +152,14 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_nothing(sink: ParquetSink) ->
         .with_columns(pl.Series("message", noise))
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (100_000, hard)
-    )  # the write itself is cut off, as on a full disk
+    # The write itself is cut off, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(SinkUnavailable, match="File too large"):
             sink.write("b", frame.select(list(RESULT_SCHEMA)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert files(sink) == []
+    assert lines(sink) == set()
 
 
 def test_a_directory_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
@@ -166,184 +168,153 @@ def test_a_directory_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
         ParquetSink(tmp_path / "results").write("b", rows())
 
 
-def test_sweeping_removes_what_killed_writers_left_and_nothing_else(sink: ParquetSink) -> None:
-    sink.write("b", rows())
-    path = sink.path("b", rows())
-    left = path.with_name(f".b.parquet.4711{TEMPORARY}")
-    left.write_bytes(b"half a file")
-    assert sink.scan().collect().height == 3
-    assert sink.sweep() == 1
-    assert sink.sweep() == 0
-    assert files(sink) == ["date=2026-11-20/workload=shop/b.parquet"]
-
-
-# Locks
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Another process, stopped while it held the folder's lock."""
-    with (folder / LOCK).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def test_a_writer_that_was_stopped_makes_the_others_wait_and_not_for_ever(
     sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr(folder_module, "LOCK_WAIT_S", 0.05)
     sink.write("a", rows(1))
-    folder, elsewhere = place(sink, "shop", "a").parent, rows(1, workload="bank")
-    name = sink.name("a", rows(1))
-    with held(folder):
-        calls: list[Callable[[], object]] = [
-            lambda: sink.write("b", rows(2)),
-            lambda: sink.remove("a", "shop"),
-            lambda: sink.take_out(name, None),
-        ]
-        for call in calls:
-            with pytest.raises(SinkUnavailable, match=r"another process has kept \.lock"):
+    place = Path(sink.objects.url.removeprefix("file://")) / KEY
+    with folder_module._locked(place):
+        for call in (lambda: sink.write("b", rows(2)), lambda: sink.remove("a", "shop")):
+            with pytest.raises(SinkUnavailable, match="another process has kept"):
                 call()
-        sink.write("c", elsewhere)
-    assert [p.name for p in folder.iterdir() if p.name != LOCK] == ["a.parquet"]
+        assert sink.scan().collect().height == 1, "readers do not wait"
     sink.write("b", rows(2))
-    assert sink.scan().collect().height == 4
+    assert sink.scan().collect().height == 3
 
 
-def test_a_lock_that_was_removed_with_its_folder_holds_nobody_up(
-    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+def test_the_claim_is_asked_for_when_all_is_ready_and_before_each_try(
+    sink: ParquetSink, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(parquet, "LOCK_WAIT_S", 0.05)
+    other = ParquetSink(tmp_path / "results")
     sink.write("a", rows(1))
-    folder = place(sink, "shop", "a").parent
-    with held(folder):
-        shutil.rmtree(folder)
-        sink.write("b", rows(2))
-    assert files(sink) == ["date=2026-11-20/workload=shop/b.parquet"]
-
-
-def test_the_last_question_is_asked_of_a_whole_file_and_under_the_lock(
-    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet, "LOCK_WAIT_S", 0.05)
-    sink.write("b", rows(1, message="of its owner"))
     asked = []
 
+    def once() -> None:
+        asked.append(len(lines(sink)))
+        if len(asked) == 1:
+            other.write("b", rows(1, key="other", message="of its owner"))
+
+    sink.write("c", rows(1, key="c"), last=once)
+    assert asked == [2, 3], "the file was there; the first swap was lost to the other writer"
+    assert sink.scan().collect().height == 3
+
     def no() -> None:
-        asked.append([len(pl.read_parquet(p)) for p in sink.root.rglob(f".*{TEMPORARY}")])
-        with pytest.raises(SinkUnavailable):
-            sink.write("c", rows(1))
         raise ClaimLost("it is another's")
 
+    before = lines(sink)
     with pytest.raises(ClaimLost):
         sink.write("b", rows(2, message="of who lost it"), last=no)
     with pytest.raises(ClaimLost):
         sink.remove("b", "shop", last=no)
-    for ids in (None, ["k-1"]):
+    for ids in (None, ["other-0"]):
         with pytest.raises(ClaimLost):
-            sink.take_out(sink.name("b", rows(1)), ids, last=no)
-    assert asked == [[2], [], [], []]
-    assert sink.scan().collect()["message"].to_list() == ["of its owner"]
-    assert files(sink) == ["date=2026-11-20/workload=shop/b.parquet"]
+            sink.take_out("b", ids, last=no)
+    assert lines(sink) == before, "no file is left behind"
+    assert "of its owner" in messages(sink)
 
 
-def test_a_damaged_file_is_left_alone_unless_all_of_it_goes(sink: ParquetSink) -> None:
-    sink.write("b", rows(1))
-    path, name = place(sink, "shop", "b"), sink.name("b", rows(1))
-    for damaged in (b"PAR1 damaged PAR1", b"", path.read_bytes()[:-9]):
-        path.write_bytes(damaged)
-        assert sink.record_ids(name) == []
-        assert not sink.take_out(name, ["k-1"])
-        assert path.read_bytes() == damaged
-        assert sink.take_out(name, None)
-        assert not path.exists()
+def test_a_stalled_writer_loses_to_whoever_removed_its_batch(sink: ParquetSink, tmp_path: Path) -> None:
+    """The claim is checked, the process stops, the batch is given up, and the process goes on."""
+    sink.write("a", rows(1))
+    other, calls = ParquetSink(tmp_path / "results"), []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            other.remove("b", "shop")  # nothing of it was there
+        else:
+            raise ClaimLost("it was given up")
+
+    with pytest.raises(ClaimLost):
+        sink.write("b", rows(1, key="b"), last=check)
+    assert sink.read("b", "shop") is None
 
 
-def test_the_newest_files_are_told_by_their_own_time(sink: ParquetSink) -> None:
-    at = time.time() - 1000
-    for n, day in enumerate((20, 21, 22)):
-        for batch in ("a", "b"):
-            frame = rows(1, at=datetime(2026, 11, day, tzinfo=UTC))
-            sink.write(f"{batch}{day}", frame)
-            os.utime(sink.path(f"{batch}{day}", frame), (at + 100 * n, at + 100 * n))
-        os.utime(sink.path("a", frame).parent, (at + 100 * n, at + 100 * n))
-    (sink.root / "date=2026-11-20/workload=shop/a20.parquet").unlink()  # a retention job
-    assert [batch_id for _, batch_id in sink.latest(50, 10)] == ["a22", "b22"]
-    assert [batch_id for _, batch_id in sink.latest(150, 10)] == ["a21", "b21", "a22", "b22"]
-    assert [batch_id for _, batch_id in sink.latest(150, 3)] == ["b21", "a22", "b22"]
-
-
-# Names
-
-NAMES = [
-    "shop", "Shop", "SHOP", "shop/checkout", "shop%2Fcheckout", "shop=checkout", "shop%3Dcheckout", "..", "../x", ".", ".x",
-    "%2E", "%2E.", "/etc", "C:\\x", "*", "?", "[s]hop", "s[!x]op", "**", "a b", "a~b", "a%7Eb", "ü", "日本", "x" * 200,
-    "x" * 199 + "y", "ü" * 200, "ü" * 199 + "x", "date=2026-11-20", "-", "~", "null", " ", "x.parquet",
-]  # fmt: skip
-
-
-def test_different_workloads_have_different_directories_inside_the_store(sink: ParquetSink) -> None:
-    for name in NAMES:
-        sink.write("b", rows(1, workload=name))
-    where = {name: place(sink, name, "b").parent for name in NAMES}
-    assert len(set(where.values())) == len(NAMES)
-    for name, folder in where.items():
-        assert folder.parent == sink.root / "date=2026-11-20", name
-        assert not folder.name.startswith(".")
-        assert len(os.fsencode(folder.name)) <= 255
-        got = sink.read("b", name)
-        assert got is not None, name
-        assert got["workload"].to_list() == [name]
-    assert sink.scan().collect().height == len(NAMES)
-
-
-def test_different_batches_have_different_files(sink: ParquetSink) -> None:
-    ids = [*NAMES, "x" * 200 + "~0", "x" * 200 + "~1", "ü" * 200 + "~0", "ü" * 200 + "~01"]
-    for name in ids:
-        sink.write(name, rows(1, message=name))
-    paths = [place(sink, "shop", name) for name in ids]
-    folded = {str(path).casefold() for path in paths}
-    assert len(folded) == len(ids), "also where the file system does not tell upper from lower case"
-    for name, path in zip(ids, paths, strict=True):
-        assert path.parent == paths[0].parent
-        assert len(os.fsencode(path.name)) <= 255 - len(f"..{2**22}{TEMPORARY}")
-        got = sink.read(name, "shop")
-        assert got is not None, name
-        assert got["message"].to_list() == [name]
-
-
-PRINTABLE = st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" ")
-names = st.text(PRINTABLE, min_size=1, max_size=200)
-
-
-def place(sink: ParquetSink, workload: str, batch_id: str) -> Path:
-    return sink.path(batch_id, rows(1, workload=workload))
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(names, names, names, names)
-@example("x" * 200, "a", "x" * 201, "a")
-def test_no_name_leaves_the_store_or_meets_another_one(
-    sink: ParquetSink, workload: str, batch_id: str, other: str, other_id: str
+def test_a_swap_whose_answer_was_lost_is_recognised(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = place(sink, workload, batch_id), place(sink, other, other_id)
-    assert (one == two) == ((workload, batch_id) == (other, other_id))
-    for path in (one, two):
-        assert Path(os.path.normpath(path)) == path
-        assert path.parent.parent.parent == sink.root
+    swap = sink.objects.swap
+
+    def lossy(key: str, content: bytes, tag: str | None) -> str | None:
+        swap(key, content, tag)
+        monkeypatch.setattr(sink.objects, "swap", swap)
+        return None
+
+    monkeypatch.setattr(sink.objects, "swap", lossy)
+    sink.write("b", rows(2))
+    assert len(sink.parts()) == 1
+    assert sink.scan().collect().height == 2
+
+    def broken(key: str, content: bytes, tag: str | None) -> str | None:
+        swap(key, content, tag)
+        raise StoreUnavailable("it went away")
+
+    monkeypatch.setattr(sink.objects, "swap", broken)
+    with pytest.raises(SinkUnavailable):
+        sink.write("c", rows(2, key="c"))
+    monkeypatch.setattr(sink.objects, "swap", swap)
+    assert sink.scan().collect().height == 4, "its file was not removed: the swap had happened"
+    sink.write("c", rows(2, key="c"))
+    assert sink.scan().collect().height == 4
 
 
-def test_a_long_name_never_meets_the_name_that_looks_like_its_short_form(sink: ParquetSink) -> None:
-    for long in ("x" * 300, "ü" * 200):
-        short = place(sink, long, long)
-        for twin in itertools.chain(
-            [short.parent.name.removeprefix("workload=")], [short.name.removesuffix(".parquet")]
-        ):
-            assert place(sink, twin, "b").parent != short.parent
-            assert place(sink, "shop", twin).name != short.name
+@pytest.mark.parametrize("kind", ["sink", "bucket"])
+def test_many_writers_at_once_lose_nothing(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    first: ParquetSink = request.getfixturevalue(kind)
+    faults: list[BaseException] = []
+
+    def write(n: int) -> None:
+        own = ParquetSink(first.objects, tmp_path / "cache")
+        try:
+            for turn in range(5):
+                own.write(f"{n}-{turn}", rows(2, key=f"{n}-{turn}"))
+        except BaseException as exc:  # noqa: BLE001 - the test shows it
+            faults.append(exc)
+
+    threads = [threading.Thread(target=write, args=[n]) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert first.scan().collect()["record_id"].n_unique() == 60
 
 
-@pytest.mark.parametrize("folder", ["out[1]", "a*b", "what?", "{x}"])
+def test_so_many_writers_that_none_comes_through_are_a_fault_in_one_sentence(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "SWAP_S", 0.0)
+    monkeypatch.setattr(sink.objects, "swap", lambda *_: None)
+    with pytest.raises(SinkUnavailable, match="use fewer store processes"):
+        sink.write("b", rows())
+
+
+def test_a_damaged_file_is_left_alone_unless_all_of_a_batch_goes(sink: ParquetSink) -> None:
+    for damaged in (b"PAR1 damaged PAR1", b""):
+        sink.write("b", rows(1))
+        file = sink.files.file(sink.parts()[-1])
+        file.write_bytes(damaged)
+        assert sink.record_ids("b") == []
+        assert not sink.take_out("b", ["k-0"])
+        assert sink.take_out("b", None)
+        assert sink.parts() == []
+
+
+def test_the_newest_batches_are_told_by_the_time_of_their_commit(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        monkeypatch.setattr(parquet, "_now_ms", lambda n=n: 1_000_000 + 100_000 * n)
+        for batch in ("a", "b"):
+            sink.write(f"{batch}{n}", rows(1, key=f"{batch}{n}"))
+    assert sink.latest(50, 10) == ["a2", "b2"]
+    assert sink.latest(150, 10) == ["a1", "b1", "a2", "b2"]
+    assert sink.latest(150, 3) == ["b1", "a2", "b2"]
+    assert sink.by_age(["a0", "absent", "b2"]) == ["b2", "a0"]
+
+
+@pytest.mark.parametrize("folder", ["out[1]", "a*b", "what?", "{x}", "ü b"])
 def test_a_store_may_have_any_name_itself(tmp_path: Path, folder: str) -> None:
     sink = ParquetSink(tmp_path / folder)
     sink.write("b", rows(2))
@@ -351,7 +322,34 @@ def test_a_store_may_have_any_name_itself(tmp_path: Path, folder: str) -> None:
     assert sink.read("b", "shop") is not None
 
 
-def test_a_batch_id_that_begins_with_a_dot_is_read_like_any_other(sink: ParquetSink) -> None:
-    sink.write(".hidden", rows(2))
-    assert sink.scan().collect().height == 2
-    assert sink.read(".hidden", "shop") is not None
+def test_copies_of_a_bucket_are_fetched_once_and_the_least_used_go_first(
+    bucket: ParquetSink, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for n in range(4):
+        bucket.write(f"b{n}", rows(1, key=f"k{n}"))
+    fetched = []
+    fetch = bucket.objects.fetch
+
+    def counted(key: str, to: Path, *, most: int) -> bool:
+        fetched.append(key)
+        return fetch(key, to, most=most)
+
+    monkeypatch.setattr(bucket.objects, "fetch", counted)
+    for _ in range(2):
+        assert bucket.scan().collect().height == 4
+    assert len(fetched) == 4
+    size = max(part.bytes for part in bucket.parts())
+    monkeypatch.setattr(part_files, "CACHE_BYTES", 3 * size)
+    bucket.write("new", rows(1, key="new"))
+    assert bucket.scan().collect().height == 5, "copies in use stay"
+    (cache,) = (tmp_path / "cache").iterdir()
+    for n, file in enumerate(sorted(cache.iterdir())):
+        os.utime(file, (1000 + n, 1000 + n))
+    bucket.write("newer", rows(1, key="newer"))
+    bucket.files.file(bucket.parts()[-1])
+    assert len(list(cache.iterdir())) <= 3
+    assert bucket.scan().collect().height == 6
+
+
+def test_ranges_are_merged() -> None:
+    assert merged([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]) == ((0, 3), (5, 9))

@@ -65,10 +65,15 @@ def test_a_batch_that_one_of_several_could_not_take_is_not_reported_as_stored(tm
 def test_the_settings_choose_the_sinks_and_keep_the_purposes_apart(tmp_path: Path) -> None:
     here = Settings(data_dir=tmp_path, opensearch_url="http://localhost:9")
     plain = sinks_for(here)
-    assert {p: s.root for p, s in plain.items() if isinstance(s, ParquetSink)} == {
-        Purpose.SCORE: here.data.results,
-        Purpose.BASELINE: here.data.baseline,
+    assert {p: s.objects.url for p, s in plain.items() if isinstance(s, ParquetSink)} == {
+        Purpose.SCORE: here.data.results.as_uri(),
+        Purpose.BASELINE: here.data.baseline.as_uri(),
     }
+    bucket = Settings(data_dir=tmp_path, store_url="s3://logs/team")
+    assert (bucket.data.results_url, bucket.data.baseline_url) == (
+        "s3://logs/team/results",
+        "s3://logs/team/baseline",
+    )
     search = sinks_for(here.replace(sinks=("opensearch",)))
     assert {p: s.prefix for p, s in search.items() if isinstance(s, OpenSearchSink)} == {
         Purpose.SCORE: "logweir-results",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import redis
 from celery.contrib.testing.worker import start_worker
@@ -68,9 +69,8 @@ def old(context: Context) -> Context:
             case "list":
                 client.rpush(key, *map(_bytes, value))
     for name, blob in LEFT["stored"].items():
-        path = context.settings.data.results / name
-        path.parent.mkdir(parents=True)
-        path.write_bytes(base64.b64decode(blob))
+        rows = pl.read_parquet(base64.b64decode(blob), hive_partitioning=False)
+        context.sink(Purpose.SCORE).write(name, rows)
     return context
 
 

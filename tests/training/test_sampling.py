@@ -354,25 +354,26 @@ def test_shapes_are_told_apart_as_the_settings_ship_them() -> None:
 
 def keep(root: Path, batch: str, *rows: dict[str, Any]) -> Path:
     filled = [dict.fromkeys(RESULT_SCHEMA) | {"lines": 1} | row for row in rows]
-    ParquetSink(root).write(batch, pl.DataFrame(filled, schema=RESULT_SCHEMA))
-    return next(root.glob(f"*/*/{batch}.parquet"))
+    sink = ParquetSink(root)
+    sink.write(batch, pl.DataFrame(filled, schema=RESULT_SCHEMA))
+    return next(sink.files.file(part) for part in sink.parts() if part.batches[0][0] == batch)
 
 
 def read(root: Path, **query: Any) -> list[str]:
-    return sorted(m for frame in read_parquet(root, Query(**query)) for m in frame["message"])
+    return sorted(m for frame in read_parquet(ParquetSink(root), Query(**query)) for m in frame["message"])
 
 
 def test_no_results_give_no_page(tmp_path: Path) -> None:
-    assert list(read_parquet(tmp_path / "absent", Query())) == []
+    assert list(read_parquet(ParquetSink(tmp_path / "absent"), Query())) == []
     keep(tmp_path, "b1", stored("warm"))
-    assert list(read_parquet(tmp_path, Query(workloads=("other",)))) == []
+    assert list(read_parquet(ParquetSink(tmp_path), Query(workloads=("other",)))) == []
 
 
 def test_pages_have_the_schema_and_all_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_PAGE_FILES", 2)
     for n in range(5):
         keep(tmp_path, f"b{n}", stored(f"user {n} in"), stored("warm"))
-    pages = list(read_parquet(tmp_path, Query()))
+    pages = list(read_parquet(ParquetSink(tmp_path), Query()))
     assert [frame.height for frame in pages] == [4, 4, 2]
     assert all(dict(frame.schema) == LEARN_SCHEMA for frame in pages)
     sampler = Sampler(MASKS, limit=10)
@@ -384,9 +385,9 @@ def test_pages_have_the_schema_and_all_records(tmp_path: Path, monkeypatch: pyte
 def test_a_page_of_large_files_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = max(keep(tmp_path, f"b{n}", stored("warm")).stat().st_size for n in range(4))
     monkeypatch.setattr(sampling, "_PAGE_BYTES", size * 2)
-    assert [frame.height for frame in read_parquet(tmp_path, Query())] == [2, 2]
+    assert [frame.height for frame in read_parquet(ParquetSink(tmp_path), Query())] == [2, 2]
     monkeypatch.setattr(sampling, "_PAGE_BYTES", 1)
-    assert [frame.height for frame in read_parquet(tmp_path, Query())] == [1, 1, 1, 1]
+    assert [frame.height for frame in read_parquet(ParquetSink(tmp_path), Query())] == [1, 1, 1, 1]
 
 
 NAMES = ("a", "A", "a/b", "*", "x.parquet", ".hidden", "ü" * 90, "a" * 300, "date=2026-11-20", "a b", "[a]")
@@ -506,21 +507,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     if damage == "body":
         content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)
     broken.write_bytes(b"" if damage == "empty" else content[: -20 if damage == "cut short" else None])
-    with pytest.raises(BadPayload, match=r"b2\.parquet.*remove the damaged file"):
-        list(read_parquet(tmp_path, Query()))
+    with pytest.raises(BadPayload, match=rf"{broken.name}.*remove the damaged file"):
+        list(read_parquet(ParquetSink(tmp_path), Query()))
 
 
-def test_half_written_files_and_batches_taken_back_meanwhile_are_passed_over(tmp_path: Path) -> None:
+def test_files_of_no_manifest_and_files_that_a_person_removed_are_passed_over(tmp_path: Path) -> None:
     file = keep(tmp_path, "b1", stored("warm"))
     file.with_name(".b9.parquet.part").write_bytes(b"half")
-    file.with_name(".b9.parquet").write_bytes(b"half")
-    gone = keep(tmp_path, "b2", stored("cold"))
-    files = [file, gone]
-    gone.unlink()
-    assert sampling._read(files, pl.lit(value=True))["message"].to_list() == ["warm"]
+    file.with_name("0-b9.parquet").write_bytes(b"half")
+    sink = ParquetSink(tmp_path)
+    removed = keep(tmp_path, "b2", stored("cold"))
+    parts = sink.parts()
+    removed.unlink()
+    assert sampling._read(sink, parts, pl.lit(value=True))["message"].to_list() == ["warm"]
     assert read(tmp_path) == ["warm"]
     file.unlink()
-    assert sampling._read(files, pl.lit(value=True)).is_empty()
+    assert sampling._read(sink, parts, pl.lit(value=True)).is_empty()
 
 
 def test_files_with_more_columns_are_read_with_the_rest(tmp_path: Path) -> None:
@@ -541,4 +543,4 @@ def test_results_that_may_not_be_read_are_tried_again(
 
     monkeypatch.setattr(pl, "scan_parquet", refused)
     with pytest.raises(SourceUnavailable, match="give the right to read"):
-        list(read_parquet(tmp_path, Query()))
+        list(read_parquet(ParquetSink(tmp_path), Query()))

@@ -28,7 +28,7 @@ from pipeline.records.verdict import UNCLASSIFIED, pattern_ids
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
-from pipeline.sinks import results
+from pipeline.sinks.choose import parquet_of
 from pipeline.sources import formats
 from pipeline.sources.framing import MAX_RECORD_BYTES
 from pipeline.sources.lines import decode
@@ -251,17 +251,18 @@ class Finder:
 
 
 def _in_files(settings: Settings, column: str, number: int, *, patient: bool) -> StoredRecords:
-    files = results.files_of(settings.data.results)[::-1]  # newest first: their folders are named by date
+    sink = parquet_of(settings)
+    parts = sink.parts()[::-1]  # newest first
     began, records, complete = time.monotonic(), 0, True
     newest: dict[str, Any] = {}
     wanted = pl.col(column) == pl.lit(number, dtype=RESULT_SCHEMA[column])
-    for at in range(0, len(files), _PAGE_FILES):
+    for at in range(0, len(parts), _PAGE_FILES):
         if time.monotonic() - began > _ENOUGH_S and (records or not patient):
             return _stored_records(records, newest, complete=False)
-        page = files[at : at + _PAGE_FILES]
+        page = parts[at : at + _PAGE_FILES]
         try:
             (row,) = (
-                results.lazily(page)
+                sink.lazy(page)
                 .filter(wanted)
                 .select(pl.len().alias("n"), pl.col("message", "template_id").first())
                 .collect()

@@ -29,8 +29,10 @@ from pipeline.records.batch import Purpose, digest
 from pipeline.records.schema import of_lines
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
+from pipeline.redis.leases import COMPACTION, Leases, Refused
 from pipeline.settings import Settings
-from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.choose import parquet_of
+from pipeline.sinks.compaction import vacuum
 from pipeline.sources import files
 from pipeline.sources.framing import MAX_RECORD_BYTES
 from pipeline.tasks.context import Context
@@ -247,10 +249,10 @@ class Journey:
                 )
             self.pause(0.05)
 
-    def train(self, learn_from: Path) -> Status:
+    def train(self, purpose: Purpose) -> Status:
         """Ask for a training on what is stored there; wait for its end. None is asked for where the lines are
         too few."""
-        stored = ParquetSink(learn_from).scan().filter(of_lines())
+        stored = parquet_of(self.settings, purpose).scan().filter(of_lines())
         records, distinct = stored.select(pl.len(), pl.col("pattern_id").n_unique()).collect().row(0)
         if records < MIN_RECORDS or distinct < MIN_DISTINCT:
             few = plural(distinct, "distinct line") if records >= MIN_RECORDS else plural(records, "line")
@@ -280,10 +282,19 @@ class Journey:
             self.no_model = f"no model could be trained: {status.reason}"
         return status
 
+    def clear_away(self) -> None:
+        """Leaves the files that are the results, and no others: people read all that lie there."""
+        leases = Leases(self.client, self.settings)
+        # The lease stays ours: no worker compacts meanwhile or later.
+        while isinstance(self.asked(lambda: leases.request(COMPACTION, "run")), Refused):
+            self.stack.check()
+            time.sleep(0.1)
+        vacuum(parquet_of(self.settings))
+
     def judge_by_words(self) -> None:
         """Makes the error-like records among those without a verdict anomalous: no model will come."""
         masks = MaskSet.load(extra=self.settings.intake.masks)
-        sink = ParquetSink(self.settings.data.results)
+        sink = parquet_of(self.settings)
         waiting = cast("list[bytes]", self.asked(lambda: self.client.zrange(self.keys.warming, 0, -1)))
         ids = [name.decode() for name in waiting]
         workloads = self.asked(lambda: self.ledger.backlog.workloads_of(ids))

@@ -40,7 +40,7 @@ from pipeline.report.export import facts
 from pipeline.report.samples import first_records
 from pipeline.report.summary import run_summary
 from pipeline.settings import Settings
-from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.choose import parquet_of
 from pipeline.sources import files
 from pipeline.units import plural
 from pipeline.watching.sessions import keys as session_keys
@@ -169,13 +169,13 @@ def _go(plan: RunPlan, journey: Journey, began: float, normal: NormalList) -> Ru
     if plan.baseline:
         learnt_lines = journey.send(plan.baseline, Purpose.BASELINE)
         journey.settle("learning the baseline")
-        status = journey.train(journey.settings.data.baseline)
+        status = journey.train(Purpose.BASELINE)
     started = time.monotonic()
     lines = journey.send(plan.inputs, Purpose.SCORE)
     journey.settle("scoring" if plan.baseline else "storing")
     scoring_s = time.monotonic() - started
     if not plan.baseline:
-        status = journey.train(journey.settings.data.results)
+        status = journey.train(Purpose.SCORE)
         started = time.monotonic()
         journey.settle("scoring")
         scoring_s += time.monotonic() - started
@@ -200,6 +200,7 @@ def _go(plan: RunPlan, journey: Journey, began: float, normal: NormalList) -> Ru
 def _write(plan: RunPlan, journey: Journey, about: dict[str, Any], normal: NormalList) -> RunOutcome:
     """Findings, templates, summary and report. Raises SinkUnavailable."""
     journey.show("writing", 0, 0, "findings and report")
+    journey.clear_away()
     results, out = journey.settings.data.results, place.staging(plan.out)
     templates = journey.asked(lambda: _templates(journey))
     silenced: list[finding.Finding] = []
@@ -263,7 +264,7 @@ def _templates(journey: Journey) -> pl.DataFrame:
         schema={"template_id": pl.Int64, "template": pl.String},
     )
     return (
-        ParquetSink(journey.settings.data.results)
+        parquet_of(journey.settings)
         .scan()
         .filter(of_lines())
         .group_by("template_id")

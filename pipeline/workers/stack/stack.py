@@ -32,7 +32,6 @@ from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
-from pipeline.sinks.parquet import ParquetSink
 from pipeline.watching.sessions import keys as session_keys
 from pipeline.workers import flower as flower_process
 from pipeline.workers import sockets
@@ -98,9 +97,6 @@ class Stack:
                 at = (self.settings.stack.metrics_address, self.settings.stack.metrics_port)
                 self.sidecars.add("metrics", sockets.listen("metrics", *at))
             outlive(self.settings.data.dir)
-            if self.settings.redis.url is None:  # with a Redis of our own nobody else writes there either
-                for place in (self.settings.data.results, self.settings.data.baseline):
-                    ParquetSink(place).sweep()
             self._start_redis()
             with_gpu = self.settings.gpu.agent and has_devices()
             for role, name in self._roles(gpu=with_gpu):

@@ -1,0 +1,192 @@
+"""The manifest of stored results: which files hold them, changed as a whole by compare-and-set.
+
+A *part* is an immutable Parquet file. Level 0 is what one commit wrote, level 1 merges parts of level 0,
+level 2 is sorted and sealed. Parts of levels 0 and 1 know the rows of each batch, so that a batch can be
+read, replaced and removed by its id. A change of stored rows drops row ranges in the manifest and adds a
+part. Readers leave dropped rows out; compaction writes them away later.
+
+The manifest lists the parts of levels 0 and 1. Sealed parts stand in an immutable object per day, which the
+manifest names, so that its size does not grow with the months.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from pipeline.errors import BadPayload, TooNew
+
+T = TypeVar("T")
+VERSION: Final = 2
+PREFIX: Final = "v2/"
+KEY: Final = f"{PREFIX}manifest.json"
+MAX_NAMES: Final = 32  # workloads that a part names; one with more may hold any
+LOOSE, MERGED, SEALED = 0, 1, 2  # levels
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One file. Times are of its records, in microseconds since 1970; `written_ms` is that of its newest
+    commit."""
+
+    name: str  # the key of its object
+    day: str  # UTC day of its first record
+    rows: int
+    bytes: int
+    first_us: int
+    last_us: int
+    written_ms: int
+    level: int = LOOSE
+    workloads: tuple[str, ...] = ()  # sorted; none: it may hold any
+    batches: tuple[tuple[str, int], ...] = ()  # level 0: ids and their rows, in the order of the file
+    index: str = ""  # level 1: the object that holds its batches
+    rates: str = ""  # level 2: the object that holds its rollup (sinks/rollups.py)
+    dropped: tuple[tuple[int, int], ...] = ()  # sorted row ranges [start, stop) that are no results any more
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The keys of all its objects."""
+        return tuple(key for key in (self.name, self.index, self.rates) if key)
+
+    @property
+    def live(self) -> int:
+        """Rows that are results."""
+        return self.rows - sum(stop - start for start, stop in self.dropped)
+
+    def dropping(self, ranges: Iterable[tuple[int, int]]) -> "Part":
+        """The part without these rows as well."""
+        return msgspec.structs.replace(self, dropped=merged((*self.dropped, *ranges)))
+
+    def may_hold(self, since_us: int | None, until_us: int | None, workloads: Iterable[str] | None) -> bool:
+        """False if no record of this span [since, until) and these workloads is in it."""
+        if (since_us is not None and self.last_us < since_us) or (
+            until_us is not None and self.first_us >= until_us
+        ):
+            return False
+        return workloads is None or not self.workloads or not set(self.workloads).isdisjoint(workloads)
+
+
+class Day(msgspec.Struct, frozen=True, kw_only=True):
+    """The sealed parts of a day: the object that lists them, and their sums."""
+
+    name: str
+    parts: int
+    rows: int
+    bytes: int
+    first_us: int
+    last_us: int
+    written_ms: int
+
+
+class ResultManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored. `edits` counts the swaps, so that no two manifests of a store are alike."""
+
+    v: int = VERSION
+    edits: int = 0
+    parts: tuple[Part, ...] = ()  # levels 0 and 1
+    days: dict[str, Day] = {}  # by UTC day
+
+    def edited(
+        self, *, parts: Iterable[Part] | None = None, days: Mapping[str, Day] | None = None
+    ) -> "ResultManifest":
+        """The next manifest."""
+        return ResultManifest(
+            edits=self.edits + 1,
+            parts=self.parts if parts is None else tuple(parts),
+            days=self.days if days is None else dict(sorted(days.items())),
+        )
+
+
+class SealedParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The object of a day."""
+
+    v: int = VERSION
+    parts: tuple[Part, ...] = ()
+
+
+class IndexEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A batch of a merged part."""
+
+    batch_id: str
+    rows: int
+    written_ms: int
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """The object of a merged part: its batches, in the order of the file."""
+
+    v: int = VERSION
+    batches: tuple[IndexEntry, ...] = ()
+
+
+_manifest: Final = msgspec.json.Decoder(ResultManifest)
+_sealed: Final = msgspec.json.Decoder(SealedParts)
+_index: Final = msgspec.json.Decoder(Index)
+
+
+class _Versioned(msgspec.Struct):
+    v: int
+
+
+def packed(value: ResultManifest | SealedParts | Index) -> bytes:
+    """The value as JSON."""
+    return msgspec.json.encode(value)
+
+
+def manifest(blob: bytes | None, where: str) -> ResultManifest:
+    """The inverse of `packed`; a new one for a store without. Raises BadPayload, TooNew."""
+    return ResultManifest() if blob is None else _read(_manifest, blob, f"the manifest of {where}")
+
+
+def sealed(blob: bytes, where: str) -> tuple[Part, ...]:
+    """The parts of a day's object. Raises BadPayload, TooNew."""
+    return _read(_sealed, blob, where).parts
+
+
+def index(blob: bytes, where: str) -> tuple[IndexEntry, ...]:
+    """The batches of a merged part. Raises BadPayload, TooNew."""
+    return _read(_index, blob, where).batches
+
+
+def _read(decoder: "msgspec.json.Decoder[T]", blob: bytes, where: str) -> T:
+    try:
+        if (version := msgspec.json.decode(blob, type=_Versioned).v) > VERSION:
+            raise TooNew(f"{where} has version {version}, and this build reads up to {VERSION}: update it")
+        return decoder.decode(blob)
+    except (msgspec.DecodeError, ValueError, RecursionError) as exc:
+        raise BadPayload(f"{where} is damaged ({exc}); restore it from a backup of the store") from exc
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Sorted ranges without overlaps; neighbours become one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if start >= stop:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def spans(batches: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
+    """The row range of each batch."""
+    found, at = {}, 0
+    for batch_id, rows in batches:
+        found[batch_id] = (at, at + rows)
+        at += rows
+    return found
+
+
+def day_of(name: str, parts: Iterable[Part]) -> Day:
+    """The sums of a day's sealed parts."""
+    parts = tuple(parts)
+    return Day(
+        name=name,
+        parts=len(parts),
+        rows=sum(part.live for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        first_us=min(part.first_us for part in parts),
+        last_us=max(part.last_us for part in parts),
+        written_ms=max(part.written_ms for part in parts),
+    )

@@ -1,0 +1,172 @@
+"""The files of parts: written once, read lazily, and fetched to this machine where the store is a bucket."""
+
+import io
+import os
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from pipeline.errors import StoreUnavailable
+from pipeline.logs import logger
+from pipeline.records.batch import digest
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.sinks.manifest import MAX_NAMES, PREFIX, Part
+from pipeline.store.folder import Folder
+from pipeline.store.objects import Objects
+
+LINES: Final = f"{PREFIX}lines/"
+ROW_GROUP: Final = 65_536
+# Fetched copies of a bucket's parts on one machine. A reader may still use a copy for as long as KEPT_S.
+CACHE_BYTES: Final = 4 << 30
+KEPT_S: Final = 600.0
+_ROW: Final = "logweir:row"
+
+
+class PartFiles:
+    """The files of one store of results. `cache`: where copies of a bucket's files lie."""
+
+    def __init__(self, objects: Objects, cache: Path | None = None) -> None:
+        self.objects = objects
+        self._root = objects.root if isinstance(objects, Folder) else None
+        self._cache = None if cache is None else cache / digest(objects.url)
+
+    def put(self, frame: pl.DataFrame, *, day: str, level: int, written_ms: int) -> Part:
+        """Writes a new part. Raises StoreUnavailable."""
+        rows = frame.select(list(RESULT_SCHEMA))
+        out = io.BytesIO()
+        rows.write_parquet(out, compression="zstd", compression_level=3, row_group_size=ROW_GROUP)
+        name = f"{LINES}date={day}/{level}-{uuid.uuid4().hex}.parquet"
+        self.objects.put(name, out.getvalue())
+        first, last = rows.select(
+            pl.col("timestamp").min().dt.epoch("us").alias("first"),
+            pl.col("timestamp").max().dt.epoch("us").alias("last"),
+        ).row(0)
+        return Part(
+            name=name,
+            day=day,
+            rows=rows.height,
+            bytes=out.tell(),
+            first_us=first or 0,
+            last_us=last or 0,
+            written_ms=written_ms,
+            level=level,
+            workloads=_names(rows),
+        )
+
+    def local(self, name: str, size: int) -> Path:
+        """A file of at most `size` bytes on this machine; that of a bucket is fetched.
+
+        Raises StoreUnavailable."""
+        if self._root is not None:
+            return self._root / name
+        if self._cache is None:
+            raise StoreUnavailable(f"parts of {self.objects.url} need a folder for their copies")
+        place = self._cache / name.rpartition("/")[2]
+        try:
+            if place.exists():
+                os.utime(place)
+                return place
+            self._cache.mkdir(parents=True, exist_ok=True)
+            self._make_room(size)
+            temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex[:12]}.part")
+            try:
+                if self.objects.fetch(name, temporary, most=size):
+                    temporary.replace(place)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as exc:
+            raise StoreUnavailable(
+                f"copies of {self.objects.url} cannot be written to {self._cache} ({exc.strerror or exc}); free "
+                "space or fix the rights there"
+            ) from exc
+        return place
+
+    def file(self, part: Part) -> Path:
+        """The file of a part on this machine. Raises StoreUnavailable."""
+        return self.local(part.name, part.bytes)
+
+    def _make_room(self, wanted: int) -> None:
+        """Removes the copies that were not used for longest."""
+        assert self._cache is not None  # noqa: S101 - a bucket has one
+        found = []
+        for entry in os.scandir(self._cache):
+            with suppress(FileNotFoundError):
+                info = entry.stat()
+                found.append((info.st_mtime, info.st_size, entry.path))
+        size = sum(each for _, each, _ in found) + wanted
+        for used, each, path in sorted(found):
+            if size <= CACHE_BYTES or used > time.time() - KEPT_S:
+                return
+            Path(path).unlink(missing_ok=True)
+            size -= each
+
+    def lazy(self, parts: Iterable[Part]) -> pl.LazyFrame:
+        """The results in these parts, RESULT_SCHEMA, in their order. Raises StoreUnavailable.
+
+        A file that is not there is left out: a person has removed a damaged one, as its error says."""
+        whole: list[Path] = []
+        frames: list[pl.LazyFrame] = []
+        for part in parts:
+            if not part.live:
+                continue
+            path = self.file(part)
+            if not path.exists():
+                logger().warning("results.part_missing", part=part.name, rows=part.live)
+            elif part.dropped:
+                frames.append(_without(path, part.dropped))
+            else:
+                whole.append(path)
+        if whole:
+            frames.append(lazily(whole))
+        return pl.concat(frames) if frames else pl.LazyFrame(schema=RESULT_SCHEMA)
+
+    def read(self, part: Part, span: tuple[int, int] | None = None) -> pl.DataFrame:
+        """The rows of a part, or of one range in it, without dropped ones. Raises StoreUnavailable."""
+        path = self.file(part)
+        start, stop = span or (0, part.rows)
+        rows = lazily([path]).slice(start, stop - start).collect()
+        if rows.is_empty() or not part.dropped:
+            return rows
+        return rows.filter(~_inside(pl.int_range(pl.len()) + start, part.dropped))
+
+
+def lazily(files: Sequence[Path]) -> pl.LazyFrame:
+    """The rows of these files, RESULT_SCHEMA."""
+    # Names may hold * and =, so they are taken as they are.
+    return pl.scan_parquet(
+        list(files),
+        schema=RESULT_SCHEMA,
+        extra_columns="ignore",  # of a newer build
+        hive_partitioning=False,
+        glob=False,
+    )
+
+
+def _without(path: Path, dropped: Sequence[tuple[int, int]]) -> pl.LazyFrame:
+    numbered = pl.scan_parquet(
+        [path],
+        schema=RESULT_SCHEMA,
+        extra_columns="ignore",
+        hive_partitioning=False,
+        glob=False,
+        row_index_name=_ROW,
+    )
+    return numbered.filter(~_inside(pl.col(_ROW).cast(pl.Int64), dropped)).drop(_ROW)
+
+
+def _inside(row: pl.Expr, ranges: Sequence[tuple[int, int]]) -> pl.Expr:
+    """True for rows of the sorted ranges: the last start up to the row has its stop behind the row."""
+    starts = pl.lit(pl.Series([start for start, _ in ranges], dtype=pl.Int64))
+    stops = pl.lit(pl.Series([-1, *(stop for _, stop in ranges)], dtype=pl.Int64))
+    return row < stops.gather(starts.search_sorted(row, side="right"))
+
+
+def _names(rows: pl.DataFrame) -> tuple[str, ...]:
+    """The workloads, none where there are more than a part names."""
+    names = rows["workload"].unique().sort().to_list()
+    return () if len(names) > MAX_NAMES or None in names else tuple(names)

@@ -1,0 +1,61 @@
+"""A task of beat, less often than the sweep: a round of compaction over the stored results.
+
+One process compacts at a time, by a lease. A round yields to batches that wait for the stage of this process.
+"""
+
+from contextlib import suppress
+from typing import Final
+
+import redis
+
+from pipeline.errors import BadPayload, RedisUnavailable, Retryable
+from pipeline.ledger.batches import Stage
+from pipeline.logs import logger
+from pipeline.messages.routing import TASK_COMPACT
+from pipeline.redis.leases import COMPACTION, Refused
+from pipeline.tasks.context import Context
+
+NAME: Final = TASK_COMPACT
+# Rounds in a row that waiting batches may postpone.
+YIELDS: Final = 6
+
+
+def run(context: Context, *_: str) -> None:
+    try:
+        if "parquet" in context.settings.data.sinks and not _yields(context):
+            compact(context)
+    except (RedisUnavailable, redis.RedisError) as exc:
+        logger().warning("redis.away", why=str(exc))
+    except (Retryable, BadPayload) as exc:
+        logger().warning("compaction.waits", why=str(exc))
+        with suppress(RedisUnavailable):
+            context.presence.complain("compact", str(exc))
+
+
+def compact(context: Context) -> None:
+    """One round for each purpose; nothing while another process compacts."""
+    lease = context.leases.request(COMPACTION, context.owner)
+    if isinstance(lease, Refused):
+        return
+    with context.leases.holding(lease):
+        for purpose, compactor in context.compactors.items():
+            forgotten = context.forgotten(purpose)
+            if forgotten is not None:
+                forgotten.look()
+            with context.at_sink(purpose):
+                done = compactor.round()
+            if done.merged or done.removed or done.expired:
+                logger(purpose=purpose.value).info(
+                    "results.compacted",
+                    parts=done.merged,
+                    rows=done.rows,
+                    removed=done.removed,
+                    expired=done.expired,
+                )
+
+
+def _yields(context: Context) -> bool:
+    """Whether batches wait for the stage that this process works for; not for ever."""
+    waiting = context.ledger.backlog.counts().get(f"stage:{Stage.STORE.value}", 0) > 0
+    context.compaction_yields = context.compaction_yields + 1 if waiting else 0
+    return waiting and context.compaction_yields <= YIELDS
