@@ -1,6 +1,7 @@
 """Stage ingest: parse, mask, answer from the cache. When every line is known, this task is all there is."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import polars as pl
@@ -8,16 +9,17 @@ import polars as pl
 from pipeline import detect
 from pipeline.controller import drift
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.errors import BadPayload, ClaimLost
+from pipeline.errors import BadPayload
 from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.logs import logger
-from pipeline.messages.routing import TASK_INGEST
+from pipeline.messages.routing import QUEUE_INGEST, TASK_INGEST
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import Purpose
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.pushed import framed
 from pipeline.tasks.context import Context
-from pipeline.tasks.step import perform
+from pipeline.tasks.group_commit import Unstored, commit, commit_together
+from pipeline.tasks.step import perform_joint
 from pipeline.watching.observation import observe
 from pipeline.watching.sessions import keys as session_keys
 
@@ -25,10 +27,21 @@ NAME: Final = TASK_INGEST
 
 
 def run(context: Context, batch_id: str, *_: str) -> str | None:
-    return perform(context, Stage.INGEST, batch_id, step)
+    joint = partial(commit_together, begin=results_or_stage, stage=Stage.INGEST, queue=QUEUE_INGEST)
+    return perform_joint(context, Stage.INGEST, batch_id, joint)
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
+    """The whole work on one batch alone."""
+    found = results_or_stage(context, claim)
+    if isinstance(found, Stage):
+        return found
+    commit(context, claim, found)
+    return None
+
+
+def results_or_stage(context: Context, claim: Claim) -> Stage | Unstored:
+    """The results, or the next stage where lines are unknown."""
     records, meta = records_of(context, claim)
     prepared = detect.prepare(records, meta, context.masks)
     work = detect.distinct(prepared, version_for(context, claim))
@@ -37,8 +50,7 @@ def step(context: Context, claim: Claim) -> Stage | None:
     missed = detect.unknown(work).height
     metrics.lookups(work.height - missed, missed)
     if not missed:
-        finish(context, claim, prepared, work)
-        return None
+        return unstored(context, claim, prepared, work)
     then = Stage.DRAIN if version == WARMING_VERSION else Stage.INFER
     context.ledger.advance(claim, then, detect.with_rows(work, prepared))
     return then
@@ -69,18 +81,15 @@ def version_for(context: Context, claim: Claim) -> str:
 
 
 def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.DataFrame) -> None:
-    """Store the results, then commit: after a crash in between, the same file is written again.
+    """Store the results, then commit. Raises ClaimLost."""
+    commit(context, claim, unstored(context, claim, prepared, work))
 
-    Raises ClaimLost: a stalled process must not overwrite the results of the claim's next holder.
-    """
+
+def unstored(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.DataFrame) -> Unstored:
+    """The results of a batch whose lines are all answered."""
     unmarked = detect.result_rows(prepared, work, claim.meta, claim.workload)
     marked = context.marks.lay_over(work, claim.workload)
     rows = unmarked if marked is work else detect.result_rows(prepared, marked, claim.meta, claim.workload)
-    forgotten = context.forgotten(claim.meta.purpose)
-
-    def check_claim() -> None:
-        context.ledger.check(claim)
-
     warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
     outcomes = detect.outcomes(rows)
     if claim.meta.purpose is Purpose.BASELINE:
@@ -89,30 +98,16 @@ def finish(context: Context, claim: Claim, prepared: pl.DataFrame, work: pl.Data
         # They were counted when they were stored the first time.
         outcomes["warming"] -= claim.lines
         outcomes["unclassified"] = 0
-    try:
-        with context.at_sink(claim.meta.purpose) as sink:
-            if forgotten is not None:
-                forgotten.look()
-            sink.write(claim.batch_id, rows, last=check_claim)
-            if forgotten is not None:
-                forgotten.taken_over(claim.batch_id, rows, last=check_claim)
-        # The first model learnt from rescored lines: they would make its drift look too small.
-        judged = claim.meta.purpose is Purpose.SCORE and not warming and not claim.rescore
-        context.ledger.commit(
-            claim,
-            warming=warming,
-            outcomes=outcomes,
-            version=work["version"][0] if judged else "",
-            measured=drift.measure(unmarked, work) if judged else {},
-            observation=_observed(context, claim, prepared, rows),
-        )
-    except ClaimLost:
-        # The claim was lost during the write. If the batch was bisected or became a dead letter, its rows
-        # must go. So must they if Redis has forgotten it: its source sends it again, perhaps cut otherwise.
-        if not claim.rescore:
-            with context.at_sink(claim.meta.purpose) as sink:
-                sink.remove(claim.batch_id, claim.workload, last=lambda: _stands_nowhere(context, claim))
-        raise
+    # The first model learnt from rescored lines: they would make its drift look too small.
+    judged = claim.meta.purpose is Purpose.SCORE and not warming and not claim.rescore
+    return Unstored(
+        rows=rows,
+        warming=warming,
+        outcomes=outcomes,
+        version=work["version"][0] if judged else "",
+        measured=drift.measure(unmarked, work) if judged else {},
+        observation=_observed(context, claim, prepared, rows),
+    )
 
 
 def _observed(context: Context, claim: Claim, prepared: pl.DataFrame, rows: pl.DataFrame) -> bytes:
@@ -124,10 +119,3 @@ def _observed(context: Context, claim: Claim, prepared: pl.DataFrame, rows: pl.D
     except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - good lines are no dead letter
         logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")
         return b""
-
-
-def _stands_nowhere(context: Context, claim: Claim) -> None:
-    """Raises ClaimLost if the batch was sent again: another process may have stored it."""
-    state = context.ledger.state(claim.batch_id)
-    if state not in ("", "split", "dead", "discarded"):
-        raise ClaimLost(f"the claim on batch {claim.batch_id} was lost; others have it in {state}")

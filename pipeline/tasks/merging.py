@@ -1,8 +1,5 @@
 """Many small batches in one pass of the model: a scoring worker takes along the batches that wait behind its
-own.
-
-Their messages are only read, so a later reader finds these batches claimed or finished, as the ledger allows
-anyway. The promises to each batch stay:
+own (tasks/along.py). The promises to each batch stay:
 
 * A batch that failed before, or a half of one, is scored alone. So is every batch where only one attempt is
   allowed.
@@ -22,20 +19,19 @@ from typing import Final, NamedTuple
 import polars as pl
 
 from pipeline import detect
-from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import HALF, Claim, Stage
+from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU
+from pipeline.tasks.along import alone, claim_others, give_back_apart
 from pipeline.tasks.context import Context
-from pipeline.tasks.step import GivenBack, StepResult, attempt, is_external, suspect
+from pipeline.tasks.step import StepResult, attempt, is_external
 
 # Distinct lines that fill a pass. A CPU core scores 2,100 lines/s ten at a time, 8,000 two hundred at a time,
 # and no more beyond; 512 lines take it 0.07 s. A GPU gets as many as one encoding holds (models/line.py).
 PASS_LINES: Final = {"cpu": 512, "cuda": 2_048}
 PASS_BATCHES: Final = 64
 PASS_BYTES: Final = 32 << 20  # of work columns, which are as long as the batch even if few lines are unknown
-SOLO_MAX: Final = 10_000  # remembered batches that are scored alone
 
 # Fills in the verdicts that are known by now for batches of one version; keeps their order.
 Answer = Callable[[Context, str, list[pl.DataFrame]], list[pl.DataFrame]]
@@ -54,13 +50,13 @@ def score_together(
 ) -> Iterator[tuple[Claim, StepResult]]:
     """The results of the batch and of those that it takes along (a `JointStep`)."""
 
-    def alone(context: Context, claim: Claim) -> Stage:
+    def one(context: Context, claim: Claim) -> Stage:
         batch = _claimed_work(context, claim)
         (work,) = answer(context, batch.version, [batch.work])
         return _hand_on(context, claim, work=work)
 
-    if claim.batch_id in context.solo or suspect(context, claim):
-        yield claim, attempt(context, claim, alone)
+    if alone(context, claim):
+        yield claim, attempt(context, claim, one)
         return
     groups: dict[str, list[ClaimedWork]] = {}  # by version, the version of `claim` first
     for member, batch in _fill_pass(context, claim, holding):
@@ -76,9 +72,10 @@ def score_together(
                 yield from ((batch.claim, exc) for batch in group)
                 continue
             logger(version=version, batches=len(group)).warning("merging.failed", why=str(exc))
-            yield from _separate(context, [batch.claim for batch in group if batch.claim is not claim], exc)
+            rest = [batch.claim for batch in group if batch.claim is not claim]
+            yield from give_back_apart(context, rest, f"scored together with others it failed ({exc})")
             if group[0].claim is claim:
-                yield claim, attempt(context, claim, alone)
+                yield claim, attempt(context, claim, one)
             continue
         for batch, work in zip(group, works, strict=True):
             yield batch.claim, attempt(context, batch.claim, partial(_hand_on, work=work))
@@ -91,7 +88,9 @@ def _fill_pass(
     max_lines = PASS_LINES.get(context.models.place.partition(":")[0], PASS_LINES["cpu"])
     lines: set[tuple[str, int]] = set()
     size = 0
-    for member in chain([claim], _claim_others(context, claim, holding)):
+    queue = QUEUE_CPU if context.share is None else QUEUE_GPU
+    others = claim_others(context, claim, holding, stage=Stage.INFER, queue=queue, most=PASS_BATCHES)
+    for member in chain([claim], others):
         try:
             batch = _claimed_work(context, member)
             unknown = detect.unknown(batch.work)["pattern_id"].to_list()
@@ -105,28 +104,6 @@ def _fill_pass(
             return
 
 
-def _claim_others(context: Context, claim: Claim, holding: ClaimRenewal) -> Iterator[Claim]:
-    """Batches behind this one, each claimed when the caller asks for it."""
-    queue = QUEUE_CPU if context.share is None else QUEUE_GPU
-    try:
-        for batch_id in context.submit.next_ids(queue, PASS_BATCHES, backfill=claim.backfill):
-            if HALF in batch_id or batch_id in context.solo:
-                continue
-            try:
-                other = context.ledger.claim(batch_id, Stage.INFER, context.owner, first=True)
-            except RedisUnavailable:
-                raise
-            except Exception as exc:  # noqa: BLE001 - its own turn reports the fault
-                logger(batch=batch_id).warning("merging.left_alone", why=str(exc))
-                context.solo[batch_id] = None
-                continue
-            if isinstance(other, Claim):
-                holding.add(other)
-                yield other
-    except RedisUnavailable:
-        return  # the next call to Redis reports it
-
-
 def _claimed_work(context: Context, claim: Claim) -> ClaimedWork:
     work = context.ledger.work(claim.batch_id)
     return ClaimedWork(claim, work["version"][0], work)
@@ -135,12 +112,3 @@ def _claimed_work(context: Context, claim: Claim) -> ClaimedWork:
 def _hand_on(context: Context, claim: Claim, *, work: pl.DataFrame) -> Stage:
     context.ledger.advance(claim, Stage.DRAIN, work)
     return Stage.DRAIN
-
-
-def _separate(context: Context, claims: list[Claim], exc: Exception) -> Iterator[tuple[Claim, StepResult]]:
-    """Give the batches back to be scored alone. Their attempts do not count: the one at fault is unknown."""
-    for claim in claims:
-        context.solo[claim.batch_id] = None
-        yield claim, GivenBack(f"scored together with others it failed ({exc}); it is tried alone")
-    while len(context.solo) > SOLO_MAX:
-        context.solo.popitem(last=False)

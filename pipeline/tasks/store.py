@@ -1,24 +1,32 @@
 """Stage store: join the verdicts to the records, write them to the sink, commit."""
 
+from functools import partial
 from typing import Final
 
 from pipeline import detect
 from pipeline.ledger.batches import Claim, Stage
-from pipeline.messages.routing import TASK_STORE
+from pipeline.messages.routing import QUEUE_STORE, TASK_STORE
 from pipeline.tasks.context import Context
-from pipeline.tasks.ingest import finish, records_of
-from pipeline.tasks.step import perform
+from pipeline.tasks.group_commit import Unstored, commit, commit_together
+from pipeline.tasks.ingest import records_of, unstored
+from pipeline.tasks.step import perform_joint
 
 NAME: Final = TASK_STORE
 
 
 def run(context: Context, batch_id: str, *_: str) -> str | None:
-    return perform(context, Stage.STORE, batch_id, step)
+    joint = partial(commit_together, begin=joined_results, stage=Stage.STORE, queue=QUEUE_STORE)
+    return perform_joint(context, Stage.STORE, batch_id, joint)
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
+    """The whole work on one batch alone."""
+    commit(context, claim, joined_results(context, claim))
+    return None
+
+
+def joined_results(context: Context, claim: Claim) -> Unstored:
+    """The results."""
     work = context.ledger.work(claim.batch_id)
     records, meta = records_of(context, claim)
-    prepared = detect.prepared_again(records, meta, work, context.masks)
-    finish(context, claim, prepared, work)
-    return None
+    return unstored(context, claim, detect.prepared_again(records, meta, work, context.masks), work)

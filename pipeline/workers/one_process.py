@@ -17,6 +17,7 @@ from pipeline.errors import BadInput, RedisUnavailable, StackFailed
 from pipeline.ledger.batches import Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
+from pipeline.messages.routing import QUEUE_INGEST, QUEUE_STORE
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
 from pipeline.redis.connection import connect
@@ -32,6 +33,7 @@ _TASKS: Final[dict[Stage, Callable[[Context, str], str | None]]] = {
     Stage.DRAIN: drain.run,
     Stage.STORE: store.run,
 }
+_STAGES: Final = {QUEUE_INGEST: Stage.INGEST, QUEUE_STORE: Stage.STORE}
 IDLE_S: Final = 0.2  # between two looks of the thread that waits
 # The thread ends between two steps; a training looks every few of its steps.
 STOP_S: Final = 20.0
@@ -63,9 +65,10 @@ class LocalSubmit(Submit):
         with self._changed:
             return {batch_id for waiting, batch_id in self._waiting_batches if waiting is stage}
 
-    def next_ids(self, queue: str, limit: int, **_: object) -> list[str]:  # noqa: ARG002 - one queue
+    def next_ids(self, queue: str, limit: int, **_: object) -> list[str]:
+        wanted = _STAGES.get(queue, Stage.INFER)
         with self._changed:
-            ids = dict.fromkeys(i for stage, i in self._waiting_batches if stage is Stage.INFER)
+            ids = dict.fromkeys(i for stage, i in self._waiting_batches if stage is wanted)
         return list(ids)[:limit]
 
     def drop_former(self) -> int:

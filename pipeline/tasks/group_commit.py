@@ -1,0 +1,209 @@
+"""Group commit: a worker stores the batches that wait behind its own with it, in one commit of the results.
+
+Each batch is still committed in the ledger by its own id, and its claim is checked before the results become
+visible. A group that fails because of one batch says nothing about the others: they are given back uncounted,
+and this process stores them alone from then on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Final
+
+import polars as pl
+
+from pipeline.errors import ClaimLost
+from pipeline.ledger.batches import Claim, Stage
+from pipeline.ledger.renewal import ClaimRenewal
+from pipeline.logs import logger
+from pipeline.records.batch import Purpose
+from pipeline.tasks.along import alone, claim_others, give_back_apart
+from pipeline.tasks.context import Context
+from pipeline.tasks.step import StepResult, attempt, is_external
+
+# What ends a group: as many records as one large batch has.
+GROUP_RECORDS: Final = 10_000
+GROUP_BATCHES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unstored:
+    """The results of a batch, and what its commit tells the ledger."""
+
+    rows: pl.DataFrame  # RESULT_SCHEMA
+    warming: bool
+    outcomes: Mapping[str, int]
+    version: str
+    measured: Mapping[str, int]
+    observation: bytes
+
+
+# The work on a batch up to its results, or the stage that has to come first.
+Begin = Callable[[Context, Claim], Stage | Unstored]
+
+
+def commit_together(
+    context: Context, claim: Claim, holding: ClaimRenewal, *, begin: Begin, stage: Stage, queue: str
+) -> Iterator[tuple[Claim, StepResult]]:
+    """The results of the batch and of those that it takes along (a `JointStep`)."""
+
+    def one(context: Context, claim: Claim) -> Stage | None:
+        found = begin(context, claim)
+        if isinstance(found, Stage):
+            return found
+        commit(context, claim, found)
+        return None
+
+    if claim.exhausted or alone(context, claim) or claim.records >= GROUP_RECORDS:
+        yield claim, attempt(context, claim, one)
+        return
+    groups: dict[Purpose, list[tuple[Claim, Unstored]]] = {}
+    records = 0
+    others = claim_others(context, claim, holding, stage=stage, queue=queue, most=GROUP_BATCHES)
+    for member in chain([claim], others):
+        try:
+            found = begin(context, member)
+        except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
+            yield member, exc
+            continue
+        if isinstance(found, Stage):
+            yield member, found
+        else:
+            groups.setdefault(member.meta.purpose, []).append((member, found))
+        records += member.records
+        if records >= GROUP_RECORDS:
+            break
+    for purpose, group in groups.items():
+        yield from _commit_group(context, claim, purpose, group)
+
+
+def _commit_group(
+    context: Context, first: Claim, purpose: Purpose, group: list[tuple[Claim, Unstored]]
+) -> Iterator[tuple[Claim, StepResult]]:
+    if len(group) == 1:
+        ((member, found),) = group
+        yield member, attempt(context, member, partial(_committed, found=found))
+        return
+    try:
+        held = _store(context, purpose, group)
+    except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
+        if is_external(exc):
+            yield from ((member, exc) for member, _ in group)
+            return
+        logger(batches=len(group)).warning("group_commit.failed", why=str(exc))
+        yield from give_back_apart(
+            context,
+            [member for member, _ in group if member is not first],
+            f"stored with others it failed ({exc})",
+        )
+        for member, found in group:
+            if member is first:
+                yield member, attempt(context, member, partial(_committed, found=found))
+        return
+    for member, found in group:
+        if member.batch_id in held:
+            yield member, attempt(context, member, partial(_in_ledger, found=found))
+        else:
+            _take_back(context, member)
+            yield member, ClaimLost(f"batch {member.batch_id} is no longer ours; its new owner goes on")
+
+
+def _store(context: Context, purpose: Purpose, group: list[tuple[Claim, Unstored]]) -> set[str]:
+    """Stores the batches whose claims are ours; their ids. Raises what a sink raises."""
+    claims = [member for member, _ in group]
+    held = set(_held(context, claims))
+    while held:
+        mine = [(member, found) for member, found in group if member.batch_id in held]
+
+        def check(mine: list[tuple[Claim, Unstored]] = mine) -> None:
+            if len(_held(context, [member for member, _ in mine])) < len(mine):
+                raise ClaimLost("a claim of the group was lost")
+
+        forgotten = context.forgotten(purpose)
+        try:
+            with context.at_sink(purpose) as sink:
+                if forgotten is not None:
+                    forgotten.look()
+                sink.write_all([(member.batch_id, found.rows) for member, found in mine], last=check)
+                if forgotten is not None:
+                    for member, found in mine:
+                        forgotten.taken_over(
+                            member.batch_id, found.rows, last=partial(context.ledger.check, member)
+                        )
+        except ClaimLost:
+            held = set(_held(context, [member for member, _ in mine]))
+            if len(held) == len(mine):
+                raise
+            continue
+        break
+    return held
+
+
+def _held(context: Context, claims: list[Claim]) -> list[str]:
+    """The ids of the batches whose claims are ours; the claims are renewed."""
+    answers = context.ledger.renew_all(claims)
+    return [claim.batch_id for claim, ours in zip(claims, answers, strict=True) if ours]
+
+
+def _committed(context: Context, claim: Claim, *, found: Unstored) -> None:
+    commit(context, claim, found)
+
+
+def commit(context: Context, claim: Claim, found: Unstored) -> None:
+    """Stores the results of one batch, then commits it: after a crash in between, they are written again.
+
+    Raises ClaimLost: a stalled process must not overwrite the results of the claim's next holder.
+    """
+    forgotten = context.forgotten(claim.meta.purpose)
+    check = partial(context.ledger.check, claim)
+    try:
+        with context.at_sink(claim.meta.purpose) as sink:
+            if forgotten is not None:
+                forgotten.look()
+            sink.write(claim.batch_id, found.rows, last=check)
+            if forgotten is not None:
+                forgotten.taken_over(claim.batch_id, found.rows, last=check)
+        _ledger_commit(context, claim, found)
+    except ClaimLost:
+        _take_back(context, claim)
+        raise
+
+
+def _in_ledger(context: Context, claim: Claim, *, found: Unstored) -> None:
+    """Commits a batch whose results are stored. Raises ClaimLost."""
+    try:
+        _ledger_commit(context, claim, found)
+    except ClaimLost:
+        _take_back(context, claim)
+        raise
+
+
+def _ledger_commit(context: Context, claim: Claim, found: Unstored) -> None:
+    context.ledger.commit(
+        claim,
+        warming=found.warming,
+        outcomes=found.outcomes,
+        version=found.version,
+        measured=found.measured,
+        observation=found.observation,
+    )
+
+
+def _take_back(context: Context, claim: Claim) -> None:
+    """Removes the rows of a batch whose claim was lost during the write, if it stands nowhere else.
+
+    If the batch was bisected or became a dead letter, its rows must go. So must they if Redis has forgotten
+    it: its source sends it again, perhaps cut otherwise."""
+    if claim.rescore:
+        return
+    with suppress(ClaimLost), context.at_sink(claim.meta.purpose) as sink:
+        sink.remove(claim.batch_id, claim.workload, last=partial(_stands_nowhere, context, claim))
+
+
+def _stands_nowhere(context: Context, claim: Claim) -> None:
+    """Raises ClaimLost if the batch was sent again: another process may have stored it."""
+    state = context.ledger.state(claim.batch_id)
+    if state not in ("", "split", "dead", "discarded"):
+        raise ClaimLost(f"the claim on batch {claim.batch_id} was lost; others have it in {state}")

@@ -1,0 +1,183 @@
+"""Small batches in one commit of the results, and what is promised of each of them all the same."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from crash_points import check_sums, snapshot
+
+from pipeline.errors import SinkUnavailable
+from pipeline.ledger.batches import Claim, Meta, Stage
+from pipeline.messages.app import make_app
+from pipeline.producer import Producer
+from pipeline.records.batch import Purpose
+from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
+from pipeline.tasks import drain, group_commit, ingest, store
+from pipeline.tasks.context import Context
+from pipeline.tasks.step import perform
+
+KNOWN = ["user logged in", "disk checked"]
+
+
+@pytest.fixture
+def context(settings: Settings) -> Iterator[Context]:
+    """A process that knows the lines of KNOWN."""
+    made = Context(make_app(settings), settings)
+    Producer(made.ledger, made.submit, settings).send(KNOWN, workload="shop", batch_id="first")
+    for stage, module in ((Stage.INGEST, ingest), (Stage.DRAIN, drain), (Stage.STORE, store)):
+        perform(made, stage, "first", module.step)
+    made.client.delete(f"{settings.redis.key_prefix}:ingest")
+    yield made
+    made.app.close()
+
+
+def sent(context: Context, *names: str, lines: list[str] | None = None, workload: str = "shop") -> None:
+    producer = Producer(context.ledger, context.submit, context.settings)
+    for name in names:
+        producer.send(lines or KNOWN, workload=workload, batch_id=name)
+
+
+def commits(context: Context) -> list[set[str]]:
+    """The batches of each commit after the first."""
+    sink = parquet_of(context.settings)
+    return [{one.batch_id for one in sink.batches(part)} for part in sink.parts()[1:]]
+
+
+def states(context: Context, *names: str) -> list[str]:
+    return [context.ledger.state(name) for name in names]
+
+
+def test_what_waits_behind_a_batch_is_stored_in_its_commit(context: Context) -> None:
+    sent(context, "a", "b")
+    sent(context, "c", workload="bank")
+    assert ingest.run(context, "a") is None
+    assert commits(context) == [{"a", "b", "c"}]
+    assert states(context, "a", "b", "c") == ["done"] * 3
+    totals = context.ledger.backlog.totals()
+    assert (totals["shop"]["stored"], totals["bank"]["stored"]) == (6, 2)
+    check_sums(snapshot(context.client, context.settings.redis.key_prefix))
+    for name in ("b", "c"):
+        ingest.run(context, name)
+    assert len(commits(context)) == 1, "their messages find them done"
+
+
+def test_batches_with_unknown_lines_leave_the_group(context: Context) -> None:
+    sent(context, "a")
+    sent(context, "b", lines=["nobody knows this"])
+    sent(context, "c")
+    ingest.run(context, "a")
+    assert commits(context) == [{"a", "c"}]
+    assert states(context, "a", "b", "c") == ["done", "drain", "done"]
+
+
+def test_the_stage_that_stores_scored_batches_groups_them_too(context: Context) -> None:
+    sent(context, "a", "b", lines=["nobody knows this"])
+    ingest.run(context, "a")
+    for name in ("a", "b"):
+        perform(context, Stage.DRAIN, name, drain.step)
+    store.run(context, "a")
+    assert commits(context) == [{"a", "b"}]
+    assert states(context, "a", "b") == ["done", "done"]
+
+
+def test_a_baseline_is_stored_apart_from_results_of_the_same_pass(context: Context) -> None:
+    sent(context, "a", "calm", "b")
+    key = context.ledger.keys.batch("calm")
+    meta = Meta.load((context.client.hget(key, "meta") or b"").decode(), "calm")
+    context.client.hset(key, "meta", replace(meta, purpose=Purpose.BASELINE).dump())
+    ingest.run(context, "a")
+    assert commits(context) == [{"a", "b"}]
+    assert parquet_of(context.settings, Purpose.BASELINE).read("calm", "shop") is not None
+
+
+def test_a_group_ends_with_enough_records(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "GROUP_RECORDS", 4)
+    sent(context, "a", "b", "c")
+    ingest.run(context, "a")
+    assert commits(context) == [{"a", "b"}]
+    assert states(context, "c") == ["ingest"]
+
+
+def test_a_claim_that_is_lost_before_the_commit_leaves_the_group(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent(context, "a", "b", "c")
+    sink: Any = context.sink(Purpose.SCORE)
+    write_all = sink.write_all
+
+    def slow(batches: Any, **more: Any) -> None:
+        monkeypatch.setattr(sink, "write_all", write_all)
+        context.client.hset(context.ledger.keys.batch("b"), "deadline", 1)
+        other = context.ledger.claim("b", Stage.INGEST, "another")
+        assert isinstance(other, Claim)
+        write_all(batches, **more)
+
+    monkeypatch.setattr(sink, "write_all", slow)
+    ingest.run(context, "a")
+    assert commits(context) == [{"a", "c"}]
+    assert states(context, "a", "b", "c") == ["done", "ingest", "done"]
+    assert sink.read("b", "shop") is None
+
+
+def test_a_sink_that_is_away_makes_all_of_them_wait_uncounted(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent(context, "a", "b")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SinkUnavailable("no space left; free space")
+
+    monkeypatch.setattr(context.sink(Purpose.SCORE), "write_all", full)
+    assert "no space left" in (ingest.run(context, "a") or "")
+    for name in ("a", "b"):
+        assert context.client.hmget(context.ledger.keys.batch(name), "state", "attempts") == [b"ingest", b"0"]
+
+
+def test_a_batch_that_spoils_the_group_is_found_alone(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent(context, "a", "poison", "c")
+    sink: Any = context.sink(Purpose.SCORE)
+    write, write_all = sink.write, sink.write_all
+
+    def checked(batches: Any, **more: Any) -> None:
+        if any(name == "poison" for name, _ in batches):
+            raise ValueError("it cannot be stored")
+        write_all(batches, **more)
+
+    monkeypatch.setattr(sink, "write_all", checked)
+    monkeypatch.setattr(sink, "write", lambda name, rows, **more: checked([(name, rows)], **more))
+    assert write is not sink.write
+    assert ingest.run(context, "a") is None
+    assert states(context, "a", "poison", "c") == ["done", "ingest", "ingest"]
+    assert set(context.solo) == {"poison", "c"}
+    assert "it cannot be stored" in (ingest.run(context, "poison") or "")
+    assert ingest.run(context, "c") is None
+    assert states(context, "poison", "c") == ["ingest", "done"]
+    entry = context.client.hmget(context.ledger.keys.batch("poison"), "attempts")
+    assert entry == [b"1"], "the group counted nothing"
+
+
+def test_a_worker_killed_between_the_commits_of_a_group_is_made_good(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent(context, "a", "b")
+    commit = context.ledger.commit
+
+    def dies(claim: Claim, **more: Any) -> None:
+        if claim.batch_id == "b":
+            raise KeyboardInterrupt
+        commit(claim, **more)
+
+    monkeypatch.setattr(context.ledger, "commit", dies)
+    with pytest.raises(KeyboardInterrupt):
+        ingest.run(context, "a")
+    monkeypatch.setattr(context.ledger, "commit", commit)
+    assert states(context, "a", "b") == ["done", "ingest"]
+    context.client.hset(context.ledger.keys.batch("b"), mapping={"deadline": 1, "not_before": 0})
+    assert ingest.run(context, "b") is None
+    assert states(context, "b") == ["done"]
+    rows = parquet_of(context.settings).scan().collect()
+    assert rows.height == rows["record_id"].n_unique() == 6
