@@ -1,0 +1,106 @@
+"""`logweir patterns`: what is logged how often, what changed, and since when, from rollups by the hour."""
+
+import argparse
+from typing import Final
+
+import polars as pl
+from rich.table import Table
+
+from pipeline.commands.common import cell, of_pipeline, out, print_json, redis_explained, settings_of
+from pipeline.controller.watchlist import check_pattern, covers
+from pipeline.drain.learner import read_templates
+from pipeline.errors import BadInput
+from pipeline.records.batch import utc_now
+from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
+from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
+from pipeline.sinks.results import readable
+from pipeline.sinks.rollups import pattern_sums, rates
+from pipeline.units import plural, time_of
+
+BUCKETS: Final = 24
+BARS: Final = " ▁▂▃▄▅▆▇█"
+_ORDERS: Final = {
+    "count": (["records"], [True]),
+    "change": (["change", "records"], [True, True]),
+    "new": (["first"], [True]),
+}
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = of_pipeline(settings_of(args))
+    if "parquet" not in settings.data.sinks:
+        raise BadInput("patterns are counted from Parquet results, and these are in OpenSearch (sinks)")
+    found = _found(args, settings)
+    if args.json:
+        print_json(found.to_dicts())
+        return 0
+    if found.is_empty():
+        out().print("no lines in this span; choose another --since, --until or --workload", soft_wrap=True)
+        return 0
+    table = Table(
+        "lines",
+        "before",
+        "trend",
+        "first seen (UTC)",
+        "last seen",
+        "workload",
+        "pattern",
+        box=None,
+        pad_edge=False,
+    )
+    for row in found.iter_rows(named=True):
+        mark = "T0" if not row["template_id"] else f"T{row['template_id']}"
+        cells = (
+            f"{row['records']:,}", f"{row['before']:,}", _bars(row["trend"]), f"{row['first']:%m-%d %H:%M}",
+            f"{row['last']:%m-%d %H:%M}", row["workload"], f"{mark} {row['template'] or row['sample'] or ''}",
+        )  # fmt: skip
+        table.add_row(*(cell(value) for value in cells))
+    console = out()
+    console.print(table)
+    console.print(
+        f"{plural(found.height, 'pattern')} shown; before: the span of the same length before it",
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _found(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
+    """The patterns in the order asked for, with `template`, and `before`: records in the span before."""
+    now = utc_now()
+    since = time_of(args.since, now)
+    until = time_of(args.until, now, flag="--until") if args.until else now
+    if until <= since:
+        raise BadInput(f"--until {args.until} is not after --since {args.since}; give a later time")
+    sink = parquet_of(settings)
+    names = None
+    if args.workload:
+        pattern = check_pattern(args.workload)
+        names = [name for name in sink.workloads() if covers([pattern], name)]
+    with readable(sink):
+        found = pattern_sums(rates(sink, since=since, until=until, workloads=names), since, until, BUCKETS)
+        earlier = rates(sink, since=since - (until - since), until=since, workloads=names)
+        before = (
+            earlier.group_by("workload", "template_id").agg(pl.col("records").sum().alias("before")).collect()
+        )
+    with redis_explained():
+        client = connect(settings)
+        texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
+    found = found.join(before, on=["workload", "template_id"], how="left").with_columns(
+        pl.col("before").fill_null(0),
+        pl.col("template_id").replace_strict(texts, default=None, return_dtype=pl.String).alias("template"),
+    )
+    if args.anomalous:
+        found = found.filter(pl.col("anomalous") > 0)
+    # How many times as frequent as before; what is new comes first.
+    found = found.with_columns(((pl.col("records") + 1) / (pl.col("before") + 1)).alias("change"))
+    by, descending = _ORDERS[args.order]
+    return found.sort([*by, "workload", "template_id"], descending=[*descending, False, False]).head(
+        args.limit
+    )
+
+
+def _bars(trend: list[int]) -> str:
+    most = max(trend, default=0) or 1
+    return "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in trend)
