@@ -3,7 +3,8 @@
 import argparse
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 import polars as pl
 from rich.table import Table
@@ -23,6 +24,8 @@ from pipeline.sinks.query import matching, with_context
 from pipeline.sinks.results import readable
 from pipeline.units import chance, listed, time_of
 
+# Neighbours in a source are not further away in time: else months are read for five lines.
+NEAR: Final = timedelta(days=1)
 # The flags that choose lines, in the order of a sentence that names them.
 _CHOOSING = ("workload", "level", "text", "template", "since", "until", "anomalous")
 
@@ -119,9 +122,19 @@ def _from_files(
 ) -> tuple[pl.DataFrame, list[str]]:
     query = _of_workloads(args, query, sink.workloads() if args.workload else ())
     rows = matching(sink.scan(since=query.since, until=query.until, workloads=query.workloads), query)
-    if args.context:
-        rows = with_context(sink.scan(), rows, args.context)
+    if args.context and not rows.is_empty():
+        rows = with_context(_beside(sink, rows), rows, args.context)
     return rows.drop("raw"), sink.workloads() if rows.is_empty() else []
+
+
+def _beside(sink: ParquetSink, hits: pl.DataFrame) -> pl.LazyFrame:
+    """The results in which the neighbours of these records are looked for."""
+    names = hits["workload"].unique().to_list()
+    first, last = hits["timestamp"].min(), hits["timestamp"].max()
+    if not isinstance(first, datetime) or not isinstance(last, datetime):
+        return sink.scan()
+    near = sink.scan(since=first - NEAR, until=last + NEAR, workloads=names)
+    return near.filter(pl.col("workload").is_in(names))
 
 
 def _of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[str]) -> ResultQuery:

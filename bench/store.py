@@ -1,0 +1,206 @@
+"""The store of results over seven days: commits, compaction, size and questions, beside a file a batch.
+
+Lines are those of the data sets with other parameters in each cycle, spread over seven days and 50 workloads,
+as 20 batches of 500 a commit. The clock is made up, so that a week of compaction runs in minutes. The peer
+writes each batch as a file of its own, synced, as the first edition did."""
+
+import argparse
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+from unittest.mock import patch
+
+import polars as pl
+
+from bench._running import scratch
+from bench._varied import real_files, varied
+from pipeline.drain.masking.mask_set import MaskSet
+from pipeline.records.result_query import ResultQuery
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.sinks import parquet
+from pipeline.sinks.compaction import Compactor, Fate
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.query import matching, with_context
+from pipeline.sinks.rollups import pattern_sums, rates
+
+BATCH: Final = 500
+GROUP: Final = 20
+DAYS: Final = 7
+WORKLOADS: Final = 50
+TEMPLATES: Final = 5_000
+ROUND_S: Final = 300.0  # of the made-up clock, between two rounds of compaction
+PEER_GROUPS: Final = 20
+REPEATS: Final = 5
+START: Final = datetime(2026, 11, 1, tzinfo=UTC)
+END: Final = START + timedelta(days=DAYS)
+
+
+def options(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--lines", type=int, default=5_000_000, help="stored lines (5,000,000)")
+
+
+def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
+    with scratch() as folder:
+        sink = ParquetSink(folder / "results")
+        found = _filled(sink, _groups(data, folder, args.lines), args.lines)
+        found["peer"] = _peer(_groups(data, folder, PEER_GROUPS * GROUP * BATCH), folder / "peer")
+        found |= _asked(sink)
+    found["rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return found
+
+
+def _groups(data: Path, folder: Path, lines: int) -> Iterator[list[tuple[str, pl.DataFrame]]]:
+    """The batches of each commit, in the order of their time."""
+    masks, texts = MaskSet.load(), _texts(data, folder)
+    step_us = DAYS * 86_400_000_000 // lines
+    for first in range(0, lines, GROUP * BATCH):
+        group = []
+        for at in range(first, first + GROUP * BATCH, BATCH):
+            raw = pl.Series("raw", [next(texts) for _ in range(BATCH)], dtype=pl.String)
+            group.append((f"batch-{at}", _frame(raw, masks, at, step_us)))
+        yield group
+
+
+def _texts(data: Path, folder: Path) -> Iterator[str]:
+    sources = real_files(data, folder)
+    cycle = 0
+    while True:
+        for path in sources.values():
+            for line in varied(path, cycle):
+                yield line.rstrip("\n")
+        cycle += 1
+
+
+def _frame(raw: pl.Series, masks: MaskSet, at: int, step_us: int) -> pl.DataFrame:
+    workload = f"team-{at // BATCH % WORKLOADS:02}/app"
+    known = {
+        "record_id": [f"{at:x}-{n}" for n in range(BATCH)],
+        "source": pl.repeat(f"/var/log/{workload}.log", BATCH, eager=True),
+        "line": pl.int_range(at + 1, at + BATCH + 1, eager=True),
+        "lines": pl.repeat(1, BATCH, eager=True),
+        "timestamp": (START.timestamp() * 1e6 + pl.int_range(at, at + BATCH, eager=True) * step_us).cast(
+            pl.Int64
+        ),
+        "timed": pl.repeat(value=True, n=BATCH, eager=True),
+        "workload": pl.repeat(workload, BATCH, eager=True),
+        "level": pl.repeat("info", BATCH, eager=True),
+        "message": raw,
+        "raw": raw,
+        "pattern_id": masks.mask(raw.rename("message"))["pattern_id"],
+        "reasons": pl.Series([[]] * BATCH, dtype=pl.List(pl.String)),
+        "model_version": pl.repeat("20261101T000000-bench", BATCH, eager=True),
+    }
+    frame = pl.DataFrame(known).with_columns(
+        template_id=(pl.col("pattern_id") % TEMPLATES + 1).cast(pl.Int64),
+        anomalous=pl.col("pattern_id") % 53 == 0,
+        score=(pl.col("pattern_id") % 1000).cast(pl.Float64) / 1000,
+    )
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name)
+        for name, kind in RESULT_SCHEMA.items()
+    )
+
+
+def _filled(
+    sink: ParquetSink, groups: Iterator[list[tuple[str, pl.DataFrame]]], lines: int
+) -> dict[str, Any]:
+    """Commits and compaction of a week."""
+    clock = START.timestamp()
+    compactor = Compactor(sink, lambda ids: [Fate.FINAL] * len(ids), now=lambda: clock)
+    committing = compacting = 0.0
+    batches = rewritten = most = 0
+    rounded = clock
+    with patch.object(parquet, "_now_ms", lambda: int(clock * 1000)):
+        for group in groups:
+            began = time.process_time()
+            sink.write_all(group)
+            committing += time.process_time() - began
+            batches += len(group)
+            clock = START.timestamp() + DAYS * 86_400 * batches * BATCH / lines
+            if clock - rounded > ROUND_S:
+                rounded, began = clock, time.process_time()
+                rewritten += compactor.round().rows
+                compacting += time.process_time() - began
+            most = max(most, len(sink.manifest().parts))
+        clock += 4_000
+        began = time.process_time()
+        rewritten += compactor.round().rows
+        compacting += time.process_time() - began
+    parts = sink.parts()
+    return {
+        "lines": lines,
+        "commit_cpu_ms_per_batch": round(committing / batches * 1000, 2),
+        "compaction_cpu_s_per_million": round(compacting / max(1, rewritten) * 1e6, 2),
+        "rewrites_per_line": round(rewritten / lines, 2),
+        "bytes_per_line": round(sum(part.bytes for part in parts) / lines, 1),
+        "files": len(parts),
+        "files_per_day": round(len(parts) / DAYS, 1),
+        "unsealed_at_most": most,
+    }
+
+
+def _peer(groups: Iterator[list[tuple[str, pl.DataFrame]]], folder: Path) -> dict[str, Any]:
+    """A file a batch."""
+    folder.mkdir()
+    spent, size, batches = 0.0, 0, 0
+    for group in groups:
+        began = time.process_time()
+        for name, frame in group:
+            with (folder / f"{name}.parquet").open("wb") as out:
+                frame.write_parquet(out, compression="zstd", compression_level=3)
+                out.flush()
+                os.fsync(out.fileno())
+        spent += time.process_time() - began
+        batches += len(group)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    return {
+        "commit_cpu_ms_per_batch": round(spent / batches * 1000, 2),
+        "bytes_per_line": round(size / (batches * BATCH), 1),
+    }
+
+
+def _asked(sink: ParquetSink) -> dict[str, Any]:
+    """Milliseconds of the questions of an operator, each the median after one warm-up."""
+    day = timedelta(days=1)
+
+    def page(days: int) -> Callable[[], object]:
+        since = END - days * day
+        return lambda: pattern_sums(rates(sink, since=since, until=END), since, END, 24)
+
+    def findings() -> pl.DataFrame:
+        query = ResultQuery(limit=200, since=END - day, until=END, anomalous=True)
+        return matching(sink.scan(since=query.since, until=query.until), query)
+
+    def search(text: str) -> pl.DataFrame:
+        query = ResultQuery(limit=50, since=END - day, until=END, text=text)
+        return matching(sink.scan(since=query.since, until=query.until), query)
+
+    hit = findings().tail(1)
+    at, workload = hit["timestamp"][0], hit["workload"][0]
+
+    def context() -> pl.DataFrame:
+        near = sink.scan(since=at - day, until=at + day, workloads=[workload])
+        return with_context(near.filter(pl.col("workload") == workload), hit, 5)
+
+    return {
+        "page_24h_ms": _ms(page(1)),
+        "page_7d_ms": _ms(page(7)),
+        "findings_24h_ms": _ms(findings),
+        "context_ms": _ms(context),
+        "search_first_s": round(_ms(lambda: search("exception")) / 1000, 2),
+    }
+
+
+def _ms(work: Callable[[], object]) -> float:
+    work()
+    found = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        work()
+        found.append((time.perf_counter() - began) * 1000)
+    return round(median(found), 1)
