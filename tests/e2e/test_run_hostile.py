@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 LINES: Final = ordinary(60)
 TEXT: Final = "".join(f"{line}\n" for line in LINES).encode()
 # The issue speaks of 1 GB and of 100,000 files. Their way through the code is that of a line of many records
-# and of more files than the first screen reads; docs/LOG.md has the run with the whole size.
+# and of more files than the first screen reads. docs/LOG.md says how far a run came with the whole sizes.
 LONG_LINE: Final = 2**20
 FILES: Final = 110
 
