@@ -142,33 +142,38 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "worker_soft_shutdown_timeout": 8.0,
         "timezone": "UTC",
         "enable_utc": True,
-        "beat_schedule": {
-            "sweep": {
-                "task": TASK_SWEEP,
-                "schedule": settings.internal.sweep_s,
-                # A sweep older than the next one is useless; a stopped consumer piles nothing up.
-                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.sweep_s * 2)},
-            },
-            "tick": {
-                # Which tick acts is told by the slot ledger (controller/schedule.py), not by who sends it.
-                "task": TASK_TICK,
-                "schedule": settings.internal.tick_s,
-                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.tick_s * 2)},
-            },
-            "watch": {
-                # One watches at a time, by a lease (tasks/watch.py).
-                "task": TASK_WATCH,
-                "schedule": settings.internal.watch_s,
-                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.watch_s * 2)},
-            },
-            "compact": {
-                # One compacts at a time, by a lease (tasks/compact.py).
-                "task": TASK_COMPACT,
-                "schedule": settings.internal.sweep_s * 5,
-                "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.sweep_s * 10)},
-            },
-        },
+        "beat_schedule": _schedule(settings),
         # In memory: the stock scheduler keeps a pickle file, and a sweep needs no memory of the last one.
         "beat_scheduler": "celery.beat:Scheduler",
         "beat_max_loop_interval": 1,
+    }
+
+
+def _schedule(settings: Settings) -> dict[str, Any]:
+    """What beat sends, and how often."""
+    return {
+        "sweep": {
+            "task": TASK_SWEEP,
+            "schedule": settings.internal.sweep_s,
+            # A sweep older than the next one is useless; a stopped consumer piles nothing up.
+            "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.sweep_s * 2)},
+        },
+        "tick": {
+            # Which tick acts is told by the slot ledger (controller/schedule.py), not by who sends it.
+            "task": TASK_TICK,
+            "schedule": settings.internal.tick_s,
+            "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.tick_s * 2)},
+        },
+        "watch": {
+            # One watches at a time, by a lease (tasks/watch.py).
+            "task": TASK_WATCH,
+            "schedule": settings.internal.watch_s,
+            "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.watch_s * 2)},
+        },
+        "compact": {
+            # One compacts at a time, by a lease (tasks/compact.py).
+            "task": TASK_COMPACT,
+            "schedule": settings.internal.sweep_s * 5,
+            "options": {"queue": QUEUE_PERIODIC, "expires": max(2.0, settings.internal.sweep_s * 10)},
+        },
     }

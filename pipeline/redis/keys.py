@@ -93,8 +93,8 @@ class Keys:
     totals = KeyFamily("<workload>", "hash", "lines accepted, stored, dead, discarded; lines by outcome",
         "one per workload, never deleted")
     workloads = Key("set", "names of all workloads", "one entry per workload")
-    forgotten = KeyFamily("<purpose>", 'hash file -> "", `` -> run id',
-        "result files of batches that Redis lost (sinks/forgotten.py)",
+    forgotten = KeyFamily("<purpose>", 'hash batch -> "", `` -> run id',
+        "stored batches that Redis lost (sinks/forgotten.py)",
         "10,000 per start of Redis; TTL 30 days")
     cursors = Key("hash source -> cursor", "the position where each source continues", "one per source")
     verdicts = KeyFamily("<version>:young, :old", "hash key -> verdict", "verdicts of one model version",

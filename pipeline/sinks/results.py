@@ -1,4 +1,7 @@
-"""Stored results: reading them lazily, and naming a damaged file."""
+"""Stored results in a folder: reading them lazily, and naming a damaged file.
+
+A folder without a manifest is no store. It holds Parquet files that somebody took out of one, and all of them
+are read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +11,9 @@ import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.sinks.manifest import PREFIX
 from pipeline.sinks.parquet import DAMAGED, ParquetSink
+from pipeline.sinks.part_files import lazily
 
 
 @contextmanager
@@ -17,17 +22,31 @@ def readable(results: Path | ParquetSink) -> Iterator[None]:
     try:
         yield
     except pl.exceptions.PolarsError as exc:
-        sink = ParquetSink(results) if isinstance(results, Path) else results
-        files = (sink.files.file(part) for part in sink.parts())
-        place = next((file for file in files if file.exists() and not _intact(file)), sink.objects.url)
+        place = next((file for file in _files(results) if not _intact(file)), results)
         raise BadPayload(
-            f"results cannot be read from {place} ({exc}); remove the damaged file and run again"
+            f"results cannot be read from {place if isinstance(place, Path) else place.objects.url} ({exc}); remove the damaged file and run again"
         ) from exc
 
 
 def scan(results: Path) -> pl.LazyFrame:
     """All records, RESULT_SCHEMA; a folder that is absent or empty has none."""
-    return ParquetSink(results).scan()
+    if _is_store(results):
+        return ParquetSink(results).scan()
+    files = list(_files(results))
+    return lazily(files) if files else pl.LazyFrame(schema=RESULT_SCHEMA)
+
+
+def _is_store(folder: Path) -> bool:
+    return (folder / PREFIX).exists()
+
+
+def _files(results: Path | ParquetSink) -> Iterator[Path]:
+    """The files that are read. A name with a leading dot is unfinished; a folder may be called x.parquet."""
+    if isinstance(results, Path) and not _is_store(results):
+        yield from sorted(p for p in results.rglob("*.parquet") if not p.name.startswith(".") and p.is_file())
+        return
+    sink = ParquetSink(results) if isinstance(results, Path) else results
+    yield from (file for part in sink.parts() if (file := sink.files.file(part)).exists())
 
 
 def _intact(file: Path) -> bool:

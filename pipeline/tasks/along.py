@@ -5,7 +5,7 @@ anyway. A batch that failed before, or a half of one, is never taken along. One 
 fail is alone from then on, in this process.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from pipeline.errors import RedisUnavailable
@@ -26,9 +26,21 @@ def alone(context: Context, claim: Claim) -> bool:
 def claim_others(
     context: Context, claim: Claim, holding: ClaimRenewal, *, stage: Stage, queue: str, most: int
 ) -> Iterator[Claim]:
-    """Batches behind this one in its queue and class, each claimed when the caller asks for it."""
+    """Batches behind this one in its queue and class, each claimed when the caller asks for it.
+
+    They are those that wait now: a worker that is told to end meanwhile takes no later ones along."""
     try:
-        for batch_id in context.submit.next_ids(queue, most, backfill=claim.backfill):
+        waiting = context.submit.next_ids(queue, most, backfill=claim.backfill)
+    except RedisUnavailable:
+        waiting = []  # the next call to Redis reports it
+    return _claims(context, holding, stage, waiting)
+
+
+def _claims(
+    context: Context, holding: ClaimRenewal, stage: Stage, batch_ids: Iterable[str]
+) -> Iterator[Claim]:
+    try:
+        for batch_id in batch_ids:
             if HALF in batch_id or batch_id in context.solo:
                 continue
             try:

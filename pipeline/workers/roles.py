@@ -84,7 +84,7 @@ def register(app: Celery, context: Context, role: Role) -> None:
             "throws": (StepFailed,),
             # Sweeps every other second would hide other tasks in Flower, which shows the wake-ups that they
             # send.
-            "send_events": module not in (periodic, tick, watch),
+            "send_events": module not in (periodic, tick, watch, compact),
         }
         if role.time_limit_s is not None:
             limit = role.time_limit_s + 3 * context.settings.train.seconds

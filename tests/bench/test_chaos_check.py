@@ -319,8 +319,7 @@ def store_an_unknown_batch_in_part(w: World) -> None:
 
 
 def store_under_another_workload(w: World) -> None:
-    rewrite(w, "a", lambda f: f.with_columns(workload=pl.lit("pay")), to="a")
-    w.sink.remove("a", "shop")
+    rewrite(w, "a", lambda f: f.with_columns(workload=pl.lit("pay")))
 
 
 def give_one_id_to_two_records(w: World) -> None:
@@ -607,7 +606,7 @@ BROKEN: list[tuple[Callable[[World], None], int, str, tuple[int, int, int]]] = [
     (
         store_a_half_and_the_whole,
         1,
-        "lines 1-2 of shop are stored 2 times, in a%7E0.parquet, a.parquet",
+        "lines 1-2 of shop are stored 2 times, in 0-",
         (0, 2, 0),
     ),
     (store_under_two_record_ids, 1, "line 1 of shop are stored 2 times, under 2 record ids", (0, 1, 0)),

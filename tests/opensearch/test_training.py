@@ -101,7 +101,7 @@ QUERIES = {
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES.keys())
 def test_a_query_selects_what_it_selects_from_parquet(stored: tuple[Settings, Path], query: Query) -> None:
     settings, root = stored
-    wanted = pl.concat([pl.DataFrame(schema=LEARN_SCHEMA), *read_parquet(root, query)])
+    wanted = pl.concat([pl.DataFrame(schema=LEARN_SCHEMA), *read_parquet(ParquetSink(root), query)])
     assert not wanted.is_empty()
     assert learnt(settings, query, size=70).equals(wanted.sort("timestamp", "workload"))
     if not query.exclude_words and query.since is None:
