@@ -11,8 +11,8 @@ import msgpack
 import polars as pl
 
 from pipeline.commands.format_examples import EXAMPLES
-from pipeline.ledger.batches import Meta
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Meta
 from pipeline.records.payload import pack
 from pipeline.records.pushed import pushed
 from pipeline.records.schema import UTC_US, pack_frame, raw_frame

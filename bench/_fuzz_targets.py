@@ -21,10 +21,10 @@ from bench._fuzz_seeds import NOW
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import unpack_template
 from pipeline.errors import LogweirError
-from pipeline.ledger.batches import Meta
 from pipeline.messages import filter as guard
 from pipeline.models.bundle import Manifest, weights_header
 from pipeline.opensearch import scan, training
+from pipeline.records.delivery import Meta
 from pipeline.records.levels import LEVELS
 from pipeline.records.payload import unpack
 from pipeline.records.schema import UTC_US

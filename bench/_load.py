@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pipeline.ledger.batches import Accepted
 from pipeline.ledger.ledger import Ledger
 from pipeline.producer import Producer
+from pipeline.records.delivery import Accepted
 from pipeline.redis.attach import attached
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings

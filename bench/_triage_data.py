@@ -17,8 +17,8 @@ import polars as pl
 
 from pipeline.detect import prepare
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.ledger.batches import Meta
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.sources import files
 from pipeline.sources.framing import Framer

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.ledger.batches import Accepted
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.delivery import Accepted
 from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings

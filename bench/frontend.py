@@ -37,8 +37,8 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.masking.multiline import cleaned
 from pipeline.drain.templates import DEPTH, PER_WORKLOAD, Templates
 from pipeline.drain.verdicts import Verdicts
-from pipeline.ledger.batches import Meta
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Meta
 from pipeline.records.verdict import UNCLASSIFIED, Verdict
 from pipeline.settings import Settings
 from pipeline.sources import formats

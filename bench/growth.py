@@ -18,8 +18,8 @@ from bench._running import scratch
 from bench._stacks import command, settled, watched
 from bench._varied import real_files, write_cycles
 from pipeline.drain.templates import DEPTH, Template, Templates
-from pipeline.ledger.batches import Full
 from pipeline.producer import Producer
+from pipeline.records.delivery import Full
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of

@@ -29,9 +29,9 @@ import psutil
 from bench._load import environment, stack, train
 from bench._running import cpu_seconds, scratch
 from bench._stored import stored_batches
-from pipeline.ledger.batches import Accepted
 from pipeline.ledger.ledger import Ledger
 from pipeline.producer import Producer
+from pipeline.records.delivery import Accepted
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings

@@ -26,7 +26,6 @@ from bench._running import scratch
 from bench.scoring import messages, sample
 from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.logs import set_up
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_CPU
@@ -35,6 +34,7 @@ from pipeline.models.fitting import TrainConfig
 from pipeline.models.threshold import Mode
 from pipeline.models.trainer import FitRequest, fit
 from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.delivery import Accepted, Claim, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict
 from pipeline.settings import Settings

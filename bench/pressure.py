@@ -26,12 +26,12 @@ import redis
 from bench._load import new_lines, stack
 from bench._running import scratch
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import Accepted, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_INGEST
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
+from pipeline.records.delivery import Accepted, Stage
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings

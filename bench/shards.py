@@ -36,7 +36,6 @@ from pipeline.drain.learner import read_templates
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Templates
 from pipeline.drain.verdicts import Verdicts
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import stage_queues
@@ -48,6 +47,7 @@ from pipeline.models.threshold import Mode
 from pipeline.models.trainer import FitRequest, fit
 from pipeline.observe.presence import Presence
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Claim, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict, pattern_ids
 from pipeline.redis.connection import connect

@@ -22,9 +22,9 @@ import redis
 
 from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Claim, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict
 from pipeline.redis.connection import connect

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from pipeline import Producer, Settings
-from pipeline.ledger.batches import Full
+from pipeline.records.delivery import Full
 
 producer = Producer.connect(Settings.load(flags={"data_dir": Path(sys.argv[1])}))
 answer = producer.send(["GET /cart 200", "payment refused"], workload="shop/web", batch_id="web-000017")

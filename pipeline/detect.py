@@ -15,11 +15,11 @@ import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.ledger.batches import Meta
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
 from pipeline.records.batch import digest
 from pipeline.records.columns import lists_of_text
+from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason

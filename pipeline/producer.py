@@ -21,10 +21,10 @@ import redis
 
 from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.ledger.batches import Accepted, Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.records.batch import MAX_NAME, Batch, Purpose, digest, utc_now
+from pipeline.records.delivery import Accepted, Full, Stage
 from pipeline.records.pushed import PushedLines, PushedRecords, not_text, pushed
 from pipeline.redis.attach import attached
 from pipeline.redis.cells import Cells, cells_of

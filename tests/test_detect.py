@@ -14,7 +14,6 @@ from pipeline import detect
 from pipeline.detect import WORK_SCHEMA
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.evidence import Evidence, Normal
@@ -22,6 +21,7 @@ from pipeline.models.threshold import Mode, calibrate
 from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.batch import Batch, Purpose
 from pipeline.records.columns import lists_of_text
+from pipeline.records.delivery import Claim, Meta, Stage
 from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA, pack_frame, raw_frame, unpack_frame
 from pipeline.records.verdict import UNCLASSIFIED, Verdict, pattern_ids  # fmt: skip
 from pipeline.settings import Settings

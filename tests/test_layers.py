@@ -23,11 +23,11 @@ FLOORS = [
     ["opensearch", "drain", "models", "ledger", "marks", "observe", "gpu"],
     ["records", "redis", "store"],
     ["settings", "units"],
-    ["errors", "logs", "values"],
+    ["errors", "logs"],
 ]
 FLOOR_OF = {room: number for number, floor in enumerate(FLOORS) for room in floor}
 # Loose modules at the top of pipeline/: each is a face that users import, or what every room stands on.
-LOOSE = {"cli", "detect", "errors", "logs", "producer", "settings", "units", "values"}
+LOOSE = {"cli", "detect", "errors", "logs", "producer", "units"}
 MOST_FILES = 22  # in one folder; more of them want a second room
 MOST_LINES, MOST_PARAMETERS = 80, 10  # of a function
 # Names that many modules give to the same thing: entry points, flags of a verb, tasks and their stages.
@@ -150,7 +150,7 @@ def test_only_settings_reads_the_environment() -> None:
         if any(word in p.read_text(encoding="utf-8") for word in ("os.environ", "getenv"))
     ]
     # stack.py hands the environment on to the processes it starts.
-    assert readers == ["pipeline/settings.py", "pipeline/workers/stack/stack.py"]
+    assert readers == ["pipeline/settings/__init__.py", "pipeline/workers/stack/stack.py"]
 
 
 def test_a_public_name_stands_for_one_thing() -> None:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.ledger.batches import Accepted, Claim, Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_INGEST
 from pipeline.messages.submit import Submit
 from pipeline.producer import MAX_NAME, Producer
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Accepted, Claim, Full, Stage
 from pipeline.records.schema import RAW_SCHEMA, raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pipeline.errors import BadSetting
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.settings import ITEMS, PUBLIC, Settings, page
+from pipeline.settings.values import masked_url
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS
-from pipeline.values import masked_url
 
 
 def config(folder: Path, text: str) -> Path:

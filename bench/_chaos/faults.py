@@ -23,9 +23,9 @@ from bench._chaos.producers import PAUSE_S, Poisoner, Sender, known
 from bench._chaos.schedule import KINDS, Fault
 from bench._chaos.world import World
 from pipeline.errors import LogweirError
-from pipeline.ledger.batches import Stage
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
+from pipeline.records.delivery import Stage
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN
 

@@ -20,9 +20,9 @@ import redis
 from bench._chaos.history import History
 from bench._chaos.poison.sitecustomize import HANG, KILL
 from pipeline.errors import LogweirError
-from pipeline.ledger.batches import Full, Stage
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
+from pipeline.records.delivery import Full, Stage
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings

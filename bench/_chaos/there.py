@@ -12,8 +12,8 @@ import polars as pl
 
 from bench._chaos.told import MOST, Violation
 from pipeline.errors import BadPayload
-from pipeline.ledger.batches import HALF, UNFINISHED
 from pipeline.ledger.ledger import Ledger
+from pipeline.records.delivery import HALF, UNFINISHED
 from pipeline.records.verdict import OURS
 from pipeline.redis.connection import text_map
 from pipeline.settings import Settings

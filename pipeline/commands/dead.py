@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from pipeline.commands.common import out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, BadPayload, TooNew
-from pipeline.ledger.batches import DeadLetter
 from pipeline.ledger.ledger import Ledger
+from pipeline.records.delivery import DeadLetter
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.sources.pushed import framed

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from pipeline.commands.common import err, out, print_json, printable, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, NotDrained, RedisUnavailable
-from pipeline.ledger.batches import Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.routing import both, stage_queues
 from pipeline.observe.presence import Presence
+from pipeline.records.delivery import Stage
 from pipeline.redis.attach import running
 from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings

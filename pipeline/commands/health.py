@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from pipeline.commands.common import err, out, print_json, printable, reached, settings_of
 from pipeline.errors import LogweirError
-from pipeline.ledger.batches import Stage
 from pipeline.messages.routing import stage_queues
 from pipeline.models.registry import Registry
 from pipeline.observe.presence import Presence, WorkerView
+from pipeline.records.delivery import Stage
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED, WORKER_TTL_S

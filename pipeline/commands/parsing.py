@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from pipeline.values import nearest
-
 
 class Parser(argparse.ArgumentParser):
     """Names the nearest word of its own; a wrong flag of a verb prints the usage of that verb."""
@@ -19,6 +17,8 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, unknown: Iterable[str]) -> NoReturn:
         flags = [flag for action in self._actions for flag in action.option_strings]
+        from pipeline.settings.values import nearest  # a command line that is right does without it
+
         meant = [
             flag
             for word in unknown
@@ -31,6 +31,8 @@ class Parser(argparse.ArgumentParser):
         choices = None if action.choices is None else [str(choice) for choice in action.choices]
         if choices is None or value in action.choices:  # type: ignore[operator] # an iterable with `in`
             return
+        from pipeline.settings.values import nearest
+
         found = nearest(str(value), choices, limit=3)
         remedy = _meant(found) if found else f"; choose from {', '.join(choices)}"
         raise argparse.ArgumentError(action, f"{str(value)!r} is not known{remedy}")

@@ -17,11 +17,11 @@ from pipeline.controller.trainings import Status, Trainings, TrainingState
 from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import RedisUnavailable, StoreUnavailable
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
-from pipeline.ledger.batches import Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.routing import both, stage_queues
 from pipeline.models.registry import Live, Registry
 from pipeline.observe.presence import Presence, Trouble, WorkerView
+from pipeline.records.delivery import Stage
 from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED, Keys

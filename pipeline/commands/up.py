@@ -12,7 +12,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.logs import set_up
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
-from pipeline.values import masked_url
+from pipeline.settings.values import masked_url
 
 CHECK_S: Final = 0.5
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from pipeline.ledger.batches import Stage
+from pipeline.records.delivery import Stage
 
 
 class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeline.ledger.batches import UNFINISHED, Stage
 from pipeline.ledger.store import LedgerStore, counters, text
+from pipeline.records.delivery import UNFINISHED, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pipeline.errors import BadPayload, TooNew
-from pipeline.ledger.batches import KEEP_DONE_S, DeadLetter, Meta
 from pipeline.ledger.store import LedgerStore, text
+from pipeline.records.delivery import KEEP_DONE_S, DeadLetter, Meta
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.redis.connection import text_map
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from pipeline.errors import BadInput, CursorMoved
 from pipeline.ledger.arguments import AcceptArgs
-from pipeline.ledger.batches import BACKFILL_PART, HALF, KEEP_DONE_S, Accepted, Full, Meta, Stage
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.records.batch import Batch
+from pipeline.records.delivery import BACKFILL_PART, HALF, KEEP_DONE_S, Accepted, Full, Meta, Stage
 from pipeline.records.payload import pack
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering

@@ -28,13 +28,13 @@ from pipeline.ledger.arguments import (
     RenewArgs,
 )
 from pipeline.ledger.backlog import Backlog
-from pipeline.ledger.batches import KEEP_DONE_S, Claim, Meta, Stage, half_ids, not_newer
 from pipeline.ledger.dead_letters import DeadLetters
 from pipeline.ledger.intake import Intake
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.logs import logger
 from pipeline.records.batch import WIRE_VERSION, digest
+from pipeline.records.delivery import KEEP_DONE_S, Claim, Meta, Stage, half_ids, not_newer
 from pipeline.records.payload import unpack
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.redis.arguments import named_arguments

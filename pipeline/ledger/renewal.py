@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import Claim
+from pipeline.records.delivery import Claim
 
 
 class ClaimRenewal:

@@ -22,7 +22,7 @@ from pipeline.messages.routing import (
 )
 from pipeline.redis.sentinels import sentinel_options
 from pipeline.settings import Settings
-from pipeline.values import SENTINEL_SCHEME, TLS_OPTIONS, SentinelAddress
+from pipeline.settings.values import SENTINEL_SCHEME, TLS_OPTIONS, SentinelAddress
 
 VERIFY: Final = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 

@@ -12,7 +12,7 @@ Stage drain has a queue per shard (`drain`, `drain.1`, ...), and a worker serves
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.ledger.batches import Stage
+from pipeline.records.delivery import Stage
 from pipeline.redis.shards import of_shard, shard_of
 from pipeline.settings import MAX_SHARDS
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 import redis
 
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import Stage
 from pipeline.logs import logger
 from pipeline.messages.queues import LOOK_AT_MOST, batches_of, ids_in
 from pipeline.messages.routing import (
@@ -22,6 +21,7 @@ from pipeline.messages.routing import (
     stage_queues,
 )
 from pipeline.observe.presence import Presence
+from pipeline.records.delivery import Stage
 from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.redis.shards import of_shard

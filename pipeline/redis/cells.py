@@ -19,7 +19,7 @@ from typing import Self
 
 from pipeline.errors import BadSetting
 from pipeline.settings import Settings
-from pipeline.values import cells_file, check_url
+from pipeline.settings.values import cells_file, check_url
 
 
 @dataclass(frozen=True, slots=True)

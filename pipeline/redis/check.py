@@ -8,7 +8,7 @@ from redis.sentinel import MasterNotFoundError
 from pipeline.errors import BadInput
 from pipeline.redis.connection import is_demoted, is_refusal, open_pool
 from pipeline.settings import Settings
-from pipeline.values import masked_url
+from pipeline.settings.values import masked_url
 
 OLDEST_REDIS: Final = (6, 2)
 CHECK_S: Final = 5.0

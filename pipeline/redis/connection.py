@@ -13,7 +13,7 @@ from redis.sentinel import SentinelConnectionPool
 from pipeline.errors import BadSetting, RedisUnavailable
 from pipeline.redis.sentinels import Sentinels
 from pipeline.settings import Settings
-from pipeline.values import SENTINEL_SCHEME, SentinelAddress, cells_file
+from pipeline.settings.values import SENTINEL_SCHEME, SentinelAddress, cells_file
 
 # Sentinels name another master within 2 to 5 s. A frozen one is waited for no longer.
 FAILOVER_S: Final = 5.0

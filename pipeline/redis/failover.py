@@ -8,8 +8,8 @@ import redis
 
 from pipeline.redis.sentinels import Sentinels
 from pipeline.settings import Settings
+from pipeline.settings.values import SENTINEL_SCHEME, SentinelAddress
 from pipeline.units import plural
-from pipeline.values import SENTINEL_SCHEME, SentinelAddress
 
 MAX_LAG_S: Final = 2  # of a replica; masters should refuse writes beyond it
 

@@ -8,7 +8,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from pipeline.values import SentinelAddress
+from pipeline.settings.values import SentinelAddress
 
 # A sentinel answers from memory. The next one is asked where this one is away.
 ASK_S: Final = 1.0

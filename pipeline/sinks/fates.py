@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pipeline.ledger.backlog import Backlog, BatchEnding
 from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
+from pipeline.settings.values import kept_results
 from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.compaction import Compactor, Fate, Fates, Retention
 from pipeline.sinks.forgotten import Forgotten
-from pipeline.values import kept_results
 
 
 def compactor_of(

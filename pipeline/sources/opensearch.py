@@ -21,11 +21,11 @@ from typing import Any, Final
 import polars as pl
 
 from pipeline.errors import BadSetting, CursorMoved, SourceUnavailable
-from pipeline.ledger.batches import Accepted, Full
 from pipeline.opensearch import scan
 from pipeline.opensearch.client import opensearch_client, translate_errors
 from pipeline.opensearch.dedup_window import AcceptedDocument, DedupWindow
 from pipeline.records.batch import Batch, Purpose, digest, utc_now
+from pipeline.records.delivery import Accepted, Full
 from pipeline.settings import Settings
 from pipeline.sources.documents import (
     Layout,

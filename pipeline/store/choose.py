@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from pipeline.errors import BadSetting
+from pipeline.settings.values import store_place
 from pipeline.store.folder import Folder
 from pipeline.store.objects import Objects
-from pipeline.values import store_place
 
 
 def open_store(url: str) -> Objects:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import HALF, Claim, Stage
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
+from pipeline.records.delivery import HALF, Claim, Stage
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import GivenBack, StepResult, suspect
 

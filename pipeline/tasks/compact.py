@@ -9,9 +9,9 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadPayload, RedisUnavailable, Retryable
-from pipeline.ledger.batches import Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_COMPACT
+from pipeline.records.delivery import Stage
 from pipeline.redis.leases import COMPACTION, Refused
 from pipeline.tasks.context import Context
 

@@ -11,11 +11,11 @@ from typing import Final
 from pipeline import detect
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import RedisUnavailable, TooNew
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_DRAIN
 from pipeline.messages.submit import HANDED
 from pipeline.models import verdict
+from pipeline.records.delivery import Claim, Stage
 from pipeline.redis.leases import DRAIN, Lease, Refused, granted
 from pipeline.redis.shards import of_shard, shard_of
 from pipeline.tasks.context import Context

@@ -15,10 +15,10 @@ from typing import Final
 import polars as pl
 
 from pipeline.errors import ClaimLost
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks.along import alone, claim_others, give_back_apart
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import StepResult, attempt, is_external

@@ -14,11 +14,11 @@ import polars as pl
 
 from pipeline import detect
 from pipeline.errors import DeviceFailed, LogweirError
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.messages.routing import QUEUE_CPU, TASK_INFER
 from pipeline.models.evidence import Evidence
 from pipeline.observe import counters as metrics
+from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks.context import Context
 from pipeline.tasks.merging import score_together
 from pipeline.tasks.step import StepResult, perform_joint

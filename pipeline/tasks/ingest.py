@@ -10,11 +10,11 @@ from pipeline import detect
 from pipeline.controller import drift
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import BadPayload
-from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, TASK_INGEST
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Claim, Meta, Stage
 from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.pushed import framed
 from pipeline.tasks.context import Context

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 import polars as pl
 
 from pipeline import detect
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU
+from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks.along import alone, claim_others, give_back_apart
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import StepResult, attempt, is_external

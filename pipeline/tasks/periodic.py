@@ -10,10 +10,10 @@ import redis
 
 from pipeline.controller.watchlist import model_of
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import BACKFILL_PART, Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_SWEEP
 from pipeline.observe import counters as metrics
+from pipeline.records.delivery import BACKFILL_PART, Stage
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING
 from pipeline.tasks.context import Context

@@ -30,10 +30,10 @@ from pipeline.errors import (
     Retryable,
     SinkUnavailable,
 )
-from pipeline.ledger.batches import HALF, Claim, Stage
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.observe import counters as metrics
+from pipeline.records.delivery import HALF, Claim, Stage
 from pipeline.redis.connection import is_refusal
 from pipeline.sources.pushed import framed
 from pipeline.tasks.context import Context

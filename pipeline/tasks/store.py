@@ -4,8 +4,8 @@ from functools import partial
 from typing import Final
 
 from pipeline import detect
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.messages.routing import QUEUE_STORE, TASK_STORE
+from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks.context import Context
 from pipeline.tasks.group_commit import Unstored, commit, commit_together
 from pipeline.tasks.ingest import records_of, unstored

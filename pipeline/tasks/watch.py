@@ -13,10 +13,10 @@ from typing import Final
 import redis
 
 from pipeline.errors import RedisUnavailable, Retryable
-from pipeline.ledger.batches import Stage
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_WATCH
 from pipeline.observe import counters as metrics
+from pipeline.records.delivery import Stage
 from pipeline.redis.leases import WATCH, Refused
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import HUNG

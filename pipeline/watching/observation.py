@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
-from pipeline.ledger.batches import Claim
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Claim
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import is_timed, pack_frame, unpack_frame
 from pipeline.records.verdict import UNCLASSIFIED, Reason

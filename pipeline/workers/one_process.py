@@ -14,12 +14,12 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadInput, RedisUnavailable, StackFailed
-from pipeline.ledger.batches import Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.logs import logger
 from pipeline.messages.routing import QUEUE_INGEST, QUEUE_STORE
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
+from pipeline.records.delivery import Stage
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, periodic, store, train

@@ -13,12 +13,12 @@ from typing import Final
 import redis
 
 from pipeline.errors import BadInput, BadPayload, BadSetting, RedisUnavailable, SourceUnavailable
-from pipeline.ledger.batches import Accepted, Full
 from pipeline.logs import logger, set_up
 from pipeline.observe.presence import Presence
 from pipeline.opensearch.client import opensearch_client
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
+from pipeline.records.delivery import Accepted, Full
 from pipeline.redis.leases import SOURCE, HeldLease, Leases, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import POLL_S, Poller, deliver

@@ -21,10 +21,10 @@ from bench._chaos.history import History
 from bench._chaos.probe import Probe
 from bench._chaos.producers import Sender
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Accepted, Claim, Stage
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.redis.keys import Keys
 from pipeline.redis.leases import DRAIN, TRAINING, Lease, Leases

@@ -26,9 +26,9 @@ from pipeline.commands.run.plan import RunOutcome
 from pipeline.commands.send import tracking as own_module
 from pipeline.commands.send.tracking import BatchTracking
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Claim, Meta, Stage
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink

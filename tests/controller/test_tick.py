@@ -15,10 +15,10 @@ from pipeline.controller.facts import AttemptOutcome
 from pipeline.controller.tick import MEMORIES, WINDOW, Controller, Memory, decisions
 from pipeline.controller.trainings import TrainingRequest, Trainings, TrainingState
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Accepted, Claim, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING, Lease, Leases, granted

@@ -23,10 +23,10 @@ from pipeline.controller.watchlist import (
     unwatched,
 )
 from pipeline.errors import BadInput, RedisUnavailable
-from pipeline.ledger.batches import KEEP_DONE_S, Accepted
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
 from pipeline.records.batch import MAX_NAME, Batch, Purpose
+from pipeline.records.delivery import KEEP_DONE_S, Accepted
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks.context import Context

@@ -17,10 +17,10 @@ from command_line import Verb, command_line
 from polling import wait_until
 
 from pipeline.commands import drain
-from pipeline.ledger.batches import Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
+from pipeline.records.delivery import Full, Stage
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from e2e.harness import Up, ordinary, running, sentence, until
-from pipeline.ledger.batches import Stage
 from pipeline.messages.app import make_app
 from pipeline.messages.submit import Submit
+from pipeline.records.delivery import Stage
 from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 
@@ -144,8 +144,8 @@ def _settings(up: Up) -> Settings:
 
 
 def _claim(up: Up, batch_id: str) -> None:
-    from pipeline.ledger.batches import Claim
     from pipeline.ledger.ledger import Ledger
+    from pipeline.records.delivery import Claim
 
     with up.client() as client:
         ledger = Ledger(client, _settings(up))

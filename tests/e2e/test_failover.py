@@ -11,9 +11,9 @@ from polling import wait_until
 from sentinel_redis import Group, close, sentinel_group
 
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import Accepted
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
+from pipeline.records.delivery import Accepted
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 

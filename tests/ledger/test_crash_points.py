@@ -18,11 +18,11 @@ from small_bundles import ONE, TWO, written
 from pipeline import detect
 from pipeline.controller.schedule import Slots
 from pipeline.controller.trainings import TrainingRequest, TrainingState
-from pipeline.ledger.batches import Accepted
 from pipeline.messages.app import make_app
 from pipeline.models import trainer
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.delivery import Accepted
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.training import judging

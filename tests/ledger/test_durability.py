@@ -26,12 +26,12 @@ from pipeline.commands.send import resend_buffer as kept
 from pipeline.commands.send import verb as send
 from pipeline.commands.send.sender import Sender
 from pipeline.errors import CursorMoved
-from pipeline.ledger.batches import UNFINISHED, Accepted, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.models.registry import Registry
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import UNFINISHED, Accepted, Stage
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import Leases, granted
 from pipeline.sinks import forgotten

@@ -12,9 +12,9 @@ import redis
 from polling import wait_until
 
 from pipeline.errors import BadInput, BadPayload, ClaimLost, RedisUnavailable, TooNew
-from pipeline.ledger.batches import KEEP_DONE_S, Accepted, Claim, Full, Meta, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import WIRE_VERSION, Batch, Purpose
+from pipeline.records.delivery import KEEP_DONE_S, Accepted, Claim, Full, Meta, Stage
 from pipeline.records.schema import RAW_SCHEMA, pack_frame, raw_frame
 from pipeline.redis.connection import answering
 from pipeline.settings import Settings

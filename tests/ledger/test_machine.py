@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 )
 
 from pipeline.errors import BadInput, ClaimLost
-from pipeline.ledger.batches import UNFINISHED, Accepted, Claim, Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import UNFINISHED, Accepted, Claim, Full, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import text_map
 from pipeline.settings import Settings

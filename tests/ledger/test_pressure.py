@@ -18,13 +18,13 @@ from rich.console import Console
 import pipeline.ledger.intake
 from pipeline.commands import status
 from pipeline.commands.send.sender import Sender
-from pipeline.ledger.batches import Accepted, Claim, Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages import queues, submit
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_INGEST
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Accepted, Claim, Full, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor

@@ -15,9 +15,9 @@ import redis
 from crash_points import check_sums, snapshot
 
 from pipeline.errors import ClaimLost
-from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Accepted, Claim, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings

@@ -14,11 +14,11 @@ from pool_devices import put_devices
 from pipeline.errors import RedisUnavailable
 from pipeline.gpu.node.inventory import this_node
 from pipeline.gpu.values import LeaseMode, Need
-from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, STAGE_TASK, all_queues
 from pipeline.messages.submit import Submit
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Accepted, Claim, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings

@@ -14,13 +14,13 @@ import redis
 
 from pipeline import detect
 from pipeline.errors import BadInput, BadPayload, RedisUnavailable
-from pipeline.ledger.batches import Stage
 from pipeline.marks import store as mark_store
 from pipeline.marks.marks import Mark, Overlay, State, Target, lesson
 from pipeline.marks.store import MAX_WHY, SHOWN_AFTER, Marks
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Stage
 from pipeline.records.schema import RESULT_SCHEMA, SAMPLE_SCHEMA
 from pipeline.records.verdict import Verdict, pattern_ids
 from pipeline.report.findings import finding_severity

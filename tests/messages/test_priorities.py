@@ -15,13 +15,13 @@ from worker_process import working
 from pipeline import cli, detect
 from pipeline.detect import WORK_SCHEMA
 from pipeline.drain.verdicts import WARMING_VERSION
-from pipeline.ledger.batches import Accepted, Claim, Full, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import BACKFILL, QUEUE_CPU, QUEUE_GPU, QUEUE_INGEST, all_queues, both
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Accepted, Claim, Full, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor

@@ -3,7 +3,6 @@ it free."""
 
 import pytest
 
-from pipeline.ledger.batches import Stage
 from pipeline.messages.app import configuration
 from pipeline.messages.routing import (
     BACKFILL,
@@ -23,6 +22,7 @@ from pipeline.messages.routing import (
     route,
     stage_queues,
 )  # fmt: skip
+from pipeline.records.delivery import Stage
 from pipeline.settings import Settings
 from pipeline.workers.roles import ROLES
 

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from worker_process import working
 
 from pipeline.commands import drain as drain_command
-from pipeline.ledger.batches import Accepted, Stage
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import BACKFILL, both
 from pipeline.messages.submit import HANDED
 from pipeline.records.batch import Batch, Purpose, utc_now
+from pipeline.records.delivery import Accepted, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.redis.leases import granted
 from pipeline.redis.shards import IDS, of_shard, shard_of

@@ -11,7 +11,6 @@ from small_bundles import AT, ONE, THREE, TWO, artifact_of, damage, manifest_of,
 
 from pipeline.controller.trainings import TrainingRequest, Trainings
 from pipeline.errors import BadBundle, ModelUnavailable
-from pipeline.ledger.batches import Stage
 from pipeline.messages.app import make_app
 from pipeline.models import bundle
 from pipeline.models import registry as registry_module
@@ -20,6 +19,7 @@ from pipeline.models.registry import Registry
 from pipeline.models.serving import Serving
 from pipeline.models.verdict import Knowledge
 from pipeline.producer import Producer
+from pipeline.records.delivery import Stage
 from pipeline.redis.leases import Lease, Leases, granted
 from pipeline.settings import Settings
 from pipeline.tasks.context import Context

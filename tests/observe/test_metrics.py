@@ -21,13 +21,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.errors import BadInput, RedisUnavailable, SinkUnavailable
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.observe import counters as metrics
 from pipeline.observe.presence import Presence
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Claim, Stage
 from pipeline.records.schema import raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys

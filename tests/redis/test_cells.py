@@ -11,8 +11,8 @@ from own_redis import server
 
 from pipeline.cli import main
 from pipeline.errors import BadSetting
-from pipeline.ledger.batches import Accepted
 from pipeline.producer import Producer
+from pipeline.records.delivery import Accepted
 from pipeline.redis.cells import Cells, in_cell
 from pipeline.redis.keys import Keys
 from pipeline.settings import Settings

@@ -12,8 +12,8 @@ from polling import wait_until
 from sentinel_redis import Group, close, sentinel_group
 
 from pipeline.errors import RedisUnavailable
-from pipeline.ledger.batches import Accepted
 from pipeline.producer import Producer
+from pipeline.records.delivery import Accepted
 from pipeline.redis import failover
 from pipeline.redis.check import check_redis
 from pipeline.redis.connection import connect

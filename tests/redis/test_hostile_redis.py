@@ -17,7 +17,7 @@ from pipeline.errors import BadInput, BadSetting
 from pipeline.messages.app import broker_tls, broker_url, make_app
 from pipeline.redis.check import check_redis
 from pipeline.settings import Settings
-from pipeline.values import masked_url
+from pipeline.settings.values import masked_url
 
 ROOT = Path(__file__).resolve().parents[2]
 # Characters that mean something in URLs, shells, Redis' protocol and regular expressions.

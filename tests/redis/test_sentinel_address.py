@@ -7,7 +7,7 @@ from pipeline.errors import BadInput, BadSetting
 from pipeline.messages.app import broker_url, make_app
 from pipeline.redis.check import check_redis
 from pipeline.settings import Settings
-from pipeline.values import SentinelAddress, masked_url
+from pipeline.settings.values import SentinelAddress, masked_url
 
 LOGIN = "sentinel://us:p%40ss@h1:26380,h2,[::1]:3/2?master=main&sentinel_password=q%40w&sentinel_username=su"
 

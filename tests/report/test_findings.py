@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadPayload
-from pipeline.ledger.batches import Meta
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Meta
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.records.verdict import Verdict
 from pipeline.report import findings, summary

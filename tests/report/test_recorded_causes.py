@@ -12,9 +12,9 @@ import zstandard
 from bench.first_minutes import CAUSES
 from pipeline import detect
 from pipeline.drain.masking.mask_set import MaskSet
-from pipeline.ledger.batches import Meta
 from pipeline.models.severity import severity_words
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Meta
 from pipeline.records.verdict import Verdict
 from pipeline.report import findings
 from pipeline.report.findings import Finding

@@ -20,7 +20,6 @@ from polling import wait_until
 from power_cut import power
 
 from pipeline.errors import BadPayload, BadSetting, RedisUnavailable, SourceUnavailable
-from pipeline.ledger.batches import Accepted, Full
 from pipeline.ledger.ledger import Ledger
 from pipeline.observe.presence import Presence
 from pipeline.opensearch import dedup_window as seen_module
@@ -28,6 +27,7 @@ from pipeline.opensearch.client import opensearch_client
 from pipeline.opensearch.dedup_window import AcceptedDocument, DedupWindow
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
+from pipeline.records.delivery import Accepted, Full
 from pipeline.settings import Settings
 from pipeline.sources import opensearch as source
 from pipeline.sources.documents import document_number, text_of, value_at

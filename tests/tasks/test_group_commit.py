@@ -8,10 +8,10 @@ import pytest
 from crash_points import check_sums, snapshot
 
 from pipeline.errors import SinkUnavailable
-from pipeline.ledger.batches import Claim, Meta, Stage
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Claim, Meta, Stage
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.tasks import drain, group_commit, ingest, store

@@ -20,11 +20,11 @@ import pytest
 import redis
 from polling import wait_until
 
-from pipeline.ledger.batches import Accepted, Stage
 from pipeline.messages import filter as guard
 from pipeline.messages.app import make_app
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
+from pipeline.records.delivery import Accepted, Stage
 from pipeline.settings import Settings
 
 TASKS = frozenset(("logweir.ingest", "logweir.sweep"))

@@ -18,11 +18,11 @@ from pool_devices import put_devices
 from small_bundles import ONE, TWO, written
 
 from pipeline.errors import BadBundle
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.messages.app import make_app
 from pipeline.messages.routing import QUEUE_CPU, QUEUE_GPU, of_class
 from pipeline.models.evidence import Evidence
 from pipeline.producer import Producer
+from pipeline.records.delivery import Claim, Stage
 from pipeline.settings import Settings
 from pipeline.tasks import drain, infer, ingest, merging
 from pipeline.tasks import share as share_module

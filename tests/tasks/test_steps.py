@@ -11,10 +11,10 @@ import pytest
 
 from pipeline import detect
 from pipeline.errors import ClaimLost, Rejected, SinkUnavailable
-from pipeline.ledger.batches import Claim, Stage, half_ids
 from pipeline.messages.app import make_app
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
+from pipeline.records.delivery import Claim, Stage, half_ids
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
 from pipeline.tasks import drain, ingest, store
@@ -211,7 +211,7 @@ def test_an_exhausted_batch_is_given_up_however_long_its_results_take_to_go(
 STUCK = """
 import sys, time
 from pipeline.messages.app import make_app
-from pipeline.ledger.batches import Stage
+from pipeline.records.delivery import Stage
 from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
 from pipeline.tasks import store

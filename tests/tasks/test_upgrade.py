@@ -15,18 +15,18 @@ import redis
 from celery.contrib.testing.worker import start_worker
 from polling import wait_until
 
-import pipeline.ledger.batches
 import pipeline.ledger.ledger
+import pipeline.records.delivery
 from pipeline.controller.trainings import TrainingState
 from pipeline.drain.learner import read_templates
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.errors import BadBundle
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.messages import routing
 from pipeline.messages.app import make_app
 from pipeline.models.bundle import Manifest
 from pipeline.producer import Producer
 from pipeline.records.batch import WIRE_VERSION, Purpose
+from pipeline.records.delivery import Claim, Stage
 from pipeline.records.verdict import Verdict
 from pipeline.redis.leases import DRAIN, TRAINING, granted
 from pipeline.settings import Settings
@@ -233,7 +233,7 @@ def test_a_batch_of_a_newer_build_is_left_to_its_workers_uncounted_and_operators
     context.client.hset(entry, "not_before", 0)
     meta = json.loads(str(context.client.hget(entry, "meta"), "utf-8")) | {"source": "push"}
     context.client.hset(entry, "meta", json.dumps(meta))
-    for module in (pipeline.ledger.batches, pipeline.ledger.ledger):  # a worker of that build
+    for module in (pipeline.records.delivery, pipeline.ledger.ledger):  # a worker of that build
         monkeypatch.setattr(module, "WIRE_VERSION", NEWER)
     finish(context, "newer")
     assert stored(context, "newer") == [["one", "two"]]

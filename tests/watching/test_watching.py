@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry
 from pipeline.commands import drain
 from pipeline.drain.templates import Template, pack_template
 from pipeline.errors import LeaseRefused, SinkUnavailable
-from pipeline.ledger.batches import Accepted, Claim, Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.marks.marks import State as MarkedAs
 from pipeline.marks.marks import Target
 from pipeline.marks.store import Marks
 from pipeline.messages.app import make_app
 from pipeline.records.batch import Batch, Purpose
+from pipeline.records.delivery import Accepted, Claim, Stage
 from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys

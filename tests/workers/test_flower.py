@@ -16,10 +16,10 @@ from polling import wait_until
 
 from pipeline import detect
 from pipeline.errors import BadInput
-from pipeline.ledger.batches import Claim, Stage
 from pipeline.messages.app import make_app
 from pipeline.messages.submit import shown_args
 from pipeline.producer import Producer
+from pipeline.records.delivery import Claim, Stage
 from pipeline.settings import Settings, visible_devices
 from pipeline.tasks import ingest
 from pipeline.tasks.context import Context

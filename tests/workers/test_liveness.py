@@ -16,12 +16,12 @@ import redis
 from polling import Clock, wait_until
 from worker_process import begun
 
-from pipeline.ledger.batches import Stage
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.app import make_app
 from pipeline.messages.submit import Submit
 from pipeline.observe.presence import Pace, Presence
 from pipeline.producer import Producer
+from pipeline.records.delivery import Stage
 from pipeline.redis.connection import connect
 from pipeline.redis.leases import DRAIN, Lease
 from pipeline.settings import Settings

@@ -20,12 +20,12 @@ from pipeline.controller.trainings import Status, TrainingRequest, Trainings
 from pipeline.detect import judged_by_words
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SinkUnavailable, StackFailed
-from pipeline.ledger.batches import Full
 from pipeline.ledger.ledger import Ledger
 from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS
 from pipeline.observe.presence import Presence
 from pipeline.producer import workload_of_file
 from pipeline.records.batch import Purpose, digest
+from pipeline.records.delivery import Full
 from pipeline.records.schema import of_lines
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import Keys

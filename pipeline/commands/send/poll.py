@@ -9,10 +9,10 @@ from functools import partial
 
 from pipeline.commands.common import err, print_json, reached, redis_explained, settings_of
 from pipeline.errors import BadInput, LeaseRefused, RedisUnavailable, SourceUnavailable
-from pipeline.ledger.batches import Accepted, Full
 from pipeline.logs import set_up
 from pipeline.producer import Producer
 from pipeline.records.batch import Batch
+from pipeline.records.delivery import Accepted, Full
 from pipeline.redis.cells import cells_of
 from pipeline.redis.leases import SOURCE, HeldLease, Lease, Leases, Refused
 from pipeline.settings import Settings

@@ -13,10 +13,10 @@ from pipeline.commands.recognition import TimeNotes
 from pipeline.commands.send.resend_buffer import ResendBuffer, SentChunk
 from pipeline.commands.send.tracking import LOOK_AT_ONCE, BatchTracking
 from pipeline.errors import BadPayload, CursorMoved, RedisUnavailable
-from pipeline.ledger.batches import Accepted, Full
 from pipeline.producer import Producer
 from pipeline.records.batch import Purpose
 from pipeline.records.declared import DETECTED, FormatChoice
+from pipeline.records.delivery import Accepted, Full
 from pipeline.settings import Settings
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.flush_policy import FlushPolicy

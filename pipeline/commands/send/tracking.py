@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.ledger.batches import half_ids
 from pipeline.ledger.ledger import Ledger
+from pipeline.records.delivery import half_ids
 from pipeline.redis.connection import answering
 from pipeline.units import plural
 

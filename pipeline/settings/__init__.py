@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from pipeline.errors import BadSetting
-from pipeline.values import (
+from pipeline.settings.values import (
     check_opensearch_url,
     check_url,
     kept_results,

@@ -1,4 +1,4 @@
-"""Values of the ledger: stages, answers of intake, claims, dead letters."""
+"""What the rooms say to each other about a batch: stages, answers of intake, claims, dead letters."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -9,7 +9,6 @@ import msgspec
 
 from pipeline.errors import BadPayload, TooNew
 from pipeline.records.batch import WIRE_VERSION, Batch, Purpose
-from pipeline.units import plural
 
 # Marks the ids of halves, and is refused in other ids: a half never replaces a batch of a sender.
 HALF: Final = "~"
@@ -82,10 +81,9 @@ class Full:
                 )
             case _:
                 mib = self.pending_bytes / 2**20
-                s = "s" if self.pending_batches == 1 else ""
-                return (
-                    f"the pipeline is full: {plural(self.pending_batches, 'batch')} ({mib:,.1f} MiB) wait{s}"
-                )
+                batches = "1 batch" if self.pending_batches == 1 else f"{self.pending_batches:,} batches"
+                verb = "waits" if self.pending_batches == 1 else "wait"
+                return f"the pipeline is full: {batches} ({mib:,.1f} MiB) {verb}"
 
 
 class _Versioned(msgspec.Struct):
