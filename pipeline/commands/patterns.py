@@ -102,5 +102,5 @@ def _found(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
 
 
 def _bars(trend: list[int]) -> str:
-    most = max(trend, default=0) or 1
-    return "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in trend)
+    highest = max(trend, default=0) or 1
+    return "".join(BARS[-(-count * (len(BARS) - 1) // highest)] for count in trend)

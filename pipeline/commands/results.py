@@ -25,7 +25,7 @@ from pipeline.sinks.results import readable
 from pipeline.units import chance, listed, time_of
 
 # Neighbours in a source are not further away in time: else months are read for five lines.
-NEAR: Final = timedelta(days=1)
+NEIGHBOURHOOD: Final = timedelta(days=1)
 # The flags that choose lines, in the order of a sentence that names them.
 _CHOOSING = ("workload", "level", "text", "template", "since", "until", "anomalous")
 
@@ -57,8 +57,8 @@ def _print_files(args: argparse.Namespace, settings: Settings) -> int:
     """One file in a line. Files of which some rows are no results any more are rewritten first."""
     if "parquet" not in settings.data.sinks:
         raise BadInput("results lie in OpenSearch (sinks); there are no files")
-    if given := [name for name in _CHOOSING if getattr(args, name)]:
-        raise BadInput(f"`results files` lists all files; leave out --{given[0]}")
+    if filters := [name for name in _CHOOSING if getattr(args, name)]:
+        raise BadInput(f"`results files` lists all files; leave out --{filters[0]}")
     sink = parquet_of(settings)
     rewrite_dropped(sink)
     names = [_location(sink, part) for part in sink.parts()]
@@ -133,8 +133,8 @@ def _beside(sink: ParquetSink, hits: pl.DataFrame) -> pl.LazyFrame:
     first, last = hits["timestamp"].min(), hits["timestamp"].max()
     if not isinstance(first, datetime) or not isinstance(last, datetime):
         return sink.scan()
-    near = sink.scan(since=first - NEAR, until=last + NEAR, workloads=names)
-    return near.filter(pl.col("workload").is_in(names))
+    neighbours = sink.scan(since=first - NEIGHBOURHOOD, until=last + NEIGHBOURHOOD, workloads=names)
+    return neighbours.filter(pl.col("workload").is_in(names))
 
 
 def _of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[str]) -> ResultQuery:

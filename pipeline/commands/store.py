@@ -50,7 +50,8 @@ def main(args: argparse.Namespace) -> int:
     )
     if of is not None:
         console.print(
-            f"results   {plural(of['rows'], 'record')} in {plural(of['files'], 'file')}, {size(of['bytes'] // 2**20)}",
+            f"results   {plural(of['rows'], 'record')} in {plural(of['files'], 'file')}, "
+            f"{size(of['bytes'] // 2**20)}",
             markup=False,
         )
     for version in unreadable:

@@ -46,9 +46,10 @@ class Intake:
         `skip`: only counts the lines. `backfill`: the batch waits behind fresh ones and leaves room for them.
         `after`: the cursor that the batch continues from, "" for none; None: not compared.
 
-        Raises BadInput when the id is known with other content, CursorMoved when the cursor is not `after`,
-        RedisUnavailable when Redis cannot take the batch, or fewer than `redis_replicas_ack` replicas have a
-        push: sent again under its id it is a duplicate, or new to another master.
+        Raises BadInput when the id is known with other content, and CursorMoved when the cursor is not
+        `after`. Raises RedisUnavailable when Redis cannot take the batch, or when fewer than
+        `redis_replicas_ack` replicas have a push. Sent again under its id, the batch is then a duplicate, or
+        new to another master.
         """
         k, s, bid = self.keys, self.store.settings, batch.batch_id
         if HALF in bid:

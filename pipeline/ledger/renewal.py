@@ -44,7 +44,7 @@ class ClaimRenewal:
         with self._lock:
             self._claims.pop(claim.batch_id, None)
 
-    def ours(self, claim: Claim) -> bool:
+    def owns(self, claim: Claim) -> bool:
         """True when the claim was ours at the last renewal."""
         return claim.batch_id not in self._lost
 
@@ -69,12 +69,12 @@ class ClaimRenewal:
             if self._stop.wait(wait_s):
                 return
             self._left_s -= wait_s
-            ours = [claim for claim in self.claims() if claim.batch_id not in self._lost]
+            claims = [claim for claim in self.claims() if claim.batch_id not in self._lost]
             try:
-                answers = self._renew(ours) if ours else ()
+                answers = self._renew(claims) if claims else ()
             except RedisUnavailable:
                 self._left_s += wait_s  # Redis may be back before the claims expire
                 continue
-            self._lost |= {claim.batch_id for claim, still in zip(ours, answers, strict=True) if not still}
+            self._lost |= {claim.batch_id for claim, still in zip(claims, answers, strict=True) if not still}
         if not self._stop.is_set() and (claims := self.claims()):
             self._on_timeout(claims)

@@ -1,8 +1,8 @@
 """Model versions in the store, and this machine's copies of them.
 
-    versions/<version>/manifest.json    created once, after the artifacts that it names
-    versions/<version>/note.json        the fate of the version; may be written again
-    artifacts/..                        the files of all versions by their hash (store/artifacts.py)
+    versions/<version>/manifest.json    Created once, after the artifacts that it names.
+    versions/<version>/note.json        The fate of the version; it may be written again.
+    artifacts/..                        The files of all versions by their hash (store/artifacts.py).
 
 A copy is a folder below the data directory. It is fetched once per machine, however many processes ask
 (single-flight by a file lock), and only whole copies get their name. Copies that nobody used lately are

@@ -44,8 +44,8 @@ class Cells:
         urls = raw.get("cells")
         if set(raw) != {"cells"} or not isinstance(urls, dict) or "" not in urls:
             raise BadSetting(
-                f"the cells file {path} has to hold one table [cells] of prefixes and addresses, and in it the "
-                'line "" = "redis://host:6379/0" for other workloads'
+                f"the cells file {path} has to hold one table [cells] of prefixes and addresses, and in it "
+                'the line "" = "redis://host:6379/0" for other workloads'
             )
         for prefix, url in urls.items():
             try:

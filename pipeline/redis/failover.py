@@ -88,20 +88,20 @@ def checks(settings: Settings, client: "redis.Redis") -> list[dict[str, Any]]:
     return [*rows, _replica_row(found, needed), _limit_row(found)]
 
 
-def _sentinel_row(seen: Sequence[SentinelView]) -> dict[str, Any]:
-    answering = [view for view in seen if not view.trouble]
+def _sentinel_row(views: Sequence[SentinelView]) -> dict[str, Any]:
+    answering = [view for view in views if not view.trouble]
     masters = sorted({view.master for view in answering})
     quorum = max((view.quorum for view in answering), default=0)
-    known = max((view.sentinels for view in answering), default=0)
-    trouble = [f"{view.name} {view.trouble}" for view in seen if view.trouble]
+    peers = max((view.sentinels for view in answering), default=0)
+    trouble = [f"{view.name} {view.trouble}" for view in views if view.trouble]
     if len(masters) > 1:
         trouble.append(f"they name different masters: {', '.join(masters)}")
-    if known < 3:
-        trouble.append(f"they know of {plural(known, 'sentinel')}: run three on three machines")
-    if not known // 2 < quorum <= known:
-        trouble.append(f"a quorum of {quorum} of {known} is no majority; set {known // 2 + 1}")
+    if peers < 3:
+        trouble.append(f"they know of {plural(peers, 'sentinel')}: run three on three machines")
+    if not peers // 2 < quorum <= peers:
+        trouble.append(f"a quorum of {quorum} of {peers} is no majority; set {peers // 2 + 1}")
     text = (
-        f"{len(answering)} of {len(seen)} answer, quorum {quorum}, master {', '.join(masters) or 'unknown'}"
+        f"{len(answering)} of {len(views)} answer, quorum {quorum}, master {', '.join(masters) or 'unknown'}"
     )
     return _row("sentinels", text, trouble)
 

@@ -57,7 +57,8 @@ class Scripts:
         if int(count) < replicas:
             drop_idle()  # this may be a master that was replaced
             raise RedisUnavailable(
-                f"only {count} of {replicas} replicas have acknowledged within {ACK_MS} ms; it has to be repeated"
+                f"only {count} of {replicas} replicas have acknowledged within {ACK_MS} ms; it has to be "
+                "repeated"
             )
         return answer
 

@@ -20,7 +20,8 @@ class Sentinels(Sentinel):
 
     def __init__(self, address: SentinelAddress, moved: Callable[[], None] = lambda: None) -> None:
         """`moved` is called when another master is named than before."""
-        super().__init__(address.sentinels, sentinel_kwargs=sentinel_options(address))  # type: ignore[no-untyped-call]
+        options = sentinel_options(address)
+        super().__init__(address.sentinels, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
         self._names = [f"{host}:{port}" for host, port in address.sentinels]
         self._first = 0  # the one that answered last
         self._moved, self._master = moved, ("", 0)

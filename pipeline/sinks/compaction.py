@@ -38,27 +38,27 @@ from pipeline.sinks.rollups import put_rollup
 
 # Parts of level 0 that begin a merge: a query reads a hundred small files about as fast as one large one.
 MERGE_PARTS: Final = 64
-MERGE_AGE_S: Final = 2.0  # younger commits may be in the hands of their writers
+MERGE_AGE_S: Final = 2.0  # Younger commits may be in the hands of their writers.
 # What is read at once: about 1 GiB of memory for lines of usual length.
 MAX_ROWS: Final = 1_000_000
-MAX_BYTES: Final = 64 << 20  # compressed
-SEAL_AGE_S: Final = 600.0  # past the time in which Redis may forget a batch (sinks/forgotten.py)
-SEAL_AFTER_S: Final = 3_600.0  # an older part is sealed however few rows there are
+MAX_BYTES: Final = 64 << 20  # Compressed.
+SEAL_AGE_S: Final = 600.0  # Past the time in which Redis may forget a batch (sinks/forgotten.py).
+SEAL_AFTER_S: Final = 3_600.0  # An older part is sealed however few rows there are.
 # Parts of level 1 that cannot be sealed are merged among themselves when there are so many.
 WAITING_PARTS: Final = 32
 VOID_AFTER_S: Final = 60.0
 GRACE_S: Final = 1_800.0
 ORPHAN_S: Final = 7_200.0
-GONE: Final = f"{PREFIX}gone/"
+NOTES: Final = f"{PREFIX}gone/"
 
 
 class Fate(StrEnum):
     """What may still become of a stored batch."""
 
-    FINAL = "final"  # nothing
-    WAITS = "waits"  # committed, and scored again once there is a model
-    OPEN = "open"  # its commit is not done, or it may be stored again under other ids
-    VOID = "void"  # given up: its rows are left of a worker that died
+    FINAL = "final"  # Nothing.
+    WAITS = "waits"  # It is committed, and scored again once there is a model.
+    OPEN = "open"  # Its commit is not done, or it may be stored again under other ids.
+    VOID = "void"  # It was given up; its rows are left of a worker that died.
 
 
 Fates = Callable[[Sequence[str]], Sequence[Fate]]
@@ -103,18 +103,18 @@ class Compactor:
         """Merges, seals, expires and removes what is due.
 
         Raises SinkUnavailable, StoreUnavailable, BadPayload."""
-        done = Round()
+        tally = Round()
         for group in self._merges(self.sink.manifest()):
-            self.merge(group, done)
+            self.merge(group, tally)
         if self._due("seal", 30.0):
             for group, seal in self._seals(self.sink.manifest()):
-                (self._seal if seal else self.merge)(group, done)
+                (self._seal if seal else self.merge)(group, tally)
         if self._due("expire", 60.0):
-            self._expire(self.sink.manifest(), done)
-            self._remove_gone(done)
+            self._expire(self.sink.manifest(), tally)
+            self._remove_gone(tally)
         if self._due("orphans", 900.0):
-            self._remove_orphans(done)
-        return done
+            self._remove_orphans(tally)
+        return tally
 
     def _due(self, name: str, every_s: float) -> bool:
         """True once in so many seconds: these looks ask the ledger about many batches, or list the store."""
@@ -135,9 +135,9 @@ class Compactor:
             part for part in loose if self._age_s(part) > MERGE_AGE_S and not self._open(part)
         ] if len(loose) >= MERGE_PARTS else []  # fmt: skip
         groups = [group for group in _grouped(ready) if len(group) > 1]
-        taken = {part.name for group in groups for part in group}
-        left = [part for part in dead if part.name not in taken]
-        return [*groups, left] if left else groups
+        grouped = {part.name for group in groups for part in group}
+        void_parts = [part for part in dead if part.name not in grouped]
+        return [*groups, void_parts] if void_parts else groups
 
     def _seals(self, now: ResultManifest) -> list[tuple[list[Part], bool]]:
         """Groups of parts of one day each, and whether they can be sealed or only be merged."""
@@ -181,12 +181,12 @@ class Compactor:
 
     # Rewriting
 
-    def merge(self, group: list[Part], done: Round) -> None:
+    def merge(self, group: list[Part], tally: Round) -> None:
         """Parts of one day as one part of level 1 that still knows its batches; parts without rows vanish."""
-        gone = self._note_gone(group)
+        note = self._note_gone(group)
         live = [part for part in group if part.live]
         if not live:
-            done.merged += len(group) if self.sink.replace_parts(group, [], gone=gone) else 0
+            tally.merged += len(group) if self.sink.replace_parts(group, [], note=note) else 0
             return
         entries = [entry for part in live for entry in _live_entries(part, self.sink.batches(part))]
         frame = pl.concat([self.sink.files.read(part) for part in live])
@@ -195,14 +195,14 @@ class Compactor:
         )
         name = f"{PREFIX}index/{uuid.uuid4().hex}.json"
         self.sink.objects.put(name, packed(Index(batches=tuple(entries))))
-        if self.sink.replace_parts(group, [msgspec.structs.replace(new, index=name)], gone=gone):
-            done.merged += len(group)
-            done.rows += frame.height
+        if self.sink.replace_parts(group, [msgspec.structs.replace(new, index=name)], note=note):
+            tally.merged += len(group)
+            tally.rows += frame.height
 
-    def _seal(self, group: list[Part], done: Round) -> None:
+    def _seal(self, group: list[Part], tally: Round) -> None:
         """Parts of one day as one sorted part that is final."""
         before = self.sink.manifest().days.get(group[0].day)
-        gone = self._note_gone(group, *([before.name] if before else []))
+        note = self._note_gone(group, *([before.name] if before else []))
         frame = pl.concat([self.sink.files.read(part) for part in group]).sort(
             "workload", "template_id", "timestamp", maintain_order=True
         )
@@ -210,20 +210,20 @@ class Compactor:
             frame, day=group[0].day, level=SEALED, written_ms=max(part.written_ms for part in group)
         )
         new = msgspec.structs.replace(new, rates=put_rollup(self.sink, frame, new.day))
-        if self.sink.replace_parts(group, [new], seal=True, gone=gone):
-            done.merged += len(group)
-            done.rows += frame.height
+        if self.sink.replace_parts(group, [new], seal=True, note=note):
+            tally.merged += len(group)
+            tally.rows += frame.height
 
     def _note_gone(self, group: Iterable[Part], *more: str) -> str:
         """The object that names files which are about to be replaced."""
-        name = f"{GONE}{int(self._now() * 1000)}-{uuid.uuid4().hex}"
+        name = f"{NOTES}{int(self._now() * 1000)}-{uuid.uuid4().hex}"
         files = [*more, *(key for part in group for key in part.objects)]
         self.sink.objects.put(name, "\n".join(files).encode())
         return name
 
     # Removing
 
-    def _expire(self, now: ResultManifest, done: Round) -> None:
+    def _expire(self, now: ResultManifest, tally: Round) -> None:
         """Drops days of sealed parts past the retention, and the oldest ones where there are too many bytes.
 
         An import of old records stays as long as records of today: the later of both times counts."""
@@ -247,27 +247,27 @@ class Compactor:
         self._note_gone(files, *(day.name for day in out.values()))
 
         def edit(latest: ResultManifest) -> ResultManifest | None:
-            left = {key: day for key, day in latest.days.items() if out.get(key) != day}
-            return latest.edited(days=left) if len(left) < len(latest.days) else None
+            days = {key: day for key, day in latest.days.items() if out.get(key) != day}
+            return latest.edited(days=days) if len(days) < len(latest.days) else None
 
         self.sink.change(edit)
-        done.expired += len(files)
+        tally.expired += len(files)
         logger().info("results.expired", days=sorted(out), parts=len(files))
 
-    def _remove_gone(self, done: Round) -> None:
+    def _remove_gone(self, tally: Round) -> None:
         """Removes replaced files whose readers are done."""
-        due = [one for one in self.sink.objects.found(GONE) if self._now() - _noted_s(one.key) > GRACE_S]
+        due = [one for one in self.sink.objects.found(NOTES) if self._now() - _noted_s(one.key) > GRACE_S]
         if not due:
             return
-        kept = kept_keys(self.sink)
+        needed = kept_keys(self.sink)
         for one in due:
             for key in (self.sink.objects.get(one.key) or b"").decode().split("\n"):
-                if key and key not in kept:
+                if key and key not in needed:
                     self.sink.objects.delete(key)
-                    done.removed += 1
+                    tally.removed += 1
             self.sink.objects.delete(one.key)
 
-    def _remove_orphans(self, done: Round) -> None:
+    def _remove_orphans(self, tally: Round) -> None:
         """Removes files that no manifest names and that are too old to belong to a swap under way."""
         old = self._now() - ORPHAN_S
         found = [
@@ -279,14 +279,14 @@ class Compactor:
         if found:
             noted = {
                 key
-                for one in self.sink.objects.found(GONE)
+                for one in self.sink.objects.found(NOTES)
                 for key in (self.sink.objects.get(one.key) or b"").decode().split("\n")
             }
-            kept = kept_keys(self.sink)
+            needed = kept_keys(self.sink)
             for key in found:
-                if key not in kept and key not in noted:
+                if key not in needed and key not in noted:
                     self.sink.objects.delete(key)
-                    done.removed += 1
+                    tally.removed += 1
         self.sink.objects.sweep(PREFIX)
 
 
@@ -306,7 +306,7 @@ def rewrite_dropped(sink: ParquetSink) -> None:
 
     Raises SinkUnavailable, StoreUnavailable."""
     compactor = Compactor(sink, lambda ids: [Fate.OPEN] * len(ids))
-    for group in _grouped([part for part in sink.manifest().parts if part.dropped], whole=False):
+    for group in _grouped([part for part in sink.manifest().parts if part.dropped], live_only=False):
         compactor.merge(group, Round())
 
 
@@ -315,21 +315,21 @@ def vacuum(sink: ParquetSink) -> None:
 
     Raises SinkUnavailable, StoreUnavailable."""
     rewrite_dropped(sink)
-    kept = kept_keys(sink)
+    needed = kept_keys(sink)
     for folder in ("lines", "rates_1h", "index", "days", "gone"):
         for one in list(sink.objects.found(f"{PREFIX}{folder}/")):
-            if one.key not in kept:
+            if one.key not in needed:
                 sink.objects.delete(one.key)
 
 
-def _grouped(parts: Iterable[Part], *, whole: bool = True) -> list[list[Part]]:
+def _grouped(parts: Iterable[Part], *, live_only: bool = True) -> list[list[Part]]:
     """Parts of one day together, as many as may be read at once, in the order of their commits.
 
-    `whole`: False keeps parts without rows in a group of their own day as well."""
+    `live_only`: False keeps parts without rows in a group of their own day as well."""
     groups: list[list[Part]] = []
     rows = size = 0
     for part in sorted(parts, key=lambda one: (one.day, one.written_ms, one.name)):
-        if whole and not part.live:
+        if live_only and not part.live:
             continue
         fits = groups and groups[-1][0].day == part.day
         if not fits or rows + part.live > MAX_ROWS or size + part.bytes > MAX_BYTES:
@@ -346,9 +346,9 @@ def _live_entries(part: Part, batches: Sequence[IndexEntry]) -> list[IndexEntry]
     for entry, (start, stop) in zip(
         batches, spans((b.batch_id, b.rows) for b in batches).values(), strict=True
     ):
-        left = stop - start - sum(max(0, min(stop, b) - max(start, a)) for a, b in part.dropped)
-        if left:
-            found.append(IndexEntry(entry.batch_id, left, entry.written_ms))
+        remaining = stop - start - sum(max(0, min(stop, b) - max(start, a)) for a, b in part.dropped)
+        if remaining:
+            found.append(IndexEntry(entry.batch_id, remaining, entry.written_ms))
     return found
 
 
@@ -358,6 +358,6 @@ def _newest_s(day: Day) -> float:
 
 def _noted_s(key: str) -> float:
     try:
-        return int(key.removeprefix(GONE).partition("-")[0]) / 1000
+        return int(key.removeprefix(NOTES).partition("-")[0]) / 1000
     except ValueError:
         raise StoreUnavailable(f"{key} is no note of replaced files; remove it") from None

@@ -15,12 +15,12 @@ def compactor_of(
     settings: Settings, purpose: Purpose, backlog: Backlog, forgotten: Forgotten | None
 ) -> Compactor:
     """Compaction of the results of a purpose; a baseline stays for ever."""
-    kept = kept_results(settings.data.results_keep) if purpose is Purpose.SCORE else {}
-    size = kept.get("size")
+    limits = kept_results(settings.data.results_keep) if purpose is Purpose.SCORE else {}
+    size = limits.get("size")
     return Compactor(
         parquet_of(settings, purpose),
         fates_of(backlog, forgotten),
-        Retention(keep_s=kept.get("lines"), max_bytes=None if size is None else int(size)),
+        Retention(keep_s=limits.get("lines"), max_bytes=None if size is None else int(size)),
     )
 
 

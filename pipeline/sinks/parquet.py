@@ -103,7 +103,7 @@ class ParquetSink:
                     return rows if rows["workload"][0] == workload else None
         return None
 
-    def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:  # noqa: ARG002 - ids are unique
+    def remove(self, batch_id: str, workload: str, *, last: Last = at_once) -> None:  # noqa: ARG002
         """Removes the results of a batch. Raises SinkUnavailable and the errors of `last`."""
         with self._explained():
             # Also where nothing is to be removed: a stalled writer of this batch must lose its swap.
@@ -139,20 +139,20 @@ class ParquetSink:
         """Removes these records (None: all) of a batch; True if none of it is left.
 
         Of a damaged file a batch only goes as a whole. Raises SinkUnavailable and the errors of `last`."""
-        left = 0
+        remaining = 0
 
         def edit(now: ResultManifest) -> ResultManifest | None:
-            nonlocal left
-            left, out = 0, []
+            nonlocal remaining
+            remaining, out = 0, []
             for part, span in self._places(now, [batch_id]):
-                taken = self._rows_of(part, span, record_ids)
-                left += _live_in(part.dropping(taken), span)
-                out += [(part, one) for one in taken]
+                ranges = self._rows_of(part, span, record_ids)
+                remaining += _live_in(part.dropping(ranges), span)
+                out += [(part, one) for one in ranges]
             return now.edited(parts=self._less(now, out)) if out else None
 
         with self._explained():
             self._change(edit, last)
-        return left == 0
+        return remaining == 0
 
     # Reading
 
@@ -233,24 +233,24 @@ class ParquetSink:
     # Changes of the manifest
 
     def replace_parts(
-        self, old: Sequence[Part], new: Sequence[Part], *, seal: bool = False, gone: str = ""
+        self, old: Sequence[Part], new: Sequence[Part], *, seal: bool = False, note: str = ""
     ) -> bool:
         """Swaps parts of the manifest for others; False if one of the old ones has changed meanwhile.
 
         `seal`: the new ones are sealed. `gone`: an object that names the old files, for the sweep. Raises
         SinkUnavailable."""
-        done = False
+        unchanged = False
 
         def edit(now: ResultManifest) -> ResultManifest | None:
-            nonlocal done
+            nonlocal unchanged
             there = {part.name: part for part in now.parts}
-            done = all(there.get(part.name) == part for part in old)
-            if not done:
+            unchanged = all(there.get(part.name) == part for part in old)
+            if not unchanged:
                 return None
             out = {part.name for part in old}
-            kept = [part for part in now.parts if part.name not in out]
+            others = [part for part in now.parts if part.name not in out]
             if not seal:
-                return now.edited(parts=[*kept, *new])
+                return now.edited(parts=[*others, *new])
             days = dict(now.days)
             for day in {part.day for part in new}:
                 before = self.sealed(days[day].name) if day in days else ()
@@ -258,14 +258,14 @@ class ParquetSink:
                 name = f"{PREFIX}days/{day}-{now.edits + 1}-{random.getrandbits(32):08x}.json"
                 self.objects.put(name, packed(SealedParts(parts=listed)))
                 days[day] = day_of(name, listed)
-            return now.edited(parts=kept, days=days)
+            return now.edited(parts=others, days=days)
 
         with self._explained():
             self._change(edit, at_once)
-        if not done and gone:
+        if not unchanged and note:
             with suppress(StoreUnavailable):
-                self.objects.delete(gone)
-        return done
+                self.objects.delete(note)
+        return unchanged
 
     def change(self, edit: Edit) -> None:
         """Swaps the manifest for an edited one. Raises SinkUnavailable."""
@@ -297,8 +297,8 @@ class ParquetSink:
             self._held, fresh = None, False
             if time.monotonic() > until:
                 raise StoreUnavailable(
-                    f"the store {self.objects.url} has so many writers that none of {SWAP_S:g} s came through; use "
-                    "fewer store processes"
+                    f"the store {self.objects.url} has so many writers that none of {SWAP_S:g} s came "
+                    "through; use fewer store processes"
                 )
             if not isinstance(self.objects, Folder):
                 time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - no secret
@@ -382,9 +382,11 @@ class ParquetSink:
             why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
             url = self.objects.url
             raise SinkUnavailable(
-                f"results cannot be read from {url} ({why}); give the right to read them, or bring the store back"
+                f"results cannot be read from {url} ({why}); give the right to read them, or bring the store "
+                "back"
                 if reading
-                else f"results cannot be written to {url} ({why}); nothing is lost and writing goes on by itself"
+                else f"results cannot be written to {url} ({why}); nothing is lost and writing goes on by "
+                "itself"
             ) from exc
 
 

@@ -75,14 +75,14 @@ class PartFiles:
             self._make_room(size)
             temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex[:12]}.part")
             try:
-                if self.objects.fetch(name, temporary, most=size):
+                if self.objects.fetch(name, temporary, max_bytes=size):
                     temporary.replace(place)
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as exc:
             raise StoreUnavailable(
-                f"copies of {self.objects.url} cannot be written to {self._cache} ({exc.strerror or exc}); free "
-                "space or fix the rights there"
+                f"copies of {self.objects.url} cannot be written to {self._cache} ({exc.strerror or exc}); "
+                "free space or fix the rights there"
             ) from exc
         return place
 

@@ -23,8 +23,9 @@ def readable(results: Path | ParquetSink) -> Iterator[None]:
         yield
     except pl.exceptions.PolarsError as exc:
         place = next((file for file in _files(results) if not _intact(file)), results)
+        where = place if isinstance(place, Path) else place.objects.url
         raise BadPayload(
-            f"results cannot be read from {place if isinstance(place, Path) else place.objects.url} ({exc}); remove the damaged file and run again"
+            f"results cannot be read from {where} ({exc}); remove the damaged file and run again"
         ) from exc
 
 

@@ -119,12 +119,12 @@ class Elements:
         self._cut(self._kind, final=final)
         if final and self.rest is None:
             self._close()
-        return self._taken()
+        return self._take_ready()
 
     def flush(self) -> pl.DataFrame:
         """The last whole element; the separators behind it then count for the next one."""
         self._release()
-        return self._taken()
+        return self._take_ready()
 
     # Cutting
 
@@ -222,13 +222,13 @@ class Elements:
         line, at = self._newlines + 1, self._at
         data = self._data[at:end]
         text = decode(data)
-        most = len(data)
-        if most > self._cap // 4 and len(text.encode()) > self._cap:
+        room = len(data)
+        if room > self._cap // 4 and len(text.encode()) > self._cap:
             # an escape is four characters for one byte
-            most = self._cap if len(text.encode()) == most else self._cap // 4
+            room = self._cap if len(text.encode()) == room else self._cap // 4
         while at < end:
-            cut = end if end - at <= most else cut_between_characters(self._data, at, most)
-            piece = text if most == len(data) else decode(self._data[at:cut])
+            cut = end if end - at <= room else cut_between_characters(self._data, at, room)
+            piece = text if room == len(data) else decode(self._data[at:cut])
             self._advance(cut)
             self._held.append(_Row(raw=_text(piece), line=line, end=self.offset))
             at = cut
@@ -257,7 +257,7 @@ class Elements:
         self._release()
         self.rest, self._data, self._at = self._data[self._at :], b"", 0
 
-    def _taken(self) -> pl.DataFrame:
+    def _take_ready(self) -> pl.DataFrame:
         rows, self._rows = self._rows, []
         return _frame(rows)
 

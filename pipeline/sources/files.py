@@ -25,9 +25,9 @@ from pipeline.units import plural
 
 BLOCK_BYTES: Final = 1024 * 1024
 IDENTITY_BYTES: Final = 256
-HEAD_BYTES: Final = 4096  # tell whether offsets in the text are those of the file
-STREAM: Final = "stream"  # the identity of pipes, which cannot be read twice
-MOST_COPIED: Final = 2 << 30  # bytes of a zip on standard input, which is read from its end
+HEAD_BYTES: Final = 4096  # They tell whether offsets in the text are those of the file.
+STREAM: Final = "stream"  # The identity of pipes, which cannot be read twice.
+MOST_COPIED: Final = 2 << 30  # Bytes of a zip on standard input, which is read from its end.
 _GLOB_MARKS: Final = frozenset("*?[")
 
 

@@ -336,9 +336,9 @@ def _dated(records: pl.DataFrame, arrival: pl.Expr) -> pl.DataFrame:
     )
 
 
-def _filled(given: pl.Series, found: pl.Series) -> pl.Series:
+def _filled(texts: pl.Series, found: pl.Series) -> pl.Series:
     """`given` with its nulls filled from `found`."""
-    return found if given.null_count() == given.len() else given.zip_with(given.is_not_null(), found)
+    return found if texts.null_count() == texts.len() else texts.zip_with(texts.is_not_null(), found)
 
 
 def _ordered(formats: tuple[str, ...]) -> tuple[str, ...]:
@@ -427,7 +427,7 @@ def _parse_wrapped(
     wrapped = unwrap(raw, name, arrived=arrived, zone=zone)
     texts = wrapped["inner"]
     found = _parse_text(texts.fill_null(""), inner, arrived=arrived, zone=zone)
-    given = [
+    columns = [
         _filled(wrapped["timestamp"], found["timestamp"]).alias("timestamp"),
         *(
             _filled(found[column], wrapped[column]).alias(column)
@@ -436,7 +436,7 @@ def _parse_wrapped(
         ),
         found["message"].set(texts.is_null(), None),
     ]
-    return found.with_columns(given)
+    return found.with_columns(columns)
 
 
 def _parse_format(raw: pl.Series, form: Format, *, arrived: datetime, zone: str) -> pl.DataFrame | None:

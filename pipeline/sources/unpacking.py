@@ -183,12 +183,12 @@ class _Frames:
         return data
 
     def _decompress(self, size: int) -> bytes:
-        given, self._input.bytes = (
+        piece, self._input.bytes = (
             (self._input.bytes, b"") if self._frame.needs_input else (b"", self._input.bytes)
         )
         try:
             # Little at once: a failed call returns none of what it unpacked.
-            return bytes(self._frame.decompress(given, min(size, BLOCK_BYTES)))
+            return bytes(self._frame.decompress(piece, min(size, BLOCK_BYTES)))
         except (OSError, EOFError, lzma.LZMAError, MemoryError) as exc:
             self._failure = damaged(self._name, exc)
             raise self._failure from exc

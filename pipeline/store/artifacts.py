@@ -32,7 +32,7 @@ class Artifacts:
 
     def fetch(self, sha256: str, size: int, to: Path) -> None:
         """Writes the artifact to a file. Raises BadBundle when it is missing or differs from its hash."""
-        if not self.objects.fetch(_key(sha256), to, most=size):
+        if not self.objects.fetch(_key(sha256), to, max_bytes=size):
             raise BadBundle(
                 f"the store {self.objects.url} lacks the artifact {sha256[:16]}; publish it again"
             )
@@ -50,15 +50,15 @@ class Artifacts:
     def sweep(self, named: Collection[str], *, grace_s: float = GRACE_S) -> int:
         """Removes the artifacts older than `grace_s` that no manifest names; returns their number."""
         old = time.time() - grace_s
-        gone = [
+        unused = [
             one.key
             for one in self.objects.found(PREFIX)
             if one.changed < old and one.key.rpartition("/")[2] not in named
         ]
-        for key in gone:
+        for key in unused:
             self.objects.delete(key)
         self.objects.sweep(PREFIX)
-        return len(gone)
+        return len(unused)
 
 
 def _key(sha256: str) -> str:

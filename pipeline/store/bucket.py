@@ -49,7 +49,7 @@ class Bucket:
             except (NotFoundError, FileNotFoundError):
                 return None
 
-    def fetch(self, key: str, to: Path, *, most: int) -> bool:
+    def fetch(self, key: str, to: Path, *, max_bytes: int) -> bool:
         with self._explained():
             try:
                 answer = obstore.get(self._store, checked(key))
@@ -60,7 +60,7 @@ class Bucket:
                 for piece in answer.stream(min_chunk_size=1 << 20):
                     read += len(piece)
                     out.write(piece)
-                    if read > most:
+                    if read > max_bytes:
                         break
         return True
 
@@ -127,6 +127,6 @@ class Bucket:
         except (BaseError, OSError) as exc:
             why = " ".join(str(exc).partition("Debug source")[0].split())[:300]
             raise StoreUnavailable(
-                f"the store {self.url} does not take or give objects ({why}); look at AWS_ENDPOINT_URL, the keys "
-                "of AWS_ACCESS_KEY_ID, and the bucket"
+                f"the store {self.url} does not take or give objects ({why}); look at AWS_ENDPOINT_URL, the "
+                "keys of AWS_ACCESS_KEY_ID, and the bucket"
             ) from exc

@@ -40,17 +40,17 @@ class Folder:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-    def fetch(self, key: str, to: Path, *, most: int) -> bool:
+    def fetch(self, key: str, to: Path, *, max_bytes: int) -> bool:
         with self._explained("read"):
             try:
                 source = (self.root / checked(key)).open("rb")
             except (FileNotFoundError, NotADirectoryError):
                 return False
             with source, to.open("wb") as out:
-                left = most + 1
-                while left > 0 and (piece := source.read(min(left, 1 << 20))):
+                remaining = max_bytes + 1
+                while remaining > 0 and (piece := source.read(min(remaining, 1 << 20))):
                     out.write(piece)
-                    left -= len(piece)
+                    remaining -= len(piece)
         return True
 
     def create(self, key: str, content: bytes | Path) -> bool:
@@ -133,13 +133,13 @@ class Folder:
             temporary.unlink(missing_ok=True)
 
     @contextmanager
-    def _explained(self, done: str) -> Iterator[None]:
+    def _explained(self, action: str) -> Iterator[None]:
         try:
             yield
         except OSError as exc:
             raise StoreUnavailable(
-                f"the store {self.url} cannot be {done} ({exc.strerror or exc}); free space, fix the rights, or "
-                "mount it there"
+                f"the store {self.url} cannot be {action} ({exc.strerror or exc}); free space, fix the "
+                "rights, or mount it there"
             ) from exc
 
 

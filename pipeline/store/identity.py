@@ -28,8 +28,8 @@ def identity(objects: Objects, *, make: bool = True) -> Identity | None:
     if raw is None:
         if not make:
             return None
-        own = Identity(id=uuid4().hex, made=datetime.now(UTC).isoformat(timespec="seconds"))
-        objects.create(KEY, msgspec.json.encode(own))
+        fresh = Identity(id=uuid4().hex, made=datetime.now(UTC).isoformat(timespec="seconds"))
+        objects.create(KEY, msgspec.json.encode(fresh))
         raw = objects.get(KEY) or b""  # of several that begin, one has named it
     try:
         return msgspec.json.decode(raw, type=Identity)

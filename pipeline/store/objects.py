@@ -2,7 +2,7 @@
 
 A key is a relative path with `/`. An object is whole or absent, never half. `create` writes only where
 nothing is: of several creators exactly one wins, by a hard link in a folder and by `If-None-Match: *` in a
-bucket. `swap` is a compare-and-set on the tag of an object: of several writers that read the same object one
+bucket. `swap` is a compare-and-set on the tag of an object. Of several writers that read the same object one
 wins, by a lock in a folder and by `If-Match` in a bucket. Both kinds pass the same contract suite
 (tests/store/test_objects.py).
 """
@@ -38,8 +38,8 @@ class Objects(Protocol):
     def get(self, key: str) -> bytes | None:
         """The object, None where there is none."""
 
-    def fetch(self, key: str, to: Path, *, most: int) -> bool:
-        """Writes the object to a file; False where there is none. No more than `most` + 1 bytes are read."""
+    def fetch(self, key: str, to: Path, *, max_bytes: int) -> bool:
+        """Writes the object to a file; False where there is none. No more than `max_bytes` + 1 are read."""
 
     def create(self, key: str, content: bytes | Path) -> bool:
         """Writes a new object and keeps an existing one; False if there was one.
@@ -82,14 +82,14 @@ def probe(objects: Objects) -> None:
     try:
         first = objects.create(key, b"first")
         second = objects.create(key, b"second")
-        kept = objects.tagged(key)
-        tag = kept[1] if kept is not None else ""
+        probe = objects.tagged(key)
+        tag = probe[1] if probe is not None else ""
         third = objects.swap(key, b"third", tag)
         fourth = objects.swap(key, b"fourth", tag)
         last = objects.get(key)
     finally:
         objects.delete(key)
-    if not first or second or kept is None or kept[0] != b"first":
+    if not first or second or probe is None or probe[0] != b"first":
         _refuse(objects, "If-None-Match")
     if third is None or fourth is not None or last != b"third":
         _refuse(objects, "If-Match")

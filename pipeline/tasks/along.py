@@ -24,13 +24,13 @@ def alone(context: Context, claim: Claim) -> bool:
 
 
 def claim_others(
-    context: Context, claim: Claim, holding: ClaimRenewal, *, stage: Stage, queue: str, most: int
+    context: Context, claim: Claim, holding: ClaimRenewal, *, stage: Stage, queue: str, limit: int
 ) -> Iterator[Claim]:
     """Batches behind this one in its queue and class, each claimed when the caller asks for it.
 
     They are those that wait now: a worker that is told to end meanwhile takes no later ones along."""
     try:
-        waiting = context.submit.next_ids(queue, most, backfill=claim.backfill)
+        waiting = context.submit.next_ids(queue, limit, backfill=claim.backfill)
     except RedisUnavailable:
         waiting = []  # the next call to Redis reports it
     return _claims(context, holding, stage, waiting)

@@ -43,14 +43,14 @@ def compact(context: Context) -> None:
             if forgotten is not None:
                 forgotten.look()
             with context.at_sink(purpose):
-                done = compactor.round()
-            if done.merged or done.removed or done.expired:
+                tally = compactor.round()
+            if tally.merged or tally.removed or tally.expired:
                 logger(purpose=purpose.value).info(
                     "results.compacted",
-                    parts=done.merged,
-                    rows=done.rows,
-                    removed=done.removed,
-                    expired=done.expired,
+                    parts=tally.merged,
+                    rows=tally.rows,
+                    removed=tally.removed,
+                    expired=tally.expired,
                 )
 
 

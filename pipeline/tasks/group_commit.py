@@ -61,7 +61,7 @@ def commit_together(
         return
     groups: dict[Purpose, list[tuple[Claim, Unstored]]] = {}
     records = 0
-    others = claim_others(context, claim, holding, stage=stage, queue=queue, most=GROUP_BATCHES)
+    others = claim_others(context, claim, holding, stage=stage, queue=queue, limit=GROUP_BATCHES)
     for member in chain([claim], others):
         try:
             found = begin(context, member)
@@ -87,7 +87,7 @@ def _commit_group(
         yield member, attempt(context, member, partial(_committed, found=found))
         return
     try:
-        held = _store(context, purpose, group)
+        claimed = _store(context, purpose, group)
     except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
         if is_external(exc):
             yield from ((member, exc) for member, _ in group)
@@ -103,7 +103,7 @@ def _commit_group(
                 yield member, attempt(context, member, partial(_committed, found=found))
         return
     for member, found in group:
-        if member.batch_id in held:
+        if member.batch_id in claimed:
             yield member, attempt(context, member, partial(_in_ledger, found=found))
         else:
             _take_back(context, member)
@@ -113,12 +113,12 @@ def _commit_group(
 def _store(context: Context, purpose: Purpose, group: list[tuple[Claim, Unstored]]) -> set[str]:
     """Stores the batches whose claims are ours; their ids. Raises what a sink raises."""
     claims = [member for member, _ in group]
-    held = set(_held(context, claims))
-    while held:
-        mine = [(member, found) for member, found in group if member.batch_id in held]
+    claimed = set(_still_claimed(context, claims))
+    while claimed:
+        members = [(member, found) for member, found in group if member.batch_id in claimed]
 
-        def check(mine: list[tuple[Claim, Unstored]] = mine) -> None:
-            if len(_held(context, [member for member, _ in mine])) < len(mine):
+        def check(members: list[tuple[Claim, Unstored]] = members) -> None:
+            if len(_still_claimed(context, [member for member, _ in members])) < len(members):
                 raise ClaimLost("a claim of the group was lost")
 
         forgotten = context.forgotten(purpose)
@@ -126,25 +126,25 @@ def _store(context: Context, purpose: Purpose, group: list[tuple[Claim, Unstored
             with context.at_sink(purpose) as sink:
                 if forgotten is not None:
                     forgotten.look()
-                sink.write_all([(member.batch_id, found.rows) for member, found in mine], last=check)
+                sink.write_all([(member.batch_id, found.rows) for member, found in members], last=check)
                 if forgotten is not None:
-                    for member, found in mine:
+                    for member, found in members:
                         forgotten.taken_over(
                             member.batch_id, found.rows, last=partial(context.ledger.check, member)
                         )
         except ClaimLost:
-            held = set(_held(context, [member for member, _ in mine]))
-            if len(held) == len(mine):
+            claimed = set(_still_claimed(context, [member for member, _ in members]))
+            if len(claimed) == len(members):
                 raise
             continue
         break
-    return held
+    return claimed
 
 
-def _held(context: Context, claims: list[Claim]) -> list[str]:
+def _still_claimed(context: Context, claims: list[Claim]) -> list[str]:
     """The ids of the batches whose claims are ours; the claims are renewed."""
     answers = context.ledger.renew_all(claims)
-    return [claim.batch_id for claim, ours in zip(claims, answers, strict=True) if ours]
+    return [claim.batch_id for claim, renewed in zip(claims, answers, strict=True) if renewed]
 
 
 def _committed(context: Context, claim: Claim, *, found: Unstored) -> None:

@@ -1,5 +1,6 @@
-"""Stage infer: score the distinct unknown masked lines of many batches in one pass (merging.py), each line
-once (models/single_flight.py), with the version that its batch began with.
+"""Stage infer: one pass scores the distinct unknown masked lines of many batches (merging.py).
+
+A line is scored once (models/single_flight.py), with the version that its batch began with.
 
 A process of the GPU queue scores under its share of the pool. Without a share it hands the batch to the CPU
 queue."""

@@ -72,8 +72,8 @@ def score_together(
                 yield from ((batch.claim, exc) for batch in group)
                 continue
             logger(version=version, batches=len(group)).warning("merging.failed", why=str(exc))
-            rest = [batch.claim for batch in group if batch.claim is not claim]
-            yield from give_back_apart(context, rest, f"scored together with others it failed ({exc})")
+            others = [batch.claim for batch in group if batch.claim is not claim]
+            yield from give_back_apart(context, others, f"scored together with others it failed ({exc})")
             if group[0].claim is claim:
                 yield claim, attempt(context, claim, one)
             continue
@@ -89,7 +89,7 @@ def _fill_pass(
     lines: set[tuple[str, int]] = set()
     size = 0
     queue = QUEUE_CPU if context.share is None else QUEUE_GPU
-    others = claim_others(context, claim, holding, stage=Stage.INFER, queue=queue, most=PASS_BATCHES)
+    others = claim_others(context, claim, holding, stage=Stage.INFER, queue=queue, limit=PASS_BATCHES)
     for member in chain([claim], others):
         try:
             batch = _claimed_work(context, member)

@@ -1,7 +1,7 @@
 """A hint to every worker that a new model is live. Missing it costs nothing: each compares between batches.
 
 It goes through Celery's control mailbox (`app.control.broadcast`), which a process that only sends can use. A
-`kombu.common.Broadcast` queue, the documented recipe, reaches no consumer from there: each consumer's queue
+`kombu.common.Broadcast` queue, the documented recipe, reaches no consumer from there. Each consumer's queue
 has its own name, and Redis' fan-out needs the publisher to declare the exchange and its bindings."""
 
 import contextlib

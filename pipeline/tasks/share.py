@@ -24,12 +24,12 @@ from pipeline.logs import logger
 from pipeline.observe import counters as metrics
 from pipeline.settings import Settings
 
-LOST_POLL_S: Final = 0.2  # a training notices the loss of its lease so soon
-POLL_S: Final = 0.05  # an idle process notices a request to yield so soon
-REFUSED_S: Final = 0.2  # thousands of queued batches must not ask one by one
-BROKEN_S: Final = 30.0  # a device that cannot be used is not tried with every batch
-QUIET_S: Final = 0.3  # without a batch for so long a process can end: its last answer has been sent
-LEAVING_S: Final = 2.0  # batches that only pass through must not keep it for longer
+LOST_POLL_S: Final = 0.2  # A training notices the loss of its lease so soon.
+POLL_S: Final = 0.05  # An idle process notices a request to yield so soon.
+REFUSED_S: Final = 0.2  # Thousands of queued batches must not ask one by one.
+BROKEN_S: Final = 30.0  # A device that cannot be used is not tried with every batch.
+QUIET_S: Final = 0.3  # Without a batch for so long a process can end: its last answer has been sent.
+LEAVING_S: Final = 2.0  # Batches that only pass through must not keep it for longer.
 HARD: Final = 0.15  # of a TTL after the loss, which is noticed at 0.8: then the process ends, batch or not
 
 

@@ -358,8 +358,8 @@ def _read(sink: ParquetSink, parts: list[Part], wanted: pl.Expr) -> pl.DataFrame
         if len(parts) > 1:  # finds the damaged file, and reads files whose column types differ
             return _one_by_one(sink, parts, wanted)
         raise BadPayload(
-            f"results cannot be read from {sink.files.file(parts[0])} ({exc}); remove the damaged file and run "
-            "again"
+            f"results cannot be read from {sink.files.file(parts[0])} ({exc}); remove the damaged file and "
+            "run again"
         ) from exc
 
 

@@ -243,8 +243,8 @@ def test_holding_renews_those_that_are_added_and_no_more_those_that_are_dropped(
         held.add(claims[2])
         held.drop(claims[1])
         client.hset(ledger.keys.batch("c"), "deadline", 1)
-        assert wait_until(lambda: not held.ours(claims[2]), timeout_s=10)
-        assert held.ours(claims[0])
+        assert wait_until(lambda: not held.owns(claims[2]), timeout_s=10)
+        assert held.owns(claims[0])
         assert wait_until(lambda: bool(late), timeout_s=10)
     assert late == ["a", "c"], "those in hand, the first one first"
 
@@ -256,9 +256,9 @@ def test_holding_renews_a_claim_until_the_work_is_over(client: "redis.Redis", se
     first = int(entry(ledger)["deadline"])
     with ledger.holding(claim, limit_s=30) as held:
         assert wait_until(lambda: int(entry(ledger)["deadline"]) > first, timeout_s=10)
-        assert held.ours(claim)
+        assert held.owns(claim)
         expire(ledger)
-        assert wait_until(lambda: not held.ours(claim), timeout_s=10)
+        assert wait_until(lambda: not held.owns(claim), timeout_s=10)
     with pytest.raises(ClaimLost):
         ledger.advance(claim, Stage.DRAIN)
 

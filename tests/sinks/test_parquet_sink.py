@@ -330,9 +330,9 @@ def test_copies_of_a_bucket_are_fetched_once_and_the_least_used_go_first(
     fetched = []
     fetch = bucket.objects.fetch
 
-    def counted(key: str, to: Path, *, most: int) -> bool:
+    def counted(key: str, to: Path, *, max_bytes: int) -> bool:
         fetched.append(key)
-        return fetch(key, to, most=most)
+        return fetch(key, to, max_bytes=max_bytes)
 
     monkeypatch.setattr(bucket.objects, "fetch", counted)
     for _ in range(2):

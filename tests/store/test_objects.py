@@ -46,7 +46,7 @@ def test_an_object_is_read_as_it_was_written_and_listed_with_its_size(
 def test_what_is_not_there_is_none_and_its_removal_no_fault(objects: Objects, tmp_path: Path) -> None:
     assert objects.get("a/b") is None
     assert objects.look("a/b") is None
-    assert not objects.fetch("a/b", tmp_path / "to", most=10)
+    assert not objects.fetch("a/b", tmp_path / "to", max_bytes=10)
     assert list(objects.found("a/")) == []
     objects.delete("a/b")
     objects.put("a", b"x")
@@ -121,9 +121,9 @@ def test_of_many_creators_at_once_one_wins(objects: Objects) -> None:
 
 def test_a_fetch_reads_no_more_than_it_may(objects: Objects, tmp_path: Path) -> None:
     objects.put("large", b"x" * 3_000_000)
-    assert objects.fetch("large", tmp_path / "all", most=3_000_000)
+    assert objects.fetch("large", tmp_path / "all", max_bytes=3_000_000)
     assert (tmp_path / "all").stat().st_size == 3_000_000
-    assert objects.fetch("large", tmp_path / "part", most=10)
+    assert objects.fetch("large", tmp_path / "part", max_bytes=10)
     assert 10 < (tmp_path / "part").stat().st_size < 3_000_000
 
 

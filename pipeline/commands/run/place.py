@@ -89,8 +89,8 @@ def close_place(out: Path, report: Path | None, *, keep_state: bool) -> None:
     with contextlib.suppress(OSError, BadInput), lock(state):
         if report is not None:
             _part(report).unlink(missing_ok=True)
-        for left in (staging(out), state / "old"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (staging(out), state / "old"):
+            shutil.rmtree(leftover, ignore_errors=True)
         if not keep_state:
             empty(state)
 

@@ -39,10 +39,10 @@ def stdin_as_file(names: list[str], *, most_bytes: int = MOST_BYTES) -> Iterator
         timer.start()
         try:
             with path.open("wb") as copy:
-                whole = _copied(stream, copy, limit)
+                complete = _copied(stream, copy, limit)
         finally:
             timer.cancel()
-        notes = [] if whole else [_note(path.stat().st_size)]
+        notes = [] if complete else [_note(path.stat().st_size)]
         yield [str(path) if name == "-" else name for name in names], notes
 
 

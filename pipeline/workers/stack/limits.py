@@ -34,8 +34,8 @@ def check_files(processes: int) -> None:
             else "one process with its Redis needs"
         )
         raise BadInput(
-            f"a process may open only {soft} files here, and {who} {needed}; raise the limit with `ulimit -n {needed}` (root, or nofile in "
-            "/etc/security/limits.conf)"
+            f"a process may open only {soft} files here, and {who} {needed}; raise the limit with "
+            f"`ulimit -n {needed}` (root, or nofile in /etc/security/limits.conf)"
         )
 
 
