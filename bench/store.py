@@ -26,7 +26,7 @@ from pipeline.sinks import parquet
 from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.query import matching, with_context
-from pipeline.sinks.rollups import pattern_sums, rates
+from pipeline.sinks.rollups import pattern_sums
 
 BATCH: Final = 500
 GROUP: Final = 20
@@ -170,7 +170,7 @@ def _asked(sink: ParquetSink) -> dict[str, Any]:
 
     def page(days: int) -> Callable[[], object]:
         since = END - days * day
-        return lambda: pattern_sums(rates(sink, since=since, until=END), since, END, 24)
+        return lambda: pattern_sums(sink, since, END, buckets=24)
 
     def findings() -> pl.DataFrame:
         query = ResultQuery(limit=200, since=END - day, until=END, anomalous=True)

@@ -88,6 +88,7 @@ VERBS: Final = (
         "what went wrong together: open and past incidents, the newest first",
     ),
     Verb("results", "results", flags.results, "stored results"),
+    Verb("export", "export", flags.export, "stored results as CSV, Parquet or a Delta table"),
     Verb("patterns", "patterns", flags.patterns, "what is logged how often, what changed, and since when"),
 )
 

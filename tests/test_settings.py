@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.errors import BadSetting
 from pipeline.gpu.policy.fairness import parse_tenants
 from pipeline.settings import ITEMS, PUBLIC, Settings, page
-from pipeline.settings.values import masked_url
+from pipeline.settings.values import kept_results, masked_url
 from pipeline.sources.chunks import MAX_BYTES, MAX_RECORDS
 
 
@@ -370,3 +370,41 @@ sys.exit(main(["send", "app.log"]))
     env = {k: v for k, v in os.environ.items() if k != "POLARS_MAX_THREADS"} | said
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert int(done.stdout) == threads
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ((), {"lines": 30.0, "findings": 395.0, "rates_5m": 30.0, "rates_1h": 395.0}),
+        (
+            ("lines=12h", "findings=1y"),
+            {"lines": 0.5, "findings": 365.25, "rates_5m": 30.0, "rates_1h": 395.0},
+        ),
+        (("lines=forever", "rates_5m=1w"), {"findings": 395.0, "rates_5m": 7.0, "rates_1h": 395.0}),
+    ],
+)
+def test_a_table_of_results_that_is_not_named_stays_its_usual_time(
+    words: tuple[str, ...], kept: dict[str, float]
+) -> None:
+    assert kept_results(words) == {name: days * 86_400 for name, days in kept.items()}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "lines",
+        "lines=30",
+        "lines=0d",
+        "lines=-1d",
+        "line=30d",
+        "size=forever",
+        "size=30d",
+        "=30d",
+        "lines=1e9d",
+    ],
+)
+def test_an_unusable_word_of_results_keep_is_refused_with_the_remedy(word: str) -> None:
+    with pytest.raises(ValueError, match=r"is not usable; write lines"):
+        kept_results([word])
+    with pytest.raises(ValueError, match="names lines twice"):
+        kept_results(["lines=1d", "lines=2d"])

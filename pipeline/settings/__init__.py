@@ -92,7 +92,8 @@ class DataSettings(Group, frozen=True, rename={"dir": "data_dir"}):
     ] = None
     results_dir: Annotated[Path | None, says("where results lie; default results/ in store_url")] = None
     results_keep: Annotated[
-        Words, says("how long Parquet results stay and how large they get: lines=30d, size=200GiB")
+        Words,
+        says("how long Parquet results stay and how large they get: lines=30d, findings=395d, size=200GiB"),
     ] = ("lines=30d",)
     sinks: Annotated[Words, says("where results are stored: parquet, opensearch or both")] = ("parquet",)
 

@@ -4,28 +4,24 @@
 
 A line is rewritten at most twice. Batches that may still change are never sealed: those that wait for a
 model, those that the ledger has not finished, and those that Redis has forgotten. A part is replaced only if
-nothing in it has changed meanwhile. Replaced files are removed after `GRACE_S`, so that a reader with an
-older manifest still finds them; so are files of writers that were killed before their swap.
+nothing in it has changed meanwhile. Replaced files are removed later (retention.py).
 """
 
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 import polars as pl
 
-from pipeline.errors import StoreUnavailable
 from pipeline.logs import logger
 from pipeline.sinks.manifest import (
     LOOSE,
     MERGED,
     PREFIX,
     SEALED,
-    Day,
     Index,
     IndexEntry,
     Part,
@@ -34,7 +30,17 @@ from pipeline.sinks.manifest import (
     spans,
 )
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sinks.rollups import put_rollup
+from pipeline.sinks.retention import (
+    FOLDERS,
+    Retention,
+    Round,
+    expire,
+    kept_keys,
+    note_replaced,
+    remove_orphans,
+    remove_replaced,
+)
+from pipeline.sinks.rollups import put_tables
 
 # Parts of level 0 that begin a merge: a query reads a hundred small files about as fast as one large one.
 MERGE_PARTS: Final = 64
@@ -47,9 +53,6 @@ SEAL_AFTER_S: Final = 3_600.0  # An older part is sealed however few rows there 
 # Parts of level 1 that cannot be sealed are merged among themselves when there are so many.
 WAITING_PARTS: Final = 32
 VOID_AFTER_S: Final = 60.0
-GRACE_S: Final = 1_800.0
-ORPHAN_S: Final = 7_200.0
-NOTES: Final = f"{PREFIX}gone/"
 
 
 class Fate(StrEnum):
@@ -62,24 +65,6 @@ class Fate(StrEnum):
 
 
 Fates = Callable[[Sequence[str]], Sequence[Fate]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """How long results are kept. None: for ever, without a bound."""
-
-    keep_s: float | None = None
-    max_bytes: int | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Round:
-    """What one round did."""
-
-    merged: int = 0  # parts that became others
-    rows: int = 0  # rows written
-    removed: int = 0  # files
-    expired: int = 0  # parts past their retention
 
 
 class Compactor:
@@ -110,10 +95,10 @@ class Compactor:
             for group, seal in self._seals(self.sink.manifest()):
                 (self._seal if seal else self.merge)(group, tally)
         if self._due("expire", 60.0):
-            self._expire(self.sink.manifest(), tally)
-            self._remove_gone(tally)
+            expire(self.sink, self._retention, self._now(), tally)
+            remove_replaced(self.sink, self._now(), tally)
         if self._due("orphans", 900.0):
-            self._remove_orphans(tally)
+            remove_orphans(self.sink, self._now(), tally)
         return tally
 
     def _due(self, name: str, every_s: float) -> bool:
@@ -183,7 +168,7 @@ class Compactor:
 
     def merge(self, group: list[Part], tally: Round) -> None:
         """Parts of one day as one part of level 1 that still knows its batches; parts without rows vanish."""
-        note = self._note_gone(group)
+        note = note_replaced(self.sink, self._now(), _keys(group))
         live = [part for part in group if part.live]
         if not live:
             tally.merged += len(group) if self.sink.replace_parts(group, [], note=note) else 0
@@ -202,103 +187,17 @@ class Compactor:
     def _seal(self, group: list[Part], tally: Round) -> None:
         """Parts of one day as one sorted part that is final."""
         before = self.sink.manifest().days.get(group[0].day)
-        note = self._note_gone(group, *([before.name] if before else []))
+        note = note_replaced(self.sink, self._now(), [*_keys(group), *([before.name] if before else [])])
         frame = pl.concat([self.sink.files.read(part) for part in group]).sort(
             "workload", "template_id", "timestamp", maintain_order=True
         )
         new = self.sink.files.put(
             frame, day=group[0].day, level=SEALED, written_ms=max(part.written_ms for part in group)
         )
-        new = msgspec.structs.replace(new, rates=put_rollup(self.sink, frame, new.day))
+        new = msgspec.structs.replace(new, tables=put_tables(self.sink, frame, new.day))
         if self.sink.replace_parts(group, [new], seal=True, note=note):
             tally.merged += len(group)
             tally.rows += frame.height
-
-    def _note_gone(self, group: Iterable[Part], *more: str) -> str:
-        """The object that names files which are about to be replaced."""
-        name = f"{NOTES}{int(self._now() * 1000)}-{uuid.uuid4().hex}"
-        files = [*more, *(key for part in group for key in part.objects)]
-        self.sink.objects.put(name, "\n".join(files).encode())
-        return name
-
-    # Removing
-
-    def _expire(self, now: ResultManifest, tally: Round) -> None:
-        """Drops days of sealed parts past the retention, and the oldest ones where there are too many bytes.
-
-        An import of old records stays as long as records of today: the later of both times counts."""
-        days = dict(now.days)
-        out: dict[str, Day] = {}
-        if self._retention.keep_s is not None:
-            before = self._now() - self._retention.keep_s
-            out = {key: day for key, day in days.items() if _newest_s(day) < before}
-        if self._retention.max_bytes is not None:
-            size = sum(day.bytes for key, day in days.items() if key not in out)
-            size += sum(part.bytes for part in now.parts)
-            for key, day in sorted(days.items(), key=lambda item: (_newest_s(item[1]), item[0])):
-                if size <= self._retention.max_bytes:
-                    break
-                if key not in out:
-                    out[key] = day
-                    size -= day.bytes
-        if not out:
-            return
-        files = [part for day in out.values() for part in self.sink.sealed(day.name)]
-        self._note_gone(files, *(day.name for day in out.values()))
-
-        def edit(latest: ResultManifest) -> ResultManifest | None:
-            days = {key: day for key, day in latest.days.items() if out.get(key) != day}
-            return latest.edited(days=days) if len(days) < len(latest.days) else None
-
-        self.sink.change(edit)
-        tally.expired += len(files)
-        logger().info("results.expired", days=sorted(out), parts=len(files))
-
-    def _remove_gone(self, tally: Round) -> None:
-        """Removes replaced files whose readers are done."""
-        due = [one for one in self.sink.objects.found(NOTES) if self._now() - _noted_s(one.key) > GRACE_S]
-        if not due:
-            return
-        needed = kept_keys(self.sink)
-        for one in due:
-            for key in (self.sink.objects.get(one.key) or b"").decode().split("\n"):
-                if key and key not in needed:
-                    self.sink.objects.delete(key)
-                    tally.removed += 1
-            self.sink.objects.delete(one.key)
-
-    def _remove_orphans(self, tally: Round) -> None:
-        """Removes files that no manifest names and that are too old to belong to a swap under way."""
-        old = self._now() - ORPHAN_S
-        found = [
-            one.key
-            for folder in ("lines", "rates_1h", "index", "days")
-            for one in self.sink.objects.found(f"{PREFIX}{folder}/")
-            if one.changed < old
-        ]
-        if found:
-            noted = {
-                key
-                for one in self.sink.objects.found(NOTES)
-                for key in (self.sink.objects.get(one.key) or b"").decode().split("\n")
-            }
-            needed = kept_keys(self.sink)
-            for key in found:
-                if key not in needed and key not in noted:
-                    self.sink.objects.delete(key)
-                    tally.removed += 1
-        self.sink.objects.sweep(PREFIX)
-
-
-def kept_keys(sink: ParquetSink) -> set[str]:
-    """The keys that the manifest needs, as it is now. Raises StoreUnavailable, BadPayload."""
-    now = sink.manifest()
-    sealed = [part for day in now.days.values() for part in sink.sealed(day.name)]
-    return {
-        *(key for part in now.parts for key in part.objects),
-        *(day.name for day in now.days.values()),
-        *(key for part in sealed for key in part.objects),
-    }
 
 
 def rewrite_dropped(sink: ParquetSink) -> None:
@@ -316,7 +215,7 @@ def vacuum(sink: ParquetSink) -> None:
     Raises SinkUnavailable, StoreUnavailable."""
     rewrite_dropped(sink)
     needed = kept_keys(sink)
-    for folder in ("lines", "rates_1h", "index", "days", "gone"):
+    for folder in (*FOLDERS, "gone"):
         for one in list(sink.objects.found(f"{PREFIX}{folder}/")):
             if one.key not in needed:
                 sink.objects.delete(one.key)
@@ -352,12 +251,5 @@ def _live_entries(part: Part, batches: Sequence[IndexEntry]) -> list[IndexEntry]
     return found
 
 
-def _newest_s(day: Day) -> float:
-    return max(day.last_us / 1_000_000, day.written_ms / 1000)
-
-
-def _noted_s(key: str) -> float:
-    try:
-        return int(key.removeprefix(NOTES).partition("-")[0]) / 1000
-    except ValueError:
-        raise StoreUnavailable(f"{key} is no note of replaced files; remove it") from None
+def _keys(group: Iterable[Part]) -> list[str]:
+    return [key for part in group for key in part.objects]

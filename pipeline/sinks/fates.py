@@ -7,8 +7,10 @@ from pipeline.records.batch import Purpose
 from pipeline.settings import Settings
 from pipeline.settings.values import kept_results
 from pipeline.sinks.choose import parquet_of
-from pipeline.sinks.compaction import Compactor, Fate, Fates, Retention
+from pipeline.sinks.compaction import Compactor, Fate, Fates
 from pipeline.sinks.forgotten import Forgotten
+from pipeline.sinks.manifest import ResultTable
+from pipeline.sinks.retention import Retention
 
 
 def compactor_of(
@@ -16,11 +18,12 @@ def compactor_of(
 ) -> Compactor:
     """Compaction of the results of a purpose; a baseline stays for ever."""
     limits = kept_results(settings.data.results_keep) if purpose is Purpose.SCORE else {}
+    tables = {table: limits[table] for table in ResultTable if table in limits}
     size = limits.get("size")
     return Compactor(
         parquet_of(settings, purpose),
         fates_of(backlog, forgotten),
-        Retention(keep_s=limits.get("lines"), max_bytes=None if size is None else int(size)),
+        Retention(keep_s=tables, max_bytes=None if size is None else int(size)),
     )
 
 

@@ -9,7 +9,8 @@ The manifest lists the parts of levels 0 and 1. Sealed parts stand in an immutab
 manifest names, so that its size does not grow with the months.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
 from typing import Final, TypeVar
 
 import msgspec
@@ -22,6 +23,22 @@ PREFIX: Final = "v2/"
 KEY: Final = f"{PREFIX}manifest.json"
 MAX_NAMES: Final = 32  # workloads that a part names; one with more may hold any
 LOOSE, MERGED, SEALED = 0, 1, 2  # levels
+
+
+class ResultTable(StrEnum):
+    """What is stored of results, each with a retention of its own. The value names a folder of the store."""
+
+    LINES = "lines"
+    FINDINGS = "findings"  # the anomalous rows of sealed lines, all columns
+    RATES_5M = "rates_5m"  # counts of sealed lines by five minutes, workload and template
+    RATES_1H = "rates_1h"  # the same by the hour, with first and last record
+
+
+class TableFile(msgspec.Struct, frozen=True, array_like=True):
+    """The object with the rows that a table has of one sealed part."""
+
+    key: str
+    bytes: int
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,18 +56,31 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     workloads: tuple[str, ...] = ()  # sorted; none: it may hold any
     batches: tuple[tuple[str, int], ...] = ()  # level 0: ids and their rows, in the order of the file
     index: str = ""  # level 1: the object that holds its batches
-    rates: str = ""  # level 2: the object that holds its rollup (sinks/rollups.py)
+    tables: dict[ResultTable, TableFile] = {}  # level 2: its findings, where there are some, and its rates
+    expired: bool = False  # level 2: its lines are past their retention, and their file is removed
     dropped: tuple[tuple[int, int], ...] = ()  # sorted row ranges [start, stop) that are no results any more
 
     @property
     def objects(self) -> tuple[str, ...]:
         """The keys of all its objects."""
-        return tuple(key for key in (self.name, self.index, self.rates) if key)
+        lines = "" if self.expired else self.name
+        return tuple(key for key in (lines, self.index, *(one.key for one in self.tables.values())) if key)
 
     @property
     def live(self) -> int:
-        """Rows that are results."""
-        return self.rows - sum(stop - start for start, stop in self.dropped)
+        """Lines that are results."""
+        return 0 if self.expired else self.rows - sum(stop - start for start, stop in self.dropped)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its lines and tables."""
+        return (0 if self.expired else self.bytes) + sum(one.bytes for one in self.tables.values())
+
+    def without(self, tables: Collection[ResultTable]) -> "Part | None":
+        """The sealed part less these tables; None where nothing would be left."""
+        rest = {name: one for name, one in self.tables.items() if name not in tables}
+        expired = self.expired or ResultTable.LINES in tables
+        return msgspec.structs.replace(self, tables=rest, expired=expired) if rest or not expired else None
 
     def dropping(self, ranges: Iterable[tuple[int, int]]) -> "Part":
         """The part without these rows as well."""
@@ -70,8 +100,10 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     parts: int
-    rows: int
-    bytes: int
+    rows: int  # lines
+    bytes: int  # of lines
+    table_bytes: int = 0  # of the other tables
+    tables: tuple[ResultTable, ...] = (ResultTable.LINES,)  # that are there
     first_us: int
     last_us: int
     written_ms: int
@@ -84,6 +116,15 @@ class ResultManifest(msgspec.Struct, frozen=True, kw_only=True):
     edits: int = 0
     parts: tuple[Part, ...] = ()  # levels 0 and 1
     days: dict[str, Day] = {}  # by UTC day
+
+    def totals(self) -> dict[str, int]:
+        """Lines (`rows`), files with lines, and bytes of all tables."""
+        days = self.days.values()
+        return {
+            "rows": sum(part.live for part in self.parts) + sum(day.rows for day in days),
+            "files": len(self.parts) + sum(day.parts for day in days if day.rows),
+            "bytes": sum(part.bytes for part in self.parts) + sum(d.bytes + d.table_bytes for d in days),
+        }
 
     def edited(
         self, *, parts: Iterable[Part] | None = None, days: Mapping[str, Day] | None = None
@@ -181,11 +222,14 @@ def spans(batches: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
 def day_of(name: str, parts: Iterable[Part]) -> Day:
     """The sums of a day's sealed parts."""
     parts = tuple(parts)
+    lines = {ResultTable.LINES} if any(not part.expired for part in parts) else set()
     return Day(
         name=name,
         parts=len(parts),
         rows=sum(part.live for part in parts),
-        bytes=sum(part.bytes for part in parts),
+        bytes=sum(part.bytes for part in parts if not part.expired),
+        table_bytes=sum(one.bytes for part in parts for one in part.tables.values()),
+        tables=tuple(sorted({name for part in parts for name in part.tables} | lines)),
         first_us=min(part.first_us for part in parts),
         last_us=max(part.last_us for part in parts),
         written_ms=max(part.written_ms for part in parts),

@@ -8,16 +8,17 @@ writer changes the manifest, so a writer that was stalled after its check loses 
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import polars as pl
 
 from pipeline.errors import SinkUnavailable, StoreUnavailable
+from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks.manifest import (
     KEY,
     LOOSE,
@@ -25,7 +26,9 @@ from pipeline.sinks.manifest import (
     IndexEntry,
     Part,
     ResultManifest,
+    ResultTable,
     SealedParts,
+    TableFile,
     day_of,
     index,
     manifest,
@@ -33,7 +36,7 @@ from pipeline.sinks.manifest import (
     sealed,
     spans,
 )
-from pipeline.sinks.part_files import PartFiles
+from pipeline.sinks.part_files import PartFiles, lazily
 from pipeline.sinks.sink import Last, at_once
 from pipeline.store.folder import Folder
 from pipeline.store.objects import Objects
@@ -173,10 +176,31 @@ class ParquetSink:
         with self._explained(reading=True):
             return self.files.lazy(parts)
 
-    def rollup_file(self, part: Part) -> Path:
-        """The file with the rollup of a sealed part, on this machine. Raises SinkUnavailable."""
+    def findings(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        workloads: Collection[str] | None = None,
+    ) -> pl.LazyFrame:
+        """The anomalous results, lazily (RESULT_SCHEMA), less parts that hold nothing of this span and these
+        workloads. Also those whose lines have expired.
+
+        Raises SinkUnavailable."""
+        table = ResultTable.FINDINGS
+        files, others = [], []
+        for part in self.parts(since=since, until=until, workloads=workloads, table=table):
+            if table in part.tables:
+                files.append(part.tables[table])
+            elif not part.tables:  # with other tables it has no findings
+                others.append(part)
+        lines = self.lazy(others).filter(pl.col("anomalous"))
+        return pl.concat([self.lazy_table(files, RESULT_SCHEMA), lines]) if files else lines
+
+    def lazy_table(self, files: Sequence[TableFile], schema: Mapping[str, Any]) -> pl.LazyFrame:
+        """The rows of a table's objects, lazily. Raises SinkUnavailable."""
         with self._explained(reading=True):
-            return self.files.local(part.rates, part.bytes)
+            return lazily([self.files.local(one.key, one.bytes) for one in files], schema)
 
     def parts(
         self,
@@ -184,10 +208,12 @@ class ParquetSink:
         since: datetime | None = None,
         until: datetime | None = None,
         workloads: Collection[str] | None = None,
+        table: ResultTable | None = ResultTable.LINES,
     ) -> list[Part]:
         """The parts that may hold results of the span [since, until) and these workloads, the oldest first.
 
-        Raises SinkUnavailable."""
+        For another table than lines (None: any): also those whose lines have expired. Raises
+        SinkUnavailable."""
         first, stop = (None if at is None else epoch_us(at) for at in (since, until))
         with self._explained(reading=True):
             now = self.manifest()
@@ -197,16 +223,26 @@ class ParquetSink:
                     (first is not None and day.last_us < first) or (stop is not None and day.first_us >= stop)
                 ):
                     found += self.sealed(day.name)
-        chosen = [part for part in found if part.live and part.may_hold(first, stop, workloads)]
+        there = [part for part in found if part.live or table in part.tables or (not table and part.tables)]
+        chosen = [part for part in there if part.may_hold(first, stop, workloads)]
         return sorted(chosen, key=lambda part: (part.written_ms, part.name))
 
     def workloads(self) -> list[str]:
         """The names of all workloads that have results. Raises SinkUnavailable."""
-        parts = self.parts()
+        parts = self.parts(table=None)
         found = {name for part in parts for name in part.workloads}
-        unnamed = self.lazy(part for part in parts if not part.workloads)
-        rows = unnamed.select(pl.col("workload").drop_nulls().unique()).collect()
-        return sorted(found.union(rows["workload"]))
+        unnamed = [part for part in parts if not part.workloads]
+        # The hours of a part name its workloads in the fewest rows; the findings do when those have expired.
+        files = [
+            part.tables.get(ResultTable.RATES_1H) or next(iter(part.tables.values()))
+            for part in unnamed
+            if part.tables
+        ]
+        sources = [self.lazy(part for part in unnamed if not part.tables)]
+        sources += [self.lazy_table(files, {"workload": pl.String})] if files else []
+        for rows in sources:
+            found.update(rows.select(pl.col("workload").drop_nulls().unique()).collect()["workload"])
+        return sorted(found)
 
     def manifest(self) -> ResultManifest:
         """The manifest as it is now. Raises StoreUnavailable, BadPayload, TooNew."""
@@ -311,6 +347,8 @@ class ParquetSink:
         self._held = (manifest(blob, self.objects.url), tag)
         indexes = {part.index for part in self._held[0].parts}
         self._indexes = {name: one for name, one in self._indexes.items() if name in indexes}
+        days = {day.name for day in self._held[0].days.values()}
+        self._days = {name: one for name, one in self._days.items() if name in days}
         return self._held
 
     def _put(self, batches: Sequence[tuple[str, pl.DataFrame]]) -> list[Part]:

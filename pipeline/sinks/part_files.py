@@ -4,10 +4,10 @@ import io
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -135,12 +135,12 @@ class PartFiles:
         return rows.filter(~_inside(pl.int_range(pl.len()) + start, part.dropped))
 
 
-def lazily(files: Sequence[Path]) -> pl.LazyFrame:
-    """The rows of these files, RESULT_SCHEMA."""
+def lazily(files: Sequence[Path], schema: Mapping[str, Any] = RESULT_SCHEMA) -> pl.LazyFrame:
+    """The rows of these files, in these columns."""
     # Names may hold * and =, so they are taken as they are.
     return pl.scan_parquet(
         list(files),
-        schema=RESULT_SCHEMA,
+        schema=dict(schema),
         extra_columns="ignore",  # of a newer build
         hive_partitioning=False,
         glob=False,

@@ -14,6 +14,11 @@ Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
 
 def matching(stored: pl.LazyFrame, query: ResultQuery) -> pl.DataFrame:
     """The newest records that match, oldest first, in the columns of `stored` (RESULT_SCHEMA)."""
+    return stored.filter(*conditions(query)).sort("timestamp", "record_id").tail(query.limit).collect()
+
+
+def conditions(query: ResultQuery) -> list[pl.Expr]:
+    """The conditions of a query on columns of RESULT_SCHEMA; its limit is none of them."""
     wanted: list[pl.Expr] = []
     if query.since is not None:
         wanted.append(pl.col("timestamp") >= query.since)
@@ -30,7 +35,7 @@ def matching(stored: pl.LazyFrame, query: ResultQuery) -> pl.DataFrame:
     if query.text is not None:
         text = pl.col("message").str.to_lowercase()
         wanted.append(text.str.contains(query.text.lower(), literal=True))
-    return stored.filter(*wanted).sort("timestamp", "record_id").tail(query.limit).collect()
+    return wanted
 
 
 def with_context(stored: pl.LazyFrame, hits: pl.DataFrame, records: int) -> pl.DataFrame:

@@ -102,6 +102,8 @@ def test_the_json_of_status_has_the_names_that_programs_read(
         "metrics",
         "workers",
         "workloads",
+        "results",
+        "results_keep",
     ]
     assert list(facts["gpus"]) == ["devices", "usable", "leases", "waiting", "trouble"]
     (worker,) = facts["workers"]

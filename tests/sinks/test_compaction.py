@@ -19,11 +19,12 @@ from s3_server import S3Server
 from sink_contract import AT, rows
 
 from pipeline.ledger.backlog import BatchEnding
-from pipeline.sinks import compaction
-from pipeline.sinks.compaction import Compactor, Fate, Retention, Round, vacuum
+from pipeline.sinks import compaction, retention
+from pipeline.sinks.compaction import Compactor, Fate, vacuum
 from pipeline.sinks.fates import fate
-from pipeline.sinks.manifest import LOOSE, MERGED
+from pipeline.sinks.manifest import LOOSE, MERGED, ResultTable
 from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.retention import Retention, Round
 from pipeline.store.choose import open_store
 
 DAY_S = 86_400.0
@@ -57,11 +58,7 @@ def levels(sink: ParquetSink) -> list[int]:
 
 
 def keys(sink: ParquetSink) -> set[str]:
-    return {
-        one.key
-        for folder in ("lines", "index", "days", "gone")
-        for one in sink.objects.found(f"v2/{folder}/")
-    }
+    return {one.key for folder in (*retention.FOLDERS, "gone") for one in sink.objects.found(f"v2/{folder}/")}
 
 
 def filled(sink: ParquetSink, n: int, *, at: Any = AT, **columns: Any) -> list[str]:
@@ -105,9 +102,10 @@ def test_old_parts_are_sealed_sorted_and_the_replaced_files_go_after_the_grace(s
     assert (day.parts, day.rows) == (1, 9)
     old = {part for part in keys(sink) if part.startswith("v2/lines/")}
     assert len(old) == 6
+    (sealed,) = sink.parts()
     assert sealing.round() == Round(), "a reader may still have them open"
-    assert ahead(sink, compaction.SEAL_AFTER_S + compaction.GRACE_S + 10).round().removed == 5
-    assert keys(sink) == {day.name, sink.parts()[0].name}
+    assert ahead(sink, compaction.SEAL_AFTER_S + retention.GRACE_S + 10).round().removed == 5
+    assert keys(sink) == {day.name, *sealed.objects}
     sink.write("later", rows(1, key="late"))
     ahead(sink, compaction.SEAL_AFTER_S + 1).round()
     assert ids_of(sink) == sorted([*before, "late-0"])
@@ -191,18 +189,82 @@ def test_a_change_meanwhile_wins_over_a_merge(sink: ParquetSink, monkeypatch: py
 def test_results_past_their_age_or_size_go_and_an_import_of_old_records_stays(sink: ParquetSink) -> None:
     filled(sink, 3, at=AT.replace(year=2020))
     late = compaction.SEAL_AFTER_S + 1
-    ahead(sink, late, keep_s=30 * DAY_S).round()
+    month = dict.fromkeys(ResultTable, 30 * DAY_S)
+    ahead(sink, late, keep_s=month).round()
     assert len(ids_of(sink)) == 6, "it was stored today"
-    size = sum(part.bytes for part in sink.parts())
+    size = sum(part.stored_bytes for part in sink.parts())
     ahead(sink, late, max_bytes=size).round()
     assert len(ids_of(sink)) == 6
     sink.write("new", rows(1, key="new"))
-    ahead(sink, late, max_bytes=size).round()
+    ahead(sink, late).round()
+    size = sum(part.stored_bytes for part in sink.parts())
+    ahead(sink, late, max_bytes=size - 1).round()
     assert ids_of(sink) == ["new-0"], "the oldest day goes first"
-    ahead(sink, 31 * DAY_S, keep_s=30 * DAY_S).round()
+    ahead(sink, 31 * DAY_S, keep_s=month).round()
     assert ids_of(sink) == []
     ahead(sink, 32 * DAY_S).round()
     assert keys(sink) == set()
+
+
+def test_findings_and_rates_outlive_their_lines_table_by_table(sink: ParquetSink) -> None:
+    sink.write("a", rows(3, key="a", anomalous=True))
+    sink.write("b", rows(2, key="b", anomalous=False))
+    ahead(sink, compaction.SEAL_AFTER_S + 1).round()
+    day = next(iter(sink.manifest().days.values()))
+    assert set(day.tables) == set(ResultTable)
+    keep = {
+        ResultTable.LINES: 2 * DAY_S, ResultTable.RATES_5M: 3 * DAY_S,
+        ResultTable.RATES_1H: 4 * DAY_S, ResultTable.FINDINGS: 5 * DAY_S,
+    }  # fmt: skip
+    left = []
+    for days in range(1, 7):
+        ahead(sink, (days + 0.5) * DAY_S, keep_s=keep).round()
+        left.append({key.split("/")[1] for key in keys(sink)} - {"days", "gone"})
+        assert ids_of(sink) == ([] if days > 1 else ["a-0", "a-1", "a-2", "b-0", "b-1"])
+        assert sorted(sink.findings().collect()["record_id"]) == ([] if days > 4 else ["a-0", "a-1", "a-2"])
+        assert sink.workloads() == ([] if days > 4 else ["shop"])
+    # What has expired leaves with the next round, when the readers of the older manifest are done.
+    names = [{str(table) for table in ResultTable}]
+    for table in keep:
+        names.append(names[-1] - {str(table)})
+    assert left == [names[0], *names]
+    assert sink.manifest().days == {}
+
+
+def test_too_many_bytes_take_the_oldest_lines_first_and_then_their_tables(sink: ParquetSink) -> None:
+    for year in (2020, 2021):
+        sink.write(str(year), rows(3, key=str(year), at=AT.replace(year=year), anomalous=True))
+    ahead(sink, compaction.SEAL_AFTER_S + 1).round()
+    days = sorted(sink.manifest().days.values(), key=lambda day: day.first_us)
+    everything = sum(day.bytes + day.table_bytes for day in days)
+    late = compaction.SEAL_AFTER_S + 1
+    ahead(sink, late, max_bytes=everything - 1).round()
+    assert {one[:4] for one in ids_of(sink)} == {"2021"}
+    assert len(sink.findings().collect()) == 6
+    ahead(sink, late, max_bytes=sum(day.table_bytes for day in days)).round()
+    assert ids_of(sink) == []
+    assert len(sink.findings().collect()) == 6
+    ahead(sink, late, max_bytes=days[1].table_bytes).round()
+    assert sink.findings().collect()["timestamp"].dt.year().unique().to_list() == [2021]
+
+
+def test_a_day_that_changes_while_its_lines_expire_keeps_what_is_new(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink.write("old", rows(2, key="old"))
+    late = compaction.SEAL_AFTER_S + 1
+    ahead(sink, late).round()
+    change = sink.change
+
+    def meanwhile(edit: Any) -> None:
+        monkeypatch.setattr(sink, "change", change)
+        sink.write("new", rows(2, key="new"))
+        ahead(sink, late).round()
+        change(edit)
+
+    monkeypatch.setattr(sink, "change", meanwhile)
+    ahead(sink, 3 * DAY_S, keep_s={ResultTable.LINES: 2 * DAY_S}).round()
+    assert ids_of(sink) == ["new-0", "new-1", "old-0", "old-1"]
 
 
 def test_files_of_killed_writers_are_removed_and_young_ones_stay(sink: ParquetSink) -> None:
@@ -210,7 +272,7 @@ def test_files_of_killed_writers_are_removed_and_young_ones_stay(sink: ParquetSi
     left = sink.files.put(rows(1), day="2026-11-20", level=LOOSE, written_ms=0).name
     ahead(sink, 10).round()
     assert left in keys(sink), "its swap may be under way"
-    assert ahead(sink, compaction.ORPHAN_S + 10, lambda ids: [Fate.OPEN] * len(ids)).round().removed == 1
+    assert ahead(sink, retention.ORPHAN_S + 10, lambda ids: [Fate.OPEN] * len(ids)).round().removed == 1
     assert left not in keys(sink)
     assert ids_of(sink) == before
 
@@ -310,7 +372,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(which=which)
     def seal_and_sweep(self, which: int) -> None:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(compaction, "GRACE_S", 0.0)
+            patched.setattr(retention, "GRACE_S", 0.0)
             ahead(self.sinks[which], compaction.SEAL_AFTER_S + 5).round()
         self.sealings += 1
         self.expected = {
@@ -360,11 +422,11 @@ while True:
 COMPACTOR = """
 import time
 from pathlib import Path
-from pipeline.sinks import compaction
+from pipeline.sinks import compaction, retention
 from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.parquet import ParquetSink
 compaction.MERGE_PARTS, compaction.SEAL_AFTER_S, compaction.SEAL_AGE_S = 8, 1.0, 0.5
-compaction.MERGE_AGE_S, compaction.GRACE_S, compaction.ORPHAN_S = 0.1, 3.0, 5.0
+compaction.MERGE_AGE_S, retention.GRACE_S, retention.ORPHAN_S = 0.1, 3.0, 5.0
 sink = ParquetSink(Path({root!r}))
 while True:
     Compactor(sink, lambda ids: [Fate.FINAL] * len(ids)).round()

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import compaction
 from pipeline.sinks.compaction import Compactor, Fate
+from pipeline.sinks.manifest import ResultTable
 from pipeline.sinks.parquet import ParquetSink
-from pipeline.sinks.rollups import RATES_SCHEMA, pattern_sums, rates
+from pipeline.sinks.retention import Retention
+from pipeline.sinks.rollups import RATES_SCHEMA, compared, pattern_sums, rates
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -64,10 +66,10 @@ def test_a_rollup_tells_what_the_lines_tell(tmp_path: Path) -> None:
     open_ = rates(sink, since=START, until=START + 24 * HOUR).collect()
     seal(sink)
     (part,) = sink.parts()
-    assert sink.rollup_file(part).exists()
+    assert set(part.tables) == set(ResultTable) - {ResultTable.LINES}
     sealed = rates(sink, since=START, until=START + 24 * HOUR).collect()
     assert dict(sealed.schema) == RATES_SCHEMA
-    order = ["workload", "template_id", "hour"]
+    order = ["workload", "template_id", "bucket"]
     assert sealed.sort(order).equals(open_.sort(order).select(sealed.columns))
     assert sealed.sort(order).select("workload", "records", "anomalous", "severe", "score").rows() == [
         ("bank", 1, 0, 0, 0.1), ("shop", 3, 1, 1, 0.9), ("shop", 1, 0, 0, 0.1),
@@ -109,6 +111,50 @@ def test_a_line_counts_once_in_every_span(
         if since <= START + at * HOUR < until and (only is None or workload in only):
             wanted[workload, template] = wanted.get((workload, template), 0) + 1
     assert sums(sink, since, until, workloads=only) == wanted
+    assert sums(sink, since, until, workloads=only, table=ResultTable.RATES_5M) == wanted
+    findings = sink.findings(since=since, until=until, workloads=only)
+    kept = (pl.col("timestamp") >= since) & (pl.col("timestamp") < until)
+    assert findings.filter(kept & pl.col("workload").is_in(only or ["shop", "bank"])).collect().is_empty()
+
+
+@pytest.mark.parametrize("spread", [0.0, 10.0], ids=["all in the span", "partly in the span"])
+def test_counts_and_findings_stay_when_their_lines_have_expired(tmp_path: Path, spread: float) -> None:
+    sink = ParquetSink(tmp_path)
+    sink.write("a", lines((0.1, "shop", 1), (1.5, "shop", 1), (1.6, "shop", 2), (9 + spread, "bank", 1)))
+    sink.write("b", lines((1.2, "shop", 1), key="b", anomalous=True))
+    seal(sink)
+    kept = {ResultTable.LINES: 60.0}
+    month = 30 * 86_400
+    Compactor(
+        sink, lambda ids: [Fate.FINAL] * len(ids), Retention(keep_s=kept), now=lambda: time.time() + month
+    ).round()
+    assert sink.parts() == []
+    until = START + 10 * HOUR
+    wanted = {("shop", 1): 3, ("shop", 2): 1} | ({} if spread else {("bank", 1): 1})
+    for table in (ResultTable.RATES_1H, ResultTable.RATES_5M):
+        assert sums(sink, START, until, table=table) == wanted
+    found = pattern_sums(sink, START, until, buckets=5)
+    assert dict(zip(found["template_id"].to_list(), found["trend"].to_list(), strict=True))[2] == [
+        1, 0, 0, 0, 0,
+    ]  # fmt: skip
+    assert sink.findings(since=START, until=until).collect()["record_id"].to_list() == ["b-0"]
+
+
+def test_two_spans_are_compared_with_what_came_and_what_went(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path)
+    sink.write("a", lines(*[(at, "shop", 1) for at in (0, 1, 2)], (3, "shop", 2), (1, "bank", 1)))
+    seal(sink)
+    sink.write("b", lines(*[(at, "shop", 1) for at in (24, 25)], (30, "shop", 3), key="b"))
+    day = 24 * HOUR
+    found = compared(sink, (START + day, START + 2 * day), (START, START + day), buckets=4)
+    assert found.select("workload", "template_id", "records", "before", "trend").rows() == [
+        ("shop", 1, 2, 3, [2, 0, 0, 0]),
+        ("shop", 3, 1, 0, [0, 1, 0, 0]),
+        ("bank", 1, 0, 1, [0, 0, 0, 0]),
+        ("shop", 2, 0, 1, [0, 0, 0, 0]),
+    ]
+    only = compared(sink, (START, START + day), (START - day, START), workloads=["bank"], buckets=4)
+    assert only.select("workload", "records", "before").rows() == [("bank", 1, 0)]
 
 
 def test_patterns_have_their_sums_and_their_trend(tmp_path: Path) -> None:
@@ -117,10 +163,10 @@ def test_patterns_have_their_sums_and_their_trend(tmp_path: Path) -> None:
     seal(sink)
     sink.write("b", lines((6, "shop", 2), key="b"))
     until = START + 24 * HOUR
-    found = pattern_sums(rates(sink, since=START, until=until), START, until, 4)
+    found = pattern_sums(sink, START, until, buckets=4)
     assert found["template_id"].to_list() == [1, 2]
     assert found["records"].to_list() == [4, 2]
     assert found["trend"].to_list() == [[3, 0, 0, 1], [0, 2, 0, 0]]
     assert found["first"].to_list() == [START, START + 6 * HOUR]
     assert found["last"].to_list() == [START + 23.9 * HOUR, START + 7 * HOUR]
-    assert pattern_sums(rates(sink, since=until, until=until + HOUR), until, until + HOUR, 4).is_empty()
+    assert pattern_sums(sink, until, until + HOUR, buckets=4).is_empty()

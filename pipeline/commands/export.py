@@ -1,0 +1,111 @@
+"""`logweir export`: stored lines as one file or table for other programs, in bounded memory."""
+
+import argparse
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from pipeline.commands.common import display, of_pipeline, out, print_json, settings_of
+from pipeline.commands.results import asked_query, candidates, of_workloads
+from pipeline.errors import BadInput, SinkUnavailable
+from pipeline.sinks.choose import parquet_of
+from pipeline.sinks.query import conditions
+from pipeline.sinks.results import readable
+from pipeline.units import plural
+
+CHUNK: Final = 250_000  # lines in memory at once
+# A spreadsheet takes a cell that begins so for a formula.
+_FORMULA: Final = r"^[=+\-@\t\r]"
+
+Writer = Callable[[pl.LazyFrame, Path], int]
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = of_pipeline(settings_of(args))
+    if "parquet" not in settings.data.sinks:
+        raise BadInput("export reads Parquet results, and these are in OpenSearch (sinks)")
+    kind, target = next((kind, path) for kind in WRITERS if (path := getattr(args, kind)) is not None)
+    write = _writer(kind)
+    sink, query = parquet_of(settings), asked_query(args)
+    query = of_workloads(args, query, sink.workloads() if args.workload else ())
+    with readable(sink), _in_place(kind, target) as temporary:
+        lines = write(candidates(sink, query).filter(*conditions(query)), temporary)
+    if args.json:
+        print_json({"format": kind, "path": str(target), "lines": lines})
+    else:
+        out().print(f"{plural(lines, 'line')} in {display(target)}", markup=False, soft_wrap=True)
+    return 0
+
+
+@contextmanager
+def _in_place(kind: str, target: Path) -> Iterator[Path]:
+    """A place beside the target, which gets its name once all is written. Raises BadInput,
+    SinkUnavailable."""
+    if target.exists() or target.is_symlink():
+        raise BadInput(f"--{kind} {target} exists; remove it, or choose another name")
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.part")
+    try:
+        yield temporary
+        temporary.rename(target)
+    except OSError as exc:
+        why = exc.strerror or str(exc)
+        raise SinkUnavailable(
+            f"--{kind} {target} cannot be written ({why}); free space, fix the rights, or name another place"
+        ) from exc
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def _writer(kind: str) -> Writer:
+    """The writer of a format. Raises BadInput where its package is missing."""
+    if kind == "delta":
+        import deltalake  # noqa: F401 - a missing extra is said before anything is read
+    return WRITERS[kind]
+
+
+def _parquet(rows: pl.LazyFrame, path: Path) -> int:
+    rows.sink_parquet(path, compression="zstd", compression_level=3)
+    return int(pl.scan_parquet(path, glob=False).select(pl.len()).collect().item())
+
+
+def _csv(rows: pl.LazyFrame, path: Path) -> int:
+    """Lists are joined by spaces; text that a spreadsheet takes for a formula gets an apostrophe."""
+    text = pl.col(pl.String)
+    flat = rows.with_columns(
+        pl.col("reasons").list.join(" "), pl.col("timestamp").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+    ).with_columns(pl.when(text.str.contains(_FORMULA)).then("'" + text).otherwise(text).name.keep())
+    lines = 0
+    with path.open("wb") as file:
+        file.write((",".join(rows.collect_schema().names()) + "\n").encode())
+        for some in flat.collect_batches(chunk_size=CHUNK, maintain_order=False):
+            some.write_csv(file, include_header=False)
+            lines += some.height
+    return lines
+
+
+def _delta(rows: pl.LazyFrame, path: Path) -> int:
+    """Delta has no unsigned numbers: pattern ids keep their bits."""
+    signed = rows.with_columns(
+        pl.col("pattern_id").reinterpret(signed=True),
+        pl.col("line").reinterpret(signed=True),
+        pl.col("lines").cast(pl.Int32),
+    )
+    lines = 0
+    for some in signed.collect_batches(chunk_size=CHUNK, maintain_order=False):
+        if some.height or not lines:
+            some.write_delta(str(path), mode="append")
+            lines += some.height
+    if not path.exists():
+        signed.head(0).collect().write_delta(str(path))
+    return lines
+
+
+WRITERS: Final[dict[str, Writer]] = {"csv": _csv, "parquet": _parquet, "delta": _delta}

@@ -1,0 +1,150 @@
+"""The verbs over stored results: patterns, exports, findings that outlive their lines, status."""
+
+import csv
+import io
+import json
+import os
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from command_line import Verb
+
+from pipeline.commands import export
+from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.settings import Settings
+from pipeline.sinks.compaction import Compactor, Fate
+from pipeline.sinks.manifest import ResultTable
+from pipeline.sinks.parquet import ParquetSink
+from pipeline.sinks.retention import Retention
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+HOUR = timedelta(hours=1)
+DAY_S = 86_400
+
+
+def stored(settings: Settings, *found: tuple[float, int], batch: str = "b", **more: Any) -> ParquetSink:
+    """Stores records of (hours before now, template)."""
+    rows = [
+        dict.fromkeys(RESULT_SCHEMA)
+        | {
+            "record_id": f"{batch}-{n}", "source": "app.log", "line": n + 1, "lines": 1, "timed": True,
+            "timestamp": NOW - hours * HOUR, "workload": "shop", "message": f"message {template}",
+            "raw": f"raw {template}", "template_id": template, "pattern_id": 2**64 - 1, "anomalous": False,
+            "reasons": ["rare:1/9", "new-template"], "score": 0.25,
+        }
+        | more
+        for n, (hours, template) in enumerate(found)
+    ]  # fmt: skip
+    sink = ParquetSink(settings.data.results)
+    sink.write(batch, pl.DataFrame(rows, schema=RESULT_SCHEMA))
+    return sink
+
+
+def compacted(sink: ParquetSink, days: float, **keep: float) -> None:
+    """Seals what is stored, and lets results expire as they would so many days from now."""
+    retention = Retention(keep_s={ResultTable(name): length for name, length in keep.items()})
+    Compactor(
+        sink, lambda ids: [Fate.FINAL] * len(ids), retention, now=lambda: time.time() + days * DAY_S
+    ).round()
+
+
+def test_patterns_are_compared_with_the_span_before_or_another_one(logweir: Verb, settings: Settings) -> None:
+    stored(settings, (0.5, 1), (0.6, 1), (0.7, 2), (1.5, 1), (1.6, 3), (169.5, 2))
+    now = {row["template_id"]: row for row in json.loads(logweir("patterns", "--since", "1h", "--json").out)}
+    assert {key: (row["records"], row["before"]) for key, row in now.items()} == {
+        1: (2, 1),
+        2: (1, 0),
+        3: (0, 1),
+    }
+    assert sum(now[1]["trend"]) == 2 and len(now[1]["trend"]) == 24
+    then = json.loads(
+        logweir("patterns", "--since", "1h", "--against", "170h", "--json", "--order", "less").out
+    )
+    assert [(row["template_id"], row["records"], row["before"]) for row in then] == [(2, 1, 1), (1, 2, 0)]
+    said = logweir("patterns", "--since", "1h", "--against", "170h")
+    assert said.out.rstrip().endswith("2 patterns shown; before: the span of the same length from 170h on")
+    assert logweir("patterns", "--against", "later").code == 2
+    assert "no lines in this span" in logweir("patterns", "--workload", "nobody").out
+
+
+def test_findings_are_shown_after_their_lines_have_expired(logweir: Verb, settings: Settings) -> None:
+    stored(settings, (2, 1), (3, 1))
+    sink = stored(settings, (2, 7), batch="f", anomalous=True, message="disk is on fire")
+    compacted(sink, 2, lines=DAY_S)
+    assert "disk" not in logweir("results").out
+    said = logweir("results", "--anomalous", "--context", "2")
+    assert (said.code, "disk is on fire" in said.out, "message 1" in said.out) == (0, True, False)
+    counted = json.loads(logweir("patterns", "--json").out)
+    assert {row["template_id"]: row["records"] for row in counted} == {1: 2, 7: 1}
+
+
+def test_status_says_how_much_is_stored_and_for_how_long(logweir: Verb, settings: Settings) -> None:
+    assert "results   0 lines in 0 files, 0 MiB; kept: " in logweir("status").out
+    sink = stored(settings, (2, 1), (3, 1))
+    shown = logweir("status").out
+    assert (
+        "results   2 lines in 1 file, 0 MiB; kept: lines 30 d, findings 395 d, rates_5m 30 d, rates_1h 395 d\n"
+    ) in shown
+    compacted(sink, 2, lines=DAY_S)
+    told = json.loads(logweir("status", "--json").out)
+    assert told["results"]["rows"] == told["results"]["files"] == 0 < told["results"]["bytes"]
+    assert told["results_keep"]["lines"] == 30 * DAY_S
+    sink.objects.put("v2/manifest.json", b"{")
+    said = logweir("status")
+    assert (said.code, "restore it from a backup" in said.err) == (1, True)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "delta"])
+def test_an_export_holds_what_was_asked_for(
+    logweir: Verb, settings: Settings, tmp_path: Path, kind: str
+) -> None:
+    stored(settings, (1, 1), (2, 2), (50, 1))
+    stored(settings, (1, 1), batch="hostile", message='=cmd|"x"!A1\n\x1b[2J,end', workload="bank")
+    target = tmp_path / f"out.{kind}"
+    said = logweir("export", f"--{kind}", str(target), "--since", "1d")
+    assert (said.code, said.out.split(" in ")[0]) == (0, "3 lines"), said.err
+    if kind == "csv":
+        rows: list[dict[str, Any]] = list(
+            csv.DictReader(io.StringIO(target.read_bytes().decode(), newline=""))
+        )
+        assert {row["message"] for row in rows} == {"message 1", "message 2", '\'=cmd|"x"!A1\n\x1b[2J,end'}
+        assert rows[0]["reasons"] == "rare:1/9 new-template"
+        assert rows[0]["timestamp"] == f"{NOW - HOUR:%Y-%m-%dT%H:%M:%S}.000000Z"
+    else:
+        frame = pl.read_parquet(target) if kind == "parquet" else pl.read_delta(str(target))
+        assert frame.columns == list(RESULT_SCHEMA)
+        assert frame["reasons"].to_list()[0] == ["rare:1/9", "new-template"]
+        assert frame["pattern_id"].to_list() == [2**64 - 1 if kind == "parquet" else -1] * 3
+        rows = frame.to_dicts()
+    assert {row["record_id"] for row in rows} == {"b-0", "b-1", "hostile-0"}
+    said = logweir("export", f"--{kind}", str(target))
+    assert (said.code, f"--{kind} {target} exists" in said.err) == (2, True)
+    none = logweir("export", f"--{kind}", str(tmp_path / "none"), "--workload", "nobody", "--json")
+    assert json.loads(none.out) == {"format": kind, "path": str(tmp_path / "none"), "lines": 0}
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".out")) == []
+
+
+def test_an_export_that_fails_leaves_nothing_and_says_what_to_do(
+    logweir: Verb, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(settings, (1, 1))
+    said = logweir("export", "--csv", str(tmp_path / "no" / "out.csv"))
+    assert said.code != 0
+    assert "cannot be written (No such file or directory)" in said.err and "Traceback" not in said.err
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    said = logweir("export", "--delta", str(tmp_path / "out"))
+    assert (said.code, "pip install 'logweir[delta]'" in said.err) == (2, True)
+
+    def full(*_: object) -> int:
+        (tmp_path / "half").write_text("half")
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setitem(export.WRITERS, "csv", full)
+    said = logweir("export", "--csv", str(tmp_path / "out.csv"))
+    assert "No space left on device" in said.err
+    assert not (tmp_path / "out.csv").exists()
