@@ -22,6 +22,9 @@ from pipeline.units import listed, plural
 
 SAMPLE_RECORDS: Final = 200
 _REGEX_ERROR: Final = re.compile(r"\n *error: (.+)")
+# Of short files whose first characters differ in digits alone one is looked at closely; so many shapes are
+# remembered.
+_SHORT, _HEAD_CHARS, _SHAPES = 4, 60, 1_000
 _NAMED: Final = 3  # files in a note; the others are counted
 # A time without a year moves by whole years with the time of arrival, one without a date by just this.
 _LATER: Final = timedelta(days=4 * 365 + 1 + 3)
@@ -72,14 +75,26 @@ class TimesFound:
     zones: bool = False  # some times have no zone
 
 
-def times_found(records: pl.DataFrame, names: tuple[str, ...], *, arrived: datetime, zone: str) -> TimesFound:
-    """`records`: RAW_SCHEMA, unparsed; `names`: their formats; `arrived`: aware. Raises BadInput.
+def times_found(
+    records: pl.DataFrame,
+    names: tuple[str, ...],
+    *,
+    arrived: datetime,
+    zone: str,
+    alike: TimesFound | None = None,
+) -> TimesFound:
+    """`records`: RAW_SCHEMA, unparsed; `names`: their formats; `arrived`: aware. `alike`: the answer for
+    records that differ in digits alone; it holds for these if all of them have a time. Raises BadInput.
 
     A part of a time is a guess if it changes with the arrival or with the zone of the source. So every format
     is asked the same question, wherever it keeps its time.
     """
     here = formats.parse(records, names, arrived=arrived, zone=zone)
     timed = here["timed"]
+    if not timed.any():
+        return TimesFound(records=records.height, timed=0)
+    if alike is not None and timed.all():
+        return replace(alike, records=records.height, timed=records.height)
     elsewhere = next(z for z in _ELSEWHERE if z != zone)
     later = formats.parse(records, names, arrived=arrived + _LATER, zone=zone)["timestamp"]
     there = formats.parse(records, names, arrived=arrived, zone=elsewhere)["timestamp"]
@@ -101,17 +116,32 @@ class TimeNotes:
 
     zone: str  # of times without one, as the settings name it
     found: dict[str, TimesFound] = field(default_factory=dict)
+    _alike: dict[object, TimesFound] = field(default_factory=dict)  # of short files, by their shape
 
     def see(self, name: str, chunk: Chunk) -> None:
         """The first chunk of a file tells how its times are; further ones may hold another year."""
         earlier, now = self.found.get(name), utc_now()
         if earlier is None:
-            sample = chunk.records.head(SAMPLE_RECORDS)
-            self.found[name] = times_found(sample, chunk.formats, arrived=now, zone=self.zone)
+            self.found[name] = self._times(chunk, now)
         elif earlier.years:
             last = chunk.latest(arrived=now, zone=self.zone)
             if last is not None:
                 self.found[name] = replace(earlier, years=earlier.years | {last.year})
+
+    def _times(self, chunk: Chunk, now: datetime) -> TimesFound:
+        """The times of a file. Of many short files that are alike but for their numbers, one is looked at."""
+        sample = chunk.records.head(SAMPLE_RECORDS)
+        shape = None
+        if sample.height <= _SHORT:
+            heads = sample["raw"].str.head(_HEAD_CHARS).str.replace_all(r"[0-9]", "0")
+            shape = (chunk.formats, *heads)
+        alike = self._alike.get(shape)
+        found = times_found(sample, chunk.formats, arrived=now, zone=self.zone, alike=alike)
+        # A guessed year differs from file to file.
+        sure = found.timed == found.records and not found.years
+        if shape is not None and sure and len(self._alike) < _SHAPES:
+            self._alike[shape] = found
+        return found
 
     def notes(self) -> list[str]:
         """One sentence for each kind, about all files that it is true of."""

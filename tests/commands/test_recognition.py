@@ -69,3 +69,19 @@ def test_guessed_years_and_zones_are_named(tmp_path: Path) -> None:
 
 def test_complete_times_need_no_note(tmp_path: Path) -> None:
     assert noted(tmp_path, a="2026-01-19T10:00:00Z INFO a\n", empty="") == []
+
+
+def test_of_many_files_that_are_alike_each_is_told_by_its_own_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parses = []
+    parse = formats.parse
+    monkeypatch.setattr(formats, "parse", lambda *args, **more: parses.append(1) or parse(*args, **more))
+    texts = {f"f{n}": f"2026-11-{n:02d} 10:00:00 INFO job {n}\n" for n in range(10, 20)}
+    (zones,) = noted(tmp_path, **texts)
+    assert zones.startswith("10 files") and "no zone" in zones
+    assert len(parses) == 3 + 9, "the first one is asked three times, the others once"
+    broken = {"f98": "2026-13-98 10:00:00 INFO job 98\n", "f99": "2026-11-20T10:00:00Z INFO job 99\n"}
+    notes = noted(tmp_path, **texts, **broken)
+    assert any(note.startswith("f98: no time recognised") for note in notes)
+    assert any(note.startswith("10 files") and "no zone" in note for note in notes)

@@ -16,9 +16,11 @@ from s3_server import S3Server
 from pipeline.errors import BadPayload, ClaimLost, SinkUnavailable, StoreUnavailable, TooNew
 from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import parquet, part_files
+from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.manifest import KEY, MAX_NAMES, merged
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.results import readable
+from pipeline.sinks.retention import Round
 from pipeline.store import folder as folder_module
 from pipeline.store.choose import open_store
 
@@ -353,3 +355,22 @@ def test_copies_of_a_bucket_are_fetched_once_and_the_least_used_go_first(
 
 def test_ranges_are_merged() -> None:
     assert merged([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]) == ((0, 3), (5, 9))
+
+
+def test_batches_are_read_part_by_part_as_they_are_read_alone(sink: ParquetSink) -> None:
+    for n in range(6):
+        sink.write(f"b{n}", rows(3, key=f"k{n}"))
+    sink.write_all([(f"c{n}", rows(2, key=f"c{n}")) for n in range(3)])
+    sink.remove("b1", "shop")
+    sink.take_out("b2", ["k2-1"])
+    sink.write("c1", rows(4, key="c1", message="two"))
+    Compactor(sink, lambda ids: [Fate.WAITS] * len(ids)).merge(list(sink.manifest().parts[:4]), Round())
+    sink.take_out("b3", ["k3-0"])
+    sink.remove("c2", "shop")
+    ids = [f"b{n}" for n in range(5)] + ["c0", "c1", "c2", "unknown"]
+    groups = list(sink.by_part(ids))
+    found = dict(pair for group in groups for pair in group)
+    alone = {name: frame for name in ids if (frame := sink.read(name, "shop")) is not None}
+    assert found.keys() == alone.keys() == {"b0", "b2", "b3", "b4", "c0", "c1"}
+    assert all(found[name].equals(alone[name]) for name in alone)
+    assert len(groups) < len(alone)

@@ -298,9 +298,15 @@ class Journey:
         waiting = cast("list[bytes]", self.asked(lambda: self.client.zrange(self.keys.warming, 0, -1)))
         ids = [name.decode() for name in waiting]
         workloads = self.asked(lambda: self.ledger.backlog.workloads_of(ids))
-        for batch_id, workload in workloads.items():
-            rows = sink.read(batch_id, workload)
-            if rows is not None:
-                sink.write(batch_id, judged_by_words(rows, masks))
+        for group in sink.by_part(workloads):
+            judged = judged_by_words(pl.concat([rows for _, rows in group]), masks)
+            changed, at = [], 0
+            for batch_id, rows in group:
+                now = judged.slice(at, rows.height)
+                at += rows.height
+                if not now["anomalous"].equals(rows["anomalous"], null_equal=True):
+                    changed.append((batch_id, now))
+            if changed:
+                sink.write_all(changed)
         if ids:
             self.notes.append(f"judged by words alone: {self.no_model or 'there is no model'}")
