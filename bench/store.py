@@ -1,8 +1,9 @@
 """The store of results over seven days: commits, compaction, size and questions, beside a file a batch.
 
-Lines are those of the data sets with other parameters in each cycle, spread over seven days and 50 workloads,
-as 20 batches of 500 a commit. The clock is made up, so that a week of compaction runs in minutes. The peer
-writes each batch as a file of its own, synced, as the first edition did."""
+Lines are those of the data sets with other parameters in each cycle, parsed as the pipeline parses them,
+spread over seven days and 50 workloads, as 20 batches of 500 a commit. The clock is made up, so that a week
+of compaction runs in minutes. The peer writes each batch as a file of its own, synced, as the first edition
+did."""
 
 import argparse
 import os
@@ -21,12 +22,13 @@ from bench._running import scratch
 from bench._varied import real_files, varied
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.records.result_query import ResultQuery
-from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.records.schema import RESULT_SCHEMA, raw_frame
 from pipeline.sinks import parquet
 from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.query import matching, with_context
 from pipeline.sinks.rollups import pattern_sums
+from pipeline.sources import formats
 
 BATCH: Final = 500
 GROUP: Final = 20
@@ -78,6 +80,8 @@ def _texts(data: Path, folder: Path) -> Iterator[str]:
 
 def _frame(raw: pl.Series, masks: MaskSet, at: int, step_us: int) -> pl.DataFrame:
     workload = f"team-{at // BATCH % WORKLOADS:02}/app"
+    lines = raw.to_list()
+    parsed = formats.parse(raw_frame(lines), formats.detect(lines), arrived=START, zone="UTC")
     known = {
         "record_id": [f"{at:x}-{n}" for n in range(BATCH)],
         "source": pl.repeat(f"/var/log/{workload}.log", BATCH, eager=True),
@@ -88,10 +92,9 @@ def _frame(raw: pl.Series, masks: MaskSet, at: int, step_us: int) -> pl.DataFram
         ),
         "timed": pl.repeat(value=True, n=BATCH, eager=True),
         "workload": pl.repeat(workload, BATCH, eager=True),
-        "level": pl.repeat("info", BATCH, eager=True),
-        "message": raw,
+        **{name: parsed[name] for name in ("level", "message", "host", "process", "service")},
         "raw": raw,
-        "pattern_id": masks.mask(raw.rename("message"))["pattern_id"],
+        "pattern_id": masks.mask(parsed["message"])["pattern_id"],
         "reasons": pl.Series([[]] * BATCH, dtype=pl.List(pl.String)),
         "model_version": pl.repeat("20261101T000000-bench", BATCH, eager=True),
     }

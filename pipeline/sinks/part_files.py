@@ -21,6 +21,8 @@ from pipeline.store.objects import Objects
 
 LINES: Final = f"{PREFIX}lines/"
 ROW_GROUP: Final = 65_536
+# Of sorted lines level 3 makes larger files in more time than level 2 (docs/LOG.md).
+ZSTD_LEVEL: Final = 2
 # Fetched copies of a bucket's parts on one machine. A reader may still use a copy for as long as KEPT_S.
 CACHE_BYTES: Final = 4 << 30
 KEPT_S: Final = 600.0
@@ -39,7 +41,7 @@ class PartFiles:
         """Writes a new part. Raises StoreUnavailable."""
         rows = frame.select(list(RESULT_SCHEMA))
         out = io.BytesIO()
-        rows.write_parquet(out, compression="zstd", compression_level=3, row_group_size=ROW_GROUP)
+        rows.write_parquet(out, compression="zstd", compression_level=ZSTD_LEVEL, row_group_size=ROW_GROUP)
         name = f"{LINES}date={day}/{level}-{uuid.uuid4().hex}.parquet"
         self.objects.put(name, out.getvalue())
         first, last = rows.select(
