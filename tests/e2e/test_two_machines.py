@@ -1,6 +1,7 @@
-"""Two stacks with two data directories, one Redis and one store: what one learns, the other serves.
+"""Two and three stacks, each with a data directory of its own, one Redis and one store.
 
-The machines are stacks on one host here. A third data directory is a host that only asks.
+What one learns the others serve. The machines are stacks on one host here. One more data directory is a host
+that only asks.
 """
 
 import json
@@ -97,6 +98,7 @@ def test_two_machines_share_what_they_learn_and_the_work_of_one_that_dies(machin
     _what_one_learns_both_serve_and_any_host_reads(machines)
     _the_page_on_more_machines_runs_word_for_word(machines)
     _the_work_of_a_machine_that_dies_is_done_and_it_joins_again(machines)
+    _a_third_machine_joins_while_another_one_dies(machines)
 
 
 def _what_one_learns_both_serve_and_any_host_reads(machines: Machines) -> None:
@@ -179,6 +181,34 @@ def _the_work_of_a_machine_that_dies_is_done_and_it_joins_again(machines: Machin
     )
     assert mine
     assert machines.json("status")["model_faults"] == {}
+
+
+def _a_third_machine_joins_while_another_one_dies(machines: Machines) -> None:
+    two = machines.stacks[1]
+    path = two.write(novel(400, "joining"))
+    three = machines.start("three")
+    assert machines.asking("send", path, "--workload", "joining").returncode == 0
+    two.process.send_signal(signal.SIGKILL)
+    nothing_left(two.mark)
+    three.wait_ready()
+    _stored(machines, "joining", 400)
+    rows = machines.rows("joining")
+    assert rows.height == rows["record_id"].n_unique() == 400
+    # It has everything that the others had, and what it trains the other one serves.
+    before = machines.json("status")["model"]["version"]
+    suffixes = {_suffix(up, machines) for up in (machines.stacks[2], three)}
+    assert len(suffixes) == 2
+
+    def served(version: str) -> bool:
+        return {f"@{name.partition('@')[2]}" for name in machines.serving(version)} >= suffixes
+
+    until(lambda: served(before), what="the third machine serves the live version")
+    trained = json.loads(three.logweir("train", "--json").stdout)
+    if trained["published"]:
+        until(lambda: served(trained["version"]), what="both machines serve what the third one has trained")
+    counted = machines.json("patterns", "--since", "3650d", "--limit", "1000")
+    lines = sum(row["records"] for row in counted if row["workload"] == "joining")
+    assert lines == 400, "any host counts the patterns of all machines"
 
 
 def _stored(machines: Machines, workload: str, lines: int) -> None:
