@@ -7,11 +7,15 @@ import sys
 import threading
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from pipeline.commands.run import stdin_copy
 from pipeline.commands.run.first_screen import look, rows
+from pipeline.commands.run.journey import _cuts
+from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
+from pipeline.sources.framing import MAX_RECORD_BYTES
 
 TRACE = """2026-11-20 10:00:09 ERROR app: request failed
 Traceback (most recent call last):
@@ -118,3 +122,22 @@ def test_a_pipe_that_ends_is_copied_whole_without_a_word(monkeypatch: pytest.Mon
     with stdin_copy.stdin_as_file(["-"]) as (names, notes):
         assert Path(names[0]).read_bytes() == b"a\nb"
     assert notes == []
+
+
+def test_of_a_pattern_only_the_error_like_records_are_counted_and_shown(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(
+        "".join(f"2026-11-20 10:00:{n % 60:02d} {'ERROR' if n == 38 else 'INFO'} t {n}\n" for n in range(90))
+    )
+    shown = rows(look([path], Settings()), width=120)
+    assert any("1 error-like record" in line for line in shown)
+    assert any(line.startswith("        1 a.log:39: ") for line in shown)
+
+
+def test_elements_of_a_document_on_one_line_are_no_pieces_of_a_long_line() -> None:
+    frame = raw_frame(["x"] * 3).with_columns(pl.Series("lines", [1, 0, 0], dtype=pl.UInt32))
+    assert _cuts(frame, was_long=False) == (0, False)
+    whole = "y" * MAX_RECORD_BYTES
+    cut = raw_frame([whole, whole, "z"]).with_columns(pl.Series("lines", [1, 0, 0], dtype=pl.UInt32))
+    assert _cuts(cut, was_long=False) == (2, False)
+    assert _cuts(cut[1:2], was_long=True) == (1, True)

@@ -100,6 +100,16 @@ def test_many_lines_of_few_shapes_are_masked_as_each_alone(kinds: list[str], dat
     assert masked(MASKS, messages) == [MASKS.mask_one(message) for message in messages]
 
 
+@pytest.mark.parametrize("digits", ["", "7", "x9y"])
+def test_lines_that_seldom_repeat_are_masked_as_each_alone(digits: str) -> None:
+    """Nearly all shapes are distinct at first sight, and some repeat behind it."""
+    masks = MaskSet.load()
+    names = [f"{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}" for n in range(676)]
+    messages = [f"order {n} created for anna {name}{digits} bauer" for n, name in enumerate(names)]
+    messages += [f"order {n} created for anna {names[n % 90]}{digits} bauer" for n in range(200)]
+    assert masked(masks, messages) == [masked(masks, [message])[0] for message in messages]
+
+
 def test_of_a_few_lines_only_those_of_new_shapes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     own = MaskSet.load()
     known = ["took 12 ms for 10.0.0.7", "user bob logged in", "user eve logged in"]
@@ -270,6 +280,8 @@ def test_a_memory_is_bounded_keeps_what_is_asked_for_and_refuses_long_texts() ->
     memo.recall(["x" * (MAX_CHARS + 1)] + [f"n{i}" for i in range(100)], work)
     assert len(memo) <= 8
     assert memo.recall([], work) == []
+    assert memo.recall(["a", "stays", "a", "b", "a"], work) == ["A", "STAYS", "A", "B", "A"]
+    assert asked.count("a") == 1
 
 
 def test_a_memory_is_bounded_in_characters_too() -> None:

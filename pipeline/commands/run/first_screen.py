@@ -43,9 +43,9 @@ class Pattern:
 
     masked: str
     records: int
-    place: str  # file name and line of the first one
+    place: str  # file name and line of the first one, of the first error-like one where there is one
     word: str | None  # the error word in it
-    severe: bool  # by the word or a level
+    severe: int  # error-like records: by the word or their level
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class FirstLook:
     def error_like(self) -> list[Pattern]:
         """The error-like patterns, the rarest first."""
         severe = [p for p in self.patterns.values() if p.severe]
-        return sorted(severe, key=lambda p: (p.records, p.masked))
+        return sorted(severe, key=lambda p: (p.severe, p.masked))
 
 
 def look(
@@ -139,12 +139,13 @@ def _count(found: FirstLook, parsed: pl.DataFrame, name: str) -> None:
         pattern = found.patterns.get(pattern_id)
         if pattern is None:
             word = severity_words(masked)
-            place = f"{name}:{line}"
-            pattern = Pattern(masked=masked, records=0, place=place, word=word, severe=word is not None)
+            pattern = Pattern(masked=masked, records=0, place=f"{name}:{line}", word=word, severe=0)
             found.patterns[pattern_id] = pattern
         if pattern.word is not None:
             found.words[pattern.word] += count
-        pattern.severe = pattern.severe or level in ERROR_LEVELS
+        if pattern.word is not None or level in ERROR_LEVELS:
+            pattern.place = pattern.place if pattern.severe else f"{name}:{line}"
+            pattern.severe += count
         pattern.records += count
 
 
@@ -155,7 +156,7 @@ def rows(found: FirstLook, *, width: int) -> list[str]:
     part = "" if found.whole else " (the beginning; the run reads all)"
     lines = [f"{line_count(found.lines, found.records)} at first sight{part}: {_levels(found)}"]
     severe = found.error_like
-    facts = [f"{plural(sum(p.records for p in severe), 'error-like record')}"] if severe else []
+    facts = [f"{plural(sum(p.severe for p in severe), 'error-like record')}"] if severe else []
     if found.traces:
         facts.append(plural(found.traces, "stack trace"))
     if found.words:
@@ -171,7 +172,7 @@ def rows(found: FirstLook, *, width: int) -> list[str]:
 
 def _severe_row(pattern: Pattern, width: int) -> str:
     """Its line is cut around the error word."""
-    begin = f"  {pattern.records:>7,} {clipped(pattern.place, width // 2)}: "
+    begin = f"  {pattern.severe:>7,} {clipped(pattern.place, width // 2)}: "
     text = visible(pattern.masked)
     return begin + shortened(text, [pattern.word] if pattern.word else [], max(40, width - len(begin)))
 

@@ -54,6 +54,17 @@ T = TypeVar("T")
 Show = Callable[[str, float, float, str], None]
 
 
+def _cuts(records: pl.DataFrame, was_long: bool) -> tuple[int, bool]:
+    """How often a line was cut because it is too long, and whether the last record may be cut. `was_long`:
+    that of the records before.
+
+    Records of one line that are short are elements of a document. A piece of an element with escapes may
+    have a quarter of the bound."""
+    long = records["raw"].str.len_bytes() > MAX_RECORD_BYTES // 4 - 4
+    pieces = (records["lines"] == 0) & long.shift(1, fill_value=was_long)
+    return int(pieces.sum()), bool(long[-1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
     """Where the work stands: batches that wait, steps that ended so far, lines in all and lines done with."""
@@ -118,7 +129,7 @@ class Journey:
             max_bytes=self.settings.internal.batch_kib * 1024,
             choice=self.choice,
         ):
-            source, start, cut = reading.source, 0, 0
+            source, start, cut, was_long = reading.source, 0, 0, False
             workload = self.workload or workload_of_file(source.named)
             key = digest("file", purpose.value, source.name)
             for chunk in reading.chunks:
@@ -145,7 +156,8 @@ class Journey:
                         )
                     self.pause(min(answer.retry_after_s, FULL_S))
                 start = chunk.cursor.offset
-                cut += int((chunk.records["lines"] == 0).sum())
+                cuts, was_long = _cuts(chunk.records, was_long)
+                cut += cuts
                 progress(path, chunk.position, int(chunk.records["lines"].sum()))
             if cut:
                 size = f"{MAX_RECORD_BYTES // 1024} KiB"

@@ -28,13 +28,15 @@ class Memo:
         return len(self._young) + len(self._old)
 
     def recall(self, texts: Sequence[str], compute: Callable[[list[str]], list[str]]) -> list[str]:
-        """The results of these distinct texts; `compute` gives those that are not remembered."""
+        """The results of these texts, in their order; `compute` gives those that are not remembered.
+
+        A text may stand there several times; it is computed once."""
         results = dict(zip(texts, self.recalled(texts), strict=True))
         if missing := [text for text, result in results.items() if result is None]:
             computed = dict(zip(missing, compute(missing), strict=True))
             self.remember(computed)
             results |= computed
-        return [result for result in results.values() if result is not None]
+        return [results[text] or "" for text in texts]
 
     def recalled(self, texts: Sequence[str]) -> list[str | None]:
         """The remembered results of these texts, None for the others."""
