@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -190,34 +190,52 @@ class Lab:
         return found
 
     @contextlib.contextmanager
-    def stops_at(self, place: TrainingState | Literal["moved"]) -> Iterator[psutil.Process]:
-        """The trainer's process, which stops once it has said this state, or has moved the pointer, and goes
-        on afterwards. The stack must run with `stopping()`."""
-        child, sign = self.pool_child("train"), self.up.folder / STOPS / place
+    def stops_at(
+        self, place: TrainingState | Literal["moved"]
+    ) -> Iterator[Callable[[], psutil.Process | None]]:
+        """A look for the trainer's process, which stops once it has said this state, or has moved the
+        pointer, and goes on afterwards. The stack must run with `stopping()`.
+
+        Each training has a process of its own, so that of the one before may still be there."""
+        sign = self.up.folder / STOPS / place
         sign.parent.mkdir(exist_ok=True)
         sign.touch()
         try:
-            yield child
+            yield self._stopped
         finally:
             sign.unlink(missing_ok=True)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.resume()
+            while (child := self._stopped()) is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.resume()
+
+    def _stopped(self) -> psutil.Process | None:
+        with contextlib.suppress(psutil.Error):
+            for child in self.worker("train").children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.status() == psutil.STATUS_STOPPED:
+                        return child
+        return None
 
     @contextlib.contextmanager
     def stopped_at(self, place: TrainingState | Literal["moved"]) -> Iterator[tuple[str, psutil.Process]]:
         """Ask for a training whose process has stopped at this place; its id and the process, which goes on
         afterwards."""
-        with self.stops_at(place) as child:
+        with self.stops_at(place) as look:
             request_id = self.ask()
 
-            def stopped() -> bool:
+            def stopped() -> psutil.Process | None:
                 status = self.trainings.status(request_id)
                 if status.ended:
                     pytest.fail(f"it ended as {status.state} before {place}: {status.reason}")
-                return child.status() == psutil.STATUS_STOPPED
+                return look()
 
-            until(stopped, what=f"the trainer has stopped at {place}")
-            yield request_id, child
+            child = until(stopped, what=f"the trainer has stopped at {place}")
+            assert child is not None
+            try:
+                yield request_id, child
+            finally:  # also where its worker was killed and it has no parent
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.resume()
 
     # ---- lines and models ----------------------------------------------------------------------
 

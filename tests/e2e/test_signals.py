@@ -75,9 +75,9 @@ def _stored(up: Up, workload: str) -> int:
 
 def test_a_trainer_that_is_killed_at_work_begins_again_and_the_training_ends(busy: Up) -> None:
     before = busy.status()["model"]["version"]
-    with Lab(busy).stops_at(TrainingState.TRAINING) as trainer:
+    with Lab(busy).stops_at(TrainingState.TRAINING) as stopped:
         train = busy.logweir.start("train", "--json")
-        until(lambda: trainer.status() == psutil.STATUS_STOPPED, what="the training works")
+        until(stopped, what="the training works")
         kill(busy, "train")
     assert train.wait(100) == 0, (busy.folder / "err").read_text()
     status = json.loads((busy.folder / "out").read_text())
