@@ -74,9 +74,14 @@ def test_a_task_is_shown_by_workload_lines_and_id_and_never_by_a_line(watched: U
     def of(name: str) -> list[dict[str, Any]]:
         return [t for t in tasks(watched).values() if t["name"] == name and "shop/app" in str(t["args"])]
 
-    until(lambda: of("logweir.store"), what="Flower has seen the last step")
-    for name in ("logweir.ingest", "logweir.drain", "logweir.store"):
-        (task,) = of(name)
+    names = ("logweir.ingest", "logweir.drain", "logweir.store")
+
+    def ended() -> bool:  # events of one task may come one by one
+        return all(any(task["state"] == "SUCCESS" for task in of(name)) for name in names)
+
+    until(ended, what="Flower has seen the end of each step")
+    for name in names:
+        task = of(name)[-1]
         workload, lines, batch = task["args"].split(", ")
         assert (workload, lines) == ("shop/app", "71 lines") and len(batch) > 8
         assert task["state"] == "SUCCESS"
