@@ -1,6 +1,8 @@
 """`logweir export`: stored lines as one file or table for other programs, in bounded memory."""
 
 import argparse
+import errno
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,14 +15,17 @@ import polars as pl
 from pipeline.commands.common import display, of_pipeline, out, print_json, settings_of
 from pipeline.commands.results import asked_query, candidates, of_workloads
 from pipeline.errors import BadInput, SinkUnavailable
+from pipeline.report.export import FORMULA_MARKS
 from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.query import conditions
 from pipeline.sinks.results import readable
 from pipeline.units import plural
 
 CHUNK: Final = 250_000  # lines in memory at once
-# A spreadsheet takes a cell that begins so for a formula.
-_FORMULA: Final = r"^[=+\-@\t\r]"
+
+_DISK_FAULTS: Final = tuple(
+    os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
+)
 
 Writer = Callable[[pl.LazyFrame, Path], int]
 
@@ -52,8 +57,12 @@ def _in_place(kind: str, target: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.rename(target)
-    except OSError as exc:
-        why = exc.strerror or str(exc)
+    except Exception as exc:
+        # Polars and deltalake wrap faults of the disk in errors of their own.
+        why = next((text for text in _DISK_FAULTS if text in str(exc)), None)
+        if why is None and not isinstance(exc, OSError):
+            raise
+        why = why or getattr(exc, "strerror", None) or str(exc)
         raise SinkUnavailable(
             f"--{kind} {target} cannot be written ({why}); free space, fix the rights, or name another place"
         ) from exc
@@ -81,7 +90,9 @@ def _csv(rows: pl.LazyFrame, path: Path) -> int:
     text = pl.col(pl.String)
     flat = rows.with_columns(
         pl.col("reasons").list.join(" "), pl.col("timestamp").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
-    ).with_columns(pl.when(text.str.contains(_FORMULA)).then("'" + text).otherwise(text).name.keep())
+    ).with_columns(
+        pl.when(text.str.head(1).is_in(FORMULA_MARKS)).then("'" + text).otherwise(text).name.keep()
+    )
     lines = 0
     with path.open("wb") as file:
         file.write((",".join(rows.collect_schema().names()) + "\n").encode())
@@ -100,10 +111,10 @@ def _delta(rows: pl.LazyFrame, path: Path) -> int:
     )
     lines = 0
     for some in signed.collect_batches(chunk_size=CHUNK, maintain_order=False):
-        if some.height or not lines:
+        if some.height:
             some.write_delta(str(path), mode="append")
             lines += some.height
-    if not path.exists():
+    if not lines:
         signed.head(0).collect().write_delta(str(path))
     return lines
 

@@ -116,7 +116,7 @@ class TimeNotes:
 
     zone: str  # of times without one, as the settings name it
     found: dict[str, TimesFound] = field(default_factory=dict)
-    _alike: dict[object, TimesFound] = field(default_factory=dict)  # of short files, by their shape
+    _by_shape: dict[object, TimesFound] = field(default_factory=dict)  # of short files, by their shape
 
     def see(self, name: str, chunk: Chunk) -> None:
         """The first chunk of a file tells how its times are; further ones may hold another year."""
@@ -135,12 +135,12 @@ class TimeNotes:
         if sample.height <= _SHORT:
             heads = sample["raw"].str.head(_HEAD_CHARS).str.replace_all(r"[0-9]", "0")
             shape = (chunk.formats, *heads)
-        alike = self._alike.get(shape)
+        alike = self._by_shape.get(shape)
         found = times_found(sample, chunk.formats, arrived=now, zone=self.zone, alike=alike)
         # A guessed year differs from file to file.
         sure = found.timed == found.records and not found.years
-        if shape is not None and sure and len(self._alike) < _SHAPES:
-            self._alike[shape] = found
+        if shape is not None and sure and len(self._by_shape) < _SHAPES:
+            self._by_shape[shape] = found
         return found
 
     def notes(self) -> list[str]:

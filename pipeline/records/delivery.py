@@ -1,4 +1,4 @@
-"""What the rooms say to each other about a batch: stages, answers of intake, claims, dead letters."""
+"""Values about a batch that rooms share: stages, answers of intake, claims, dead letters."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime

@@ -17,7 +17,7 @@ _CSV: Final = (
     "why", "source", "line", "sample",
 )  # fmt: skip
 # A spreadsheet takes a cell that begins so for a formula.
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_MARKS: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def facts(finding: Finding) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = one_line(value)
-    return "'" + text if text.startswith(_FORMULA) else text
+    return "'" + text if text.startswith(FORMULA_MARKS) else text
 
 
 def fails(findings: Sequence[Finding], limit: str | None) -> bool:

@@ -45,7 +45,7 @@ from pipeline.sinks.rollups import put_tables
 # Parts of level 0 that begin a merge: a query reads a hundred small files about as fast as one large one.
 MERGE_PARTS: Final = 64
 MERGE_AGE_S: Final = 2.0  # Younger commits may be in the hands of their writers.
-# What is read at once: about 1 GiB of memory for lines of usual length.
+# The rows that one merge reads: about 1 GiB of memory for lines of usual length.
 MAX_ROWS: Final = 1_000_000
 MAX_BYTES: Final = 64 << 20  # Compressed.
 SEAL_AGE_S: Final = 600.0  # Past the time in which Redis may forget a batch (sinks/forgotten.py).
@@ -244,10 +244,8 @@ def _grouped(parts: Iterable[Part], *, live_only: bool = True) -> list[list[Part
 def _live_entries(part: Part, batches: Sequence[IndexEntry]) -> list[IndexEntry]:
     """The batches of a part with the rows that are left of them."""
     found = []
-    for entry, (start, stop) in zip(
-        batches, spans((b.batch_id, b.rows) for b in batches).values(), strict=True
-    ):
-        remaining = stop - start - sum(max(0, min(stop, b) - max(start, a)) for a, b in part.dropped)
+    for entry, span in zip(batches, spans((b.batch_id, b.rows) for b in batches).values(), strict=True):
+        remaining = part.live_in(span)
         if remaining:
             found.append(IndexEntry(entry.batch_id, remaining, entry.written_ms))
     return found

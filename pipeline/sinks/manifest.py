@@ -26,7 +26,7 @@ LOOSE, MERGED, SEALED = 0, 1, 2  # levels
 
 
 class ResultTable(StrEnum):
-    """What is stored of results, each with a retention of its own. The value names a folder of the store."""
+    """A table of stored results. Each has a retention of its own; the value names its folder in the store."""
 
     LINES = "lines"
     FINDINGS = "findings"  # the anomalous rows of sealed lines, all columns
@@ -69,7 +69,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def live(self) -> int:
         """Lines that are results."""
-        return 0 if self.expired else self.rows - sum(stop - start for start, stop in self.dropped)
+        return 0 if self.expired else self.live_in((0, self.rows))
+
+    def live_in(self, span: tuple[int, int]) -> int:
+        """Rows of a range that are not dropped."""
+        start, stop = span
+        return stop - start - sum(max(0, min(stop, b) - max(start, a)) for a, b in self.dropped)
 
     @property
     def stored_bytes(self) -> int:

@@ -23,6 +23,7 @@ from pipeline.sinks.manifest import (
     KEY,
     LOOSE,
     PREFIX,
+    Day,
     IndexEntry,
     Part,
     ResultManifest,
@@ -114,19 +115,14 @@ class ParquetSink:
         with self._explained(reading=True):
             for part in self.manifest().parts:
                 where = spans((one.batch_id, one.rows) for one in self.batches(part))
-                here = [batch_id for batch_id in where if batch_id in wanted]
-                if not here:
+                if wanted.isdisjoint(where):
                     continue
-                # With dropped rows, so that rows keep their numbers.
-                rows = self.files.read(msgspec.structs.replace(part, dropped=())).with_row_index("row")
-                for start, stop in part.dropped:
-                    rows = rows.filter(~pl.col("row").is_between(start, stop, closed="left"))
-                numbers = rows["row"]
-                found = []
-                for batch_id in here:
-                    begin, end = (int(numbers.search_sorted(at, side="left")) for at in where[batch_id])
-                    if end > begin:
-                        found.append((batch_id, rows.slice(begin, end - begin).drop("row")))
+                rows, at, found = self.files.read(part), 0, []
+                for batch_id, span in where.items():
+                    height = part.live_in(span)
+                    if height and batch_id in wanted:
+                        found.append((batch_id, rows.slice(at, height)))
+                    at += height
                 if found:
                     yield found
 
@@ -173,7 +169,7 @@ class ParquetSink:
             remaining, out = 0, []
             for part, span in self._places(now, [batch_id]):
                 ranges = self._rows_of(part, span, record_ids)
-                remaining += _live_in(part.dropping(ranges), span)
+                remaining += part.dropping(ranges).live_in(span)
                 out += [(part, one) for one in ranges]
             return now.edited(parts=self._less(now, out)) if out else None
 
@@ -315,9 +311,7 @@ class ParquetSink:
             for day in {part.day for part in new}:
                 before = self.sealed(days[day].name) if day in days else ()
                 listed = (*before, *(part for part in new if part.day == day))
-                name = f"{PREFIX}days/{day}-{now.edits + 1}-{random.getrandbits(32):08x}.json"
-                self.objects.put(name, packed(SealedParts(parts=listed)))
-                days[day] = day_of(name, listed)
+                days[day] = self.put_day(day, listed)
             return now.edited(parts=others, days=days)
 
         with self._explained():
@@ -326,6 +320,14 @@ class ParquetSink:
             with suppress(StoreUnavailable):
                 self.objects.delete(note)
         return unchanged
+
+    def put_day(self, day: str, parts: Sequence[Part]) -> Day:
+        """Writes a new object that lists the sealed parts of a day; a manifest has to name it yet.
+
+        Raises StoreUnavailable."""
+        name = f"{PREFIX}days/{day}-{random.getrandbits(64):016x}.json"
+        self.objects.put(name, packed(SealedParts(parts=tuple(parts))))
+        return day_of(name, parts)
 
     def change(self, edit: Edit) -> None:
         """Swaps the manifest for an edited one. Raises SinkUnavailable."""
@@ -397,7 +399,7 @@ class ParquetSink:
                 continue
             where = spans((one.batch_id, one.rows) for one in self.batches(part))
             for batch_id in wanted & where.keys():
-                if _live_in(part, where[batch_id]):
+                if part.live_in(where[batch_id]):
                     found.append((part, where[batch_id]))
         return found
 
@@ -411,7 +413,7 @@ class ParquetSink:
             found |= {
                 one.batch_id: one.written_ms
                 for one in self.batches(part)
-                if _live_in(part, where[one.batch_id])
+                if part.live_in(where[one.batch_id])
             }
         return found
 
@@ -450,12 +452,6 @@ class ParquetSink:
                 else f"results cannot be written to {url} ({why}); nothing is lost and writing goes on by "
                 "itself"
             ) from exc
-
-
-def _live_in(part: Part, span: tuple[int, int]) -> int:
-    """Rows of a range that are not dropped."""
-    start, stop = span
-    return stop - start - sum(max(0, min(stop, b) - max(start, a)) for a, b in part.dropped)
 
 
 def _now_ms() -> int:

@@ -4,7 +4,6 @@ Whole days leave, table by table (`results_keep`). A replaced file is removed af
 reader with an older manifest still finds it. A file that no manifest names is removed after `ORPHAN_S`.
 """
 
-import random
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +14,8 @@ from pipeline.logs import logger
 from pipeline.sinks.manifest import (
     PREFIX,
     Day,
-    Part,
     ResultManifest,
     ResultTable,
-    SealedParts,
-    day_of,
-    packed,
 )
 from pipeline.sinks.parquet import ParquetSink
 
@@ -67,7 +62,7 @@ def expire(sink: ParquetSink, retention: Retention, now: float, tally: Round) ->
         before = manifest.days[key]
         parts = sink.sealed(before.name)
         left = [part for one in parts if (part := one.without(tables)) is not None]
-        changed[key] = (before, _put_day(sink, key, left) if left else None)
+        changed[key] = (before, sink.put_day(key, left) if left else None)
         kept = {name for part in left for name in part.objects}
         objects += [before.name, *(name for part in parts for name in part.objects if name not in kept)]
         tally.expired += len(parts)
@@ -113,13 +108,6 @@ def _past_size(manifest: ResultManifest, max_bytes: int, out: dict[str, set[Resu
         if total > max_bytes:
             out[key] |= set(day.tables)
             total -= day.table_bytes
-
-
-def _put_day(sink: ParquetSink, day: str, parts: Iterable[Part]) -> Day:
-    parts = tuple(parts)
-    name = f"{PREFIX}days/{day}-e-{random.getrandbits(64):016x}.json"
-    sink.objects.put(name, packed(SealedParts(parts=parts)))
-    return day_of(name, parts)
 
 
 def note_replaced(sink: ParquetSink, now: float, keys: Iterable[str]) -> str:

@@ -36,6 +36,13 @@ RATES_SCHEMA: Final[dict[str, Any]] = {
 }
 _KEY: Final = ("bucket", "workload", "template_id")
 _FINE: Final = (*_KEY, "records", "anomalous", "severe", "score")  # the columns by five minutes
+_SUMS: Final = (
+    pl.col("records", "anomalous", "severe").sum(),
+    pl.col("score").max(),
+    pl.col("first").min(),
+    pl.col("last").max(),
+    pl.col("sample").first(),
+)
 _WIDTHS: Final = {ResultTable.RATES_5M: "5m", ResultTable.RATES_1H: "1h"}
 
 
@@ -75,13 +82,7 @@ def put_tables(sink: ParquetSink, lines: pl.DataFrame, day: str) -> dict[ResultT
         fine.lazy()
         .with_columns(pl.col("bucket").dt.truncate("1h"))
         .group_by(_KEY)
-        .agg(
-            pl.col("records", "anomalous", "severe").sum(),
-            pl.col("score").max(),
-            pl.col("first").min(),
-            pl.col("last").max(),
-            pl.col("sample").first(),
-        )
+        .agg(_SUMS)
         .select(list(RATES_SCHEMA))
         .collect()
     )
@@ -154,19 +155,17 @@ def pattern_sums(
     Trends of up to FINE_SPAN come from counts by five minutes. Most records first. Raises SinkUnavailable."""
     key = ["workload", "template_id"]
     found = rates(sink, since=since, until=until, workloads=workloads).collect()
-    sums = found.group_by(key).agg(
-        pl.col("records", "anomalous", "severe").sum(),
-        pl.col("score").max(),
-        pl.col("first").min(),
-        pl.col("last").max(),
-        pl.col("sample").first(),
-    )
-    fine = found
+    sums, fine = _sums(found), found
     if until - since <= FINE_SPAN:
         table = ResultTable.RATES_5M
         fine = rates(sink, since=since, until=until, workloads=workloads, table=table).collect()
     trend = _trend(fine.lazy(), since, until, buckets).collect()
     return sums.join(trend, on=key, how="left").sort("records", *key, descending=[True, False, False])
+
+
+def _sums(found: pl.DataFrame) -> pl.DataFrame:
+    """One row for each workload and template of `rates`."""
+    return found.group_by("workload", "template_id").agg(_SUMS)
 
 
 def _trend(found: pl.LazyFrame, since: datetime, until: datetime, buckets: int) -> pl.LazyFrame:
@@ -197,7 +196,8 @@ def compared(
     Patterns that are in the other span alone stand at the end, with 0 records. Raises SinkUnavailable."""
     key = ["workload", "template_id"]
     now = pattern_sums(sink, *span, workloads=workloads, buckets=buckets)
-    then = pattern_sums(sink, *against, workloads=workloads, buckets=1).rename({"records": "before"})
+    other = rates(sink, since=against[0], until=against[1], workloads=workloads).collect()
+    then = _sums(other).rename({"records": "before"}).sort("before", *key, descending=[True, False, False])
     absent = then.join(now, on=key, how="anti").with_columns(
         pl.lit(0, pl.Int64).alias("records"),
         pl.lit(0, pl.Int64).alias("anomalous"),

@@ -88,7 +88,8 @@ def test_status_says_how_much_is_stored_and_for_how_long(logweir: Verb, settings
     sink = stored(settings, (2, 1), (3, 1))
     shown = logweir("status").out
     assert (
-        "results   2 lines in 1 file, 0 MiB; kept: lines 30 d, findings 395 d, rates_5m 30 d, rates_1h 395 d\n"
+        "results   2 lines in 1 file, 0 MiB; "
+        "kept: lines 30 d, findings 395 d, rates_5m 30 d, rates_1h 395 d\n"
     ) in shown
     compacted(sink, 2, lines=DAY_S)
     told = json.loads(logweir("status", "--json").out)
@@ -127,6 +128,30 @@ def test_an_export_holds_what_was_asked_for(
     none = logweir("export", f"--{kind}", str(tmp_path / "none"), "--workload", "nobody", "--json")
     assert json.loads(none.out) == {"format": kind, "path": str(tmp_path / "none"), "lines": 0}
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".out")) == []
+
+
+@pytest.mark.parametrize("wrapped", [OSError, pl.exceptions.ComputeError, RuntimeError])
+def test_a_full_disk_is_no_damage_of_the_results(
+    logweir: Verb,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrapped: type[Exception],
+) -> None:
+    """As Polars and deltalake say it."""
+    stored(settings, (1, 1))
+
+    def full(_rows: object, path: Path) -> int:
+        path.write_text("half")
+        raise wrapped(f"parquet: underlying IO error: {os.strerror(28)} (os error 28)")
+
+    monkeypatch.setitem(export.WRITERS, "parquet", full)
+    said = logweir("export", "--parquet", str(tmp_path / "out"))
+    assert said.err == (
+        f"logweir: --parquet {tmp_path / 'out'} cannot be written (No space left on device); free space, fix the "
+        "rights, or name another place\n"
+    )
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
 def test_an_export_that_fails_leaves_nothing_and_says_what_to_do(
