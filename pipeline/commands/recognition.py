@@ -81,9 +81,9 @@ def times_found(
     *,
     arrived: datetime,
     zone: str,
-    alike: TimesFound | None = None,
+    precedent: TimesFound | None = None,
 ) -> TimesFound:
-    """`records`: RAW_SCHEMA, unparsed; `names`: their formats; `arrived`: aware. `alike`: the answer for
+    """`records`: RAW_SCHEMA, unparsed; `names`: their formats; `arrived`: aware. `precedent`: the answer for
     records that differ in digits alone; it holds for these if all of them have a time. Raises BadInput.
 
     A part of a time is a guess if it changes with the arrival or with the zone of the source. So every format
@@ -93,8 +93,8 @@ def times_found(
     timed = here["timed"]
     if not timed.any():
         return TimesFound(records=records.height, timed=0)
-    if alike is not None and timed.all():
-        return replace(alike, records=records.height, timed=records.height)
+    if precedent is not None and timed.all():
+        return replace(precedent, records=records.height, timed=records.height)
     elsewhere = next(z for z in _ELSEWHERE if z != zone)
     later = formats.parse(records, names, arrived=arrived + _LATER, zone=zone)["timestamp"]
     there = formats.parse(records, names, arrived=arrived, zone=elsewhere)["timestamp"]
@@ -135,8 +135,8 @@ class TimeNotes:
         if sample.height <= _SHORT:
             heads = sample["raw"].str.head(_HEAD_CHARS).str.replace_all(r"[0-9]", "0")
             shape = (chunk.formats, *heads)
-        alike = self._by_shape.get(shape)
-        found = times_found(sample, chunk.formats, arrived=now, zone=self.zone, alike=alike)
+        precedent = self._by_shape.get(shape)
+        found = times_found(sample, chunk.formats, arrived=now, zone=self.zone, precedent=precedent)
         # A guessed year differs from file to file.
         sure = found.timed == found.records and not found.years
         if shape is not None and sure and len(self._by_shape) < _SHAPES:

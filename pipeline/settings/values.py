@@ -90,7 +90,7 @@ def cells_file(url: str | None) -> str | None:
 
 _SPANS: Final = {"h": 3_600, "d": 86_400, "w": 604_800, "y": 31_557_600}
 # How long results stay that `results_keep` does not name; by table (sinks/manifest.py), 395 d are 13 months.
-_KEPT: Final = {"lines": "30d", "findings": "395d", "rates_5m": "30d", "rates_1h": "395d"}
+_KEEP_BY_DEFAULT: Final = {"lines": "30d", "findings": "395d", "rates_5m": "30d", "rates_1h": "395d"}
 _SIZES: Final = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -150,19 +150,24 @@ def kept_results(words: Iterable[str]) -> dict[str, float]:
 
     A table that is not named has its default; one that stays for ever (`lines=forever`) is absent. Raises
     ValueError for another form."""
-    given: dict[str, str] = {}
+    words_of: dict[str, str] = {}
     for word in words:
         name, _, text = word.partition("=")
-        if name in given:
+        if name in words_of:
             raise ValueError(f"results_keep names {name} twice ({word!r}); leave one of them out")
-        given[name] = text.strip()
+        words_of[name] = text.strip()
     found: dict[str, float] = {}
-    for name, text in (_KEPT | given).items():
+    for name, text in (_KEEP_BY_DEFAULT | words_of).items():
         units = _SIZES if name == "size" else _SPANS
         number = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*([A-Za-z]+)", text)
-        if name in _KEPT and text == "forever":
+        if name in _KEEP_BY_DEFAULT and text == "forever":
             continue
-        if name not in (*_KEPT, "size") or number is None or number[2] not in units or not float(number[1]):
+        if (
+            name not in (*_KEEP_BY_DEFAULT, "size")
+            or number is None
+            or number[2] not in units
+            or not float(number[1])
+        ):
             raise ValueError(
                 f"results_keep {name}={text} is not usable; write lines, findings, rates_5m or rates_1h like "
                 "lines=30d or lines=forever, and size=200GiB"
