@@ -117,5 +117,5 @@ def test_a_redis_that_keeps_its_promises_is_well_and_one_that_does_not_is_warned
             server_client.config_set("appendfsync", "no")
         assert "warning Redis on disk: appendonly yes, appendfsync no" in logweir("doctor").out
     finally:
-        server.terminate()
+        server.kill()  # it refuses SIGTERM as long as it writes its first append-only file
         server.wait(10)

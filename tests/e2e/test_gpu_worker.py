@@ -27,7 +27,7 @@ from pipeline.gpu.values import LeaseMode, Need, PoolLease
 from pipeline.redis.attach import attached
 from pipeline.settings import Settings
 
-A = "GPU-aaaaaaaa-0000"
+A = f"GPU-d{os.getpid():07x}-0000"  # a host has one lock per uuid, whoever runs tests on it
 # The GPU worker as it is, but for CUDA: what it begins stays with its process, as a context does.
 WORKER = """
 from pipeline.tasks.loaded import LoadedModels
