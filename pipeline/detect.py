@@ -17,11 +17,11 @@ from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
-from pipeline.records.batch import digest
+from pipeline.records.batch import digest, file_key
 from pipeline.records.columns import lists_of_text
 from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
-from pipeline.records.schema import RESULT_SCHEMA
+from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA
 from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason
 from pipeline.sources import formats
 
@@ -165,8 +165,8 @@ def result_rows(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload
     verdicts = work.select("key", *_VERDICT, "version")
     frame = prepared.join(verdicts, on="key", how="left", maintain_order="left")
     frame = frame.with_columns(
-        _record_id(meta).alias("record_id"),
-        pl.lit(meta.source).alias("source"),
+        _record_id(meta, prepared).alias("record_id"),
+        pl.col("source").fill_null(meta.source),
         pl.lit(workload).alias("workload"),
         pl.when(pl.col("version") == WARMING_VERSION)
         .then(None)
@@ -176,19 +176,31 @@ def result_rows(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload
     return frame.select([pl.col(name).cast(dtype) for name, dtype in RESULT_SCHEMA.items()])
 
 
+def stored_records(rows: pl.DataFrame, meta: Meta) -> pl.DataFrame:
+    """RAW_SCHEMA: the records of a stored batch, RESULT_SCHEMA, for another judgement."""
+    source = pl.col("source")
+    of_pack = pl.when(source != meta.source).then(source).alias("source")
+    return rows.select(list(RAW_SCHEMA)).with_columns(of_pack)
+
+
 def record_ids(prepared: pl.DataFrame, meta: Meta) -> list[str]:
     """The ids that `results` gives to these records, in their order."""
-    return prepared.select(_record_id(meta)).to_series().to_list()
+    return prepared.select(_record_id(meta, prepared)).to_series().to_list()
 
 
-def _record_id(meta: Meta) -> pl.Expr:
-    piece = pl.col("line").cum_count().over("line") - 1
+def _record_id(meta: Meta, prepared: pl.DataFrame) -> pl.Expr:
+    place, key = ["line"], pl.lit(meta.source_key)
+    if prepared["source"].null_count() < prepared.height:
+        place = ["source", "line"]
+        keys = {name: file_key(meta.purpose, name) for name in prepared["source"].drop_nulls().unique()}
+        key = pl.col("source").replace_strict(keys, default=meta.source_key, return_dtype=pl.String)
+    piece = pl.col("line").cum_count().over(place) - 1
     line = pl.col("line").cast(pl.String)
-    began_before = pl.col("lines").first().over("line") == 0
+    began_before = pl.col("lines").first().over(place) == 0
     suffix = pl.lit(f".{digest(meta.batch_id)}.") + piece.cast(pl.String)
-    return pl.lit(meta.source_key + "-") + pl.when(began_before).then(line + suffix).when(piece == 0).then(
-        line
-    ).otherwise(line + "." + piece.cast(pl.String))
+    return (key + "-") + pl.when(began_before).then(line + suffix).when(piece == 0).then(line).otherwise(
+        line + "." + piece.cast(pl.String)
+    )
 
 
 def judged_by_words(rows: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:

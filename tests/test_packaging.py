@@ -145,6 +145,7 @@ def test_every_package_of_ci_and_of_the_image_is_locked_with_hashes() -> None:
     assert locked("cpu.txt") == {"torch": f"{run['torch']}+cpu"}
     assert not [name for name in both if name.startswith(("nvidia-cu", "cuda-", "triton"))]
     assert {"triton", "nvidia-cublas"} <= cuda.keys()
+    assert {"build", "pip-audit"} <= locked("ci.txt").keys()
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

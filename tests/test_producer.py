@@ -121,7 +121,7 @@ def test_records_keep_what_the_producer_knows(producer: Producer) -> None:
     assert dict(frame.schema) == RAW_SCHEMA
     assert frame.row(0, named=True) == {
         "raw": "a\nb", "line": 1, "lines": 2, "timestamp": NOW, "timed": None, "level": "error", "host": "h",
-        "process": "p", "service": "s", "message": "a\nb",
+        "process": "p", "service": "s", "message": "a\nb", "source": None,
     }  # fmt: skip
     assert frame["timestamp"].to_list() == [NOW, NOW + timedelta(milliseconds=500), None]
     assert frame["message"].to_list() == ["a\nb", "c", ""]

@@ -57,7 +57,11 @@ def run(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what is no finding: a template or a line in each row; may be given again",
     )
-    parser.add_argument("--workload", metavar="NAME", help="whose logs these are; default: each file's name")
+    parser.add_argument(
+        "--workload",
+        metavar="NAME",
+        help="whose logs these are; default: each file's name, its folder's for more than 1,000 names",
+    )
     parser.add_argument(
         "--report", type=Path, metavar="HTML", help="where the HTML report goes (DIR/report.html)"
     )

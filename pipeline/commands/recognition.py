@@ -95,19 +95,46 @@ def times_found(
         return TimesFound(records=records.height, timed=0)
     if precedent is not None and timed.all():
         return replace(precedent, records=records.height, timed=records.height)
+    rows = _guesses(records, names, here, arrived=arrived, zone=zone)
+    (found,) = _sums(rows.with_columns(pl.lit("").alias("source"))).values()
+    return found
+
+
+def _guesses(
+    records: pl.DataFrame, names: tuple[str, ...], here: pl.DataFrame, *, arrived: datetime, zone: str
+) -> pl.DataFrame:
+    """For each record: `timed`; `year`, the guessed one or null; whether its date (`no_date`) and its zone
+    (`no_zone`) are guesses. `here`: the parsed records."""
     elsewhere = next(z for z in _ELSEWHERE if z != zone)
     later = formats.parse(records, names, arrived=arrived + _LATER, zone=zone)["timestamp"]
     there = formats.parse(records, names, arrived=arrived, zone=elsewhere)["timestamp"]
-    moved = (later - here["timestamp"]).dt.total_hours()
+    timed, time = here["timed"], here["timestamp"]
+    moved = (later - time).dt.total_hours()
     by_date = (moved - _LATER // timedelta(hours=1)).abs() < 24  # a change of summer time is an hour
     no_date, no_year = timed & (moved != 0) & by_date, timed & (moved != 0) & ~by_date
-    return TimesFound(
-        records=records.height,
-        timed=int(timed.sum()),
-        years=frozenset(here["timestamp"].filter(no_year).dt.year().to_list()),
-        dates=bool(no_date.any()),
-        zones=bool((timed & (there != here["timestamp"])).any()),
+    return pl.DataFrame(
+        {
+            "source": records["source"],
+            "timed": timed,
+            "year": time.dt.year().set(~no_year, None),
+            "no_date": no_date,
+            "no_zone": timed & (there != time),
+        }
     )
+
+
+def _sums(rows: pl.DataFrame) -> dict[str, TimesFound]:
+    """By source."""
+    grouped = rows.group_by("source", maintain_order=True).agg(
+        pl.len(),
+        pl.col("timed").sum(),
+        pl.col("year").drop_nulls().unique(),
+        pl.col("no_date", "no_zone").any(),
+    )
+    return {
+        source: TimesFound(records=n, timed=timed, years=frozenset(years), dates=dates, zones=zones)
+        for source, n, timed, years, dates, zones in grouped.iter_rows()
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +154,13 @@ class TimeNotes:
             last = chunk.latest(arrived=now, zone=self.zone)
             if last is not None:
                 self.found[name] = replace(earlier, years=earlier.years | {last.year})
+
+    def see_all(self, records: pl.DataFrame, names: tuple[str, ...]) -> None:
+        """As `see`, for whole files of the same formats; `source` tells the file of each record."""
+        now = utc_now()
+        here = formats.parse(records, names, arrived=now, zone=self.zone)
+        rows = _guesses(records, names, here, arrived=now, zone=self.zone)
+        self.found |= _sums(rows)
 
     def _times(self, chunk: Chunk, now: datetime) -> TimesFound:
         """The times of a file. Of many short files that are alike but for their numbers, one is looked at."""

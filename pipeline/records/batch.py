@@ -57,6 +57,11 @@ def digest(*parts: str | bytes, size: int = 8) -> str:
     return h.hexdigest()
 
 
+def file_key(purpose: Purpose, name: str) -> str:
+    """The `source_key` of a file that is read from its beginning, alone or in a pack."""
+    return digest("file", purpose.value, name)
+
+
 def utc_now() -> datetime:
     """The only place that reads the wall clock for data; callers pass the value on."""
     return datetime.now(UTC)

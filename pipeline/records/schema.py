@@ -25,6 +25,7 @@ RAW_SCHEMA: Final[dict[str, Any]] = {
     "process": pl.String,
     "service": pl.String,
     "message": pl.String,  # null: not parsed yet
+    "source": pl.String,  # null: that of the batch; else the file of a pack, and `line` is one of it
 }
 
 # Stored results: the public columns of ARCHITECTURE.md §7, then the header columns.

@@ -300,7 +300,7 @@ def parse(
 ) -> pl.DataFrame:
     """The rows with header columns and message filled; rows with a message only get a missing timestamp.
 
-    A line without a time takes that of the line before it in `records`, else the arrival; see `timed`.
+    A line without a time takes that of the line before it in its source, else the arrival; see `timed`.
     `arrived` is aware; `zone` is the IANA zone of header times without offset. Raises BadInput for an unknown
     zone or format name."""
     check_zone(zone)
@@ -314,7 +314,9 @@ def parse(
     # values of the producer win
     complete = open_rows.with_columns([_filled(open_rows[name], parsed[name]) for name in _PARSED])
     if complete["timestamp"].null_count():
-        complete = complete.with_columns(pl.col("timestamp").forward_fill())
+        earlier = pl.col("timestamp").forward_fill()
+        packed = complete["source"].null_count() < complete.height
+        complete = complete.with_columns(earlier.over("source") if packed else earlier)
     if unread < records.height:
         indexed = records.with_row_index("_i")
         complete = complete.with_columns(indexed.filter(todo)["_i"])

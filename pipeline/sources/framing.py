@@ -138,6 +138,13 @@ class Framer:
         self._owner = ""
         return records
 
+    def frame_texts(self, lines: pl.DataFrame, starts: pl.Series) -> pl.DataFrame:
+        """The records of whole texts that stand one behind another, as `feed_frame`; `line` counts through.
+
+        `starts`: true for the first line of each. No line is longer than the cap. The formats are settled."""
+        records = self._frame(self._numbered(self._split_long(lines)), starts)
+        return pl.concat([records, self.flush_frame()])
+
     # Which formats
 
     @property
@@ -225,9 +232,11 @@ class Framer:
         self._next_line += int(fresh.sum())
         return numbered
 
-    def _frame(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Records that end within these rows; the last record stays open."""
+    def _frame(self, frame: pl.DataFrame, starts: pl.Series | None = None) -> pl.DataFrame:
+        """Records that end within these rows; the last record stays open. `starts`: rows that begin one."""
         begins = self._begins(frame)
+        if starts is not None:
+            begins = (begins | starts).alias("begins")
         frame = frame.with_columns(begins)
         if begins.all() and frame["part"].max() == WHOLE_LINE:
             before, self._open = self._open, frame[-1:]

@@ -3,7 +3,7 @@
 import polars as pl
 
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
-from pipeline.records.schema import RAW_SCHEMA, UTC_US
+from pipeline.records.schema import UTC_US, with_missing_columns
 from pipeline.sources.framing import Framer
 
 
@@ -37,4 +37,4 @@ def _columns(records: PushedRecords) -> pl.DataFrame:
         *(pl.Series(name, values or [None] * n, dtype=pl.String) for name, values in texts),
         message,
     ]
-    return pl.DataFrame(columns).select(list(RAW_SCHEMA))
+    return with_missing_columns(pl.DataFrame(columns))

@@ -15,7 +15,6 @@ from pipeline.messages.routing import QUEUE_INGEST, TASK_INGEST
 from pipeline.observe import counters as metrics
 from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Claim, Meta, Stage
-from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources.pushed import framed
 from pipeline.tasks.context import Context
 from pipeline.tasks.group_commit import Unstored, commit, commit_together
@@ -70,7 +69,7 @@ def records_of(context: Context, claim: Claim) -> tuple[pl.DataFrame, Meta]:
         raise BadPayload(
             f"the stored results of batch {claim.batch_id} are gone; they cannot be scored again"
         )
-    return stored.select(list(RAW_SCHEMA)), claim.meta
+    return detect.stored_records(stored, claim.meta), claim.meta
 
 
 def version_for(context: Context, claim: Claim) -> str:

@@ -135,6 +135,7 @@ def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Obs
     with their verdicts, when they are scored.
     """
     version = "" if rows["score"].null_count() else str(rows["model_version"][0])
+    packed = rows["source"].n_unique() > 1
     counted = rows.filter(pl.col("lines") > 0) if rows["lines"].min() == 0 else rows
     rates = pl.DataFrame(schema=RATES_SCHEMA) if claim.rescore else _rates(counted)
     events, anomalies = pl.DataFrame(schema=EVENTS_SCHEMA), pl.DataFrame(schema=ANOMALIES_SCHEMA)
@@ -152,7 +153,7 @@ def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Obs
         lane=Lane.RESCORED if claim.rescore else lane,
         purpose=claim.meta.purpose,
         version=version,
-        source=claim.meta.source,
+        source="" if packed else claim.meta.source,
         accepted_ms=claim.accepted_ms,
         newest_ms=int(newest.timestamp() * 1000) if isinstance(newest, datetime) else 0,
         rates=rates,

@@ -45,7 +45,7 @@ def of_session(
         score=verdict.score,
         p_value=verdict.p_value,
         version=version,
-        line=segment.lines[fault],
+        line=segment.lines[fault] if until_now.source else 0,  # of a pack, it is one of any of its files
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands.recognition import TimeNotes, times_found
+from pipeline.commands.run.packs import Pack, packs
 from pipeline.records.schema import raw_frame
 from pipeline.sources import files, formats
 
@@ -65,6 +66,23 @@ def test_guessed_years_and_zones_are_named(tmp_path: Path) -> None:
     assert years.startswith("a: times have no year; ") and str(today.year) in years
     assert zones == "a: times have no zone and are read as UTC; --time-zone names another"
     assert noted(tmp_path, zone="Europe/Berlin", a="\n".join(lines) + "\n") == [years]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_the_files_of_a_pack_are_told_apart_as_those_read_alone(tmp_path: Path, zone: str) -> None:
+    kinds = ("Jan 19 10:00:00 box a: x\n", "Aug 02 10:00:00 box a: x\n", "2026-01-19 10:00:00 INFO a\n")
+    paths = [tmp_path / f"{n:02d}.log" for n in range(60)]
+    for n, path in enumerate(paths):
+        path.write_text(kinds[n % 3] * (n % 2 + 1))
+    together, alone = TimeNotes(zone=zone), TimeNotes(zone=zone)
+    for pack in packs(paths, group=lambda _: ""):
+        assert isinstance(pack, Pack)
+        together.see_all(pack.records, pack.formats)
+    for path in paths:
+        (chunk,) = files.read_file(path)
+        alone.see(str(path), chunk)
+    assert together.found == alone.found
+    assert sorted(together.notes()) == sorted(alone.notes())
 
 
 def test_complete_times_need_no_note(tmp_path: Path) -> None:

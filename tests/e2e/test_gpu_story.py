@@ -24,7 +24,8 @@ from pipeline.gpu.pool import Pool
 from pipeline.redis.attach import attached
 from pipeline.settings import Settings
 
-# Two large ones, and a small one that is lost for a while. A host has one lock per uuid, whoever runs tests on it.
+# Two large ones, and a small one that is lost for a while. A host has one lock per uuid, whoever runs tests
+# on it.
 A, B, C = (f"GPU-{letter}{os.getpid():07x}-0000" for letter in "abc")
 SLEEP = "import time; time.sleep(600)"
 

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.long
 
 LINES: Final = ordinary(60)
 TEXT: Final = "".join(f"{line}\n" for line in LINES).encode()
-# The issue speaks of 1 GB and of 100,000 files. Their way through the code is that of a line of many records
-# and of more files than the first screen reads. docs/LOG.md says how far a run came with the whole sizes.
+# The issue speaks of 1 GB and of 100,000 files. Their way through the code is that of a line of many records,
+# and of more files than names for workloads. docs/benchmarks.md says how long a run of the whole sizes takes.
 LONG_LINE: Final = 2**20
-FILES: Final = 110
+FILES: Final = 1_500
 
 
 def tar(name: str) -> bytes:
@@ -92,7 +92,7 @@ def test_one_run_reads_every_hostile_file_and_says_one_sentence_each(logweir: Co
     assert [note for note in notes if "no text logs" in note] == [notes[0]] and "skipped 7 files" in notes[
         0
     ]  # the empty one, too
-    assert len(notes) <= 9, notes  # and one for zones, one for what has no time
+    assert len(notes) <= 10, notes  # and one for zones, for what has no time, and for names of workloads
 
     rows = stored(out)
     assert rows["record_id"].n_unique() == rows.height

@@ -566,6 +566,15 @@ def test_a_newer_wire_version_is_refused_with_its_number(ledger: Ledger) -> None
         Meta.load(meta)
 
 
+def test_records_of_a_build_that_knew_no_packs_are_read(ledger: Ledger) -> None:
+    sent = batch("b")
+    ledger.intake.accept(sent)
+    assert isinstance(sent.records, pl.DataFrame)
+    ledger.client.set(ledger.keys.payload("b"), pack_frame(sent.records.drop("source")))
+    read = ledger.payload("b")
+    assert isinstance(read, pl.DataFrame) and read.equals(sent.records)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -82,7 +82,7 @@ def test_pushed_records_keep_every_value(items: list[dict[str, Any]]) -> None:
         lines = item["message"].count("\n") + 1
         assert row == {
             name: item.get(name) for name in ("timestamp", "level", "host", "process", "service", "message")
-        } | {"raw": item["message"], "line": number, "lines": lines, "timed": None}
+        } | {"raw": item["message"], "line": number, "lines": lines, "timed": None, "source": None}
 
 
 def test_equal_records_have_equal_contents_and_others_do_not() -> None:

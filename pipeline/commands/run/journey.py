@@ -15,7 +15,9 @@ import redis
 
 from pipeline.commands.recognition import TimeNotes
 from pipeline.commands.run.inputs import RunPlan
+from pipeline.commands.run.packs import Pack, packs
 from pipeline.commands.run.trouble import Troubles
+from pipeline.commands.run.workloads import file_workloads
 from pipeline.controller.trainings import Status, TrainingRequest, Trainings
 from pipeline.detect import judged_by_words
 from pipeline.drain.masking.mask_set import MaskSet
@@ -24,7 +26,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.models.config import MIN_DISTINCT, MIN_RECORDS
 from pipeline.observe.presence import Presence
 from pipeline.producer import workload_of_file
-from pipeline.records.batch import Purpose, digest
+from pipeline.records.batch import Purpose, digest, file_key
 from pipeline.records.delivery import Full
 from pipeline.records.schema import of_lines
 from pipeline.redis.connection import connect
@@ -34,6 +36,8 @@ from pipeline.settings import Settings
 from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.compaction import vacuum
 from pipeline.sources import files
+from pipeline.sources.archives import Source
+from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.framing import MAX_RECORD_BYTES
 from pipeline.tasks.context import Context
 from pipeline.tasks.watch import watch_stored
@@ -52,6 +56,7 @@ T = TypeVar("T")
 
 # (phase, done, total, detail): phases are named for people; total 0 means unknown.
 Show = Callable[[str, float, float, str], None]
+Progress = Callable[[Path, int, int], None]  # (file, its bytes that were read, lines)
 
 
 def _cuts(records: pl.DataFrame, was_long: bool) -> tuple[int, bool]:
@@ -80,6 +85,7 @@ class Journey:
 
     def __init__(self, settings: Settings, stack: Stack, show: Show, *, plan: RunPlan) -> None:
         self.workload, self.choice = plan.workload, plan.choice
+        self.by_file, note = file_workloads((*plan.inputs, *plan.baseline))
         self.settings = settings
         self.stack = stack
         self.show = show
@@ -90,7 +96,7 @@ class Journey:
         self.troubles = Troubles(client, Presence(client, settings), self.keys, settings.data.dir)
         self.trainings = Trainings(client, settings)
         self.producer = stack.producer()
-        self.notes: list[str] = []
+        self.notes: list[str] = [note] if note and self.workload is None else []
         self.times = TimeNotes(zone=settings.intake.time_zone)  # of the baseline and the input together
         self.no_model = ""  # why there is none
 
@@ -111,15 +117,51 @@ class Journey:
             self.show(word, before + position, total, f"{path.name}, {rate:,.0f} lines/s")
             self.stack.check()
 
-        for path in paths:
+        for found in packs(
+            paths,
+            group=lambda path: self._workload_of(Source(path=path)),
+            max_records=self.settings.internal.batch_records,
+            max_bytes=self.settings.internal.batch_kib * 1024,
+            choice=self.choice,
+        ):
+            read = found.paths if isinstance(found, Pack) else (found,)
             try:
-                self._send_file(path, purpose, progress)
+                if isinstance(found, Pack):
+                    self._send_pack(found, purpose, progress)
+                else:
+                    self._send_file(found, purpose, progress)
             except BadInput as exc:  # it was a log when the run began
                 self.notes.append(f"{exc}; the run went on without it")
-            before += max(1, files.total_bytes(path))
+            before += sum(max(1, files.total_bytes(path)) for path in read)
         return lines
 
-    def _send_file(self, path: Path, purpose: Purpose, progress: Callable[[Path, int, int], None]) -> None:
+    def _workload_of(self, source: Source) -> str:
+        """By the name of a member; a file of its own has that of the rule for all files."""
+        if self.workload is not None:
+            return self.workload
+        return workload_of_file(source.named) if source.member else self.by_file(source.path)
+
+    def _send_pack(self, pack: Pack, purpose: Purpose, progress: Progress) -> None:
+        self.times.see_all(pack.records, pack.formats)
+        first = pack.paths[0]
+        key = digest("pack", purpose.value, *(str(path) for path in pack.paths))
+        whole = Chunk(
+            records=pack.records,
+            formats=pack.formats,
+            cursor=Cursor(path=str(first), identity=key),
+            position=0,
+        )
+        self._accept(
+            whole,
+            start=0,
+            workload=self._workload_of(Source(path=first)),
+            source=f"{first.parent} ({len(pack.paths):,} files)",
+            source_key=key,
+            purpose=purpose,
+        )
+        progress(pack.paths[-1], 0, int(pack.records["lines"].sum()))
+
+    def _send_file(self, path: Path, purpose: Purpose, progress: Progress) -> None:
         """The text of a file, or those of an archive. Raises BadInput where it cannot be read at all."""
         empty, notes = True, len(self.notes)
         for reading in files.read_texts(
@@ -130,31 +172,18 @@ class Journey:
             choice=self.choice,
         ):
             source, start, cut, was_long = reading.source, 0, 0, False
-            workload = self.workload or workload_of_file(source.named)
-            key = digest("file", purpose.value, source.name)
+            workload = self._workload_of(source)
             for chunk in reading.chunks:
                 empty = False
                 self.times.see(source.name, chunk)
-                accept = partial(
-                    self.producer.send_chunk,
+                self._accept(
                     chunk,
                     start=start,
                     workload=workload,
                     source=source.name,
-                    source_key=key,
-                    cursor_key="",  # a run begins at the beginning
+                    source_key=file_key(purpose, source.name),
                     purpose=purpose,
-                    backfill=False,  # nothing else is in its way
                 )
-                while isinstance(answer := self.asked(accept), Full):
-                    if answer.reason == "dead":  # no operator reads them before the run ends
-                        raise StackFailed(
-                            f"dead letters fill {self.settings.intake.max_dead_mib:,} MiB, so no more of "
-                            f"{path} is taken in; "
-                            f"the logs in {self.settings.data.dir / 'logs'} say why, max_dead_mib is the "
-                            "limit"
-                        )
-                    self.pause(min(answer.retry_after_s, FULL_S))
                 start = chunk.cursor.offset
                 cuts, was_long = _cuts(chunk.records, was_long)
                 cut += cuts
@@ -164,6 +193,31 @@ class Journey:
                 self.notes.append(f"{source.name}: lines longer than {size} are cut, {plural(cut, 'time')}")
         if empty and len(self.notes) == notes:
             self.notes.append(f"{path} is empty")
+
+    def _accept(
+        self, chunk: Chunk, *, start: int, workload: str, source: str, source_key: str, purpose: Purpose
+    ) -> None:
+        """Waits while the ledger says full. Raises StackFailed."""
+        accept = partial(
+            self.producer.send_chunk,
+            chunk,
+            start=start,
+            workload=workload,
+            source=source,
+            source_key=source_key,
+            cursor_key="",  # a run begins at the beginning
+            purpose=purpose,
+            backfill=False,  # nothing else is in its way
+        )
+        while isinstance(answer := self.asked(accept), Full):
+            if answer.reason == "dead":  # no operator reads them before the run ends
+                raise StackFailed(
+                    f"dead letters fill {self.settings.intake.max_dead_mib:,} MiB, so no more of "
+                    f"{source} is taken in; "
+                    f"the logs in {self.settings.data.dir / 'logs'} say why, max_dead_mib is the "
+                    "limit"
+                )
+            self.pause(min(answer.retry_after_s, FULL_S))
 
     def pause(self, seconds: float) -> None:
         self.stack.check()
