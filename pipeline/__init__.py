@@ -1,6 +1,6 @@
 """Logweir: finds the lines that matter in a river of logs.
 
-    from pipeline import Need, Pool, Producer, Settings
+    from pipeline import Need, Pool, Producer, Settings, score_frame
 
 These names are imported when they are first used, so that a service pays only for the part that it needs.
 """
@@ -9,19 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from pipeline.frames import score_frame as score_frame
     from pipeline.gpu.pool import Pool
     from pipeline.gpu.values import Need
     from pipeline.producer import Producer
     from pipeline.settings import Settings
 
 __version__ = "0.1.0"
-__all__ = ["Need", "Pool", "Producer", "Settings", "__version__"]
+__all__ = ["Need", "Pool", "Producer", "Settings", "__version__"]  # what a base install can import
 
 _HOMES: Final = {
     "Need": "pipeline.gpu.values",
     "Pool": "pipeline.gpu.pool",
     "Producer": "pipeline.producer",
     "Settings": "pipeline.settings",
+    "score_frame": "pipeline.frames",
 }
 
 if not TYPE_CHECKING:  # a type checker would take every name of the package for Any

@@ -216,8 +216,14 @@ def mark(parser: argparse.ArgumentParser) -> None:
 
 
 def models(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "show", "promote", "rollback"))
-    parser.add_argument("version", nargs="?", help="for show (default: the live one) and promote")
+    parser.add_argument("action", choices=("list", "show", "promote", "rollback", "export"))
+    parser.add_argument("version", nargs="?", help="for show and export (default: the live one), and promote")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="for export: a new folder with the version, its templates and masks, for `score_frame`",
+    )
     parser.add_argument(
         "--model",
         default="shared",

@@ -1,15 +1,17 @@
-"""`logweir models list | show | promote | rollback`: model versions and their states; changes the live
-one."""
+"""`logweir models list | show | promote | rollback | export`: model versions and their states; changes the
+live one."""
 
 import argparse
 from dataclasses import asdict
 from typing import Any
 
 from pipeline.commands.common import out, print_json, printable, reached, redis_explained, settings_of
+from pipeline.drain.learner import read_templates
 from pipeline.errors import BadBundle, BadInput
 from pipeline.models.registry import Live, Registry
 from pipeline.records.batch import utc_now
 from pipeline.redis.connection import connect
+from pipeline.redis.keys import Keys
 from pipeline.settings import Settings
 from pipeline.units import plural
 from pipeline.workers.same_store import join
@@ -19,8 +21,10 @@ def main(args: argparse.Namespace) -> int:
     settings = reached(settings_of(args))
     with redis_explained():
         join(connect(settings), settings, first=False)
-    actions = {"list": _list, "show": _show, "promote": _promote, "rollback": _rollback}
-    if args.action not in {"show", "promote"} and args.version:
+    actions = {"list": _list, "show": _show, "promote": _promote, "rollback": _rollback, "export": _export}
+    if args.out is not None and args.action != "export":
+        raise BadInput(f"`logweir models {args.action}` takes no --out; that is for `export`")
+    if args.action not in {"show", "promote", "export"} and args.version:
         raise BadInput(f"`logweir models {args.action}` takes no version; {args.version!r} is one too many")
     with redis_explained():
         return actions[args.action](args, settings, Registry(connect(settings), settings))
@@ -78,13 +82,44 @@ def _row(
     return row | {"state": state, "reason": reason, "judgement": dict(note.judgement) if note else {}}
 
 
-def _show(args: argparse.Namespace, _settings: Settings, registry: Registry) -> int:
+def _chosen(args: argparse.Namespace, registry: Registry) -> str:
+    """The version of the arguments, without one the live one. Raises BadInput."""
     live = registry.current()
     version = args.version or (live.version if live else None)
     if version is None:
         raise BadInput("there is no model yet; train one with `logweir train`")
     if version not in registry.versions():
         raise BadInput(f"there is no model {version!r}; `logweir models list` shows what there is")
+    return str(version)
+
+
+def _export(args: argparse.Namespace, settings: Settings, registry: Registry) -> int:
+    from pipeline.frames import write_export
+
+    if args.out is None:
+        raise BadInput("`logweir models export` needs --out DIR, a new folder")
+    version = _chosen(args, registry)
+    templates = read_templates(registry.client, Keys(settings.redis.key_prefix))
+    try:
+        write_export(
+            args.out,
+            model=registry.stored.local(version),
+            templates=templates,
+            masks=settings.intake.masks,
+            similarity=settings.drain.similarity,
+        )
+    except OSError as exc:
+        raise BadInput(f"--out {args.out} cannot be written ({exc.strerror}); name another folder") from exc
+    if args.json:
+        print_json({"version": version, "out": str(args.out), "templates": len(templates)})
+        return 0
+    told = f"{version} and {plural(len(templates), 'template')} are in {printable(str(args.out))}"
+    out().print(told, markup=False, soft_wrap=True)
+    return 0
+
+
+def _show(args: argparse.Namespace, _settings: Settings, registry: Registry) -> int:
+    version = _chosen(args, registry)
     note = registry.note(version)
     print_json(asdict(registry.stored.manifest(version)) | {"state": asdict(note) if note else None})
     return 0

@@ -61,6 +61,7 @@ def run(
     seed: int = 1,
     budget: float | None = None,
     known_normal: frozenset[int] = frozenset(),
+    mask_version: str = "m1",
     **more: Any,
 ) -> tuple[list[FitProgress], bundles.Manifest]:
     seen = list(
@@ -68,7 +69,7 @@ def run(
             frame,
             FitRequest(
                 tokens=("<IP>", "<NUM>"),
-                mask_version="m1",
+                mask_version=mask_version,
                 config=config,
                 seed=seed,
                 out=out,

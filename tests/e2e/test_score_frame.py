@@ -1,0 +1,99 @@
+"""`logweir models export` and `score_frame`: the verdicts of the pipeline on a host without one.
+
+Where Ray or Dask is installed, both run it, too: `pip install 'ray[data]' 'dask[dataframe]'`, then
+`scripts/test tests/e2e/test_score_frame.py`. CI has neither.
+"""
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from e2e.harness import Up, novel, ordinary, running, sentence
+from pipeline.frames import JUDGED_SCHEMA, score_frame
+
+pytestmark = pytest.mark.long
+SAME = ["pattern_id", "template_id", "score", "anomalous", "p_value", "reasons", "model_version"]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Up]:
+    with running() as up:
+        up.send(ordinary(300), "shop")
+        done = up.logweir("train", "--json")
+        assert done.returncode == 0, done.stderr
+        fire = "2026-11-20T12:00:00Z ERROR app: disk sda1 is on fire, giving up"
+        up.send([*ordinary(50, start=1_000), *novel(12, "frames"), fire, "  at engine.c:12"], "shop")
+        yield up
+
+
+@pytest.fixture(scope="module")
+def export(stack: Up) -> Path:
+    out = stack.folder / "export"
+    done = stack.logweir("models", "export", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["out"] == str(out)
+    return out
+
+
+def test_frames_get_the_verdicts_of_the_pipeline(stack: Up, export: Path) -> None:
+    rows = stack.rows("shop").filter(pl.col("model_version").is_not_null())
+    assert rows["anomalous"].any() and not rows["anomalous"].all()
+    judged = score_frame(rows.select("raw"), export)
+    assert judged.select(SAME).equals(rows.select(SAME))
+    by_message = score_frame(rows.select("message", "level"), export)
+    assert by_message.select(SAME).equals(rows.select(SAME))
+    assert dict(judged.schema) == {"raw": pl.String, **JUDGED_SCHEMA}
+    assert judged["template"].null_count() == 0
+
+
+def test_a_second_export_over_the_first_is_refused(stack: Up, export: Path) -> None:
+    assert f"{export} exists" in sentence(stack.logweir("models", "export", "--out", export))
+    assert "needs --out DIR" in sentence(stack.logweir("models", "export"))
+    assert "takes no --out" in sentence(stack.logweir("models", "list", "--out", "x"))
+    assert "there is no model 'm9'" in sentence(stack.logweir("models", "export", "m9", "--out", "x"))
+    blocked = stack.folder / "file"
+    blocked.touch()
+    said = sentence(stack.logweir("models", "export", "--out", blocked / "below"))
+    assert "cannot be written" in said
+
+
+def lines() -> list[str]:
+    return [*ordinary(400), *novel(20, "engines")]
+
+
+if importlib.util.find_spec("ray") is not None:
+
+    @pytest.mark.filterwarnings("default")  # Ray warns of its own settings
+    def test_ray_maps_it_over_batches(export: Path) -> None:
+        ray = importlib.import_module("ray")
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        try:
+            dataset = ray.data.from_items([{"raw": line} for line in lines()]).repartition(4)
+            judged = dataset.map_batches(
+                score_frame, fn_kwargs={"export": str(export)}, batch_format="pyarrow", batch_size=100
+            )
+            found = {row["raw"]: (row["score"], row["anomalous"]) for row in judged.take_all()}
+        finally:
+            ray.shutdown()
+        alone = score_frame(pl.DataFrame({"raw": lines()}), export)
+        assert found == {raw: (s, a) for raw, s, a in alone.select("raw", "score", "anomalous").iter_rows()}
+
+
+if importlib.util.find_spec("dask") is not None:
+
+    def test_dask_maps_it_over_partitions(export: Path) -> None:
+        dd, pd = importlib.import_module("dask.dataframe"), importlib.import_module("pandas")
+        frame = pd.DataFrame({"raw": lines()})
+        parts = dd.from_pandas(frame, npartitions=4)
+        meta = score_frame(frame.head(2), export)
+        judged = parts.map_partitions(score_frame, str(export), meta=meta).compute(scheduler="processes")
+        assert judged.index.equals(frame.index)
+        alone = score_frame(pl.DataFrame({"raw": lines()}), export)
+        assert judged["score"].to_list() == alone["score"].to_list()
+        assert judged["anomalous"].to_list() == alone["anomalous"].to_list()
