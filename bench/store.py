@@ -193,6 +193,7 @@ def _asked(sink: ParquetSink) -> dict[str, Any]:
     return {
         "page_24h_ms": _ms(page(1)),
         "page_7d_ms": _ms(page(7)),
+        "page_30d_ms": _ms(page(30)),
         "findings_24h_ms": _ms(findings),
         "context_ms": _ms(context),
         "search_first_s": round(_ms(lambda: search("exception")) / 1000, 2),

@@ -8,9 +8,10 @@ Pure functions over frames for tasks, the command line and benchmarks. Only dist
 module for a model or the template tree.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
 from pipeline.drain.masking.mask_set import MaskSet
@@ -21,7 +22,7 @@ from pipeline.records.batch import digest, file_key
 from pipeline.records.columns import lists_of_text
 from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
-from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA
+from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA, UTC_US
 from pipeline.records.verdict import UNCLASSIFIED, Reason, Verdict, reason
 from pipeline.sources import formats
 
@@ -33,6 +34,7 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
     "severe": pl.Boolean,  # Seen at an error-like level.
     "level": pl.String,  # Of its first record.
     "version": pl.String,  # Model version of the batch, or WARMING_VERSION.
+    "formats": pl.String,  # Of the batch's headers, a line each; null until the batch leaves ingest.
     "rows": pl.List(pl.UInt32),  # Of the batch that have this key; null until the batch leaves ingest.
     # evidence (models/evidence.py), filled by infer
     "surprisal": pl.Float64,
@@ -55,7 +57,30 @@ _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
 
 def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
     """RAW_SCHEMA -> the same rows with header columns, plus `masked`, `pattern_id`, `severe`, `key`."""
-    parsed = _parsed(records, meta)
+    return _with_keys(_parsed(records, meta), masks)
+
+
+def prepare_all(
+    batches: Sequence[tuple[pl.DataFrame, Meta]], masks: MaskSet, works: Sequence[pl.DataFrame | None] = ()
+) -> list[pl.DataFrame]:
+    """`prepare` for many batches in one pass. `works`: the work of a batch, for `prepared_again`."""
+    parsed = _parsed_all(batches)
+    works = works or [None] * len(batches)
+    found = [None if work is None else _again(rows, work) for rows, work in zip(parsed, works, strict=True)]
+    new = [rows for rows, again in zip(parsed, found, strict=True) if again is None]
+    prepared = iter(_cut(_with_keys(pl.concat(new), masks), new) if new else ())
+    return [next(prepared) if again is None else again for again in found]
+
+
+def _cut(rows: pl.DataFrame, parts: Sequence[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The rows of each part, which stand one behind another in `rows`."""
+    at = 0
+    for part in parts:
+        yield rows.slice(at, part.height)
+        at += part.height
+
+
+def _with_keys(parsed: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
     masked = masks.mask(parsed["message"])
     severe = pl.col("level").is_in(list(ERROR_LEVELS)).fill_null(False)
     pattern = masked["pattern_id"]
@@ -72,12 +97,55 @@ def prepared_again(records: pl.DataFrame, meta: Meta, work: pl.DataFrame, masks:
 
     Masks the records again where `rows` does not name each record exactly once.
     """
+    parsed = _parsed(records, meta)
+    again = _again(parsed, work)
+    return _with_keys(parsed, masks) if again is None else again
+
+
+def _again(parsed: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame | None:
+    """The records with the keys of `work`, None where its `rows` does not name each of them once."""
     if work["rows"].has_nulls():
-        return prepare(records, meta, masks)
+        return None
     found = work.select("rows", "pattern_id", "severe", "key").explode("rows").sort("rows")
-    if not found["rows"].equals(pl.int_range(records.height, dtype=pl.UInt32, eager=True).alias("rows")):
-        return prepare(records, meta, masks)
-    return _parsed(records, meta).with_columns(found.drop("rows").get_columns())
+    if not found["rows"].equals(pl.int_range(parsed.height, dtype=pl.UInt32, eager=True).alias("rows")):
+        return None
+    return parsed.with_columns(found.drop("rows").get_columns())
+
+
+def _parsed_all(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFrame]:
+    """Batches of the same formats and zone that arrived within an hour are parsed together.
+
+    The time of arrival completes a time without a year, and no hour changes that."""
+    groups: dict[object, list[int]] = {}
+    for place, (_, meta) in enumerate(batches):
+        hour = meta.arrived.replace(minute=0, second=0, microsecond=0)
+        groups.setdefault((meta.formats, meta.zone, hour) if meta.formats else place, []).append(place)
+    parsed: dict[int, pl.DataFrame] = {}
+    for places in groups.values():
+        several = [batches[place] for place in places]
+        rows = [_parsed(*several[0])] if len(several) == 1 else _parsed_together(several)
+        parsed |= zip(places, rows, strict=True)
+    return [parsed[place] for place in range(len(batches))]
+
+
+def _parsed_together(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFrame]:
+    frames = [records for records, _ in batches]
+    records = pl.concat(frames)
+    heights = np.array([frame.height for frame in frames])
+    # A line without a time takes that of the line before it: within its source, and within its batch.
+    batch = pl.Series(np.repeat(np.arange(len(frames)), heights)).cast(pl.String)
+    marked = records.with_columns(
+        pl.concat_str(batch, pl.col("source").fill_null(""), separator=" ").alias("source")
+    )
+    metas = [meta for _, meta in batches]
+    newest = max(meta.arrived for meta in metas)
+    parsed = formats.parse(marked, metas[0].formats, arrived=newest, zone=metas[0].zone)
+    arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US).gather(
+        np.repeat(np.arange(len(frames)), heights)
+    )
+    late = records["timestamp"].is_null() & ~parsed["timed"]
+    times = arrived.zip_with(late, parsed["timestamp"]).alias("timestamp")
+    return list(_cut(parsed.with_columns(records["source"], times), frames))
 
 
 def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
@@ -97,8 +165,9 @@ def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
     return pl.DataFrame(columns).with_columns(pl.lit(version).alias("version"))
 
 
-def with_rows(work: pl.DataFrame, prepared: pl.DataFrame) -> pl.DataFrame:
-    """`work` with the rows of each key, so that the store step need not mask the batch again."""
+def with_rows(work: pl.DataFrame, prepared: pl.DataFrame, names: tuple[str, ...] = ()) -> pl.DataFrame:
+    """`work` with the rows of each key and the formats, so that the store step need not find them again."""
+    work = work.with_columns(pl.lit("\n".join(names)).alias("formats"))
     rows = (
         prepared.select("key", pl.int_range(pl.len(), dtype=pl.UInt32).alias("rows"))
         .group_by("key")
@@ -174,6 +243,12 @@ def result_rows(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload
         .alias("model_version"),
     )
     return frame.select([pl.col(name).cast(dtype) for name, dtype in RESULT_SCHEMA.items()])
+
+
+def formats_of(work: pl.DataFrame) -> tuple[str, ...] | None:
+    """The formats that `with_rows` left there; None where a build before did not."""
+    names = work["formats"][0] if "formats" in work.columns and work.height else None
+    return None if names is None else tuple(filter(None, str(names).split("\n")))
 
 
 def stored_records(rows: pl.DataFrame, meta: Meta) -> pl.DataFrame:

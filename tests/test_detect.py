@@ -240,6 +240,61 @@ def test_a_stored_batch_scored_again_keeps_its_ids_times_and_messages() -> None:
     assert again["model_version"].to_list() == ["m1"] * 4
 
 
+# Many batches in one pass
+
+TEXTS = (
+    "2026-11-20 10:00:0{n} INFO job {n} done",
+    "2026-11-20 10:00:0{n} ERROR job {n} failed: disk sda{n}",
+    "    at frame {n}",
+    "no header and no time in {n}",
+    "Nov 20 10:00:0{n} box app[{n}]: job {n}",
+    "",
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.sampled_from(TEXTS), st.integers(0, 9)), min_size=1, max_size=6),
+            st.sampled_from([("iso",), ("syslog",), ("iso", "syslog"), ()]),
+            st.sampled_from(["UTC", "Europe/Berlin"]),
+            st.integers(0, 3),  # half hours after the first arrival
+            st.booleans(),  # of a pack
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_batches_prepared_together_are_as_each_alone(
+    batches: "list[tuple[list[tuple[str, int]], tuple[str, ...], str, int, bool]]",
+) -> None:
+    asked = []
+    for number, (texts, names, zone, late, packed) in enumerate(batches):
+        records = raw_frame([text.replace("{n}", str(n)) for text, n in texts])
+        if packed:
+            records = records.with_columns(source=pl.Series([f"f{i % 2}" for i in range(records.height)]))
+        meta = Meta(
+            batch_id=f"b{number}", source="s", source_key="00aa", purpose=Purpose.SCORE,
+            arrived=ARRIVED + timedelta(minutes=30 * late), formats=names, zone=zone,
+        )  # fmt: skip
+        asked.append((records, meta))
+    together = detect.prepare_all(asked, MASKS)
+    alone = [detect.prepare(records, meta, MASKS) for records, meta in asked]
+    for one, other in zip(together, alone, strict=True):
+        assert one.equals(other)
+    works = [
+        detect.with_rows(detect.distinct(rows, "m1"), rows, meta.formats) if n % 2 else None
+        for n, (rows, (_, meta)) in enumerate(zip(alone, asked, strict=True))
+    ]
+    assert [None if work is None else detect.formats_of(work) for work in works] == [
+        meta.formats if n % 2 else None for n, (_, meta) in enumerate(asked)
+    ]
+    again = detect.prepare_all(asked, MASKS, works)
+    for one, other, work in zip(again, alone, works, strict=True):
+        assert one.equals(other if work is None else other.drop("masked").select(one.columns))
+
+
 # Ids of records
 
 

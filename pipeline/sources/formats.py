@@ -53,7 +53,7 @@ _RANK: Final = {name: rank for rank, name in enumerate(NAMES)}
 
 # Below one line in a hundred a match is more likely an accident of free text than a second format.
 _MIN_SHARE: Final = 0.01
-_VAGUE: Final = ("level", "dmesg")  # too little to tell a wrapper by
+VAGUE: Final = frozenset(("level", "dmesg"))  # too little to tell a wrapper by
 _AT_ONCE, _MANY_AT_ONCE = 10, 30  # text formats
 _WITHIN: Final = frozenset(form.name for form in TEXT_FORMATS if form.whole)
 # Hours and minutes, or seconds since 1970
@@ -140,7 +140,7 @@ def _detect(sample: pl.Series, names: tuple[str, ...]) -> tuple[str, ...]:
         left[0] = remaining.filter(~matches)
     claims.sort(key=lambda claim: -claim[0])
     if any(name in BLOCKS for _, name in claims):  # the lines below their header look like others
-        claims = [claim for claim in claims if claim[1] not in _VAGUE and claim[1] not in _WITHIN]
+        claims = [claim for claim in claims if claim[1] not in VAGUE and claim[1] not in _WITHIN]
     return tuple(dict.fromkeys((*(name for _, name in claims), *inner)))
 
 
@@ -175,7 +175,7 @@ def _detect_inside(
     inside = envelope_lines(lines) if name == "envelope" else inner_lines(lines, (name,))
     inside = inside.filter(inside.str.strip_chars() != "")
     found = _detect(inside, within)
-    telling = tuple(n for n in found if n not in _VAGUE)
+    telling = tuple(n for n in found if n not in VAGUE)
     claimed = head_mask(inner_lines(inside, telling), telling).mean()
     if not is_claimed(lines, name, share, claimed if isinstance(claimed, float) else 0.0):
         return None

@@ -15,7 +15,7 @@ import polars as pl
 
 from pipeline.records.declared import DETECTED, FormatChoice
 from pipeline.records.schema import RAW_SCHEMA
-from pipeline.sources.formats import BLOCKS, TIMED, detect, head_mask
+from pipeline.sources.formats import BLOCKS, TIMED, VAGUE, detect, head_mask
 from pipeline.sources.formats_delimited import is_layout, read_layout, within_quotes
 from pipeline.sources.wrappers import OWNED, inner_lines, owners
 
@@ -56,8 +56,15 @@ _ALARM: Final = (
 # The header of a slow query of MySQL: the second line may stand alone.
 _SLOW_TIME, _SLOW_USER = "# Time: ", "# User@Host: "
 _CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?: |$)"
+_DOCKER_BEGIN: Final = '{"log":"'
 _DOCKER_START: Final = r'^\{"log":"'
 _DOCKER_LINE_END: Final = r'\\n","stream":"'
+_PARTIAL: Final = frozenset(("cri", "docker"))  # wrappers that cut long lines
+# What lines without a time, and lines without any format, do not have.
+_MAY_BE_TIMED: Final = r"[0-9]{1,2}[:.][0-9]{2}|[0-9]{8}|[0-9][-/][0-9]"
+_MAY_HAVE_A_FORMAT: Final = (
+    rf"{_MAY_BE_TIMED}|[A-Za-z_]=|^\W*(?:[A-Z]{{3,}}\b|[IWEFD][0-9])|^\s*[{{\[<(\"']|{_CONTINUATION}"
+)
 _JOINED: Final = "end"
 # Columns are null until `formats.parse` reads the header.
 _COMPLETE: Final = (
@@ -331,6 +338,21 @@ class Framer:
             begins[i] = begin or total == size
         marks = pl.Series("begins", begins)
         return frame.with_columns(marks, marks.cast(pl.UInt32).cum_sum().alias("group"))
+
+
+def are_records(lines: pl.Series, formats: tuple[str, ...]) -> pl.Series:
+    """True for lines that are a record each, by the formats of earlier lines of their source.
+
+    False also where it takes a closer look: a line may have a format that the earlier ones had not."""
+    if any(map(is_layout, formats)) or (BLOCKS | _PARTIAL) & set(formats):
+        return pl.repeat(False, lines.len(), dtype=pl.Boolean, eager=True)
+    short = lines.str.len_bytes() <= MAX_RECORD_BYTES
+    if not formats:
+        return short & ~lines.str.contains(_MAY_HAVE_A_FORMAT)
+    if set(formats) <= VAGUE:
+        short &= ~lines.str.contains(_MAY_BE_TIMED)
+    short &= ~lines.str.starts_with(_DOCKER_BEGIN)
+    return short & head_mask(inner_lines(lines, formats), formats)
 
 
 def split_text(text: str, cap: int = MAX_RECORD_BYTES) -> Iterator[str]:

@@ -1,23 +1,86 @@
 """Pushed lines and records to the columns of RAW_SCHEMA, framed as in a file."""
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 import polars as pl
+from cachetools import LRUCache
 
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.records.schema import UTC_US, with_missing_columns
-from pipeline.sources.framing import Framer
+from pipeline.sources.framing import Framer, are_records
+
+# How long, and for how many batches, the formats that one batch told are those of its workload.
+TRUSTED_S: Final = 60.0
+TRUSTED_BATCHES: Final = 256
+_WORKLOADS: Final = 4_096
+
+
+@dataclass(slots=True)
+class _Told:
+    formats: tuple[str, ...]
+    until: float
+    batches: int = 0
+
+
+class KnownFormats:
+    """The formats of pushed lines by workload, told by a batch for a while. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._told: LRUCache[str, _Told] = LRUCache(_WORKLOADS)
+
+    def of(self, workload: str) -> tuple[str, ...] | None:
+        """None where the next batch is to tell them."""
+        told: _Told | None = self._told.get(workload)
+        if told is None or told.batches >= TRUSTED_BATCHES or time.monotonic() > told.until:
+            return None
+        told.batches += 1
+        return told.formats
+
+    def tell(self, workload: str, formats: tuple[str, ...]) -> None:
+        """A batch of this workload was looked at."""
+        self._told[workload] = _Told(formats, time.monotonic() + TRUSTED_S)
 
 
 def framed(
-    records: pl.DataFrame | Pushed, formats: tuple[str, ...] = ()
+    records: pl.DataFrame | Pushed, formats: tuple[str, ...] = (), *, known: tuple[str, ...] | None = None
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """The records of a batch and the formats of their headers; `formats` belong to a batch framed before."""
+    """The records of a batch and the formats of their headers; `formats` belong to a batch framed before.
+
+    `known`: the formats that an earlier stage found in pushed lines."""
     if isinstance(records, PushedLines):
-        framer = Framer()
+        framer = Framer(formats=known)
         frame = pl.concat([framer.feed(records.text.split("\n")), framer.flush()])
         return frame, framer.formats
     if isinstance(records, PushedRecords):
         return _columns(records), ()
     return records, formats
+
+
+def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> list[pl.DataFrame | None]:
+    """The records of each batch whose every line is plainly a record of these formats; None for the others.
+
+    To find formats in a few lines takes longer than all other work on them (docs/LOG.md)."""
+    lines = pl.Series("raw", "\n".join(batch.text for batch in batches).split("\n"), dtype=pl.String)
+    counts = np.array([batch.text.count("\n") + 1 for batch in batches])
+    starts = np.cumsum(counts) - counts
+    alike = np.logical_and.reduceat(are_records(lines, formats).to_numpy(), starts)
+    number = np.arange(lines.len()) - np.repeat(starts, counts) + 1
+    rows = pl.DataFrame(
+        {
+            "raw": lines,
+            "line": pl.Series(number, dtype=pl.UInt64),
+            "lines": pl.Series(np.ones(lines.len(), dtype=np.uint32)),
+        }
+    )
+    rows = with_missing_columns(rows)
+    return [
+        rows.slice(int(start), int(count)) if fits else None
+        for start, count, fits in zip(starts, counts, alike, strict=True)
+    ]
 
 
 def _columns(records: PushedRecords) -> pl.DataFrame:

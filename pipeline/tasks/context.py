@@ -41,6 +41,7 @@ from pipeline.sinks.compaction import Compactor
 from pipeline.sinks.fates import compactor_of
 from pipeline.sinks.forgotten import Forgotten
 from pipeline.sinks.sink import Sink
+from pipeline.sources.pushed import KnownFormats
 from pipeline.tasks.loaded import CPU_PROFILE, LoadedModels, WorkerProfile
 from pipeline.tasks.share import GpuShare
 from pipeline.watching.callbacks import Callbacks
@@ -126,6 +127,10 @@ class Context:
     @functools.cached_property
     def models(self) -> LoadedModels:
         return LoadedModels(self.registry, self.settings, self.profile)
+
+    @functools.cached_property
+    def formats(self) -> KnownFormats:
+        return KnownFormats()
 
     @functools.cached_property
     def masks(self) -> MaskSet:

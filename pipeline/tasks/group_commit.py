@@ -5,11 +5,10 @@ visible. A group that fails because of one batch says nothing about the others: 
 and this process stores them alone from then on.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Final
 
 import polars as pl
@@ -40,8 +39,9 @@ class Unstored:
     observation: bytes
 
 
-# The work on a batch up to its results, or the stage that has to come first.
-Begin = Callable[[Context, Claim], Stage | Unstored]
+# The work on batches up to their results, or the stage that has to come first. It may stop at one with an
+# error.
+Begin = Callable[[Context, Sequence[Claim]], Iterator[tuple[Claim, Stage | Unstored]]]
 
 
 def commit_together(
@@ -50,33 +50,56 @@ def commit_together(
     """The results of the batch and of those that it takes along (a `JointStep`)."""
 
     def one(context: Context, claim: Claim) -> Stage | None:
-        found = begin(context, claim)
-        if isinstance(found, Stage):
-            return found
-        commit(context, claim, found)
-        return None
+        ((_, found),) = begin(context, [claim])
+        return committed_or_stage(context, claim, found)
 
     if claim.exhausted or alone(context, claim) or claim.records >= GROUP_RECORDS:
         yield claim, attempt(context, claim, one)
         return
-    groups: dict[Purpose, list[tuple[Claim, Unstored]]] = {}
-    records = 0
+    members, records = [claim], claim.records
     others = claim_others(context, claim, holding, stage=stage, queue=queue, limit=GROUP_BATCHES)
-    for member in chain([claim], others):
-        try:
-            found = begin(context, member)
-        except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
-            yield member, exc
-            continue
-        if isinstance(found, Stage):
-            yield member, found
-        else:
-            groups.setdefault(member.meta.purpose, []).append((member, found))
+    for member in others:
+        members.append(member)
         records += member.records
         if records >= GROUP_RECORDS:
             break
+    groups: dict[Purpose, list[tuple[Claim, Unstored]]] = {}
+    for member, found in _begun(context, members, begin):
+        if isinstance(found, Unstored):
+            groups.setdefault(member.meta.purpose, []).append((member, found))
+        else:
+            yield member, found
     for purpose, group in groups.items():
         yield from _commit_group(context, claim, purpose, group)
+
+
+def _begun(
+    context: Context, members: list[Claim], begin: Begin
+) -> Iterator[tuple[Claim, Stage | Unstored | Exception]]:
+    """The batches together; from one that fails on, each alone."""
+    done = 0
+    try:
+        for member, found in begin(context, members):
+            done += 1
+            yield member, found
+    except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
+        if len(members) == 1 or is_external(exc):
+            yield from ((member, exc) for member in members[done:])
+            return
+        logger(batches=len(members)).info("group_commit.apart", why=str(exc))  # the one at fault raises again
+    for member in members[done:]:
+        try:
+            yield from begin(context, [member])
+        except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
+            yield member, exc
+
+
+def committed_or_stage(context: Context, claim: Claim, found: Stage | Unstored) -> Stage | None:
+    """Commits the results of one batch alone, where there are some."""
+    if isinstance(found, Stage):
+        return found
+    commit(context, claim, found)
+    return None
 
 
 def _commit_group(

@@ -1,32 +1,35 @@
 """Stage store: join the verdicts to the records, write them to the sink, commit."""
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from pipeline import detect
 from pipeline.messages.routing import QUEUE_STORE, TASK_STORE
 from pipeline.records.delivery import Claim, Stage
+from pipeline.tasks import frontend
 from pipeline.tasks.context import Context
-from pipeline.tasks.group_commit import Unstored, commit, commit_together
-from pipeline.tasks.ingest import records_of, unstored
+from pipeline.tasks.group_commit import Unstored, commit_together, committed_or_stage
+from pipeline.tasks.ingest import unstored
 from pipeline.tasks.step import perform_joint
 
 NAME: Final = TASK_STORE
 
 
 def run(context: Context, batch_id: str, *_: str) -> str | None:
-    joint = partial(commit_together, begin=joined_results, stage=Stage.STORE, queue=QUEUE_STORE)
+    joint = partial(commit_together, begin=_begin, stage=Stage.STORE, queue=QUEUE_STORE)
     return perform_joint(context, Stage.STORE, batch_id, joint)
 
 
 def step(context: Context, claim: Claim) -> Stage | None:
     """The whole work on one batch alone."""
-    commit(context, claim, joined_results(context, claim))
-    return None
+    ((_, found),) = _begin(context, [claim])
+    return committed_or_stage(context, claim, found)
 
 
-def joined_results(context: Context, claim: Claim) -> Unstored:
-    """The results."""
-    work = context.ledger.work(claim.batch_id)
-    records, meta = records_of(context, claim)
-    return unstored(context, claim, detect.prepared_again(records, meta, work, context.masks), work)
+def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[tuple[Claim, Stage | Unstored]]:
+    """The results of each batch."""
+    works = [context.ledger.work(claim.batch_id) for claim in claims]
+    for claim, work, batch in zip(
+        claims, works, frontend.prepared_batches(context, claims, works), strict=True
+    ):
+        yield claim, unstored(context, claim, batch, work)

@@ -23,12 +23,12 @@ POISON = textwrap.dedent(
     import sys
     if "pipeline.workers.cpu" in sys.orig_argv and "ingest" in sys.orig_argv:
         from pipeline import detect
-        prepare = detect.prepare
-        def fragile(records, *rest):
-            if records["raw"].str.contains("POISON").any():
+        prepare_all = detect.prepare_all
+        def fragile(batches, *rest):
+            if any(records["raw"].str.contains("POISON").any() for records, _ in batches):
                 raise ValueError("this parser cannot read that")
-            return prepare(records, *rest)
-        detect.prepare = fragile
+            return prepare_all(batches, *rest)
+        detect.prepare_all = fragile
     """
 )
 

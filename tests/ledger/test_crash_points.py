@@ -40,14 +40,14 @@ def _quiet() -> None:
 
 @pytest.fixture(autouse=True)
 def _poison_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = detect.prepare
+    prepare_all = detect.prepare_all
 
-    def fails(records: pl.DataFrame, *args: Any) -> pl.DataFrame:
-        if POISON in records["raw"].to_list():
+    def fails(batches: Any, *args: Any) -> list[pl.DataFrame]:
+        if any(POISON in records["raw"].to_list() for records, _ in batches):
             raise ValueError("it cannot be parsed")
-        return prepare(records, *args)
+        return prepare_all(batches, *args)
 
-    monkeypatch.setattr(detect, "prepare", fails)
+    monkeypatch.setattr(detect, "prepare_all", fails)
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,10 @@ from pipeline.records.batch import Purpose
 from pipeline.records.delivery import Claim, Stage, half_ids
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
-from pipeline.tasks import drain, ingest, store
+from pipeline.tasks import drain, frontend, ingest, store
 from pipeline.tasks.context import Context
+from pipeline.tasks.frontend import Prepared
+from pipeline.tasks.group_commit import commit
 from pipeline.tasks.step import HUNG, perform
 
 
@@ -40,10 +42,9 @@ def test_a_batch_that_is_split_after_it_was_stored_is_not_stored_twice(context: 
     sink = context.sink(Purpose.SCORE)
 
     def dies_between_write_and_commit(context: Context, claim: Claim) -> None:
-        records, meta = ingest.records_of(context, claim)
-        prepared = detect.prepare(records, meta, context.masks)
         work = context.ledger.work(claim.batch_id)
-        sink.write("b", detect.result_rows(prepared, work, claim.meta, claim.workload))
+        (batch,) = frontend.prepared_batches(context, [claim], [work])
+        sink.write("b", detect.result_rows(batch.records, work, claim.meta, claim.workload))
         raise ValueError("broken after the write")
 
     Producer(context.ledger, context.submit, context.settings).send(
@@ -114,8 +115,9 @@ def test_a_worker_that_wakes_up_after_its_batch_was_split_stores_nothing(
 
         monkeypatch.setattr(sink, "write", slow)
     prepared = detect.prepare(raw_frame(["one", "two"]), claim.meta, context.masks)
+    batch, work = Prepared(prepared, claim.meta, None), detect.distinct(prepared, "warming")
     with pytest.raises(ClaimLost):
-        ingest.finish(context, claim, prepared, detect.distinct(prepared, "warming"))
+        commit(context, claim, ingest.unstored(context, claim, batch, work))
     assert sink.read("b", "shop") is None
 
 

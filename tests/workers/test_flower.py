@@ -21,7 +21,7 @@ from pipeline.messages.submit import shown_args
 from pipeline.producer import Producer
 from pipeline.records.delivery import Claim, Stage
 from pipeline.settings import Settings, visible_devices
-from pipeline.tasks import ingest
+from pipeline.tasks import frontend
 from pipeline.tasks.context import Context
 from pipeline.workers import flower, sockets
 from pipeline.workers.roles import device_name
@@ -245,9 +245,8 @@ def test_a_step_that_waits_says_why_through_the_pool_of_a_scoring_worker(
     send(context, "a line")
     claim = context.ledger.claim("b-1", Stage.INGEST, "the test")
     assert isinstance(claim, Claim)
-    records, meta = ingest.records_of(context, claim)
-    prepared = detect.prepare(records, meta, context.masks)
-    context.ledger.advance(claim, Stage.INFER, detect.distinct(prepared, "20260101T000000-gone"))
+    (batch,) = frontend.prepared_batches(context, [claim], [None])
+    context.ledger.advance(claim, Stage.INFER, detect.distinct(batch.records, "20260101T000000-gone"))
     with worker(context.settings, "infer-cpu") as watcher:
         assert wait_until(lambda: bool(watcher.of("worker-online")), timeout_s=20)
         context.submit.wake(Stage.INFER, "b-1", workload="shop", lines=1)

@@ -36,16 +36,16 @@ SITE = textwrap.dedent(
     import os, sys, time
     if "pipeline.workers.cpu" in sys.orig_argv:
         from pipeline import detect
-        prepare = detect.prepare
-        def moody(records, *rest):
-            text = " ".join(records["raw"].to_list())
+        prepare_all = detect.prepare_all
+        def moody(batches, *rest):
+            text = " ".join(line for records, _ in batches for line in records["raw"].to_list())
             if "HANG" in text:
                 time.sleep(3600)
             if "SLOW" in text:
                 open(os.environ["SLOW_FILE"], "w").close()
                 time.sleep(1.5)
-            return prepare(records, *rest)
-        detect.prepare = moody
+            return prepare_all(batches, *rest)
+        detect.prepare_all = moody
     """
 )
 

@@ -1,0 +1,113 @@
+"""The front end of stages ingest and store: from the payloads of batches to prepared records.
+
+A query of Polars costs as much for ten lines as for a thousand, so the batches of a group share each pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from pipeline import detect
+from pipeline.errors import BadPayload
+from pipeline.logs import logger
+from pipeline.records.delivery import Claim, Meta
+from pipeline.records.pushed import Pushed, PushedLines
+from pipeline.sources.pushed import framed, framed_alike
+from pipeline.tasks.context import Context
+from pipeline.watching.sessions import keys as session_keys
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The records of one batch behind the front end."""
+
+    records: pl.DataFrame  # RAW_SCHEMA with `pattern_id`, `severe` and `key`; with `masked` at ingest
+    meta: Meta  # with the formats that framing found
+    sessions: pl.Series | None  # the session key of each record; None where it could not be told
+
+
+def prepared_batches(
+    context: Context, claims: Sequence[Claim], works: Sequence[pl.DataFrame | None]
+) -> list[Prepared]:
+    """The batches of these claims. `works`: the work of each at stage store, None at ingest.
+
+    Raises what one of them raises, so a group that fails says nothing about most of its batches."""
+    read = _framed(context, claims, works)
+    prepared = detect.prepare_all(read, context.masks, works)
+    sessions = _sessions(context, claims, prepared)
+    return [
+        Prepared(rows, meta, keys) for (_, meta), rows, keys in zip(read, prepared, sessions, strict=True)
+    ]
+
+
+def _framed(
+    context: Context, claims: Sequence[Claim], works: Sequence[pl.DataFrame | None]
+) -> list[tuple[pl.DataFrame, Meta]]:
+    found: dict[int, tuple[pl.DataFrame, tuple[str, ...]]] = {}
+    alike: dict[tuple[str, ...], list[tuple[int, PushedLines]]] = {}
+    for place, (claim, work) in enumerate(zip(claims, works, strict=True)):
+        if claim.rescore:
+            found[place] = _stored(context, claim), claim.meta.formats
+            continue
+        payload = context.ledger.payload(claim.batch_id)
+        known = None if work is None else detect.formats_of(work)
+        if isinstance(payload, PushedLines) and known is None:
+            told = context.formats.of(claim.workload)
+            if told is not None:
+                alike.setdefault(told, []).append((place, payload))
+                continue
+        found[place] = _framed_alone(context, claim, payload, known)
+    for formats, several in alike.items():
+        rows = framed_alike([payload for _, payload in several], formats)
+        for (place, payload), records in zip(several, rows, strict=True):
+            one = (
+                _framed_alone(context, claims[place], payload, None)
+                if records is None
+                else (records, formats)
+            )
+            found[place] = one
+    return [
+        (records, replace(claim.meta, formats=formats))
+        for claim, (records, formats) in ((claim, found[place]) for place, claim in enumerate(claims))
+    ]
+
+
+def _framed_alone(
+    context: Context, claim: Claim, payload: pl.DataFrame | Pushed, known: tuple[str, ...] | None
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    records, formats = framed(payload, claim.meta.formats, known=known)
+    if isinstance(payload, PushedLines) and known is None:
+        context.formats.tell(claim.workload, formats)
+    return records, formats
+
+
+def _stored(context: Context, claim: Claim) -> pl.DataFrame:
+    """The records of a batch that is scored again. Raises BadPayload."""
+    with context.at_sink(claim.meta.purpose) as sink:
+        stored = sink.read(claim.batch_id, claim.workload)
+    if stored is None:
+        raise BadPayload(
+            f"the stored results of batch {claim.batch_id} are gone; they cannot be scored again"
+        )
+    return detect.stored_records(stored, claim.meta)
+
+
+def _sessions(
+    context: Context, claims: Sequence[Claim], prepared: Sequence[pl.DataFrame]
+) -> list[pl.Series | None]:
+    """A fault here does not keep lines from the store."""
+    try:
+        keys = session_keys.extract(
+            pl.concat([rows.select("raw", "message") for rows in prepared]), context.session_patterns
+        )
+    except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - good lines are no dead letter
+        for claim in claims:
+            logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")
+        return [None] * len(prepared)
+    found: list[pl.Series | None] = []
+    at = 0
+    for rows in prepared:
+        found.append(keys.slice(at, rows.height))
+        at += rows.height
+    return found
