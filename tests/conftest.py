@@ -87,7 +87,9 @@ SERVERS = frozenset({"s3_server", "opensearch", "secure_opensearch", "search_set
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A quick run does not even import what starts stacks."""
+    """A quick run does not even import what starts stacks. Images are built only where they are asked for."""
+    if collection_path.name == "test_images.py" and not config.getoption("--images"):
+        return True
     return True if config.getoption("--quick") and collection_path.name == "e2e" else None
 
 
@@ -125,6 +127,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick", action="store_true", help="without stacks, OpenSearch and tests that are marked `long`"
+    )
+    parser.addoption(
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="tests/e2e/test_images.py builds the image and runs the containers of two hosts; the engine works in "
+        "DIR and leaves 12 GB there",
     )
     parser.addoption(
         "--every-crash-point",

@@ -32,7 +32,7 @@ class Proxy:
 
 
 @contextmanager
-def proxy_to(target: str) -> Iterator[Proxy]:
+def proxy_to(target: str, *, address: str = "127.0.0.1") -> Iterator[Proxy]:
     """Runs until the block ends."""
     proxy = Proxy()
     pool = urllib3.PoolManager()
@@ -96,9 +96,9 @@ def proxy_to(target: str) -> Iterator[Proxy]:
             errors = any("error" in item["index"] for item in merged)
             self._answer(200, json.dumps({"errors": errors, "items": merged}).encode())
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((address, 0), Handler)
     server.daemon_threads = True
-    proxy.url = f"http://127.0.0.1:{server.server_port}"
+    proxy.url = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

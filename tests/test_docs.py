@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from test_layers import FLOORS
 
 from pipeline.cli import parser
 from pipeline.settings import PREFIX, PUBLIC, page
-from pipeline.workers.roles import ROLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "samples" / "README.md"])
@@ -126,40 +124,3 @@ def test_the_architecture_draws_every_floor_and_lists_every_room() -> None:
     layout = text.partition("## 5. Layout")[2].partition("## 6.")[0]
     listed = {span.rstrip("/") for span in CODE.findall(layout)}
     assert {room for floor in FLOORS for room in floor} <= listed
-
-
-def test_compose_has_a_service_for_every_role_and_one_image() -> None:
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-    assert set(services) >= {*ROLES, "redis", "beat", "flower", "metrics"}
-    assert "--appendonly yes" in services["redis"]["command"]
-    workers = {name: s for name, s in services.items() if name != "redis"}
-    assert len({s["image"] for s in workers.values()}) == 1
-    locks = workers.pop("gpu-locks")
-    assert (locks["user"], locks["restart"], locks["profiles"]) == ("root", "no", ["gpu"])
-    for name, service in workers.items():
-        module, *rest = service["command"]
-        assert (ROOT / (module.replace(".", "/") + ".py")).exists()
-        if module == "pipeline.workers.cpu":
-            assert rest[0] == name
-    assert "gpu" in services["infer-gpu"]["profiles"]
-
-
-def test_compose_probes_every_worker_by_its_own_name() -> None:
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-    for name in {*ROLES, "beat", "agent"}:
-        service = services[name]
-        assert service["healthcheck"]["test"][-2:] == ["health", f"{service['command'][1]}@"]
-        assert service["healthcheck"]["interval"] == "15s"
-
-
-def test_compose_lets_every_gpu_service_lock_where_its_user_may_write() -> None:
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-    (place,) = services["gpu-locks"]["volumes"]
-    assert services["gpu-locks"]["entrypoint"] == ["chmod", "1777", place.split(":")[1]]
-    with_gpu = {name for name, s in services.items() if "deploy" in s}
-    assert with_gpu == {"agent", "infer-gpu", "train-gpu"}
-    for name in with_gpu:
-        needs = services[name]["depends_on"]
-        assert needs["gpu-locks"] == {"condition": "service_completed_successfully"}
-        assert needs["redis"] == {"condition": "service_healthy"}
-        assert (place in services[name]["volumes"]) == (name != "agent")

@@ -4,7 +4,6 @@ to the pool, and ends overdue leases.
 Without a driver it reports no GPU and asks again; without Redis it goes on and logs that once. On SIGTERM it
 takes its node out of the pool at once; if killed, its node expires after `gpu_node_ttl_ms`."""
 
-import sys
 import threading
 import time
 from typing import Final
@@ -19,6 +18,7 @@ from pipeline.logs import logger, set_up
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
 from pipeline.workers import bootstrap
+from pipeline.workers.exits import exit_code
 from pipeline.workers.liveness import Progress
 
 ROLE: Final = "agent"
@@ -76,4 +76,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(exit_code(main))

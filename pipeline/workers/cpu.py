@@ -4,9 +4,8 @@ store, beat).
 `drain` is a worker of shard 0, `drain.1` of shard 1, and so on up to `drain_shards`.
 """
 
-import sys
-
 from pipeline.settings import Settings, limit_polars
+from pipeline.workers.exits import exit_code
 
 
 def main(argv: list[str]) -> int:
@@ -19,4 +18,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(exit_code(main))

@@ -20,6 +20,7 @@ from pipeline.logs import logger, set_up
 from pipeline.messages.app import make_app
 from pipeline.settings import Settings
 from pipeline.workers import sockets
+from pipeline.workers.exits import exit_code
 from pipeline.workers.tethered import tether
 
 # They precede the options of the command line, which override them.
@@ -163,4 +164,4 @@ def _loopback(address: str) -> bool:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(exit_code(main))

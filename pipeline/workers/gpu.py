@@ -3,9 +3,8 @@
 With `cpu` everything is as on a GPU but the arithmetic: for benchmarks and tests on machines without one.
 """
 
-import sys
-
 from pipeline.settings import Settings, limit_polars
+from pipeline.workers.exits import exit_code
 
 
 def main(argv: list[str]) -> int:
@@ -18,4 +17,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(exit_code(main))

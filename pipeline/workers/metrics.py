@@ -27,6 +27,7 @@ from pipeline.logs import logger, set_up
 from pipeline.redis.connection import answering, connect
 from pipeline.settings import Settings
 from pipeline.workers import bootstrap, sockets
+from pipeline.workers.exits import exit_code
 from pipeline.workers.scrape import Scrape
 
 if TYPE_CHECKING:
@@ -151,4 +152,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(exit_code(main))

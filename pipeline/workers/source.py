@@ -5,7 +5,6 @@ logged once and shown by `logweir status` while it lasts. The cursor in the ledg
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -23,6 +22,7 @@ from pipeline.redis.leases import SOURCE, HeldLease, Leases, Refused
 from pipeline.settings import Settings
 from pipeline.sources.opensearch import POLL_S, Poller, deliver
 from pipeline.workers import bootstrap
+from pipeline.workers.exits import exit_code
 from pipeline.workers.liveness import Progress
 
 ROLE: Final = "source"
@@ -139,4 +139,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(exit_code(main))

@@ -3,10 +3,9 @@
 On a GPU it takes the device for itself through the pool, from the fit on, and its child ends after every
 training."""
 
-import sys
-
 from pipeline.settings import Settings
 from pipeline.workers.bootstrap import serve
+from pipeline.workers.exits import exit_code
 
 
 def main(argv: list[str]) -> int:
@@ -15,4 +14,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(exit_code(main))
