@@ -8,7 +8,8 @@ Pure functions over frames for tasks, the command line and benchmarks. Only dist
 module for a model or the template tree.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -68,16 +69,16 @@ def prepare_all(
     works = works or [None] * len(batches)
     found = [None if work is None else _again(rows, work) for rows, work in zip(parsed, works, strict=True)]
     new = [rows for rows, again in zip(parsed, found, strict=True) if again is None]
-    prepared = iter(_cut(_with_keys(pl.concat(new), masks), new) if new else ())
+    prepared = iter(_cut(_with_keys(pl.concat(new), masks), [rows.height for rows in new]) if new else ())
     return [next(prepared) if again is None else again for again in found]
 
 
-def _cut(rows: pl.DataFrame, parts: Sequence[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """The rows of each part, which stand one behind another in `rows`."""
+def _cut(rows: pl.DataFrame, heights: Sequence[int]) -> Iterator[pl.DataFrame]:
+    """Parts of so many rows, one behind another."""
     at = 0
-    for part in parts:
-        yield rows.slice(at, part.height)
-        at += part.height
+    for height in heights:
+        yield rows.slice(at, height)
+        at += height
 
 
 def _with_keys(parsed: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
@@ -131,21 +132,19 @@ def _parsed_all(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFra
 def _parsed_together(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.DataFrame]:
     frames = [records for records, _ in batches]
     records = pl.concat(frames)
-    heights = np.array([frame.height for frame in frames])
     # A line without a time takes that of the line before it: within its source, and within its batch.
-    batch = pl.Series(np.repeat(np.arange(len(frames)), heights)).cast(pl.String)
+    numbers = _numbers(frames)
+    batch = pl.Series(numbers).cast(pl.String)
     marked = records.with_columns(
         pl.concat_str(batch, pl.col("source").fill_null(""), separator=" ").alias("source")
     )
     metas = [meta for _, meta in batches]
     newest = max(meta.arrived for meta in metas)
     parsed = formats.parse(marked, metas[0].formats, arrived=newest, zone=metas[0].zone)
-    arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US).gather(
-        np.repeat(np.arange(len(frames)), heights)
-    )
+    arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US)[numbers]
     late = records["timestamp"].is_null() & ~parsed["timed"]
     times = arrived.zip_with(late, parsed["timestamp"]).alias("timestamp")
-    return list(_cut(parsed.with_columns(records["source"], times), frames))
+    return list(_cut(parsed.with_columns(records["source"], times), [frame.height for frame in frames]))
 
 
 def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
@@ -163,6 +162,44 @@ def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
         for name, kind in WORK_SCHEMA.items()
     ]
     return pl.DataFrame(columns).with_columns(pl.lit(version).alias("version"))
+
+
+def distinct_all(batches: Sequence[pl.DataFrame], versions: Sequence[str]) -> list[pl.DataFrame]:
+    """`distinct` for many batches in one pass."""
+    if len(batches) == 1:
+        return [distinct(batches[0], versions[0])]
+    seen = ("key", "pattern_id", "masked", "severe", "level")
+    numbers = _numbers(batches)
+    few = (
+        pl.concat([rows.select(seen) for rows in batches])
+        .with_columns(pl.Series("batch", numbers))
+        .unique(["batch", "key"], keep="first", maintain_order=True)
+    )
+    given = {name: few[name] for name in seen}
+    given["version"] = pl.Series("version", versions, dtype=pl.String)[few["batch"]]
+    blank = [pl.Series(name, [None], dtype=kind) for name, kind in WORK_SCHEMA.items()]
+    works = pl.DataFrame([given.get(one.name, one.new_from_index(0, few.height)) for one in blank])
+    return list(_cut(works, np.bincount(few["batch"].to_numpy(), minlength=len(batches)).tolist()))
+
+
+def answer_all(
+    works: Sequence[pl.DataFrame], lookup: Callable[[str, list[int]], Mapping[int, Verdict]]
+) -> list[pl.DataFrame]:
+    """`answer` for many batches: `lookup` is asked once for each version."""
+    answered: dict[int, pl.DataFrame] = {}
+    versions = [str(work["version"][0]) for work in works]
+    for version in dict.fromkeys(versions):
+        places = [place for place, one in enumerate(versions) if one == version]
+        together = works[places[0]] if len(places) == 1 else pl.concat([works[place] for place in places])
+        keys = list(dict.fromkeys(together["key"].to_list()))
+        parts = _cut(answer(together, lookup(version, keys)), [works[place].height for place in places])
+        answered |= zip(places, parts, strict=True)
+    return [answered[place] for place in range(len(works))]
+
+
+def _numbers(batches: Sequence[pl.DataFrame]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """The number of its batch for each row."""
+    return np.repeat(np.arange(len(batches)), [rows.height for rows in batches])
 
 
 def with_rows(work: pl.DataFrame, prepared: pl.DataFrame, names: tuple[str, ...] = ()) -> pl.DataFrame:
@@ -237,12 +274,63 @@ def result_rows(prepared: pl.DataFrame, work: pl.DataFrame, meta: Meta, workload
         _record_id(meta, prepared).alias("record_id"),
         pl.col("source").fill_null(meta.source),
         pl.lit(workload).alias("workload"),
-        pl.when(pl.col("version") == WARMING_VERSION)
-        .then(None)
-        .otherwise(pl.col("version"))
-        .alias("model_version"),
+    )
+    return _results(frame)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A batch whose lines all have their verdict in `work`."""
+
+    prepared: pl.DataFrame
+    work: pl.DataFrame
+    meta: Meta
+    workload: str
+
+
+def result_rows_all(batches: Sequence[Judged]) -> list[pl.DataFrame]:
+    """`result_rows` for many batches in one pass."""
+    found: dict[int, pl.DataFrame] = {}
+    plain = [place for place, one in enumerate(batches) if not _is_pack(one.prepared)]
+    if len(plain) > 1:
+        several = [batches[place] for place in plain]
+        parts = _cut(_results_together(several), [one.prepared.height for one in several])
+        found = dict(zip(plain, parts, strict=True))
+    for place, one in enumerate(batches):
+        if place not in found:
+            found[place] = result_rows(one.prepared, one.work, one.meta, one.workload)
+    return [found[place] for place in range(len(batches))]
+
+
+def _results_together(batches: Sequence[Judged]) -> pl.DataFrame:
+    numbers = _numbers([one.prepared for one in batches])
+    of = {
+        "source": [one.meta.source for one in batches],
+        "workload": [one.workload for one in batches],
+        "source_key": [one.meta.source_key for one in batches],
+        "suffix": [f".{digest(one.meta.batch_id)}." for one in batches],
+    }
+    columns = [pl.Series(name, values, dtype=pl.String)[numbers] for name, values in of.items()]
+    needed = ["key", "pattern_id", *(name for name in RAW_SCHEMA if name != "source")]
+    prepared = pl.concat([one.prepared.select(needed) for one in batches])
+    prepared = prepared.with_columns(pl.Series("batch", numbers), *columns)
+    works = pl.concat([one.work.select("key", *_VERDICT, "version") for one in batches])
+    works = works.with_columns(pl.Series("batch", _numbers([one.work for one in batches])))
+    frame = prepared.join(works, on=["batch", "key"], how="left", maintain_order="left")
+    ids = _ids(pl.col("source_key"), pl.col("suffix"), ["batch", "line"])
+    return _results(frame.with_columns(ids.alias("record_id")))
+
+
+def _results(frame: pl.DataFrame) -> pl.DataFrame:
+    version = pl.col("version")
+    frame = frame.with_columns(
+        pl.when(version == WARMING_VERSION).then(None).otherwise(version).alias("model_version")
     )
     return frame.select([pl.col(name).cast(dtype) for name, dtype in RESULT_SCHEMA.items()])
+
+
+def _is_pack(records: pl.DataFrame) -> bool:
+    return records["source"].null_count() < records.height
 
 
 def formats_of(work: pl.DataFrame) -> tuple[str, ...] | None:
@@ -265,14 +353,19 @@ def record_ids(prepared: pl.DataFrame, meta: Meta) -> list[str]:
 
 def _record_id(meta: Meta, prepared: pl.DataFrame) -> pl.Expr:
     place, key = ["line"], pl.lit(meta.source_key)
-    if prepared["source"].null_count() < prepared.height:
+    if _is_pack(prepared):
         place = ["source", "line"]
         keys = {name: file_key(meta.purpose, name) for name in prepared["source"].drop_nulls().unique()}
         key = pl.col("source").replace_strict(keys, default=meta.source_key, return_dtype=pl.String)
+    return _ids(key, pl.lit(f".{digest(meta.batch_id)}."), place)
+
+
+def _ids(key: pl.Expr, batch_suffix: pl.Expr, place: list[str]) -> pl.Expr:
+    """`place`: the columns that tell a line."""
     piece = pl.col("line").cum_count().over(place) - 1
     line = pl.col("line").cast(pl.String)
     began_before = pl.col("lines").first().over(place) == 0
-    suffix = pl.lit(f".{digest(meta.batch_id)}.") + piece.cast(pl.String)
+    suffix = batch_suffix + piece.cast(pl.String)
     return (key + "-") + pl.when(began_before).then(line + suffix).when(piece == 0).then(line).otherwise(
         line + "." + piece.cast(pl.String)
     )

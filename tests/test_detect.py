@@ -290,6 +290,28 @@ def test_batches_prepared_together_are_as_each_alone(
     assert [None if work is None else detect.formats_of(work) for work in works] == [
         meta.formats if n % 2 else None for n, (_, meta) in enumerate(asked)
     ]
+    versions = [("m1", "m2", WARMING_VERSION)[n % 3] for n in range(len(alone))]
+    distinct = detect.distinct_all(alone, versions)
+    for one, rows, version in zip(distinct, alone, versions, strict=True):
+        assert one.equals(detect.distinct(rows, version))
+    known = {key: verdict(key % 1000) for one in distinct for key in one["key"].to_list()[:2]}
+    asked_for = []
+
+    def lookup(version: str, keys: list[int]) -> dict[int, Verdict]:
+        asked_for.append(version)
+        assert len(set(keys)) == len(keys)
+        return {key: known[key] for key in keys if key in known}
+
+    answered = detect.answer_all(distinct, lookup)
+    assert sorted(asked_for) == sorted(set(versions))
+    for one, other in zip(answered, distinct, strict=True):
+        assert one.equals(detect.answer(other, known))
+    judged = [
+        detect.Judged(rows, one, meta, f"w{n % 2}")
+        for n, (rows, one, (_, meta)) in enumerate(zip(alone, answered, asked, strict=True))
+    ]
+    for one, rows in zip(judged, detect.result_rows_all(judged), strict=True):
+        assert rows.equals(detect.result_rows(one.prepared, one.work, one.meta, one.workload))
     again = detect.prepare_all(asked, MASKS, works)
     for one, other, work in zip(again, alone, works, strict=True):
         assert one.equals(other if work is None else other.drop("masked").select(one.columns))

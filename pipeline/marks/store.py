@@ -7,7 +7,7 @@ Invariants: marks expire by Redis' clock. A mark replaces the earlier mark of it
 of a newer build is skipped and can still be revoked."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -133,14 +133,14 @@ class Marks:
         marks.sort(key=lambda mark: (mark.at, str(mark.target), mark.workload))
         return Marked(version=version, now=now, marks=tuple(marks), unreadable=tuple(unreadable))
 
-    def lay_over(self, work: pl.DataFrame, workload: str) -> pl.DataFrame:
-        """The answered rows of a batch (WORK_SCHEMA) with the marks of this moment; `work` itself where none
-        is about them.
+    def overlay(self) -> Callable[[pl.DataFrame, str], pl.DataFrame]:
+        """The marks of this moment, to be laid over the answered rows (WORK_SCHEMA) of a workload's batch.
 
-        One small round trip; the marks are read again only when somebody has changed them.
+        They give `work` itself where none is about it. One small round trip; the marks are read again only
+        when somebody has changed them.
         """
         overlay, now = self._overlay()
-        return overlay.over(work, workload, now)
+        return lambda work, workload: overlay.over(work, workload, now)
 
     def normal(self, template_ids: Iterable[int], workload: str) -> frozenset[int]:
         """The templates among these that are marked as normal now."""

@@ -77,17 +77,17 @@ def _begun(
     context: Context, members: list[Claim], begin: Begin
 ) -> Iterator[tuple[Claim, Stage | Unstored | Exception]]:
     """The batches together; from one that fails on, each alone."""
-    done = 0
+    left = {member.batch_id: member for member in members}
     try:
         for member, found in begin(context, members):
-            done += 1
+            del left[member.batch_id]
             yield member, found
     except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
         if len(members) == 1 or is_external(exc):
-            yield from ((member, exc) for member in members[done:])
+            yield from ((member, exc) for member in left.values())
             return
         logger(batches=len(members)).info("group_commit.apart", why=str(exc))  # the one at fault raises again
-    for member in members[done:]:
+    for member in left.values():
         try:
             yield from begin(context, [member])
         except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch

@@ -1,6 +1,7 @@
 """Stage ingest: parse, mask, answer from the cache. When every line is known, this task is all there is."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -36,24 +37,22 @@ def step(context: Context, claim: Claim) -> Stage | None:
 
 
 def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[tuple[Claim, Stage | Unstored]]:
-    """The results of each batch, or the next stage where lines are unknown."""
-    for claim, batch in zip(
-        claims, frontend.prepared_batches(context, claims, [None] * len(claims)), strict=True
-    ):
-        yield claim, _results_or_stage(context, claim, batch)
-
-
-def _results_or_stage(context: Context, claim: Claim, batch: Prepared) -> Stage | Unstored:
-    work = detect.distinct(batch.records, version_for(context, claim))
-    version = work["version"][0]
-    work = detect.answer(work, context.verdicts.lookup(version, work["key"].to_list()))
-    missed = detect.unknown(work).height
-    metrics.lookups(work.height - missed, missed)
-    if not missed:
-        return unstored(context, claim, batch, work)
-    then = Stage.DRAIN if version == WARMING_VERSION else Stage.INFER
-    context.ledger.advance(claim, then, detect.with_rows(work, batch.records, batch.meta.formats))
-    return then
+    """The next stage of each batch with unknown lines, then the results of the others."""
+    batches = frontend.prepared_batches(context, claims, [None] * len(claims))
+    versions = [version_for(context, claim) for claim in claims]
+    works = detect.distinct_all([batch.records for batch in batches], versions)
+    works = detect.answer_all(works, context.verdicts.lookup)
+    judged = []
+    for claim, batch, work in zip(claims, batches, works, strict=True):
+        missed = work["template_id"].null_count()
+        metrics.lookups(work.height - missed, missed)
+        if missed:
+            then = Stage.DRAIN if work["version"][0] == WARMING_VERSION else Stage.INFER
+            context.ledger.advance(claim, then, detect.with_rows(work, batch.records, batch.meta.formats))
+            yield claim, then
+        else:
+            judged.append((claim, batch, work))
+    yield from unstored(context, judged)
 
 
 def version_for(context: Context, claim: Claim) -> str:
@@ -63,12 +62,23 @@ def version_for(context: Context, claim: Claim) -> str:
     return context.version(claim.workload) or WARMING_VERSION
 
 
-def unstored(context: Context, claim: Claim, batch: Prepared, work: pl.DataFrame) -> Unstored:
-    """The results of a batch whose lines are all answered."""
-    prepared = batch.records
-    unmarked = detect.result_rows(prepared, work, claim.meta, claim.workload)
-    marked = context.marks.lay_over(work, claim.workload)
-    rows = unmarked if marked is work else detect.result_rows(prepared, marked, claim.meta, claim.workload)
+def unstored(
+    context: Context, judged: Sequence[tuple[Claim, Prepared, pl.DataFrame]]
+) -> Iterator[tuple[Claim, Unstored]]:
+    """The results of batches whose lines are all answered."""
+    if not judged:
+        return
+    marks = context.marks.overlay()
+    asked = [detect.Judged(b.records, work, claim.meta, claim.workload) for claim, b, work in judged]
+    for (claim, batch, work), one, unmarked in zip(judged, asked, detect.result_rows_all(asked), strict=True):
+        marked = marks(work, claim.workload)
+        rows = unmarked if marked is work else detect.result_rows_all([replace(one, work=marked)])[0]
+        yield claim, _unstored(claim, batch, work, unmarked, rows)
+
+
+def _unstored(
+    claim: Claim, batch: Prepared, work: pl.DataFrame, unmarked: pl.DataFrame, rows: pl.DataFrame
+) -> Unstored:
     warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
     outcomes = detect.outcomes(rows)
     if claim.meta.purpose is Purpose.BASELINE:

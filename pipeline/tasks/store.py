@@ -29,7 +29,5 @@ def step(context: Context, claim: Claim) -> Stage | None:
 def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[tuple[Claim, Stage | Unstored]]:
     """The results of each batch."""
     works = [context.ledger.work(claim.batch_id) for claim in claims]
-    for claim, work, batch in zip(
-        claims, works, frontend.prepared_batches(context, claims, works), strict=True
-    ):
-        yield claim, unstored(context, claim, batch, work)
+    batches = frontend.prepared_batches(context, claims, works)
+    yield from unstored(context, list(zip(claims, batches, works, strict=True)))

@@ -125,14 +125,14 @@ def test_a_mark_holds_in_every_process_from_the_next_batch_on_and_once_revoked_t
     marks: Marks, other: Marks
 ) -> None:
     rows = work((1, 7, 0.9))
-    assert other.lay_over(rows, "shop") is rows
+    assert other.overlay()(rows, "shop") is rows
     made, replaced = marks.put(Target.pattern(1), NORMAL, text="a <NUM>", by="ann", why="it restarts nightly")
     assert replaced is None
-    assert said(other.lay_over(rows, "shop")) == [(0.0, False, "marked:normal by ann")]
+    assert said(other.overlay()(rows, "shop")) == [(0.0, False, "marked:normal by ann")]
     assert other.look().marks == (made,)
     assert (made.text, made.why, made.until) == ("a <NUM>", "it restarts nightly", None)
     assert other.revoke([Target.pattern(1)]) == [(Target.pattern(1), "")]
-    assert marks.lay_over(rows, "shop") is rows
+    assert marks.overlay()(rows, "shop") is rows
     assert marks.revoke([Target.pattern(1)]) == []
 
 
@@ -144,10 +144,10 @@ def test_marks_are_read_again_only_after_a_change(
     look = other.look
     monkeypatch.setattr(other, "look", lambda: looked.append(1) or look())
     for _ in range(3):
-        other.lay_over(work((1, 7, 0.9)), "shop")
+        other.overlay()(work((1, 7, 0.9)), "shop")
     assert len(looked) == 1
     marks.put(Target.pattern(2), NORMAL, text="b")
-    assert said(other.lay_over(work((2, 7, 0.9)), "shop"))[0][0] == 0.0
+    assert said(other.overlay()(work((2, 7, 0.9)), "shop"))[0][0] == 0.0
     assert len(looked) == 2
 
 
@@ -168,7 +168,7 @@ def test_a_mark_runs_out_by_the_clock_of_redis_and_is_listed_for_a_while(
     made, _ = marks.put(Target.pattern(1), NORMAL, text="a", lasts=timedelta(milliseconds=1))
     while marks.look().holding:  # a millisecond
         pass
-    assert marks.lay_over(rows, "shop") is rows
+    assert marks.overlay()(rows, "shop") is rows
     assert marks.look().marks == (made,)
     marks.put(Target.pattern(2), NORMAL, text="b")
     assert len(marks.look().marks) == 2
@@ -218,9 +218,9 @@ def test_every_change_gives_another_version_also_after_redis_has_lost_the_last_o
     marks.put(Target.pattern(3), NORMAL, text="c")
     assert marks.look().version not in {lost, ""}
     rows = work((3, 7, 0.9))
-    assert marks.lay_over(rows, "shop") is not rows
+    assert marks.overlay()(rows, "shop") is not rows
     client.delete(marks.keys.marks)
-    assert marks.lay_over(rows, "shop") is rows
+    assert marks.overlay()(rows, "shop") is rows
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_a_mark_that_cannot_be_read_is_passed_over_and_can_be_revoked(
     marked = marks.look()
     assert (marked.marks, len(marked.unreadable)) == ((made,), 8)
     rows = work((1, 7, 0.9), (2, 7, 0.9))
-    assert [a for _, a, _ in said(marks.lay_over(rows, "shop"))] == [False, True]
+    assert [a for _, a, _ in said(marks.overlay()(rows, "shop"))] == [False, True]
     assert marks.revoke([Target.pattern(2), Target.template(3)]) == [
         (Target.pattern(2), ""),
         (Target.template(3), "shop"),
@@ -360,7 +360,7 @@ def test_a_workload_with_colons_and_newest_marks_come_back_as_they_were(marks: M
 
 def test_a_redis_that_is_away_is_said_so(settings: Settings) -> None:
     away = Marks(redis.Redis(unix_socket_path="/nowhere/redis.sock", retry=None), settings)
-    for call in (away.look, lambda: away.lay_over(work(), "shop"), lambda: away.revoke([Target.pattern(1)])):
+    for call in (away.look, lambda: away.overlay()(work(), "shop"), lambda: away.revoke([Target.pattern(1)])):
         with pytest.raises(RedisUnavailable):
             call()
 
