@@ -238,8 +238,7 @@ class SlotReader:
 
     def _report(self, piece: Piece, *, again: bool = False) -> None:
         """Says now and then how far the reader is. Raises Stopped."""
-        if self.slot.held.lost.is_set() or worker_state.should_stop not in (None, False):
-            raise Stopped
+        self._stop_if_asked()
         if not again and self.clock() - self._reported < REPORT_S:
             return
         self._reported = self.clock()
@@ -252,12 +251,17 @@ class SlotReader:
         except RedisUnavailable:
             self._pause(AWAY_S)
 
+    def _stop_if_asked(self) -> None:
+        # Celery's request to stop is an exit code, of which 0 is the usual one.
+        asked = worker_state.should_stop is not None and worker_state.should_stop is not False
+        if asked or self.slot.held.lost.is_set():
+            raise Stopped
+
     def _pause(self, seconds: float) -> None:
         """Raises Stopped."""
         end = self.clock() + seconds
         while (left := end - self.clock()) > 0:
-            if self.slot.held.lost.is_set() or worker_state.should_stop not in (None, False):
-                raise Stopped
+            self._stop_if_asked()
             time.sleep(min(NAP_S, left))
 
 

@@ -310,6 +310,19 @@ def test_an_address_that_is_none_is_refused_with_the_remedy(tmp_path: Path, s3_s
             archive_of(s3_server.new_place()).check()
 
 
+def test_links_that_lead_out_of_an_archive_are_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "archive"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret\n")
+    (folder / "a.log").write_text("a line\n")
+    (folder / "sub" / "inside.log").symlink_to(folder / "a.log")
+    (folder / "outside.log").symlink_to(tmp_path / "secret")
+    (folder / "odd\nname.log").write_text("a line\n")
+    skipped = Skipped()
+    names = {one.name for one in archive_of(str(folder)).objects(Filter(), skipped)}
+    assert names == {"a.log", "sub/inside.log"} and skipped.count == 2
+
+
 def test_a_folder_that_is_not_mounted_is_away_and_its_objects_are_not_gone(tmp_path: Path) -> None:
     folder = tmp_path / "mount"
     folder.mkdir()
@@ -317,7 +330,7 @@ def test_a_folder_that_is_not_mounted_is_away_and_its_objects_are_not_gone(tmp_p
     archive = archive_of(str(folder))
     (one,) = archive.objects(Filter(), Skipped())
     os.rename(folder, tmp_path / "elsewhere")  # noqa: PTH104
-    with pytest.raises(BadInput, match="mount the folder"):
+    with pytest.raises(StoreUnavailable, match="mount the folder"):
         archive.read(one, 0, 1)
 
 

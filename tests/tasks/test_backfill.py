@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.worker import state as worker_state
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from pipeline.sources.backfill.archive import FolderArchive, archive_of
 from pipeline.sources.backfill.plans import BackfillView
 from pipeline.tasks import backfill, periodic
 from pipeline.tasks.context import Context
+from pipeline.tasks.reader import SlotReader
 
 PIECE = 3_000
 
@@ -304,6 +306,52 @@ def test_an_archive_that_is_away_waits_and_fails_nothing(
     assert read_all(context, name).state == "complete" and accepted(context) == records
 
 
+def test_an_archive_that_goes_away_while_it_is_read_loses_nothing(context: Context, tmp_path: Path) -> None:
+    context.settings = context.settings.replace(batch_records=10)
+    records = logs(tmp_path / "archive", files=1)
+    name = plan(context, tmp_path / "archive").plan.name
+    real, left = FolderArchive.read, [3]
+
+    def read(self: FolderArchive, one: Any, offset: int, size: int) -> bytes:
+        left[0] -= 1
+        if left[0] == 0:
+            (tmp_path / "archive").rename(tmp_path / "elsewhere")
+        return real(self, one, offset, size)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FolderArchive, "read", read)
+        backfill.read_turn(context, name)
+    seen = view(context, name)
+    assert (seen.failed, seen.skipped, seen.state) == (0, 0, "reading") and "mount the folder" in seen.waits
+    (tmp_path / "elsewhere").rename(tmp_path / "archive")
+    seen = read_all(context, name)
+    assert (seen.failed, seen.skipped, seen.state) == (0, 0, "complete") and accepted(context) == records
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_worker_that_is_to_end_leaves_its_piece_to_the_next_one(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    context.settings = context.settings.replace(batch_records=10)
+    records = logs(tmp_path / "archive", files=1)
+    name = plan(context, tmp_path / "archive").plan.name
+    real = Producer.send_chunk
+
+    def send(self: Producer, *args: Any, **kwargs: Any) -> Accepted | Full:
+        monkeypatch.setattr(worker_state, "should_stop", code)
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Producer, "send_chunk", send)
+    backfill.read_turn(context, name)
+    before = sum(accepted(context).values())
+    assert 0 < before <= 10
+    held = [context.leases.holder_of(context.plans.resource(name, str(n))) for n in range(4)]
+    assert held == [None] * 4, "the lease was given back"
+    monkeypatch.setattr(Producer, "send_chunk", real)
+    monkeypatch.setattr(worker_state, "should_stop", None)
+    assert read_all(context, name).state == "complete" and accepted(context) == records
+
+
 def test_an_object_that_cannot_be_read_fails_after_some_tries_and_others_go_on(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,3 +451,28 @@ def test_a_plan_and_all_its_keys_are_forgotten_some_time_after_its_end(
         assert int(context.client.ttl(key)) > 0, key
     context.client.delete(*keys)
     assert context.plans.names() == []
+
+
+def test_what_a_dead_reader_waited_for_is_not_shown(context: Context, tmp_path: Path) -> None:
+    logs(tmp_path / "archive", files=1)
+    name = plan(context, tmp_path / "archive").plan.name
+    real = Producer.send_chunk
+
+    def full(_self: Producer, *_args: Any, **_kwargs: Any) -> Full:
+        return Full(pending_bytes=1, pending_batches=1, reason="closed", retry_after_s=0.01, refused=1)
+
+    def shown(self: SlotReader, seconds: float) -> None:
+        self._report(self.plans.take(name, self.slot.name, self.slot.held.lease).piece, again=True)  # type: ignore[union-attr]
+        waits.append(view(context, name).waits)
+        raise Killed
+
+    waits: list[str] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Producer, "send_chunk", full)
+        patched.setattr(SlotReader, "_pause", shown)
+        with pytest.raises(Killed):
+            backfill.read_turn(context, name)
+    assert "drained" in waits[0]
+    expire_leases(context)
+    assert (view(context, name).waits, view(context, name).readers) == ("", 0)
+    assert Producer.send_chunk is real and read_all(context, name).state == "complete"

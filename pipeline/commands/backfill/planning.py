@@ -36,7 +36,12 @@ class Planned:
 
     def notes(self) -> list[str]:
         """Sentences about what is not read."""
-        found = [self.skipped.sentence("object")] if self.skipped.count else []
+        found = []
+        if count := self.skipped.count:
+            found.append(
+                f"left out {plural(count, 'object')}, as links that lead out, unreadable or with characters "
+                f"that cannot be shown: {self.skipped.names()}"
+            )
         if count := self.words["changed"]:
             names = ", ".join(self.changed) + (
                 f" and {count - len(self.changed):,} more" if count > 3 else ""

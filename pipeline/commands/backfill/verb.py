@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pipeline.commands.backfill.planning import Planned, planned
 from pipeline.commands.common import (
+    cell,
     err,
     out,
     print_json,
@@ -60,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     plans = Plans(producer.ledger.client, settings)
     console = err()
     with redis_explained():
-        with console.status(f"listing {printable(archive.url)}"):
+        with console.status(cell(f"listing {archive.url}")):
             found = planned(args, archive, plans, settings)
         for note in found.notes():
             remark(console, note)
@@ -96,7 +97,7 @@ class _Watching:
             with self.console.status("planned") as line:
                 while not (view := self._look()).over:
                     sentence = self._sentence(view)
-                    line.update(sentence)
+                    line.update(cell(sentence))
                     now = time.monotonic()
                     if not self.console.is_terminal and now - self.said >= SAY_S:
                         self.said = now
@@ -188,7 +189,10 @@ def _list(args: argparse.Namespace, plans: Plans) -> int:
         console.print(
             f"  {_title(view)}; planned on {created:%Y-%m-%d %H:%M:%S} UTC", markup=False, soft_wrap=True
         )
-        for sentence in (*(f.why for f in view.failures), *([view.waits] if not view.over else [])):
+        waits = [] if view.over else [view.waits]
+        if view.state == "planning":
+            waits.append("where no command plans it any more, give the same command again")
+        for sentence in (*(f.why for f in view.failures), *waits):
             if sentence:
                 console.print(f"  {printable(sentence)}", markup=False, soft_wrap=True)
     return 0

@@ -74,11 +74,15 @@ class FolderArchive:
         if self.folder.is_file():
             raise BadInput(f"{self.url} is a file; give its folder and --include {self.folder.name!r}")
         self._refuse_missing()
+        real = self.folder.resolve()
         for path, info in walk(self.folder, wanted, skipped):
             if not info.st_size:
                 continue
             name = str(path.relative_to(self.folder))
-            if not name.isprintable():  # it would have to be read again by this name, from JSON
+            # Who fills an archive may not choose what a reader, with rights of its own, reads elsewhere.
+            leads_out = path.is_symlink() and not path.resolve().is_relative_to(real)
+            # An odd name would have to come back from JSON as it was.
+            if leads_out or not name.isprintable():
                 skipped.add(name)
                 continue
             yield ArchiveObject(
@@ -90,7 +94,10 @@ class FolderArchive:
         try:
             file = os.open(path, os.O_RDONLY)
         except FileNotFoundError as exc:
-            self.check()
+            try:
+                self.check()
+            except BadInput as away:  # the folder was unmounted, and the object is not gone
+                raise StoreUnavailable(str(away)) from exc
             raise gone(self.shown(one.name)) from exc
         except OSError as exc:
             raise StoreUnavailable(

@@ -349,9 +349,12 @@ class Plans:
             return None
         plan = PLAN.from_json(fields["plan"])
         failures = [Failure(**json.loads(text)) for text in failed.values()]
-        now_read = [PieceReading(**json.loads(text)) for text in reading.values()]
+        by_slot = {slot.decode(): PieceReading(**json.loads(text)) for slot, text in reading.items()}
+        now_read = list(by_slot.values())
+        # What a reader waited for when it died says nothing.
+        alive = [one for slot, one in by_slot.items() if self._is_held(name, slot)]
         numbers = {n: int(fields.get(n, 0)) for n in ("pieces", "done", "skipped", "bytes", "lines")}
-        waits = next((r.waits for r in now_read if r.waits), "")
+        waits = next((one.waits for one in alive if one.waits), "")
         return BackfillView(
             name=name,
             place=plan.place,
@@ -361,7 +364,7 @@ class Plans:
             objects=int(objects),
             failed=len(failures),
             bytes_read=int(fields.get("bytes_ended", 0)) + sum(r.bytes for r in now_read),
-            readers=sum(self._is_held(name, slot.decode()) for slot in reading),
+            readers=len(alive),
             waits=waits or (trouble.decode("utf-8", "replace") if trouble else ""),
             reading=now_read,
             failures=failures,
