@@ -177,8 +177,8 @@ def backfill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since",
         metavar="WHEN",
-        help="only objects of the last 15m, 1h, 7d, or since a time: by the date in their name, else by their "
-        "time of change",
+        help="only objects of the last 15m, 1h, 7d, or since a time: by the date in their name, else by "
+        "their time of change",
     )
     parser.add_argument("--until", metavar="WHEN", help="only objects before that")
     parser.add_argument(

@@ -81,6 +81,6 @@ def _free_slot(context: Context, name: str) -> tuple[str, Lease] | None:
 def _reader(context: Context, plan: BackfillPlan, slot: ReaderSlot) -> SlotReader:
     """Raises StoreUnavailable, BadInput or ModuleNotFoundError where this machine cannot read the archive."""
     archive = archive_of(plan.place)
-    archive.check()
+    archive.check(plan.root)
     producer = Producer(context.ledger, context.submit, context.settings.replace(time_zone=plan.zone))
     return SlotReader(context.plans, producer, archive, slot)

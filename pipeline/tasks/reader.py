@@ -103,7 +103,10 @@ class SlotReader:
             self._read(taken)
         except CursorMoved:  # Redis lost its last moments: read on from where the cursor stands
             return None
-        except (ObjectChanged, _Refused) as exc:
+        except ObjectChanged as exc:
+            self._refuse_other_archive(taken, str(exc))
+            return self._failed(taken, str(exc))
+        except _Refused as exc:
             return self._failed(taken, str(exc))
         except BadInput as exc:
             self._notes.append(str(exc))
@@ -112,15 +115,21 @@ class SlotReader:
             return self._away(taken, str(exc))
         return self._ended(taken, "done")
 
-    def _away(self, taken: Taken, why: str) -> EndPieceArgs:
-        """An object that cannot be read now goes back. Raises StoreUnavailable when all of the archive is
-        away, which is no fault of the object."""
+    def _refuse_other_archive(self, taken: Taken, why: str) -> None:
+        """Gives the piece back and raises StoreUnavailable when all of the archive is away from this machine,
+        which is no fault of the object."""
         try:
-            self.archive.check()
-        except (StoreUnavailable, BadInput):
+            self.archive.check(self.slot.plan.root)
+        except (StoreUnavailable, BadInput) as exc:
             args = EndPieceArgs(piece_id=taken.piece_id, slot=self.slot.name, fate="back", untried=True)
             self.plans.finish(self.slot.plan.name, self.slot.held.lease, args)
-            raise StoreUnavailable(why) from None
+            raise StoreUnavailable(
+                f"{exc} ({why})" if isinstance(exc, StoreUnavailable) else str(exc)
+            ) from exc
+
+    def _away(self, taken: Taken, why: str) -> EndPieceArgs:
+        """An object that cannot be read now goes back. Raises StoreUnavailable."""
+        self._refuse_other_archive(taken, why)
         if taken.tries >= MOST_TRIES:
             return self._failed(taken, why)
         self._pause(AWAY_S * taken.tries)

@@ -1,7 +1,6 @@
 """Archives and their pieces: what is listed, how it is cut, and that every line is in exactly one piece."""
 
 import gzip
-import os
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -323,15 +322,18 @@ def test_links_that_lead_out_of_an_archive_are_not_followed(tmp_path: Path) -> N
     assert names == {"a.log", "sub/inside.log"} and skipped.count == 2
 
 
-def test_a_folder_that_is_not_mounted_is_away_and_its_objects_are_not_gone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_mounted_is_away(tmp_path: Path) -> None:
     folder = tmp_path / "mount"
     folder.mkdir()
-    (folder / "a.log").write_text("x\n")
     archive = archive_of(str(folder))
-    (one,) = archive.objects(Filter(), Skipped())
-    os.rename(folder, tmp_path / "elsewhere")  # noqa: PTH104
-    with pytest.raises(StoreUnavailable, match="mount the folder"):
-        archive.read(one, 0, 1)
+    root = archive.root()
+    archive.check(root)
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match="mount the folder"):
+        archive.check(root)
+    folder.mkdir()
+    with pytest.raises(BadInput, match="another folder here"):
+        archive.check(root)
 
 
 # ---- the pace ------------------------------------------------------------------------------------------

@@ -306,7 +306,10 @@ def test_an_archive_that_is_away_waits_and_fails_nothing(
     assert read_all(context, name).state == "complete" and accepted(context) == records
 
 
-def test_an_archive_that_goes_away_while_it_is_read_loses_nothing(context: Context, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mount_point", [False, True])
+def test_an_archive_that_goes_away_while_it_is_read_loses_nothing(
+    context: Context, tmp_path: Path, mount_point: bool
+) -> None:
     context.settings = context.settings.replace(batch_records=10)
     records = logs(tmp_path / "archive", files=1)
     name = plan(context, tmp_path / "archive").plan.name
@@ -316,13 +319,17 @@ def test_an_archive_that_goes_away_while_it_is_read_loses_nothing(context: Conte
         left[0] -= 1
         if left[0] == 0:
             (tmp_path / "archive").rename(tmp_path / "elsewhere")
+            if mount_point:
+                (tmp_path / "archive").mkdir()
         return real(self, one, offset, size)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FolderArchive, "read", read)
         backfill.read_turn(context, name)
     seen = view(context, name)
-    assert (seen.failed, seen.skipped, seen.state) == (0, 0, "reading") and "mount the folder" in seen.waits
+    assert (seen.failed, seen.skipped, seen.state) == (0, 0, "reading") and "mount the " in seen.waits
+    if mount_point:
+        (tmp_path / "archive").rmdir()
     (tmp_path / "elsewhere").rename(tmp_path / "archive")
     seen = read_all(context, name)
     assert (seen.failed, seen.skipped, seen.state) == (0, 0, "complete") and accepted(context) == records

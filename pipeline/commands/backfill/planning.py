@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
 
+import msgspec
+
 from pipeline.commands.recognition import choice_of
 from pipeline.errors import BadInput
 from pipeline.producer import check_name
@@ -27,7 +29,7 @@ MOST_NAMED: Final = 3
 
 @dataclass(slots=True)
 class Planned:
-    """What planning found. `words`: how many objects were new, known, reopened or changed."""
+    """The outcome of planning. `words`: how many objects were new, known, reopened or changed."""
 
     plan: BackfillPlan
     words: Counter[str] = field(default_factory=Counter)
@@ -57,6 +59,7 @@ def planned(args: argparse.Namespace, archive: Archive, plans: Plans, settings: 
     """Lists the archive and writes the plan; the same command again adds what is new. Raises BadInput."""
     wanted = _plan_of(args, archive, settings)
     stands = plans.plan(wanted.name) or wanted  # its moments are those of its beginning
+    stands = msgspec.structs.replace(stands, root=archive.root())
     found = Planned(stands)
     seen = Counter[str]()
     window = Window(since=_moment(stands.since_ms), until=_moment(stands.until_ms))

@@ -105,8 +105,8 @@ class _Watching:
                     time.sleep(LOOK_S)
         except KeyboardInterrupt as exc:
             raise KeyboardInterrupt(
-                f"the backfill {self.name} goes on; the same command shows it again, `logweir backfill --cancel "
-                f"{self.name}` ends it"
+                f"the backfill {self.name} goes on; the same command shows it again, "
+                f"`logweir backfill --cancel {self.name}` ends it"
             ) from exc
         if view.state == "cancelled":
             raise Cancelled(f"the backfill {self.name} was cancelled; the same command goes on with it")
@@ -217,7 +217,7 @@ def _cancel(args: argparse.Namespace, plans: Plans) -> int:
         print_json(_facts(_view(plans, args.cancel)))
     else:
         out().print(
-            f"backfill {args.cancel} is cancelled; what is accepted stays, and the same command goes on with it",
+            f"backfill {args.cancel} is cancelled; accepted lines stay, and the same command goes on with it",
             markup=False, soft_wrap=True,
         )  # fmt: skip
     return 0

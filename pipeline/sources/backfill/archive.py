@@ -36,7 +36,7 @@ class Archive(Protocol):
     url: str
 
     def objects(self, wanted: Filter, skipped: Skipped) -> Iterator[ArchiveObject]:
-        """What is not empty, not hidden, and wanted. Raises BadInput for an archive that does not exist."""
+        """Wanted objects, neither empty nor hidden. Raises BadInput for an archive that does not exist."""
 
     def read(self, one: ArchiveObject, offset: int, size: int) -> bytes:
         """Up to `size` bytes, b"" at the end. Raises ObjectChanged."""
@@ -44,8 +44,12 @@ class Archive(Protocol):
     def shown(self, name: str) -> str:
         """The object as users know it."""
 
-    def check(self) -> None:
-        """Raises StoreUnavailable, or BadInput, where this machine cannot reach the archive now."""
+    def check(self, root: str = "") -> None:
+        """Raises StoreUnavailable, or BadInput, where this machine cannot reach the archive now, or another
+        one than that of `root`."""
+
+    def root(self) -> str:
+        """Tells the archive from another one at its address; "" where an address is enough."""
 
 
 def archive_of(place: str) -> Archive:
@@ -57,7 +61,7 @@ def archive_of(place: str) -> Archive:
         raise BadInput(
             "the address holds credentials; give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
         )
-    if parts.scheme != "s3" or not parts.netloc:
+    if not place.startswith(S3) or not parts.netloc:
         raise BadInput(f"{place!r} is no archive; give a folder, or s3://bucket/prefix")
     # A key may have a question mark or a number sign.
     return BucketArchive(parts.netloc, place.removeprefix(S3).partition("/")[2])
@@ -94,10 +98,6 @@ class FolderArchive:
         try:
             file = os.open(path, os.O_RDONLY)
         except FileNotFoundError as exc:
-            try:
-                self.check()
-            except BadInput as away:  # the folder was unmounted, and the object is not gone
-                raise StoreUnavailable(str(away)) from exc
             raise gone(self.shown(one.name)) from exc
         except OSError as exc:
             raise StoreUnavailable(
@@ -116,8 +116,17 @@ class FolderArchive:
     def shown(self, name: str) -> str:
         return str(self.folder / name)
 
-    def check(self) -> None:
+    def check(self, root: str = "") -> None:
         self._refuse_missing()
+        # Where a folder is not mounted, its empty mount point is there.
+        if root and root != self.root():
+            raise BadInput(
+                f"{self.url} is another folder here than where the backfill was planned; mount the same one "
+                "on this machine, or give the same command again"
+            )
+
+    def root(self) -> str:
+        return f"{self.folder.stat().st_ino:x}"
 
     def _refuse_missing(self) -> None:
         if not self.folder.exists():
@@ -168,8 +177,11 @@ class BucketArchive:
     def shown(self, name: str) -> str:
         return f"{self.bucket.url}/{self._key(name)}"
 
-    def check(self) -> None:
+    def check(self, root: str = "") -> None:  # noqa: ARG002 - a bucket is the same everywhere
         next(iter(self.bucket.listed(self.prefix)), None)
+
+    def root(self) -> str:
+        return ""
 
     def _key(self, name: str) -> str:
         return "/".join(part for part in (self.prefix, name) if part)

@@ -9,7 +9,7 @@ LEAST_S: Final = 5.0
 
 
 class ReadingPace:
-    """What was read within the last minute. Everything is None until it was measured for five seconds."""
+    """The reading of the last minute. Everything is None until it was measured for five seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int, int]] = deque()

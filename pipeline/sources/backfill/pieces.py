@@ -47,7 +47,7 @@ PIECE: Final = Codec(Piece, version=1, what="a piece of an archive")
 
 
 class BackfillPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one `logweir backfill` reads. The same command gives the same name."""
+    """The request of one `logweir backfill`. The same command gives the same name."""
 
     name: str
     place: str
@@ -63,6 +63,7 @@ class BackfillPlan(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int | None = None
     until_ms: int | None = None
     piece_bytes: int = PIECE_BYTES
+    root: str = ""  # of the archive, as Archive.root answered
 
     @property
     def choice(self) -> FormatChoice:

@@ -157,12 +157,12 @@ class Plans:
 
     # ---- planning --------------------------------------------------------------------------------
 
-    def begin(self, plan: BackfillPlan, *, parallel: int) -> BackfillPlan:
-        """Makes the plan, or goes on with the one of this name; the answer is the plan that stands."""
+    def begin(self, plan: BackfillPlan, *, parallel: int) -> None:
+        """Makes the plan, or goes on with the one of this name."""
         state = self.key(plan.name, "state")
         with answering():
             pipe = self.client.pipeline(transaction=True)
-            pipe.hsetnx(state, "plan", PLAN.to_json(plan))
+            pipe.hset(state, "plan", PLAN.to_json(plan))
             pipe.hsetnx(state, "created_ms", str(now_ms(self.client)))
             pipe.hset(state, mapping={"state": "active", "planned": 0, "parallel": parallel})
             pipe.hdel(state, "ended_ms")
@@ -170,7 +170,6 @@ class Plans:
                 pipe.persist(self.key(plan.name, part))
             pipe.zadd(self.keys.backfills, {plan.name: now_ms(self.client)})
             pipe.execute()
-        return self.plan(plan.name) or plan
 
     def plan(self, name: str) -> BackfillPlan | None:
         """The plan of this name, None where there is none. Raises BadPayload, TooNew."""
@@ -218,7 +217,7 @@ class Plans:
     # ---- readers ---------------------------------------------------------------------------------
 
     def resource(self, name: str, slot: str) -> str:
-        """What the lease of a slot is called."""
+        """The name of the lease of a slot."""
         return f"backfill.{name}.{slot}"
 
     def free_slots(self, name: str) -> list[str]:
@@ -351,7 +350,7 @@ class Plans:
         failures = [Failure(**json.loads(text)) for text in failed.values()]
         by_slot = {slot.decode(): PieceReading(**json.loads(text)) for slot, text in reading.items()}
         now_read = list(by_slot.values())
-        # What a reader waited for when it died says nothing.
+        # A reader that died waits for nothing any more.
         alive = [one for slot, one in by_slot.items() if self._is_held(name, slot)]
         numbers = {n: int(fields.get(n, 0)) for n in ("pieces", "done", "skipped", "bytes", "lines")}
         waits = next((one.waits for one in alive if one.waits), "")
