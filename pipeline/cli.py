@@ -64,6 +64,12 @@ VERBS: Final = (
     Verb("drain", "drain", flags.drain, "take nothing in any more, and wait until all that is in is stored"),
     Verb("stop", "drain", flags.stop, "drain the embedded stack, then end it; on a shared Redis only end it"),
     Verb("send", "send.verb", flags.send, "send log lines to a running stack"),
+    Verb(
+        "backfill",
+        "backfill.verb",
+        flags.backfill,
+        "read an archive of logs in a bucket or folder, by readers of all machines, each line once",
+    ),
     Verb("watch", "watch", flags.watch, "whose logs get models by themselves"),
     Verb(
         "train",
@@ -130,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGHUP, _terminate)  # the terminal was closed
         args = parser().parse_args(argv)
         extras.check(args.verb)
-        if args.command == "send.verb":
+        if args.command in ("send.verb", "backfill.verb"):
             from pipeline.settings import limit_polars
 
             limit_polars()

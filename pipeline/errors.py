@@ -20,6 +20,7 @@
         |-- BadInput              the user's input is unusable (exit code 2, HTTP 4xx)
         |   |-- BadSetting        unknown key, wrong type, missing value
         |   `-- BadMask           a mask pattern that does not compile or does not match its example
+        |-- ObjectChanged         an object of an archive is gone, or another one than was planned
         |-- BadPayload            a stored payload or message that cannot be read
         |-- Rejected              records that a store will never take (mapping conflict)
         |-- BadBundle             a model version whose files are missing or do not match their hashes
@@ -118,6 +119,10 @@ class BadSetting(BadInput):
 
 class BadMask(BadInput):
     """A mask does not compile or does not match its example."""
+
+
+class ObjectChanged(Fatal):
+    """An object of an archive is gone, or has other content than when its reading was planned."""
 
 
 class BadPayload(Fatal):

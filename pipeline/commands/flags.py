@@ -166,6 +166,34 @@ def send(parser: argparse.ArgumentParser) -> None:
     _declared(parser)
 
 
+def backfill(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "place",
+        nargs="?",
+        metavar="DIR|s3://BUCKET/PREFIX",
+        help="log objects, packed or not; every machine with readers must reach it by this name",
+    )
+    _filters(parser)
+    parser.add_argument(
+        "--since",
+        metavar="WHEN",
+        help="only objects of the last 15m, 1h, 7d, or since a time: by the date in their name, else by "
+        "their time of change",
+    )
+    parser.add_argument("--until", metavar="WHEN", help="only objects before that")
+    parser.add_argument(
+        "--parallel", type=_positive, default=4, metavar="N", help="readers at a time, over all machines (4)"
+    )
+    parser.add_argument(
+        "--workload", metavar="NAME", help="whose logs these are; default: each object's name"
+    )
+    parser.add_argument("--detach", action="store_true", help="plan it, call the readers and return")
+    parser.add_argument("--list", action="store_true", help="show backfills, and how far they are")
+    parser.add_argument("--cancel", metavar="NAME", help="end this one; the same command goes on with it")
+    _time_zone(parser)
+    _declared(parser)
+
+
 def watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("add", "remove", "list"))
     parser.add_argument(

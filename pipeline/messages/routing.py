@@ -23,6 +23,7 @@ QUEUE_DRAIN: Final = "drain"
 QUEUE_STORE: Final = "store"
 QUEUE_TRAIN: Final = "train"
 QUEUE_PERIODIC: Final = "periodic"
+QUEUE_BACKFILL: Final = "backfill"  # readers of archives, not batches
 BACKFILL: Final = ".backfill"
 
 TASK_INGEST: Final = "logweir.ingest"
@@ -34,6 +35,7 @@ TASK_SWEEP: Final = "logweir.sweep"
 TASK_TICK: Final = "logweir.tick"
 TASK_WATCH: Final = "logweir.watch"
 TASK_COMPACT: Final = "logweir.compact"
+TASK_BACKFILL: Final = "logweir.backfill"
 
 STAGE_TASK: Final = {
     Stage.INGEST: TASK_INGEST,
@@ -68,7 +70,7 @@ def stage_queues(stage: Stage, shards: int) -> tuple[str, ...]:
 def all_queues(shards: int) -> tuple[str, ...]:
     """Every queue there is where stage drain has so many shards."""
     of_batches = (name for stage in Stage for queue in stage_queues(stage, shards) for name in both(queue))
-    return (*of_batches, QUEUE_TRAIN, QUEUE_PERIODIC)
+    return (*of_batches, QUEUE_TRAIN, QUEUE_PERIODIC, QUEUE_BACKFILL)
 
 
 def former_queues(shards: int) -> tuple[str, ...]:

@@ -7,12 +7,14 @@ import redis
 
 from pipeline.errors import RedisUnavailable
 from pipeline.logs import logger
-from pipeline.messages.queues import LOOK_AT_MOST, batches_of, ids_in
+from pipeline.messages.queues import LOOK_AT_MOST, batches_of, ids_in, requests_in
 from pipeline.messages.routing import (
+    QUEUE_BACKFILL,
     QUEUE_DRAIN,
     QUEUE_GPU,
     QUEUE_TRAIN,
     STAGE_TASK,
+    TASK_BACKFILL,
     TASK_TRAIN,
     GpuView,
     former_queues,
@@ -105,6 +107,18 @@ class Submit:
         return self._send(
             TASK_TRAIN, QUEUE_TRAIN, [request_id], {"request": request_id}, shown_args(request_id)
         )
+
+    def read(self, backfill: str) -> bool:
+        """Wake a reader for a backfill."""
+        return self._send(
+            TASK_BACKFILL, QUEUE_BACKFILL, [backfill], {"request": backfill}, shown_args(backfill)
+        )
+
+    def readers_called(self, backfill: str) -> int:
+        """How many wake-ups of readers of this backfill wait."""
+        with answering():
+            raw: list[Any] = self.client.lrange(self.keys.kombu(QUEUE_BACKFILL), 0, LOOK_AT_MOST)
+        return sum(name == backfill for name in requests_in(raw))
 
     def waiting_ids(self, stage: Stage, *, backfill: bool = False) -> set[str] | None:
         """The batch ids whose messages wait in the queues of this stage and class; None when a queue is too

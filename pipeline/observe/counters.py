@@ -44,7 +44,7 @@ FOUND: Final = (
 )  # fmt: skip
 ROLES: Final = (
     "ingest", "infer-cpu", "infer-gpu", "drain", "store", "train", "train-gpu",
-    "beat", "source", "agent", "metrics", OTHER,
+    "reader", "beat", "source", "agent", "metrics", OTHER,
 )  # fmt: skip
 
 

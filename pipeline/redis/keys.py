@@ -146,6 +146,8 @@ class Keys:
         "closed labels bound the fields; never deleted")
     trouble = Key("string", "the newest reason why work had to wait, JSON", "TTL 15 s")
     probe = Key("string", "a test whether Redis takes writes", "TTL 5 s")
+    backfills = Key("zset name -> ms", "backfills, newest last", "`Plans.names` drops those that expired")
+    backfill = KeyFamily("<name>:<part>", "several", "the plan of a backfill", "see GROUPS")
     gpu = KeyFamily("<part>", "several", "the GPU pool", "see GROUPS")
     watching = KeyFamily("<part>", "several", "sessions, rates and incidents", "see GROUPS")
     # fmt: on
@@ -157,6 +159,20 @@ GROUPS: Final = (
     ("model", "hash", "the live version of the shared model: token, generation, earlier versions",
         "models/publish.lua"),
     ("model:<workload>", "hash", "the live version of a workload's own model", "models/publish.lua"),
+    ("backfill:<name>:state", "hash", "what is read, how many readers, sums of what has ended",
+        "TTL 30 days after its end (backfill/finish.lua) or `logweir backfill --cancel`; so the others"),
+    ("backfill:<name>:objects", "hash name -> identity", "objects that were planned", "one per object"),
+    ("backfill:<name>:pieces", "hash id -> JSON", "pieces that are not read yet", "backfill/finish.lua"),
+    ("backfill:<name>:open", "zset id -> rank", "pieces that no reader has begun", "backfill/take.lua"),
+    ("backfill:<name>:hands", "hash slot -> id", "pieces that are being read", "backfill/finish.lua"),
+    ("backfill:<name>:tries", "hash id -> n", "readers of a piece since a line of it was accepted",
+        "backfill/finish.lua"),
+    ("backfill:<name>:failed", "hash id -> JSON", "pieces that cannot be read, and why", "backfill/add.lua"),
+    ("backfill:<name>:notes", "list", "notes on what was read", "200"),
+    ("backfill:<name>:reading", "hash slot -> JSON", "how far each reader is", "backfill/finish.lua"),
+    ("backfill:<name>:borders", "hash", "where pieces of a text meet; the first reader's answer stands",
+        "one per piece"),
+    ("backfill:<name>:trouble", "string", "why a reader cannot begin", "TTL 20 s"),
     ("gpu:nodes", "hash node -> JSON", "nodes and their agents",
         "gpu/sweep.lua forgets a node after a silent day"),
     ("gpu:beats", "zset node -> ms", "the last heartbeat of each node", "as gpu:nodes"),

@@ -209,6 +209,9 @@ class StackSettings(Group, frozen=True):
     ingest_processes: Annotated[int, says("ingest workers of the embedded stack", 1, 64)] = 1
     infer_processes: Annotated[int, says("CPU scoring workers of the embedded stack", 1, 64)] = 1
     store_processes: Annotated[int, says("store workers of the embedded stack", 1, 64)] = 1
+    reader_processes: Annotated[
+        int, says("readers of archives (`logweir backfill`) of the embedded stack", 0, 64)
+    ] = 1
     step_s: Annotated[float, says("a longer step ends its process and is retried", 1, 3_600)] = 120.0
     metrics: Annotated[bool, says("serve Prometheus metrics with `logweir up`")] = True
     metrics_address: Annotated[str, says("where the metrics are served")] = "127.0.0.1"

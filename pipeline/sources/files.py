@@ -317,6 +317,22 @@ def read_packed(
         yield from _readings(layers, file, Path(name), assemble, lambda _source: None)
 
 
+def read_object(
+    file: BinaryIO,
+    name: str,
+    *,
+    identity: str,
+    note: Note,
+    begin: Callable[[Source], Cursor | None],
+    max_records: int = MAX_RECORDS,
+    max_bytes: int = MAX_BYTES,
+    choice: FormatChoice = DETECTED,
+) -> Iterator[TextReading]:
+    """As `read_texts`, for an object that an archive opened; its identity stands in the cursors."""
+    assemble = _Assembling(max_records=max_records, max_bytes=max_bytes, choice=choice)
+    yield from _readings(Layers(file, name, note=note), file, Path(name), assemble, begin, identity=identity)
+
+
 def _copy(source: Readable, copy: BinaryIO, name: str) -> None:
     """Raises BadInput above MOST_COPIED bytes."""
     while data := source.read(BLOCK_BYTES):
@@ -335,8 +351,10 @@ def _readings(
     path: Path,
     assemble: _Assembling,
     begin: Callable[[Source], Cursor | None],
+    *,
+    identity: str = "",
 ) -> Iterator[TextReading]:
-    """`file`: None for a pipe, which cannot seek."""
+    """`file`: None for a pipe, which cannot seek. `identity`: of an object that is no file here."""
     note, lines, late, skipped, empty = layers.note, 0, "", Skipped(), True
     found = texts(layers, file, Source(path=path), skipped)
     while True:
@@ -352,7 +370,7 @@ def _readings(
         if text is None:
             break
         empty = False
-        place, continued = _start_of(text, path, file, begin)
+        place, continued = _start_of(text, path, file, begin, identity)
         assembly = assemble(text.stream, place)
         reader = _Reader(text.stream, assembly, continued(assembly.framer))
         yield TextReading(source=text.source, place=place, chunks=reader.chunks())
@@ -365,20 +383,24 @@ def _readings(
 
 
 def _start_of(
-    text: Text, path: Path, file: BinaryIO | None, begin: Callable[[Source], Cursor | None]
+    text: Text,
+    path: Path,
+    file: BinaryIO | None,
+    begin: Callable[[Source], Cursor | None],
+    identity: str,
 ) -> tuple[Cursor, Callable[[Framer], Sequence[bytes]]]:
     """Where an earlier reader of a text stopped, and the step that moves the text there.
 
-    `file`: None for a pipe, which begins at its beginning.
+    `file`: None for a pipe, which begins at its beginning. `identity`: as for `_readings`.
     """
     name = text.source.name
     if file is None:
         return Cursor(path=name, identity=STREAM), lambda _framer: ()
     start = begin(text.source)
-    if not text.source.member:
+    if not text.source.member and not identity:
         place = resume_at(path, file, start)
         return place, partial(_moved, text.stream, path, place.offset)
-    identity = f"{identify(file)} {text.mark}"
+    identity = f"{identity or identify(file)} {text.mark}"
     same = start is not None and start.identity == identity
     place = replace(start, path=name) if start is not None and same else Cursor(path=name, identity=identity)
     return place, partial(_behind, text.stream, place.offset)

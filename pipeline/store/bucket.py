@@ -1,4 +1,4 @@
-"""A store in a bucket of S3, or of a server that speaks S3.
+"""A store in a bucket of S3, or of a server that speaks S3; and the reading of buckets that others filled.
 
 Address and credentials come from the variables that every S3 client knows: AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL for other servers than Amazon's. obstore reads them.
@@ -6,6 +6,7 @@ AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL for other servers than A
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 from obstore.store import S3Store
 
-from pipeline.errors import StoreUnavailable
+from pipeline.errors import BadInput, StoreUnavailable
 from pipeline.store.objects import Found, checked
 
 # One request never takes longer, so a store that hangs holds nothing up for ever.
@@ -30,17 +31,7 @@ class Bucket:
     def __init__(self, bucket: str, prefix: str) -> None:
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         with self._explained():
-            self._store = S3Store(
-                bucket,
-                prefix=prefix or None,
-                virtual_hosted_style_request=False,
-                client_options={
-                    "allow_http": True,  # as AWS_ENDPOINT_URL says
-                    "timeout": timedelta(seconds=REQUEST_S),
-                    "connect_timeout": timedelta(seconds=CONNECT_S),
-                },
-                retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
-            )
+            self._store = _client(bucket, prefix)
 
     def get(self, key: str) -> bytes | None:
         with self._explained():
@@ -125,8 +116,94 @@ class Bucket:
         try:
             yield
         except (BaseError, OSError) as exc:
-            why = " ".join(str(exc).partition("Debug source")[0].split())[:300]
             raise StoreUnavailable(
-                f"the store {self.url} does not take or give objects ({why}); look at AWS_ENDPOINT_URL, the "
-                "keys of AWS_ACCESS_KEY_ID, and the bucket"
+                f"the store {self.url} does not take or give objects ({_why(exc)}); look at "
+                "AWS_ENDPOINT_URL, the keys of AWS_ACCESS_KEY_ID, and the bucket"
             ) from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """An object of a bucket. `tag` is its ETag, which changes with its content."""
+
+    key: str
+    size: int
+    changed: float  # seconds since 1970
+    tag: str
+
+
+class ForeignBucket:
+    """A bucket that others filled: any key, read only. Methods raise StoreUnavailable as `Bucket` does."""
+
+    def __init__(self, bucket: str) -> None:
+        self.url = f"s3://{bucket}"
+        with self._explained():
+            self._store = _client(bucket, "")
+
+    def listed(self, prefix: str) -> Iterator[Listed]:
+        """The objects below a prefix, in no order. Raises BadInput for a bucket that does not exist."""
+        with self._explained():
+            try:
+                for page in obstore.list(self._store, prefix=prefix.strip("/") or None):
+                    for one in page:
+                        yield _listed(one)
+            except BaseError as exc:
+                if not isinstance(exc, NotFoundError) and "NoSuchBucket" not in str(exc):
+                    raise
+                raise BadInput(
+                    f"the bucket {self.url} does not exist; check its name, AWS_ENDPOINT_URL and AWS_REGION"
+                ) from exc
+
+    def look(self, key: str) -> Listed | None:
+        """The object of this key, None where there is none."""
+        with self._explained():
+            try:
+                return _listed(obstore.head(self._store, key))
+            except (NotFoundError, FileNotFoundError):
+                return None
+
+    def part(self, key: str, start: int, end: int) -> tuple[bytes, str] | None:
+        """Bytes from `start` up to `end`, and the tag of their object; None where that is gone."""
+        with self._explained():
+            try:
+                answer = obstore.get(self._store, key, options={"range": (start, end)})
+                return bytes(answer.bytes()), str(answer.meta["e_tag"])
+            except (NotFoundError, FileNotFoundError):
+                return None
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as exc:
+            raise StoreUnavailable(
+                f"the bucket {self.url} cannot be read ({_why(exc)}); look at AWS_ENDPOINT_URL, the keys of "
+                "AWS_ACCESS_KEY_ID, and their right to list and read it"
+            ) from exc
+
+
+def _listed(one: Any) -> Listed:
+    return Listed(
+        key=str(one["path"]),
+        size=int(one["size"]),
+        changed=one["last_modified"].timestamp(),
+        tag=str(one["e_tag"]),
+    )
+
+
+def _client(bucket: str, prefix: str) -> S3Store:
+    return S3Store(
+        bucket,
+        prefix=prefix or None,
+        virtual_hosted_style_request=False,
+        client_options={
+            "allow_http": True,  # as AWS_ENDPOINT_URL says
+            "timeout": timedelta(seconds=REQUEST_S),
+            "connect_timeout": timedelta(seconds=CONNECT_S),
+        },
+        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
+    )
+
+
+def _why(error: Exception) -> str:
+    return " ".join(str(error).partition("Debug source")[0].split())[:300]

@@ -41,6 +41,7 @@ from pipeline.sinks.compaction import Compactor
 from pipeline.sinks.fates import compactor_of
 from pipeline.sinks.forgotten import Forgotten
 from pipeline.sinks.sink import Sink
+from pipeline.sources.backfill.plans import Plans
 from pipeline.sources.pushed import KnownFormats
 from pipeline.tasks.loaded import CPU_PROFILE, LoadedModels, WorkerProfile
 from pipeline.tasks.share import GpuShare
@@ -160,6 +161,11 @@ class Context:
     @functools.cached_property
     def trainings(self) -> Trainings:
         return Trainings(self.client, self.settings)
+
+    @functools.cached_property
+    def plans(self) -> Plans:
+        """The plans of backfills."""
+        return Plans(self.client, self.settings)
 
     @functools.cached_property
     def controller(self) -> Controller:

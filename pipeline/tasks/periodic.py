@@ -1,5 +1,5 @@
-"""The sweep, a task of beat: send overdue batches and lost trainings again, rescore batches that were stored
-while warming, forget silent workers.
+"""The sweep, a task of beat: send overdue batches and lost trainings again, call missing readers of
+backfills, rescore batches that were stored while warming, forget silent workers.
 
 A sweep may run twice or be missed: it sends only what waits in the ledger and not in the queues.
 """
@@ -16,6 +16,7 @@ from pipeline.observe import counters as metrics
 from pipeline.records.delivery import BACKFILL_PART, Stage
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import TRAINING
+from pipeline.tasks.backfill import call_readers
 from pipeline.tasks.context import Context
 
 NAME: Final = TASK_SWEEP
@@ -59,6 +60,7 @@ def sweep(context: Context) -> int:
             submit.wake(Stage.INGEST, batch_id, backfill=True)
             sent += 1
     sent += revive(context)
+    sent += call_readers(context)
     if sent:
         logger().info("sweep.sent", batches=sent)
     return sent

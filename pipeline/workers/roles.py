@@ -10,7 +10,7 @@ from pipeline.errors import BadSetting, StepFailed
 from pipeline.messages import routing
 from pipeline.redis.shards import shard_named
 from pipeline.settings import Settings
-from pipeline.tasks import compact, drain, infer, ingest, periodic, store, tick, train, watch
+from pipeline.tasks import backfill, compact, drain, infer, ingest, periodic, store, tick, train, watch
 from pipeline.tasks.context import Context
 from pipeline.tasks.loaded import CPU_PROFILE, ModelPart, WorkerProfile
 from pipeline.workers.liveness import HELD_S
@@ -59,6 +59,8 @@ ROLES: Final[dict[str, Role]] = {
         queues=(routing.QUEUE_PERIODIC, *routing.both(routing.QUEUE_STORE)),
         tasks=(store, periodic, tick, watch, compact),
     ),
+    # A process of its own: it waits while the pipeline is full, and must not keep a stage from emptying it.
+    "reader": Role(queues=(routing.QUEUE_BACKFILL,), tasks=(backfill,)),
     # Besides the fit itself, whose time is a setting: reading a long history takes hours.
     "train": Role(queues=(routing.QUEUE_TRAIN,), tasks=(train,), pool="prefork", time_limit_s=6 * 3600),
     "train-gpu": Role(

@@ -43,7 +43,9 @@ ENV = {
     "LOGWEIR_INTERNAL_STALL_S": "6",
     "LOGWEIR_METRICS": "no",
 }
-WORKERS = {"ingest-1", "ingest-2", "infer-cpu", "drain", "drain-2", "store", "store-2", "train", "beat"}
+WORKERS = {
+    "ingest-1", "ingest-2", "infer-cpu", "drain", "drain-2", "store", "store-2", "reader", "train", "beat",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

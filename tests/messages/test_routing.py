@@ -6,6 +6,7 @@ import pytest
 from pipeline.messages.app import configuration
 from pipeline.messages.routing import (
     BACKFILL,
+    QUEUE_BACKFILL,
     QUEUE_CPU,
     QUEUE_DRAIN,
     QUEUE_GPU,
@@ -75,6 +76,7 @@ def test_one_drain_shard_has_the_names_there_always_were() -> None:
     assert set(all_queues(1)) == {
         "ingest", "ingest.backfill", "infer.cpu", "infer.cpu.backfill", "infer.gpu", "infer.gpu.backfill",
         "drain", "drain.backfill", "store", "store.backfill", "train", "periodic",
+        "backfill",
     }  # fmt: skip
     assert set(all_queues(3)) - set(all_queues(1)) == {
         "drain.1", "drain.1.backfill", "drain.2", "drain.2.backfill",
@@ -96,5 +98,5 @@ def test_every_batch_queue_is_served_with_its_backfill_and_by_name_fresh_comes_f
     for role in ROLES.values():
         assert sorted(role.queues) == list(role.queues), "the order in which a worker takes them"
         for queue in role.queues:
-            if not queue.endswith(BACKFILL) and queue not in (QUEUE_TRAIN, QUEUE_PERIODIC):
+            if not queue.endswith(BACKFILL) and queue not in (QUEUE_TRAIN, QUEUE_PERIODIC, QUEUE_BACKFILL):
                 assert queue + BACKFILL in role.queues

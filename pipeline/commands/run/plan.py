@@ -133,7 +133,7 @@ def _stack(plan: RunPlan, settings: Settings) -> Stack:
         from pipeline.workers.one_process import OneProcess
 
         return OneProcess(settings)
-    return Stack(settings)
+    return Stack(settings.replace(reader_processes=0))
 
 
 @contextmanager

@@ -134,6 +134,7 @@ class Stack:
                 for process in _several(of_shard("drain", shard), wanted.drain.processes)
             ),
             *_several("store", wanted.stack.store_processes),
+            *_several("reader", wanted.stack.reader_processes),
             ("beat", "beat"),
         ]
         source = [("source", "source")] if wanted.opensearch.source else []
