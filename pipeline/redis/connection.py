@@ -11,9 +11,9 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from pipeline.errors import BadSetting, RedisUnavailable
-from pipeline.redis.sentinels import Sentinels
+from pipeline.redis.sentinels import Sentinels, tls_of
 from pipeline.settings import Settings
-from pipeline.settings.values import SENTINEL_SCHEME, SentinelAddress, cells_file
+from pipeline.settings.values import SentinelAddress, cells_file, is_sentinel
 
 # Sentinels name another master within 2 to 5 s. A frozen one is waited for no longer.
 FAILOVER_S: Final = 5.0
@@ -68,7 +68,7 @@ def open_pool(
         "health_check_interval": check_every_s,
         "retry": Retry(NoBackoff(), 0),
     }
-    if not url.startswith(SENTINEL_SCHEME):
+    if not is_sentinel(url):
         return _Together.from_url(url, socket_timeout=timeout_s, **options)
     address = SentinelAddress.parse(url)
     return _MasterPool(
@@ -79,6 +79,7 @@ def open_pool(
         password=address.password,
         socket_timeout=min(timeout_s, FAILOVER_S),
         **options,
+        **tls_of(address),
     )
 
 

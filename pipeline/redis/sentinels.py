@@ -8,6 +8,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from pipeline.redis.tls import failure, tls_arguments
 from pipeline.settings.values import SentinelAddress
 
 # A sentinel answers from memory. The next one is asked where this one is away.
@@ -23,6 +24,7 @@ class Sentinels(Sentinel):
         options = sentinel_options(address)
         super().__init__(address.sentinels, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
         self._names = [f"{host}:{port}" for host, port in address.sentinels]
+        self._tls = address.tls is not None
         self._first = 0  # the one that answered last
         self._moved, self._master = moved, ("", 0)
 
@@ -49,8 +51,8 @@ class Sentinels(Sentinel):
             masters: Any = self.sentinels[number].sentinel_masters()
         except redis.AuthenticationError as exc:
             return f"refuses the login ({exc})"
-        except redis.ConnectionError:
-            return "does not answer"
+        except redis.ConnectionError as exc:
+            return failure(str(exc), tls=self._tls) or "does not answer"
         except redis.TimeoutError:
             return f"did not answer within {ASK_S:.0f} s"
         except redis.ResponseError as exc:
@@ -72,4 +74,10 @@ def sentinel_options(address: SentinelAddress) -> dict[str, Any]:
         "socket_timeout": ASK_S,
         "socket_connect_timeout": ASK_S,
         "retry": Retry(NoBackoff(), 0),
+        **tls_of(address),
     }
+
+
+def tls_of(address: SentinelAddress) -> dict[str, Any]:
+    """The arguments that make a connection to a sentinel or a server one with TLS; none without."""
+    return {} if address.tls is None else {"ssl": True, **tls_arguments(address.tls)}
