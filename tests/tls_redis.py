@@ -72,6 +72,7 @@ def tls_server(folder: Path) -> Path:
         found = shutil.which(name)
         if found and b"SSL_CTX_new" in Path(found).read_bytes():
             place = folder / "redis-server"
+            folder.mkdir(exist_ok=True)
             if not place.is_symlink():
                 place.symlink_to(Path(found).resolve())
             return place
