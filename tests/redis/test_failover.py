@@ -113,6 +113,30 @@ def test_a_frozen_master_that_thaws_keeps_no_push_that_the_new_one_lacks(
     assert _held(group, pushing) == (len(pushing.accepted), 0)
 
 
+def test_no_push_is_lost_when_all_replicas_must_have_it_and_a_living_master_is_replaced(
+    group: Group, settings: Settings
+) -> None:
+    """With one of two replicas some are: the master goes on with the one that is not promoted."""
+    producer = Producer.connect(settings.replace(redis_replicas_ack=2))
+    pushing = Pushing(producer)
+    thread = threading.Thread(target=pushing.run)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert pushing.go_on(100, within_s=30)
+            before = group.master()
+            assert wait_until(group.ready, timeout_s=30)
+            group.sentinels[0].client.sentinel_failover("main")
+            assert wait_until(lambda before=before: group.master() is not before, timeout_s=20)
+        assert pushing.go_on(100, within_s=30)
+    finally:
+        pushing.end.set()
+        thread.join(30)
+    print(f"outage {pushing.longest_s:.2f} s, {len(pushing.accepted)} pushes")
+    assert _held(group, pushing) == (len(pushing.accepted), 0)
+    close(producer)
+
+
 def _held(group: Group, pushing: Pushing) -> tuple[int, int]:
     """The lines that the ledger of the master has accepted, and how many of the accepted batches it lacks."""
     keys, client = pushing.producer.ledger.keys, group.master().client
