@@ -52,7 +52,7 @@ def options(parser: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the schedule and of all lines")
     parser.add_argument(
-        "--replay", type=Path, metavar="HISTORY", help="the faults of an earlier run's history.jsonl"
+        "--replay", type=Path, metavar="HISTORY", help="machines and faults of an earlier run's history.jsonl"
     )
     parser.add_argument(
         "--apart",
@@ -83,17 +83,15 @@ def failed(values: dict[str, Any]) -> bool:
 def measure(_: Path, args: argparse.Namespace) -> dict[str, Any]:
     become_root()
     clean_environment()
-    shape = Shape(
-        machines=args.machines,
-        store=args.store or (FILE if args.machines > 1 else LOCAL),
-        sentinel=args.sentinel,
-    )
+    store = args.store or (FILE if args.machines > 1 else LOCAL)
+    shape = Shape(machines=args.machines, store=store, sentinel=args.sentinel)
     seed, minutes = args.seed, args.minutes
     kinds = kinds_of(machines=shape.machines, store=shape.store, sentinel=shape.sentinel)
     deal = schedule.one_by_one if args.apart else schedule.schedule
     faults = deal(seed, minutes, deck=Deck(kinds=kinds, machines=shape.machines))
     if args.replay is not None:
         seed, minutes, faults = schedule.replay(args.replay)
+        shape = Shape.replayed(args.replay)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="logweir-chaos-"))

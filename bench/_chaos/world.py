@@ -38,6 +38,12 @@ class Shape:
         if self.machines < 1 or (self.machines > 1 and self.store == LOCAL):
             raise ValueError("several machines need a store that all reach: --store file or --store s3")
 
+    @classmethod
+    def replayed(cls, path: Path) -> Self:
+        """The shape of the run that left this history."""
+        begin = next((item for item in History.read(path) if item["op"] == "begin"), {})
+        return cls(**{name: begin[name] for name in ("machines", "store", "sentinel") if name in begin})
+
 
 def settings_of(folder: Path, shape: Shape, **more: Any) -> Settings:
     """The product's own time-outs; small limits where a run must be able to reach them."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ import pytest
 from polling import wait_until
 
 from bench._chaos.acts import Missed
+from bench._chaos.history import History
 from bench._chaos.machine import VISIBILITY_S, Machine
 from bench._chaos.redis_faults import RedisFaults
 from bench._chaos.schedule import Fault
@@ -41,6 +43,14 @@ def test_a_message_of_a_stopped_worker_is_given_to_another_one_within_seconds(tm
 def test_several_machines_without_a_store_that_all_reach_are_refused() -> None:
     with pytest.raises(ValueError, match="--store file or --store s3"):
         Shape(machines=2)
+
+
+def test_a_history_gives_back_its_machines_store_and_sentinels(tmp_path: Path) -> None:
+    several = Shape(machines=3, store="s3", sentinel=True)
+    for name, facts, shape in (("old", {}, Shape()), ("new", asdict(several), several)):
+        with History(tmp_path / name) as history:
+            history.note("begin", seed=1, minutes=1.0, **facts)
+        assert Shape.replayed(tmp_path / name) == shape
 
 
 class Started:
