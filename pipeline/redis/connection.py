@@ -46,6 +46,10 @@ class _MasterPool(_Together, SentinelConnectionPool):
     redis-py compares addresses only while it connects, so a connection that is kept may lead to an earlier
     master. It is dropped when that one refuses a write, or when a pool of this process finds another."""
 
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        super().disconnect(inuse_connections)
+        self.sentinel_manager.close_idle()
+
 
 def drop_idle() -> None:
     """Closes the idle connections of this process. The next command connects anew, to the master of then."""
@@ -81,6 +85,18 @@ def open_pool(
         **options,
         **tls_of(address),
     )
+
+
+def replica_count(client: "redis.Redis") -> int:
+    """How many replicas the sentinels know; 0 without sentinels. Raises redis.ConnectionError."""
+    pool: Any = client.connection_pool
+    return int(pool.sentinel_manager.replicas(pool.service_name)) if isinstance(pool, _MasterPool) else 0
+
+
+def replaced(client: "redis.Redis", run_id: str) -> str:
+    """Why the sentinels may take another master than the server of this run id, "" where they do not."""
+    pool: Any = client.connection_pool
+    return str(pool.sentinel_manager.replaced(pool.service_name, run_id))
 
 
 def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":

@@ -113,11 +113,12 @@ def test_a_frozen_master_that_thaws_keeps_no_push_that_the_new_one_lacks(
     assert _held(group, pushing) == (len(pushing.accepted), 0)
 
 
-def test_no_push_is_lost_when_all_replicas_must_have_it_and_a_living_master_is_replaced(
-    group: Group, settings: Settings
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_living_master_that_is_replaced_keeps_no_push_that_the_new_one_lacks(
+    group: Group, settings: Settings, replicas: int
 ) -> None:
-    """With one of two replicas some are: the master goes on with the one that is not promoted."""
-    producer = Producer.connect(settings.replace(redis_replicas_ack=2))
+    """It goes on with the replica that is not promoted, which acknowledges and then forgets."""
+    producer = Producer.connect(settings.replace(redis_replicas_ack=replicas))
     pushing = Pushing(producer)
     thread = threading.Thread(target=pushing.run)
     thread.start()
@@ -132,9 +133,22 @@ def test_no_push_is_lost_when_all_replicas_must_have_it_and_a_living_master_is_r
     finally:
         pushing.end.set()
         thread.join(30)
-    print(f"outage {pushing.longest_s:.2f} s, {len(pushing.accepted)} pushes")
+    print(f"outage {pushing.longest_s:.2f} s, {len(pushing.accepted)} pushes, {set(pushing.refusals)}")
     assert _held(group, pushing) == (len(pushing.accepted), 0)
     close(producer)
+
+
+def test_pushes_go_on_without_one_replica_and_one_sentinel(group: Group, pushing: Pushing) -> None:
+    assert pushing.go_on(50, within_s=20)
+    group.replicas()[0].send(signal.SIGKILL)
+    group.sentinels[2].send(signal.SIGKILL)
+    began = time.monotonic()
+    assert pushing.go_on(200, within_s=30)
+    print(f"{200 / (time.monotonic() - began):.0f} pushes/s without one replica, {set(pushing.refusals)}")
+    group.sentinels[1].send(signal.SIGKILL)  # the last one is no majority, and nobody could fail over
+    pushing.refusals.clear()
+    assert wait_until(lambda: bool(pushing.refusals), timeout_s=10)
+    assert "most sentinels do not answer" in pushing.refusals[0]
 
 
 def _held(group: Group, pushing: Pushing) -> tuple[int, int]:
