@@ -1,4 +1,4 @@
-"""What every kind of fault has in common: it is done to something, and healed when its time is over."""
+"""The form of all faults: each is done to something, and healed when its time is over."""
 
 import os
 import random

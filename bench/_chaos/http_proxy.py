@@ -1,7 +1,7 @@
 """A proxy in front of an S3 server, which may answer requests itself: with an error, or as a full store.
 
-It reads every request whole before it answers it, so that a client gets the answer and no reset. What it
-passes on it does not change: the signature of S3 covers the name that the client used."""
+It reads every request whole before it answers it, so that a client gets the answer and no reset. It changes
+nothing of the others: the signature of S3 covers the name that the client used."""
 
 import asyncio
 import re

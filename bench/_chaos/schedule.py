@@ -117,7 +117,7 @@ def kinds_of(*, machines: int, store: str, sentinel: bool) -> dict[str, Kind]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deck:
-    """What is dealt from: the kinds of fault, and the number of machines that they hit."""
+    """The kinds of fault that are dealt, and the number of machines that they hit."""
 
     kinds: Mapping[str, Kind]
     machines: int = 1
