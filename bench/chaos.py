@@ -10,13 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from bench._chaos import schedule
 from bench._chaos.check import Report, check
@@ -26,8 +25,10 @@ from bench._chaos.flow import Flow
 from bench._chaos.history import History
 from bench._chaos.probe import Probe
 from bench._chaos.producers import FileWriter, Poisoner, Push, Sender, known
-from bench._chaos.schedule import Fault
-from bench._chaos.world import World, clean_environment
+from bench._chaos.schedule import Deck, Fault, kinds_of
+from bench._chaos.servers import client_of
+from bench._chaos.stores import FILE, LOCAL, S3
+from bench._chaos.world import Shape, World, clean_environment
 from pipeline.producer import Producer
 
 # (workload, s between batches, age of its lines in s): what is old waits behind what is fresh.
@@ -51,12 +52,21 @@ def options(parser: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the schedule and of all lines")
     parser.add_argument(
-        "--replay", type=Path, metavar="HISTORY", help="the faults of an earlier run's history.jsonl"
+        "--replay", type=Path, metavar="HISTORY", help="machines and faults of an earlier run's history.jsonl"
     )
     parser.add_argument(
         "--apart",
         action="store_true",
         help="the next fault only when lines flow again after the last: shows how soon they do after any single one",
+    )
+    parser.add_argument("--machines", type=int, default=1, help="stacks with a data directory each")
+    parser.add_argument(
+        "--store",
+        choices=(FILE, S3),
+        help="a folder that all machines share, or a bucket of SeaweedFS; without it one machine has its own",
+    )
+    parser.add_argument(
+        "--sentinel", action="store_true", help="three Redis servers and three sentinels, which fail over"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave history, logs and results there")
 
@@ -73,21 +83,28 @@ def failed(values: dict[str, Any]) -> bool:
 def measure(_: Path, args: argparse.Namespace) -> dict[str, Any]:
     become_root()
     clean_environment()
+    store = args.store or (FILE if args.machines > 1 else LOCAL)
+    shape = Shape(machines=args.machines, store=store, sentinel=args.sentinel)
     seed, minutes = args.seed, args.minutes
-    faults = (schedule.one_by_one if args.apart else schedule.schedule)(seed, minutes)
+    kinds = kinds_of(machines=shape.machines, store=shape.store, sentinel=shape.sentinel)
+    deal = schedule.one_by_one if args.apart else schedule.schedule
+    faults = deal(seed, minutes, deck=Deck(kinds=kinds, machines=shape.machines))
     if args.replay is not None:
         seed, minutes, faults = schedule.replay(args.replay)
+        shape = Shape.replayed(args.replay)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="logweir-chaos-"))
     if args.keep is not None:
         args.keep.mkdir(parents=True, exist_ok=True)
     try:
-        return _run(folder, seed, minutes, faults, apart=args.apart)
+        return Run(folder=folder, shape=shape, seed=seed, minutes=minutes, faults=faults, apart=args.apart)()
     finally:
         if args.keep is not None:
-            for part in ("history.jsonl", "up.log", "follow.log", "redis/redis.log", "data/logs"):
+            for part in ("history.jsonl", "redis", "data/logs", *(f.name for f in folder.glob("*.log"))):
                 _copy(folder / part, args.keep / Path(part).name)
+            for logs in folder.glob("machine-*/logs"):
+                _copy(logs, args.keep / logs.parent.name)
             _copy(folder / "kept", args.keep / "results")
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -98,51 +115,47 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run(
-    folder: Path, seed: int, minutes: float, faults: tuple[Fault, ...], *, apart: bool
-) -> dict[str, Any]:
-    with History(folder / "history.jsonl") as history, World(folder, history, minutes=minutes) as world:
-        _say(f"the stack is ready; results on {world.disk.kind}")
-        history.note("begin", seed=seed, minutes=minutes, settings=_shown(world), disk=world.disk.kind)
-        _train(world, history, seed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: it is called once."""
+
+    folder: Path
+    shape: Shape
+    seed: int
+    minutes: float
+    faults: tuple[Fault, ...]
+    apart: bool
+
+    def __call__(self) -> dict[str, Any]:
+        with (
+            History(self.folder / "history.jsonl") as history,
+            World(self.folder, history, minutes=self.minutes, shape=self.shape) as world,
+        ):
+            _say(f"the stack is ready; results on {world.store.kind}")
+            history.note(
+                "begin",
+                seed=self.seed,
+                minutes=self.minutes,
+                settings=_shown(world),
+                disk=world.store.kind,
+                **asdict(self.shape),
+            )
+            _train(world, history, self.seed)
+            return self._broken(world, history)
+
+    def _broken(self, world: World, history: History) -> dict[str, Any]:
+        """Lines flow while everything breaks; then they are counted."""
         began = time.monotonic()
-        probe = Probe(history, world.direct, world.pids)
+        probe = Probe(history, world.direct, world.pids, intact=world.store.intact)
         probe.start()
-        flow = Flow(history, _quick(world), world.direct.redis.key_prefix, alone=apart)
+        quick = client_of(world.servers.direct, timeout_s=1)
+        flow = Flow(history, quick, world.direct.redis.key_prefix, alone=self.apart)
         flow.start()
         poisoner = Poisoner(history, world.settings, world.direct)
-        hurt = Faults(world, history, flow, poisoner, seed)
-
-        def accepted(sent: Any) -> None:
-            hurt.recent.append(sent.batch_id)
-            flow.accepted(sent)
-
-        producers: list[Push | FileWriter] = [
-            Push(
-                Sender(f"push-{name}", name, history, Producer.connect(world.settings), accepted),
-                every_s=every_s,
-                seed=seed,
-                age_s=age_s,
-            )
-            for name, every_s, age_s in PUSHES
-        ]
-        log = folder / "app.log"
-        log.touch()
-        producers.append(FileWriter(history, log, "followed", every_s=FILE_EVERY_S, seed=seed))
-        for one in producers:
-            one.start()
-        world.follow(log, "followed")
-        for fault in faults:
-            if apart:
-                _until(lambda: not hurt.busy() and not flow.open(), APART_MOST_S)
-                time.sleep(APART_S)
-            time.sleep(max(0.0, began + fault.at_s - time.monotonic()))
-            at_s = time.monotonic() - began
-            if at_s > minutes * 60:
-                break
-            hurt.begin(replace(fault, at_s=round(at_s, 3)) if apart else fault)
-            _say(f"{at_s:7.1f} s  {fault.n:4d} {fault.kind} {fault.target}")
-        time.sleep(max(0.0, began + minutes * 60 - time.monotonic()))
+        kinds = kinds_of(machines=self.shape.machines, store=self.shape.store, sentinel=self.shape.sentinel)
+        hurt = Faults(world, history, flow, poisoner, self.seed, kinds=kinds)
+        producers = _producers(world, history, hurt, flow, self.seed)
+        self._strike(hurt, flow, began)
         hurt.heal(HEAL_S)
         _say("all is healed; waiting until lines flow")
         _until(lambda: not flow.open(), FLOW_S)
@@ -150,17 +163,59 @@ def _run(
             one.finish()
         for one in producers:
             one.join(FLOW_S)
-        took_s, settled = _settle(world, producers, minutes)
+        took_s, settled = _settle(world, producers, self.minutes)
         history.note("settled" if settled else "unsettled", after_s=took_s)
         _say(f"{'settled' if settled else 'did not settle'} within {took_s:.1f} s")
         flow.end()
         poisoner.end()
         probe.stop()
         history.note("end")
-        report = check(history.path, world.direct)
-        with contextlib.suppress(OSError):
-            shutil.copytree(folder / "results", folder / "kept")
-        return _values(report, minutes, world, took_s, apart=apart)
+        report = check(history.path, world.direct, folders=world.folders())
+        if self.shape.store != S3:
+            with contextlib.suppress(OSError):
+                shutil.copytree(Path(urlsplit(world.direct.data.results_url).path), self.folder / "kept")
+        return _values(report, self.minutes, world, took_s, apart=self.apart)
+
+    def _strike(self, hurt: Faults, flow: Flow, began: float) -> None:
+        """Every fault at its time."""
+        for fault in self.faults:
+            if self.apart:
+                _until(lambda: not hurt.busy() and not flow.open(), APART_MOST_S)
+                time.sleep(APART_S)
+            time.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+            at_s = time.monotonic() - began
+            if at_s > self.minutes * 60:
+                break
+            hurt.begin(replace(fault, at_s=round(at_s, 3)) if self.apart else fault)
+            _say(f"{at_s:7.1f} s  {fault.n:4d} {fault.kind} {fault.target}")
+        time.sleep(max(0.0, began + self.minutes * 60 - time.monotonic()))
+
+
+def _producers(
+    world: World, history: History, hurt: Faults, flow: Flow, seed: int
+) -> list[Push | FileWriter]:
+    """Services that push, and one whose log is followed; all have begun."""
+
+    def accepted(sent: Any) -> None:
+        hurt.recent.append(sent.batch_id)
+        flow.accepted(sent)
+
+    producers: list[Push | FileWriter] = [
+        Push(
+            Sender(f"push-{name}", name, history, Producer.connect(world.settings), accepted),
+            every_s=every_s,
+            seed=seed,
+            age_s=age_s,
+        )
+        for name, every_s, age_s in PUSHES
+    ]
+    log = world.folder / "app.log"
+    log.touch()
+    producers.append(FileWriter(history, log, "followed", every_s=FILE_EVERY_S, seed=seed))
+    for one in producers:
+        one.start()
+    world.follow(log, "followed")
+    return producers
 
 
 def _train(world: World, history: History, seed: int) -> None:
@@ -171,7 +226,7 @@ def _train(world: World, history: History, seed: int) -> None:
         sender.send([known(rng) for _ in range(BASE_LINES)])
     wanted = str(BASE_BATCHES * BASE_LINES).encode()
     _until(lambda: world.client.hget("{chaos}:totals:base", "stored") == wanted, TRAIN_S)
-    done = world.logweir("train", timeout_s=TRAIN_S)
+    done = world.machines[0].logweir("train", timeout_s=TRAIN_S)
     if done.returncode != 0:
         raise RuntimeError(f"no model was trained: {done.stderr[-500:]}")
     _say("a model is trained")
@@ -205,13 +260,6 @@ def _until(done: Callable[[], bool], within_s: float) -> bool:
     return True
 
 
-def _quick(world: World) -> "redis.Redis":
-    """A client that does not wait for a Redis that is away."""
-    return redis.Redis.from_url(
-        world.direct.redis.url or "", socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), 0)
-    )
-
-
 def _shown(world: World) -> dict[str, str]:
     return {k: v for k, v in world.direct.to_environ().items() if k != "REDIS_URL"}
 
@@ -219,6 +267,8 @@ def _shown(world: World) -> dict[str, str]:
 def _values(report: Report, minutes: float, world: World, settle_s: float, *, apart: bool) -> dict[str, Any]:
     if report.violations:
         print(f"violated: {report.first()}", file=sys.stderr)
+        for violation in report.violations[1:]:
+            print(f"also invariant {violation.invariant}: {violation.what}", file=sys.stderr)
     flows = report.recovery
     return {
         "faults": report.faults,
@@ -237,9 +287,9 @@ def _values(report: Report, minutes: float, world: World, settle_s: float, *, ap
         "apart": apart,
         "dead_poison": report.dead_poison,
         "settle_s": settle_s,
-        "stack_starts": world.services["up"].starts,
-        "redis_starts": world.services["redis"].starts,
-        "disk": world.disk.kind,
+        "stack_starts": world.services.starts("up"),
+        "redis_starts": world.services.starts("redis"),
+        "disk": world.store.kind,
         "recovery": flows,
     }
 

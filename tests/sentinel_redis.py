@@ -10,11 +10,12 @@ from pathlib import Path
 
 import redis
 from polling import wait_until
+from tls_redis import Certificates, tls_lines, tls_server
 
+from bench._sentinels import MASTER, sentinel_lines, server_lines, written
 from pipeline.producer import Producer
 from pipeline.workers.stack.private_redis import find_server
 
-MASTER = "main"
 # Sentinels call a server down after so long; operators are told 2 to 5 s.
 DOWN_AFTER_MS = 1_000
 
@@ -22,18 +23,26 @@ DOWN_AFTER_MS = 1_000
 class Server:
     """A server or sentinel on a port of its own; it can be killed, frozen and started again."""
 
-    def __init__(self, folder: Path, lines: list[str], *arguments: str, password: str = "") -> None:
-        folder.mkdir(parents=True)
+    def __init__(
+        self,
+        folder: Path,
+        lines: list[str],
+        *arguments: str,
+        password: str = "",
+        tls: Certificates | None = None,
+    ) -> None:
         self.port = _free_port()
-        self.conf = folder / "server.conf"
-        own = [f"port {self.port}", "bind 127.0.0.1", f"dir {folder}", f"logfile {folder}/log"]
-        self.conf.write_text("\n".join([*own, *lines, ""]))
+        self.binary = find_server() if tls is None else tls_server(folder.parent)
+        self.conf = written(folder, self.port, [*lines, *([] if tls is None else tls_lines(self.port, tls))])
         self.arguments = arguments
-        self.client = redis.Redis(port=self.port, password=password or None, socket_timeout=2)
+        options = {} if tls is None else {"ssl": True, **tls.shown()}
+        self.client = redis.Redis(
+            host="127.0.0.1", port=self.port, password=password or None, socket_timeout=2, **options
+        )
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen([str(find_server()), str(self.conf), *self.arguments])
+        self.process = subprocess.Popen([str(self.binary), str(self.conf), *self.arguments])
         assert wait_until(self._answers, timeout_s=20), self.conf.with_name("log").read_text()
 
     def send(self, number: signal.Signals) -> None:
@@ -65,10 +74,12 @@ def close(producer: Producer) -> None:
 class Group:
     """The servers, the sentinels, and the REDIS_URL of both."""
 
-    def __init__(self, servers: list[Server], sentinels: list[Server], login: str, query: str) -> None:
+    def __init__(
+        self, servers: list[Server], sentinels: list[Server], login: str, query: str, *, tls: bool = False
+    ) -> None:
         self.servers, self.sentinels = servers, sentinels
         places = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
-        self.url = f"sentinel://{login}{places}/0?master={MASTER}{query}"
+        self.url = f"sentinel{'s' if tls else ''}://{login}{places}/0?master={MASTER}{query}"
 
     def master(self) -> Server:
         """The one that the sentinels name."""
@@ -90,42 +101,29 @@ class Group:
 
 
 @contextmanager
-def sentinel_group(folder: Path, *, password: str = "", sentinel_password: str = "") -> Iterator[Group]:
-    """A group that is ready; its processes end with the context."""
+def sentinel_group(
+    folder: Path, *, password: str = "", sentinel_password: str = "", tls: Certificates | None = None
+) -> Iterator[Group]:
+    """A group that is ready; its processes end with the context. `tls`: nobody of it speaks without."""
     with ExitStack() as stack:
 
-        def started(server: Server) -> Server:
+        def started(name: str, lines: list[str], *arguments: str, login: str = "") -> Server:
+            server = Server(folder / name, lines, *arguments, password=login, tls=tls)
             stack.callback(server.end)
             server.start()
             return server
 
-        lines = ['save ""', "appendonly yes", "appendfsync everysec", "repl-diskless-sync-delay 0"]
-        lines += ["min-replicas-to-write 1", "min-replicas-max-lag 2", "maxmemory-policy noeviction"]
-        if password:
-            lines += [f"requirepass {password}", f"masterauth {password}"]
-        first = started(Server(folder / "redis0", lines, password=password))
-        lines.append(f"replicaof 127.0.0.1 {first.port}")
-        servers = [
-            first,
-            *(started(Server(folder / f"redis{n}", lines, password=password)) for n in (1, 2)),
-        ]
-        watch = [f"sentinel monitor {MASTER} 127.0.0.1 {first.port} 2"]
-        watch += [f"sentinel down-after-milliseconds {MASTER} {DOWN_AFTER_MS}"]
-        watch += [f"sentinel failover-timeout {MASTER} 6000"]
-        if password:
-            watch.append(f"sentinel auth-pass {MASTER} {password}")
-        if sentinel_password:
-            watch.append(f"requirepass {sentinel_password}")
-        sentinels = [
-            started(Server(folder / f"sentinel{n}", watch, "--sentinel", password=sentinel_password))
-            for n in range(3)
-        ]
-        group = Group(
-            servers,
-            sentinels,
-            f":{password}@" if password else "",
-            f"&sentinel_password={sentinel_password}" if sentinel_password else "",
+        first = started("redis0", server_lines(password=password), login=password)
+        lines = server_lines(password=password, master_port=first.port)
+        servers = [first, *(started(f"redis{n}", lines, login=password) for n in (1, 2))]
+        watch = sentinel_lines(
+            first.port, down_after_ms=DOWN_AFTER_MS, password=password, own_password=sentinel_password
         )
+        sentinels = [started(f"sentinel{n}", watch, "--sentinel", login=sentinel_password) for n in range(3)]
+        query = f"&sentinel_password={sentinel_password}" if sentinel_password else ""
+        query += "" if tls is None else f"&ssl_ca_certs={tls.ca}"
+        login = f":{password}@" if password else ""
+        group = Group(servers, sentinels, login, query, tls=tls is not None)
         assert wait_until(group.ready, timeout_s=30)
         yield group
 

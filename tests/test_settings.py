@@ -91,7 +91,7 @@ def test_directories_follow_the_data_directory_unless_they_are_given() -> None:
         ('key_prefix = "a{b"', "key_prefix"),
         (
             'redis_url = "http://h"',
-            "REDIS_URL must begin with redis://, rediss://, unix://, sentinel:// or cells://",
+            "REDIS_URL must begin with redis://, rediss://, unix://, sentinel://, sentinels:// or cells://",
         ),
         ('redis_url = "localhost:6379"', "REDIS_URL must begin with"),
         ('redis_url = "redis://h:many/0"', "REDIS_URL"),

@@ -1,7 +1,9 @@
-"""Certificates made on the fly, and a door with TLS in front of a Redis that has none."""
+"""Certificates made on the fly, a door with TLS in front of a Redis that has none, and a Redis with TLS."""
 
 import contextlib
+import os
 import select
+import shutil
 import socket
 import ssl
 import subprocess
@@ -9,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,39 @@ class Certificates:
                 *("-days", "1", "-extfile", "names", "-out", f"{name}.crt"),
             )
         return cls(folder=folder)
+
+    def shown(self) -> dict[str, str]:
+        """What redis-py needs to trust a server and to be trusted by it."""
+        return {
+            "ssl_ca_certs": str(self.ca),
+            "ssl_certfile": str(self.client),
+            "ssl_keyfile": str(self.client.with_suffix(".key")),
+        }
+
+
+def tls_server(folder: Path) -> Path:
+    """A Redis or Valkey that was built with TLS; the server of the wheel was not. Skips the test without.
+
+    Debian's redis-tools ship the server as redis-check-rdb, which is a server under any other name."""
+    names = [os.environ.get("TLS_REDIS", ""), "redis-server", "valkey-server", "redis-check-rdb"]
+    for name in filter(None, names):
+        found = shutil.which(name)
+        if found and b"SSL_CTX_new" in Path(found).read_bytes():
+            place = folder / "redis-server"
+            folder.mkdir(exist_ok=True)
+            if not place.is_symlink():
+                place.symlink_to(Path(found).resolve())
+            return place
+    pytest.skip("no Redis with TLS here: set TLS_REDIS to one, or install redis-tools of Debian or Ubuntu")
+
+
+def tls_lines(port: int, made: Certificates) -> list[str]:
+    """For the configuration of a server or sentinel that speaks TLS alone, to its peers too."""
+    shown = made.server
+    return [
+        "port 0", f"tls-port {port}", "tls-replication yes", "tls-auth-clients optional",
+        f"tls-cert-file {shown}", f"tls-key-file {shown.with_suffix('.key')}", f"tls-ca-cert-file {made.ca}",
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ nothing else is there. Redis must have run with `appendfsync always`: what every
 lost here."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -49,9 +49,11 @@ class Report:
         return explained(self.violations[0]) if self.violations else ""
 
 
-def check(history: Path, settings: Settings, *, rss_mib: float = RSS_MIB) -> Report:
+def check(
+    history: Path, settings: Settings, *, rss_mib: float = RSS_MIB, folders: Sequence[Path] = ()
+) -> Report:
     """Judge a run that has settled, with its Redis still there. `rss_mib`: resident memory that a process may
-    have.
+    have. `folders`: the data directories of all machines, by default that of the settings.
 
     Raises ValueError when the history itself is wrong, redis.RedisError when Redis does not answer.
     """
@@ -68,7 +70,7 @@ def check(history: Path, settings: Settings, *, rss_mib: float = RSS_MIB) -> Rep
         *Watch(told, settings, rss_mib).violations(),
         *ends.trainings(told, client, ledger.keys),
         *ends.models(told, Registry(client, settings)),
-        *ends.pickles(settings, client, ledger.keys),
+        *ends.pickles(folders or (settings.data.dir,), client, ledger.keys),
     ]
     client.close()
     violations += [

@@ -1,6 +1,6 @@
 """Where a run has ended: counters, cursors, trainings, models and files (invariants 2, 3, 4, 6 and 7)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,6 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.models.registry import Registry
 from pipeline.redis.connection import text_map
 from pipeline.redis.keys import Keys
-from pipeline.settings import Settings
 from pipeline.sources.chunks import Cursor
 
 # Protocols 2 to 5 begin with these and end with a full stop; torch's own files are archives that hold such a
@@ -153,9 +152,9 @@ def models(told: Told, registry: Registry) -> Iterator[Violation]:
 # ---- nothing executable --------------------------------------------------------------------------
 
 
-def pickles(settings: Settings, client: "redis.Redis", keys: Keys) -> Iterator[Violation]:
+def pickles(folders: Iterable[Path], client: "redis.Redis", keys: Keys) -> Iterator[Violation]:
     """Neither a file nor a value in Redis is a pickle (invariant 7)."""
-    for path in settings.data.dir.rglob("*"):
+    for path in (path for folder in folders for path in folder.rglob("*")):
         # Parquet files were read as such.
         if path.is_file() and path.suffix not in (".parquet", ".log") and _is_pickle_file(path):
             yield Violation(invariant=7, what=f"{path} is a pickle")

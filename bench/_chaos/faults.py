@@ -6,21 +6,24 @@ because another fault had taken it away."""
 
 import contextlib
 import json
-import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Final
 
 import psutil  # type: ignore[import-untyped] # it publishes no types
 import redis
 
+from bench._chaos.acts import Act, Heal, Missed, signalled, stopped
 from bench._chaos.flow import Flow
 from bench._chaos.history import History
+from bench._chaos.machine import Machine
 from bench._chaos.producers import PAUSE_S, Poisoner, Sender, known
-from bench._chaos.schedule import KINDS, Fault
+from bench._chaos.redis_faults import RedisFaults
+from bench._chaos.schedule import KINDS, Fault, Kind
+from bench._chaos.store_faults import acts_of
 from bench._chaos.world import World
 from pipeline.errors import LogweirError
 from pipeline.messages.submit import Submit
@@ -33,15 +36,6 @@ AT_ONCE: Final = 20  # messages that one fault doubles or drops in a queue
 FILL_LINES: Final = 3
 BURIED_S: Final = 60.0  # a line that hangs takes longer; the next fault does not wait for that
 PATIENCE_S: Final = 15.0  # a stack that is started again has workers by then
-# Heals what a fault did; None when it was over at once.
-Heal = Callable[[], None]
-Act = Callable[[Fault, random.Random], tuple[Any, Heal | None]]
-
-
-class Missed(Exception):
-    """There is nothing to do it to."""
-
-
 # Why a fault cannot be done now: another one is at it.
 TRANSIENT: Final = (Missed, LogweirError, redis.RedisError, psutil.Error, ProcessLookupError)
 
@@ -49,12 +43,22 @@ TRANSIENT: Final = (Missed, LogweirError, redis.RedisError, psutil.Error, Proces
 class Faults:
     """Carries faults out, each in a thread of its own, so that they overlap."""
 
-    def __init__(self, world: World, history: History, flow: Flow, poisoner: Poisoner, seed: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        history: History,
+        flow: Flow,
+        poisoner: Poisoner,
+        seed: int,
+        *,
+        kinds: Mapping[str, Kind] = KINDS,
+    ) -> None:
         self.world = world
         self.history = history
         self.flow = flow
         self.poisoner = poisoner
         self.seed = seed
+        self.kinds = kinds
         self.recent: list[str] = []  # ids of batches, for wake-ups that come twice
         self._healing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -62,6 +66,26 @@ class Faults:
         self._keys = Keys(world.direct.redis.key_prefix)
         self._submit: Submit = Producer.connect(world.direct).submit
         self._fillings = 0
+        self._acts: dict[str, Act] = {
+            "kill": self._kill,
+            "kill_beat": self._kill,
+            "kill_writer": lambda *_: (signalled(self._writer(), signal.SIGKILL), None),
+            "kill_supervisor": self._kill_supervisor,
+            "kill_stack": self._kill_stack,
+            "kill_follower": self._kill_follower,
+            "stop": self._stop,
+            "stop_writer": lambda *_: stopped(self._writer()),
+            "stop_role": self._stop,
+            "stop_machine": self._stop_machine,
+            "twice": self._twice,
+            "drop": self._drop,
+            "unacked": self._unacked,
+            "garbage": self._garbage,
+            "fill": self._fill,
+            "poison": self._poison,
+            **RedisFaults(world, self._healing).acts,
+            **acts_of(world.store, world.services, self._healing),
+        }
 
     def begin(self, fault: Fault) -> None:
         thread = threading.Thread(target=self._do, args=(fault,), name=f"fault-{fault.n}", daemon=True)
@@ -80,7 +104,7 @@ class Faults:
             thread.join(max(0.1, deadline - time.monotonic()))
 
     def _do(self, fault: Fault) -> None:
-        kind = KINDS[fault.kind]
+        kind = self.kinds[fault.kind]
         # Whoever of the role holds the template tree takes its lease along.
         waits_for = kind.waits_for or ("lease" if fault.target.startswith("drain") else "")
         facts = {
@@ -90,6 +114,7 @@ class Faults:
             "at_s": fault.at_s,
             "for_s": fault.for_s,
             "waits_for": waits_for,
+            "machine": fault.machine,
         }
         try:
             detail, heal = self._hurt(fault)
@@ -115,19 +140,22 @@ class Faults:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                act: Act = getattr(self, f"_{fault.kind}")
-                return act(fault, random.Random(f"{self.seed} {fault.n}"))
+                return self._acts[fault.kind](fault, random.Random(f"{self.seed} {fault.n}"))
             except TRANSIENT:
                 if time.monotonic() > deadline or self._healing.wait(PAUSE_S):
                     raise
 
     # ---- processes -------------------------------------------------------------------------------
 
-    def _pids(self, target: str) -> dict[str, int]:
-        """`role`: all of its workers; `role/1`: one of them; `role/1:child`: a process of its pool."""
-        place, _, child = target.partition(":")
+    def _machine(self, fault: Fault) -> Machine:
+        return self.world.machines[fault.machine % len(self.world.machines)]
+
+    def _pids(self, fault: Fault) -> dict[str, int]:
+        """`role`: all of its workers on the machine; `role/1`: one of them; `role/1:child`: a process of its
+        pool."""
+        place, _, child = fault.target.partition(":")
         role, _, number = place.partition("/")
-        found = self.world.workers(role)
+        found = self._machine(fault).workers(role)
         if not found:
             raise Missed(f"no worker of {role} runs")
         if number:
@@ -143,28 +171,10 @@ class Faults:
         return found
 
     def _kill(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
-        return self._signal(self._pids(fault.target), signal.SIGKILL), None
-
-    _kill_beat = _kill
-
-    def _kill_writer(self, *_: Any) -> tuple[Any, Heal | None]:
-        return self._signal(self._writer(), signal.SIGKILL), None
-
-    def _stop_writer(self, *_: Any) -> tuple[Any, Heal | None]:
-        return self._stopped(self._writer())
+        return signalled(self._pids(fault), signal.SIGKILL), None
 
     def _stop(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
-        return self._stopped(self._pids(fault.target))
-
-    _stop_role = _stop
-
-    def _stopped(self, pids: dict[str, int]) -> tuple[Any, Heal | None]:
-        def go_on() -> None:
-            for pid in pids.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-
-        return self._signal(pids, signal.SIGSTOP), go_on
+        return stopped(self._pids(fault))
 
     def _writer(self) -> dict[str, int]:
         """The worker that holds the lease of the template tree."""
@@ -175,68 +185,33 @@ class Faults:
                 return {name: pid}
         raise Missed("nobody holds the template tree")
 
-    def _signal(self, pids: dict[str, int], number: signal.Signals) -> dict[str, int]:
-        for pid in pids.values():
-            os.kill(pid, number)
-        return pids
-
-    def _kill_supervisor(self, *_: Any) -> tuple[Any, Heal | None]:
-        if not self.world.kill("up"):
+    def _kill_supervisor(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        if not self.world.services.kill(self._machine(fault).name):
             raise Missed("no stack runs")
         return {}, None
 
-    def _kill_stack(self, *_: Any) -> tuple[Any, Heal | None]:
-        """All of it at once, as a machine does that loses its power; Redis is another machine."""
-        process = self.world.services["up"].process
-        if process is None or process.poll() is not None:
+    def _tree(self, fault: Fault) -> list[Any]:
+        tree = self._machine(fault).tree()
+        if not tree:
             raise Missed("no stack runs")
-        tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        return tree
+
+    def _kill_stack(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        """All of it at once, as a machine does that loses its power; Redis is another machine."""
+        tree = self._tree(fault)
         for one in tree:
             with contextlib.suppress(psutil.Error):
                 one.kill()
         return {"processes": len(tree)}, None
 
+    def _stop_machine(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
+        """All of a stack stands still at once, as a virtual machine does that is moved."""
+        return stopped({str(one.pid): one.pid for one in self._tree(fault)})
+
     def _kill_follower(self, *_: Any) -> tuple[Any, Heal | None]:
-        if not self.world.kill("follow"):
+        if not self.world.services.kill("follow"):
             raise Missed("nobody follows")
         return {}, None
-
-    # ---- Redis and the way to it -----------------------------------------------------------------
-
-    def _kill_redis(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
-        if not self.world.kill("redis"):
-            raise Missed("Redis does not run")
-        self.world.hold("redis", fault.for_s)
-
-        def back() -> None:
-            while not self.world.redis_answers() and not self._healing.is_set():
-                time.sleep(PAUSE_S)
-
-        return {}, back
-
-    def _stop_redis(self, *_: Any) -> tuple[Any, Heal | None]:
-        process = self.world.services["redis"].process
-        if process is None or process.poll() is not None:
-            raise Missed("Redis does not run")
-        return self._stopped({"redis": process.pid})
-
-    def _cut(self, *_: Any) -> tuple[Any, Heal | None]:
-        return {"connections": self.world.proxy.cut()}, None
-
-    def _refuse(self, *_: Any) -> tuple[Any, Heal | None]:
-        return {"connections": self.world.proxy.refuse(True)}, lambda: _nothing(
-            self.world.proxy.refuse(False)
-        )
-
-    def _delay(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
-        self.world.proxy.delay(float(fault.target))
-        return {}, lambda: self.world.proxy.delay(0.0)
-
-    def _half_open(self, fault: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
-        return {"connections": self.world.proxy.half_open(float(fault.target), rng)}, None
-
-    def _client_kill(self, fault: Fault, _: random.Random) -> tuple[Any, Heal | None]:
-        return {"connections": self.world.client.client_kill_filter(_type=fault.target, skipme=True)}, None
 
     # ---- messages --------------------------------------------------------------------------------
 
@@ -290,10 +265,6 @@ class Faults:
 
     # ---- load ------------------------------------------------------------------------------------
 
-    def _disk_full(self, *_: Any) -> tuple[Any, Heal | None]:
-        self.world.disk.fill()
-        return {"disk": self.world.disk.kind}, self.world.disk.free
-
     def _fill(self, fault: Fault, rng: random.Random) -> tuple[Any, Heal | None]:
         """A burst of small batches until nothing is taken any more, or the time is over."""
         with self._lock:
@@ -314,10 +285,6 @@ class Faults:
                 time.sleep(PAUSE_S)
 
         return {"id": batch_id}, buried
-
-
-def _nothing(_: object) -> None:
-    return None
 
 
 def _junk(rng: random.Random) -> list[bytes]:

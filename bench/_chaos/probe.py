@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import psutil  # type: ignore[import-untyped] # it publishes no types
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from bench._chaos.history import History
+from bench._chaos.servers import client_of
 from pipeline.errors import BadBundle, BadSetting, StoreUnavailable
 from pipeline.messages.routing import all_queues
 from pipeline.models.registry import Registry
@@ -107,10 +106,12 @@ class Probe(threading.Thread):
         pids: Callable[[], list[int]],
         *,
         every_s: float = EVERY_S,
+        intact: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`intact`: whether the store is itself now; otherwise what it says of models is not asked."""
         super().__init__(name="chaos-probe", daemon=True)
         self.history, self.settings, self.pids, self.every_s = history, settings, pids, every_s
-        self.look = Look(settings)
+        self.look = Look(settings, intact)
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -141,35 +142,32 @@ class Look:
     """One look at everything in Redis and at the files of the live models. Calling it raises
     redis.RedisError."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, intact: Callable[[], bool] = lambda: True) -> None:
         if settings.redis.url is None:
             raise BadSetting("the probe knows no Redis; give it the settings of a running stack")
         self.keys = Keys(settings.redis.key_prefix)
         self.prefix = settings.redis.key_prefix
         self.queues = all_queues(settings.drain.shards)
         # No second try: a look that took two tries is no look at one moment.
-        self.client = redis.Redis.from_url(
-            settings.redis.url,
-            socket_timeout=PATIENCE_S,
-            socket_connect_timeout=PATIENCE_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self.client = client_of(settings.redis.url, timeout_s=PATIENCE_S)
+        self.intact = intact
         self.registry = Registry(self.client, settings)
         self._whole: set[str] = set()
 
     def __call__(self) -> dict[str, Any]:
         pipe = self.client.pipeline(transaction=True)
         pipe.eval(LOOK, 1, self.keys(""))
-        pipe.info("memory")
+        pipe.info()
         for queue in self.queues:
             pipe.llen(f"{self.prefix}:{queue}")
             pipe.lrange(f"{self.prefix}:{queue}", 0, MESSAGES_LOOKED_AT - 1)
         pipe.hlen(f"{self.prefix}:{UNACKED}")
-        raw, memory, *queues, unacked = pipe.execute()
+        raw, server, *queues, unacked = pipe.execute()
         facts: dict[str, Any] = plain(json.loads(raw))
         for name, model in facts["models"].items():
             model["fault"] = self._fault(model["version"]) if model["version"] else f"no version of {name}"
-        facts["memory"] = [int(memory["used_memory"]), int(memory.get("maxmemory", 0))]
+        facts["memory"] = [int(server["used_memory"]), int(server.get("maxmemory", 0))]
+        facts["server"] = str(server["run_id"])
         facts["queues"] = dict(zip(self.queues, queues[0::2], strict=True)) | {UNACKED: unacked}
         facts["messages"] = dict(Counter(content_of(m) for part in queues[1::2] for m in part))
         return facts
@@ -179,14 +177,17 @@ class Look:
 
     def _fault(self, version: str) -> str:
         """Why a live version cannot be fetched from the store, "" when it can: hashed once, then asked
-        whether it is there."""
+        whether it is there. "" as well while somebody is at the store."""
+        if not self.intact():
+            return ""
         try:
             if version not in self._whole:
                 self.registry.stored.verified(version)
                 self._whole.add(version)
-            return "" if self.registry.stored.stored(version) else f"{version} is gone from the store"
+            found = "" if self.registry.stored.stored(version) else f"{version} is gone from the store"
         except (BadBundle, StoreUnavailable) as exc:
-            return str(exc)
+            found = str(exc)
+        return found if self.intact() else ""
 
 
 def plain(facts: dict[str, Any]) -> dict[str, Any]:

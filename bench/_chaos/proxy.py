@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis that does to connections what networks do to them.
+"""A TCP proxy in front of a server that does to connections what networks do to them.
 
 `cut` resets them all, `refuse` takes no new ones, `delay` slows every piece, `half_open` lets requests
 through and loses every answer from then on, as a peer does that has lost its way back: such a connection
@@ -16,7 +16,7 @@ START_S: Final = 10.0
 T = TypeVar("T")
 
 
-class _Link:
+class Link:
     """One connection through the proxy."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
@@ -36,7 +36,7 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
         self.port = 0
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._refuses = False
         self._delay_s = 0.0
         self._loop = asyncio.new_event_loop()
@@ -95,7 +95,7 @@ class Proxy:
 
         return asyncio.run_coroutine_threadsafe(answer(), self._loop).result(START_S)
 
-    def _abort(self, links: list[_Link]) -> int:
+    def _abort(self, links: list[Link]) -> int:
         for link in links:
             link.abort()
         return len(links)
@@ -123,7 +123,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        link = _Link(writer, back_writer)
+        link = Link(writer, back_writer)
         self._links.add(link)
         if self._turned_away():  # it was told while we connected
             link.abort()
@@ -142,13 +142,12 @@ class Proxy:
         return self._refuses
 
     async def _pump(
-        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
+        self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
     ) -> None:
         """Until one side ends; then the other is ended too, as a relay does."""
         try:
             while piece := await reader.read(PIECE):
-                if self._delay_s:
-                    await asyncio.sleep(self._delay_s)
+                await self._held_back()
                 if answers and link.swallows:
                     continue
                 writer.write(piece)
@@ -157,3 +156,7 @@ class Proxy:
             pass  # cut by us or by either side: the end is the same
         finally:
             link.abort()
+
+    async def _held_back(self) -> None:
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)

@@ -4,8 +4,8 @@ The kinds are dealt like cards from a shuffled deck, so that even a short run me
 too. Where faults come one by one, every kind comes once before any comes again."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,13 +21,15 @@ WORKERS: Final = ("ingest", "infer-cpu", "drain", "store")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault of a schedule. `for_s`: how long it lasts until it is healed; 0 for what is over at once."""
+    """One fault of a schedule. `for_s`: how long it lasts until it is healed; 0 for what is over at once.
+    `machine`: the number of the one whose processes it hits."""
 
     n: int
     at_s: float
     kind: str
     target: str = ""
     for_s: float = 0.0
+    machine: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +79,88 @@ KINDS: Final[dict[str, Kind]] = {
 }
 
 
-def schedule(seed: int, minutes: float, every_s: float = EVERY_S) -> tuple[Fault, ...]:
+# With several machines no process is the only one of its kind.
+_MACHINES: Final[dict[str, Kind]] = {
+    **{name: replace(KINDS[name], sole=False) for name in ("kill_supervisor", "stop_role")},
+    "kill_stack": replace(KINDS["kill_stack"], cards=2, sole=False),
+    "stop_machine": Kind(cards=1, for_s=(12.0, 20.0), waits_for="lease"),
+}
+# Shorter than the sentinels wait (2 s) as well as longer; a fail-over takes some seconds more.
+_SENTINEL: Final[dict[str, Kind]] = {
+    "kill_redis": replace(KINDS["kill_redis"], for_s=(0.1, 10.0)),
+    "stop_redis": replace(KINDS["stop_redis"], for_s=(1.0, 10.0)),
+    "kill_replica": Kind(cards=1, for_s=(0.1, 6.0)),
+    "stop_replica": Kind(cards=1, for_s=(1.0, 8.0)),
+    "kill_sentinel": Kind(cards=1, for_s=(0.1, 6.0), targets=("0", "1", "2")),
+    "stop_sentinel": Kind(cards=1, for_s=(1.0, 8.0), targets=("0", "1", "2")),
+}
+_FOLDER: Final[dict[str, Kind]] = {"store_away": Kind(cards=2, for_s=(2.0, 8.0), sole=True)}
+_BUCKET: Final[dict[str, Kind]] = {
+    "store_away": Kind(cards=2, for_s=(1.0, 8.0), sole=True),
+    "store_slow": Kind(cards=2, for_s=(2.0, 6.0), targets=("0.05", "0.2", "1.0")),
+    "store_errors": Kind(cards=2, for_s=(1.0, 8.0), targets=("500", "503"), sole=True),
+    "store_full": Kind(cards=2, for_s=(3.0, 8.0), sole=True),
+    "store_cut": Kind(cards=2),
+    "store_half_open": Kind(cards=1, targets=("0.3", "1.0"), waits_for="socket"),
+    "stop_store": Kind(cards=1, for_s=(2.0, 8.0), sole=True),
+    "kill_store": Kind(cards=1, for_s=(0.1, 3.0), sole=True),
+}
+
+
+def kinds_of(*, machines: int, store: str, sentinel: bool) -> dict[str, Kind]:
+    """The kinds of fault of such a world; of one machine on its own disk: KINDS."""
+    found = KINDS | (_MACHINES if machines > 1 else {}) | (_SENTINEL if sentinel else {})
+    if store == "s3":
+        found = {name: kind for name, kind in found.items() if name != "disk_full"} | _BUCKET
+    return found | _FOLDER if store == "file" else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deck:
+    """The kinds of fault that are dealt, and the number of machines that they hit."""
+
+    kinds: Mapping[str, Kind]
+    machines: int = 1
+
+    def cards(self, rng: random.Random) -> Iterator[str]:
+        """Names of kinds for ever, one shuffled deck after the other."""
+        while True:
+            deck = [name for name, kind in self.kinds.items() for _ in range(kind.cards)]
+            rng.shuffle(deck)
+            yield from deck
+
+    def fault(self, n: int, at_s: float, name: str, rng: random.Random) -> Fault:
+        kind = self.kinds[name]
+        return Fault(
+            n=n,
+            at_s=round(at_s, 3),
+            kind=name,
+            target=rng.choice(kind.targets),
+            for_s=round(rng.uniform(*kind.for_s), 3),
+            machine=rng.randrange(self.machines) if self.machines > 1 else 0,
+        )
+
+
+ONE_MACHINE: Final = Deck(kinds=KINDS)
+
+
+def schedule(
+    seed: int, minutes: float, every_s: float = EVERY_S, deck: Deck = ONE_MACHINE
+) -> tuple[Fault, ...]:
     """The faults of a run, in order."""
     rng = random.Random(seed)
-    cards, at_s = _cards(rng), FIRST_S
+    cards, at_s = deck.cards(rng), FIRST_S
     found: list[Fault] = []
     while at_s < minutes * 60:
         name = next(name for name in cards if name != "poison" or at_s < minutes * 60 - POISON_BEFORE_END_S)
-        found.append(_fault(len(found) + 1, at_s, name, rng))
+        found.append(deck.fault(len(found) + 1, at_s, name, rng))
         at_s += rng.uniform(0.4, 1.6) * every_s
     return tuple(found)
 
 
-def one_by_one(seed: int, minutes: float, every_s: float = EVERY_S) -> tuple[Fault, ...]:
+def one_by_one(
+    seed: int, minutes: float, every_s: float = EVERY_S, deck: Deck = ONE_MACHINE
+) -> tuple[Fault, ...]:
     """The faults of a run in which each waits until the last one is over: `at_s` is the earliest.
 
     Each kind once in every round. Poison, which may take minutes to be buried, ends a round.
@@ -97,30 +168,12 @@ def one_by_one(seed: int, minutes: float, every_s: float = EVERY_S) -> tuple[Fau
     rng = random.Random(seed)
     found: list[Fault] = []
     while (at_s := FIRST_S + len(found) * every_s) < minutes * 60:
-        if len(found) % len(KINDS) == 0:
-            names = [name for name in KINDS if name != "poison"]
+        if len(found) % len(deck.kinds) == 0:
+            names = [name for name in deck.kinds if name != "poison"]
             rng.shuffle(names)
             names.append("poison")
-        found.append(_fault(len(found) + 1, at_s, names[len(found) % len(KINDS)], rng))
+        found.append(deck.fault(len(found) + 1, at_s, names[len(found) % len(deck.kinds)], rng))
     return tuple(found)
-
-
-def _fault(n: int, at_s: float, name: str, rng: random.Random) -> Fault:
-    kind = KINDS[name]
-    return Fault(
-        n=n,
-        at_s=round(at_s, 3),
-        kind=name,
-        target=rng.choice(kind.targets),
-        for_s=round(rng.uniform(*kind.for_s), 3),
-    )
-
-
-def _cards(rng: random.Random) -> Iterator[str]:
-    while True:
-        deck = [name for name, kind in KINDS.items() for _ in range(kind.cards)]
-        rng.shuffle(deck)
-        yield from deck
 
 
 def replay(path: Path) -> tuple[int, float, tuple[Fault, ...]]:
@@ -137,6 +190,7 @@ def replay(path: Path) -> tuple[int, float, tuple[Fault, ...]]:
                     kind=item["kind"],
                     target=item["target"],
                     for_s=item["for_s"],
+                    machine=item.get("machine", 0),
                 )
             )
     if begin is None:

@@ -11,12 +11,14 @@ from typing import Any, Final, cast
 import polars as pl
 
 from bench._chaos.told import MOST, Violation
-from pipeline.errors import BadPayload
+from pipeline.errors import BadPayload, StoreUnavailable
 from pipeline.ledger.ledger import Ledger
+from pipeline.records.batch import Purpose
 from pipeline.records.delivery import HALF, UNFINISHED
 from pipeline.records.verdict import OURS
 from pipeline.redis.connection import text_map
 from pipeline.settings import Settings
+from pipeline.sinks.choose import parquet_of
 from pipeline.sinks.manifest import Part
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sources.pushed import framed
@@ -61,7 +63,7 @@ class Stored:
 def stored(settings: Settings) -> Stored:
     """Reads all results. A file that cannot be read is a violation, and the others are read."""
     found = Stored(pl.DataFrame(), {})
-    sinks = [ParquetSink(root) for root in (settings.data.results, settings.data.baseline)]
+    sinks = [parquet_of(settings, purpose) for purpose in Purpose]
     frames = [_rows(sink, part, found) for sink in sinks for part in sink.parts()]
     rows = pl.concat([pl.DataFrame(schema=_ROWS), *frames])
     unmarked = rows.filter(pl.col("marks").list.len() == 0)
@@ -94,7 +96,7 @@ def _rows(sink: ParquetSink, part: Part, found: Stored) -> pl.DataFrame:
     marks = pl.coalesce("raw", "message").str.extract_all(_MARKS)
     try:
         rows = sink.files.read(part)
-    except (pl.exceptions.PolarsError, OSError) as exc:
+    except (pl.exceptions.PolarsError, OSError, StoreUnavailable) as exc:
         what = f"{part.name} cannot be read, so it is half written: {exc}"
         found.violations.append(Violation(invariant=1, what=what))
         return pl.DataFrame(schema=_ROWS)

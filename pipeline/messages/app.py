@@ -4,8 +4,7 @@ Celery only carries wake-ups. The sweeper sends a lost message again; a repeated
 claimed. So messages are acknowledged late and never carry payload, and no result backend exists.
 """
 
-import ssl
-from typing import Any, Final
+from typing import Any
 from urllib.parse import parse_qs, parse_qsl, quote, urlsplit
 
 from celery import Celery
@@ -21,10 +20,9 @@ from pipeline.messages.routing import (
     all_queues,
 )
 from pipeline.redis.sentinels import sentinel_options
+from pipeline.redis.tls import tls_arguments
 from pipeline.settings import Settings
-from pipeline.settings.values import SENTINEL_SCHEME, TLS_OPTIONS, SentinelAddress
-
-VERIFY: Final = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
+from pipeline.settings.values import TLS_OPTIONS, SentinelAddress, is_sentinel
 
 
 def broker_url(redis_url: str) -> str:
@@ -34,7 +32,7 @@ def broker_url(redis_url: str) -> str:
     Messages must lie in the ledger's database, or the sweeper would never see them. Each sentinel has a URL
     of its own there, with the login of Redis: after a switch kombu reads that one alone.
     """
-    if redis_url.startswith(SENTINEL_SCHEME):
+    if is_sentinel(redis_url):
         address = SentinelAddress.parse(redis_url)
         login = ""
         if address.username or address.password:
@@ -58,7 +56,7 @@ def broker_url(redis_url: str) -> str:
 
 def broker_options(redis_url: str) -> dict[str, Any]:
     """The transport options by which kombu finds the master; none without sentinels."""
-    if not redis_url.startswith(SENTINEL_SCHEME):
+    if not is_sentinel(redis_url):
         return {}
     address = SentinelAddress.parse(redis_url)
     return {"master_name": address.master, "sentinel_kwargs": sentinel_options(address)}
@@ -67,18 +65,14 @@ def broker_options(redis_url: str) -> dict[str, Any]:
 def broker_tls(redis_url: str) -> dict[str, Any] | None:
     """TLS options for kombu and Flower; None without TLS.
 
-    From a rediss:// URL without options kombu would make a plain connection and send the password over it. As
-    in redis-py, the server's certificate and name are verified unless the URL says otherwise."""
-    parts = urlsplit(redis_url)
-    if parts.scheme != "rediss":
-        return None
-    options: dict[str, Any] = {k: v for k, v in parse_qsl(parts.query) if k in TLS_OPTIONS}
-    verify = VERIFY[options.get("ssl_cert_reqs", "required")]
-    named = str(options.get("ssl_check_hostname", "true")).lower() not in ("0", "f", "false", "n", "no")
-    return options | {
-        "ssl_cert_reqs": verify,
-        "ssl_check_hostname": named and verify is not ssl.CERT_NONE,
-    }
+    From a rediss:// URL without options kombu would make a plain connection and send the password over it."""
+    if is_sentinel(redis_url):
+        options = SentinelAddress.parse(redis_url).tls
+    else:
+        parts = urlsplit(redis_url)
+        named = {name: value for name, value in parse_qsl(parts.query) if name in TLS_OPTIONS}
+        options = named if parts.scheme == "rediss" else None
+    return None if options is None else tls_arguments(options)
 
 
 def make_app(settings: Settings) -> Celery:

@@ -7,8 +7,9 @@ from redis.sentinel import MasterNotFoundError
 
 from pipeline.errors import BadInput
 from pipeline.redis.connection import is_demoted, is_refusal, open_pool
+from pipeline.redis.tls import REMEDIES, failure, remedy_in
 from pipeline.settings import Settings
-from pipeline.settings.values import masked_url
+from pipeline.settings.values import SENTINELS_TLS_SCHEME, masked_url
 
 OLDEST_REDIS: Final = (6, 2)
 CHECK_S: Final = 5.0
@@ -37,7 +38,8 @@ def check_redis(settings: Settings, *, timeout_s: float = CHECK_S) -> None:
             raise BadInput(f"Redis at {url} is version {version}; at least 6.2 is needed")
         _try_rights(client, settings.redis.key_prefix)
     except MasterNotFoundError as exc:
-        raise BadInput(f"{exc}; start the sentinels and Redis, or correct REDIS_URL ({url})") from exc
+        remedied = remedy_in(str(exc)) or "start the sentinels and Redis, or correct REDIS_URL"
+        raise BadInput(f"{exc}; {remedied} ({url})") from exc
     except redis.AuthenticationError as exc:
         raise BadInput(
             f"Redis at {url} {_login(str(exc))}; set the right user and password in REDIS_URL"
@@ -70,22 +72,9 @@ def _try_rights(client: "redis.Redis", prefix: str) -> None:
 
 def _silence(error: Exception, url: str) -> str:
     """Why no connection came about, and what to do about it."""
-    text, tls = str(error), url.startswith("rediss://")
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return (
-            f"shows no certificate that can be trusted ({text}); "
-            "name its CA with ?ssl_ca_certs=FILE in REDIS_URL"
-        )
-    if "certificate required" in text.lower() or "handshake failure" in text.lower():
-        return f"wants a certificate of ours ({text}); name it with ssl_certfile and ssl_keyfile in REDIS_URL"
-    if tls and any(
-        word in text for word in ("WRONG_VERSION_NUMBER", "wrong version number", "record layer failure")
-    ):
-        return f"does not speak TLS ({text}); write redis:// in REDIS_URL"
-    if not tls and any(word in text for word in ("Connection closed by server", "Connection reset")):
-        return f"hangs up ({text}); write rediss:// in REDIS_URL where it speaks TLS only"
-    if tls and "Error 2 " in text:  # ENOENT
-        return "cannot be asked: a file that REDIS_URL names for TLS is not there; correct its ssl_ options"
+    text, tls = str(error), url.startswith(("rediss://", SENTINELS_TLS_SCHEME))
+    if what := failure(text, tls=tls):
+        return f"{what} ({text}); {REMEDIES[what]}"
     return f"does not answer ({text}); start it or correct REDIS_URL"
 
 

@@ -11,9 +11,9 @@ from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
 from pipeline.errors import BadSetting, RedisUnavailable
-from pipeline.redis.sentinels import Sentinels
+from pipeline.redis.sentinels import Sentinels, tls_of
 from pipeline.settings import Settings
-from pipeline.settings.values import SENTINEL_SCHEME, SentinelAddress, cells_file
+from pipeline.settings.values import SentinelAddress, cells_file, is_sentinel
 
 # Sentinels name another master within 2 to 5 s. A frozen one is waited for no longer.
 FAILOVER_S: Final = 5.0
@@ -46,6 +46,10 @@ class _MasterPool(_Together, SentinelConnectionPool):
     redis-py compares addresses only while it connects, so a connection that is kept may lead to an earlier
     master. It is dropped when that one refuses a write, or when a pool of this process finds another."""
 
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        super().disconnect(inuse_connections)
+        self.sentinel_manager.close_idle()
+
 
 def drop_idle() -> None:
     """Closes the idle connections of this process. The next command connects anew, to the master of then."""
@@ -68,7 +72,7 @@ def open_pool(
         "health_check_interval": check_every_s,
         "retry": Retry(NoBackoff(), 0),
     }
-    if not url.startswith(SENTINEL_SCHEME):
+    if not is_sentinel(url):
         return _Together.from_url(url, socket_timeout=timeout_s, **options)
     address = SentinelAddress.parse(url)
     return _MasterPool(
@@ -79,7 +83,20 @@ def open_pool(
         password=address.password,
         socket_timeout=min(timeout_s, FAILOVER_S),
         **options,
+        **tls_of(address),
     )
+
+
+def replica_count(client: "redis.Redis") -> int:
+    """How many replicas the sentinels know; 0 without sentinels. Raises redis.ConnectionError."""
+    pool: Any = client.connection_pool
+    return int(pool.sentinel_manager.replicas(pool.service_name)) if isinstance(pool, _MasterPool) else 0
+
+
+def replaced(client: "redis.Redis", run_id: str) -> str:
+    """Why the sentinels may take another master than the server of this run id, "" where they do not."""
+    pool: Any = client.connection_pool
+    return str(pool.sentinel_manager.replaced(pool.service_name, run_id))
 
 
 def connect(settings: Settings, *, timeout_s: float = 10) -> "redis.Redis":

@@ -8,7 +8,7 @@ import redis
 
 from pipeline.redis.sentinels import Sentinels
 from pipeline.settings import Settings
-from pipeline.settings.values import SENTINEL_SCHEME, SentinelAddress
+from pipeline.settings.values import SentinelAddress, is_sentinel
 from pipeline.units import plural
 
 MAX_LAG_S: Final = 2  # of a replica; masters should refuse writes beyond it
@@ -58,7 +58,7 @@ def replication(client: "redis.Redis") -> Replication:
 
 
 def views(url: str) -> list[SentinelView]:
-    """Each sentinel of a sentinel:// address is asked."""
+    """Each sentinel of an address is asked."""
     address = SentinelAddress.parse(url)
     asking, found = Sentinels(address), []
     for number, (host, port) in enumerate(address.sentinels):
@@ -81,7 +81,7 @@ def checks(settings: Settings, client: "redis.Redis") -> list[dict[str, Any]]:
     """Rows for `doctor`; none for a Redis of its own without replicas. Raises redis.RedisError."""
     url, needed = settings.redis.url or "", settings.redis.replicas_ack
     found = replication(client)
-    by_sentinels = url.startswith(SENTINEL_SCHEME)
+    by_sentinels = is_sentinel(url)
     if not (by_sentinels or needed or found.online):
         return []
     rows = [_sentinel_row(views(url))] if by_sentinels else []

@@ -1,5 +1,6 @@
 """Runs Lua scripts by name: `lua/<room>/<verb>.lua`, where needed until replicas have the outcome."""
 
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any, Final
 import redis
 
 from pipeline.errors import RedisUnavailable
-from pipeline.redis.connection import answering, drop_idle
+from pipeline.redis.connection import answering, drop_idle, replaced, replica_count
 
 SCRIPT_DIR: Final = Path(__file__).with_name("lua")
 ACK_MS: Final = 200  # for replicas to acknowledge; on a network of one place they do within a few
+ALL_MS: Final = 10  # for the slower replicas then; without them the sentinels are asked
+AWAY_S: Final = 5.0  # a server looks at the time of WAIT ten times a second, so it is asked that seldom
 MARK_S: Final = 60
 
 
@@ -28,6 +31,7 @@ class Scripts:
     def __init__(self, client: "redis.Redis") -> None:
         self.client = client
         self._loaded: dict[str, Any] = {}
+        self._one_away = -AWAY_S  # monotonic: when not all replicas acknowledged
 
     def run(self, name: str, keys: list[str], args: list[Any]) -> Any:
         """Raises RedisUnavailable when Redis does not answer or refuses the write."""
@@ -49,18 +53,36 @@ class Scripts:
             return self.run(name, keys, args)
         # WAIT asks for the last write of its own connection. A script that finds its work done writes
         # nothing, and WAIT would count replicas that lack what another connection wrote.
-        answer, _, count = self.run_all(
-            [(name, keys, args)],
-            ("SET", mark, "1", "EX", str(MARK_S)),
-            ("WAIT", str(replicas), str(ACK_MS)),
+        mark_it, wait = ("SET", mark, "1", "EX", str(MARK_S)), ("WAIT", str(replicas), str(ACK_MS))
+        with answering():
+            everyone = replica_count(self.client)
+        if everyone <= replicas:
+            answer, _, count = self.run_all([(name, keys, args)], mark_it, wait)
+            self._counted(int(count), replicas)
+            return answer
+        # For the slower replicas too, unless one of them was away a moment ago.
+        away = time.monotonic() - self._one_away < AWAY_S
+        everybody = ("WAIT", "0" if away else str(everyone), str(ALL_MS))
+        answer, _, count, total, server = self.run_all(
+            [(name, keys, args)], mark_it, wait, everybody, ("INFO", "server")
         )
-        if int(count) < replicas:
+        self._counted(int(count), replicas)
+        if int(total) < everyone:
+            if not away:
+                self._one_away = time.monotonic()
+            # Some replicas have the outcome and some not. A living master is replaced by one of either kind.
+            if why := replaced(self.client, str(server["run_id"])):
+                drop_idle()
+                raise RedisUnavailable(f"this master may be replaced ({why}); it has to be repeated")
+        return answer
+
+    def _counted(self, count: int, wanted: int) -> None:
+        if count < wanted:
             drop_idle()  # this may be a master that was replaced
             raise RedisUnavailable(
-                f"only {count} of {replicas} replicas have acknowledged within {ACK_MS} ms; it has to be "
+                f"only {count} of {wanted} replicas have acknowledged within {ACK_MS} ms; it has to be "
                 "repeated"
             )
-        return answer
 
     def run_all(
         self,

@@ -1,7 +1,7 @@
 """Checks of addresses, their text without a password, and the nearest of the known names."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -18,6 +18,7 @@ TLS_OPTIONS: Final = (
 )
 CELLS_SCHEME: Final = "cells://"
 SENTINEL_SCHEME: Final = "sentinel://"
+SENTINELS_TLS_SCHEME: Final = "sentinels://"
 SENTINEL_PORT: Final = 26379
 SENTINEL_OPTIONS: Final = ("master", "db", "sentinel_username", "sentinel_password")
 
@@ -27,7 +28,8 @@ class SentinelAddress:
     """A Redis whose master is known to sentinels:
     `sentinel://[USER:PASSWORD@]HOST[:PORT],.../DB?master=NAME[&sentinel_username=U][&sentinel_password=P]`.
 
-    User and password are those of the Redis servers; the sentinels have their own."""
+    User and password are those of the Redis servers; the sentinels have their own. `sentinels://` is the same
+    over TLS, to servers and sentinels, with the options of `rediss://`."""
 
     sentinels: tuple[tuple[str, int], ...]  # host and port
     master: str  # the name of the group in the sentinels' configuration
@@ -36,19 +38,23 @@ class SentinelAddress:
     password: str | None = field(default=None, repr=False)
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
+    tls: Mapping[str, str] | None = field(default=None, repr=False)  # TLS_OPTIONS by name; None without TLS
 
     @classmethod
     def parse(cls, url: str) -> Self:
         """Raises ValueError without the URL: it may hold a password."""
         # Not urlsplit: it reads one host and one port.
-        place, _, query = url.removeprefix(SENTINEL_SCHEME).partition("?")
+        scheme, _, address = url.partition("://")
+        over_tls = f"{scheme}://" == SENTINELS_TLS_SCHEME
+        place, _, query = address.partition("?")
         login, _, place = place.rpartition("@")
         hosts, _, database = place.partition("/")
         options = dict(parse_qsl(query, keep_blank_values=True))
-        if unknown := sorted(set(options) - set(SENTINEL_OPTIONS)):
-            why = "TLS to sentinels is not supported" if unknown[0].startswith("ssl") else "unknown"
+        tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+        _check_tls(tls, over_tls=over_tls, scheme=SENTINELS_TLS_SCHEME)
+        if unknown := sorted(set(options) - set(tls) - set(SENTINEL_OPTIONS)):
             raise ValueError(
-                f"REDIS_URL has the option {unknown[0]!r} ({why}); known are {', '.join(SENTINEL_OPTIONS)}"
+                f"REDIS_URL has the unknown option {unknown[0]!r}; known are {', '.join(SENTINEL_OPTIONS)}"
             )
         if not options.get("master"):
             raise ValueError(
@@ -66,7 +72,27 @@ class SentinelAddress:
             password=unquote(password) or None,
             sentinel_username=options.get("sentinel_username") or None,
             sentinel_password=options.get("sentinel_password") or None,
+            tls=tls if over_tls else None,
         )
+
+
+def is_sentinel(url: str) -> bool:
+    """Whether an address names sentinels, with TLS or without."""
+    return url.startswith((SENTINEL_SCHEME, SENTINELS_TLS_SCHEME))
+
+
+def _check_tls(options: Mapping[str, str], *, over_tls: bool, scheme: str) -> None:
+    """Raises ValueError; `scheme` is the one with TLS."""
+    if options and not over_tls:
+        raise ValueError(
+            f"REDIS_URL has options for TLS, which only {scheme} has; write {scheme}, or leave them out"
+        )
+    if unknown := sorted(set(options) - set(TLS_OPTIONS)):
+        raise ValueError(
+            f"REDIS_URL has the unknown option {unknown[0]!r}; known are {', '.join(TLS_OPTIONS)}"
+        )
+    if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
+        raise ValueError("ssl_cert_reqs in REDIS_URL must be required, optional or none")
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
@@ -102,23 +128,16 @@ def check_url(url: str) -> None:
                 "REDIS_URL names no absolute path; write it like cells:///etc/logweir/cells.toml"
             )
         return
-    if url.startswith(SENTINEL_SCHEME):
+    if is_sentinel(url):
         SentinelAddress.parse(url)
         return
     parts = _split(url, "REDIS_URL is not a URL; write it like redis://host:6379/0")
     if parts.scheme not in ("redis", "rediss", "unix"):
-        raise ValueError("REDIS_URL must begin with redis://, rediss://, unix://, sentinel:// or cells://")
+        raise ValueError(
+            "REDIS_URL must begin with redis://, rediss://, unix://, sentinel://, sentinels:// or cells://"
+        )
     options = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
-    if options and parts.scheme != "rediss":
-        raise ValueError(
-            "REDIS_URL has options for TLS, which only rediss:// has; write rediss://, or leave them out"
-        )
-    if unknown := sorted(set(options) - set(TLS_OPTIONS)):
-        raise ValueError(
-            f"REDIS_URL has the unknown option {unknown[0]!r}; known are {', '.join(TLS_OPTIONS)}"
-        )
-    if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
-        raise ValueError("ssl_cert_reqs in REDIS_URL must be required, optional or none")
+    _check_tls(options, over_tls=parts.scheme == "rediss", scheme="rediss://")
 
 
 def check_opensearch_url(url: str) -> None:

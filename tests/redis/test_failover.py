@@ -113,6 +113,44 @@ def test_a_frozen_master_that_thaws_keeps_no_push_that_the_new_one_lacks(
     assert _held(group, pushing) == (len(pushing.accepted), 0)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_living_master_that_is_replaced_keeps_no_push_that_the_new_one_lacks(
+    group: Group, settings: Settings, replicas: int
+) -> None:
+    """It goes on with the replica that is not promoted, which acknowledges and then forgets."""
+    producer = Producer.connect(settings.replace(redis_replicas_ack=replicas))
+    pushing = Pushing(producer)
+    thread = threading.Thread(target=pushing.run)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert pushing.go_on(100, within_s=30)
+            before = group.master()
+            assert wait_until(group.ready, timeout_s=30)
+            group.sentinels[0].client.sentinel_failover("main")
+            assert wait_until(lambda before=before: group.master() is not before, timeout_s=20)
+        assert pushing.go_on(100, within_s=30)
+    finally:
+        pushing.end.set()
+        thread.join(30)
+    print(f"outage {pushing.longest_s:.2f} s, {len(pushing.accepted)} pushes, {set(pushing.refusals)}")
+    assert _held(group, pushing) == (len(pushing.accepted), 0)
+    close(producer)
+
+
+def test_pushes_go_on_without_one_replica_and_one_sentinel(group: Group, pushing: Pushing) -> None:
+    assert pushing.go_on(50, within_s=20)
+    group.replicas()[0].send(signal.SIGKILL)
+    group.sentinels[2].send(signal.SIGKILL)
+    began = time.monotonic()
+    assert pushing.go_on(200, within_s=30)
+    print(f"{200 / (time.monotonic() - began):.0f} pushes/s without one replica, {set(pushing.refusals)}")
+    group.sentinels[1].send(signal.SIGKILL)  # the last one is no majority, and nobody could fail over
+    pushing.refusals.clear()
+    assert wait_until(lambda: bool(pushing.refusals), timeout_s=10)
+    assert "most sentinels do not answer" in pushing.refusals[0]
+
+
 def _held(group: Group, pushing: Pushing) -> tuple[int, int]:
     """The lines that the ledger of the master has accepted, and how many of the accepted batches it lacks."""
     keys, client = pushing.producer.ledger.keys, group.master().client

@@ -27,7 +27,7 @@ VISIBILITY = "CHAOS_VISIBILITY_S"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, **changes: Callable[[ModuleType], None]) -> None:
+    def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
         self.changes = changes
 
     def find_spec(  # the signature is Python's
@@ -83,5 +83,6 @@ def _restore_soon(module: ModuleType) -> None:
 
 
 sys.meta_path.insert(
-    0, _Finder(detect=_poison, **({"app": _restore_soon} if VISIBILITY in os.environ else {}))
+    0,
+    _Finder({"detect": _poison, **({"messages.app": _restore_soon} if VISIBILITY in os.environ else {})}),
 )
