@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pipeline.frames import score_frame as score_frame
     from pipeline.gpu.pool import Pool
     from pipeline.gpu.values import Need
     from pipeline.producer import Producer
     from pipeline.settings import Settings
+    from pipeline.tasks.frames import score_frame as score_frame
 
 __version__ = "0.1.0"
 __all__ = ["Need", "Pool", "Producer", "Settings", "__version__"]  # what a base install can import
@@ -23,7 +23,7 @@ _HOMES: Final = {
     "Pool": "pipeline.gpu.pool",
     "Producer": "pipeline.producer",
     "Settings": "pipeline.settings",
-    "score_frame": "pipeline.frames",
+    "score_frame": "pipeline.tasks.frames",
 }
 
 if not TYPE_CHECKING:  # a type checker would take every name of the package for Any

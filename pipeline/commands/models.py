@@ -94,7 +94,7 @@ def _chosen(args: argparse.Namespace, registry: Registry) -> str:
 
 
 def _export(args: argparse.Namespace, settings: Settings, registry: Registry) -> int:
-    from pipeline.frames import write_export
+    from pipeline.tasks.frames import write_export
 
     if args.out is None:
         raise BadInput("`logweir models export` needs --out DIR, a new folder")

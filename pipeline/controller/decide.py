@@ -34,7 +34,6 @@ from pipeline.controller.facts import (
     truncated,
 )
 from pipeline.records.batch import digest
-from pipeline.units import plural
 
 _NAMES_SHOWN: Final = 5
 
@@ -237,7 +236,7 @@ def _names(names: list[str]) -> str:
 
 
 def _count(number: int, word: str) -> str:
-    return plural(number, word)
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _lines(number: int) -> str:

@@ -28,7 +28,6 @@ from pipeline.redis.connection import answering
 from pipeline.redis.keys import Keys
 from pipeline.redis.shards import of_shard
 from pipeline.settings import Settings
-from pipeline.units import plural
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -209,7 +208,7 @@ def shown_args(wanted_id: str, workload: str = "", lines: int = 0) -> str:
 
     The id is whole, so that it can be copied. Names are users' own: they are cut and cannot steer a terminal.
     """
-    count = plural(lines, "line") if lines else ""
+    count = f"{lines:,} line{'' if lines == 1 else 's'}" if lines else ""
     parts = (_shown(workload, NAME_LIMIT), count, _shown(wanted_id, ID_LIMIT))
     return ", ".join(part for part in parts if part)
 

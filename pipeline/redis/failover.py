@@ -9,7 +9,6 @@ import redis
 from pipeline.redis.sentinels import Sentinels
 from pipeline.settings import Settings
 from pipeline.settings.values import SentinelAddress, is_sentinel
-from pipeline.units import plural
 
 MAX_LAG_S: Final = 2  # of a replica; masters should refuse writes beyond it
 
@@ -97,7 +96,7 @@ def _sentinel_row(views: Sequence[SentinelView]) -> dict[str, Any]:
     if len(masters) > 1:
         trouble.append(f"they name different masters: {', '.join(masters)}")
     if peers < 3:
-        trouble.append(f"they know of {plural(peers, 'sentinel')}: run three on three machines")
+        trouble.append(f"sentinels that they know: {peers}; run three on three machines")
     if not peers // 2 < quorum <= peers:
         trouble.append(f"a quorum of {quorum} of {peers} is no majority; set {peers // 2 + 1}")
     text = (
@@ -132,7 +131,7 @@ def _limit_row(found: Replication) -> dict[str, Any]:
             f"min-replicas-max-lag {MAX_LAG_S}"
         )
     elif found.online < found.min_replicas:
-        trouble.append(f"writes are refused until {plural(found.min_replicas, 'replica')} follow")
+        trouble.append(f"writes are refused while fewer replicas follow than {found.min_replicas}")
     return _row("Redis min-replicas", text, trouble)
 
 

@@ -32,7 +32,6 @@ from pipeline.sources.backfill.plans import EndPieceArgs, PieceReading, Plans, T
 from pipeline.sources.backfill.reading import Borders, Limits, read_piece
 from pipeline.sources.chunks import Chunk, Cursor
 from pipeline.sources.files import TextReading
-from pipeline.units import plural
 
 # Readers of a piece that ended before a line of it was accepted: the next death is its own fault.
 MOST_TRIES: Final = 4
@@ -97,8 +96,8 @@ class SlotReader:
         self._notes, self._waits = [], ""
         shown = self.archive.shown(taken.piece.name)
         if taken.tries > MOST_TRIES:
-            tries = plural(taken.tries - 1, "reader")
-            return self._failed(taken, f"{shown}: {tries} ended here without a line more; look at their logs")
+            why = f"readers ended here without a line more, {taken.tries - 1} in a row; look at their logs"
+            return self._failed(taken, f"{shown}: {why}")
         try:
             self._read(taken)
         except CursorMoved:  # Redis lost its last moments: read on from where the cursor stands

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from e2e.harness import Up, novel, ordinary, running, sentence
-from pipeline.frames import JUDGED_SCHEMA, score_frame
+from pipeline.tasks.frames import JUDGED_SCHEMA, score_frame
 
 pytestmark = pytest.mark.long
 SAME = ["pattern_id", "template_id", "score", "anomalous", "p_value", "reasons", "model_version"]

@@ -389,7 +389,7 @@ def test_a_piece_whose_readers_die_without_a_line_more_is_given_up(context: Cont
             expire_leases(context)
         backfill.read_turn(context, name)
     seen = view(context, name)
-    assert seen.failed == 1 and "4 readers ended here without a line more" in seen.failures[0].why
+    assert seen.failed == 1 and "readers ended here without a line more, 4 in a row" in seen.failures[0].why
 
 
 def test_a_cancelled_backfill_stops_and_the_same_command_goes_on(context: Context, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pipeline
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.templates import Template
 from pipeline.errors import BadBundle, BadInput
-from pipeline.frames import JUDGED_SCHEMA, score_frame, write_export
+from pipeline.tasks.frames import JUDGED_SCHEMA, score_frame, write_export
 
 pytestmark = pytest.mark.long
 
