@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.tasks.frames import score_frame as score_frame
 
 __version__ = "0.1.0"
-__all__ = ["Need", "Pool", "Producer", "Settings", "__version__"]  # what a base install can import
+__all__ = ["Need", "Pool", "Producer", "Settings", "__version__"]  # all that a base install can import
 
 _HOMES: Final = {
     "Need": "pipeline.gpu.values",

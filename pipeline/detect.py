@@ -67,10 +67,12 @@ def prepare_all(
     """`prepare` for many batches in one pass. `works`: the work of a batch, for `prepared_again`."""
     parsed = _parsed_all(batches)
     works = works or [None] * len(batches)
-    found = [None if work is None else _again(rows, work) for rows, work in zip(parsed, works, strict=True)]
-    new = [rows for rows, again in zip(parsed, found, strict=True) if again is None]
+    found = [
+        None if work is None else _with_keys_of(rows, work) for rows, work in zip(parsed, works, strict=True)
+    ]
+    new = [rows for rows, keyed_rows in zip(parsed, found, strict=True) if keyed_rows is None]
     prepared = iter(_cut(_with_keys(pl.concat(new), masks), [rows.height for rows in new]) if new else ())
-    return [next(prepared) if again is None else again for again in found]
+    return [next(prepared) if keyed_rows is None else keyed_rows for keyed_rows in found]
 
 
 def _cut(rows: pl.DataFrame, heights: Sequence[int]) -> Iterator[pl.DataFrame]:
@@ -99,11 +101,11 @@ def prepared_again(records: pl.DataFrame, meta: Meta, work: pl.DataFrame, masks:
     Masks the records again where `rows` does not name each record exactly once.
     """
     parsed = _parsed(records, meta)
-    again = _again(parsed, work)
-    return _with_keys(parsed, masks) if again is None else again
+    keyed_rows = _with_keys_of(parsed, work)
+    return _with_keys(parsed, masks) if keyed_rows is None else keyed_rows
 
 
-def _again(parsed: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame | None:
+def _with_keys_of(parsed: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame | None:
     """The records with the keys of `work`, None where its `rows` does not name each of them once."""
     if work["rows"].has_nulls():
         return None
@@ -168,17 +170,17 @@ def distinct_all(batches: Sequence[pl.DataFrame], versions: Sequence[str]) -> li
     """`distinct` for many batches in one pass."""
     if len(batches) == 1:
         return [distinct(batches[0], versions[0])]
-    seen = ("key", "pattern_id", "masked", "severe", "level")
+    names = ("key", "pattern_id", "masked", "severe", "level")
     numbers = _numbers(batches)
     few = (
-        pl.concat([rows.select(seen) for rows in batches])
+        pl.concat([rows.select(names) for rows in batches])
         .with_columns(pl.Series("batch", numbers))
         .unique(["batch", "key"], keep="first", maintain_order=True)
     )
-    given = {name: few[name] for name in seen}
-    given["version"] = pl.Series("version", versions, dtype=pl.String)[few["batch"]]
+    columns = {name: few[name] for name in names}
+    columns["version"] = pl.Series("version", versions, dtype=pl.String)[few["batch"]]
     blank = [pl.Series(name, [None], dtype=kind) for name, kind in WORK_SCHEMA.items()]
-    works = pl.DataFrame([given.get(one.name, one.new_from_index(0, few.height)) for one in blank])
+    works = pl.DataFrame([columns.get(one.name, one.new_from_index(0, few.height)) for one in blank])
     return list(_cut(works, np.bincount(few["batch"].to_numpy(), minlength=len(batches)).tolist()))
 
 

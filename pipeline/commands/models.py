@@ -113,8 +113,8 @@ def _export(args: argparse.Namespace, settings: Settings, registry: Registry) ->
     if args.json:
         print_json({"version": version, "out": str(args.out), "templates": len(templates)})
         return 0
-    told = f"{version} and {plural(len(templates), 'template')} are in {printable(str(args.out))}"
-    out().print(told, markup=False, soft_wrap=True)
+    sentence = f"{version} and {plural(len(templates), 'template')} are in {printable(str(args.out))}"
+    out().print(sentence, markup=False, soft_wrap=True)
     return 0
 
 

@@ -73,8 +73,8 @@ def _try_rights(client: "redis.Redis", prefix: str) -> None:
 def _silence(error: Exception, url: str) -> str:
     """Why no connection came about, and what to do about it."""
     text, tls = str(error), url.startswith(("rediss://", SENTINELS_TLS_SCHEME))
-    if what := failure(text, tls=tls):
-        return f"{what} ({text}); {REMEDIES[what]}"
+    if cause := failure(text, tls=tls):
+        return f"{cause} ({text}); {REMEDIES[cause]}"
     return f"does not answer ({text}); start it or correct REDIS_URL"
 
 

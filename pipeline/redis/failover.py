@@ -61,7 +61,7 @@ def views(url: str) -> list[SentinelView]:
     address = SentinelAddress.parse(url)
     asking, found = Sentinels(address), []
     for number, (host, port) in enumerate(address.sentinels):
-        name, state = f"{host}:{port}", asking.asked(number, address.master)
+        name, state = f"{host}:{port}", asking.question(number, address.master)
         if isinstance(state, str):
             found.append(SentinelView(name=name, trouble=state))
             continue

@@ -61,14 +61,14 @@ class Scripts:
             self._counted(int(count), replicas)
             return answer
         # For the slower replicas too, unless one of them was away a moment ago.
-        away = time.monotonic() - self._one_away < AWAY_S
-        everybody = ("WAIT", "0" if away else str(everyone), str(ALL_MS))
+        some_away = time.monotonic() - self._one_away < AWAY_S
+        everybody = ("WAIT", "0" if some_away else str(everyone), str(ALL_MS))
         answer, _, count, total, server = self.run_all(
             [(name, keys, args)], mark_it, wait, everybody, ("INFO", "server")
         )
         self._counted(int(count), replicas)
         if int(total) < everyone:
-            if not away:
+            if not some_away:
                 self._one_away = time.monotonic()
             # Some replicas have the outcome and some not. A living master is replaced by one of either kind.
             if why := replaced(self.client, str(server["run_id"])):

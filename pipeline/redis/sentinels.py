@@ -35,7 +35,7 @@ class Sentinels(Sentinel):
         """Raises MasterNotFoundError in one line: redis-py's names every option of the connections."""
         reasons, first = [], self._first
         for number in (*range(first, len(self.sentinels)), *range(first)):
-            state = self.asked(number, service_name)
+            state = self.question(number, service_name)
             if isinstance(state, str):
                 reasons.append(f"{self._names[number]} {state}")
             elif not state["is_master"] or state["is_sdown"] or state["is_odown"]:
@@ -59,7 +59,7 @@ class Sentinels(Sentinel):
     def replaced(self, master: str, run_id: str) -> str:
         """Why the server of this run id may not be the master any more; "" where most sentinels say that it
         is, and none is about to replace it."""
-        views = [self.asked(number, master, keep=True) for number in range(len(self.sentinels))]
+        views = [self.question(number, master, keep=True) for number in range(len(self.sentinels))]
         states = [state for state in views if not isinstance(state, str)]
         if 2 * len(states) <= len(views):
             return "most sentinels do not answer"
@@ -74,8 +74,8 @@ class Sentinels(Sentinel):
         for sentinel in self.sentinels:
             sentinel.connection_pool.disconnect(inuse_connections=False)
 
-    def asked(self, number: int, master: str, *, keep: bool = False) -> dict[str, Any] | str:
-        """What this sentinel knows of a master, or why it says nothing. `keep`: it is asked again soon."""
+    def question(self, number: int, master: str, *, keep: bool = False) -> dict[str, Any] | str:
+        """The state of a master by this sentinel, or why it says nothing. `keep`: it is asked again soon."""
         try:
             masters: Any = self.sentinels[number].sentinel_masters()
         except redis.AuthenticationError as exc:

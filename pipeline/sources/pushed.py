@@ -34,11 +34,11 @@ class KnownFormats:
 
     def of(self, workload: str) -> tuple[str, ...] | None:
         """None where the next batch is to tell them."""
-        told: _Told | None = self._told.get(workload)
-        if told is None or told.batches >= TRUSTED_BATCHES or time.monotonic() > told.until:
+        entry: _Told | None = self._told.get(workload)
+        if entry is None or entry.batches >= TRUSTED_BATCHES or time.monotonic() > entry.until:
             return None
-        told.batches += 1
-        return told.formats
+        entry.batches += 1
+        return entry.formats
 
     def tell(self, workload: str, formats: tuple[str, ...]) -> None:
         """A batch of this workload was looked at."""
@@ -46,13 +46,13 @@ class KnownFormats:
 
 
 def framed(
-    records: pl.DataFrame | Pushed, formats: tuple[str, ...] = (), *, known: tuple[str, ...] | None = None
+    records: pl.DataFrame | Pushed, formats: tuple[str, ...] = (), *, earlier: tuple[str, ...] | None = None
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """The records of a batch and the formats of their headers; `formats` belong to a batch framed before.
 
-    `known`: the formats that an earlier stage found in pushed lines."""
+    `earlier`: the formats that an earlier stage found in pushed lines."""
     if isinstance(records, PushedLines):
-        framer = Framer(formats=known)
+        framer = Framer(formats=earlier)
         frame = pl.concat([framer.feed(records.text.split("\n")), framer.flush()])
         return frame, framer.formats
     if isinstance(records, PushedRecords):
@@ -67,7 +67,7 @@ def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> li
     lines = pl.Series("raw", "\n".join(batch.text for batch in batches).split("\n"), dtype=pl.String)
     counts = np.array([batch.text.count("\n") + 1 for batch in batches])
     starts = np.cumsum(counts) - counts
-    alike = np.logical_and.reduceat(are_records(lines, formats).to_numpy(), starts)
+    fits_all = np.logical_and.reduceat(are_records(lines, formats).to_numpy(), starts)
     number = np.arange(lines.len()) - np.repeat(starts, counts) + 1
     rows = pl.DataFrame(
         {
@@ -79,7 +79,7 @@ def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> li
     rows = with_missing_columns(rows)
     return [
         rows.slice(int(start), int(count)) if fits else None
-        for start, count, fits in zip(starts, counts, alike, strict=True)
+        for start, count, fits in zip(starts, counts, fits_all, strict=True)
     ]
 
 

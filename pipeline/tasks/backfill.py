@@ -43,8 +43,10 @@ def read_turn(context: Context, name: str) -> None:
         return
     slot, lease = found
     try:
-        with context.leases.holding(lease) as held:
-            more = _reader(context, plan, ReaderSlot(plan=plan, name=slot, held=held)).work(within_s=TURN_S)
+        with context.leases.holding(lease) as holding:
+            more = _reader(context, plan, ReaderSlot(plan=plan, name=slot, holding=holding)).work(
+                within_s=TURN_S
+            )
     except Stopped:
         return
     except (StoreUnavailable, BadInput, ModuleNotFoundError) as exc:

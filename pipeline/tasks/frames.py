@@ -34,7 +34,7 @@ from pipeline.sources.documents import level_of
 if TYPE_CHECKING:
     pass
 
-# What `score_frame` adds to a frame; columns of these names are replaced.
+# The columns that `score_frame` adds to a frame; those of the same names are replaced.
 JUDGED_SCHEMA: Final[dict[str, Any]] = {
     "pattern_id": pl.UInt64,
     "template_id": pl.Int64,  # null: no template of the export covers the line
@@ -54,7 +54,7 @@ _LOADED: Final = 4  # exports in the memory of a process
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export holds besides its files."""
+    """The facts about an export that stand in none of its other files."""
 
     version: str
     similarity: float  # of the template tree
@@ -150,8 +150,8 @@ class _Export:
             )
         self.version = manifest.version
         self.network: LineModel = LineModel.load(folder / _MODEL)
-        known = bundle.load_known(folder / _MODEL)
-        self.knowledge = Knowledge(calibration=manifest.calibration, known=known)
+        patterns = bundle.load_known(folder / _MODEL)
+        self.knowledge = Knowledge(calibration=manifest.calibration, known=patterns)
         self.texts: dict[int, str] = dict(stored.select("template_id", "template").iter_rows())
         self.templates = Templates(similarity=facts.similarity, depth=DEPTH, per_workload=PER_WORKLOAD)
         self.templates.restore(

@@ -45,20 +45,20 @@ def _framed(
     context: Context, claims: Sequence[Claim], works: Sequence[pl.DataFrame | None]
 ) -> list[tuple[pl.DataFrame, Meta]]:
     found: dict[int, tuple[pl.DataFrame, tuple[str, ...]]] = {}
-    alike: dict[tuple[str, ...], list[tuple[int, PushedLines]]] = {}
+    by_formats: dict[tuple[str, ...], list[tuple[int, PushedLines]]] = {}
     for place, (claim, work) in enumerate(zip(claims, works, strict=True)):
         if claim.rescore:
             found[place] = _stored(context, claim), claim.meta.formats
             continue
         payload = context.ledger.payload(claim.batch_id)
-        known = None if work is None else detect.formats_of(work)
-        if isinstance(payload, PushedLines) and known is None:
-            told = context.formats.of(claim.workload)
-            if told is not None:
-                alike.setdefault(told, []).append((place, payload))
+        earlier = None if work is None else detect.formats_of(work)
+        if isinstance(payload, PushedLines) and earlier is None:
+            current = context.formats.of(claim.workload)
+            if current is not None:
+                by_formats.setdefault(current, []).append((place, payload))
                 continue
-        found[place] = _framed_alone(context, claim, payload, known)
-    for formats, several in alike.items():
+        found[place] = _framed_alone(context, claim, payload, earlier)
+    for formats, several in by_formats.items():
         rows = framed_alike([payload for _, payload in several], formats)
         for (place, payload), records in zip(several, rows, strict=True):
             one = (
@@ -74,10 +74,10 @@ def _framed(
 
 
 def _framed_alone(
-    context: Context, claim: Claim, payload: pl.DataFrame | Pushed, known: tuple[str, ...] | None
+    context: Context, claim: Claim, payload: pl.DataFrame | Pushed, earlier: tuple[str, ...] | None
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    records, formats = framed(payload, claim.meta.formats, known=known)
-    if isinstance(payload, PushedLines) and known is None:
+    records, formats = framed(payload, claim.meta.formats, earlier=earlier)
+    if isinstance(payload, PushedLines) and earlier is None:
         context.formats.tell(claim.workload, formats)
     return records, formats
 

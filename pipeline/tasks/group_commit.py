@@ -64,7 +64,7 @@ def commit_together(
         if records >= GROUP_RECORDS:
             break
     groups: dict[Purpose, list[tuple[Claim, Unstored]]] = {}
-    for member, found in _begun(context, members, begin):
+    for member, found in _results(context, members, begin):
         if isinstance(found, Unstored):
             groups.setdefault(member.meta.purpose, []).append((member, found))
         else:
@@ -73,21 +73,21 @@ def commit_together(
         yield from _commit_group(context, claim, purpose, group)
 
 
-def _begun(
+def _results(
     context: Context, members: list[Claim], begin: Begin
 ) -> Iterator[tuple[Claim, Stage | Unstored | Exception]]:
     """The batches together; from one that fails on, each alone."""
-    left = {member.batch_id: member for member in members}
+    waiting = {member.batch_id: member for member in members}
     try:
         for member, found in begin(context, members):
-            del left[member.batch_id]
+            del waiting[member.batch_id]
             yield member, found
     except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch
         if len(members) == 1 or is_external(exc):
-            yield from ((member, exc) for member in left.values())
+            yield from ((member, exc) for member in waiting.values())
             return
         logger(batches=len(members)).info("group_commit.apart", why=str(exc))  # the one at fault raises again
-    for member in left.values():
+    for member in waiting.values():
         try:
             yield from begin(context, [member])
         except Exception as exc:  # noqa: BLE001 - step.py logs it when it settles the batch

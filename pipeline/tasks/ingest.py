@@ -69,8 +69,10 @@ def unstored(
     if not judged:
         return
     marks = context.marks.overlay()
-    asked = [detect.Judged(b.records, work, claim.meta, claim.workload) for claim, b, work in judged]
-    for (claim, batch, work), one, unmarked in zip(judged, asked, detect.result_rows_all(asked), strict=True):
+    inputs = [detect.Judged(b.records, work, claim.meta, claim.workload) for claim, b, work in judged]
+    for (claim, batch, work), one, unmarked in zip(
+        judged, inputs, detect.result_rows_all(inputs), strict=True
+    ):
         marked = marks(work, claim.workload)
         rows = unmarked if marked is work else detect.result_rows_all([replace(one, work=marked)])[0]
         yield claim, _unstored(claim, batch, work, unmarked, rows)

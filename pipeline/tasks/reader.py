@@ -54,7 +54,7 @@ class ReaderSlot:
 
     plan: BackfillPlan
     name: str
-    held: HeldLease
+    holding: HeldLease
 
 
 class SlotReader:
@@ -80,78 +80,78 @@ class SlotReader:
 
     def work(self, *, within_s: float) -> bool:
         """Reads pieces for about so long; True where more may be left. Raises StoreUnavailable, Stopped."""
-        plan, lease, end = self.slot.plan, self.slot.held.lease, self.clock() + within_s
-        while taken := self.plans.take(plan.name, self.slot.name, lease):
-            fate = self._fate(taken)
+        plan, lease, end = self.slot.plan, self.slot.holding.lease, self.clock() + within_s
+        while claim := self.plans.take(plan.name, self.slot.name, lease):
+            fate = self._fate(claim)
             if fate is not None:
                 self.plans.finish(plan.name, lease, fate)
-                self.log.info("piece.ended", object=taken.piece.name, fate=fate.fate, lines=fate.lines)
+                self.log.info("piece.ended", object=claim.piece.name, fate=fate.fate, lines=fate.lines)
             if self.clock() > end:
                 return True
         return False
 
-    def _fate(self, taken: Taken) -> EndPieceArgs | None:
+    def _fate(self, claim: Taken) -> EndPieceArgs | None:
         """Reads a piece; how it ended, None where it has to be taken again. Raises Stopped."""
         self._lines = self._bytes = 0
         self._notes, self._waits = [], ""
-        shown = self.archive.shown(taken.piece.name)
-        if taken.tries > MOST_TRIES:
-            why = f"readers ended here without a line more, {taken.tries - 1} in a row; look at their logs"
-            return self._failed(taken, f"{shown}: {why}")
+        shown = self.archive.shown(claim.piece.name)
+        if claim.tries > MOST_TRIES:
+            why = f"readers ended here without a line more, {claim.tries - 1} in a row; look at their logs"
+            return self._failed(claim, f"{shown}: {why}")
         try:
-            self._read(taken)
+            self._read(claim)
         except CursorMoved:  # Redis lost its last moments: read on from where the cursor stands
             return None
         except ObjectChanged as exc:
-            self._refuse_other_archive(taken, str(exc))
-            return self._failed(taken, str(exc))
+            self._refuse_other_archive(claim, str(exc))
+            return self._failed(claim, str(exc))
         except _Refused as exc:
-            return self._failed(taken, str(exc))
+            return self._failed(claim, str(exc))
         except BadInput as exc:
             self._notes.append(str(exc))
-            return self._ended(taken, "skipped")
+            return self._ended(claim, "skipped")
         except StoreUnavailable as exc:
-            return self._away(taken, str(exc))
-        return self._ended(taken, "done")
+            return self._away(claim, str(exc))
+        return self._ended(claim, "done")
 
-    def _refuse_other_archive(self, taken: Taken, why: str) -> None:
+    def _refuse_other_archive(self, claim: Taken, why: str) -> None:
         """Gives the piece back and raises StoreUnavailable when all of the archive is away from this machine,
         which is no fault of the object."""
         try:
             self.archive.check(self.slot.plan.root)
         except (StoreUnavailable, BadInput) as exc:
-            args = EndPieceArgs(piece_id=taken.piece_id, slot=self.slot.name, fate="back", untried=True)
-            self.plans.finish(self.slot.plan.name, self.slot.held.lease, args)
+            args = EndPieceArgs(piece_id=claim.piece_id, slot=self.slot.name, fate="back", untried=True)
+            self.plans.finish(self.slot.plan.name, self.slot.holding.lease, args)
             raise StoreUnavailable(
                 f"{exc} ({why})" if isinstance(exc, StoreUnavailable) else str(exc)
             ) from exc
 
-    def _away(self, taken: Taken, why: str) -> EndPieceArgs:
+    def _away(self, claim: Taken, why: str) -> EndPieceArgs:
         """An object that cannot be read now goes back. Raises StoreUnavailable."""
-        self._refuse_other_archive(taken, why)
-        if taken.tries >= MOST_TRIES:
-            return self._failed(taken, why)
-        self._pause(AWAY_S * taken.tries)
-        return EndPieceArgs(piece_id=taken.piece_id, slot=self.slot.name, fate="back")
+        self._refuse_other_archive(claim, why)
+        if claim.tries >= MOST_TRIES:
+            return self._failed(claim, why)
+        self._pause(AWAY_S * claim.tries)
+        return EndPieceArgs(piece_id=claim.piece_id, slot=self.slot.name, fate="back")
 
-    def _ended(self, taken: Taken, fate: str) -> EndPieceArgs:
+    def _ended(self, claim: Taken, fate: str) -> EndPieceArgs:
         return EndPieceArgs(
-            piece_id=taken.piece_id,
+            piece_id=claim.piece_id,
             slot=self.slot.name,
             fate=fate,
             lines=self._lines,
-            bytes=taken.piece.bytes,
+            bytes=claim.piece.bytes,
             notes=[_short(note) for note in dict.fromkeys(self._notes)],
         )
 
-    def _failed(self, taken: Taken, why: str) -> EndPieceArgs:
-        self.log.warning("piece.failed", object=taken.piece.name, why=why)
-        return self.plans.failed(taken, self.slot.name, _short(why), lines=self._lines)
+    def _failed(self, claim: Taken, why: str) -> EndPieceArgs:
+        self.log.warning("piece.failed", object=claim.piece.name, why=why)
+        return self.plans.failed(claim, self.slot.name, _short(why), lines=self._lines)
 
     # ---- lines -----------------------------------------------------------------------------------
 
-    def _read(self, taken: Taken) -> None:
-        piece, plan, settings = taken.piece, self.slot.plan, self.producer.settings
+    def _read(self, claim: Taken) -> None:
+        piece, plan, settings = claim.piece, self.slot.plan, self.producer.settings
         borders = Borders(
             piece_bytes=plan.piece_bytes,
             known=lambda one, offset: self.plans.border(plan.name, one, offset),
@@ -181,7 +181,7 @@ class SlotReader:
                 self._send(piece, reading, chunk, start, stands)
                 if not new:
                     new = True
-                    self.plans.progressed(plan.name, taken.piece_id)
+                    self.plans.progressed(plan.name, claim.piece_id)
                 stands, start = chunk.cursor.pack(), chunk.cursor.offset
                 self._lines, self._bytes = before + chunk.cursor.line, min(chunk.position, piece.bytes)
 
@@ -261,16 +261,16 @@ class SlotReader:
 
     def _stop_if_asked(self) -> None:
         # Celery's request to stop is an exit code, of which 0 is the usual one.
-        asked = worker_state.should_stop is not None and worker_state.should_stop is not False
-        if asked or self.slot.held.lost.is_set():
+        told_to_stop = worker_state.should_stop is not None and worker_state.should_stop is not False
+        if told_to_stop or self.slot.holding.lost.is_set():
             raise Stopped
 
     def _pause(self, seconds: float) -> None:
         """Raises Stopped."""
         end = self.clock() + seconds
-        while (left := end - self.clock()) > 0:
+        while (rest := end - self.clock()) > 0:
             self._stop_if_asked()
-            time.sleep(min(NAP_S, left))
+            time.sleep(min(NAP_S, rest))
 
 
 def _short(sentence: str) -> str:

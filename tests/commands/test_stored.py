@@ -22,18 +22,18 @@ from pipeline.sinks.manifest import ResultTable
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.retention import Retention
 
-NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
 DAY_S = 86_400
 
 
 def stored(settings: Settings, *found: tuple[float, int], batch: str = "b", **more: Any) -> ParquetSink:
     """Stores records of (hours before now, template)."""
+    now = datetime.now(UTC).replace(microsecond=0)
     rows = [
         dict.fromkeys(RESULT_SCHEMA)
         | {
             "record_id": f"{batch}-{n}", "source": "app.log", "line": n + 1, "lines": 1, "timed": True,
-            "timestamp": NOW - hours * HOUR, "workload": "shop", "message": f"message {template}",
+            "timestamp": now - hours * HOUR, "workload": "shop", "message": f"message {template}",
             "raw": f"raw {template}", "template_id": template, "pattern_id": 2**64 - 1, "anomalous": False,
             "reasons": ["rare:1/9", "new-template"], "score": 0.25,
         }
@@ -104,7 +104,7 @@ def test_status_says_how_much_is_stored_and_for_how_long(logweir: Verb, settings
 def test_an_export_holds_what_was_asked_for(
     logweir: Verb, settings: Settings, tmp_path: Path, kind: str
 ) -> None:
-    stored(settings, (1, 1), (2, 2), (50, 1))
+    sink = stored(settings, (1, 1), (2, 2), (50, 1))
     stored(settings, (1, 1), batch="hostile", message='=cmd|"x"!A1\n\x1b[2J,end', workload="bank")
     target = tmp_path / f"out.{kind}"
     said = logweir("export", f"--{kind}", str(target), "--since", "1d")
@@ -115,7 +115,8 @@ def test_an_export_holds_what_was_asked_for(
         )
         assert {row["message"] for row in rows} == {"message 1", "message 2", '\'=cmd|"x"!A1\n\x1b[2J,end'}
         assert rows[0]["reasons"] == "rare:1/9 new-template"
-        assert rows[0]["timestamp"] == f"{NOW - HOUR:%Y-%m-%dT%H:%M:%S}.000000Z"
+        first = sink.scan().filter(pl.col("record_id") == "b-0").collect()["timestamp"][0]
+        assert rows[0]["timestamp"] == f"{first:%Y-%m-%dT%H:%M:%S}.000000Z"
     else:
         frame = pl.read_parquet(target) if kind == "parquet" else pl.read_delta(str(target))
         assert frame.columns == list(RESULT_SCHEMA)

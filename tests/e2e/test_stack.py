@@ -94,7 +94,7 @@ def test_a_second_stack_on_the_same_directory_says_so_and_exits_2(trained: Up) -
 def test_it_is_ready_within_its_bound_and_says_how_long_it_took(trained: Up) -> None:
     assert 0 < trained.facts["ready_s"] < 60
     assert set(trained.facts["workers"]) == {
-        "ingest-1", "infer-cpu", "drain", "store", "reader", "train", "beat",
+        "ingest-1", "infer-cpu", "drain", "store", "train", "beat",
     }  # fmt: skip
 
 

@@ -22,15 +22,15 @@ SITE = textwrap.dedent(
     import os, sys, time
     if "pipeline.workers.cpu" in sys.orig_argv and "ingest" in sys.orig_argv:
         from pipeline import detect
-        prepare = detect.prepare
-        def fragile(records, *rest):
-            text = " ".join(records["raw"].to_list())
+        prepare_all = detect.prepare_all
+        def fragile(batches, *rest):
+            text = " ".join(line for records, _ in batches for line in records["raw"].to_list())
             if "KILLER" in text:
                 os.kill(os.getpid(), 9)
             if "ENDLESS" in text:
                 time.sleep(3600)
-            return prepare(records, *rest)
-        detect.prepare = fragile
+            return prepare_all(batches, *rest)
+        detect.prepare_all = fragile
     """
 )
 ENV = {
@@ -42,6 +42,7 @@ ENV = {
     "LOGWEIR_INTERNAL_MAX_ATTEMPTS": "2",
     "LOGWEIR_INTERNAL_STALL_S": "6",
     "LOGWEIR_METRICS": "no",
+    "LOGWEIR_READER_PROCESSES": "1",
 }
 WORKERS = {
     "ingest-1", "ingest-2", "infer-cpu", "drain", "drain-2", "store", "store-2", "reader", "train", "beat",

@@ -469,7 +469,7 @@ def test_what_a_dead_reader_waited_for_is_not_shown(context: Context, tmp_path: 
         return Full(pending_bytes=1, pending_batches=1, reason="closed", retry_after_s=0.01, refused=1)
 
     def shown(self: SlotReader, seconds: float) -> None:
-        self._report(self.plans.take(name, self.slot.name, self.slot.held.lease).piece, again=True)  # type: ignore[union-attr]
+        self._report(self.plans.take(name, self.slot.name, self.slot.holding.lease).piece, again=True)  # type: ignore[union-attr]
         waits.append(view(context, name).waits)
         raise Killed
 

@@ -61,14 +61,14 @@ def planned(args: argparse.Namespace, archive: Archive, plans: Plans, settings: 
     stands = plans.plan(wanted.name) or wanted  # its moments are those of its beginning
     stands = msgspec.structs.replace(stands, root=archive.root())
     found = Planned(stands)
-    seen = Counter[str]()
+    counts = Counter[str]()
     window = Window(since=_moment(stands.since_ms), until=_moment(stands.until_ms))
     objects = _in_window(
-        archive, Filter(include=stands.include, exclude=stands.exclude), window, seen, found.skipped
+        archive, Filter(include=stands.include, exclude=stands.exclude), window, counts, found.skipped
     )
     first = next(objects, None)
     if first is None:
-        raise BadInput(_nothing(archive, seen["listed"], args))
+        raise BadInput(_nothing(archive, counts["listed"], args))
     plans.begin(stands, parallel=args.parallel)
     names: list[str] = []
     for word in plans.add(stands.name, _with_pieces(archive, chain([first], objects), stands, names)):
@@ -106,10 +106,10 @@ def _plan_of(args: argparse.Namespace, archive: Archive, settings: Settings) -> 
 
 
 def _in_window(
-    archive: Archive, wanted: Filter, window: Window, seen: Counter[str], skipped: Skipped
+    archive: Archive, wanted: Filter, window: Window, counts: Counter[str], skipped: Skipped
 ) -> Iterator[ArchiveObject]:
     for one in archive.objects(wanted, skipped):
-        seen["listed"] += 1
+        counts["listed"] += 1
         if window.takes(one.name, one.changed):
             yield one
 

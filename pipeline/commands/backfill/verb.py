@@ -134,12 +134,12 @@ class _Watching:
 
     def _sentence(self, view: BackfillView) -> str:
         rate = self.pace.lines_per_s
-        left = self.pace.left_s(view.bytes - view.bytes_read)
+        remaining_s = self.pace.left_s(view.bytes - view.bytes_read)
         parts = [
             f"{view.done + view.skipped + view.failed:,} of {plural(view.pieces, 'piece')}",
             f"{plural(view.lines, 'line')} accepted",
             "pace not known yet" if rate is None else f"{rate:,.0f} lines/s",
-            "time left not known yet" if left is None else f"about {seconds(left)} left",
+            "time left not known yet" if remaining_s is None else f"about {seconds(remaining_s)} left",
         ]
         waits = view.waits or ("" if view.readers or self._readers() else NO_READER)
         return ", ".join(parts) + (f"; waiting: {waits}" if waits else "")

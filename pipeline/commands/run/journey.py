@@ -145,14 +145,14 @@ class Journey:
         self.times.see_all(pack.records, pack.formats)
         first = pack.paths[0]
         key = digest("pack", purpose.value, *(str(path) for path in pack.paths))
-        whole = Chunk(
+        chunk = Chunk(
             records=pack.records,
             formats=pack.formats,
             cursor=Cursor(path=str(first), identity=key),
             position=0,
         )
         self._accept(
-            whole,
+            chunk,
             start=0,
             workload=self._workload_of(Source(path=first)),
             source=f"{first.parent} ({len(pack.paths):,} files)",

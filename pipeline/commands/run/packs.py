@@ -68,22 +68,22 @@ def packs(
 def _groups(
     paths: Sequence[Path], group: Callable[[Path], str], max_records: int, max_bytes: int
 ) -> Iterator[list[_Small] | Path]:
-    held, lines, size, name = list[_Small](), 0, 0, ""
+    pending, lines, size, name = list[_Small](), 0, 0, ""
     for path in paths:
         small = _small(path)
         if small is None:
             yield path
             continue
         full = lines + small.lines > max_records or size + len(small.text) > max_bytes
-        if held and (full or group(path) != name):
-            yield held
-            held, lines, size = [], 0, 0
-        if not held:
+        if pending and (full or group(path) != name):
+            yield pending
+            pending, lines, size = [], 0, 0
+        if not pending:
             name = group(path)
-        held.append(small)
+        pending.append(small)
         lines, size = lines + small.lines, size + len(small.text)
-    if held:
-        yield held
+    if pending:
+        yield pending
 
 
 def _small(path: Path) -> _Small | None:
@@ -118,15 +118,15 @@ def _packed(files: list[_Small], choice: FormatChoice) -> Iterator[Pack | Path]:
         framer = _framer(lines["raw"], begins, choice)
         if any(map(is_layout, framer.formats)):  # each of these files may begin with the names of columns
             break
-        alike = _alike(lines["raw"].gather(begins), framer.formats)
-        taken = [small for small, takes in zip(files, alike, strict=True) if takes]
-        if len(taken) < FEW:
+        fits = _fits(lines["raw"].gather(begins), framer.formats)
+        members = [small for small, takes in zip(files, fits, strict=True) if takes]
+        if len(members) < FEW:
             break
-        if len(taken) < len(files):
-            lines = lines.filter(pl.Series(np.repeat(alike, counts)))
-            begins = np.cumsum(counts[alike]) - counts[alike]
-        yield _pack(taken, lines, begins, framer)
-        files = [small for small, takes in zip(files, alike, strict=True) if not takes]
+        if len(members) < len(files):
+            lines = lines.filter(pl.Series(np.repeat(fits, counts)))
+            begins = np.cumsum(counts[fits]) - counts[fits]
+        yield _pack(members, lines, begins, framer)
+        files = [small for small, takes in zip(files, fits, strict=True) if not takes]
     yield from (small.path for small in files)
 
 
@@ -144,7 +144,7 @@ def _framer(
     return framer
 
 
-def _alike(firsts: pl.Series, formats: tuple[str, ...]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+def _fits(firsts: pl.Series, formats: tuple[str, ...]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     """True for the files whose first line has one of these formats; without formats, for those that seem to
     have none."""
     if not formats:

@@ -98,7 +98,7 @@ class FolderArchive:
         try:
             file = os.open(path, os.O_RDONLY)
         except FileNotFoundError as exc:
-            raise gone(self.shown(one.name)) from exc
+            raise missing_object(self.shown(one.name)) from exc
         except OSError as exc:
             raise StoreUnavailable(
                 f"{path} cannot be opened ({exc.strerror}); look at its permissions"
@@ -168,7 +168,7 @@ class BucketArchive:
             return b""
         answer = self.bucket.part(self._key(one.name), offset, offset + size)
         if answer is None:
-            raise gone(self.shown(one.name))
+            raise missing_object(self.shown(one.name))
         data, tag = answer
         if _tag_identity(tag, one.size) != one.identity or len(data) != size:
             raise changed(self.shown(one.name))
@@ -218,7 +218,7 @@ def opened(archive: Archive, one: ArchiveObject) -> BufferedReader:
     return BufferedReader(ObjectFile(archive, one), min(BLOCK_BYTES, max(1, one.size)))
 
 
-def gone(shown: str) -> ObjectChanged:
+def missing_object(shown: str) -> ObjectChanged:
     return ObjectChanged(f"{shown} does not exist any more; put it back and give the same command again")
 
 

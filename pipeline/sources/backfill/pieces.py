@@ -82,14 +82,14 @@ def plan_name(place: str, *parts: str) -> str:
 
 def cut(one: ArchiveObject, *, ranges: bool, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """The pieces of an object, the last one first. `ranges`: the object may be cut."""
-    known = {"name": one.name, "identity": one.identity, "size": one.size, "changed": one.changed}
+    facts = {"name": one.name, "identity": one.identity, "size": one.size, "changed": one.changed}
     count = -(-one.size // piece_bytes) if ranges else 1
     if count < 2:
-        yield Piece(**known, end=one.size)  # type: ignore[arg-type]
+        yield Piece(**facts, end=one.size)  # type: ignore[arg-type]
         return
     for n in reversed(range(count)):
         begin, end = n * piece_bytes, min(one.size, (n + 1) * piece_bytes)
-        yield Piece(**known, begin=begin, end=end, whole=False)  # type: ignore[arg-type]
+        yield Piece(**facts, begin=begin, end=end, whole=False)  # type: ignore[arg-type]
 
 
 def turn_of(piece: Piece) -> float:

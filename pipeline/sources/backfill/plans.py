@@ -230,9 +230,9 @@ class Plans:
             (state, parallel), hands, open_pieces = pipe.execute()
         if state != b"active":
             return []
-        held = [slot.decode() for slot in hands]
-        others = [slot for slot in map(str, range(int(parallel or 1))) if slot not in held]
-        wanted = [slot for slot in held if not self._is_held(name, slot)]
+        busy = [slot.decode() for slot in hands]
+        others = [slot for slot in map(str, range(int(parallel or 1))) if slot not in busy]
+        wanted = [slot for slot in busy if not self._is_held(name, slot)]
         for slot in others:
             if open_pieces <= 0:
                 break
@@ -267,10 +267,10 @@ class Plans:
             for name in found:
                 pipe.exists(self.key(name, "state"))
             there = pipe.execute()
-            gone = [name for name, exists in zip(found, there, strict=True) if not exists]
-            if gone:
-                self.client.zrem(self.keys.backfills, *gone)
-        return [name for name in found if name not in gone]
+            missing = [name for name, exists in zip(found, there, strict=True) if not exists]
+            if missing:
+                self.client.zrem(self.keys.backfills, *missing)
+        return [name for name in found if name not in missing]
 
     def take(self, name: str, slot: str, lease: Lease) -> Taken | None:
         """The next piece of this slot; None when nothing is left, the plan is cancelled or the lease lost."""
@@ -295,11 +295,11 @@ class Plans:
         keys = [self.keys.lease(resource or self.resource(name, "")), *(self.key(name, p) for p in PARTS)]
         self.scripts.run("backfill/finish", keys, [named_arguments(args)])
 
-    def failed(self, taken: Taken, slot: str, why: str, *, lines: int) -> EndPieceArgs:
+    def failed(self, claim: Taken, slot: str, why: str, *, lines: int) -> EndPieceArgs:
         """The end of a piece that cannot be read; its object may be added again."""
-        failure = Failure(name=taken.piece.name, why=why, lines=lines)
+        failure = Failure(name=claim.piece.name, why=why, lines=lines)
         return EndPieceArgs(
-            piece_id=taken.piece_id, slot=slot, fate="failed", failure=json.dumps(asdict(failure))
+            piece_id=claim.piece_id, slot=slot, fate="failed", failure=json.dumps(asdict(failure))
         )
 
     def progressed(self, name: str, piece_id: str) -> None:
