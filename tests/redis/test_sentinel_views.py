@@ -22,7 +22,7 @@ class Saying(Sentinels):
         super().__init__(ADDRESS)
         self.views, self.questions = views, 0
 
-    def asked(self, number: int, _master: str, *, keep: bool = False) -> dict[str, Any] | str:
+    def question(self, number: int, _master: str, *, keep: bool = False) -> dict[str, Any] | str:
         self.questions += 1
         return self.views[number]
 
