@@ -252,6 +252,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(

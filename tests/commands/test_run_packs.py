@@ -20,6 +20,8 @@ from pipeline.records.schema import RAW_SCHEMA
 from pipeline.sources import formats
 from pipeline.sources.files import read_file
 
+pytestmark = pytest.mark.long
+
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TRACE = (
     "Traceback (most recent call last):\n"

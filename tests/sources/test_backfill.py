@@ -116,6 +116,7 @@ def trouble(n: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.long
 def test_pieces_hold_the_records_of_the_whole_text_and_cut_no_stack_trace(tmp_path: Path) -> None:
     path = tmp_path / "app.log"
     path.write_text(trouble(4_000))
@@ -130,6 +131,7 @@ def test_pieces_hold_the_records_of_the_whole_text_and_cut_no_stack_trace(tmp_pa
         assert found == whole
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_on_from_any_cursor_makes_the_chunks_that_the_first_one_would_have_made() -> None:
     archive, borders = InMemory(trouble(60).encode()), borders_of(3_000)
     for piece in cut(archive.one, ranges=True, piece_bytes=3_000):

@@ -23,6 +23,8 @@ from pipeline.tasks import drain, frontend, ingest, store
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import perform
 
+pytestmark = pytest.mark.long
+
 ISO = "2026-11-20 10:00:00 INFO job {n} took {n} ms"
 SYSLOG = "Nov 20 10:00:00 box app[{n}]: job {n} done"
 PLAIN = "job {n} went well"
