@@ -168,6 +168,22 @@ def test_few_files_are_no_pack(tmp_path: Path) -> None:
     assert not packed and len(alone) == FEW - 1
 
 
+@pytest.mark.parametrize("older", [1, FEW])
+def test_files_of_one_workload_stay_in_their_order(tmp_path: Path, older: int) -> None:
+    """Rotated copies come oldest first, and a large one may lie between small ones."""
+    before = written(tmp_path, [LINE] * older)
+    large = tmp_path / "large.log"
+    large.write_bytes(LINE * (SMALL_BYTES // len(LINE) + 1))
+    (tmp_path / "newer").mkdir()
+    after = written(tmp_path / "newer", [LINE] * older)
+    order = [
+        path
+        for one in packs([*before, large, *after], group=lambda _: "app")
+        for path in (one.paths if isinstance(one, Pack) else (one,))
+    ]
+    assert order == [*before, large, *after]
+
+
 def test_a_pack_has_one_group_and_keeps_within_the_bounds_of_a_batch(tmp_path: Path) -> None:
     paths = written(tmp_path, [LINE * 3] * 100)
     packed, _ = found(paths, max_records=90)

@@ -23,10 +23,10 @@ from pipeline.sources.framing import MAX_RECORD_BYTES, Framer
 from pipeline.sources.lines import LineCutter
 from pipeline.sources.wrappers import inner_lines
 
-SMALL_BYTES: Final = MAX_RECORD_BYTES  # so that no line of a small file is too long for a record
-FEW: Final = 8  # files that are not worth a pack
-_SAMPLED: Final = 400  # lines of a group of files, its first ones and its last one
-_ROUNDS: Final = 4  # kinds of files in one group
+SMALL_BYTES: Final = MAX_RECORD_BYTES  # No line of a small file is too long for a record.
+FEW: Final = 8  # Fewer files than these are not worth a pack.
+_SAMPLED: Final = 400  # Lines of a group of files that tell their formats.
+_ROUNDS: Final = 4  # Kinds of files that are looked for in one group.
 _TIME_LIKE: Final = r"[0-9]:[0-9]{2}|[0-9]{10}"
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -57,7 +57,9 @@ def packs(
     max_bytes: int = MAX_BYTES,
     choice: FormatChoice = DETECTED,
 ) -> Iterator[Pack | Path]:
-    """The files as packs, and those that are to be read alone. A pack has files of one `group` only."""
+    """The files as packs, and those that are to be read alone. A pack has files of one `group` only.
+
+    A file that is read alone ends the pack before it: rotated copies keep their order."""
     for files in _groups(paths, group, max_records, max_bytes):
         if isinstance(files, Path):
             yield files
@@ -70,16 +72,15 @@ def _groups(
 ) -> Iterator[list[_Small] | Path]:
     pending, lines, size, name = list[_Small](), 0, 0, ""
     for path in paths:
-        small = _small(path)
+        small, earlier = _small(path), name
+        name = group(path)
+        full = small is not None and (lines + small.lines > max_records or size + len(small.text) > max_bytes)
+        if pending and (full or name != earlier or small is None):
+            yield pending
+            pending, lines, size = [], 0, 0
         if small is None:
             yield path
             continue
-        full = lines + small.lines > max_records or size + len(small.text) > max_bytes
-        if pending and (full or group(path) != name):
-            yield pending
-            pending, lines, size = [], 0, 0
-        if not pending:
-            name = group(path)
         pending.append(small)
         lines, size = lines + small.lines, size + len(small.text)
     if pending:
