@@ -57,7 +57,7 @@ def variables(text: str) -> dict[str, str]:
 
 
 def dot_envs(page: Path) -> list[dict[str, str]]:
-    """What a document writes into `.env`, on each host in its order."""
+    """The `.env` of each host, in the order of the document."""
     found = re.findall(
         r"^cat > \.env <<END\n(.*?)^END$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )

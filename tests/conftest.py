@@ -132,8 +132,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--images",
         type=Path,
         metavar="DIR",
-        help="tests/e2e/test_images.py builds the image and runs the containers of two hosts; the engine works in "
-        "DIR and leaves 12 GB there",
+        help="tests/e2e/test_images.py builds the image and runs the containers of two hosts; "
+        "the engine works in DIR and leaves 12 GB there",
     )
     parser.addoption(
         "--every-crash-point",

@@ -20,7 +20,7 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
     assert len({s["image"] for s in workers.values()}) == 1
     locks = workers.pop("gpu-locks")
     assert (locks["user"], locks["restart"], locks["profiles"]) == ("root", "no", ["gpu"])
-    # What can be started, from the code: worker roles, and the modules that are loops of their own.
+    # The programs that the code can start: worker roles, and the modules that are loops of their own.
     programs = {
         path.stem
         for path in (ROOT / "pipeline" / "workers").glob("*.py")
@@ -36,7 +36,7 @@ def test_compose_has_a_service_for_every_role_and_one_image() -> None:
         assert service.get("profiles", []) == PROFILES.get(name, [])
 
 
-# What needs a device, another server or a login is asked for; all others start by themselves.
+# Services with a device, another server or a login are asked for; all others start by themselves.
 PROFILES = {
     **{name: ["gpu"] for name in ("agent", "infer-gpu", "train-gpu")},
     "source": ["opensearch"],

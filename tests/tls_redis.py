@@ -55,7 +55,7 @@ class Certificates:
         return cls(folder=folder)
 
     def shown(self) -> dict[str, str]:
-        """What redis-py needs to trust a server and to be trusted by it."""
+        """The files by which redis-py trusts a server and is trusted by it."""
         return {
             "ssl_ca_certs": str(self.ca),
             "ssl_certfile": str(self.client),

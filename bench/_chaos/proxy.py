@@ -1,8 +1,8 @@
 """A TCP proxy in front of a server that does to connections what networks do to them.
 
-`cut` resets them all, `refuse` takes no new ones, `delay` slows every piece, `half_open` lets requests
-through and loses every answer from then on, as a peer does that has lost its way back: such a connection
-never heals, only a new one does."""
+`cut` resets all connections, `refuse` takes no new ones, `delay` slows every piece. `half_open` lets requests
+through and loses every answer from then on, as a peer does that has lost its way back. Such a connection
+never heals; a new one does."""
 
 import asyncio
 import random

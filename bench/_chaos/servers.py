@@ -116,7 +116,7 @@ class OneServer:
             "logfile": directory / "redis.log",
             "daemonize": "no",
             "appendonly": "yes",
-            # what was answered survives: pushes have no source that could read again
+            # an answer survives a crash: pushes have no source that could read again
             "appendfsync": "always",
             "save": "",
             "maxmemory": f"{REDIS_MIB}mb",

@@ -12,9 +12,10 @@ from pipeline.errors import RedisUnavailable
 from pipeline.redis.connection import answering, drop_idle, replaced, replica_count
 
 SCRIPT_DIR: Final = Path(__file__).with_name("lua")
-ACK_MS: Final = 200  # for replicas to acknowledge; on a network of one place they do within a few
-ALL_MS: Final = 10  # for the slower replicas then; without them the sentinels are asked
-AWAY_S: Final = 5.0  # a server looks at the time of WAIT ten times a second, so it is asked that seldom
+ACK_MS: Final = 200  # Replicas of one place acknowledge within a few.
+ALL_MS: Final = 10  # The slower replicas get so long. Without them the sentinels are asked.
+# A server looks at the time of WAIT ten times a second, so a replica that is away is waited for this seldom.
+AWAY_S: Final = 5.0
 MARK_S: Final = 60
 
 

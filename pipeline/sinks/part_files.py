@@ -20,7 +20,7 @@ from pipeline.store.folder import Folder
 from pipeline.store.objects import Objects
 
 LINES: Final = f"{PREFIX}lines/"
-ROW_GROUP: Final = 131_072
+ROW_GROUP: Final = 65_536
 # A column of a row group is one page: zstd finds what repeats in a page alone (docs/LOG.md).
 PAGE_BYTES: Final = 16 << 20
 # Of sorted lines level 3 makes larger files in more time than level 2 (docs/LOG.md).
