@@ -8,7 +8,7 @@ Pure functions over frames for tasks, the command line and benchmarks. Only dist
 module for a model or the template tree.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
 from pipeline.records.batch import digest, file_key
-from pipeline.records.columns import lists_of_text
+from pipeline.records.columns import lists_of_text, parted
 from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA, UTC_US
@@ -52,6 +52,7 @@ WORK_SCHEMA: Final[dict[str, Any]] = {
     "p_value": pl.Float64,
     "reasons": pl.List(pl.String),
 }
+_OF_RECORD: Final = ("key", "pattern_id", "masked", "severe", "level")  # the first record of a key has these
 _EVIDENCE: Final = ("surprisal", "words", "unseen", "tokens", "severity", "novelty", "prior")
 _VERDICT: Final = ("template_id", "score", "anomalous", "p_value", "reasons")
 
@@ -64,23 +65,18 @@ def prepare(records: pl.DataFrame, meta: Meta, masks: MaskSet) -> pl.DataFrame:
 def prepare_all(
     batches: Sequence[tuple[pl.DataFrame, Meta]], masks: MaskSet, works: Sequence[pl.DataFrame | None] = ()
 ) -> list[pl.DataFrame]:
-    """`prepare` for many batches in one pass. `works`: the work of a batch, for `prepared_again`."""
+    """`prepare` for many batches in one pass.
+
+    `works`: the work of a batch at stage store, else None. Its `rows` tell the key of each record, so those
+    records are not masked again, and lack `masked`; they are where `rows` does not name each of them once."""
     parsed = _parsed_all(batches)
     works = works or [None] * len(batches)
     found = [
         None if work is None else _with_keys_of(rows, work) for rows, work in zip(parsed, works, strict=True)
     ]
     new = [rows for rows, keyed_rows in zip(parsed, found, strict=True) if keyed_rows is None]
-    prepared = iter(_cut(_with_keys(pl.concat(new), masks), [rows.height for rows in new]) if new else ())
+    prepared = iter(parted(_with_keys(pl.concat(new), masks), [rows.height for rows in new]) if new else ())
     return [next(prepared) if keyed_rows is None else keyed_rows for keyed_rows in found]
-
-
-def _cut(rows: pl.DataFrame, heights: Sequence[int]) -> Iterator[pl.DataFrame]:
-    """Parts of so many rows, one behind another."""
-    at = 0
-    for height in heights:
-        yield rows.slice(at, height)
-        at += height
 
 
 def _with_keys(parsed: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
@@ -93,16 +89,6 @@ def _with_keys(parsed: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
         severe.alias("severe"),
         pl.lit(pattern).xor(severe.cast(pl.UInt64)).alias("key"),
     )
-
-
-def prepared_again(records: pl.DataFrame, meta: Meta, work: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
-    """As `prepare`, without `masked`, for the records of `work`, whose `rows` tell the key of each record.
-
-    Masks the records again where `rows` does not name each record exactly once.
-    """
-    parsed = _parsed(records, meta)
-    keyed_rows = _with_keys_of(parsed, work)
-    return _with_keys(parsed, masks) if keyed_rows is None else keyed_rows
 
 
 def _with_keys_of(parsed: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame | None:
@@ -146,7 +132,7 @@ def _parsed_together(batches: Sequence[tuple[pl.DataFrame, Meta]]) -> list[pl.Da
     arrived = pl.Series([meta.arrived for meta in metas], dtype=UTC_US)[numbers]
     late = records["timestamp"].is_null() & ~parsed["timed"]
     times = arrived.zip_with(late, parsed["timestamp"]).alias("timestamp")
-    return list(_cut(parsed.with_columns(records["source"], times), [frame.height for frame in frames]))
+    return list(parted(parsed.with_columns(records["source"], times), [frame.height for frame in frames]))
 
 
 def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
@@ -156,32 +142,28 @@ def _parsed(records: pl.DataFrame, meta: Meta) -> pl.DataFrame:
 
 def distinct(prepared: pl.DataFrame, version: str) -> pl.DataFrame:
     """WORK_SCHEMA with one row per distinct (masked line, severe), without answers."""
-    few = prepared.select("key", "pattern_id", "masked", "severe", "level")[prepared["key"].arg_unique()]
-    columns = [
-        few[name]
-        if name in few.columns
-        else pl.Series(name, [None], dtype=kind).new_from_index(0, few.height)
-        for name, kind in WORK_SCHEMA.items()
-    ]
-    return pl.DataFrame(columns).with_columns(pl.lit(version).alias("version"))
+    few = prepared.select(_OF_RECORD)[prepared["key"].arg_unique()]
+    return _unanswered(few, pl.Series("version", [version], dtype=pl.String).new_from_index(0, few.height))
+
+
+def _unanswered(few: pl.DataFrame, versions: pl.Series) -> pl.DataFrame:
+    """WORK_SCHEMA of distinct records."""
+    filled = {"version": versions} | {name: few[name] for name in _OF_RECORD}
+    blank = (pl.Series(name, [None], dtype=kind) for name, kind in WORK_SCHEMA.items())
+    return pl.DataFrame([filled.get(one.name, one.new_from_index(0, few.height)) for one in blank])
 
 
 def distinct_all(batches: Sequence[pl.DataFrame], versions: Sequence[str]) -> list[pl.DataFrame]:
     """`distinct` for many batches in one pass."""
     if len(batches) == 1:
         return [distinct(batches[0], versions[0])]
-    names = ("key", "pattern_id", "masked", "severe", "level")
-    numbers = _numbers(batches)
     few = (
-        pl.concat([rows.select(names) for rows in batches])
-        .with_columns(pl.Series("batch", numbers))
+        pl.concat([rows.select(_OF_RECORD) for rows in batches])
+        .with_columns(pl.Series("batch", _numbers(batches)))
         .unique(["batch", "key"], keep="first", maintain_order=True)
     )
-    columns = {name: few[name] for name in names}
-    columns["version"] = pl.Series("version", versions, dtype=pl.String)[few["batch"]]
-    blank = [pl.Series(name, [None], dtype=kind) for name, kind in WORK_SCHEMA.items()]
-    works = pl.DataFrame([columns.get(one.name, one.new_from_index(0, few.height)) for one in blank])
-    return list(_cut(works, np.bincount(few["batch"].to_numpy(), minlength=len(batches)).tolist()))
+    works = _unanswered(few, pl.Series("version", versions, dtype=pl.String)[few["batch"]])
+    return list(parted(works, np.bincount(few["batch"].to_numpy(), minlength=len(batches)).tolist()))
 
 
 def answer_all(
@@ -194,7 +176,7 @@ def answer_all(
         places = [place for place, one in enumerate(versions) if one == version]
         together = works[places[0]] if len(places) == 1 else pl.concat([works[place] for place in places])
         keys = list(dict.fromkeys(together["key"].to_list()))
-        parts = _cut(answer(together, lookup(version, keys)), [works[place].height for place in places])
+        parts = parted(answer(together, lookup(version, keys)), [works[place].height for place in places])
         answered |= zip(places, parts, strict=True)
     return [answered[place] for place in range(len(works))]
 
@@ -296,7 +278,7 @@ def result_rows_all(batches: Sequence[Judged]) -> list[pl.DataFrame]:
     plain = [place for place, one in enumerate(batches) if not _is_pack(one.prepared)]
     if len(plain) > 1:
         several = [batches[place] for place in plain]
-        parts = _cut(_results_together(several), [one.prepared.height for one in several])
+        parts = parted(_results_together(several), [one.prepared.height for one in several])
         found = dict(zip(plain, parts, strict=True))
     for place, one in enumerate(batches):
         if place not in found:

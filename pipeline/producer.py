@@ -246,7 +246,12 @@ def workload_of_file(path: Path) -> str:
     for ending in (".log", ".txt", ".jsonl", ".json"):
         if name.endswith(ending) and len(name) > len(ending):
             name = name.removesuffix(ending)
-    return "".join(c if c.isprintable() else "_" for c in name)[:100]
+    return printable_name(name)[:100]
+
+
+def printable_name(text: str) -> str:
+    """A text as a name: what a terminal does not print stands as `_`."""
+    return "".join(c if c.isprintable() else "_" for c in text)
 
 
 def check_name(noun: str, name: str) -> str:

@@ -100,9 +100,9 @@ def test_what_work_says_of_the_records_stands_for_their_masks() -> None:
     work = unpack_frame(pack_frame(detect.with_rows(detect.distinct(prepared, "m1"), prepared)))
     assert dict(work.schema) == WORK_SCHEMA
     blind = MaskSet.of([])  # would give every line a key of its own
-    assert detect.prepared_again(records, META, work, blind).equals(prepared.drop("masked"))
+    assert detect.prepare_all([(records, META)], blind, [work])[0].equals(prepared.drop("masked"))
     work = detect.with_evidence(work, dict.fromkeys(work["pattern_id"].to_list(), Evidence(surprisal=1.0)))
-    assert detect.prepared_again(records, META, answered(work), blind).equals(prepared.drop("masked"))
+    assert detect.prepare_all([(records, META)], blind, [answered(work)])[0].equals(prepared.drop("masked"))
 
 
 @pytest.mark.parametrize("damage", ["no rows", "too few records", "a row twice"])
@@ -116,7 +116,7 @@ def test_records_are_masked_again_where_work_does_not_place_them_all(damage: str
         work = work.with_columns(
             pl.Series("rows", [[0, 1, 1]] + [[3]] * (work.height - 1), dtype=work.schema["rows"])
         )
-    assert detect.prepared_again(records, META, work, MASKS).equals(prepared)
+    assert detect.prepare_all([(records, META)], MASKS, [work])[0].equals(prepared)
 
 
 # Answering

@@ -1,7 +1,7 @@
 """Work on whole columns of text: over the threads that there are, and once for values that repeat."""
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 import polars as pl
@@ -11,6 +11,17 @@ LOOKED_AT: Final = 512  # Rows that tell whether a column repeats itself.
 _MANY_LISTS: Final = 200  # Below this a query costs more than it saves.
 _FEW: Final = 512  # Rows up to which a dict is faster than a query.
 WORTH: Final = 0.9  # Share of distinct rows up to which finding them costs less than working on all.
+
+
+Rows = TypeVar("Rows", pl.DataFrame, pl.Series)
+
+
+def parted(rows: Rows, heights: Iterable[int]) -> Iterator[Rows]:
+    """Parts of so many rows, one behind another: the inverse of a concatenation."""
+    at = 0
+    for height in heights:
+        yield rows.slice(at, height)
+        at += height
 
 
 def spread(column: pl.Series, expression: pl.Expr) -> pl.Series:

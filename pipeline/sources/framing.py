@@ -57,7 +57,6 @@ _ALARM: Final = (
 _SLOW_TIME, _SLOW_USER = "# Time: ", "# User@Host: "
 _CRI_PARTIAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[^ ]+ (?:stdout|stderr) P(?: |$)"
 _DOCKER_BEGIN: Final = '{"log":"'
-_DOCKER_START: Final = r'^\{"log":"'
 _DOCKER_LINE_END: Final = r'\\n","stream":"'
 _PARTIAL: Final = frozenset(("cri", "docker"))  # wrappers that cut long lines
 # What lines without a time, and lines without any format, do not have.
@@ -294,7 +293,7 @@ class Framer:
         if self._wrapped:
             partial = raw.str.contains(_CRI_PARTIAL)
             if "docker" in self.formats:
-                partial |= raw.str.contains(_DOCKER_START) & ~raw.str.contains(_DOCKER_LINE_END)
+                partial |= raw.str.starts_with(_DOCKER_BEGIN) & ~raw.str.contains(_DOCKER_LINE_END)
             joins = joins | partial.shift(1, fill_value=self._after_partial)
             self._after_partial = bool(partial[-1])
         return ~joins
@@ -311,7 +310,7 @@ class Framer:
 
     @property
     def _wrapped(self) -> bool:
-        return "cri" in self.formats or "docker" in self.formats
+        return not _PARTIAL.isdisjoint(self.formats)
 
     def _ends_traceback(self, inner: pl.Series, heads: pl.Series) -> pl.Series:
         """True for the first unindented line after `Traceback`: it names the exception."""

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from cachetools import LRUCache
 
+from pipeline.records.columns import parted
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.records.schema import UTC_US, with_missing_columns
 from pipeline.sources.framing import Framer, are_records
@@ -20,7 +21,7 @@ _WORKLOADS: Final = 4_096
 
 
 @dataclass(slots=True)
-class _Told:
+class _Entry:
     formats: tuple[str, ...]
     until: float
     batches: int = 0
@@ -30,11 +31,11 @@ class KnownFormats:
     """The formats of pushed lines by workload, told by a batch for a while. One thread uses it."""
 
     def __init__(self) -> None:
-        self._told: LRUCache[str, _Told] = LRUCache(_WORKLOADS)
+        self._entries: LRUCache[str, _Entry] = LRUCache(_WORKLOADS)
 
     def of(self, workload: str) -> tuple[str, ...] | None:
         """None where the next batch is to tell them."""
-        entry: _Told | None = self._told.get(workload)
+        entry: _Entry | None = self._entries.get(workload)
         if entry is None or entry.batches >= TRUSTED_BATCHES or time.monotonic() > entry.until:
             return None
         entry.batches += 1
@@ -42,7 +43,7 @@ class KnownFormats:
 
     def tell(self, workload: str, formats: tuple[str, ...]) -> None:
         """A batch of this workload was looked at."""
-        self._told[workload] = _Told(formats, time.monotonic() + TRUSTED_S)
+        self._entries[workload] = _Entry(formats, time.monotonic() + TRUSTED_S)
 
 
 def framed(
@@ -77,10 +78,8 @@ def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> li
         }
     )
     rows = with_missing_columns(rows)
-    return [
-        rows.slice(int(start), int(count)) if fits else None
-        for start, count, fits in zip(starts, counts, fits_all, strict=True)
-    ]
+    parts = parted(rows, counts.tolist())
+    return [part if fits else None for part, fits in zip(parts, fits_all, strict=True)]
 
 
 def _columns(records: PushedRecords) -> pl.DataFrame:

@@ -5,7 +5,7 @@ AWS_SECRET_ACCESS_KEY, AWS_REGION, and AWS_ENDPOINT_URL for other servers than A
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -111,15 +111,8 @@ class Bucket:
         """Nothing: a bucket shows no half objects."""
         return 0
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (BaseError, OSError) as exc:
-            raise StoreUnavailable(
-                f"the store {self.url} does not take or give objects ({_why(exc)}); look at "
-                "AWS_ENDPOINT_URL, the keys of AWS_ACCESS_KEY_ID, and the bucket"
-            ) from exc
+    def _explained(self) -> AbstractContextManager[None]:
+        return _explained(f"the store {self.url} does not take or give objects", "the bucket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,15 +164,8 @@ class ForeignBucket:
             except (NotFoundError, FileNotFoundError):
                 return None
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (BaseError, OSError) as exc:
-            raise StoreUnavailable(
-                f"the bucket {self.url} cannot be read ({_why(exc)}); look at AWS_ENDPOINT_URL, the keys of "
-                "AWS_ACCESS_KEY_ID, and their right to list and read it"
-            ) from exc
+    def _explained(self) -> AbstractContextManager[None]:
+        return _explained(f"the bucket {self.url} cannot be read", "their right to list and read it")
 
 
 def _listed(one: Any) -> Listed:
@@ -205,5 +191,13 @@ def _client(bucket: str, prefix: str) -> S3Store:
     )
 
 
-def _why(error: Exception) -> str:
-    return " ".join(str(error).partition("Debug source")[0].split())[:300]
+@contextmanager
+def _explained(fault: str, look_at: str) -> Iterator[None]:
+    """Errors of the client as StoreUnavailable, with the fault, its cause and the remedy."""
+    try:
+        yield
+    except (BaseError, OSError) as exc:
+        why = " ".join(str(exc).partition("Debug source")[0].split())[:300]
+        raise StoreUnavailable(
+            f"{fault} ({why}); look at AWS_ENDPOINT_URL, the keys of AWS_ACCESS_KEY_ID, and {look_at}"
+        ) from exc

@@ -26,10 +26,12 @@ from pipeline.models import bundle
 from pipeline.models.verdict import Knowledge, verdict_of
 from pipeline.records.batch import Purpose, utc_now
 from pipeline.records.delivery import Meta
-from pipeline.records.schema import with_missing_columns
+from pipeline.records.pushed import PushedRecords
+from pipeline.records.schema import raw_frame
 from pipeline.records.verdict import Verdict
 from pipeline.records.wire import Codec
 from pipeline.sources.documents import level_of
+from pipeline.sources.pushed import framed
 
 if TYPE_CHECKING:
     pass
@@ -211,17 +213,12 @@ def _records(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
         )
         raise BadInput(f"score_frame needs the text of each record in 'message' or 'raw', not {found}")
     text = rows[name].cast(pl.String)
-    filled = text.fill_null("").alias("raw")
-    columns = [
-        filled,
-        pl.int_range(1, rows.height + 1, dtype=pl.UInt64, eager=True).alias("line"),
-        (filled.str.count_matches("\n", literal=True) + 1).cast(pl.UInt32).alias("lines"),
-    ]
-    if name == "message":
-        columns.append(filled.alias("message"))
-        if "level" in rows.columns:
-            words = {word: level_of(word) for word in rows["level"].unique().to_list()}
-            columns.append(
-                pl.Series("level", [words[word] for word in rows["level"].to_list()], dtype=pl.String)
-            )
-    return with_missing_columns(pl.DataFrame(columns)), text.is_not_null()
+    texts = text.fill_null("").to_list()
+    if name == "raw":
+        return raw_frame(texts), text.is_not_null()
+    levels = None
+    if "level" in rows.columns:
+        words = {word: level_of(word) for word in rows["level"].unique().to_list()}
+        levels = [words[word] for word in rows["level"].to_list()]
+    records, _ = framed(PushedRecords(texts, levels=levels))
+    return records, text.is_not_null()

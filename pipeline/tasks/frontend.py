@@ -11,6 +11,7 @@ import polars as pl
 from pipeline import detect
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
+from pipeline.records.columns import parted
 from pipeline.records.delivery import Claim, Meta
 from pipeline.records.pushed import Pushed, PushedLines
 from pipeline.sources.pushed import framed, framed_alike
@@ -61,15 +62,14 @@ def _framed(
     for formats, several in by_formats.items():
         rows = framed_alike([payload for _, payload in several], formats)
         for (place, payload), records in zip(several, rows, strict=True):
-            one = (
-                _framed_alone(context, claims[place], payload, None)
-                if records is None
-                else (records, formats)
-            )
-            found[place] = one
+            if records is None:
+                found[place] = _framed_alone(context, claims[place], payload, None)
+            else:
+                found[place] = records, formats
+    in_order = (found[place] for place in range(len(claims)))
     return [
         (records, replace(claim.meta, formats=formats))
-        for claim, (records, formats) in ((claim, found[place]) for place, claim in enumerate(claims))
+        for claim, (records, formats) in zip(claims, in_order, strict=True)
     ]
 
 
@@ -105,9 +105,4 @@ def _sessions(
         for claim in claims:
             logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")
         return [None] * len(prepared)
-    found: list[pl.Series | None] = []
-    at = 0
-    for rows in prepared:
-        found.append(keys.slice(at, rows.height))
-        at += rows.height
-    return found
+    return list(parted(keys, [rows.height for rows in prepared]))
