@@ -83,7 +83,12 @@ VERBS: Final = (
         flags.mark,
         "say that lines are normal or anomalous, whatever a model says; it learns that next time",
     ),
-    Verb("models", "models", flags.models, "model versions: list them, show one, make another one live, export one"),
+    Verb(
+        "models",
+        "models",
+        flags.models,
+        "model versions: list them, show one, make another one live, export one",
+    ),
     Verb("store", "store", flags.store, "what the machines of a pipeline share, and how much lies there"),
     GPU,
     Verb("dead", "dead", flags.dead, "batches that could not be processed"),
