@@ -44,7 +44,8 @@ HOMES = {
     "kombu": {"messages", "tasks", "workers"},
 }
 # Packages of the extras: neither a producer nor `--help` needs one.
-HEAVY = tuple(name for packages in EXTRAS.values() for name in packages)
+HEAVY = tuple(name for packages in EXTRAS.values() for name in packages if name != "opentelemetry")
+HEAVY += ("opentelemetry.proto",)  # redis-py imports other parts of that namespace where they are installed
 FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 

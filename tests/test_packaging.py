@@ -26,7 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_MIB = 80  # of the base install, dependencies included
 BUILD = "import sys, setuptools.build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
 # Distributions that are imported under another name.
-IMPORTED_AS = {"nvidia-ml-py": "pynvml", "opensearch-py": "opensearchpy"}
+IMPORTED_AS = {
+    "nvidia-ml-py": "pynvml",
+    "opensearch-py": "opensearchpy",
+    "opentelemetry-proto": "opentelemetry",
+    "googleapis-common-protos": "google",
+    "grpcio": "grpc",
+}
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -155,7 +161,9 @@ def test_every_package_of_ci_and_of_the_image_is_locked_with_hashes() -> None:
         return {normal(found[0]) for text in texts if (found := re.match(r"[\w.-]+", text))} - {"logweir"}
 
     wanted = {normal(re.split(r"[<>=]", text)[0]) for text in project["dependencies"]}
-    assert wanted | direct("worker", "gpu", "opensearch", "s3") <= run.keys(), "run scripts/lock_hashes"
+    assert wanted | direct("worker", "intake", "gpu", "opensearch", "s3") <= run.keys(), (
+        "run scripts/lock_hashes"
+    )
     assert direct("dev", "docs") <= both.keys(), "run scripts/lock_hashes"
 
 
