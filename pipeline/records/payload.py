@@ -65,10 +65,9 @@ def _unpacked(blob: bytes, max_bytes: int) -> Pushed:
             f"a pushed payload of {len(blob)} bytes is cut off, or unpacks to more than {max_bytes} bytes"
         )
     records = _CODEC.unpack(data)
-    if isinstance(records, PushedRecords):
-        columns = (records.timestamps, records.levels, records.hosts, records.processes, records.services)
-        if any(column is not None and len(column) != records.height for column in columns):
-            raise BadPayload(f"a pushed payload of {len(blob)} bytes has columns of different lengths")
+    columns = records.columns if isinstance(records, PushedRecords) else ()
+    if any(column is not None and len(column) != records.height for column in columns):
+        raise BadPayload(f"a pushed payload of {len(blob)} bytes has columns of different lengths")
     return records
 
 

@@ -57,20 +57,45 @@ class PushedLines(msgspec.Struct, frozen=True, array_like=True, tag="lines"):
 
 
 class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records"):
-    """Records by column. A column that no record has is None, not a list."""
+    """Records by column. A column that no record has is None, not a list.
 
-    messages: list[str]
+    A message of None is parsed from the raw text in stage ingest, as a line of a file is."""
+
+    messages: list[str | None]
     # Microseconds since 1970, UTC.
     timestamps: list[Annotated[int, msgspec.Meta(ge=_EARLIEST, le=_LATEST)] | None] | None = None
     levels: list[str | None] | None = None
     hosts: list[str | None] | None = None
     processes: list[str | None] | None = None
     services: list[str | None] | None = None
+    raws: list[str | None] | None = None  # None: the raw text is the message
+    workloads: list[str] | None = None  # None: that of the batch
+
+    @property
+    def texts(self) -> list[str]:
+        """The raw text of each record."""
+        if self.raws is None:
+            return [message or "" for message in self.messages]
+        pairs = zip(self.raws, self.messages, strict=True)
+        return [(message or "") if raw is None else raw for raw, message in pairs]
+
+    @property
+    def columns(self) -> tuple[Sequence[object] | None, ...]:
+        """Every column beside the messages."""
+        return (
+            self.timestamps,
+            self.levels,
+            self.hosts,
+            self.processes,
+            self.services,
+            self.raws,
+            self.workloads,
+        )
 
     @property
     def lines(self) -> int:
         """Physical lines."""
-        return "\n".join(self.messages).count("\n") + 1
+        return "\n".join(self.texts).count("\n") + 1
 
     @property
     def height(self) -> int:
@@ -80,7 +105,8 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
     @property
     def size(self) -> int:
         """Bytes of text. Raises UnicodeEncodeError for lone surrogates."""
-        return len("".join(self.messages).encode())
+        messages = self.messages if self.raws is not None else ()
+        return len("".join([*self.texts, *(message or "" for message in messages)]).encode())
 
     @property
     def latest(self) -> datetime | None:

@@ -12,12 +12,14 @@ from cachetools import LRUCache
 from pipeline.records.columns import parted
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.records.schema import UTC_US, with_missing_columns
+from pipeline.sources.formats import detect
 from pipeline.sources.framing import Framer, are_records
 
 # How long, and for how many batches, the formats that one batch told are those of its workload.
 TRUSTED_S: Final = 60.0
 TRUSTED_BATCHES: Final = 256
 _WORKLOADS: Final = 4_096
+_DETECTED_IN: Final = 200  # records that tell the formats of those without a message
 
 
 @dataclass(slots=True)
@@ -57,7 +59,11 @@ def framed(
         frame = pl.concat([framer.feed(records.text.split("\n")), framer.flush()])
         return frame, framer.formats
     if isinstance(records, PushedRecords):
-        return _columns(records), ()
+        rows = _columns(records)
+        if earlier is None:
+            unparsed = rows.filter(pl.col("message").is_null())["raw"]
+            earlier = detect(unparsed.head(_DETECTED_IN).to_list()) if unparsed.len() else ()
+        return rows, earlier
     return records, formats
 
 
@@ -84,6 +90,9 @@ def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> li
 
 def _columns(records: PushedRecords) -> pl.DataFrame:
     message = pl.Series("message", records.messages, dtype=pl.String)
+    raw = (
+        pl.Series("raw", records.texts, dtype=pl.String) if records.raws is not None else message.alias("raw")
+    )
     texts = zip(
         ("level", "host", "process", "service"),
         (records.levels, records.hosts, records.processes, records.services),
@@ -91,9 +100,9 @@ def _columns(records: PushedRecords) -> pl.DataFrame:
     )
     n = records.height
     columns = [
-        message.alias("raw"),
+        raw.fill_null(""),
         pl.int_range(1, n + 1, dtype=pl.UInt64, eager=True).alias("line"),
-        (message.str.count_matches("\n", literal=True) + 1).cast(pl.UInt32).alias("lines"),
+        (raw.str.count_matches("\n", literal=True) + 1).cast(pl.UInt32).alias("lines"),
         pl.Series("timestamp", records.timestamps or [None] * n, dtype=pl.Int64).cast(UTC_US),
         pl.Series("timed", [None], dtype=pl.Boolean).new_from_index(0, n),
         *(pl.Series(name, values or [None] * n, dtype=pl.String) for name, values in texts),

@@ -149,3 +149,10 @@ def test_an_empty_column_takes_no_room() -> None:
     records = pushed([{"message": "a", "host": None}, {"message": "b", "level": "info"}])
     assert isinstance(records, PushedRecords)
     assert (records.hosts, records.levels, records.timestamps) == (None, [None, "info"], None)
+
+
+def test_the_raw_text_of_a_record_may_differ_from_its_message_and_counts_once_where_it_does_not() -> None:
+    alike = PushedRecords(["a\nb", "c"])
+    apart = PushedRecords(["a\nb", None], raws=['{"m":"a"}', "c"])
+    assert (alike.texts, alike.lines, alike.size) == (["a\nb", "c"], 3, 4)
+    assert (apart.texts, apart.lines, apart.size) == (['{"m":"a"}', "c"], 2, 13)
