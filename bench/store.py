@@ -7,6 +7,7 @@ did."""
 
 import argparse
 import os
+import random
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -19,16 +20,16 @@ from unittest.mock import patch
 import polars as pl
 
 from bench._running import scratch
-from bench._varied import real_files, varied
+from bench._varied import real_files
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.records.result_query import ResultQuery
-from pipeline.records.schema import RESULT_SCHEMA, raw_frame
+from pipeline.records.schema import RESULT_SCHEMA
 from pipeline.sinks import parquet
 from pipeline.sinks.compaction import Compactor, Fate
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.query import matching, with_context
 from pipeline.sinks.rollups import pattern_sums
-from pipeline.sources import formats
+from pipeline.sources import files, formats
 
 BATCH: Final = 500
 GROUP: Final = 20
@@ -40,6 +41,8 @@ PEER_GROUPS: Final = 20
 REPEATS: Final = 5
 START: Final = datetime(2026, 11, 1, tzinfo=UTC)
 END: Final = START + timedelta(days=DAYS)
+_PARSED: Final = ("level", "message", "host", "process", "service")
+_DIGITS: Final = "123456789"  # zeros stay, so that no number begins with one
 
 
 def options(parser: argparse._ArgumentGroup) -> None:
@@ -58,30 +61,41 @@ def measure(data: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def _groups(data: Path, folder: Path, lines: int) -> Iterator[list[tuple[str, pl.DataFrame]]]:
     """The batches of each commit, in the order of their time."""
-    masks, texts = MaskSet.load(), _texts(data, folder)
+    real = _real(data, folder)
     step_us = DAYS * 86_400_000_000 // lines
     for first in range(0, lines, GROUP * BATCH):
-        group = []
-        for at in range(first, first + GROUP * BATCH, BATCH):
-            raw = pl.Series("raw", [next(texts) for _ in range(BATCH)], dtype=pl.String)
-            group.append((f"batch-{at}", _frame(raw, masks, at, step_us)))
-        yield group
+        cycle, at = divmod(first, real.height)
+        rows = _varied(real.slice(at, GROUP * BATCH), cycle)
+        yield [
+            (f"batch-{first + start}", _frame(rows.slice(start, BATCH), first + start, step_us))
+            for start in range(0, GROUP * BATCH, BATCH)
+        ]
 
 
-def _texts(data: Path, folder: Path) -> Iterator[str]:
-    sources = real_files(data, folder)
-    cycle = 0
-    while True:
-        for path in sources.values():
-            for line in varied(path, cycle):
-                yield line.rstrip("\n")
-        cycle += 1
+def _real(data: Path, folder: Path) -> pl.DataFrame:
+    """The lines of the data sets, parsed and masked as a batch is; as many as fill whole commits."""
+    masks, found = MaskSet.load(), []
+    for path in real_files(data, folder).values():
+        for chunk in files.read_file(path):
+            parsed = formats.parse(chunk.records, chunk.formats, arrived=START, zone="UTC")
+            pattern = masks.mask(parsed["message"])["pattern_id"]
+            found.append(parsed.select("raw", *_PARSED).with_columns(pattern))
+    rows = pl.concat(found)
+    rows = rows.head(rows.height // (GROUP * BATCH) * GROUP * BATCH)
+    return rows.with_columns(pl.col("raw").str.strip_suffix(pl.col("message")).alias("head"))
 
 
-def _frame(raw: pl.Series, masks: MaskSet, at: int, step_us: int) -> pl.DataFrame:
+def _varied(rows: pl.DataFrame, cycle: int) -> pl.DataFrame:
+    """The rows with the digits of their messages written as others, each cycle in another way."""
+    if not cycle:
+        return rows
+    others = random.Random(cycle).sample(_DIGITS, len(_DIGITS))
+    message = pl.col("message").str.replace_many(list(_DIGITS), others)
+    return rows.with_columns(message).with_columns(pl.concat_str("head", "message").alias("raw"))
+
+
+def _frame(rows: pl.DataFrame, at: int, step_us: int) -> pl.DataFrame:
     workload = f"team-{at // BATCH % WORKLOADS:02}/app"
-    lines = raw.to_list()
-    parsed = formats.parse(raw_frame(lines), formats.detect(lines), arrived=START, zone="UTC")
     known = {
         "record_id": [f"{at:x}-{n}" for n in range(BATCH)],
         "source": pl.repeat(f"/var/log/{workload}.log", BATCH, eager=True),
@@ -92,15 +106,13 @@ def _frame(raw: pl.Series, masks: MaskSet, at: int, step_us: int) -> pl.DataFram
         ),
         "timed": pl.repeat(value=True, n=BATCH, eager=True),
         "workload": pl.repeat(workload, BATCH, eager=True),
-        **{name: parsed[name] for name in ("level", "message", "host", "process", "service")},
-        "raw": raw,
-        "pattern_id": masks.mask(parsed["message"])["pattern_id"],
+        **{name: rows[name] for name in ("raw", "pattern_id", *_PARSED)},
         "reasons": pl.Series([[]] * BATCH, dtype=pl.List(pl.String)),
         "model_version": pl.repeat("20261101T000000-bench", BATCH, eager=True),
     }
     frame = pl.DataFrame(known).with_columns(
         template_id=(pl.col("pattern_id") % TEMPLATES + 1).cast(pl.Int64),
-        anomalous=pl.col("pattern_id") % 53 == 0,
+        anomalous=(pl.col("pattern_id") % 53).cast(pl.Int64) == pl.col("line").cast(pl.Int64) % 53,
         score=(pl.col("pattern_id") % 1000).cast(pl.Float64) / 1000,
     )
     return frame.select(
