@@ -32,7 +32,7 @@ from pipeline.models.bundle import KNOWN_SCHEMA, KnownPatterns
 from pipeline.models.evidence import Evidence
 from pipeline.models.threshold import Mode, calibrate
 from pipeline.models.verdict import Knowledge
-from pipeline.records.batch import utc_now
+from pipeline.records.batch import SEVERAL, utc_now
 from pipeline.redis.connection import byte_map
 from pipeline.redis.keys import Keys
 from pipeline.redis.scripts import SCRIPT_DIR, script_text
@@ -208,9 +208,23 @@ def snapshot(client: "redis.Redis", prefix: str) -> dict[str, Any]:
 
 def check_sums(found: dict[str, Any]) -> None:
     """Every line is counted once, every gauge is what the entries say, and every unfinished batch is looked
-    after."""
-    for workload, sums in found["totals"].items():
+    after.
+
+    Lines in flight of a batch of several workloads are known as a whole."""
+    flying = found["lines"].get(SEVERAL, {"flight": 0})["flight"]
+    names = [name for sums in found["totals"].values() for name in sums]
+    whole = {name: sum(sums.get(name, 0) for sums in found["totals"].values()) for name in names}
+    parts = {"flight": flying, "dead": 0}
+    for workload in found["totals"]:
         entries = found["lines"].get(workload, {"flight": 0, "dead": 0})
+        parts = {name: count + entries[name] for name, count in parts.items()}
+    compared = {"all": (whole, parts)}
+    if not flying:
+        none = {"flight": 0, "dead": 0}
+        compared = {name: (sums, found["lines"].get(name, none)) for name, sums in found["totals"].items()}
+    for workload, (sums, entries) in compared.items():
+        if not sums:
+            continue
         ended = sum(sums.get(name, 0) for name in ("stored", "dead", "discarded", "skipped"))
         assert sums["accepted"] == ended + entries["flight"], (workload, sums, entries)
         assert sums.get("dead", 0) == entries["dead"], (workload, sums, entries)

@@ -5,6 +5,14 @@ import msgspec
 from pipeline.records.delivery import Stage
 
 
+class ShareArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of one workload in a new batch."""
+
+    workload: str
+    lines: int
+    records: int
+
+
 class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Takes a batch in (accept.lua)."""
 
@@ -13,6 +21,7 @@ class AcceptArgs(msgspec.Struct, frozen=True, kw_only=True):
     lines: int  # physical lines
     records: int
     workload: str
+    shares: list[ShareArgs]
     meta: str  # JSON
     stage: Stage
     max_bytes: int
@@ -42,6 +51,7 @@ class NewBatchArgs(msgspec.Struct, frozen=True, kw_only=True):
     lines: int
     records: int
     workload: str
+    shares: list[ShareArgs]
     meta: str
     skip: bool  # only count its lines
 
@@ -110,6 +120,14 @@ class DeadLetterArgs(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class WorkloadCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload of a batch that ends (commit.lua)."""
+
+    lines: int
+    records: int
+    totals: list[str | int]  # names and amounts in turn
+
+
 class CommitArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Ends a batch (commit.lua)."""
 
@@ -117,8 +135,8 @@ class CommitArgs(msgspec.Struct, frozen=True, kw_only=True):
     seq: str
     keep_s: int
     warming: bool  # stored without a verdict
-    totals: list[str | int]  # names and amounts in turn, as for `drift`
-    drift: list[str | int]
+    workloads: list["WorkloadCounts"]
+    drift: list[list[str | int]]  # of each version names and amounts in turn
     drift_keep_s: int
     max_observations: int
     max_observed_bytes: int
@@ -143,3 +161,25 @@ class BisectArgs(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int
     meta: str
     halves: list[BatchHalf]
+
+
+class SeparatePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A new batch of one workload (separate.lua)."""
+
+    batch_id: str
+    content: str
+    lines: int
+    records: int
+    workload: str
+
+
+class SeparateArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes records out of a batch of several workloads (separate.lua)."""
+
+    batch_id: str
+    seq: str
+    keep_s: int
+    overdue_ms: int
+    lines: int  # of the other records
+    records: int
+    parts: list[SeparatePart]

@@ -5,9 +5,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from pipeline.errors import BadInput, CursorMoved
-from pipeline.ledger.arguments import AcceptArgs, AcceptManyArgs, NewBatchArgs, NewRequestArgs
+from pipeline.ledger.arguments import AcceptArgs, AcceptManyArgs, NewBatchArgs, NewRequestArgs, ShareArgs
 from pipeline.ledger.store import LedgerStore, text
-from pipeline.records.batch import Batch
+from pipeline.records.batch import SEVERAL, Batch
 from pipeline.records.delivery import (
     BACKFILL_PART,
     HALF,
@@ -19,7 +19,8 @@ from pipeline.records.delivery import (
     RequestIdentity,
     Stage,
 )
-from pipeline.records.payload import pack
+from pipeline.records.payload import Packed, pack
+from pipeline.records.pushed import PushedRecords
 from pipeline.redis.arguments import named_arguments
 from pipeline.redis.connection import answering
 
@@ -76,6 +77,7 @@ class Intake:
             lines=packed.lines,
             records=packed.records,
             workload=batch.workload,
+            shares=_shares(batch, packed),
             meta=Meta.of(batch).dump(),
             **self._limits(backfill=backfill),
             skip_keep_s=KEEP_DONE_S if skip else None,
@@ -127,6 +129,7 @@ class Intake:
         the same batches again, and they are in once."""
         k = self.keys
         packed = [pack(batch) for batch in batches]
+        shares = [_shares(batch, one) for batch, one in zip(batches, packed, strict=True)]
         args = AcceptManyArgs(
             batches=[
                 NewBatchArgs(
@@ -135,10 +138,11 @@ class Intake:
                     lines=one.lines,
                     records=one.records,
                     workload=batch.workload,
+                    shares=parts,
                     meta=Meta.of(batch).dump(),
                     skip=batch.batch_id in skip,
                 )
-                for batch, one in zip(batches, packed, strict=True)
+                for batch, one, parts in zip(batches, packed, shares, strict=True)
             ],
             requests=[NewRequestArgs(name=request.name, body=request.body) for request in requests],
             slot_ms=IDENTITY_SLOT_MS,
@@ -146,14 +150,13 @@ class Intake:
             **self._limits(backfill=backfill),
             skip_keep_s=KEEP_DONE_S,
         )
+        keys = [k.due, k.counts, k.workloads, k.closed, k.dead, k.intake("young"), k.intake("old")]
+        for batch, parts in zip(batches, shares, strict=True):
+            keys += [k.batch(batch.batch_id), k.payload(batch.batch_id)]
+            keys += [k.totals(part.workload) for part in parts]
         answer = self.store.scripts.run_acknowledged(
             "ledger/accept_many",
-            [k.due, k.counts, k.workloads, k.closed, k.dead, k.intake("young"), k.intake("old")]
-            + [
-                key
-                for batch in batches
-                for key in (k.batch(batch.batch_id), k.payload(batch.batch_id), k.totals(batch.workload))
-            ],
+            keys,
             [named_arguments(args), *(one.blob for one in packed)],
             replicas=self.store.settings.redis.replicas_ack,
             mark=k.acknowledged,
@@ -273,3 +276,15 @@ class Intake:
     def forget_cursor(self, cursor_key: str) -> None:
         """Forgets the position of a source that cannot be read again, such as a pipe."""
         self.store.ask(self.client.hdel, self.keys.cursors, cursor_key)
+
+
+def _shares(batch: Batch, packed: Packed) -> list[ShareArgs]:
+    """The lines of each workload of a batch."""
+    records = batch.records
+    if batch.workload != SEVERAL or not isinstance(records, PushedRecords):
+        return [ShareArgs(workload=batch.workload, lines=packed.lines, records=packed.records)]
+    lines = [text.count("\n") + 1 for text in records.texts]
+    return [
+        ShareArgs(workload=workload, lines=sum(lines[row] for row in rows), records=len(rows))
+        for workload, rows in records.rows_by_workload().items()
+    ]

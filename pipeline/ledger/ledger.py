@@ -8,6 +8,7 @@ Invariant: accepted = stored + in flight + dead + discarded + skipped, in physic
 the holder of a claim (a number and a deadline on Redis time) moves a batch; an expired claim moves nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,9 @@ from pipeline.ledger.arguments import (
     DeadLetterArgs,
     ReleaseArgs,
     RenewArgs,
+    SeparateArgs,
+    SeparatePart,
+    WorkloadCounts,
 )
 from pipeline.ledger.backlog import Backlog
 from pipeline.ledger.dead_letters import DeadLetters
@@ -34,8 +38,8 @@ from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.ledger.store import LedgerStore, text
 from pipeline.logs import logger
 from pipeline.records.batch import WIRE_VERSION, digest
-from pipeline.records.delivery import KEEP_DONE_S, Claim, Meta, Stage, half_ids, not_newer
-from pipeline.records.payload import unpack
+from pipeline.records.delivery import KEEP_DONE_S, Claim, Meta, Stage, WorkloadEnd, half_ids, not_newer
+from pipeline.records.payload import pack_pushed, unpack
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.redis.arguments import named_arguments
 from pipeline.settings import Settings
@@ -191,33 +195,81 @@ class Ledger:
         measured: Mapping[str, int] | None = None,
         observation: bytes = b"",
     ) -> None:
-        """Ends a batch that is in every sink. Raises ClaimLost.
+        """Ends a batch of one workload that is in every sink; see WorkloadEnd. Raises ClaimLost."""
+        end = WorkloadEnd(
+            workload=claim.workload,
+            lines=claim.lines,
+            records=claim.records,
+            outcomes=outcomes,
+            version=version,
+            measured=measured or {},
+            observation=observation,
+        )
+        self.commit_all(claim, [end], warming=warming)
 
-        `outcomes`: line counters to add. `measured`: drift counters to add under model `version`.
-        `observation`: a message to the watcher, b"" for none."""
+    def commit_all(self, claim: Claim, ends: Sequence[WorkloadEnd], *, warming: bool) -> None:
+        """Ends a batch that is in every sink, with the counts of each of its workloads. Raises ClaimLost."""
         k, bid = self.keys, claim.batch_id
+        drift: dict[str, Counter[str]] = {}
+        for end in ends:
+            if any(end.measured.values()):
+                drift.setdefault(end.version, Counter()).update(end.measured)
         args = CommitArgs(
             batch_id=bid,
             seq=claim.seq,
             keep_s=KEEP_DONE_S,
             warming=warming,
-            totals=[x for name, amount in outcomes.items() if amount for x in (name, amount)],
-            drift=[x for name, amount in (measured or {}).items() if amount for x in (name, amount)],
+            workloads=[
+                WorkloadCounts(lines=end.lines, records=end.records, totals=_in_turn(end.outcomes))
+                for end in ends
+            ],
+            drift=[_in_turn(counted) for counted in drift.values()],
             drift_keep_s=DRIFT_KEEP_S,
             max_observations=MAX_OBSERVATIONS,
             max_observed_bytes=MAX_OBSERVED_BYTES,
         )
-        batch_keys = [
-            k.batch(bid),
-            k.due,
-            k.counts,
-            k.totals(claim.workload),
-            k.payload(bid),
-            k.work(bid),
-            k.warming,
-        ]
-        keys = [*batch_keys, k.drift(version), k.watching("observations"), k.watching()]
-        _must_hold(self.scripts.run("ledger/commit", keys, [named_arguments(args), observation]), claim)
+        keys = [k.batch(bid), k.due, k.counts, k.payload(bid), k.work(bid), k.warming]
+        keys += [k.watching("observations"), k.watching(), *(k.totals(end.workload) for end in ends)]
+        keys += [k.drift(version) for version in drift]
+        observations = [end.observation for end in ends if end.observation]
+        _must_hold(self.scripts.run("ledger/commit", keys, [named_arguments(args), *observations]), claim)
+
+    def separate(
+        self, claim: Claim, parts: Mapping[str, PushedRecords], remaining: PushedRecords | None
+    ) -> dict[str, str]:
+        """Takes records out of a batch of several workloads: the new batches and their workloads.
+
+        `parts`: the records of each new batch by workload. `remaining`: those that stay, None where none
+        does: then the batch has ended. Raises ClaimLost."""
+        k, bid = self.keys, claim.batch_id
+        # A record leaves its batch once, so its place makes an id that no other part has.
+        ids = {f"{bid}.{(records.places or [1])[0]}": workload for workload, records in parts.items()}
+        payloads = [pack_pushed(records) for records in parts.values()]
+        stays = b"" if remaining is None else pack_pushed(remaining)
+        args = SeparateArgs(
+            batch_id=bid,
+            seq=claim.seq,
+            keep_s=KEEP_DONE_S,
+            overdue_ms=self.settings.internal.overdue_ms,
+            lines=0 if remaining is None else remaining.lines,
+            records=0 if remaining is None else remaining.height,
+            parts=[
+                SeparatePart(
+                    batch_id=part_id,
+                    content=digest(part_id),
+                    lines=records.lines,
+                    records=records.height,
+                    workload=workload,
+                )
+                for part_id, (workload, records) in zip(ids, parts.items(), strict=True)
+            ],
+        )
+        keys = [k.batch(bid), k.due, k.counts, k.payload(bid)]
+        keys += [key for part_id in ids for key in (k.batch(part_id), k.payload(part_id))]
+        _must_hold(
+            self.scripts.run("ledger/separate", keys, [named_arguments(args), stays, *payloads]), claim
+        )
+        return ids
 
     def release(self, claim: Claim, *, reason: str, delay_s: float, counted: bool) -> None:
         """Gives the batch back for another attempt; `counted` when the batch itself was at fault."""
@@ -344,6 +396,11 @@ class Ledger:
         """The size a batch may unpack to: its text twice, its columns, and room for larger settings
         elsewhere."""
         return max(64 << 20, self.settings.internal.batch_kib << 15)
+
+
+def _in_turn(counted: Mapping[str, int]) -> list[str | int]:
+    """Names and amounts in turn, without those of nothing."""
+    return [x for name, amount in counted.items() if amount for x in (name, amount)]
 
 
 def _packed(frame: "pl.DataFrame | None") -> bytes:

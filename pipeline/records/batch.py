@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 WIRE_VERSION: Final = 1
+# The workload of a batch whose records name their own. Names of workloads are printable, this is not.
+SEVERAL: Final = "\tseveral"
 MAX_NAME: Final = 200  # characters of a workload or batch id: names become part of keys and file names
 
 

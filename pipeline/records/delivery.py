@@ -1,5 +1,6 @@
 """Values about a batch that rooms share: stages, answers of intake, claims, dead letters."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -8,7 +9,7 @@ from typing import Final
 import msgspec
 
 from pipeline.errors import BadPayload, TooNew
-from pipeline.records.batch import WIRE_VERSION, Batch, Purpose
+from pipeline.records.batch import SEVERAL, WIRE_VERSION, Batch, Purpose
 
 # Marks the ids of halves, and is refused in other ids: a half never replaces a batch of a sender.
 HALF: Final = "~"
@@ -169,6 +170,31 @@ class Claim:
     meta: Meta
     error: str
     accepted_ms: int = 0  # Redis time
+
+    @property
+    def several(self) -> bool:
+        """The records name their workloads."""
+        return self.workload == SEVERAL
+
+    def part(self, workload: str, *, lines: int, records: int) -> "Claim":
+        """This claim as one on the records of one workload."""
+        return replace(self, workload=workload, lines=lines, records=records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadEnd:
+    """What the commit of a batch says of one of its workloads.
+
+    `outcomes`: line counters to add. `measured`: drift counters to add under model `version`.
+    `observation`: a message to the watcher, b"" for none."""
+
+    workload: str
+    lines: int
+    records: int
+    outcomes: Mapping[str, int]
+    version: str = ""
+    measured: Mapping[str, int] = field(default_factory=dict)
+    observation: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,13 +36,21 @@ def pack(batch: Batch) -> Packed:
     records = batch.records
     if isinstance(records, PushedLines | PushedRecords):
         data = _CODEC.pack(records)
-        blob = MAGIC + zlib.compress(data, _LEVEL)
-        return Packed(blob, digest(batch.workload, data), records.lines, records.height)
+        return Packed(_compressed(data), digest(batch.workload, data), records.lines, records.height)
     from pipeline.records.schema import pack_frame
 
     return Packed(
         pack_frame(records), _content(batch.workload, records), batch.physical_lines, records.height
     )
+
+
+def pack_pushed(records: Pushed) -> bytes:
+    """The payload of a batch of these records."""
+    return _compressed(_CODEC.pack(records))
+
+
+def _compressed(data: bytes) -> bytes:
+    return MAGIC + zlib.compress(data, _LEVEL)
 
 
 def unpack(blob: bytes, *, max_bytes: int) -> "pl.DataFrame | Pushed":

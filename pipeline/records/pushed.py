@@ -70,6 +70,7 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
     services: list[str | None] | None = None
     raws: list[str | None] | None = None  # None: the raw text is the message
     workloads: list[str] | None = None  # None: that of the batch
+    places: list[int] | None = None  # of each in the batch that it came with; None: from 1 on
 
     @property
     def texts(self) -> list[str]:
@@ -90,7 +91,33 @@ class PushedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records")
             self.services,
             self.raws,
             self.workloads,
+            self.places,
         )
+
+    def take(self, rows: Sequence[int], *, named: bool = False) -> "PushedRecords":
+        """These records, in their places. `named`: with the workload of each."""
+
+        def some(column: list[Any] | None) -> list[Any] | None:
+            return None if column is None else [column[row] for row in rows]
+
+        return PushedRecords(
+            [self.messages[row] for row in rows],
+            timestamps=some(self.timestamps),
+            levels=some(self.levels),
+            hosts=some(self.hosts),
+            processes=some(self.processes),
+            services=some(self.services),
+            raws=some(self.raws),
+            workloads=some(self.workloads) if named else None,
+            places=[row + 1 for row in rows] if self.places is None else some(self.places),
+        )
+
+    def rows_by_workload(self) -> dict[str, list[int]]:
+        """The rows of each workload, in their order; that of "" is the batch's."""
+        found: dict[str, list[int]] = {}
+        for row, workload in enumerate(self.workloads or [""] * self.height):
+            found.setdefault(workload, []).append(row)
+        return found
 
     @property
     def lines(self) -> int:

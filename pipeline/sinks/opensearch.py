@@ -24,7 +24,7 @@ from pipeline.opensearch.documents import (
     index_template,
     indices,
 )
-from pipeline.records.batch import utc_now
+from pipeline.records.batch import SEVERAL, utc_now
 from pipeline.settings import Settings
 from pipeline.sinks.sink import Last, at_once
 
@@ -159,6 +159,11 @@ class OpenSearchSink:
 
 def _of(batch_id: str, workload: str) -> dict[str, Any]:
     wanted = {"batch_id": batch_id, "workload": workload}
-    # A name too long is not indexed; the batch id alone suffices, as a batch has one workload.
-    terms = [{"term": {name: value}} for name, value in wanted.items() if len(value) <= NAME_LENGTH]
+    # A name too long is not indexed, and documents of a batch of several workloads have theirs: the batch id
+    # alone suffices.
+    terms = [
+        {"term": {name: value}}
+        for name, value in wanted.items()
+        if len(value) <= NAME_LENGTH and value != SEVERAL
+    ]
     return {"bool": {"filter": terms}}

@@ -60,11 +60,49 @@ def framed(
         return frame, framer.formats
     if isinstance(records, PushedRecords):
         rows = _columns(records)
-        if earlier is None:
-            unparsed = rows.filter(pl.col("message").is_null())["raw"]
-            earlier = detect(unparsed.head(_DETECTED_IN).to_list()) if unparsed.len() else ()
-        return rows, earlier
+        return rows, _formats_in(rows) if earlier is None else earlier
     return records, formats
+
+
+def framed_by_workload(
+    records: PushedRecords, known: KnownFormats
+) -> list[tuple[str, pl.DataFrame, tuple[str, ...]]]:
+    """The records of each workload in a batch of several, and the formats of their headers."""
+    places = records.rows_by_workload()
+    rows = _columns(records.take([row for several in places.values() for row in several]))
+    parts = list(parted(rows, map(len, places.values())))
+    expected = [known.of(workload) for workload in places]
+    fit = _fitting(parts, expected)
+    found = []
+    for workload, part, formats, fits in zip(places, parts, expected, fit, strict=True):
+        if formats is not None and fits:
+            found.append((workload, part, formats))
+        else:
+            found.append((workload, part, _formats_in(part)))
+            known.tell(workload, found[-1][2])
+    return found
+
+
+def _formats_in(rows: pl.DataFrame) -> tuple[str, ...]:
+    """The formats of the records that only have a raw text."""
+    unparsed = rows.filter(pl.col("message").is_null())["raw"]
+    return detect(unparsed.head(_DETECTED_IN).to_list()) if unparsed.len() else ()
+
+
+def _fitting(parts: Sequence[pl.DataFrame], expected: Sequence[tuple[str, ...] | None]) -> list[bool]:
+    """Whether each unparsed record of a part is plainly one of the part's expected formats."""
+    fit = [formats is not None for formats in expected]
+    by_formats: dict[tuple[str, ...], list[int]] = {}
+    for number, formats in enumerate(expected):
+        if formats is not None:
+            by_formats.setdefault(formats, []).append(number)
+    for formats, numbers in by_formats.items():
+        some = pl.concat([parts[number].select("raw", "message") for number in numbers])
+        fits = some["message"].is_not_null() | are_records(some["raw"], formats)
+        heights = [parts[number].height for number in numbers]
+        for number, answers in zip(numbers, parted(fits, heights), strict=True):
+            fit[number] = bool(answers.all())
+    return fit
 
 
 def framed_alike(batches: Sequence[PushedLines], formats: tuple[str, ...]) -> list[pl.DataFrame | None]:
@@ -101,7 +139,7 @@ def _columns(records: PushedRecords) -> pl.DataFrame:
     n = records.height
     columns = [
         raw.fill_null(""),
-        pl.int_range(1, n + 1, dtype=pl.UInt64, eager=True).alias("line"),
+        pl.Series("line", records.places or range(1, n + 1), dtype=pl.UInt64),
         (raw.str.count_matches("\n", literal=True) + 1).cast(pl.UInt32).alias("lines"),
         pl.Series("timestamp", records.timestamps or [None] * n, dtype=pl.Int64).cast(UTC_US),
         pl.Series("timed", [None], dtype=pl.Boolean).new_from_index(0, n),

@@ -12,74 +12,99 @@ from pipeline import detect
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
 from pipeline.records.columns import parted
-from pipeline.records.delivery import Claim, Meta
-from pipeline.records.pushed import Pushed, PushedLines
-from pipeline.sources.pushed import framed, framed_alike
+from pipeline.records.delivery import Claim
+from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
+from pipeline.sources.pushed import framed, framed_alike, framed_by_workload
 from pipeline.tasks.context import Context
 from pipeline.watching.sessions import keys as session_keys
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The records of one batch behind the front end."""
+    """The records of one workload of a batch behind the front end."""
 
+    claim: Claim  # that of the batch as one on these records, with the formats that framing found
     records: pl.DataFrame  # RAW_SCHEMA with `pattern_id`, `severe` and `key`; with `masked` at ingest
-    meta: Meta  # with the formats that framing found
     sessions: pl.Series | None  # the session key of each record; None where it could not be told
 
 
 def prepared_batches(
     context: Context, claims: Sequence[Claim], works: Sequence[pl.DataFrame | None]
 ) -> list[Prepared]:
-    """The batches of these claims. `works`: the work of each at stage store, None at ingest.
+    """The batches of these claims, one of several workloads as one of each. `works`: the work of each at
+    stage store, None at ingest, which alone sees batches of several workloads.
 
     Raises what one of them raises, so a group that fails says nothing about most of its batches."""
     read = _framed(context, claims, works)
-    prepared = detect.prepare_all(read, context.masks, works)
-    sessions = _sessions(context, claims, prepared)
-    return [
-        Prepared(rows, meta, keys) for (_, meta), rows, keys in zip(read, prepared, sessions, strict=True)
-    ]
+    known = dict(zip((claim.batch_id for claim in claims), works, strict=True))
+    prepared = detect.prepare_all(
+        [(rows, claim.meta) for claim, rows in read],
+        context.masks,
+        [known[claim.batch_id] for claim, _ in read],
+    )
+    whole = [claim for claim, _ in read]
+    sessions = _sessions(context, whole, prepared)
+    return [Prepared(claim, rows, keys) for claim, rows, keys in zip(whole, prepared, sessions, strict=True)]
 
 
 def _framed(
     context: Context, claims: Sequence[Claim], works: Sequence[pl.DataFrame | None]
-) -> list[tuple[pl.DataFrame, Meta]]:
-    found: dict[int, tuple[pl.DataFrame, tuple[str, ...]]] = {}
+) -> list[tuple[Claim, pl.DataFrame]]:
+    """The records of each claim, with the formats of their headers in its description."""
+    found: dict[int, list[tuple[Claim, pl.DataFrame]]] = {}
     by_formats: dict[tuple[str, ...], list[tuple[int, PushedLines]]] = {}
     for place, (claim, work) in enumerate(zip(claims, works, strict=True)):
         if claim.rescore:
-            found[place] = _stored(context, claim), claim.meta.formats
+            found[place] = [(claim, _stored(context, claim))]
             continue
         payload = context.ledger.payload(claim.batch_id)
+        if claim.several:
+            found[place] = _by_workload(context, claim, payload)
+            continue
         earlier = None if work is None else detect.formats_of(work)
         if isinstance(payload, PushedLines) and earlier is None:
             current = context.formats.of(claim.workload)
             if current is not None:
                 by_formats.setdefault(current, []).append((place, payload))
                 continue
-        found[place] = _framed_alone(context, claim, payload, earlier)
+        found[place] = [_framed_alone(context, claim, payload, earlier)]
     for formats, several in by_formats.items():
         rows = framed_alike([payload for _, payload in several], formats)
         for (place, payload), records in zip(several, rows, strict=True):
+            claim = claims[place]
             if records is None:
-                found[place] = _framed_alone(context, claims[place], payload, None)
+                found[place] = [_framed_alone(context, claim, payload, None)]
             else:
-                found[place] = records, formats
-    in_order = (found[place] for place in range(len(claims)))
+                found[place] = [(_with_formats(claim, formats), records)]
+    return [one for place in range(len(claims)) for one in found[place]]
+
+
+def _by_workload(
+    context: Context, claim: Claim, payload: pl.DataFrame | Pushed
+) -> list[tuple[Claim, pl.DataFrame]]:
+    """The records of each workload. Raises BadPayload."""
+    if not isinstance(payload, PushedRecords) or payload.workloads is None:
+        raise BadPayload(f"the records of batch {claim.batch_id} name no workloads")
     return [
-        (records, replace(claim.meta, formats=formats))
-        for claim, (records, formats) in zip(claims, in_order, strict=True)
+        (
+            _with_formats(claim.part(workload, lines=int(rows["lines"].sum()), records=rows.height), formats),
+            rows,
+        )
+        for workload, rows, formats in framed_by_workload(payload, context.formats)
     ]
+
+
+def _with_formats(claim: Claim, formats: tuple[str, ...]) -> Claim:
+    return replace(claim, meta=replace(claim.meta, formats=formats))
 
 
 def _framed_alone(
     context: Context, claim: Claim, payload: pl.DataFrame | Pushed, earlier: tuple[str, ...] | None
-) -> tuple[pl.DataFrame, tuple[str, ...]]:
+) -> tuple[Claim, pl.DataFrame]:
     records, formats = framed(payload, claim.meta.formats, earlier=earlier)
     if isinstance(payload, PushedLines) and earlier is None:
         context.formats.tell(claim.workload, formats)
-    return records, formats
+    return _with_formats(claim, formats), records
 
 
 def _stored(context: Context, claim: Claim) -> pl.DataFrame:

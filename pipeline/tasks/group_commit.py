@@ -5,7 +5,7 @@ visible. A group that fails because of one batch says nothing about the others: 
 and this process stores them alone from then on.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from pipeline.errors import ClaimLost
 from pipeline.ledger.renewal import ClaimRenewal
 from pipeline.logs import logger
 from pipeline.records.batch import Purpose
-from pipeline.records.delivery import Claim, Stage
+from pipeline.records.delivery import Claim, Stage, WorkloadEnd
 from pipeline.tasks.along import alone, claim_others, give_back_apart
 from pipeline.tasks.context import Context
 from pipeline.tasks.step import StepResult, attempt, is_external
@@ -33,15 +33,24 @@ class Unstored:
 
     rows: pl.DataFrame  # RESULT_SCHEMA
     warming: bool
-    outcomes: Mapping[str, int]
-    version: str
-    measured: Mapping[str, int]
-    observation: bytes
+    ends: tuple[WorkloadEnd, ...]
 
 
-# The work on batches up to their results, or the stage that has to come first. It may stop at one with an
-# error.
-Begin = Callable[[Context, Sequence[Claim]], Iterator[tuple[Claim, Stage | Unstored]]]
+# A batch with its results, or the stage that has to come first, or None where it has ended.
+Found = tuple[Claim, Stage | Unstored | None]
+# The work on batches up to their results. It may stop at one with an error.
+Begin = Callable[[Context, Sequence[Claim]], Iterator[Found]]
+
+
+def joined(parts: Sequence[Unstored]) -> Unstored:
+    """The results of one batch from those of its workloads."""
+    if len(parts) == 1:
+        return parts[0]
+    return Unstored(
+        rows=pl.concat([part.rows for part in parts]),
+        warming=False,
+        ends=tuple(end for part in parts for end in part.ends),
+    )
 
 
 def commit_together(
@@ -75,7 +84,7 @@ def commit_together(
 
 def _results(
     context: Context, members: list[Claim], begin: Begin
-) -> Iterator[tuple[Claim, Stage | Unstored | Exception]]:
+) -> Iterator[tuple[Claim, Stage | Unstored | Exception | None]]:
     """The batches together; from one that fails on, each alone."""
     waiting = {member.batch_id: member for member in members}
     try:
@@ -94,9 +103,9 @@ def _results(
             yield member, exc
 
 
-def committed_or_stage(context: Context, claim: Claim, found: Stage | Unstored) -> Stage | None:
+def committed_or_stage(context: Context, claim: Claim, found: Stage | Unstored | None) -> Stage | None:
     """Commits the results of one batch alone, where there are some."""
-    if isinstance(found, Stage):
+    if not isinstance(found, Unstored):
         return found
     commit(context, claim, found)
     return None
@@ -204,14 +213,7 @@ def _in_ledger(context: Context, claim: Claim, *, found: Unstored) -> None:
 
 
 def _ledger_commit(context: Context, claim: Claim, found: Unstored) -> None:
-    context.ledger.commit(
-        claim,
-        warming=found.warming,
-        outcomes=found.outcomes,
-        version=found.version,
-        measured=found.measured,
-        observation=found.observation,
-    )
+    context.ledger.commit_all(claim, found.ends, warming=found.warming)
 
 
 def _take_back(context: Context, claim: Claim) -> None:

@@ -20,6 +20,7 @@ import redis
 from pipeline import detect
 from pipeline.errors import (
     BadBundle,
+    BadPayload,
     ClaimLost,
     DeviceFailed,
     LeaseRefused,
@@ -37,6 +38,7 @@ from pipeline.records.delivery import HALF, Claim, Stage
 from pipeline.redis.connection import is_refusal
 from pipeline.sources.pushed import framed
 from pipeline.tasks.context import Context
+from pipeline.tasks.separate import separate_others
 
 # A step returns the next stage of its batch, or None once the batch is committed.
 Step = Callable[[Context, Claim], Stage | None]
@@ -284,6 +286,9 @@ def _give_up(context: Context, claim: Claim, why: str, refused: Collection[str] 
     """Bisect the batch or make it a dead letter. `refused`: ids of records that the store refused. Raises
     ClaimLost."""
     why = why or "it failed without a reason"
+    if claim.several:
+        with suppress(BadPayload):  # unreadable: a dead letter
+            return _told_apart(context, claim, why)
     try:
         refused_rows: list[int] = []
         if not claim.rescore:
@@ -300,6 +305,15 @@ def _give_up(context: Context, claim: Claim, why: str, refused: Collection[str] 
         context.submit.wake(Stage.INGEST, half, backfill=claim.backfill, workload=claim.workload)
     times = "the first attempt" if claim.attempts == 1 else f"{claim.attempts} attempts"
     return StepEnd("split" if halves else "dead", reason=f"given up after {times}: {why}")
+
+
+def _told_apart(context: Context, claim: Claim, why: str) -> StepEnd:
+    """Makes a batch of each workload, so that one at fault ends up alone. Raises BadPayload, ClaimLost."""
+    try:
+        separate_others(context, claim, ())
+    except SinkUnavailable as exc:
+        return _wait(context, claim, str(exc), "sink")
+    return StepEnd("split", reason=f"told apart by workload: {why}")
 
 
 def row_numbers(context: Context, claim: Claim, record_ids: Collection[str]) -> list[int]:

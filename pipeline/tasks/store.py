@@ -8,7 +8,7 @@ from pipeline.messages.routing import QUEUE_STORE, TASK_STORE
 from pipeline.records.delivery import Claim, Stage
 from pipeline.tasks import frontend
 from pipeline.tasks.context import Context
-from pipeline.tasks.group_commit import Unstored, commit_together, committed_or_stage
+from pipeline.tasks.group_commit import Found, commit_together, committed_or_stage
 from pipeline.tasks.ingest import unstored
 from pipeline.tasks.step import perform_joint
 
@@ -26,8 +26,8 @@ def step(context: Context, claim: Claim) -> Stage | None:
     return committed_or_stage(context, claim, found)
 
 
-def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[tuple[Claim, Stage | Unstored]]:
+def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[Found]:
     """The results of each batch."""
     works = [context.ledger.work(claim.batch_id) for claim in claims]
     batches = frontend.prepared_batches(context, claims, works)
-    yield from unstored(context, list(zip(claims, batches, works, strict=True)))
+    yield from unstored(context, claims, list(zip(batches, works, strict=True)))

@@ -21,10 +21,12 @@ from pipeline.controller.trainings import TrainingRequest, TrainingState
 from pipeline.messages.app import make_app
 from pipeline.models import trainer
 from pipeline.producer import Producer
-from pipeline.records.batch import Batch, Purpose, utc_now
-from pipeline.records.delivery import Accepted
+from pipeline.records.batch import SEVERAL, Batch, Purpose, utc_now
+from pipeline.records.delivery import Accepted, Known, RequestIdentity
+from pipeline.records.pushed import PushedRecords
 from pipeline.records.schema import raw_frame
 from pipeline.settings import Settings
+from pipeline.sinks.parquet import ParquetSink
 from pipeline.training import judging
 from pipeline.training.judging import Judgement, ModelFigures
 
@@ -130,6 +132,59 @@ def rescored(world: World) -> None:
     totals = world.now.ledger.backlog.totals()["shop"]
     assert (totals["stored"], totals["warming"]) == (1, 0)
     assert totals.get("normal", 0) + totals.get("anomalous", 0) == 1
+
+
+def window(*records: tuple[str, str]) -> Life:
+    """An intake that takes the same records of several workloads in until it is told that they are."""
+
+    def accept(world: World) -> None:
+        workloads, messages = map(list, zip(*records, strict=True))
+        batch = Batch(
+            batch_id="w", workload=SEVERAL, source="intake", source_key="w", purpose=Purpose.SCORE,
+            arrived=world.started, formats=(), zone="UTC",
+            records=PushedRecords(list[str | None](messages), workloads=workloads),
+        )  # fmt: skip
+        process = world.now
+        producer = Producer(process.ledger, process.submit, process.settings)
+        answer = producer.accept_all([batch], [RequestIdentity(name="r")])
+        assert isinstance(answer, Accepted) or answer == Known(duplicates=(0,))
+
+    return lambda world: world.act(accept)
+
+
+def several_workloads(world: World) -> None:
+    """One is answered at once, one needs further stages, one has both sorts of lines."""
+    world.model()
+    send(LINES)(world)
+    world.act(World.work)
+    window(
+        ("shop", LINES[0]), ("till", "no paper"), ("shop", LINES[1]), ("bank", LINES[0]), ("bank", "open")
+    )(world)
+    world.act(World.work)
+    world.check_end(stored=[*LINES, *LINES, "no paper", LINES[0], "open"])
+    stored = ParquetSink(world.settings.data.results).scan().collect()
+    assert stored["record_id"].n_unique() == stored.height
+    assert dict(stored.group_by("workload").len().iter_rows()) == {"shop": 4, "till": 1, "bank": 2}
+    totals = world.now.ledger.backlog.totals()
+    assert {name: t["stored"] for name, t in totals.items()} == {"shop": 4, "till": 1, "bank": 2}
+
+
+def several_workloads_before_a_model(world: World) -> None:
+    window(("shop", LINES[0]), ("till", LINES[0]))(world)
+    world.act(World.work)
+    world.model()
+    world.act(World.work)
+    world.act(World.work)
+    assert world.now.ledger.backlog.warming() == 0
+    world.check_end(stored=[LINES[0]] * 2)
+
+
+def several_workloads_with_poison(world: World) -> None:
+    world.model()
+    window(("shop", LINES[0]), ("till", POISON), ("shop", LINES[1]))(world)
+    world.act(World.work)
+    world.check_end(stored=LINES, dead=[POISON])
+    assert world.now.ledger.backlog.totals()["till"]["dead"] == 1
 
 
 def from_a_source(world: World) -> None:
@@ -242,7 +297,8 @@ def operated(world: World) -> None:
 
 
 LIVES: list[Life] = [
-    warming, scored, merged, rescored, from_a_source, buried_and_retried, discarded, skipped, trained, operated,
+    warming, scored, merged, rescored, several_workloads, several_workloads_before_a_model,
+    several_workloads_with_poison, from_a_source, buried_and_retried, discarded, skipped, trained, operated,
 ]  # fmt: skip
 
 

@@ -192,5 +192,5 @@ def test_the_store_step_frames_as_the_ingest_step_did(context: Context) -> None:
     claim = context.ledger.claim("b0", Stage.STORE, "me")
     assert isinstance(claim, Claim)
     (prepared,) = frontend.prepared_batches(context, [claim], [context.ledger.work("b0")])
-    assert prepared.meta.formats == ("iso",) and prepared.records["timed"].to_list() == [True]
+    assert prepared.claim.meta.formats == ("iso",) and prepared.records["timed"].to_list() == [True]
     assert isinstance(prepared.records, pl.DataFrame)

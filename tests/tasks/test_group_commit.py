@@ -164,17 +164,17 @@ def test_a_worker_killed_between_the_commits_of_a_group_is_made_good(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent(context, "a", "b")
-    commit = context.ledger.commit
+    commit = context.ledger.commit_all
 
-    def dies(claim: Claim, **more: Any) -> None:
+    def dies(claim: Claim, *ends: Any, **more: Any) -> None:
         if claim.batch_id == "b":
             raise KeyboardInterrupt
-        commit(claim, **more)
+        commit(claim, *ends, **more)
 
-    monkeypatch.setattr(context.ledger, "commit", dies)
+    monkeypatch.setattr(context.ledger, "commit_all", dies)
     with pytest.raises(KeyboardInterrupt):
         ingest.run(context, "a")
-    monkeypatch.setattr(context.ledger, "commit", commit)
+    monkeypatch.setattr(context.ledger, "commit_all", commit)
     assert states(context, "a", "b") == ["done", "ingest"]
     context.client.hset(context.ledger.keys.batch("b"), mapping={"deadline": 1, "not_before": 0})
     assert ingest.run(context, "b") is None

@@ -115,9 +115,9 @@ def test_a_worker_that_wakes_up_after_its_batch_was_split_stores_nothing(
 
         monkeypatch.setattr(sink, "write", slow)
     prepared = detect.prepare(raw_frame(["one", "two"]), claim.meta, context.masks)
-    batch, work = Prepared(prepared, claim.meta, None), detect.distinct(prepared, "warming")
+    batch, work = Prepared(claim, prepared, None), detect.distinct(prepared, "warming")
     with pytest.raises(ClaimLost):
-        ((_, found),) = ingest.unstored(context, [(claim, batch, work)])
+        ((_, found),) = ingest.unstored(context, [claim], [(batch, work)])
         commit(context, claim, found)
     assert sink.read("b", "shop") is None
 

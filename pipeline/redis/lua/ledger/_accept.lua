@@ -1,5 +1,6 @@
 -- Shared by accept.lua and accept_many.lua: the limits of the intake gate, and what is written of a batch.
--- `a` holds the limits, `b` describes a batch, `keys` names its batch, payload and totals, and due, counts and workloads.
+-- `a` holds the limits, `b` describes a batch, `keys` names its batch and payload, due, counts and workloads, and the
+-- totals of each of its shares: its lines by workload.
 local function pending(counts)
   local found = redis.call('HMGET', counts, 'bytes', 'batches')
   return tonumber(found[1] or '0'), tonumber(found[2] or '0')
@@ -26,10 +27,12 @@ local function skip_batch(b, keys, keep_s)
   redis.call('HSET', keys.batch, 'state', 'done', 'hash', b.content, 'lines', b.lines, 'records', b.records,
     'workload', b.workload, 'skipped', 1)
   redis.call('EXPIRE', keys.batch, keep_s)
-  redis.call('SADD', keys.workloads, b.workload)
-  redis.call('HINCRBY', keys.totals, 'accepted', b.lines)
-  redis.call('HINCRBY', keys.totals, 'skipped', b.lines)
-  redis.call('HSET', keys.totals, 'last_ms', now_ms())
+  for i, share in ipairs(b.shares) do
+    redis.call('SADD', keys.workloads, share.workload)
+    redis.call('HINCRBY', keys.totals[i], 'accepted', share.lines)
+    redis.call('HINCRBY', keys.totals[i], 'skipped', share.lines)
+    redis.call('HSET', keys.totals[i], 'last_ms', now_ms())
+  end
 end
 local function take_batch(a, b, keys, payload)
   local now, size = now_ms(), #payload
@@ -42,8 +45,10 @@ local function take_batch(a, b, keys, payload)
   redis.call('HINCRBY', keys.counts, 'bytes', size)
   redis.call('HINCRBY', keys.counts, 'batches', 1)
   redis.call('HINCRBY', keys.counts, 'stage:' .. a.stage, 1)
-  redis.call('SADD', keys.workloads, b.workload)
-  redis.call('HINCRBY', keys.totals, 'accepted', b.lines)
-  redis.call('HINCRBY', keys.totals, 'accepted_records', b.records)
-  redis.call('HSET', keys.totals, 'last_ms', now)
+  for i, share in ipairs(b.shares) do
+    redis.call('SADD', keys.workloads, share.workload)
+    redis.call('HINCRBY', keys.totals[i], 'accepted', share.lines)
+    redis.call('HINCRBY', keys.totals[i], 'accepted_records', share.records)
+    redis.call('HSET', keys.totals[i], 'last_ms', now)
+  end
 end

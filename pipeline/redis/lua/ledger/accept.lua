@@ -8,7 +8,7 @@
 --            memory, unless nothing waits. Backfill leaves room for fresh batches. A closed gate and full dead letters
 --            take nothing in. The cursor moves exactly when its batch is in.
 local a = cmsgpack.unpack(ARGV[1])
-local keys = { batch = KEYS[1], payload = KEYS[2], due = KEYS[3], counts = KEYS[4], workloads = KEYS[5], totals = KEYS[6] }
+local keys = { batch = KEYS[1], payload = KEYS[2], due = KEYS[3], counts = KEYS[4], workloads = KEYS[5], totals = { KEYS[6] } }
 local CURSORS, CLOSED, DEAD = KEYS[7], KEYS[8], KEYS[9]
 local function move_cursor()
   if a.cursor then redis.call('HSET', CURSORS, a.cursor_key, a.cursor) end

@@ -1,5 +1,6 @@
 -- Takes the batches of several requests in: all of them, or none.
--- KEYS due, counts, workloads, closed, dead, young and old identities, and then batch, payload, totals of each batch
+-- KEYS due, counts, workloads, closed, dead, young and old identities, and then batch, payload and the totals of its
+--      shares of each batch
 -- ARGV the struct AcceptManyArgs (ledger/arguments.py) as msgpack, and then the payload of each batch
 -- returns {'accepted', pending batches} | {'repeated'}   these very batches are in already
 --         | {'known', indices of requests that are in, indices of those that were in with another body}   nothing is taken
@@ -8,10 +9,11 @@
 --            batches are written together. The limits are those of accept.lua, for all batches as one.
 local a = cmsgpack.unpack(ARGV[1])
 local DUE, COUNTS, WORKLOADS, CLOSED, DEAD, YOUNG, OLD = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local function keys_of(i)
-  local at = 7 + 3 * (i - 1)
-  return { batch = KEYS[at + 1], payload = KEYS[at + 2], totals = KEYS[at + 3],
-    due = DUE, counts = COUNTS, workloads = WORKLOADS }
+local keys_of, at = {}, 7
+for i, b in ipairs(a.batches) do
+  keys_of[i] = { batch = KEYS[at + 1], payload = KEYS[at + 2], totals = {}, due = DUE, counts = COUNTS, workloads = WORKLOADS }
+  for j = 1, #b.shares do keys_of[i].totals[j] = KEYS[at + 2 + j] end
+  at = at + 2 + #b.shares
 end
 -- All batches were written together, so the first one tells of the others: only the answer was lost.
 if redis.call('HGET', KEYS[8], 'hash') == a.batches[1].content then return { 'repeated' } end
@@ -34,7 +36,7 @@ end
 local reason = more > 0 and no_room(a, COUNTS, DEAD, bytes, batches, size, more)
 if reason then return { 'full', bytes, batches, reason } end
 for i, b in ipairs(a.batches) do
-  if b.skip then skip_batch(b, keys_of(i), a.skip_keep_s) else take_batch(a, b, keys_of(i), ARGV[i + 1]) end
+  if b.skip then skip_batch(b, keys_of[i], a.skip_keep_s) else take_batch(a, b, keys_of[i], ARGV[i + 1]) end
 end
 local now = now_ms()
 local began = tonumber(redis.call('HGET', YOUNG, '') or now)
