@@ -20,7 +20,7 @@ from pipeline.drain.verdicts import WARMING_VERSION
 from pipeline.models.evidence import Evidence
 from pipeline.models.severity import severity_words
 from pipeline.records.batch import digest, file_key
-from pipeline.records.columns import lists_of_text, parted
+from pipeline.records.columns import gathered, lists_of_text, parted
 from pipeline.records.delivery import Meta
 from pipeline.records.levels import ERROR_LEVELS
 from pipeline.records.schema import RAW_SCHEMA, RESULT_SCHEMA, UTC_US
@@ -158,7 +158,7 @@ def distinct_all(batches: Sequence[pl.DataFrame], versions: Sequence[str]) -> li
     if len(batches) == 1:
         return [distinct(batches[0], versions[0])]
     few = (
-        pl.concat([rows.select(_OF_RECORD) for rows in batches])
+        gathered(batches, _OF_RECORD)
         .with_columns(pl.Series("batch", _numbers(batches)))
         .unique(["batch", "key"], keep="first", maintain_order=True)
     )
@@ -296,9 +296,9 @@ def _results_together(batches: Sequence[Judged]) -> pl.DataFrame:
     }
     columns = [pl.Series(name, values, dtype=pl.String)[numbers] for name, values in of.items()]
     needed = ["key", "pattern_id", *(name for name in RAW_SCHEMA if name != "source")]
-    prepared = pl.concat([one.prepared.select(needed) for one in batches])
+    prepared = gathered([one.prepared for one in batches], needed)
     prepared = prepared.with_columns(pl.Series("batch", numbers), *columns)
-    works = pl.concat([one.work.select("key", *_VERDICT, "version") for one in batches])
+    works = gathered([one.work for one in batches], ["key", *_VERDICT, "version"])
     works = works.with_columns(pl.Series("batch", _numbers([one.work for one in batches])))
     frame = prepared.join(works, on=["batch", "key"], how="left", maintain_order="left")
     ids = _ids(pl.col("source_key"), pl.col("suffix"), ["batch", "line"])
@@ -379,12 +379,18 @@ def judged_by_words(rows: pl.DataFrame, masks: MaskSet) -> pl.DataFrame:
     )
 
 
-def outcomes(rows: pl.DataFrame) -> dict[str, int]:
-    """Physical lines by outcome, for the counters of a commit."""
-    lines = rows.select(
-        pl.col("lines").filter(pl.col("anomalous")).sum().alias("anomalous"),
-        pl.col("lines").filter(~pl.col("anomalous")).sum().alias("normal"),
-        pl.col("lines").filter(pl.col("anomalous").is_null()).sum().alias("warming"),
-        pl.col("lines").filter(pl.col("template_id") == UNCLASSIFIED).sum().alias("unclassified"),
-    ).row(0, named=True)
-    return {name: int(count) for name, count in lines.items()}
+def outcomes_all(several: Sequence[pl.DataFrame]) -> list[dict[str, int]]:
+    """Physical lines by outcome of each, for the counters of a commit. None of them is empty."""
+    rows = gathered(several, ["lines", "anomalous", "template_id"])
+    heights = np.array([one.height for one in several])
+    starts = np.cumsum(heights) - heights
+    lines = rows["lines"].to_numpy().astype(np.int64)
+    anomalous = rows["anomalous"]
+    chosen = {
+        "anomalous": anomalous.fill_null(value=False),
+        "normal": ~anomalous.fill_null(value=True),
+        "warming": anomalous.is_null(),
+        "unclassified": (rows["template_id"] == UNCLASSIFIED).fill_null(value=False),
+    }
+    sums = {name: np.add.reduceat(lines * some.to_numpy(), starts).tolist() for name, some in chosen.items()}
+    return [{name: counts[number] for name, counts in sums.items()} for number in range(len(several))]

@@ -218,7 +218,7 @@ def test_warming_rows_have_no_score_no_answer_and_no_version() -> None:
     for name in ("score", "anomalous", "model_version"):
         assert out[name].null_count() == out.height
     assert out["reasons"].to_list() == [["warming"]] * out.height
-    assert detect.outcomes(out) == {"anomalous": 0, "normal": 0, "warming": 4, "unclassified": 0}
+    assert detect.outcomes_all([out])[0] == {"anomalous": 0, "normal": 0, "warming": 4, "unclassified": 0}
 
 
 def test_outcomes_count_physical_lines() -> None:
@@ -228,7 +228,12 @@ def test_outcomes_count_physical_lines() -> None:
     answers = {keys[0]: verdict(UNCLASSIFIED), keys[1]: verdict(2, None)}
     answers[keys[3]] = Verdict(template_id=3, score=0.1, anomalous=False, reasons=())
     out = detect.result_rows(prepared, detect.answer(detect.distinct(prepared, "m1"), answers), META, "shop")
-    assert detect.outcomes(out) == {"anomalous": 101, "normal": 1000, "warming": 10, "unclassified": 101}
+    assert detect.outcomes_all([out])[0] == {
+        "anomalous": 101,
+        "normal": 1000,
+        "warming": 10,
+        "unclassified": 101,
+    }
 
 
 def test_a_stored_batch_scored_again_keeps_its_ids_times_and_messages() -> None:
@@ -438,7 +443,7 @@ def test_every_record_comes_out_exactly_once_and_in_order(records: pl.DataFrame,
     assert out["template_id"].to_list() == [template_of[key] for key in prepared["key"].to_list()]
     assert out["record_id"].n_unique() == records.height
     assert (
-        sum(detect.outcomes(out)[name] for name in ("anomalous", "normal", "warming"))
+        sum(detect.outcomes_all([out])[0][name] for name in ("anomalous", "normal", "warming"))
         == records["lines"].sum()
     )
 

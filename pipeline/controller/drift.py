@@ -25,7 +25,7 @@ after the first model was published are not counted: that model was trained on t
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.errors import BadPayload
+from pipeline.records.columns import gathered
 from pipeline.records.verdict import Reason
 from pipeline.records.wire import Codec
 
@@ -94,26 +95,47 @@ WINDOWS: Final = Codec(DriftWindow, version=1, what="a stored window of drift", 
 
 
 def measure(rows: pl.DataFrame, work: pl.DataFrame) -> dict[str, int]:
-    """Counters of one committed batch, named as in COUNTERS; empty for a batch without verdicts (warming).
+    """`measure_all` for one batch."""
+    return measure_all([(rows, work)])[0]
 
-    `rows`: RESULT_SCHEMA. `work`: WORK_SCHEMA of detect.py; rows that the cache answered have no `tokens` and
-    are no scored words. A record counts as one line however many physical lines it spans, or one long stack
-    trace would outweigh everything around it.
+
+def measure_all(batches: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) -> list[dict[str, int]]:
+    """Counters of each committed batch, named as in COUNTERS; empty for one without verdicts (warming).
+
+    A batch is its rows, RESULT_SCHEMA, and its work, WORK_SCHEMA of detect.py; rows of the work that the
+    cache answered have no `tokens` and are no scored words. A record counts as one line however many physical
+    lines it spans, or one long stack trace would outweigh everything around it.
     """
-    judged = rows.filter(pl.col("score").is_not_null()) if rows["score"].null_count() else rows
-    if judged.is_empty():
-        return {}
+    rows = gathered([rows for rows, _ in batches], ["score", "reasons", "anomalous"])
+    batch = np.repeat(np.arange(len(batches)), [rows.height for rows, _ in batches])
+    is_judged = rows["score"].is_not_null()
+    batch, judged = batch[is_judged.to_numpy()], rows.filter(is_judged)
+
+    def sums(chosen: pl.Series) -> list[int]:
+        found = np.bincount(batch, weights=chosen.fill_null(value=False).to_numpy(), minlength=len(batches))
+        return [int(n) for n in found]
+
     places = np.clip(np.floor(judged["score"].to_numpy() * BINS), 0, BINS - 1).astype(np.int64)
-    bins = np.bincount(places, minlength=BINS)
+    bins = np.bincount(batch * BINS + places, minlength=BINS * len(batches)).reshape(-1, BINS).tolist()
+    lines = np.bincount(batch, minlength=len(batches)).tolist()
+    novel = sums(judged["reasons"].list.contains(Reason.NEW_TEMPLATE.value))
+    anomalous = sums(judged["anomalous"])
+    found: list[dict[str, int]] = []
+    for number, (_, work) in enumerate(batches):
+        if not lines[number]:
+            found.append({})
+            continue
+        counts = {"lines": lines[number], "novel": novel[number], "anomalous": anomalous[number]}
+        counts |= _scored_words(work)
+        found.append(counts | {f"bin{i}": n for i, n in enumerate(bins[number])})
+    return found
+
+
+def _scored_words(work: pl.DataFrame) -> dict[str, int]:
+    if work["tokens"].null_count() == work.height:
+        return {"words": 0, "unknown": 0}
     scored = work.filter(pl.col("tokens").is_not_null())
-    counts = {
-        "lines": judged.height,
-        "novel": int(judged["reasons"].list.contains(Reason.NEW_TEMPLATE.value).sum()),
-        "anomalous": int(judged["anomalous"].sum()),
-        "words": _words(scored["masked"]),
-        "unknown": int(scored["unseen"].list.len().sum()),
-    }
-    return counts | {f"bin{i}": int(n) for i, n in enumerate(bins)}
+    return {"words": _words(scored["masked"]), "unknown": int(scored["unseen"].list.len().sum())}
 
 
 def _words(masked: pl.Series) -> int:

@@ -24,6 +24,13 @@ def parted(rows: Rows, heights: Iterable[int]) -> Iterator[Rows]:
         at += height
 
 
+def gathered(frames: Sequence[pl.DataFrame], names: Sequence[str]) -> pl.DataFrame:
+    """These columns of all frames, one behind another: one query, where one for each frame costs more than
+    all other work on small ones."""
+    alike = len({tuple(frame.columns) for frame in frames}) == 1
+    return pl.concat(frames if alike else [frame.select(names) for frame in frames]).select(names)
+
+
 def spread(column: pl.Series, expression: pl.Expr) -> pl.Series:
     """`expression`, evaluated on this column row by row, in slices over Polars' threads when the rows are
     many.

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from cachetools import LRUCache
 
-from pipeline.records.columns import parted
+from pipeline.records.columns import gathered, parted
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.records.schema import UTC_US, with_missing_columns
 from pipeline.sources.formats import detect
@@ -97,7 +97,7 @@ def _fitting(parts: Sequence[pl.DataFrame], expected: Sequence[tuple[str, ...] |
         if formats is not None:
             by_formats.setdefault(formats, []).append(number)
     for formats, numbers in by_formats.items():
-        some = pl.concat([parts[number].select("raw", "message") for number in numbers])
+        some = gathered([parts[number] for number in numbers], ["raw", "message"])
         fits = some["message"].is_not_null() | are_records(some["raw"], formats)
         heights = [parts[number].height for number in numbers]
         for number, answers in zip(numbers, parted(fits, heights), strict=True):

@@ -8,7 +8,7 @@ import os
 import socket
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -213,7 +213,20 @@ class Context:
 
         Raises ModelUnavailable.
         """
-        model = model_of(workload, self.settings.train.own_models)
+        return self.versions([workload])[workload]
+
+    def versions(self, workloads: Iterable[str]) -> dict[str, str | None]:
+        """`version` of several workloads; each model is asked for once. Raises ModelUnavailable."""
+        found: dict[str, str | None] = {}
+        by_workload = {}
+        for workload in workloads:
+            model = model_of(workload, self.settings.train.own_models)
+            if model not in found:
+                found[model] = self._version_of(model)
+            by_workload[workload] = found[model]
+        return by_workload
+
+    def _version_of(self, model: str) -> str | None:
         if model != SHARED:
             with suppress(ModelUnavailable):  # status shows the fault; the shared model answers
                 version = self.models.serving.version(model)

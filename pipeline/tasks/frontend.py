@@ -11,7 +11,7 @@ import polars as pl
 from pipeline import detect
 from pipeline.errors import BadPayload
 from pipeline.logs import logger
-from pipeline.records.columns import parted
+from pipeline.records.columns import gathered, parted
 from pipeline.records.delivery import Claim
 from pipeline.records.pushed import Pushed, PushedLines, PushedRecords
 from pipeline.sources.pushed import framed, framed_alike, framed_by_workload
@@ -123,9 +123,7 @@ def _sessions(
 ) -> list[pl.Series | None]:
     """A fault here does not keep lines from the store."""
     try:
-        keys = session_keys.extract(
-            pl.concat([rows.select("raw", "message") for rows in prepared]), context.session_patterns
-        )
+        keys = session_keys.extract(gathered(prepared, ["raw", "message"]), context.session_patterns)
     except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - good lines are no dead letter
         for claim in claims:
             logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")

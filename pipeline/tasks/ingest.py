@@ -21,7 +21,7 @@ from pipeline.tasks.frontend import Prepared
 from pipeline.tasks.group_commit import Found, Unstored, commit_together, committed_or_stage, joined
 from pipeline.tasks.separate import separate_others
 from pipeline.tasks.step import perform_joint
-from pipeline.watching.observation import observe
+from pipeline.watching.observation import Observed, observe_all
 
 NAME: Final = TASK_INGEST
 
@@ -42,7 +42,7 @@ def _begin(context: Context, claims: Sequence[Claim]) -> Iterator[Found]:
 
     Of a batch of several workloads, those with unknown lines become batches of their own."""
     batches = frontend.prepared_batches(context, claims, [None] * len(claims))
-    versions = [version_for(context, batch.claim) for batch in batches]
+    versions = versions_for(context, [batch.claim for batch in batches])
     works = detect.distinct_all([batch.records for batch in batches], versions)
     works = detect.answer_all(works, context.verdicts.lookup)
     judged: list[tuple[Prepared, pl.DataFrame]] = []
@@ -76,11 +76,14 @@ def _ends_here(claim: Claim, work: pl.DataFrame) -> bool:
     return not work["template_id"].null_count()
 
 
-def version_for(context: Context, claim: Claim) -> str:
-    """The model version this batch is answered under. A baseline is learnt from, never judged."""
-    if claim.meta.purpose is Purpose.BASELINE:
-        return WARMING_VERSION
-    return context.version(claim.workload) or WARMING_VERSION
+def versions_for(context: Context, claims: Sequence[Claim]) -> list[str]:
+    """The model version that each is answered under. A baseline is learnt from, never judged."""
+    scored = {claim.workload for claim in claims if claim.meta.purpose is not Purpose.BASELINE}
+    versions = context.versions(scored)
+    return [
+        (claim.meta.purpose is not Purpose.BASELINE and versions[claim.workload]) or WARMING_VERSION
+        for claim in claims
+    ]
 
 
 def unstored(
@@ -91,46 +94,58 @@ def unstored(
         return
     marks = context.marks.overlay()
     inputs = [detect.Judged(b.records, work, b.claim.meta, b.claim.workload) for b, work in judged]
+    unmarked = detect.result_rows_all(inputs)
+    rows = []
+    for one, plain in zip(inputs, unmarked, strict=True):
+        work = marks(one.work, one.workload)
+        rows.append(plain if work is one.work else detect.result_rows_all([replace(one, work=work)])[0])
+    batches = [batch for batch, _ in judged]
+    columns = zip(
+        batches,
+        [work for _, work in judged],
+        rows,
+        detect.outcomes_all(rows),
+        drift.measure_all([(plain, work) for plain, (_, work) in zip(unmarked, judged, strict=True)]),
+        _observed([Observed(b.claim, r, b.sessions) for b, r in zip(batches, rows, strict=True)]),
+        strict=True,
+    )
     parts: dict[str, list[Unstored]] = {}
-    for (batch, work), one, unmarked in zip(judged, inputs, detect.result_rows_all(inputs), strict=True):
-        marked = marks(work, batch.claim.workload)
-        rows = unmarked if marked is work else detect.result_rows_all([replace(one, work=marked)])[0]
-        parts.setdefault(batch.claim.batch_id, []).append(_unstored(batch, work, unmarked, rows))
+    for batch, work, stored, outcomes, measured, observation in columns:
+        warming = bool(stored["score"].null_count()) and batch.claim.meta.purpose is Purpose.SCORE
+        end = WorkloadEnd(
+            workload=batch.claim.workload,
+            lines=batch.claim.lines,
+            records=batch.claim.records,
+            outcomes=_counted(batch.claim, outcomes),
+            observation=observation,
+        )
+        # The first model learnt from rescored lines: they would make its drift look too small.
+        if batch.claim.meta.purpose is Purpose.SCORE and not warming and not batch.claim.rescore:
+            end = replace(end, version=str(work["version"][0]), measured=measured)
+        parts.setdefault(batch.claim.batch_id, []).append(Unstored(rows=stored, warming=warming, ends=(end,)))
     for claim in claims:
         if claim.batch_id in parts:
             yield claim, joined(parts[claim.batch_id])
 
 
-def _unstored(batch: Prepared, work: pl.DataFrame, unmarked: pl.DataFrame, rows: pl.DataFrame) -> Unstored:
-    claim = batch.claim
-    warming = bool(rows["score"].null_count()) and claim.meta.purpose is Purpose.SCORE
-    outcomes = detect.outcomes(rows)
+def _counted(claim: Claim, outcomes: dict[str, int]) -> dict[str, int]:
+    """The outcomes that the commit of a batch adds."""
     if claim.meta.purpose is Purpose.BASELINE:
-        outcomes["warming"] = 0  # a baseline is never judged, so it waits for no model
+        return outcomes | {"warming": 0}  # a baseline is never judged, so it waits for no model
     if claim.rescore:
         # They were counted when they were stored the first time.
-        outcomes["warming"] -= claim.lines
-        outcomes["unclassified"] = 0
-    # The first model learnt from rescored lines: they would make its drift look too small.
-    judged = claim.meta.purpose is Purpose.SCORE and not warming and not claim.rescore
-    end = WorkloadEnd(
-        workload=claim.workload,
-        lines=claim.lines,
-        records=claim.records,
-        outcomes=outcomes,
-        version=work["version"][0] if judged else "",
-        measured=drift.measure(unmarked, work) if judged else {},
-        observation=_observed(claim, rows, batch.sessions),
-    )
-    return Unstored(rows=rows, warming=warming, ends=(end,))
+        return outcomes | {"warming": outcomes["warming"] - claim.lines, "unclassified": 0}
+    return outcomes
 
 
-def _observed(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> bytes:
-    """The observation of the batch for the watcher, b"" for none. A fault here does not keep lines from the
+def _observed(several: Sequence[Observed]) -> list[bytes]:
+    """The observation of each for the watcher, b"" for none. A fault here does not keep lines from the
     store."""
     try:
-        observation = observe(claim, rows, sessions)
-        return b"" if observation is None else observation.pack()
+        return [b"" if found is None else found.pack() for found in observe_all(several)]
     except (Exception, pl.exceptions.PanicException):  # noqa: BLE001 - good lines are no dead letter
+        if len(several) > 1:
+            return [_observed([one])[0] for one in several]
+        (claim,) = (one.claim for one in several)
         logger(batch=claim.batch_id, workload=claim.workload).exception("batch.not_observed")
-        return b""
+        return [b""]

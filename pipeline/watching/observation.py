@@ -6,8 +6,9 @@ observation (redis/lua/ledger/commit.lua), so the watcher sees every stored batc
 may drop an observation, never a line.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import polars as pl
 
 from pipeline.errors import BadPayload
 from pipeline.records.batch import Purpose
+from pipeline.records.columns import gathered
 from pipeline.records.delivery import Claim
 from pipeline.records.levels import ERROR_LEVELS, LEVELS
 from pipeline.records.schema import is_timed, pack_frame, unpack_frame
@@ -57,6 +59,11 @@ ANOMALIES_SCHEMA: Final[dict[str, Any]] = {
 }
 
 
+_NO_EVENTS: Final = pl.DataFrame(schema=EVENTS_SCHEMA)
+_NO_ANOMALIES: Final = pl.DataFrame(schema=ANOMALIES_SCHEMA)
+# Up to so many rows, columns as msgpack are packed in a tenth of the time of an Arrow file, and not larger.
+_FEW_ROWS: Final = 256
+_COLUMNS: Final = b"C"  # begins such a frame; an Arrow file begins with ARROW1
 _SCHEMAS: Final = {"rates": RATES_SCHEMA, "events": EVENTS_SCHEMA, "anomalies": ANOMALIES_SCHEMA}
 
 
@@ -107,7 +114,7 @@ class Observation:
     def pack(self) -> bytes:
         fields = {name: getattr(self, name) for name in _ObservationWire.__struct_fields__}
         for name in _SCHEMAS:
-            fields[name] = pack_frame(fields[name]) if fields[name].height else b""
+            fields[name] = _pack_frame(fields[name])
         return _OBSERVATIONS.pack(_ObservationWire(**fields))
 
     @classmethod
@@ -118,34 +125,72 @@ class Observation:
         return cls(**(fields | frames))
 
 
+def _pack_frame(frame: pl.DataFrame) -> bytes:
+    if frame.is_empty():
+        return b""
+    if frame.height > _FEW_ROWS:
+        return pack_frame(frame)
+    return _COLUMNS + msgspec.msgpack.encode([column.to_list() for column in frame.get_columns()])
+
+
 def _unpack_frame(blob: bytes, schema: dict[str, Any]) -> pl.DataFrame:
+    """Raises BadPayload."""
     if not blob:
         return pl.DataFrame(schema=schema)
+    if blob.startswith(_COLUMNS):
+        return _unpack_columns(blob[len(_COLUMNS) :], schema)
     frame = unpack_frame(blob, max_bytes=_FRAME_BYTES)
     if dict(frame.schema) != schema:
         raise BadPayload(f"a frame of an observation has the columns {dict(frame.schema)}")
     return frame
 
 
-def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Observation | None:
-    """The observation of a batch that is about to be committed; None if it would be empty.
+def _unpack_columns(blob: bytes, schema: dict[str, Any]) -> pl.DataFrame:
+    try:
+        columns = msgspec.msgpack.decode(blob, type=list[list[Any]])
+        return pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema)
+    except (msgspec.DecodeError, ValueError, TypeError, pl.exceptions.PolarsError) as exc:
+        raise BadPayload(f"a frame of an observation is not readable: {exc}") from exc
 
-    `rows`: RESULT_SCHEMA; `sessions`: the session key of each row, null for none. Lines are counted when they
-    are first stored. Sessions consist of judged lines: lines from before the first model are observed once,
-    with their verdicts, when they are scored.
-    """
-    version = "" if rows["score"].null_count() else str(rows["model_version"][0])
-    packed = rows["source"].n_unique() > 1
-    counted = rows.filter(pl.col("lines") > 0) if rows["lines"].min() == 0 else rows
-    rates = pl.DataFrame(schema=RATES_SCHEMA) if claim.rescore else _rates(counted)
-    events, anomalies = pl.DataFrame(schema=EVENTS_SCHEMA), pl.DataFrame(schema=ANOMALIES_SCHEMA)
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The rows of one workload of a batch that is about to be committed.
+
+    `rows`: RESULT_SCHEMA; `sessions`: the session key of each row, null for none."""
+
+    claim: Claim
+    rows: pl.DataFrame
+    sessions: pl.Series | None
+
+
+def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Observation | None:
+    """`observe_all` for one workload."""
+    return observe_all([Observed(claim, rows, sessions)])[0]
+
+
+def observe_all(several: Sequence[Observed]) -> list[Observation | None]:
+    """The observations of workloads that are committed; None for one that would be empty.
+
+    Lines are counted when they are first stored. Sessions consist of judged lines: lines from before the
+    first model are observed once, with their verdicts, when they are scored. A query of Polars costs as much
+    for ten rows as for a thousand, so that all share each pass over the columns."""
+    counted = _Counted.of_rows([one.rows for one in several])
+    rates = _rates(counted, [not one.claim.rescore for one in several])
+    return [_observation(number, one, counted, rates[number]) for number, one in enumerate(several)]
+
+
+def _observation(number: int, one: Observed, counted: "_Counted", rates: pl.DataFrame) -> Observation | None:
+    claim, rows = one.claim, one.rows
+    version = str(rows["model_version"][0]) if counted.scored[number] else ""
+    events, anomalies = _NO_EVENTS, _NO_ANOMALIES
     if version and claim.meta.purpose is Purpose.SCORE:
-        anomalies = _anomalies(counted)
-        if sessions is not None and sessions.null_count() < rows.height:
-            events = _events(rows, sessions)
+        if counted.anomalous[number]:
+            anomalies = _anomalies(rows.filter(pl.col("lines") > 0))
+        if one.sessions is not None and one.sessions.null_count() < rows.height:
+            events = _events(rows, one.sessions)
     if rates.is_empty() and events.is_empty() and anomalies.is_empty():
         return None
-    newest = counted["timestamp"].filter(counted["timed"].fill_null(value=True)).max()
     lane = Lane.BACKFILL if claim.backfill else Lane.FRESH
     return Observation(
         batch_id=claim.batch_id,
@@ -153,28 +198,68 @@ def observe(claim: Claim, rows: pl.DataFrame, sessions: pl.Series | None) -> Obs
         lane=Lane.RESCORED if claim.rescore else lane,
         purpose=claim.meta.purpose,
         version=version,
-        source="" if packed else claim.meta.source,
+        source="" if counted.packed[number] else claim.meta.source,
         accepted_ms=claim.accepted_ms,
-        newest_ms=int(newest.timestamp() * 1000) if isinstance(newest, datetime) else 0,
+        newest_ms=int(counted.newest_us[number]) // 1000,
         rates=rates,
         events=events,
         anomalies=anomalies,
     )
 
 
-def _rates(rows: pl.DataFrame) -> pl.DataFrame:
-    """RATES_SCHEMA by minute and template. A rate of arrival times is that of the reader."""
-    counted = rows["timestamp"].is_not_null() & (rows["template_id"] != UNCLASSIFIED)
-    counted &= rows["timed"].fill_null(value=True)
-    # A Polars query over a batch of few lines costs four times as much.
-    minutes = rows["timestamp"].filter(counted).to_physical().to_numpy() // 60_000_000
-    ids = rows["template_id"].filter(counted).to_numpy()
-    order = np.lexsort((ids, minutes))
-    minutes, ids = minutes[order], ids[order]
-    starts = np.flatnonzero(np.diff(minutes, prepend=-1).astype(bool) | np.diff(ids, prepend=-1).astype(bool))
-    counts = np.diff(starts, append=minutes.size)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """Columns of the rows of all workloads, and what they say of each workload."""
+
+    of: "np.ndarray[tuple[int], np.dtype[np.int64]]"  # the workload's number for each row
+    minute: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    template: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    rated: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # rows that count in rates
+    # Of each workload:
+    scored: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # each row has a score
+    anomalous: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # some row is
+    packed: "np.ndarray[tuple[int], np.dtype[np.bool]]"  # the rows come from several sources
+    newest_us: "np.ndarray[tuple[int], np.dtype[np.int64]]"  # of timed rows, 0 for none
+
+    @classmethod
+    def of_rows(cls, several: Sequence[pl.DataFrame]) -> "_Counted":
+        names = ["timestamp", "timed", "template_id", "lines", "anomalous", "score", "source"]
+        rows = gathered(several, names)
+        heights = np.array([one.height for one in several])
+        starts = np.cumsum(heights) - heights
+        of = np.repeat(np.arange(heights.size), heights)
+        at = rows["timestamp"].to_physical()
+        at_us = at.fill_null(0).to_numpy()
+        timed = (rows["timed"].fill_null(value=True) & at.is_not_null() & (rows["lines"] > 0)).to_numpy()
+        source = rows["source"]
+        return cls(
+            of=of,
+            minute=at_us // 60_000_000,
+            template=rows["template_id"].fill_null(UNCLASSIFIED).to_numpy(),
+            # A rate of arrival times is that of the reader.
+            rated=timed & (rows["template_id"].fill_null(UNCLASSIFIED) != UNCLASSIFIED).to_numpy(),
+            scored=np.logical_and.reduceat(rows["score"].is_not_null().to_numpy(), starts),
+            anomalous=np.logical_or.reduceat(rows["anomalous"].fill_null(value=False).to_numpy(), starts),
+            packed=np.logical_or.reduceat(
+                (source != source[starts][of]).fill_null(value=False).to_numpy(), starts
+            ),
+            newest_us=np.maximum.reduceat(np.where(timed, at_us, 0), starts),
+        )
+
+
+def _rates(counted: _Counted, first_time: Sequence[bool]) -> list[pl.DataFrame]:
+    """RATES_SCHEMA by minute and template of each workload; none of rows that were stored before."""
+    wanted = counted.rated & np.array(first_time)[counted.of]
+    of, minutes, ids = counted.of[wanted], counted.minute[wanted], counted.template[wanted]
+    order = np.lexsort((ids, minutes, of))
+    of, minutes, ids = of[order], minutes[order], ids[order]
+    changes = (np.diff(column, prepend=column[:1] - 1) != 0 for column in (of, minutes, ids))
+    starts = np.flatnonzero(np.logical_or.reduce(list(changes)))
+    counts = np.diff(starts, append=of.size)
+    bounds = np.searchsorted(of[starts], np.arange(len(first_time) + 1))
     found = {"minute": minutes[starts], "template_id": ids[starts], "n": counts}
-    return pl.DataFrame(found, schema=RATES_SCHEMA)
+    rates = pl.DataFrame(found, schema=RATES_SCHEMA)
+    return [rates[begin:end] for begin, end in itertools.pairwise(bounds.tolist())]
 
 
 def _events(rows: pl.DataFrame, sessions: pl.Series) -> pl.DataFrame:

@@ -259,7 +259,7 @@ def test_a_batch_is_stored_and_counted_as_marked_while_drift_sees_what_the_model
     settings: Settings, marks: Marks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = Context(make_app(settings), settings)
-    monkeypatch.setattr(context, "version", lambda _workload: "m1")
+    monkeypatch.setattr(context, "versions", lambda workloads: dict.fromkeys(workloads, "m1"))
     bad, good = pattern_ids(["disk failed", "all is well"])
     context.verdicts.learn("m1", {
         bad: Verdict(template_id=1, score=0.9, anomalous=True, reasons=("new-template",)),
