@@ -26,7 +26,7 @@ class LeaseMode(StrEnum):
 
 
 class LeaseKind(StrEnum):
-    """What a lease is used for, for its usage record."""
+    """The purpose of a lease, for its usage record."""
 
     TRAIN = "train"
     INFER = "infer"

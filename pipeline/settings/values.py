@@ -195,8 +195,8 @@ def kept_results(words: Iterable[str]) -> dict[str, float]:
             or not float(number[1])
         ):
             raise ValueError(
-                f"results_keep {name}={text} is not usable; write lines, findings, rates_5m, rates_1h or usage "
-                "like lines=30d or lines=forever, and size=200GiB"
+                f"results_keep {name}={text} is not usable; write lines, findings, rates_5m, rates_1h or "
+                "usage like lines=30d or lines=forever, and size=200GiB"
             )
         found[name] = float(number[1]) * units[number[2]]
     return found

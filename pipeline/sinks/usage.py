@@ -2,8 +2,8 @@
 
 It has a manifest of its own, so that commits of lines and records of use never wait for each other. `add`
 swaps in a part with the records that the table lacks, by compare-and-set. It looks their identities up in the
-parts that the manifest names. A record that comes twice is therefore stored once: after a kill, from two
-writers at once, or when Redis has forgotten the end of a lease and the lease ends again.
+parts that the manifest names. A record that comes twice is therefore stored once. It comes twice after a
+kill, from two writers at once, and where Redis has forgotten the end of a lease, which then ends again.
 
 A part lies in the day on which its leases ended. `maintain` merges the parts of a day, drops old ones, and
 removes files that no manifest names. A replaced file stays for `GRACE_S`, for readers of the older manifest.
@@ -112,7 +112,7 @@ class UsageTable:
 
         def edit(now: UsageManifest) -> UsageManifest | None:
             nonlocal added
-            new = frame.join(self._known(now, frame), on=IDENTITY, how="anti")
+            new = frame.join(self._identities(now, frame), on=IDENTITY, how="anti")
             added = new.height
             days = new.with_columns(pl.col("ended_at").dt.strftime("%Y-%m-%d").alias("day"))
             parts = [
@@ -131,9 +131,9 @@ class UsageTable:
             oldest_us = None if keep_s is None else (now - keep_s) * 1_000_000
             parts = [part for part in before.parts if oldest_us is None or part.last_us >= oldest_us]
             parts = [part for group in _by_day(parts) for part in self._merged(group, now)]
-            kept, at_ms = {part.name for part in parts}, int(now * 1000)
+            names, at_ms = {part.name for part in parts}, int(now * 1000)
             replaced = [one for one in before.replaced if now - one.at_ms / 1000 <= GRACE_S]
-            replaced += [ReplacedFile(part.name, at_ms) for part in before.parts if part.name not in kept]
+            replaced += [ReplacedFile(part.name, at_ms) for part in before.parts if part.name not in names]
             if set(parts) == set(before.parts) and tuple(replaced) == before.replaced:
                 return None
             return before.edited(parts, replaced)
@@ -183,7 +183,7 @@ class UsageTable:
             files = [file for file in files if file.name not in absent]
         return lazily(files, USAGE_SCHEMA) if files else pl.LazyFrame(schema=USAGE_SCHEMA)
 
-    def _known(self, now: UsageManifest, frame: pl.DataFrame) -> pl.DataFrame:
+    def _identities(self, now: UsageManifest, frame: pl.DataFrame) -> pl.DataFrame:
         """The identities of the stored records that were granted when those of `frame` were."""
         granted = pl.col("granted_at").dt.epoch("us")
         first, last = frame.select(granted.min().alias("first"), granted.max().alias("last")).row(0)
@@ -226,8 +226,8 @@ class UsageTable:
                 self.objects.delete(name)
             if time.monotonic() > until:
                 raise StoreUnavailable(
-                    f"{KEY} of {self.objects.url} has so many writers that none of {SWAP_S:g} s came through; "
-                    "use fewer store processes"
+                    f"{KEY} of {self.objects.url} has so many writers that none of {SWAP_S:g} s came "
+                    "through; use fewer store processes"
                 )
             time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - no secret
 

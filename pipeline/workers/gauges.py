@@ -234,11 +234,11 @@ def set_gpus(values: Values, pool: PoolLedger | None) -> None:
 
 def set_gpu_seconds(values: Values, metered: Mapping[bytes, bytes] | None, tenants: Iterable[str]) -> None:
     """Counters of ended leases; tenants that the settings do not name count as `other`."""
-    known = (*parse_tenants(tuple(tenants)), OTHER)
-    sums = {(tenant, kind.value): 0 for tenant in known for kind in LeaseKind}
+    names = (*parse_tenants(tuple(tenants)), OTHER)
+    sums = {(tenant, kind.value): 0 for tenant in names for kind in LeaseKind}
     for name, amount in text_map(metered or {}).items():
         kind, _, tenant = name.partition(":")
-        place = (tenant if tenant in known else OTHER, kind)
+        place = (tenant if tenant in names else OTHER, kind)
         if place in sums:
             sums[place] += int(amount)
     for labels, ms in sums.items():

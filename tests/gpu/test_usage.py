@@ -61,9 +61,9 @@ def pool(client: "redis.Redis", settings: Settings) -> PoolLedger:
 
 @pytest.fixture
 def context(settings: Settings) -> Iterator[Context]:
-    made = Context(None, settings)
-    yield made
-    made.client.close()
+    context = Context(None, settings)
+    yield context
+    context.client.close()
 
 
 @pytest.fixture
@@ -87,7 +87,8 @@ def ready(pool: PoolLedger) -> PoolLedger:
 
 def granted(pool: PoolLedger, name: str, *uuids: str, **need: object) -> PoolLease:
     """A lease on these devices."""
-    asked = Need(**{"memory_mib": 256, "compute_percent": 10, "devices": len(uuids)} | need)  # type: ignore[arg-type]
+    values = {"memory_mib": 256, "compute_percent": 10, "devices": len(uuids)} | need
+    asked = Need(**values)  # type: ignore[arg-type]
     request = PoolRequest(request_id=name, holder=f"holder of {name}", need=asked, ttl_ms=60_000)
     assert pool.wait(request, 60_000) is None
     whole = asked.mode is LeaseMode.EXCLUSIVE
@@ -104,7 +105,7 @@ def now_ms(pool: PoolLedger) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def begun(pool: PoolLedger, lease: PoolLease, ms_ago: int) -> None:
+def backdate(pool: PoolLedger, lease: PoolLease, ms_ago: int) -> None:
     """As if the lease had been granted so long ago."""
     key = pool.keys.gpu("leases")
     text = json.loads(pool.client.hget(key, lease.lease_id) or b"")
@@ -132,7 +133,7 @@ def record(number: int = 0, **changes: object) -> UsageRecord:
 
 def test_a_released_lease_has_one_record_with_all_that_it_had(pool: PoolLedger, context: Context) -> None:
     lease = granted(pool, "job", "GPU-2", tenant="research", kind=LeaseKind.TRAIN)
-    begun(pool, lease, 90_000)
+    backdate(pool, lease, 90_000)
     before = now_ms(pool)
     assert pool.release(lease)
     (row,) = stored(context)
@@ -161,7 +162,7 @@ def test_every_way_to_end_leaves_one_record_that_names_it(pool: PoolLedger, cont
     pool.revoke("revoked", "an operator wants it")
     late = now_ms(pool)
     for name in ("swept", "asked again"):
-        begun(pool, leases[name], 50_000)
+        backdate(pool, leases[name], 50_000)
         pool.client.zadd(deadlines, {name: late - 20_000})
     pool.wait(PoolRequest(request_id="asked again", holder="holder of asked again", need=Need(), ttl_ms=1), 1)
     pool.commit(
@@ -186,7 +187,7 @@ def test_a_gang_has_a_record_on_each_device_and_counts_as_one_lease(
     pool: PoolLedger, context: Context
 ) -> None:
     gang = granted(pool, "gang", "GPU-0", "GPU-2", mode=LeaseMode.EXCLUSIVE, memory_mib=0)
-    begun(pool, gang, 3_600_000)
+    backdate(pool, gang, 3_600_000)
     pool.release(gang)
     rows = stored(context)
     assert [(row["node"], row["device"], row["share"], row["memory_mib"]) for row in rows] == [
@@ -222,7 +223,7 @@ def test_the_sum_of_the_records_is_the_sum_of_the_leases(
     for end, ms_ago, many in ends:
         # The same name comes again and again: only the token tells those leases apart.
         lease = granted(pool, "job", *("GPU-0", "GPU-1", "GPU-2")[:many])
-        begun(pool, lease, ms_ago)
+        backdate(pool, lease, ms_ago)
         since, before = lease.granted_ms - ms_ago, now_ms(pool)
         if end == "expire":
             stop = before - chance.randrange(ms_ago)
@@ -283,15 +284,15 @@ def test_a_lease_whose_end_redis_forgot_keeps_its_first_end(
 
 def test_two_writers_at_once_store_each_record_once(table: UsageTable) -> None:
     class Slow(UsageTable):
-        def _known(self, *args: object) -> pl.DataFrame:
-            known = super()._known(*args)  # type: ignore[arg-type]
-            if not looked:
-                looked.append(table.add([record(1), record(2)]))  # the other one is first
-            return known
+        def _identities(self, *args: object) -> pl.DataFrame:
+            found = super()._identities(*args)  # type: ignore[arg-type]
+            if not first:
+                first.append(table.add([record(1), record(2)]))  # the other one is first
+            return found
 
-    looked: list[int] = []
+    first: list[int] = []
     assert Slow(table.objects).add([record(2), record(3), record(3)]) == 1
-    assert looked == [2]
+    assert first == [2]
     assert sorted(table.scan().collect()["lease_id"]) == ["l1", "l2", "l3"]
     files = [one.key for one in table.objects.found(FOLDER)]
     assert len(files) == 3, "two parts and the manifest: the file of the lost swap is away"
@@ -309,7 +310,7 @@ def test_a_stack_per_machine_and_one_store_give_one_sum(
         stacks.append((ready(PoolLedger(client, own)), Context(None, own)))
     for pool, context in stacks:
         lease = granted(pool, "job", "GPU-0")
-        begun(pool, lease, 1_800_000)
+        backdate(pool, lease, 1_800_000)
         pool.release(lease)
         compact.run(context)
     answers = [usage_sums(context.usage_table, "node").to_dicts() for _, context in stacks]
@@ -431,7 +432,7 @@ def test_a_lease_counts_only_for_the_part_of_it_that_lies_in_the_span(table: Usa
     assert usage_sums(table, "tenant", None, START - 5 * half).is_empty()
 
 
-# What people see
+# The command and the metrics
 
 
 def test_the_command_prints_sums_as_a_table_as_csv_and_as_json(logweir: Verb, settings: Settings) -> None:
@@ -476,7 +477,7 @@ def test_prometheus_gets_device_seconds_of_the_tenants_in_the_settings(
 
     for name, tenant in (("x", "research"), ("y", "nobody"), ("z", "logweir")):
         lease = granted(pool, name, "GPU-0", tenant=tenant, kind=LeaseKind.TRAIN)
-        begun(pool, lease, 400_000)
+        backdate(pool, lease, 400_000)
         pool.release(lease)
     scrape = Scrape(pool.client, settings.replace(gpu_tenants=("research=2",)))
     family = next(one for one in scrape.collect() if one.name == "logweir_gpu_seconds")

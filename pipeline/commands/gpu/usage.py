@@ -55,8 +55,8 @@ def _show(by: str, sums: pl.DataFrame) -> None:
         shown.add_row(*map(cell, (row[by], row["leases"], *(f"{row[name]:.2f}" for name in _HOURS))))
     out().print(shown)
     out().print(
-        f"in all {sums['gpu_hours'].sum():.2f} GPU-hours and {sums['gib_hours'].sum():.2f} GiB-hours; a shared "
-        "lease counts by its share of the device",
+        f"in all {sums['gpu_hours'].sum():.2f} GPU-hours and {sums['gib_hours'].sum():.2f} GiB-hours; "
+        "a shared lease counts by its share of the device",
         markup=False,
         soft_wrap=True,
     )

@@ -5,7 +5,7 @@ local TAKEN, LEFT, WAITING, WAITING_UNTIL, TOKENS, USAGE = KEYS[7], KEYS[8], KEY
 local RESERVATION, EPOCH, FREED, RECORDS, METERED = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17]
 local REPLICATION, TOLD, ENDED = KEYS[18], KEYS[19], KEYS[20]
 local TOLD_S, ENDED_S = 60, 600
-local RECORDS_MAX = 50000  -- about 25 MB; half a day of one end per second while nobody stores them
+local RECORDS_MAX = 50000  -- 16 MiB; half a day of one end per second while nobody stores them
 local now = now_ms()
 local function whole(n) return string.format('%.0f', n) end
 -- Something that planning depends on is different: plans made before are stale.
