@@ -375,12 +375,15 @@ sys.exit(main(["send", "app.log"]))
 @pytest.mark.parametrize(
     ("words", "kept"),
     [
-        ((), {"lines": 30.0, "findings": 395.0, "rates_5m": 30.0, "rates_1h": 395.0}),
+        ((), {"lines": 30.0, "findings": 395.0, "rates_5m": 30.0, "rates_1h": 395.0, "usage": 395.0}),
         (
-            ("lines=12h", "findings=1y"),
-            {"lines": 0.5, "findings": 365.25, "rates_5m": 30.0, "rates_1h": 395.0},
+            ("lines=12h", "findings=1y", "usage=3y"),
+            {"lines": 0.5, "findings": 365.25, "rates_5m": 30.0, "rates_1h": 395.0, "usage": 1095.75},
         ),
-        (("lines=forever", "rates_5m=1w"), {"findings": 395.0, "rates_5m": 7.0, "rates_1h": 395.0}),
+        (
+            ("lines=forever", "rates_5m=1w", "usage=forever"),
+            {"findings": 395.0, "rates_5m": 7.0, "rates_1h": 395.0},
+        ),
     ],
 )
 def test_a_table_of_results_that_is_not_named_stays_its_usual_time(

@@ -9,7 +9,7 @@ from pipeline.models.registry import Registry
 from pipeline.models.versions import Versions
 from pipeline.redis.connection import connect
 from pipeline.settings import Settings
-from pipeline.sinks.choose import parquet_of
+from pipeline.sinks.choose import parquet_of, usage_of
 from pipeline.store.identity import identity
 from pipeline.units import plural, size
 from pipeline.workers.same_store import adopt, entered
@@ -37,6 +37,7 @@ def main(args: argparse.Namespace) -> int:
         "artifacts": len(sizes),
         "bytes": sum(sizes.values()),
         "results": of,
+        "usage": _usage(settings),
     }
     if args.json:
         print_json(facts)
@@ -54,6 +55,8 @@ def main(args: argparse.Namespace) -> int:
             f"{size(of['bytes'] // 2**20)}",
             markup=False,
         )
+    if used := facts["usage"]:
+        console.print(f"usage     {used} records of GPU use", markup=False)
     for version in unreadable:
         console.print(f"fault     {version} lacks artifacts; train again, or restore them", markup=False)
     console.print(f"pipeline  {_comparison(bool(facts['same']), recorded)}", markup=False, soft_wrap=True)
@@ -65,6 +68,11 @@ def _results(settings: Settings) -> dict[str, int] | None:
     if "parquet" not in settings.data.sinks:
         return None
     return parquet_of(settings).manifest().totals()
+
+
+def _usage(settings: Settings) -> int:
+    """How many records the table `usage` has."""
+    return sum(part.rows for part in usage_of(settings).manifest().parts)
 
 
 def _is_whole(stored: Versions, version: str, sizes: dict[str, int]) -> bool:

@@ -25,6 +25,14 @@ class LeaseMode(StrEnum):
     EXCLUSIVE = "exclusive"
 
 
+class LeaseKind(StrEnum):
+    """The purpose of a lease, for its usage record."""
+
+    TRAIN = "train"
+    INFER = "infer"
+    USER = "user"  # any program beside our own workers
+
+
 class LeaseState(StrEnum):
     """The life of a lease; it only moves to the right. A waiting need is a PoolRequest and has no state."""
 
@@ -98,7 +106,7 @@ class Need:
     Shared: `memory_mib` and `compute_percent` on each of `devices` devices; the memory includes the CUDA
     context. Exclusive: `devices` whole devices of at least `memory_mib` schedulable each. Backfill counts
     with `max_duration_s` (None: unknown). `preemptible`: may be asked to yield for another need. `node`,
-    `device`: only there ("" anywhere).
+    `device`: only there ("" anywhere). `kind` decides nothing; usage records name it.
     """
 
     tenant: str = TENANT
@@ -111,6 +119,7 @@ class Need:
     preemptible: bool = False
     node: str = ""
     device: str = ""
+    kind: LeaseKind = LeaseKind.USER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,4 +314,10 @@ class Swept:
 
 def scoring_need(settings: Settings, *, node: str = "") -> Need:
     """The need of one scoring process, on its own machine."""
-    return Need(memory_mib=settings.gpu.infer_mib, compute_percent=INFER_PERCENT, preemptible=True, node=node)
+    return Need(
+        memory_mib=settings.gpu.infer_mib,
+        compute_percent=INFER_PERCENT,
+        preemptible=True,
+        node=node,
+        kind=LeaseKind.INFER,
+    )

@@ -115,8 +115,15 @@ def cells_file(url: str | None) -> str | None:
 
 
 _SPANS: Final = {"h": 3_600, "d": 86_400, "w": 604_800, "y": 31_557_600}
-# How long results stay that `results_keep` does not name; by table (sinks/manifest.py), 395 d are 13 months.
-_KEEP_BY_DEFAULT: Final = {"lines": "30d", "findings": "395d", "rates_5m": "30d", "rates_1h": "395d"}
+# How long results stay that `results_keep` does not name; by table (sinks/manifest.py, sinks/usage.py).
+# 395 d are 13 months.
+_KEEP_BY_DEFAULT: Final = {
+    "lines": "30d",
+    "findings": "395d",
+    "rates_5m": "30d",
+    "rates_1h": "395d",
+    "usage": "395d",
+}
 _SIZES: Final = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -188,8 +195,8 @@ def kept_results(words: Iterable[str]) -> dict[str, float]:
             or not float(number[1])
         ):
             raise ValueError(
-                f"results_keep {name}={text} is not usable; write lines, findings, rates_5m or rates_1h like "
-                "lines=30d or lines=forever, and size=200GiB"
+                f"results_keep {name}={text} is not usable; write lines, findings, rates_5m, rates_1h or "
+                "usage like lines=30d or lines=forever, and size=200GiB"
             )
         found[name] = float(number[1]) * units[number[2]]
     return found

@@ -8,6 +8,7 @@ from pipeline.settings import Settings
 from pipeline.sinks.parquet import ParquetSink
 from pipeline.sinks.several import Several
 from pipeline.sinks.sink import Sink
+from pipeline.sinks.usage import UsageTable
 from pipeline.store.choose import open_store
 
 
@@ -25,6 +26,11 @@ def parquet_of(settings: Settings, purpose: Purpose = Purpose.SCORE) -> ParquetS
     """The Parquet files of a purpose; nothing is opened yet."""
     url = settings.data.results_url if purpose is Purpose.SCORE else settings.data.baseline_url
     return ParquetSink(open_store(url), settings.data.dir / "cache")
+
+
+def usage_of(settings: Settings) -> UsageTable:
+    """The records of GPU use, whatever the sinks are; nothing is opened yet."""
+    return UsageTable(open_store(settings.data.results_url), settings.data.dir / "cache")
 
 
 def kind_of(purpose: Purpose) -> str:

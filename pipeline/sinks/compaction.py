@@ -217,7 +217,7 @@ def vacuum(sink: ParquetSink) -> None:
     Raises SinkUnavailable, StoreUnavailable."""
     rewrite_dropped(sink)
     needed = kept_keys(sink)
-    for folder in (*FOLDERS, "gone"):
+    for folder in (*FOLDERS, "gone", "usage"):  # the records of GPU use are no results
         for one in list(sink.objects.found(f"{PREFIX}{folder}/")):
             if one.key not in needed:
                 sink.objects.delete(one.key)

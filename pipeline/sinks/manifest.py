@@ -180,20 +180,21 @@ def packed(value: ResultManifest | SealedParts | Index) -> bytes:
 
 def manifest(blob: bytes | None, where: str) -> ResultManifest:
     """The inverse of `packed`; a new one for a store without. Raises BadPayload, TooNew."""
-    return ResultManifest() if blob is None else _read(_manifest, blob, f"the manifest of {where}")
+    return ResultManifest() if blob is None else versioned(_manifest, blob, f"the manifest of {where}")
 
 
 def sealed(blob: bytes, where: str) -> tuple[Part, ...]:
     """The parts of a day's object. Raises BadPayload, TooNew."""
-    return _read(_sealed, blob, where).parts
+    return versioned(_sealed, blob, where).parts
 
 
 def index(blob: bytes, where: str) -> tuple[IndexEntry, ...]:
     """The batches of a merged part. Raises BadPayload, TooNew."""
-    return _read(_index, blob, where).batches
+    return versioned(_index, blob, where).batches
 
 
-def _read(decoder: "msgspec.json.Decoder[T]", blob: bytes, where: str) -> T:
+def versioned(decoder: "msgspec.json.Decoder[T]", blob: bytes, where: str) -> T:
+    """The value of an object with a version. Raises BadPayload, TooNew."""
     try:
         if (version := msgspec.json.decode(blob, type=_Versioned).v) > VERSION:
             raise TooNew(f"{where} has version {version}, and this build reads up to {VERSION}: update it")

@@ -1,4 +1,5 @@
-"""A task of beat, less often than the sweep: a round of compaction over the stored results.
+"""A task of beat, less often than the sweep: a round of compaction over the stored results, after the usage
+records of ended GPU leases are stored (tasks/usage.py).
 
 One process compacts at a time, by a lease. A round yields to batches that wait for the stage of this process.
 """
@@ -14,6 +15,7 @@ from pipeline.messages.routing import TASK_COMPACT
 from pipeline.records.delivery import Stage
 from pipeline.redis.leases import COMPACTION, Refused
 from pipeline.tasks.context import Context
+from pipeline.tasks.usage import store_usage
 
 NAME: Final = TASK_COMPACT
 # Rounds in a row that waiting batches may postpone.
@@ -21,6 +23,7 @@ YIELDS: Final = 6
 
 
 def run(context: Context, *_: str) -> None:
+    store_usage(context)
     try:
         if "parquet" in context.settings.data.sinks and not _yields(context):
             compact(context)

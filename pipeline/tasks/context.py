@@ -22,6 +22,7 @@ from pipeline.drain.learner import Learner
 from pipeline.drain.masking.mask_set import MaskSet
 from pipeline.drain.verdicts import Verdicts
 from pipeline.errors import ModelUnavailable, Rejected
+from pipeline.gpu.leasing.ended import EndedLeases
 from pipeline.gpu.pool import Pool
 from pipeline.gpu.values import scoring_need
 from pipeline.ledger.ledger import Ledger
@@ -36,11 +37,12 @@ from pipeline.redis.connection import connect
 from pipeline.redis.keys import SHARED
 from pipeline.redis.leases import Leases
 from pipeline.settings import Settings
-from pipeline.sinks.choose import parquet_of, sinks_for
+from pipeline.sinks.choose import parquet_of, sinks_for, usage_of
 from pipeline.sinks.compaction import Compactor
 from pipeline.sinks.fates import compactor_of
 from pipeline.sinks.forgotten import Forgotten
 from pipeline.sinks.sink import Sink
+from pipeline.sinks.usage import UsageTable
 from pipeline.sources.backfill.plans import Plans
 from pipeline.sources.pushed import KnownFormats
 from pipeline.tasks.loaded import CPU_PROFILE, LoadedModels, WorkerProfile
@@ -76,6 +78,7 @@ class Context:
         self.shard = shard
         self.in_sink = False  # while a step waits for the sink, its slowness is no fault of the batch
         self.solo: OrderedDict[str, None] = OrderedDict()  # batches to score alone (tasks/merging.py)
+        self.usage_maintained_s = float("-inf")  # monotonic: the last time (tasks/usage.py)
         self.compaction_yields = 0  # rounds that waiting batches have postponed (tasks/compact.py)
 
     def end_process(self, code: int) -> None:
@@ -117,6 +120,15 @@ class Context:
     @functools.cached_property
     def pool(self) -> Pool:
         return Pool(self.client, self.settings)
+
+    @functools.cached_property
+    def ended_leases(self) -> EndedLeases:
+        """Usage records that wait for the store."""
+        return EndedLeases(self.client, self.settings)
+
+    @functools.cached_property
+    def usage_table(self) -> UsageTable:
+        return usage_of(self.settings)
 
     @functools.cached_property
     def share(self) -> GpuShare | None:

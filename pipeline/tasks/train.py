@@ -26,7 +26,7 @@ from pipeline.errors import (
 )
 from pipeline.gpu.leasing.pool_ledger import SILENT
 from pipeline.gpu.node.inventory import this_node
-from pipeline.gpu.values import LeaseMode, Need, PoolLease
+from pipeline.gpu.values import LeaseKind, LeaseMode, Need, PoolLease
 from pipeline.logs import logger
 from pipeline.messages.routing import TASK_TRAIN
 from pipeline.models.registry import Note
@@ -250,6 +250,7 @@ def _gpu(context: Context, go_on: Callable[[], None]) -> PoolLease:
         node=this_node(),
         device=context.models.cuda_device or "",  # CUDA's context stays where it was begun
         max_duration_s=60 + 3 * settings.train.seconds,
+        kind=LeaseKind.TRAIN,
     )
     now = time.monotonic()
     end = now + settings.gpu.yield_s + PATIENCE_S

@@ -2,13 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from pipeline.gpu.leasing.pool_ledger import PoolLedger
-from pipeline.gpu.values import LeaseMode
+from pipeline.gpu.policy.fairness import parse_tenants
+from pipeline.gpu.values import TENANT, LeaseKind, LeaseMode
 from pipeline.messages.routing import QUEUE_DRAIN, all_queues, both
 from pipeline.observe.counters import OTHER, ROLES, STAGES, Meter, MeterKind
 from pipeline.redis.connection import text_map
@@ -87,6 +88,12 @@ GPU_LEASES: Final = _gauge("gpu_leases", "Leases that live.", mode=("shared", "e
 GPU_WAITING: Final = _gauge("gpu_waiting", "Needs that wait for a GPU.")
 GPU_OLDEST: Final = _gauge("gpu_oldest_waiting_seconds", "How long the oldest of them has waited.")
 GPU_LEFT: Final = _gauge("gpu_left_parts", "Parts of ended leases whose processes may still be there.")
+GPU_SECONDS: Final = Meter(
+    name="logweir_gpu_seconds_total",
+    about="Device time of ended leases, by their share of the device; tenants are those of gpu_tenants.",
+    labels={"tenant": (TENANT, OTHER), "kind": tuple(LeaseKind)},
+)
+GPU_LOST: Final = _counter("gpu_usage_lost_total", "Usage records that no process stored in time.")
 SCRAPE: Final = _gauge("scrape_seconds", "How long reading all this took.")
 SHOWN: Final = tuple(value for value in list(globals().values()) if isinstance(value, Meter))
 
@@ -223,6 +230,20 @@ def set_gpus(values: Values, pool: PoolLedger | None) -> None:
     oldest = max((view.now_ms - request.since_ms for request in waiting), default=0) if view else 0
     set_value(values, GPU_OLDEST, oldest / 1000)
     set_value(values, GPU_LEFT, len(orphans))
+
+
+def set_gpu_seconds(values: Values, metered: Mapping[bytes, bytes] | None, tenants: Iterable[str]) -> None:
+    """Counters of ended leases; tenants that the settings do not name count as `other`."""
+    names = (*parse_tenants(tuple(tenants)), OTHER)
+    sums = {(tenant, kind.value): 0 for tenant in names for kind in LeaseKind}
+    for name, amount in text_map(metered or {}).items():
+        kind, _, tenant = name.partition(":")
+        place = (tenant if tenant in names else OTHER, kind)
+        if place in sums:
+            sums[place] += int(amount)
+    for labels, ms in sums.items():
+        set_value(values, GPU_SECONDS, ms / 1000, *labels)
+    set_value(values, GPU_LOST, int((metered or {}).get(b"lost", 0)))
 
 
 def _existing(path: Path) -> Path:

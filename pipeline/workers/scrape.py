@@ -3,7 +3,8 @@ scrape.
 
 A scrape takes two round trips to Redis (three with GPUs), however many batches wait, and happens at most once
 a second. When Redis does not answer, `logweir_redis_up` is 0 and its metrics are left out: a stale number is
-worse than none. Labels come from closed sets: no workload, no id, no line of a log."""
+worse than none. Labels come from closed sets: no workload, no id, no line of a log. Tenants are those of the
+settings."""
 
 import itertools
 import threading
@@ -130,6 +131,7 @@ class Scrape:
                     counted[name] += float(amount)
         for name in counted:
             counted[name] = self._monotonic(name, counted[name])
+        gauges.set_gpu_seconds(values, found["metered"], self.settings.gpu.tenants)
         with suppress(LogweirError):  # a newer build wrote it; the other metrics still hold
             gauges.set_gpus(values, self.pool if found["nodes"] else None)
         return counted
@@ -159,6 +161,7 @@ class Scrape:
         ask("unseen", "LLEN", k.watching("observations"))
         ask("open_sessions", "HLEN", k.watching("sessions"))
         ask("nodes", "HLEN", k.gpu("nodes"))
+        ask("metered", "HGETALL", k.gpu("metered"))
         ask("unacked", "HLEN", k.kombu("unacked"))
         for queue in all_queues(self.settings.drain.shards):
             ask(("queue", queue), "LLEN", k.kombu(queue))

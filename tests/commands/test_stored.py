@@ -89,7 +89,7 @@ def test_status_says_how_much_is_stored_and_for_how_long(logweir: Verb, settings
     shown = logweir("status").out
     assert (
         "results   2 lines in 1 file, 0 MiB; "
-        "kept: lines 30 d, findings 395 d, rates_5m 30 d, rates_1h 395 d\n"
+        "kept: lines 30 d, findings 395 d, rates_5m 30 d, rates_1h 395 d, usage 395 d\n"
     ) in shown
     compacted(sink, 2, lines=DAY_S)
     told = json.loads(logweir("status", "--json").out)

@@ -11,6 +11,7 @@ one fits
   env=$(logweir gpu request --memory 4GiB --shell) && eval "$env" && ./anything
                                                            for a program that is started some other way
   logweir gpu release "$GPU_LEASE" --token "$GPU_LEASE_TOKEN"
+  logweir gpu usage --since 30d --by kind                  how many GPU-hours of training, scoring, users
   logweir gpu simulate --load 0.95                         what another order of the queue would do
 """
 
@@ -47,6 +48,15 @@ def _looking(action: Any) -> None:
     top.add_argument("--once", action="store_true", help="one picture, not a live view")
     top.add_argument("--interval", metavar="SPAN", default="1s", help="time between two pictures (1s)")
     action("leases", "leases that live, with the ids and tokens that release and revoke take")
+    usage = action("usage", "GPU-hours and GiB-hours of ended leases, from the store of the pipeline")
+    usage.add_argument(
+        "--since", metavar="TIME", help="count from then on: 30d, 2026-11-01; default: all that is stored"
+    )
+    usage.add_argument("--until", metavar="TIME", help="count up to then; default: now")
+    usage.add_argument(
+        "--by", choices=("tenant", "node", "device", "kind"), default="tenant", help="sums by (tenant)"
+    )
+    usage.add_argument("--csv", action="store_true", help="print the sums as CSV")
     action("tenants", "who may use the GPUs: quota, what each holds now and has used lately")
 
 

@@ -26,6 +26,10 @@ def main(args: argparse.Namespace) -> int:
         from pipeline.commands.gpu import simulate as gpu_simulate
 
         return gpu_simulate.main(args)
+    if args.action == "usage":
+        from pipeline.commands.gpu import usage as gpu_usage
+
+        return gpu_usage.main(args)
     code = 1
     try:
         code = _reached(args)

@@ -42,7 +42,7 @@ SILENT: Final = "its node is silent"
 # In the order of redis/lua/gpu/_gpu.lua; NAMES_PER_REQUEST are prefixes of keys of single requests.
 NAMES: Final = (
     "nodes", "beats", "devices", "leases", "deadlines", "yields", "taken", "left", "waiting", "waiting_until",
-    "tokens", "usage", "reservation", "epoch", "freed",
+    "tokens", "usage", "reservation", "epoch", "freed", "records", "metered",
 )  # fmt: skip
 NAMES_PER_REQUEST: Final = ("told", "ended")
 # Hashes that grow with the pool, in the order of gpu/snapshot.lua; at most INLINE entries go through Lua.

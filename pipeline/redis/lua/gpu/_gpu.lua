@@ -2,8 +2,10 @@
 -- order. The last two are the first parts of key names, one key per request; they carry the hash tag of the others.
 local NODES, BEATS, DEVICES, LEASES, DEADLINES, YIELDS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local TAKEN, LEFT, WAITING, WAITING_UNTIL, TOKENS, USAGE = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local RESERVATION, EPOCH, FREED, REPLICATION, TOLD, ENDED = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]
+local RESERVATION, EPOCH, FREED, RECORDS, METERED = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17]
+local REPLICATION, TOLD, ENDED = KEYS[18], KEYS[19], KEYS[20]
 local TOLD_S, ENDED_S = 60, 600
+local RECORDS_MAX = 50000  -- 16 MiB; half a day of one end per second while nobody stores them
 local now = now_ms()
 local function whole(n) return string.format('%.0f', n) end
 -- Something that planning depends on is different: plans made before are stale.
@@ -81,10 +83,33 @@ local function tokens_of(lease)
   for i, part in ipairs(lease.parts) do words[i] = part.uuid .. '=' .. whole(part.token) end
   return table.concat(words, ' ')
 end
+-- The usage record of each part of a lease that ends now, and the sums that Prometheus reads. A lease ends at its
+-- deadline at the latest, however late that is found out. `share`: of the device, the larger of memory and compute.
+local function meter(lease, how)
+  local need, deadline = lease.need, deadline_of(lease.lease_id)
+  local ended = math.max(lease.granted_ms, deadline > 0 and math.min(deadline, now) or now)
+  for _, part in ipairs(lease.parts) do
+    local text, share = redis.call('HGET', DEVICES, part.uuid), 1
+    local device = text and cjson.decode(text) or {}
+    local size = tonumber(device.schedulable_mib or 0)
+    if need.mode ~= 'exclusive' then
+      share = math.min(1, math.max(part.compute_percent / 100, size > 0 and part.memory_mib / size or 0))
+    end
+    if redis.call('XLEN', RECORDS) >= RECORDS_MAX then redis.call('HINCRBY', METERED, 'lost', 1) end
+    redis.call('XADD', RECORDS, 'MAXLEN', RECORDS_MAX, '*', 'record', cjson.encode({ v = 1, lease_id = lease.lease_id,
+      token = part.token, holder = lease.holder, tenant = need.tenant, kind = need.kind or 'user', mode = need.mode,
+      node = device.node or lease.host or '', device = part.uuid, device_name = device.name or '',
+      memory_mib = part.memory_mib, compute_percent = part.compute_percent, share = string.format('%.6f', share),
+      granted_ms = lease.granted_ms, ended_ms = ended, ended = how }))
+    local sum = (need.kind or 'user') .. ':' .. need.tenant
+    redis.call('HINCRBY', METERED, sum, math.floor((ended - lease.granted_ms) * share + 0.5))
+  end
+end
 -- A lease ends. Where its processes may still be on the device (it was active, and its holder did not say that it is off)
--- its parts go on counting as left.
-local function end_lease(lease, state, why, clean, half_life)
+-- its parts go on counting as left. `how`: for its usage records, where the state does not say it.
+local function end_lease(lease, state, why, clean, half_life, how)
   local id, exclusive = lease.lease_id, lease.need.mode == 'exclusive'
+  meter(lease, how or state)
   for _, part in ipairs(lease.parts) do
     if lease.state == 'active' and not clean then
       -- The token makes the name unique: the same request may be granted, and end, there again.

@@ -69,7 +69,7 @@ if next(watched) ~= nil then
     end
     if why then
       local lease = cjson.decode(text)
-      end_lease(lease, 'revoked', why, false, half_life)
+      end_lease(lease, 'revoked', why, false, half_life, 'node_lost')
       fenced[#fenced + 1] = lease.lease_id
     end
   end
