@@ -23,7 +23,7 @@ from pipeline.controller.watchlist import Watchlist
 from pipeline.errors import BadInput, RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
-from pipeline.records.batch import MAX_NAME, Batch, Purpose, digest, utc_now
+from pipeline.records.batch import MAX_NAME, SEVERAL, Batch, Purpose, digest, utc_now
 from pipeline.records.delivery import Accepted, Full, Known, RequestIdentity, Stage
 from pipeline.records.pushed import PushedLines, PushedRecords, not_text, pushed
 from pipeline.redis.attach import attached
@@ -191,7 +191,7 @@ class Producer:
                 cursor_key=cursor_key,
                 cursor=cursor,
                 after=after,
-                skip=self._skips(batch),
+                skip=self._is_skipped(batch),
                 backfill=backfill,
             )
         if isinstance(answer, Accepted) and not answer.duplicate and not answer.skipped:
@@ -206,7 +206,7 @@ class Producer:
         Known: some of the requests are in already and nothing was taken. Raises RedisUnavailable when it is
         unknown whether the batches are in: accept the same ones again."""
         with _explained():
-            skip = {batch.batch_id for batch in batches if self._skips(batch)}
+            skip = {batch.batch_id for batch in batches if self._is_skipped(batch)}
             answer = self.ledger.intake.accept_all(batches, requests, skip=skip, backfill=backfill)
         if isinstance(answer, Accepted) and not answer.duplicate:
             for batch in batches:
@@ -240,11 +240,13 @@ class Producer:
         """Whether lines that end at this moment wait behind fresh ones."""
         return isinstance(moment, datetime) and self.clock() - moment > BACKFILL_AFTER
 
-    def _skips(self, batch: Batch) -> bool:
-        """True for lines of workloads off the watchlist, which are only counted if the settings say so."""
-        if self.settings.watch.unwatched == "score" or batch.purpose is not Purpose.SCORE:
-            return False
-        return not self.watchlist.lately().covers(batch.workload)
+    def skips(self, workload: str) -> bool:
+        """True for workloads off the watchlist, whose lines are only counted if the settings say so."""
+        return self.settings.watch.unwatched != "score" and not self.watchlist.lately().covers(workload)
+
+    def _is_skipped(self, batch: Batch) -> bool:
+        """Batches of several workloads have none that is skipped."""
+        return batch.purpose is Purpose.SCORE and batch.workload != SEVERAL and self.skips(batch.workload)
 
 
 @contextmanager

@@ -1,90 +1,107 @@
-"""The records of a window as batches: one for each workload, cut where a batch would be too large."""
+"""The records of a window as batches: workloads of few records share one."""
 
 import itertools
 import uuid
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from pipeline.records.batch import Batch, Purpose, digest
+from pipeline.records.batch import SEVERAL, Batch, Purpose, digest
 from pipeline.records.pushed import PushedRecords
 
 SOURCE: Final = "intake"
 NAMELESS: Final = "unknown"  # the workload of records that name none
+# A workload with an unknown line leaves a shared batch, and its records are read twice. A batch of their own
+# costs less for so many.
+OWN_RECORDS: Final = 200
 
 
 def window_batches(
-    requests: Sequence[PushedRecords], *, arrived: datetime, zone: str, max_records: int, max_bytes: int
+    requests: Sequence[PushedRecords],
+    *,
+    arrived: datetime,
+    zone: str,
+    max_records: int,
+    max_bytes: int,
+    alone: Callable[[str], bool] = lambda _: False,
 ) -> list[Batch]:
-    """Ids are new with every call: accept the same batches again, not others of the same records."""
-    by_workload: defaultdict[str, list[PushedRecords]] = defaultdict(list)
-    for request in requests:
-        for workload, records in by_name(request).items():
-            by_workload[workload].append(records)
+    """Ids are new with every call: accept the same batches again, not others of the same records.
+
+    `alone`: whether a workload shares its batch with no other."""
+    records = _joined(requests)
+    sharing: list[int] = []
+    found: list[tuple[str, list[int]]] = []
+    for workload, rows in records.rows_by_workload().items():
+        if len(rows) >= OWN_RECORDS or alone(workload):
+            found.append((workload, rows))
+        else:
+            sharing += rows
+    shared = sorted(sharing)
+    names = {(records.workloads or [])[row] for row in shared}
+    if shared:
+        found.append((SEVERAL if len(names) > 1 else names.pop(), shared))
     return [
-        _batch(workload, records, arrived=arrived, zone=zone)
-        for workload, parts in by_workload.items()
-        for records in _cut(_joined(parts), max_records, max_bytes)
+        _batch(workload, part, arrived=arrived, zone=zone)
+        for workload, rows in found
+        for part in _cut(_rows_of(records, rows, named=workload == SEVERAL), max_records, max_bytes)
     ]
 
 
-def by_name(records: PushedRecords) -> dict[str, PushedRecords]:
-    """The records of each workload, without that column."""
-    names = records.workloads
-    if names is None or len(set(names)) == 1:
-        return {names[0] if names else NAMELESS: msgspec.structs.replace(records, workloads=None)}
-    rows: defaultdict[str, list[int]] = defaultdict(list)
-    for row, name in enumerate(names):
-        rows[name].append(row)
-    return {name: take_rows(records, chosen) for name, chosen in rows.items()}
+def take_rows(records: PushedRecords, rows: Sequence[int]) -> PushedRecords:
+    """These rows, with their workloads, as records of another request."""
+    return _rows_of(records, rows, named=True)
 
 
-def take_rows(records: PushedRecords, rows: Sequence[int], *, named: bool = False) -> PushedRecords:
-    """These rows; `named`: with the column of workloads."""
-
-    def chosen(column: Sequence[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[row] for row in rows]
-
-    columns = records.columns if named else records.columns[:-1]
-    return PushedRecords(*map(chosen, (records.messages, *columns)))  # type: ignore[arg-type]
+def _rows_of(records: PushedRecords, rows: Sequence[int], *, named: bool) -> PushedRecords:
+    if len(rows) < records.height:
+        return msgspec.structs.replace(records.take(rows, named=named), places=None)
+    return records if named else msgspec.structs.replace(records, workloads=None)
 
 
 def _joined(parts: Sequence[PushedRecords]) -> PushedRecords:
-    if len(parts) == 1:
-        return parts[0]
-    columns = zip(*(part.columns[:-1] for part in parts), strict=True)
+    """The records of several requests; each names its workload."""
     heights = [part.height for part in parts]
+    named = [part.workloads or [NAMELESS] * part.height for part in parts]
+    if len(parts) == 1:
+        return msgspec.structs.replace(parts[0], workloads=named[0])
+
+    def column(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if all(value is None for value in values):
+            return None
+        filled = ([None] * n if value is None else value for value, n in zip(values, heights, strict=True))
+        return list(itertools.chain.from_iterable(filled))
+
     return PushedRecords(
         list(itertools.chain.from_iterable(part.messages for part in parts)),
-        *(_column(column, heights) for column in columns),
+        timestamps=column("timestamps"),
+        levels=column("levels"),
+        hosts=column("hosts"),
+        processes=column("processes"),
+        services=column("services"),
+        raws=column("raws"),
+        workloads=list(itertools.chain.from_iterable(named)),
     )
-
-
-def _column(parts: Sequence[Any], heights: Sequence[int]) -> Any:
-    if all(part is None for part in parts):
-        return None
-    filled = ([None] * n if part is None else part for part, n in zip(parts, heights, strict=True))
-    return list(itertools.chain.from_iterable(filled))
 
 
 def _cut(records: PushedRecords, max_records: int, max_bytes: int) -> Iterator[PushedRecords]:
     if records.height <= max_records and records.size <= max_bytes:
         yield records
         return
+    named = records.workloads is not None
     rows: list[int] = []
     size = 0
     parsed = records.messages if records.raws is not None else itertools.repeat("", records.height)
     for row, pair in enumerate(zip(records.texts, parsed, strict=True)):
         bytes_of = sum(len((text or "").encode()) for text in pair)
         if rows and (len(rows) >= max_records or size + bytes_of > max_bytes):
-            yield take_rows(records, rows)
+            yield _rows_of(records, rows, named=named)
             rows, size = [], 0
         rows.append(row)
         size += bytes_of
-    yield take_rows(records, rows)
+    yield _rows_of(records, rows, named=named)
 
 
 def _batch(workload: str, records: PushedRecords, *, arrived: datetime, zone: str) -> Batch:

@@ -123,7 +123,7 @@ class Door:
         for row, name in enumerate(names):
             rows.setdefault(id(cells[name]), []).append(row)
         producers = {id(producer): producer for producer in cells.values()}
-        return [(producers[key], take_rows(records, chosen, named=True)) for key, chosen in rows.items()]
+        return [(producers[key], take_rows(records, chosen)) for key, chosen in rows.items()]
 
     def _window(self, producer: Producer) -> "_Window":
         return self._windows.setdefault(id(producer), _Window(producer))
@@ -277,6 +277,7 @@ class _Window:
             zone=s.intake.time_zone,
             max_records=s.internal.batch_records,
             max_bytes=s.internal.batch_kib * 4096,
+            alone=self.producer.skips,
         )
 
     async def _one_by_one(self, unit: Sequence[_Waiting], exc: Exception) -> None:

@@ -12,6 +12,7 @@ from pipeline.errors import RedisUnavailable
 from pipeline.ledger.ledger import Ledger
 from pipeline.messages.submit import Submit
 from pipeline.producer import Producer
+from pipeline.records.batch import SEVERAL
 from pipeline.records.delivery import Accepted, Full
 from pipeline.records.pushed import PushedRecords
 from pipeline.redis.connection import connect
@@ -60,7 +61,7 @@ def batches(settings: Settings) -> int:
     return int(ledger.client.zcard(ledger.keys.due))  # type: ignore[arg-type]
 
 
-def test_requests_of_a_moment_become_one_batch_of_each_workload(settings: Settings) -> None:
+def test_requests_of_a_moment_become_one_batch_whatever_their_workloads(settings: Settings) -> None:
     async def use(door: Door) -> Any:
         return await asyncio.gather(
             *(door.take(decoded(f"line {n}"), sender=SENDER) for n in range(20)),
@@ -69,7 +70,7 @@ def test_requests_of_a_moment_become_one_batch_of_each_workload(settings: Settin
 
     answers = with_door(settings, use)
     assert all(isinstance(answer, Accepted) for answer in answers)
-    assert (accepted(settings), accepted(settings, "till"), batches(settings)) == (20, 1, 2)
+    assert (accepted(settings), accepted(settings, "till"), batches(settings)) == (20, 1, 1)
 
 
 def test_a_lone_request_does_not_wait_for_a_window(settings: Settings) -> None:
@@ -249,14 +250,33 @@ def test_an_empty_request_is_a_success_without_a_batch(settings: Settings) -> No
 def test_records_keep_their_columns_and_order_when_they_are_grouped_and_cut() -> None:
     first = PushedRecords(["a1", "b1", "a2"], levels=["info", None, "error"], workloads=["a", "b", "a"])
     second = PushedRecords([None, "a3"], raws=["raw b2", None], workloads=["b", "a"])
-    found = window_batches([first, second], arrived=None, zone="UTC", max_records=2, max_bytes=10**6)  # type: ignore[arg-type]
-    assert [(b.workload, b.records.messages, b.records.levels, b.records.raws) for b in found] == [  # type: ignore[union-attr]
-        ("a", ["a1", "a2"], ["info", "error"], [None, None]),
-        ("a", ["a3"], [None], [None]),
-        ("b", ["b1", None], [None, None], [None, "raw b2"]),
+    found = window_batches([first, second], arrived=None, zone="UTC", max_records=3, max_bytes=10**6)  # type: ignore[arg-type]
+    columns = ("messages", "levels", "raws", "workloads", "places")
+    assert [(b.workload, *(getattr(b.records, name) for name in columns)) for b in found] == [
+        (SEVERAL, ["a1", "b1", "a2"], ["info", None, "error"], [None] * 3, ["a", "b", "a"], None),
+        (SEVERAL, [None, "a3"], [None, None], ["raw b2", None], ["b", "a"], None),
     ]
-    assert len({b.batch_id for b in found}) == len({b.source_key for b in found}) == 3
-    assert all(b.records.workloads is None for b in found)  # type: ignore[union-attr]
+    assert len({b.batch_id for b in found}) == len({b.source_key for b in found}) == 2
+
+
+def test_a_workload_of_many_records_and_one_that_is_skipped_have_batches_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.workers.intake.batches.OWN_RECORDS", 3)
+    one = PushedRecords(list("abcdef"), workloads=["many", "few", "many", "off", "many", "other"])
+    found = window_batches(
+        [one],
+        arrived=None,
+        zone="UTC",
+        max_records=9,
+        max_bytes=10**6,
+        alone=lambda name: name == "off",  # type: ignore[arg-type]
+    )
+    assert [(b.workload, b.records.messages, b.records.workloads) for b in found] == [  # type: ignore[union-attr]
+        ("many", ["a", "c", "e"], None),
+        ("off", ["d"], None),
+        (SEVERAL, ["b", "f"], ["few", "other"]),
+    ]
 
 
 def test_a_group_larger_than_a_batch_may_be_is_cut_by_bytes() -> None:
