@@ -1,4 +1,4 @@
-"""Listening sockets of the sidecars, Flower and the metrics.
+"""Listening sockets of the intake and of the sidecars, Flower and the metrics.
 
 The supervisor opens them and hands them over: stacks that start at once get different ports, and a port
 outlives a restart of its process."""
@@ -10,6 +10,7 @@ import socket
 from typing import Final
 
 from pipeline.errors import BadInput
+from pipeline.settings.listeners import Listener
 
 # Ports tried from the wanted one on.
 TRIES: Final = 100
@@ -40,6 +41,23 @@ def listen(name: str, address: str, first: int) -> socket.socket:
     raise BadInput(
         f"{name.capitalize()} cannot listen on {address} from port {first} on ({why}); set {name}_address or "
         f"{name}_port, or {name} = false"
+    )
+
+
+def listen_at(listener: Listener, *, share: bool = False, tries: int = 1) -> socket.socket:
+    """A listening socket. `share`: with other processes of this pipeline that say so too. `tries`: how many
+    ports from the wanted one on. Raises BadInput."""
+    why = ""
+    for port in range(listener.port, min(listener.port + tries, 2**16)):
+        try:
+            family, *_, where = socket.getaddrinfo(
+                listener.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            return socket.create_server(where, family=family, backlog=1_024, reuse_port=share)
+        except OSError as exc:
+            why = exc.strerror or str(exc)
+    raise BadInput(
+        f"the intake cannot listen at {listener} ({why}); free that port, or set intake to another address"
     )
 
 
