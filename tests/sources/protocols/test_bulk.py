@@ -51,9 +51,9 @@ def test_a_document_of_fluent_bit_names_its_workload_and_its_time() -> None:
         "container_name": "c",
         "labels": {"app": "cart"},
     }
-    known = decoded(create({"@timestamp": NOON, "log": "up", "stream": "stdout", "kubernetes": kubernetes}))
-    assert known.records.workloads == ["shop/cart"]
-    assert known.distinct
+    request = decoded(create({"@timestamp": NOON, "log": "up", "stream": "stdout", "kubernetes": kubernetes}))
+    assert request.records.workloads == ["shop/cart"]
+    assert request.distinct
 
 
 def test_times_without_a_fraction_do_not_make_a_request_distinct() -> None:

@@ -34,8 +34,8 @@ def test_a_chain_of_tracebacks_ends_with_its_last_exception() -> None:
 
 
 def test_a_whole_traceback_in_one_record_takes_no_record_behind_it() -> None:
-    whole = "\n".join(PYTHON)
-    assert joined([whole, "INFO b", whole, "    c"]) == [whole, "INFO b", whole + "\n    c"]
+    trace = "\n".join(PYTHON)
+    assert joined([trace, "INFO b", trace, "    c"]) == [trace, "INFO b", trace + "\n    c"]
 
 
 def test_streams_that_mix_are_joined_apart() -> None:

@@ -45,6 +45,11 @@ def test_plain_lines_are_records_with_stack_traces_joined() -> None:
     assert texts("[1] is no JSON\n", "") == ["[1] is no JSON"]
 
 
+def test_documents_are_read_as_such_whatever_curl_calls_them() -> None:
+    decoded = decode_posted(NDJSON.encode(), Hints(content_type="application/x-www-form-urlencoded"))
+    assert decoded.records.workloads == ["cart", "unknown"]
+
+
 def test_a_request_of_plain_lines_is_never_distinct_and_has_the_workload_of_its_key() -> None:
     decoded = decode_posted(b"2026-11-25T12:00:00.5Z a", Hints(workload="shop"))
     assert decoded.records.workloads == ["shop"]

@@ -9,6 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.sdk._logs import Logger, LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
@@ -82,14 +83,14 @@ def test_both_encodings_of_a_request_are_the_same_records() -> None:
     request = otlp_request()
     ratio = request.resource_logs[0].scope_logs[0].log_records[0].attributes[1]
     ratio.value.double_value = 0.5
-    whole: dict[str, Any] = MessageToDict(request, use_integers_for_enums=True)
-    for record in whole["resourceLogs"][0]["scopeLogs"][0]["logRecords"]:
+    message: dict[str, Any] = MessageToDict(request, use_integers_for_enums=True)
+    for record in message["resourceLogs"][0]["scopeLogs"][0]["logRecords"]:
         for key in ("traceId", "spanId"):  # in hex, unlike all other bytes
             if key in record:
                 number = bytes(range(1, 17 if key == "traceId" else 9))
                 record[key] = number.hex().upper()
     of_protobuf = checked(decode_protobuf(request.SerializeToString(), Hints()))
-    assert decode_json(json.dumps(whole).encode(), Hints()) == of_protobuf
+    assert decode_json(json.dumps(message).encode(), Hints()) == of_protobuf
     assert '"trace_id":"0102030405060708090a0b0c0d0e0f10"' in of_protobuf.records.texts[0]
 
 
@@ -207,6 +208,17 @@ def test_a_body_that_is_not_otlp_is_undecodable(body: bytes) -> None:
         decode_json(body, Hints())
     with pytest.raises(Undecodable, match="the OTLP request"):
         decode_protobuf(b"\x0a\xff\x01" + body, Hints())
+
+
+def test_values_are_bounded_in_number() -> None:
+    many = [{}] * 10_001
+    for record in ({"attributes": many}, {"body": {"arrayValue": {"values": many}}}):
+        with pytest.raises(Undecodable, match="more than 10,000 values"):
+            of_json(record)
+    request = otlp_request()
+    request.resource_logs[0].resource.attributes.extend([common_pb2.KeyValue()] * 10_001)
+    with pytest.raises(Undecodable, match="more than 10,000 values"):
+        decode_message(request, Hints())
 
 
 def test_values_are_bounded_in_depth() -> None:

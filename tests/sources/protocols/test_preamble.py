@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.sources.protocols.preamble import preamble
 
-ASKED = [
+QUESTIONS = [
     ("HEAD", "/"), ("GET", "/"), ("GET", "/_license"), ("GET", "/_nodes/http"), ("GET", "/_cluster/health"),
     ("GET", "/_cat/health"), ("HEAD", "/_index_template/logs"), ("PUT", "/_index_template/logs"),
     ("PUT", "/_ilm/policy/logs"), ("GET", "/_ilm/policy/logs?human=true"), ("GET", "/_ingest/pipeline/x"),
@@ -14,7 +14,7 @@ ASKED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "path"), ASKED)
+@pytest.mark.parametrize(("method", "path"), QUESTIONS)
 def test_every_question_of_a_shipper_is_answered_with_the_header_of_the_product(
     method: str, path: str
 ) -> None:
