@@ -19,8 +19,11 @@ from pipeline.sources.protocols.joining import continuations, heads, joined_text
 from pipeline.sources.protocols.json_text import check_count, envelope, read_body, text_form
 from pipeline.sources.protocols.labels import parsed_labels
 from pipeline.sources.protocols.loki_messages import PushRequest
+from pipeline.sources.protocols.nested_fields import check_nested
 
 LOKI_MAX_BYTES: Final = 20 << 20  # of a snappy block when it is unpacked
+_MOST_PAIRS: Final = 1_000
+_ENTRIES: Final = (1, 2)  # streams, entries
 _LEVELS: Final = ("detected_level", "level", "severity", "severity_text")
 _HOSTS: Final = ("host", "hostname", "node_name", "instance")
 _SERVICES: Final = ("service_name", "app", "container", "job")
@@ -108,8 +111,10 @@ def decode_push_json(body: bytes, hints: Hints) -> Decoded:
 
 def decode_push_protobuf(body: bytes, hints: Hints) -> Decoded:
     """A `logproto.PushRequest` in a raw snappy block."""
+    unpacked = _unpacked(body)
+    check_nested(unpacked, _ENTRIES)
     try:
-        request = PushRequest.FromString(_unpacked(body))
+        request = PushRequest.FromString(unpacked)
     except DecodeError as exc:
         raise Undecodable(f"the Loki push is not protobuf of PushRequest: {exc}") from exc
     check_count(len(request.streams))
@@ -190,6 +195,10 @@ def _nanoseconds(values: Sequence[int | str]) -> list[int | None]:
 def _pairs(pairs: Any) -> Mapping[str, str] | None:
     if not pairs:
         return None
+    if len(pairs) > _MOST_PAIRS:
+        raise Undecodable(
+            f"an entry of the Loki push has more than {_MOST_PAIRS:,} pairs of metadata; send fewer"
+        )
     return {p.name.decode("utf-8", "replace"): p.value.decode("utf-8", "replace") for p in pairs}
 
 

@@ -60,11 +60,12 @@ class Collected:
 
     hints: Hints
     entries: list[Entry] = field(default_factory=list)
-    rejected: int = 0
-    why: str = ""
+    _origins: int = 0
 
     def origin(self, attributes: Mapping[str, Any]) -> Origin:
-        """Of a resource with these attributes."""
+        """Of a resource with these attributes. Raises Undecodable for too many."""
+        self._origins += 1
+        check_count(self._origins)
         texts = {key: text_form(value) for key, value in attributes.items()}
         chosen = self.hints.workload
         hosts = (texts.get(key) for key in ("host.name", "k8s.node.name", "k8s.pod.name"))
@@ -76,10 +77,13 @@ class Collected:
             service=texts.get("service.name") or texts.get("k8s.container.name") or None,
         )
 
+    def expect(self, records: int) -> None:
+        """Raises Undecodable where so many records more would be too many."""
+        check_count(len(self.entries) + records)
+
     def decoded(self) -> Decoded:
-        """All records, stack traces joined. Raises Undecodable for too many."""
+        """All records, stack traces joined."""
         entries = self.entries
-        check_count(len(entries))
         times = [client_times.of_nanoseconds(entry.nanos) for entry in entries]
         distinct = client_times.are_fine(times)
         texts = [entry.body if isinstance(entry.body, str) else None for entry in entries]
@@ -102,8 +106,6 @@ class Collected:
                 workloads=[entry.origin.workload for entry in entries],
             ),
             distinct=distinct,
-            rejected=self.rejected,
-            why=self.why,
         )
 
 
