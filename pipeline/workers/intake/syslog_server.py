@@ -1,0 +1,86 @@
+"""Syslog over UDP, TCP and TLS. No sender of syslog learns whether its messages were stored.
+
+TCP has no answers: a message counts as sent when the sender's kernel has it. While the door is full, a
+connection is not read, so TCP holds the sender back. A process that ends, or a connection that breaks, loses
+the bytes that lay in sockets and up to a batch of messages that waited here. RELP answers each message.
+UDP loses more: datagrams beyond the receive buffer of the kernel, and those that find no room here.
+"""
+
+import asyncio
+import contextlib
+import socket
+from typing import ClassVar, Final
+
+from pipeline.logs import logger
+from pipeline.sources.protocols.syslog import SyslogFraming, syslog_records
+from pipeline.workers.intake.connections import STOP_S, Connection, StreamServer
+from pipeline.workers.intake.gathering import Gathering
+from pipeline.workers.intake.taking import Door, SentBy
+
+# What a burst of a second may fill while this process does other work.
+RECEIVE_BYTES: Final = 8 * 1024 * 1024
+# Linux's SO_RCVBUFFORCE, which goes beyond net.core.rmem_max with the right CAP_NET_ADMIN.
+_FORCE: Final = 33
+
+
+class SyslogServer(StreamServer):
+    """Syslog over TCP, or over TLS where `start` is given a context."""
+
+    protocol: ClassVar[str] = "syslog"
+
+    def __init__(self, door: Door, *, key: str = "") -> None:
+        super().__init__(door, key=key)
+        self.shortened = 0  # messages beyond 64 KiB
+        self._gathering = Gathering(door, SentBy(protocol="syslog", key=key, peer=""), syslog_records)
+
+    async def converse(self, connection: Connection) -> None:
+        framing = SyslogFraming()
+        while data := await connection.read(partial=framing.partial):
+            if messages := framing.feed(data):
+                connection.message_ended()
+                await self._gathering.add(messages, connection.peer)
+        await self._gathering.add(framing.close(), connection.peer)
+        self.shortened += framing.shortened
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._gathering.close(STOP_S)
+
+
+class SyslogDatagrams(asyncio.DatagramProtocol):
+    """Syslog over UDP: a datagram is a message."""
+
+    def __init__(self, door: Door, *, key: str = "") -> None:
+        self._gathering = Gathering(door, SentBy(protocol="syslog", key=key, peer=""), syslog_records)
+        self._transport: asyncio.DatagramTransport | None = None
+        self.address = ("", 0)  # where it listens
+
+    @property
+    def dropped(self) -> int:
+        """Datagrams that found no room. The kernel counts its own in `nstat UdpRcvbufErrors`."""
+        return self._gathering.dropped
+
+    async def start(self, host: str, port: int) -> None:
+        """Listens from now on. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
+        listener: socket.socket = self._transport.get_extra_info("socket")
+        self.address = listener.getsockname()[:2]
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            listener.setsockopt(socket.SOL_SOCKET, _FORCE, RECEIVE_BYTES)
+        # Linux reports twice what was asked for.
+        if (size := listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)) < RECEIVE_BYTES:
+            logger().warning(
+                "intake_small_buffer", bytes=size // 2, remedy=f"sysctl net.core.rmem_max={RECEIVE_BYTES}"
+            )
+
+    async def stop(self) -> None:
+        """Receives no more, and hands over what was received."""
+        if self._transport is not None:
+            self._transport.close()
+        await self._gathering.close(STOP_S)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if message := data.rstrip(b"\r\n\0"):
+            self._gathering.offer(message, addr[0])
