@@ -1,0 +1,72 @@
+"""Syslog over RELP: the only syslog whose sender learns that a message is stored.
+
+A transaction is answered when the door has accepted it. While the door is full, the answer waits: rsyslog
+sends at most a window of unanswered messages (128 by default) and sends them again over a new connection. A
+message may then be stored twice, unless all messages that came together carry a time finer than a second and
+come together again. One group of a connection is underway at a time, so a larger `windowSize` of omrelp sends
+faster.
+"""
+
+from hashlib import blake2b
+from typing import ClassVar, Final
+
+from pipeline.sources.protocols.contract import Undecodable
+from pipeline.sources.protocols.relp import OK, Frame, RelpFraming, open_response, response
+from pipeline.sources.protocols.syslog import syslog_records
+from pipeline.workers.intake.connections import Connection, StreamServer
+
+_GOODBYE: Final = b"0 serverclose 0\n"
+
+
+class RelpServer(StreamServer):
+    """RELP over TCP, or over TLS where `start` is given a context."""
+
+    protocol: ClassVar[str] = "relp"
+
+    async def converse(self, connection: Connection) -> None:
+        framing = RelpFraming()
+        is_open = False
+        while data := await connection.read(partial=framing.partial):
+            frames = framing.feed(data)
+            if frames:
+                connection.message_ended()
+            messages: list[Frame] = []
+            for frame in frames:
+                match frame.command:
+                    case b"syslog" if is_open:
+                        messages.append(frame)
+                    case b"open" if not is_open:
+                        is_open = True
+                        await connection.write(response(frame.number, open_response(frame.data)))
+                    case b"close":
+                        if await self._store(connection, messages):
+                            await connection.write(response(frame.number, b"") + _GOODBYE)
+                        return
+                    case _:
+                        await connection.write(response(frame.number, b"500 command not known here"))
+                        name = frame.command.decode()
+                        raise Undecodable(f"the command {name!r} comes out of turn, or is unknown")
+            if not await self._store(connection, messages):
+                return
+
+    async def _store(self, connection: Connection, frames: list[Frame]) -> bool:
+        """False when the connection ended before the messages were in."""
+        messages = [
+            (message, connection.peer) for frame in frames if (message := frame.data.rstrip(b"\r\n\0"))
+        ]
+        if messages:
+            decoded = syslog_records(messages)
+            identity = _identity(self.key, messages) if decoded.distinct else ""
+            if not await self.take(connection, decoded, identity=identity, repeats=True):
+                return False
+        if frames:
+            await connection.write(b"".join(response(frame.number, OK) for frame in frames))
+        return True
+
+
+def _identity(key: str, messages: list[tuple[bytes, str]]) -> str:
+    digest = blake2b(key.encode() + b"\n", digest_size=16)
+    for message, _ in messages:
+        digest.update(b"%d " % len(message))
+        digest.update(message)
+    return f"relp:{digest.hexdigest()}"
